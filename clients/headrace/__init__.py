@@ -23,10 +23,13 @@ if TYPE_CHECKING:
     from headrace.messages import ReceivedMessage as ReceivedMessage
     from headrace.messages import SendResult as SendResult
     from headrace.producer.producer import Producer as Producer
+    from headrace.table.client import Change as Change
+    from headrace.table.client import Table as Table
     from headrace_protocol.bodies import MessageQueue as MessageQueue
 
 _HOMES = {
     "Admin": "headrace.admin.client",
+    "Change": "headrace.table.client",
     "Consumer": "headrace.consumer.push",
     "HeadraceError": "headrace.errors",
     "Message": "headrace.messages",
@@ -36,6 +39,7 @@ _HOMES = {
     "PullConsumer": "headrace.consumer.pull",
     "ReceivedMessage": "headrace.messages",
     "SendResult": "headrace.messages",
+    "Table": "headrace.table.client",
 }
 _MODULES = ("blocking", "errors")
 

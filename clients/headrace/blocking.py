@@ -13,7 +13,17 @@ import time
 from contextlib import ExitStack
 from functools import partial, wraps
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    Self,
+    TypeVar,
+    cast,
+    overload,
+)
 
 import anyio
 from anyio.from_thread import BlockingPortal, start_blocking_portal
@@ -27,20 +37,23 @@ from headrace.messages import MessageBatch, ReceivedMessage
 from headrace.producer.pipeline import Pipeline as AsyncPipeline
 from headrace.producer.producer import Producer as AsyncProducer
 from headrace.producer.transaction import Transaction as AsyncTransaction
+from headrace.table.client import Table as AsyncTable
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator
+    from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
     from types import TracebackType
 
     from headrace.consumer.inbox import MessageIterator
-    from headrace.messages import Message, Returns
+    from headrace.messages import Message, Returns, SendResult
     from headrace.producer.producer import OnResult
+    from headrace.table.client import Change, Changes
     from headrace_protocol.bodies import MessageQueue
 
 Client = TypeVar("Client")
 # A method of a base of the client serves the blocking one, too.
 Client_co = TypeVar("Client_co", covariant=True)
 Result = TypeVar("Result")
+Value = TypeVar("Value")
 P = ParamSpec("P")
 Item = TypeVar("Item", ReceivedMessage, MessageBatch)
 
@@ -368,6 +381,84 @@ async def _within(timeout_ms: float | None, work: Callable[[], Awaitable[Result]
     return None
 
 
+class Table(_Blocking[AsyncTable[Value]], Generic[Value]):
+    """See ``headrace.Table``."""
+
+    @overload
+    def __init__(
+        self: Table[bytes],
+        topic: str,
+        *,
+        local: bool = ...,
+        nameserver: str | Sequence[str] | None = ...,
+        timeout_ms: float = ...,
+        delivery_timeout_ms: float = ...,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self,
+        topic: str,
+        *,
+        model: type[Value],
+        local: bool = ...,
+        nameserver: str | Sequence[str] | None = ...,
+        timeout_ms: float = ...,
+        delivery_timeout_ms: float = ...,
+    ) -> None: ...
+
+    def __init__(self, topic: str, **options: Any) -> None:
+        super().__init__(AsyncTable(topic, **options))
+
+    def get(self, key: str) -> Value | None:
+        """See ``headrace.Table.get``."""
+        return self._call(self._client.get, key)
+
+    def get_many(self, keys: Iterable[str]) -> dict[str, Value]:
+        """See ``headrace.Table.get_many``."""
+        return self._call(self._client.get_many, keys)
+
+    def put(self, key: str, value: Value) -> SendResult:
+        """See ``headrace.Table.put``."""
+        return self._call(self._client.put, key, value)
+
+    def delete(self, key: str) -> SendResult:
+        """See ``headrace.Table.delete``."""
+        return self._call(self._client.delete, key)
+
+    def synced(self) -> None:
+        """See ``headrace.Table.synced``."""
+        self._call(self._client.synced)
+
+    def __getitem__(self, key: str) -> Value:
+        return self._client[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._client
+
+    def __len__(self) -> int:
+        return len(self._client)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._client)
+
+    def items(self) -> Iterator[tuple[str, Value]]:
+        """See ``headrace.Table.items``."""
+        return self._client.items()
+
+    def changes(self) -> Iterator[Change[Value]]:
+        """See ``headrace.Table.changes``."""
+
+        async def begin() -> Changes[Value]:
+            return self._client.changes()
+
+        return self._each(self._call(begin))
+
+    def _each(self, changes: Changes[Value]) -> Iterator[Change[Value]]:
+        while True:
+            yield self._call(changes.__anext__)
+
+
 class Admin(_Blocking[AsyncAdmin]):
     """See ``headrace.Admin``."""
 
@@ -381,6 +472,7 @@ class Admin(_Blocking[AsyncAdmin]):
     update_broker_config = _blocking(AsyncAdmin.update_broker_config)
     create_topic = _blocking(AsyncAdmin.create_topic)
     alter_topic = _blocking(AsyncAdmin.alter_topic)
+    compact_topic = _blocking(AsyncAdmin.compact_topic)
     purge_topic = _blocking(AsyncAdmin.purge_topic)
     delete_topic = _blocking(AsyncAdmin.delete_topic)
     topics = _blocking(AsyncAdmin.topics)

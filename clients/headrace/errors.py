@@ -28,6 +28,8 @@ __all__ = [
     "DelayRejected",
     "HeadraceError",
     "InvalidMessage",
+    "InvalidValue",
+    "KeyLookupUnsupported",
     "MalformedAnswer",
     "NameserverUnavailable",
     "NoQueue",
@@ -37,6 +39,7 @@ __all__ = [
     "RecallRejected",
     "RequestTimeout",
     "RouteNotFound",
+    "TableNotLoaded",
     "WrongServer",
 ]
 
@@ -165,6 +168,37 @@ class OffsetNotFound(HeadraceError):
         return OffsetNotFound(
             queue, self.queue_offset + delta, self.min_offset + delta, self.max_offset + delta
         )
+
+
+class InvalidValue(HeadraceError, ValueError):
+    """A table's value that is not one of its model.
+
+    key: the value's key.
+    """
+
+    def __init__(self, topic: str, key: str, model: str, reason: object) -> None:
+        super().__init__(
+            f"the value of key {key!r} in table {topic} is not valid {model}: {reason}"
+        )
+        self.key = key
+
+
+class TableNotLoaded(HeadraceError):
+    """A table's local copy was read before it was complete."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(f"table {topic} is still loading: await table.synced() first")
+
+
+class KeyLookupUnsupported(HeadraceError):
+    """A broker does not look up messages by key, as a table without a local copy needs."""
+
+    def __init__(self, address: str, reason: str) -> None:
+        super().__init__(
+            f"the broker at {address} does not look up keys ({reason}): use a local copy, "
+            "Table(..., local=True)"
+        )
+        self.address = address
 
 
 class OutcomeUnknown(HeadraceError):

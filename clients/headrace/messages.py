@@ -40,7 +40,8 @@ _GROUP = re.compile(r"[%|a-zA-Z0-9_-]{1,120}")
 class Message(msgspec.Struct, gc=False):
     """A message to send.
 
-    body: 1 byte to 4 MiB. A str is not accepted: encode it.
+    body: 1 byte to 4 MiB. A str is not accepted: encode it. Empty only with a key, to delete the
+        key from a table.
     key: messages with equal keys go to one queue, in order, and can be looked up by key later.
         Several keys separated by spaces are indexed one by one; the whole text selects the queue.
     tag: label that consumers can filter by.
@@ -68,9 +69,14 @@ class Message(msgspec.Struct, gc=False):
         if not isinstance(body, bytes):
             kind = type(body).__name__
             raise InvalidMessage(f"the body for {self.topic} is {kind}, not bytes; encode it")
-        if not 0 < len(self.body) <= BODY_BYTES_MAX:
+        if not self.body and not self.key:
             raise InvalidMessage(
-                f"a body of {len(self.body)} bytes for {self.topic}: brokers accept 1 to "
+                f"a body of 0 bytes for {self.topic}: only a message with a key may have none; it "
+                "deletes the key from a table"
+            )
+        if len(self.body) > BODY_BYTES_MAX:
+            raise InvalidMessage(
+                f"a body of {len(self.body)} bytes for {self.topic}: brokers accept at most "
                 f"{BODY_BYTES_MAX} bytes; store larger data elsewhere and send a reference to it"
             )
         if self.delay_level or self.delay or self.deliver_at:

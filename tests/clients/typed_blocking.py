@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import assert_type
 
 from headrace import Message, MessageBatch, MessageQueue, ReceivedMessage, SendResult
-from headrace.blocking import Admin, Consumer, Pipeline, Producer, PullConsumer
+from headrace.blocking import Admin, Consumer, Pipeline, Producer, PullConsumer, Table
 
 
 def send(message: Message) -> None:
@@ -41,6 +41,19 @@ def consume() -> None:
             assert_type(batch.values(), list[bytes])
         assert_type(consumer.assignment, list[MessageQueue])
         consumer.commit("now")  # type: ignore[call-arg]
+
+
+def table() -> None:
+    Table("users", models=dict)  # type: ignore[call-overload]
+    with Table("users") as raw, Table("users", model=Message) as typed:
+        assert_type(raw.get("a"), bytes | None)
+        assert_type(raw["a"], bytes)
+        assert_type(typed["a"], Message)
+        assert_type(typed.get_many(["a"]), dict[str, Message])
+        assert_type(typed.put("a", typed["a"]), SendResult)
+        raw.put("a", "text")  # type: ignore[arg-type]
+        for change in typed.changes():
+            assert_type(change.value, Message | None)
 
 
 def pull(queue: MessageQueue) -> None:

@@ -33,6 +33,7 @@ PANELS = {
         "send": "Send one message, or each line or row of a file.",
         "consume": "Print a topic's messages.",
         "message": "Find messages by id or key.",
+        "kv": "Get, put, delete and watch keys of a topic that is used as a table.",
     },
     "Manage": {
         "topic": "Create, list, describe, alter, purge and delete topics.",

@@ -15,6 +15,7 @@ from headrace.tasks import gather
 from headrace_protocol.bodies import (
     PERM_READ,
     PERM_WRITE,
+    CompactedTopicState,
     KVTable,
     MessageQueue,
     TopicConfig,
@@ -26,6 +27,7 @@ from headrace_protocol.bodies import (
 )
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import (
+    CompactTopicHeader,
     CreateTopicHeader,
     DeleteTopicHeader,
     GetAllTopicConfigHeader,
@@ -173,11 +175,13 @@ class Admin(GroupAdmin, WaitingAdmin):
         perm: int | None = None,
         attributes: Mapping[str, str] | None = None,
         broker: str | None = None,
+        force: bool = False,
     ) -> list[str]:
         """Change a topic; omitted settings and attributes stay as they are.
 
         Fewer ``read_queues`` make the messages in the others unreadable: lower ``queues``, the
         number of write queues, first, and the read queues once the rest is consumed.
+        force: change the number of queues also of a compacted topic, whose keys then move.
         Returns the brokers' warnings. Raises RouteNotFound, or BrokerError if ``broker`` does not
         have the topic.
         """
@@ -198,7 +202,7 @@ class Admin(GroupAdmin, WaitingAdmin):
             )
             for name, config in configs.items()
         }
-        return await self._put_topics(await self._topic_masters(topic), wanted)
+        return await self._put_topics(await self._topic_masters(topic), wanted, force=force)
 
     async def _existing(self, topic: str, masters: Mapping[str, str]) -> dict[str, TopicConfig]:
         """A topic's settings by broker name, without brokers that do not have it or fail."""
@@ -215,10 +219,10 @@ class Admin(GroupAdmin, WaitingAdmin):
         return {name: config for name, config in found.items() if config is not None}
 
     async def _put_topics(
-        self, masters: Mapping[str, str], topics: Mapping[str, TopicConfig]
+        self, masters: Mapping[str, str], topics: Mapping[str, TopicConfig], *, force: bool = False
     ) -> list[str]:
         """Send each broker its settings of a topic; returns the brokers' warnings."""
-        headers = {masters[name]: _topic_header(config) for name, config in topics.items()}
+        headers = {masters[name]: _topic_header(config, force) for name, config in topics.items()}
 
         async def ask(address: str) -> str | None:
             code = RequestCode.UPDATE_AND_CREATE_TOPIC
@@ -231,6 +235,25 @@ class Admin(GroupAdmin, WaitingAdmin):
         if problems:
             raise problems[0].error
         return [remark for remark in remarks.values() if remark]
+
+    async def compact_topic(
+        self,
+        topic: str,
+        *,
+        start: bool = True,
+        problems: list[BrokerProblem] | None = None,
+    ) -> dict[str, CompactedTopicState]:
+        """Begin to compact a topic; returns the state of its queues by broker name.
+
+        start: False only asks for the state. Raises RouteNotFound.
+        """
+        header = CompactTopicHeader(topic=topic, start=start)
+
+        async def ask(address: str) -> CompactedTopicState:
+            code = RequestCode.COMPACT_TOPIC
+            return (await self._ask(address, code, header)).decode(CompactedTopicState)
+
+        return await self._gather(await self._topic_masters(topic), ask, problems)
 
     async def purge_topic(self, topic: str) -> None:
         """Delete a topic's messages and the progress of its groups, but keep its settings.
@@ -446,7 +469,7 @@ class Admin(GroupAdmin, WaitingAdmin):
         return next((node for node in await self.cluster() if node.address == address), None)
 
 
-def _topic_header(config: TopicConfig) -> CreateTopicHeader:
+def _topic_header(config: TopicConfig, force: bool) -> CreateTopicHeader:
     return CreateTopicHeader(
         topic=config.topic_name,
         default_topic=DEFAULT_TOPIC,
@@ -458,6 +481,7 @@ def _topic_header(config: TopicConfig) -> CreateTopicHeader:
         order=config.order,
         # Only those named change.
         attributes=",".join(f"+{name}={value}" for name, value in config.attributes.items()),
+        force=force or None,
     )
 
 

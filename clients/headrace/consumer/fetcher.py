@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
 
@@ -15,8 +15,7 @@ from headrace_protocol.codes import ResponseCode
 
 if TYPE_CHECKING:
     from headrace.consumer.broker_watch import BrokerWatch
-    from headrace.consumer.inbox import Inbox
-    from headrace.consumer.process_queue import ProcessQueue
+    from headrace.consumer.process_queue import Delivery, ProcessQueue
     from headrace.consumer.pulls import PullResult
     from headrace.consumer.subscription import Subscription
     from headrace.instance import ClientInstance
@@ -39,6 +38,14 @@ def _has_moved(error: HeadraceError) -> bool:
     return isinstance(error, BrokerError) and error.code == ResponseCode.NOT_LEADER_FOR_QUEUE
 
 
+class Deliveries(Protocol):
+    """Takes the fetched deliveries: a consumer's inbox."""
+
+    def put(self, delivery: Delivery) -> None:
+        """Take a fetched delivery."""
+        ...
+
+
 class Fetcher:
     """Pulls messages for one group into an inbox."""
 
@@ -46,7 +53,7 @@ class Fetcher:
         self,
         instance: ClientInstance,
         group: str,
-        inbox: Inbox,
+        inbox: Deliveries,
         body_limits: BodyLimits,
         brokers: BrokerWatch,
     ) -> None:
@@ -145,7 +152,7 @@ class Fetcher:
         if result.batch:
             self._inbox.put(process_queue.add(result.batch))
         else:
-            process_queue.pull_offset = result.next_offset
+            process_queue.skip_to(result.next_offset)
 
     async def _pause(self, process_queue: ProcessQueue, error: HeadraceError) -> None:
         queue = process_queue.queue

@@ -188,6 +188,10 @@ class ProcessQueue:
         self.pull_offset = batch.next_offset
         return delivery
 
+    def skip_to(self, offset: int) -> None:
+        """Continue from ``offset``: no message before it matches."""
+        self.pull_offset = offset
+
     def delivery_done(self, delivery: Delivery) -> None:
         """Remove a processed delivery; called by ``Delivery.mark_all_processed``."""
         self._message_count -= len(delivery.batch)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from headrace.messages import PROPERTIES_BYTES_MAX
 from headrace.producer.encoding import BulkOutgoing, Outgoing
-from headrace_protocol.message import UNIQ_KEY, compress, encode_batch
+from headrace_protocol.message import DELETE, UNIQ_KEY, compress, encode_batch
 
 if TYPE_CHECKING:
     import re
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from headrace.messages import Message
 
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 BLOCK_BYTES = 1024 * 1024
 # Approximate size of a record without its body and properties.
 RECORD_OVERHEAD_BYTES = 100
+
+# What deletes a key at brokers that accept no empty body.
+_DELETION_BODY = b"deleted"
+_DELETION_PROPERTY = f"{DELETE}\x01true\x02".encode()
 
 
 class Block:
@@ -114,12 +118,14 @@ class Block:
     def _single(self, born_timestamp_ms: int, ids: list[str]) -> Outgoing:
         (properties,) = self._all_properties(ids)
         (body,), sys_flags = self._stored_bodies()
+        body = body or _DELETION_BODY
         sys_flag = sys_flags if isinstance(sys_flags, int) else sys_flags[0]
         return Outgoing(body, sys_flag, born_timestamp_ms, properties.decode(), ids)
 
     def _batch(self, born_timestamp_ms: int, ids: list[str]) -> Outgoing:
         # Messages in a RocketMQ batch have no flag for compression.
-        items = zip(repeat(0), self.bodies, self._all_properties(ids), strict=False)
+        bodies = (body or _DELETION_BODY for body in self.bodies)
+        items = zip(repeat(0), bodies, self._all_properties(ids), strict=False)
         return Outgoing(encode_batch(items), 0, born_timestamp_ms, "", ids, is_batch=True)
 
     def _stored_bodies(self) -> tuple[Sequence[bytes], Sequence[int] | int]:
@@ -135,7 +141,10 @@ class Block:
 
     def _all_properties(self, ids: list[str]) -> list[bytes]:
         properties = self.properties
-        own = repeat(properties) if isinstance(properties, bytes) else properties
+        own: Iterable[bytes] = repeat(properties) if isinstance(properties, bytes) else properties
+        if 0 in self.sizes:
+            marks = (b"" if size else _DELETION_PROPERTY for size in self.sizes)
+            own = map(add, own, marks)
         return [
             f"{UNIQ_KEY}\x01{uniq_key}\x02".encode() + rest
             for uniq_key, rest in zip(ids, own, strict=False)

@@ -79,19 +79,20 @@ def chunk_of_columns(
     """
     check_batch_topic(topic)
     if set(map(type, bodies)) != {bytes}:
-        _check_each(topic, bodies, first_row)
+        _check_each(topic, bodies, keys, first_row)
     sizes = list(map(len, bodies))
     if min(distinct := set(sizes)) <= 0 or max(distinct) > BODY_BYTES_MAX:
-        _check_each(topic, bodies, first_row)
+        _check_each(topic, bodies, keys, first_row)
     properties = _properties(topic, keys, tags, first_row)
     block = Block(topic, bodies, properties, sizes=sizes)
     return Chunk(block, keys if keys and any(keys) else None)
 
 
-def _check_each(topic: str, bodies: list[bytes], first_row: int) -> None:
+def _check_each(topic: str, bodies: list[bytes], keys: list[bytes] | None, first_row: int) -> None:
     for row, body in enumerate(bodies):
+        key = keys[row].decode() if keys and not body else ""
         try:
-            Message(topic, body).check()
+            Message(topic, body, key).check()
         except InvalidMessage as error:
             raise InvalidMessage(f"row {first_row + row}: {error}") from None
 

@@ -20,13 +20,19 @@ from headrace.errors import ConfigurationError
 from headrace_daemon.command import warn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from headrace.admin.client import Admin, TopicTotals
     from headrace.admin.requests import BrokerProblem
-    from headrace_protocol.bodies import TopicConfigAndQueueMapping, TopicOffset
+    from headrace_protocol.bodies import (
+        CompactedTopicState,
+        TopicConfig,
+        TopicConfigAndQueueMapping,
+        TopicOffset,
+    )
 
 _CHECK_S = 1.0
+_COMPACTED_S = 0.2
 _PERMS = {"r": 4, "w": 2, "rw": 6}
 
 _attribute = click.option(
@@ -69,6 +75,7 @@ for _static in (
         "headrace topic create orders --queues 8",
         "headrace topic create steps --attribute message.type=FIFO --if-not-exists",
         "headrace topic create clicks --static --queues 16",
+        "headrace topic create users --compacted --attribute key.queue=headrace",
     ),
 )
 @click.argument("name", metavar="TOPIC")
@@ -85,6 +92,11 @@ for _static in (
     is_flag=True,
     help="Create a static topic, whose queues stay the same while brokers come and go, or add "
     "queues to it.",
+)
+@click.option(
+    "--compacted",
+    is_flag=True,
+    help="Keep the newest message of each key for ever, instead of all messages for some days.",
 )
 @_perm("rw")
 @_attribute
@@ -110,6 +122,7 @@ def create(
     nameserver: str | None,
     *,
     static: bool,
+    compacted: bool,
     dry_run: bool,
     if_not_exists: bool,
     as_json: bool,
@@ -120,10 +133,13 @@ def create(
     from headrace.admin.client import Admin
 
     attributes = options.pairs(attribute, "attribute")
+    if compacted:
+        attributes = {"cleanup.policy": "COMPACTION"} | attributes
     if static:
         if attributes or if_not_exists or perm != "rw":
             raise ConfigurationError(
-                "--static can't be combined with --attribute, --perm or --if-not-exists; "
+                "--static can't be combined with --compacted, --attribute, --perm or "
+                "--if-not-exists; "
                 "`headrace topic alter` changes permission and attributes"
             )
         static_commands.create_static(
@@ -175,6 +191,12 @@ def create(
     help="Stop writing to the queues that are to go, wait until they are consumed, then remove "
     "them.",
 )
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Change the number of queues also of a compacted topic, whose keys then go to other "
+    "queues while their old values stay.",
+)
 @_perm(None)
 @_attribute
 @_broker
@@ -189,6 +211,7 @@ def alter(
     nameserver: str | None,
     *,
     shrink: bool,
+    force: bool,
     as_json: bool,
 ) -> None:
     """Change a topic; what is not named stays as it is.
@@ -216,7 +239,7 @@ def alter(
                     broker=broker,
                 )
             if queues is not None:
-                await _set_queues(admin, name, queues, broker, shrink=shrink)
+                await _set_queues(admin, name, queues, broker, shrink=shrink, force=force)
             configs = await admin.topic(name)
             return [_broker_row(broker, config) for broker, config in configs.items()]
 
@@ -224,7 +247,7 @@ def alter(
 
 
 async def _set_queues(
-    admin: Admin, topic: str, queues: int, broker: str | None, *, shrink: bool
+    admin: Admin, topic: str, queues: int, broker: str | None, *, shrink: bool, force: bool
 ) -> None:
     """Set the number of queues; the read queues last, if they become fewer."""
     import trio
@@ -240,14 +263,14 @@ async def _set_queues(
             f"or discard the messages with `headrace topic purge {topic}`"
         )
         raise UnreadMessages(topic, unread, remedy)
+    for name, config in changed.items():
+        reads = max(queues, config.read_queue_nums)
+        await admin.alter_topic(topic, queues=queues, read_queues=reads, broker=name, force=force)
     if any(config.write_queue_nums != queues for config in changed.values()):
         warn(
             "from now on keys go to other queues: a key's messages from before and after this "
             "change may be consumed in any order"
         )
-    for name, config in changed.items():
-        reads = max(queues, config.read_queue_nums)
-        await admin.alter_topic(topic, queues=queues, read_queues=reads, broker=name)
     if not is_smaller:
         return
     reported = ""
@@ -314,12 +337,16 @@ def describe(name: str, nameserver: str | None, *, as_json: bool) -> None:
             queues = await _queue_rows(admin, name, problems)
             groups = await admin.topic_groups(name, problems=problems)
             brokers = [_broker_row(broker, config) for broker, config in configs.items()]
-            return {
+            description = {
                 "topic": name,
                 "brokers": with_problems(brokers, problems),
                 "queues": queues,
                 "groups": groups,
             }
+            if any(_is_compacted(config) for config in configs.values()):
+                states = await admin.compact_topic(name, start=False, problems=problems)
+                description["compaction"] = _compaction_rows(states)
+            return description
 
     with warned() as problems:
         description = trio.run(run)
@@ -328,6 +355,8 @@ def describe(name: str, nameserver: str | None, *, as_json: bool) -> None:
         return
     print_rows(description["brokers"], as_json=False, empty="on no broker")
     print_rows(description["queues"], as_json=False, empty="no queues")
+    if "compaction" in description:
+        print_rows(description["compaction"], as_json=False, empty="no queue has messages yet")
     print_rows(
         [{"group": group} for group in description["groups"]],
         as_json=False,
@@ -367,6 +396,54 @@ def delete(name: str, nameserver: str | None, *, yes: bool) -> None:
 
 
 @command.command(
+    "compact",
+    epilog=options.examples("headrace topic compact users", "headrace topic compact users --json"),
+)
+@click.argument("name", metavar="TOPIC", shell_complete=completion.topics)
+@options.as_json
+@options.nameserver
+def compact(name: str, nameserver: str | None, *, as_json: bool) -> None:
+    """Compact a topic now, and show what that did.
+
+    Brokers compact topics by themselves; this needs no waiting for it.
+    """
+    import trio
+
+    from headrace.admin.client import Admin
+
+    async def run() -> list[dict[str, Any]]:
+        async with Admin(nameserver=nameserver) as admin:
+            states = await admin.compact_topic(name, problems=problems)
+            while any(state.is_running for state in states.values()):
+                await trio.sleep(_COMPACTED_S)
+                states = await admin.compact_topic(name, start=False, problems=problems)
+            return _compaction_rows(states)
+
+    with warned() as problems:
+        rows = trio.run(run)
+    print_rows(rows, as_json=as_json, empty="no queue has messages yet")
+
+
+def _compaction_rows(states: Mapping[str, CompactedTopicState]) -> list[dict[str, Any]]:
+    return [
+        {
+            "broker": broker,
+            "queue": queue.queue_id,
+            "messages": queue.messages,
+            "bytes": queue.bytes,
+            "dirty_bytes": queue.dirty_bytes,
+            "last_run": time_text(queue.last_run_ms),
+            "bytes_before": queue.bytes_before,
+            "bytes_after": queue.bytes_after,
+            "kept": queue.kept,
+            "dropped": queue.dropped,
+        }
+        for broker, state in states.items()
+        for queue in state.queues
+    ]
+
+
+@command.command(
     "purge",
     epilog=options.examples("headrace topic purge orders", "headrace topic purge orders --yes"),
 )
@@ -390,6 +467,10 @@ def purge(name: str, nameserver: str | None, *, yes: bool) -> None:
             await admin.purge_topic(name)
 
     trio.run(run)
+
+
+def _is_compacted(config: TopicConfig) -> bool:
+    return config.attributes.get("cleanup.policy") == "COMPACTION"
 
 
 def _broker_row(broker: str, config: TopicConfigAndQueueMapping) -> dict[str, Any]:

@@ -1,0 +1,302 @@
+"""``headrace kv``: reads and writes the keys of a topic that is used as a table."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import sys
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from headrace.admin import completion, options
+from headrace.admin.failures import NotFound
+from headrace.admin.output import print_json_line, print_record, time_text
+from headrace.admin.rows import BadRow
+from headrace.admin.terminal import clean_lines
+from headrace_daemon.command import clean
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from typing import BinaryIO
+
+    from headrace.messages import Message, SendResult
+    from headrace.table.client import Change, Table
+
+_ROWS_PER_CHUNK = 1000
+# A person waits for the answer.
+_PATIENCE_MS = 1000
+
+_topic = click.argument("topic", metavar="TOPIC", shell_complete=completion.topics)
+_key = click.argument("key", metavar="KEY")
+
+
+@click.group("kv", epilog=options.examples("headrace kv put settings colour blue"))
+def command() -> None:
+    """Get, put, delete and watch keys of a topic that is used as a table.
+
+    The newest message of a key holds its value. A compacted topic keeps these messages for ever.
+    """
+
+
+@command.command(
+    "get",
+    epilog=options.examples(
+        "headrace kv get settings colour", "headrace kv get settings colour --json"
+    ),
+)
+@_topic
+@_key
+@options.as_json
+@options.nameserver
+def get(topic: str, key: str, nameserver: str | None, *, as_json: bool) -> None:
+    """Print the value of a key.
+
+    Brokers that do not look up keys, such as RocketMQ's, have their whole topic read.
+    """
+    import trio
+
+    value = trio.run(_value, topic, key, nameserver)
+    if value is None:
+        raise NotFound(f"table {topic} has no key {key!r}")
+    if as_json:
+        print_json_line(_row(key, value))
+    elif sys.stdout.isatty():
+        sys.stdout.write(clean_lines(value.decode(errors="backslashreplace")) + "\n")
+    else:
+        sys.stdout.buffer.write(value + b"\n")
+
+
+async def _value(topic: str, key: str, nameserver: str | None) -> bytes | None:
+    from headrace.errors import KeyLookupUnsupported
+    from headrace.table.client import Table
+
+    try:
+        async with Table(
+            topic, local=False, nameserver=nameserver, delivery_timeout_ms=_PATIENCE_MS
+        ) as table:
+            return await table.get(key)
+    except KeyLookupUnsupported:
+        async with Table(topic, nameserver=nameserver) as table:
+            return await table.get(key)
+
+
+@command.command(
+    "put",
+    epilog=options.examples(
+        "headrace kv put settings colour blue", "cat ada.jpg | headrace kv put photos ada"
+    ),
+)
+@_topic
+@_key
+@click.argument("value", metavar="[VALUE]", required=False)
+@options.as_json
+@options.nameserver
+def put(topic: str, key: str, value: str | None, nameserver: str | None, *, as_json: bool) -> None:
+    """Set the value of a key; without VALUE, to the whole standard input."""
+    import trio
+
+    body = sys.stdin.buffer.read() if value is None else value.encode()
+
+    async def run() -> SendResult:
+        async with _writer(topic, nameserver) as table:
+            return await table.put(key, body)
+
+    _print_result(trio.run(run), key, as_json=as_json)
+
+
+@command.command("delete", epilog=options.examples("headrace kv delete settings colour"))
+@_topic
+@_key
+@options.as_json
+@options.nameserver
+def delete(topic: str, key: str, nameserver: str | None, *, as_json: bool) -> None:
+    """Delete a key, whether or not it exists."""
+    import trio
+
+    async def run() -> SendResult:
+        async with _writer(topic, nameserver) as table:
+            return await table.delete(key)
+
+    _print_result(trio.run(run), key, as_json=as_json)
+
+
+def _writer(topic: str, nameserver: str | None) -> Table[bytes]:
+    from headrace.table.client import Table
+
+    return Table(topic, local=False, nameserver=nameserver, delivery_timeout_ms=_PATIENCE_MS)
+
+
+def _print_result(result: SendResult, key: str, *, as_json: bool) -> None:
+    queue = result.queue
+    record = {
+        "topic": queue.topic,
+        "key": key,
+        "broker": queue.broker_name,
+        "queue": queue.queue_id,
+        "queue_offset": result.queue_offset,
+    }
+    print_record(record, as_json=as_json)
+
+
+@command.command(
+    "watch",
+    epilog=options.examples(
+        "headrace kv watch settings", "headrace kv watch settings --all --json"
+    ),
+)
+@_topic
+@click.option("--all", "with_values", is_flag=True, help="Print the present values first.")
+@click.option(
+    "--max", "count", type=click.IntRange(min=1), metavar="N", help="Stop after so many changes."
+)
+@options.as_json
+@options.nameserver
+def watch(
+    topic: str, count: int | None, nameserver: str | None, *, with_values: bool, as_json: bool
+) -> None:
+    """Print each change: time, put or delete, key and value.
+
+    If changes come faster than they are printed, only the newest one of each key is.
+    """
+    import trio
+
+    from headrace.table.client import Table
+
+    async def run() -> None:
+        async with Table(topic, nameserver=nameserver) as table:
+            if not with_values:
+                await table.synced()
+            changes = table.changes()
+            for _ in range(count or sys.maxsize):
+                _print_change(await anext(changes), as_json=as_json)
+                sys.stdout.flush()
+
+    trio.run(run)
+
+
+def _print_change(change: Change[bytes], *, as_json: bool) -> None:
+    time = time_text(change.timestamp_ms)
+    if as_json:
+        print_json_line({**_row(change.key, change.value), "store_time": time})
+        return
+    value = (change.value or b"").decode(errors="backslashreplace")
+    action = "delete" if change.is_deletion else "put"
+    sys.stdout.write(f"{time}\t{action}\t{clean(change.key)}\t{clean(value)}\n")
+
+
+@command.command("dump", epilog=options.examples("headrace kv dump settings"))
+@_topic
+@options.nameserver
+def dump(topic: str, nameserver: str | None) -> None:
+    """Print all keys with their values, a line of JSON each, in order of the keys.
+
+    A value that is not UTF-8 is in value_base64 instead of value.
+    """
+    import trio
+
+    from headrace.table.client import Table
+
+    async def run() -> list[tuple[str, bytes]]:
+        async with Table(topic, nameserver=nameserver) as table:
+            await table.synced()
+            return sorted(table.items())
+
+    for key, value in trio.run(run):
+        print_json_line(_row(key, value))
+
+
+def _row(key: str, value: bytes | None) -> dict[str, Any]:
+    try:
+        return {"key": key, "value": None if value is None else value.decode()}
+    except UnicodeDecodeError:
+        return {"key": key, "value_base64": base64.b64encode(value or b"").decode()}
+
+
+@command.command(
+    "load",
+    epilog=options.examples(
+        "headrace kv load settings settings.ndjson",
+        "cat settings.ndjson | headrace kv load settings",
+    ),
+)
+@_topic
+@click.argument("file", type=click.Path(path_type=Path), metavar="[FILE]", required=False)
+@options.as_json
+@options.nameserver
+def load(topic: str, file: Path | None, nameserver: str | None, *, as_json: bool) -> None:
+    """Put the keys and values of a file as `headrace kv dump` prints it, or of standard input.
+
+    The value null deletes its key. Other keys are kept. Stops at the first invalid line.
+    """
+    import trio
+
+    if file is None or file == Path("-"):
+        count = trio.run(_load, topic, sys.stdin.buffer, "standard input", nameserver)
+    else:
+        with file.open("rb") as source:
+            count = trio.run(_load, topic, source, str(file), nameserver)
+    print_record({"topic": topic, "keys": count}, as_json=as_json)
+
+
+async def _load(topic: str, source: BinaryIO, name: str, nameserver: str | None) -> int:
+    """Send the rows; return their number. Raises BadRow after the rows before it are sent."""
+    import trio
+
+    from headrace.producer.producer import Producer
+
+    rows = _messages(topic, source, name)
+    count = 0
+    bad_row: BadRow | None = None
+    async with Producer(nameserver=nameserver) as producer, producer.pipeline() as pipeline:
+        while chunk := await trio.to_thread.run_sync(_chunk, rows, abandon_on_cancel=True):
+            messages = [row for row in chunk if not isinstance(row, BadRow)]
+            await pipeline.send_all(messages)
+            count += len(messages)
+            bad_row = next((row for row in chunk if isinstance(row, BadRow)), None)
+    if bad_row:
+        raise BadRow(bad_row.place, f"{bad_row.reason}. The {count} lines before it were loaded")
+    return count
+
+
+def _chunk(rows: Iterator[Message | BadRow]) -> list[Message | BadRow]:
+    return list(islice(rows, _ROWS_PER_CHUNK))
+
+
+def _messages(topic: str, lines: Iterable[bytes], name: str) -> Iterator[Message | BadRow]:
+    """The messages of rows up to the first invalid one, which comes last."""
+    import msgspec
+
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            message = _message(topic, msgspec.json.decode(line))
+            message.check()
+        except ValueError as error:
+            yield BadRow(f"{name}:{number}", str(error))
+            return
+        yield message
+
+
+def _message(topic: str, row: object) -> Message:
+    """The message of a row. Raises ValueError."""
+    from headrace.messages import Message
+
+    if not isinstance(row, dict) or row.keys() not in ({"key", "value"}, {"key", "value_base64"}):
+        raise ValueError('expected {"key": "...", "value": "..."} or "value_base64"')
+    key = row["key"]
+    if not (isinstance(key, str) and key.strip()):
+        raise ValueError("the key is not a text, or blank")
+    value = row.get("value", row.get("value_base64"))
+    if value is None:
+        return Message(topic, b"", key)
+    if not isinstance(value, str) or not value:
+        raise ValueError("the value is neither a text nor null, or empty; null deletes the key")
+    try:
+        body = base64.b64decode(value, validate=True) if "value_base64" in row else value.encode()
+    except binascii.Error as error:
+        raise ValueError(f"value_base64 is not base64: {error}") from error
+    return Message(topic, body, key)

@@ -1,0 +1,153 @@
+"""Follow the queues of a topic from their start: the local copy's loading and its changes."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import TYPE_CHECKING
+
+import anyio
+
+from headrace.consumer.broker_watch import BrokerWatch
+from headrace.consumer.fetcher import Fetcher
+from headrace.consumer.offset_store import OffsetStore
+from headrace.consumer.process_queue import Delivery, Limits, ProcessQueue
+from headrace.consumer.pulls import READER_GROUP
+from headrace.consumer.subscription import Subscription
+from headrace.errors import HeadraceError
+from headrace.instance import ROUTE_INTERVAL_S
+from headrace.messages import BODY_LIMITS
+from headrace.pacing import LONGEST_PAUSE_S
+from headrace.table.entries import Entries, Keyed
+from headrace.tasks import gather
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from anyio.abc import TaskGroup
+
+    from headrace.instance import ClientInstance
+    from headrace.messages import SendResult
+    from headrace_protocol.bodies import MessageQueue
+
+_log = logging.getLogger("headrace.table")
+
+# Every delivery is applied as it arrives, so there is always room.
+_LIMITS = Limits(2**31, 2**31)
+
+
+class _FollowedQueue(ProcessQueue):
+    """A queue read from offset 0, since Apache's brokers report too high a minimum offset."""
+
+    def __init__(self, queue: MessageQueue, on_move: Callable[[int], None]) -> None:
+        """on_move: called after the position changed, with the position before."""
+        super().__init__(queue, _LIMITS, 0)
+        self._on_move = on_move
+
+    def skip_to(self, offset: int) -> None:
+        before = self.pull_offset
+        super().skip_to(offset)
+        self._on_move(before)
+
+    def reset(self, offset: int) -> None:
+        before = self.pull_offset
+        super().reset(offset)
+        self._on_move(before)
+
+
+class Follower:
+    """Keeps ``entries`` up to date with all queues of a topic."""
+
+    def __init__(self, instance: ClientInstance, topic: str, entries: Entries) -> None:
+        self._instance = instance
+        self._topic = topic
+        self._entries = entries
+        self._offsets = OffsetStore(instance)
+        self._fetcher = Fetcher(instance, READER_GROUP, self, BODY_LIMITS, BrokerWatch())
+        self._subscription = Subscription(topic)
+        self._queues: dict[MessageQueue, _FollowedQueue] = {}
+        self._numbers: dict[MessageQueue, int] = {}
+        self._loaded = anyio.Event()
+        self._moved = anyio.Event()
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether all messages that were there at the start have been applied."""
+        return self._loaded.is_set()
+
+    async def start(self, tasks: TaskGroup) -> None:
+        """Begin to follow. Raises RouteNotFound and other HeadraceErrors."""
+        await self._add_queues(tasks)
+        tasks.start_soon(self._load)
+        tasks.start_soon(self._watch_route, tasks)
+
+    async def _add_queues(self, tasks: TaskGroup) -> None:
+        route = await self._instance.route(self._topic)
+        for queue in route.read_queues:
+            if queue not in self._queues:
+                number = self._numbers[queue] = len(self._numbers)
+                followed = _FollowedQueue(queue, partial(self._note_move, queue, number))
+                self._queues[queue] = followed
+                tasks.start_soon(self._fetcher.run, followed, self._subscription)
+
+    async def _watch_route(self, tasks: TaskGroup) -> None:
+        """Follow new queues, too."""
+        while True:
+            await anyio.sleep(ROUTE_INTERVAL_S)
+            try:
+                await self._add_queues(tasks)
+            except HeadraceError as error:
+                _log.warning("table %s: looking for new queues failed: %s", self._topic, error)
+
+    async def _load(self) -> None:
+        while not self._loaded.is_set():
+            try:
+                await self.synced()
+            except HeadraceError as error:
+                _log.warning("table %s: loading is delayed: %s", self._topic, error)
+                await anyio.sleep(LONGEST_PAUSE_S)
+
+    def put(self, delivery: Delivery) -> None:
+        """Apply the next messages of a queue; see ``Fetcher``."""
+        self._entries.apply(self._numbers[delivery.batch.queue], Keyed.of(delivery.batch))
+        delivery.mark_all_processed()
+        self._signal()
+
+    def _note_move(self, queue: MessageQueue, number: int, before: int) -> None:
+        if self._queues[queue].pull_offset < before:
+            _log.warning(
+                "table %s: queue %s begins anew: its topic was created again", self._topic, queue
+            )
+            self._entries.drop_queue(number)
+        self._signal()
+
+    def _signal(self) -> None:
+        self._moved.set()
+        self._moved = anyio.Event()
+
+    async def loaded(self) -> None:
+        """Wait until the copy has all messages that were there at the start."""
+        await self._loaded.wait()
+
+    async def synced(self) -> None:
+        """Wait until the copy has all messages that are there now.
+
+        Raises the error of a broker that does not tell the end of its queues.
+        """
+        queues = list(self._queues)
+        for queue, end in zip(queues, await gather(self._offsets.max_offset, queues), strict=True):
+            if isinstance(end, HeadraceError):
+                raise end
+            await self._reached(queue, end)
+        if not self._loaded.is_set():
+            self._entries.forget_deleted()
+            self._loaded.set()
+
+    async def applied(self, result: SendResult) -> None:
+        """Wait until the copy has a message that was sent."""
+        if result.queue in self._queues:
+            await self._reached(result.queue, result.queue_offset + 1)
+
+    async def _reached(self, queue: MessageQueue, offset: int) -> None:
+        while self._queues[queue].pull_offset < offset:
+            await self._moved.wait()
