@@ -19,6 +19,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 # What each must print.
 SAYS = {
     "spark_batch.py": ["750 orders are paid", "15 customers;"],
+    "spark_table.py": ["20 customers spent 2280 euros", "15 customers are left"],
     # Windows of five minutes but the last, of three pages.
     "spark_stream.py": ["1800 clicks read", "1800 more clicks read", "|page-2|", "|100 ", "lag: 0"],
 }

@@ -322,6 +322,15 @@ class Cluster:
             if answer.command.code != ResponseCode.TOPIC_NOT_EXIST
         }
 
+    def attributes(self, queues: Queues) -> dict[BrokerTopic, dict[str, str]]:
+        """The attributes of the queues' topics on each broker."""
+        places = {(queue.topic, queue.broker_name): at for queue, at in queues.items()}
+        answers = self.ask_each({where: _config_request(where[0]) for where in places}, places)
+        return {
+            where: answer.expect().decode(TopicConfig).attributes
+            for where, answer in answers.items()
+        }
+
     # -- offsets -----------------------------------------------------------------------------------
 
     def min_offsets(self, queues: Queues) -> dict[MessageQueue, int]:

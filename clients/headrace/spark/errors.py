@@ -70,6 +70,18 @@ class DataLoss(SparkConnectorError):
         self.first_missing = first_missing
 
 
+class KeyInTwoQueues(SparkConnectorError):
+    """A key of a table has messages in two queues, so its newest value is unknown."""
+
+    def __init__(self, key: str, one: str, other: str) -> None:
+        super().__init__(
+            f"key {key!r} has messages in {one} and in {other}: its writers choose queues in "
+            "different ways, or the number of queues has changed. Only messages of one queue have "
+            "an order: write the table anew to a topic with a fixed number of queues"
+        )
+        self.key = key
+
+
 class TopicRecreated(SparkConnectorError):
     """A topic was deleted and recreated after the checkpoint was written."""
 

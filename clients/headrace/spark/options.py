@@ -39,6 +39,7 @@ _READ_OPTIONS = (
     "failOnDataLoss",
     "schema",
     "encoding",
+    "table",
 )
 # Common names of options for credentials and TLS, which the broker does not support.
 _SECURITY = frozenset(
@@ -85,6 +86,7 @@ class ReadOptions:
     group: the consumer group to commit progress for; None commits none.
     tags, sql: see ``plan.tasks.ReadPlan``.
     schema, encoding: of message bodies, see ``body.format.body_format``.
+    table: whether the topics are tables.
     """
 
     nameservers: tuple[str, ...]
@@ -99,6 +101,7 @@ class ReadOptions:
     fail_on_data_loss: bool
     schema: str | None
     encoding: str | None
+    table: bool
 
     @property
     def reader_group(self) -> str:
@@ -178,7 +181,18 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
         fail_on_data_loss=options.flag("failOnDataLoss", default=True),
         schema=options.text("schema"),
         encoding=options.text("encoding"),
+        table=_table(options),
     )
+
+
+def _table(options: Options) -> bool:
+    """Whether the topics are tables. Raises OptionError."""
+    is_table = options.flag("table", default=False)
+    if is_table and (value := options.text("filter")):
+        raise OptionError(
+            "filter", value, "would hide newer values of a key from a table; use where() instead"
+        )
+    return is_table
 
 
 def nameservers(options: Options) -> tuple[str, ...]:

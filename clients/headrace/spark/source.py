@@ -47,11 +47,15 @@ class HeadraceSource(DataSource):
 
     def schema(self) -> StructType:
         """The columns of a read. Raises OptionError, SchemaError."""
-        return source_schema(self._body)
+        return source_schema(self._body, table=self._read_options.table)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A batch reader, which accepts filters where Spark allows that. Raises OptionError."""
         # Imported here: Spark also starts processes that only ask for the name and the schema.
+        if self._read_options.table:
+            from headrace.spark.read.table import TableReader
+
+            return TableReader(self._read_options, self._body, schema)
         from headrace.spark.read.batch import BatchReader, FilteringReader
 
         # Spark rejects any reader with pushFilters while filter pushdown is disabled.

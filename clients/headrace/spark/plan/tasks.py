@@ -51,6 +51,30 @@ class ReadTask(InputPartition):
         self.ranges = ranges
 
 
+class TableTask(ReadTask):
+    """A queue of a table that one Spark task reads, as one or more consecutive ranges.
+
+    number: of the queue among the ``queue_count`` queues of its topic, by which keys choose it.
+    others: the ranges of the other queues. by_java_hash: whether keys choose queues by Java's hash,
+        as with SelectMessageQueueByHash, instead of the hash of headrace's producers.
+    """
+
+    def __init__(
+        self,
+        ranges: tuple[QueueRange, ...],
+        number: int = 0,
+        queue_count: int = 1,
+        others: tuple[QueueRange, ...] = (),
+        *,
+        by_java_hash: bool = False,
+    ) -> None:
+        super().__init__(ranges)
+        self.by_java_hash = by_java_hash
+        self.number = number
+        self.queue_count = queue_count
+        self.others = others
+
+
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
     """Settings of a read, common to all of its tasks.
@@ -64,6 +88,8 @@ class ReadPlan:
         logging them.
     body: the conversion of bodies to columns.
     predicates: filters that Spark pushed down to the source.
+    table: the messages are changes of a table: those without a key are left out, and missing older
+        ones are not lost.
     """
 
     group: str = READER_GROUP
@@ -74,6 +100,7 @@ class ReadPlan:
     fail_on_data_loss: bool = True
     body: BodyFormat | None = None
     predicates: Predicates | None = None
+    table: bool = False
 
     @classmethod
     def of(
@@ -87,4 +114,5 @@ class ReadPlan:
             fail_on_data_loss=options.fail_on_data_loss,
             body=body,
             predicates=predicates,
+            table=options.table,
         )

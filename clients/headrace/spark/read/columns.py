@@ -19,6 +19,7 @@ from headrace.spark.read.gather import gather
 from headrace.spark.read.properties import PropertyEntries
 from headrace.spark.read.schema import source_schema
 from headrace_protocol.message import (
+    DELETE,
     KEYS,
     TAGS,
     UNIQ_KEY,
@@ -39,12 +40,14 @@ _STRING = pa.string()
 # --- on the driver ----------------------------------------------------------------------------
 
 
-def arrow_schema(schema: StructType, body: BodyFormat | None = None) -> pa.Schema:
+def arrow_schema(
+    schema: StructType, body: BodyFormat | None = None, *, table: bool = False
+) -> pa.Schema:
     """The Arrow form of ``schema``, which is all or some of the columns of ``source_schema``.
 
     Raises SchemaError for an unknown column, or for one with another type.
     """
-    available = {field.name: field.dataType for field in source_schema(body).fields}
+    available = {field.name: field.dataType for field in source_schema(body, table=table).fields}
     for field in schema.fields:
         if field.name not in available:
             near = get_close_matches(field.name, available, 1)
@@ -102,6 +105,20 @@ class RecordBlock:
         """The bodies as they were sent."""
         columns = self.columns
         return gather(columns.data, columns.body_start, columns.body_bytes)
+
+    @cached_property
+    def is_deleted(self) -> Array:
+        """Whether each record deletes its key, bool of shape (n,)."""
+        is_empty: Array = self.columns.body_bytes == 0
+        marks = pc.fill_null(pc.equal(self._property(DELETE), "true"), False)
+        is_marked: Array = marks.to_numpy(zero_copy_only=False)
+        return is_empty | is_marked
+
+    def value_or_null(self) -> Any:
+        """The bodies as they were sent, null for delete markers."""
+        if not self.is_deleted.any():
+            return self.values
+        return pc.if_else(pa.array(self.is_deleted), pa.scalar(None, pa.binary()), self.values)
 
     @cached_property
     def keys(self) -> Any:
@@ -223,4 +240,6 @@ _MAKERS: dict[str, Callable[[RecordBlock, Any], Any]] = {
     "born_host": lambda block, _: block.born_hosts(),
     "reconsume_times": lambda block, kind: _numbers(block.columns.reconsume_times, kind),
     "value": lambda block, _: block.values,
+    "value_or_null": lambda block, _: block.value_or_null(),
+    "deleted": lambda block, _: pa.array(block.is_deleted),
 }

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pyspark.sql.types import StringType, StructField, StructType
+from pyspark.sql.types import BooleanType, StringType, StructField, StructType
 
 from headrace.spark.body.ddl import parse_ddl
 from headrace.spark.errors import SchemaError
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 # The column with the reason why a row's body could not be decoded, null for valid bodies.
 CORRUPT = "_corrupt"
+# The column of a table that says whether a row deletes its key.
+DELETED = "deleted"
 # Prefix of a metadata column whose name the bodies use too.
 _PREFIX = "_"
 _OWN_COLUMNS = """
@@ -28,13 +30,23 @@ _OWN_COLUMNS = """
 """
 
 
-def source_schema(body: BodyFormat | None = None) -> StructType:
-    """All columns of a read: the bodies' fields, the reason for corrupt ones, the metadata."""
+def source_schema(body: BodyFormat | None = None, *, table: bool = False) -> StructType:
+    """All columns of a read: the bodies' fields, the reason for corrupt ones, the metadata.
+
+    table: the columns of a table, in which the value of a deleted key is null.
+    """
     own = parse_ddl(_OWN_COLUMNS)
     shown = {name: _shown_name(name, body) for name in own.names}
     own_fields = [
-        StructField(shown[field.name], field.dataType, field.nullable) for field in own.fields
+        StructField(
+            shown[field.name],
+            field.dataType,
+            field.nullable or (table and field.name == "value"),
+        )
+        for field in own.fields
     ]
+    if table:
+        own_fields.append(StructField(_shown_name(DELETED, body), BooleanType(), nullable=False))
     if body is None:
         return StructType(own_fields)
     fields = [*body.fields, StructField(CORRUPT, StringType()), *own_fields]
@@ -42,9 +54,12 @@ def source_schema(body: BodyFormat | None = None) -> StructType:
     return StructType(fields)
 
 
-def own_columns(body: BodyFormat | None = None) -> dict[str, str]:
+def own_columns(body: BodyFormat | None = None, *, table: bool = False) -> dict[str, str]:
     """Name in the schema -> metadata column."""
-    return {_shown_name(name, body): name for name in parse_ddl(_OWN_COLUMNS).names}
+    own = {_shown_name(name, body): name for name in parse_ddl(_OWN_COLUMNS).names}
+    if table:
+        own |= {_shown_name("value", body): "value_or_null", _shown_name(DELETED, body): DELETED}
+    return own
 
 
 def _shown_name(name: str, body: BodyFormat | None) -> str:

@@ -74,7 +74,7 @@ class StreamReader(DataSourceStreamReader):
             )
         self._options = options
         self._plan = ReadPlan.of(options, body)
-        self._schema: pa.Schema = arrow_schema(schema, body)
+        self._schema: pa.Schema = arrow_schema(schema, body, table=options.table)
         self._cluster = Cluster(options.nameservers)
         self._returned: StreamOffset | None = None
         # Queues that existed at some time: retries wait only for the brokers of these.
@@ -306,7 +306,8 @@ class StreamReader(DataSourceStreamReader):
         known_starts = self._known_starts(first, without_begins(last), last.incarnations)
         starts = {**oldest, **known_starts, **last.begins}
         ranges = {queue: Range(starts[queue], last.offsets[queue]) for queue in moved}
-        ranges = drop_lost(ranges, oldest, fail=self._options.fail_on_data_loss)
+        if not self._options.table:
+            ranges = drop_lost(ranges, oldest, fail=self._options.fail_on_data_loss)
         return read_tasks(self._cluster, places, ranges, self._options.split_bytes)
 
 

@@ -52,8 +52,8 @@ def read_range(plan: ReadPlan, part: QueueRange, schema: pa.Schema) -> Iterator[
     Raises DataLoss, or the error of a broker that stays unreachable or rejects the read.
     """
     part = _narrow(part, plan.predicates)
-    batches = _BatchMaker(plan, part, schema).batches
-    for columns in _slices(plan, part):
+    batches = BatchMaker(plan, part, schema).batches
+    for columns in read_slices(plan, part):
         yield from batches(columns)
 
 
@@ -70,8 +70,8 @@ def _narrow(part: QueueRange, predicates: Predicates | None) -> QueueRange:
 # --- bytes ------------------------------------------------------------------------------------
 
 
-def _slices(plan: ReadPlan, part: QueueRange) -> Iterator[RecordColumns]:
-    """The records of a range, reconnecting as needed."""
+def read_slices(plan: ReadPlan, part: QueueRange) -> Iterator[RecordColumns]:
+    """The records of a range, reconnecting as needed. Raises as ``read_range``."""
     offset, reached_s = part.start_offset, time.monotonic()
     while offset < part.end_offset:
         try:
@@ -125,7 +125,7 @@ def _read_place(
         slice_bytes=plan.slice_bytes,
         is_physical=part.physical_queue is not None,
     ):
-        if columns is None and not is_filtered:
+        if columns is None and not (is_filtered or plan.table):
             raise OffsetNotFound(queue, start, next_offset, end)
         yield next_offset, columns
 
@@ -142,6 +142,8 @@ def _after_loss(plan: ReadPlan, part: QueueRange, error: OffsetNotFound) -> int:
     """The offset to resume from after lost messages. Raises DataLoss."""
     is_expired = error.queue_offset < error.min_offset
     next_offset = min(error.min_offset, part.end_offset) if is_expired else part.end_offset
+    if is_expired and plan.table:
+        return next_offset
     loss = DataLoss(part.topic, part.broker, part.queue_id, error.queue_offset, str(error))
     if plan.fail_on_data_loss:
         raise loss from error
@@ -153,14 +155,14 @@ def _after_loss(plan: ReadPlan, part: QueueRange, error: OffsetNotFound) -> int:
 # --- rows -------------------------------------------------------------------------------------
 
 
-class _BatchMaker:
+class BatchMaker:
     """Converts the records of a range to Arrow batches of one schema."""
 
     def __init__(self, plan: ReadPlan, part: QueueRange, schema: pa.Schema) -> None:
         self._plan = plan
         self._part = part
         self._schema = schema
-        self._own_columns = own_columns(plan.body)
+        self._own_columns = own_columns(plan.body, table=plan.table)
         self._is_decoded = not self._own_columns.keys() >= set(schema.names)
         self._predicates = _all_predicates(plan, part)
 
@@ -174,9 +176,8 @@ class _BatchMaker:
         part, rows_max = self._part, self._plan.rows_max
         for start in range(0, len(columns), rows_max):
             some = columns.select(slice(start, start + rows_max))
-            block = _matching(
-                RecordBlock(part.topic, part.broker, part.queue_id, some), self._predicates
-            )
+            block = RecordBlock(part.topic, part.broker, part.queue_id, some)
+            block = _with_keys(block) if self._plan.table else _matching(block, self._predicates)
             if (block.columns.sys_flag & COMPRESSED).any():
                 yield from _decompressed(block, self._plan.slice_bytes)
             else:
@@ -194,9 +195,17 @@ class _BatchMaker:
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _decoded(self, block: RecordBlock) -> dict[str, Any]:
-        assert self._plan.body is not None
-        columns, corrupt = self._plan.body.decode(block.values)
-        return {CORRUPT: corrupt, **dict(zip(self._plan.body.names, columns, strict=True))}
+        body = self._plan.body
+        assert body is not None
+        if not (self._plan.table and block.is_deleted.any()):
+            columns, corrupt = body.decode(block.values)
+            return {CORRUPT: corrupt, **dict(zip(body.names, columns, strict=True))}
+        kept = ~block.is_deleted
+        columns, corrupt = body.decode(block.values.filter(pa.array(kept)))
+        # Null where the key is deleted.
+        place = pa.array(np.cumsum(kept) - 1, mask=~kept)
+        columns = [column.take(place) for column in (corrupt, *columns)]
+        return dict(zip((CORRUPT, *body.names), columns, strict=True))
 
 
 def _all_predicates(plan: ReadPlan, part: QueueRange) -> Predicates:
@@ -221,6 +230,12 @@ def _matching(block: RecordBlock, predicates: Predicates) -> RecordBlock:
         return block
     is_wanted = np.logical_and.reduce(masks)
     return block if is_wanted.all() else block.select(is_wanted)
+
+
+def _with_keys(block: RecordBlock) -> RecordBlock:
+    """The records that have a key."""
+    has_key = pc.greater(pc.fill_null(pc.binary_length(block.keys), 0), 0)
+    return block.select(has_key.to_numpy(zero_copy_only=False)) if block.keys.null_count else block
 
 
 def _is_in(texts: Any, wanted: frozenset[str]) -> Array:

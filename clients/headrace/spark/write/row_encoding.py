@@ -55,6 +55,7 @@ _ORIGIN = frozenset(
         "store_timestamp",
         "born_host",
         "reconsume_times",
+        "deleted",
     }
 )
 # Limit for buffered rows, which wait for others of their queue to fill a request.
@@ -324,20 +325,32 @@ def message_rows(topic: str, batch: pa.RecordBatch) -> Rows:
 
 
 def _values(topic: str, batch: pa.RecordBatch) -> Any:
-    values = batch.column("value")
-    if values.null_count:
-        raise InvalidMessage(
-            f"{values.null_count} rows for {topic} have a null value: drop them first"
-        )
-    values = values.cast(_BINARY)
+    values = batch.column("value").cast(_BINARY)
     sizes = np.diff(_offsets(values))
-    if not sizes.all() or sizes.max() > BODY_BYTES_MAX:
+    if values.null_count:
+        _check_deletions(topic, batch)
+        sizes = sizes[values.is_valid().to_numpy(zero_copy_only=False)]
+        values = values.fill_null(b"")
+    if not sizes.all() or sizes.max(initial=0) > BODY_BYTES_MAX:
         size = sizes.max() if sizes.all() else 0
         raise InvalidMessage(
             f"a value for {topic} has {size} bytes: brokers accept 1 to {BODY_BYTES_MAX} bytes; "
             "store larger data elsewhere and send its location"
         )
     return values
+
+
+def _check_deletions(topic: str, batch: pa.RecordBatch) -> None:
+    """Raise InvalidMessage for a row with a null value and no key to delete."""
+    keys = _column(batch, *_KEY)
+    is_null = batch.column("value").is_null()
+    has_no_key = True if keys is None else pc.equal(pc.binary_length(keys), 0)
+    count = pc.sum(pc.and_(is_null, has_no_key)).as_py()
+    if count:
+        raise InvalidMessage(
+            f"{count} rows for {topic} have a null value and no key: a null value deletes its key; "
+            "drop the others first"
+        )
 
 
 def _column(batch: pa.RecordBatch, *names: str) -> Any | None:

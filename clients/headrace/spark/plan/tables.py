@@ -1,0 +1,61 @@
+"""Plan the read of tables: one task per queue, which reads the queue from its start."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from headrace.spark.plan.ranges import Range, not_empty
+from headrace.spark.plan.tasks import QueueRange, TableTask
+
+if TYPE_CHECKING:
+    from headrace.spark.chains import Item
+    from headrace.spark.cluster import Cluster, Queues
+    from headrace_protocol.bodies import MessageQueue
+
+# The attribute of a compacted topic by which its broker checks the queues of keys.
+_KEY_QUEUE = "key.queue"
+
+
+def table_tasks(cluster: Cluster, queues: Queues) -> list[TableTask]:
+    """The tasks that read ``queues``, which are all queues of some topics in order."""
+    ends = cluster.max_offsets(queues)
+    # From 0: Apache RocketMQ reports the minimum offset of what is not compacted.
+    ranges = not_empty({queue: Range(0, end) for queue, end in ends.items()})
+    of_queue = {
+        queue: tuple(_range(queue, item) for item in items if item.message_count)
+        for queue, items in cluster.parts(ranges, queues).items()
+    }
+    java_topics = {
+        topic
+        for (topic, _), attributes in cluster.attributes(queues).items()
+        if attributes.get(_KEY_QUEUE) == "java"
+    }
+    of_topic: defaultdict[str, list[MessageQueue]] = defaultdict(list)
+    for queue in queues:
+        of_topic[queue.topic].append(queue)
+    return [
+        TableTask(
+            of_queue[queue],
+            number,
+            len(siblings),
+            tuple(each for other in siblings if other != queue for each in of_queue.get(other, ())),
+            by_java_hash=queue.topic in java_topics,
+        )
+        for siblings in of_topic.values()
+        for number, queue in enumerate(siblings)
+        if queue in of_queue
+    ]
+
+
+def _range(queue: MessageQueue, item: Item) -> QueueRange:
+    return QueueRange(
+        queue.topic,
+        queue.broker_name,
+        item.address,
+        queue.queue_id,
+        item.start,
+        item.end,
+        item.place if item.place != queue else None,
+        item.delta,
+    )
