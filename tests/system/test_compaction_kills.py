@@ -1,0 +1,122 @@
+"""kill -9 of a broker at any moment of appending and compacting: no newest value is lost.
+
+As a program it takes the number of kills and a seed: ``python -m tests.system.test_compaction_kills
+200 1``.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from headrace import blocking
+from headrace.errors import HeadraceError
+from headrace.messages import Message
+from tests.support.cluster import Cluster
+
+TOPIC = "users"
+KEYS = 50
+SETTINGS: dict[str, Any] = {
+    "compactionScheduleInternal": 100,
+    "compactionMappedFileSize": 46_000,
+    "compactionCqMappedFileSize": 4600,
+    "mappedFileSizeCommitLog": 1 << 20,
+}
+ATTRIBUTES = {
+    "cleanup.policy": "COMPACTION",
+    "max.compaction.lag.ms": "20",
+    "delete.retention.ms": "50",
+}
+
+
+class Table:
+    """What was sent: the last value acknowledged for each key, and one that may be stored.
+
+    An empty value deletes the key.
+    """
+
+    def __init__(self, rng: Random) -> None:
+        self._rng = rng
+        self._count = 0
+        self.acknowledged: dict[str, bytes] = {}
+        self.unsure: dict[str, set[bytes]] = {}
+
+    def send_until(self, nameserver: str, stop: threading.Event) -> None:
+        with blocking.Producer(
+            nameserver=nameserver, timeout_ms=500, delivery_timeout_ms=500
+        ) as producer:
+            while not stop.is_set():
+                self._count += 1
+                key = f"k{self._rng.randrange(KEYS)}"
+                body = b"%d" % self._count if self._rng.random() < 0.9 else b""
+                self.unsure.setdefault(key, set()).add(body)
+                try:
+                    producer.send(Message(TOPIC, body, key=key))
+                except HeadraceError:
+                    time.sleep(0.02)
+                else:
+                    self.acknowledged[key] = body
+                    self.unsure[key].clear()
+
+    def check(self, found: dict[str, bytes]) -> None:
+        for key in (f"k{number}" for number in range(KEYS)):
+            value = found.get(key, b"")
+            expected = {self.acknowledged.get(key, b""), *self.unsure.get(key, ())}
+            assert value in expected, (key, value, expected)
+
+
+def read_all(nameserver: str) -> dict[str, bytes]:
+    """The newest value of each key, from the beginning of each queue on."""
+    table: dict[str, bytes] = {}
+    with (
+        blocking.Admin(nameserver=nameserver) as admin,
+        blocking.PullConsumer(nameserver=nameserver) as consumer,
+    ):
+        ends = {queue: at.max_offset for queue, at in admin.topic_stats(TOPIC).items()}
+        consumer.assign(consumer.queues(TOPIC))
+        until = time.monotonic() + 30
+        while any(consumer.position(queue) < end for queue, end in ends.items()):
+            assert time.monotonic() < until, ends
+            for message in consumer.receive_many(timeout_ms=1000) or ():
+                table[message.key] = message.body
+    return table
+
+
+def kill_rounds(folder: Path, kill_count: int, seed: int) -> None:
+    rng = Random(seed)
+    table = Table(rng)
+    with Cluster(folder, "a", **SETTINGS) as cluster:
+        broker, nameserver = cluster.brokers["a"], cluster.nameserver.address
+        with blocking.Admin(nameserver=nameserver) as admin:
+            admin.create_topic(TOPIC, queues=2, attributes=ATTRIBUTES)
+        for _ in range(kill_count):
+            stop = threading.Event()
+            sender = threading.Thread(target=table.send_until, args=(nameserver, stop))
+            sender.start()
+            time.sleep(rng.uniform(0.2, 5.0))
+            broker.kill()
+            stop.set()
+            sender.join()
+            broker.start()
+            broker.wait_up()
+            cluster.wait_registered()
+            table.check(read_all(nameserver))
+        assert '"event": "queue compacted"' in broker.said()
+        assert "Traceback" not in broker.said()
+
+
+@pytest.mark.slow
+def test_a_broker_killed_at_any_moment_keeps_the_newest_values(tmp_path: Path) -> None:
+    kill_rounds(tmp_path, 4, 1)
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        kill_rounds(Path(folder), int(sys.argv[1]), int(sys.argv[2]))
