@@ -17,6 +17,7 @@ GROUPS = {
     "cold": "cold",
     "store": "store",
     "waiting": "waiting",
+    "compaction": "compaction",
     "static": "static",
     "python-clients": "python_clients",
     "spark": "spark",
