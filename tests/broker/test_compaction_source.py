@@ -251,6 +251,24 @@ def test_the_newest_value_of_each_key_stays_after_runs(tmp_path: Path, ending: s
 # -- starts and stops ------------------------------------------------------------------------------
 
 
+def test_messages_that_are_followed_again_have_been_part_of_no_run(tmp_path: Path) -> None:
+    broker = start(tmp_path)
+    create(broker)
+    for value in (b"old", b""):
+        broker.store_message(C, 0, value, KEYS="k")
+    follow(broker)
+    compaction = broker.parts.compaction
+    compact(broker)
+    compacted = compaction.queues.open(C, 0)
+    assert compacted.state_file.load().position == 2
+    # After an error the follower cuts the log, and the dropped value is in it again.
+    for _ in range(2):
+        compaction.follower.resume(C, 0, 0)
+    assert compacted.log.end_offset == 0
+    assert compacted.state_file.load().position == 0
+    broker.close()
+
+
 @pytest.mark.parametrize("is_clean", [True, False])
 def test_a_start_goes_on_where_the_last_life_ended(tmp_path: Path, is_clean: bool) -> None:
     broker = start(tmp_path)

@@ -2,7 +2,8 @@
 
 A seed stands for a whole cluster and its clients, or for many lives of one store; with
 ``--kind=followed`` for many lives of one store with a follower, with ``--kind=waiting`` for many
-lives of one broker with messages that wait, with ``--kind=static`` for a cluster with a static
+lives of one broker with messages that wait, with ``--kind=compacted`` for those of one with a
+compacted topic, with ``--kind=static`` for a cluster with a static
 topic whose queues move.
 """
 
@@ -21,7 +22,14 @@ from typing import TYPE_CHECKING
 import structlog
 
 from tests.bench.processes import raise_open_files_limit
-from tests.simulation import followed_lives, simulation, static_topics, store_lives, waiting_lives
+from tests.simulation import (
+    compacted_lives,
+    followed_lives,
+    simulation,
+    static_topics,
+    store_lives,
+    waiting_lives,
+)
 from tests.simulation.totals import Outcome, Totals
 
 if TYPE_CHECKING:
@@ -39,6 +47,7 @@ def run_seed(seed: int) -> Outcome:
 
 KINDS: dict[str, Callable[[int], Outcome]] = {
     "all": run_seed,
+    "compacted": compacted_lives.run,
     "followed": followed_lives.run,
     "static": static_topics.run,
     "waiting": waiting_lives.run,

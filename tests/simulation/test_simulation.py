@@ -82,6 +82,7 @@ SEEDS = [
     "waiting_lives 5",
     "simulation 64",
     "static_topics 5",
+    "compacted_lives 6",
 ]
 HERE = "import gc, itertools, sys, time\n"
 # Objects lie elsewhere, are collected at other times, and each look at a clock costs a second.
@@ -94,7 +95,7 @@ time.monotonic = itertools.count(9000.0).__next__
 RUN_SEEDS = """
 import logging, structlog
 from tests.simulation import (
-    followed_lives, simulation, static_topics, store_lives, waiting_lives,
+    compacted_lives, followed_lives, simulation, static_topics, store_lives, waiting_lives,
 )
 
 structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
@@ -166,6 +167,17 @@ def test_seeds_of_static_topics(count: int, tmp_path: Path) -> None:
         "moves, available", "moves, strict", "rebalances", "repairs",
     } <= {name for name, count in kind.counts.items() if count}  # fmt: skip
     assert {"admin cut off", "clock jump", "empty nameserver", "power cut"} <= kind.faults.keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "count", [20, pytest.param(200, marks=pytest.mark.long)], ids=["1 to 20", "1 to 200"]
+)
+def test_seeds_of_compacted_topics(count: int, tmp_path: Path) -> None:
+    kind = totals_of("compacted", count, tmp_path)
+    assert kind.counts["messages dropped"] > 500
+    assert kind.counts["compactions"] > count
+    assert {"full disk", "kill", "lost page", "power cut"} <= kind.faults.keys()
 
 
 def totals_of(name: str, count: int, folder: Path) -> KindTotals:

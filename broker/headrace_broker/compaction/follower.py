@@ -36,14 +36,13 @@ class CompactionFollower:
     def resume(self, topic: str, queue_id: int, queue_offset: int) -> int:
         """See ``Follower``."""
         with self._queues.lock:
-            queue = self._queues.open(topic, queue_id)
-            log = queue.log
             if (topic, queue_id) in self._resumed:
                 # After an error the end of the log may not be as it was written.
-                log.cut(queue_offset)
-                queue.key_index.resume(log.end_offset)
+                queue = self._queues.cut(topic, queue_id, queue_offset)
+            else:
+                queue = self._queues.open(topic, queue_id)
             self._resumed.add((topic, queue_id))
-            return min(log.end_offset, queue_offset)
+            return min(queue.log.end_offset, queue_offset)
 
     def follow(self, block: QueueBlock) -> None:
         """See ``Follower``; what the log has already is left out."""

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from headrace_protocol.columns import Array, RecordColumns
 
 _MAGIC: Final = b"keyindx1"
-# Magic, the seed of the hash, queue offset up to which messages are entered, number of keys.
-_HEAD: Final = struct.Struct("<8s32sqq")
+# Magic, the seed of the hash, queue offset up to which messages are entered.
+_HEAD: Final = struct.Struct("<8s32sq")
 _HEAD_BYTES: Final = 64
 _SLOT: Final = struct.Struct("<Qq")
 _SLOT_DTYPE: Final = np.dtype([("hash", "<u8"), ("place", "<i8")])
@@ -95,10 +95,12 @@ class KeyIndex:
         if file_bytes != _HEAD_BYTES + slot_count * _SLOT.size:
             return False
         table = _Table.of(MappedFile(path, file_bytes, self._fs))
-        magic, seed, position, key_count = _HEAD.unpack_from(table.file.view)
+        magic, seed, position = _HEAD.unpack_from(table.file.view)
         if magic != _MAGIC or seed != self._hash.seed or not 0 <= position <= end:
             return False
-        self._table, self.position, self._key_count = table, position, key_count
+        self._table, self.position = table, position
+        # Of the messages after the position some may have been entered too.
+        self._key_count = int(np.count_nonzero(table.slots["place"]))
         return True
 
     def _create(self, slot_count: int) -> _Table:
@@ -109,7 +111,7 @@ class KeyIndex:
         return table
 
     def _write_head(self, table: _Table) -> None:
-        head = _HEAD.pack(_MAGIC, self._hash.seed, self.position, self._key_count)
+        head = _HEAD.pack(_MAGIC, self._hash.seed, self.position)
         table.file.view[: _HEAD.size] = head
 
     # --- entering ----------------------------------------------------------------------------
@@ -147,7 +149,12 @@ class KeyIndex:
     def sync(self) -> None:
         """Bring all entries to disk, and then how far they go. Raises OSError."""
         if self._table is not None:
-            self._table.file.sync()
+            try:
+                self._table.file.sync()
+            except OSError:
+                # The system may have dropped entries: the next look-up enters them again.
+                self.is_open = False
+                raise
             self._write_head(self._table)
             self._fs.sync_names()
 

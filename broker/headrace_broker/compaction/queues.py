@@ -112,15 +112,30 @@ class CompactedQueues:
         log = QueueLog(folders, self._sizes, fs)
         log.load(store.seals.find, is_clean=store.was_clean)
         end = log.resume(*self._synced(topic, queue_id))
-        state = state_file.load()
-        if state.position > end:
-            state_file.save(state.cut(end))
-        # Messages that are appended again after a crash have not been part of a run.
-        if self._positions.get(topic, queue_id, sys.maxsize) >= end:
-            self._positions.save(topic, queue_id, end - 1)
+        self._forget_runs(topic, queue_id, state_file, end)
         page_cache = store.commit_log.page_cache
         index = KeyIndex(own / _KEYS_FOLDER, fs, self._key_hash(), page_cache)
         return CompactedQueue(log, LogReader(log, page_cache), swap, state_file, index, created_at)
+
+    def cut(self, topic: str, queue_id: int, queue_offset: int) -> CompactedQueue:
+        """Drop the messages of a log from an offset on; they are appended again. Raises OSError."""
+        queue = self.open(topic, queue_id)
+        queue.log.cut(queue_offset)
+        end = queue.log.end_offset
+        queue.key_index.resume(end)
+        self._forget_runs(topic, queue_id, queue.state_file, end)
+        return queue
+
+    def _forget_runs(self, topic: str, queue_id: int, state_file: StateFile, end: int) -> None:
+        """Messages that are appended again have not been part of a run, nor what a run dropped.
+
+        Else a delete marker would go while the value that it hides is back.
+        """
+        state = state_file.load()
+        if state.position > end:
+            state_file.save(state.cut(end))
+        if self._positions.get(topic, queue_id, sys.maxsize) >= end:
+            self._positions.save(topic, queue_id, end - 1)
 
     def _key_hash(self) -> KeyHash:
         """The hash of all key indexes; its seed is made once for a store."""

@@ -2,20 +2,17 @@
 
 A life ends by a power cut or a kill at any operation of the disk, or by a stop. Whatever a life
 has brought to disk is found by the next one, by reading from offset 0 and by key: of each key the
-newest value that was flushed, or a later one. A seed decides everything; as a program it takes the
-first seed and their number: ``python -m tests.simulation.test_compacted_lives 0 500``.
+newest value that was flushed, or a later one. A seed decides everything.
 """
 
 from __future__ import annotations
 
-import sys
 import tempfile
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
-
-import pytest
 
 from headrace_broker.compaction.compactor import Request
 from headrace_broker.store.errors import StoreError
@@ -23,6 +20,8 @@ from headrace_broker.topics.attributes import CompactionPolicy
 from headrace_protocol.key_lookup import NoRecord
 from tests.broker.test_compaction_lookups import get, key
 from tests.broker.test_compaction_source import SIZES, C, create, read
+from tests.simulation.history import PromiseBroken
+from tests.simulation.totals import Outcome
 from tests.support.broker import BrokerUnderTest, broker_config
 from tests.support.faulty_files import FaultyFiles, PowerCut, next_life
 from tests.support.stores import SetClock
@@ -30,6 +29,7 @@ from tests.support.stores import SetClock
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+NAME = "broker with a compacted topic"
 KEYS = [f"k{number}" for number in range(12)]
 POLICY = CompactionPolicy(delete_retention_ms=20_000, max_lag_ms=0)
 LIVES = 5
@@ -56,27 +56,36 @@ class Table:
         for name, values in self._values.items():
             possible = values[self._flushed[name] :]
             value = found.get(name, b"")
-            assert value in possible, f"{name} is {value!r}, expected one of {possible}"
+            if value not in possible:
+                raise PromiseBroken(f"{name} is {value!r}, expected one of {possible}")
             self._values[name] = [value]
         self.flushed()
 
     def check(self, found: dict[str, bytes]) -> None:
         """Check what a life finds while it lasts."""
         newest = {name: values[-1] for name, values in self._values.items()}
-        assert {name: found.get(name, b"") for name in KEYS} == newest
+        if {name: found.get(name, b"") for name in KEYS} != newest:
+            raise PromiseBroken(f"found {found}, expected {newest}")
 
 
 class Life:
     """One life of the broker."""
 
     def __init__(
-        self, folder: Path, files: FaultyFiles, table: Table, rng: Random, clock: SetClock
+        self,
+        folder: Path,
+        files: FaultyFiles,
+        table: Table,
+        rng: Random,
+        clock: SetClock,
+        counts: Counter[str],
     ) -> None:
         config = broker_config(folder, **SIZES)
         self.broker = BrokerUnderTest(folder, config, clock, files=files)
-        self._files = files
+        self.files = files
+        self.rng = rng
         self._table = table
-        self._rng = rng
+        self._counts = counts
         self.steps: list[Callable[[], None]] = [
             *[self.send] * 4,
             self.flush,
@@ -87,11 +96,12 @@ class Life:
         ]
 
     def send(self) -> None:
-        for _ in range(self._rng.randrange(1, 9)):
-            name = self._rng.choice(KEYS)
-            value = b"" if self._rng.random() < 0.15 else b"%d" % self._rng.randrange(10**6)
+        for _ in range(self.rng.randrange(1, 9)):
+            name = self.rng.choice(KEYS)
+            value = b"" if self.rng.random() < 0.15 else b"%d" % self.rng.randrange(10**6)
             self._table.put(name, value)
             self.broker.store_message(C, 0, value, KEYS=name)
+            self._counts["messages sent"] += 1
 
     def flush(self) -> None:
         self.broker.store.flusher.flush_now()
@@ -102,16 +112,26 @@ class Life:
         self.broker.store.followers.all[0].catch_up()
 
     def compact(self) -> None:
-        request = Request((C, 0), POLICY, self.broker.clock.ms, 2000, is_forced=True)
-        self.broker.parts.compaction.compactor.compact(request)
+        # Time passes, so that delete markers go; a small map needs several rounds.
+        self.broker.clock.ms += self.rng.choice([0, 1000, 30_000])
+        map_bytes = self.rng.choice([200, 2000])
+        request = Request((C, 0), POLICY, self.broker.clock.ms, map_bytes, is_forced=True)
+        result = self.broker.parts.compaction.compactor.compact(request)
+        if result is not None:
+            self._counts["compactions"] += 1
+            self._counts["rounds"] += result.round_count
+            self._counts["messages dropped"] += result.dropped_count
 
     def fail(self) -> None:
         """Follow or compact with a full disk."""
         self.flush()
-        self._files.is_full = True
+        self.files.is_full = True
         with suppress(OSError, StoreError):
-            self._rng.choice([self.broker.store.followers.all[0].catch_up, self.compact])()
-        self._files.is_full = False
+            self.rng.choice([self.broker.store.followers.all[0].catch_up, self.compact])()
+        self.files.is_full = False
+
+    def settle(self) -> None:
+        self._table.settle(self.found())
 
     def look(self) -> None:
         self._table.check(self.found())
@@ -120,33 +140,27 @@ class Life:
         """What is read from offset 0 on; GET_BY_KEY must find the same."""
         messages = read(self.broker)
         offsets = [message.queue_offset for message in messages]
-        assert offsets == sorted(set(offsets))
+        if offsets != sorted(set(offsets)):
+            raise PromiseBroken(f"queue offsets {offsets} do not ascend")
         table = {message.properties["KEYS"]: message.body for message in messages}
         by_key = get(self.broker, *map(key, KEYS))
         for name, value in zip(KEYS, by_key, strict=True):
-            assert table.get(name, NoRecord.NEVER) == value
+            if table.get(name, NoRecord.NEVER) != value:
+                raise PromiseBroken(f"{name} is {table.get(name)!r} when read, {value!r} by key")
         return table
 
 
-def live(folder: Path, files: FaultyFiles, table: Table, rng: Random, clock: SetClock) -> None:
-    """A life to its end, which may be a PowerCut."""
-    life = Life(folder, files, table, rng, clock)
-    try:
-        table.settle(life.found())
-        for _ in range(STEPS):
-            rng.choice(life.steps)()
-        life.flush()
-        life.broker.close()
-    except PowerCut:
-        life.broker.store.abandon()
-        raise
-    files.stop()
+def run(seed: int) -> Outcome:
+    """Some lives, the last of which has no faults. Raises PromiseBroken."""
+    outcome = Outcome(NAME, Counter(), Counter())
+    with tempfile.TemporaryDirectory() as folder:
+        _run(Path(folder), Random(seed), outcome)
+    return outcome
 
 
-def run(folder: Path, seed: int) -> None:
-    """Some lives, the last of which has no faults."""
-    rng, table, clock = Random(seed), Table(), SetClock()
-    files = FaultyFiles(folder / "store", Random(seed))
+def _run(folder: Path, rng: Random, outcome: Outcome) -> None:
+    table, clock = Table(), SetClock()
+    files = FaultyFiles(folder / "store", Random(rng.random()))
     first = BrokerUnderTest(folder, broker_config(folder, **SIZES), clock, files=files)
     create(first)
     first.topics.saved.finish()
@@ -160,20 +174,20 @@ def run(folder: Path, seed: int) -> None:
             if ending:
                 setattr(files, ending, rng.randrange(OPERATIONS_MAX))
         with suppress(PowerCut):
-            live(folder, files, table, rng, clock)
+            _live(Life(folder, files, table, rng, clock, outcome.counts))
+        outcome.counts["lives"] += 1
+        outcome.faults.update(files.faults)
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_no_newest_value_is_ever_lost(tmp_path: Path, seed: int) -> None:
-    run(tmp_path, seed)
-
-
-if __name__ == "__main__":
-    start, count = map(int, sys.argv[1:])
-    for seed in range(start, start + count):
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                run(Path(folder), seed)
-            except BaseException:
-                sys.stderr.write(f"seed {seed}\n")
-                raise
+def _live(life: Life) -> None:
+    """A life to its end, which may be a PowerCut."""
+    try:
+        life.settle()
+        for _ in range(STEPS):
+            life.rng.choice(life.steps)()
+        life.flush()
+        life.broker.close()
+    except PowerCut:
+        life.broker.store.abandon()
+        raise
+    life.files.stop()
