@@ -468,7 +468,7 @@ def demands(parts: Parts) -> tuple[Demand, ...]:
             matches_topic=parts.compaction.demand.matches,
             apply=parts.compaction.demand.serve,
             takes_empty=True,
-            passes=parts.compaction.demand.passes,
+            quick=parts.compaction.find_check,
         ),
         Demand("retries", matches_topic=is_retry_topic, apply=parts.dead_letters.serve),
         Demand("inner batches", sys_flags=INNER_BATCH),

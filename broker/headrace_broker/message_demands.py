@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
@@ -73,6 +73,32 @@ class SentMessage(msgspec.Struct):
         self.properties = [*(item for item in kept if item), *items, ""]
 
 
+class QuickCheck(Protocol):
+    """Sees at a glance that what a topic demands leaves messages to one queue unchanged.
+
+    False may also mean that a look at each message must tell.
+    """
+
+    def passes(self, properties: str) -> bool:
+        """Whether a single message is stored unchanged."""
+
+    def passes_items(self, items: BatchItems) -> bool:
+        """Whether all items of a batch are."""
+
+    def passes_all(self, properties: Sequence[bytes], record_bytes: int) -> bool:
+        """Whether all records with these properties are, the largest of ``record_bytes``."""
+
+
+class TopicDemand(NamedTuple):
+    """What is known of a queue to which every message makes a demand.
+
+    takes_empty: whether messages need no body. quick: spares messages that it passes the demand.
+    """
+
+    takes_empty: bool
+    quick: QuickCheck | None
+
+
 class Demand(NamedTuple):
     """One row: which messages make the demand, and how it changes them.
 
@@ -86,8 +112,7 @@ class Demand(NamedTuple):
     change depends on nothing but topic, queue, flags and properties of the message, and on
     UNIQ_KEY at most as a text to copy: then ``apply`` runs once for many messages.
     takes_empty: whether messages to topics that match need no body.
-    passes: whether ``apply`` would change and reject none of a topic's messages with these
-    properties, the largest record having so many bytes; False also if that is uncertain.
+    quick: the check of a queue, by topic and queue id; None where each message must be looked at.
     """
 
     description: str
@@ -97,7 +122,7 @@ class Demand(NamedTuple):
     apply: Callable[[SentMessage], None] | None = None
     admit: Callable[[bytes], None] | None = None
     takes_empty: bool = False
-    passes: Callable[[str, Sequence[bytes], int], bool] | None = None
+    quick: Callable[[str, int], QuickCheck | None] | None = None
 
     def cause(self, message: SentMessage) -> str | None:
         """The flags, property or topic by which a message makes this demand; None if it doesn't."""
@@ -125,11 +150,6 @@ class MessageDemands:
         self.sys_flags = 0
         for demand in self._demands:
             self.sys_flags |= demand.sys_flags
-        matchers = [demand for demand in self._demands if demand.matches_topic]
-        self._topic_matchers = [each.matches_topic for each in matchers if each.matches_topic]
-        self._empty_matchers = [
-            each.matches_topic for each in matchers if each.matches_topic and each.takes_empty
-        ]
         self._marks = [f"\x02{name}\x01".encode() for name in sorted(self.properties)]
         # Names of one row share their start. A single byte is found at a tenth of the cost of a
         # text, so bytes that batches rarely have are looked for first.
@@ -137,13 +157,18 @@ class MessageDemands:
         self._item_marks = [start.encode() for start in starts]
         self._item_letters = _rare_letters(starts)
 
-    def matches_topic(self, topic: str) -> bool:
-        """Whether every message to a topic makes a demand."""
-        return any(matches(topic) for matches in self._topic_matchers)
-
-    def takes_empty(self, topic: str) -> bool:
-        """Whether messages to the topic need no body."""
-        return any(matches(topic) for matches in self._empty_matchers)
+    def of_topic(self, topic: str, queue_id: int) -> TopicDemand | None:
+        """What every message to a queue demands; None if not every one does."""
+        demands = [
+            each for each in self._demands if each.matches_topic and each.matches_topic(topic)
+        ]
+        if not demands:
+            return None
+        find_quick = demands[0].quick if len(demands) == 1 else None
+        return TopicDemand(
+            any(demand.takes_empty for demand in demands),
+            find_quick(topic, queue_id) if find_quick else None,
+        )
 
     def check_flags(self, topic: str, sys_flag: int) -> None:
         """Raise RequestError if a bit makes a demand that is not served."""
@@ -185,10 +210,14 @@ class MessageDemands:
                     self._check_each(items)
                 return
 
-    def check_items_of(self, topic: str, queue_id: int, items: BatchItems) -> None:
-        """As ``check_items``, for a topic whose every message makes a demand."""
-        properties = items.properties()
-        self.check_block(topic, queue_id, properties, record_bytes=items.record_bytes_max)
+    def check_items_of(
+        self, topic: str, queue_id: int, quick: QuickCheck | None, items: BatchItems
+    ) -> None:
+        """As ``check_items``, for a queue to which every message makes a demand."""
+        if quick is not None and quick.passes_items(items):
+            self.check_items(items)
+        else:
+            self._check_each_of(topic, queue_id, items.properties(), items.record_bytes_max)
 
     def _check_each(self, items: BatchItems) -> None:
         for number, raw in enumerate(items.properties(), 1):
@@ -202,34 +231,38 @@ class MessageDemands:
         topic: str,
         queue_id: int,
         properties: Sequence[bytes],
+        of_topic: TopicDemand | None,
+        *,
         sys_flag: int = 0,
         record_bytes: int = 0,
     ) -> None:
         """Raise RequestError unless a block of messages can be stored unchanged.
 
         properties: the distinct ones of the messages, as the log holds them.
-        sys_flag: bits that all messages have. record_bytes: size of the largest record.
+        of_topic: what every message to the queue demands. sys_flag: bits that all messages have.
+        record_bytes: size of the largest record, used if every message makes a demand.
         """
         text = b"\x02" + b"\x02".join(properties)
-        may_demand = any(mark in text for mark in self._marks) or bool(sys_flag & self.sys_flags)
-        if not may_demand and self._passes(topic, properties, record_bytes):
-            return
+        may_demand = any(mark in text for mark in self._marks) or sys_flag & self.sys_flags
+        if not may_demand and of_topic is not None:
+            quick = of_topic.quick
+            may_demand = quick is None or not quick.passes_all(properties, record_bytes)
+        if may_demand:
+            self._check_each_of(topic, queue_id, properties, record_bytes, sys_flag)
+
+    def _check_each_of(
+        self,
+        topic: str,
+        queue_id: int,
+        properties: Sequence[bytes],
+        record_bytes: int,
+        sys_flag: int = 0,
+    ) -> None:
         for raw in properties:
             items = raw.decode(errors="replace").split("\x02")
             message = SentMessage(topic, queue_id, items, sys_flag=sys_flag)
             message.record_bytes = record_bytes
             self._check_unchanged(message)
-
-    def _passes(self, topic: str, properties: Sequence[bytes], record_bytes: int) -> bool:
-        """Whether the topic makes no demand that needs a look at each message.
-
-        Such a look costs more than to store the message.
-        """
-        return all(
-            demand.passes is not None and demand.passes(topic, properties, record_bytes)
-            for demand in self._demands
-            if demand.matches_topic is not None and demand.matches_topic(topic)
-        )
 
     def _check_unchanged(self, message: SentMessage) -> None:
         for demand in self._demands:

@@ -193,6 +193,11 @@ class Client:
         self._received = _cut(self._received, sys.maxsize, headers)
         return [json.loads(header) for header in headers]
 
+    def answer(self) -> dict[str, Any]:
+        """The header of the next answer."""
+        answer: dict[str, Any] = json.loads(self._headers(1)[0])
+        return answer
+
     def _headers(self, count: int) -> list[bytes]:
         """Headers of the next answers; what the daemon asks on its own account is skipped."""
         headers: list[bytes] = []

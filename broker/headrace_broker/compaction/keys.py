@@ -8,7 +8,6 @@ Source: docs/compaction.md "Messages"; tests/broker/test_compaction_keys.py.
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Final
 
 from zlib_ng.zlib_ng import crc32
@@ -20,16 +19,13 @@ from headrace_protocol.errors import RequestError
 from headrace_protocol.message import java_hash
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from headrace_broker.message_demands import SentMessage
     from headrace_protocol.bodies import TopicConfig
 
 KEYS: Final = "KEYS"
 DELETE: Final = "__DELETE__"
-_KEYS_ITEM: Final = b"\x02KEYS\x01"
-_DELETE_ITEM: Final = b"__DELETE__\x01"
-_BEGINS_WITH_KEY: Final = re.compile(rb"KEYS\x01[^\x02]*[!-~][^\x02]*\x02").match
 # More than a record's head, its topic and the properties that the broker adds.
 _RECORD_REST_BYTES: Final = 1024
 
@@ -65,15 +61,6 @@ class KeyDemand:
         self._check_size(message)
         if makes_demand(values.get(DELETE, "")) and message.body != b"":
             message.body = b""
-
-    def passes(self, topic: str, properties: Sequence[bytes], record_bytes: int) -> bool:
-        """See ``Demand``: whether all have a key, at their beginning, where producers write it."""
-        policy = self._policy(topic)
-        if policy is None or policy.key_queue != "any" or record_bytes > self._record_bytes_max:
-            return False
-        text = b"\x02".join(properties)
-        has_more = text.count(_KEYS_ITEM) >= len(properties) or _DELETE_ITEM in text
-        return not has_more and all(map(_BEGINS_WITH_KEY, properties))
 
     def _check_size(self, message: SentMessage) -> None:
         size = message.record_bytes

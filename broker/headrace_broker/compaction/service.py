@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from headrace_broker.compaction.checkpoint import PositionCheckpoint
 from headrace_broker.compaction.compactor import Compactor
 from headrace_broker.compaction.follower import CompactionFollower
+from headrace_broker.compaction.key_check import KeyCheck
 from headrace_broker.compaction.keys import KeyDemand
 from headrace_broker.compaction.metrics import RunTotals
 from headrace_broker.compaction.queues import CompactedQueues
@@ -40,6 +41,8 @@ class Compaction:
         )
         self._store = store
         self._topics = topics
+        self._message_bytes_max = config.max_message_size
+        self._record_bytes_max = sizes.record_bytes_max
         self._totals = RunTotals()
         self._positions = PositionCheckpoint(store.root, store.fs)
         self.queues = CompactedQueues(store, topics, sizes, self._positions)
@@ -83,6 +86,15 @@ class Compaction:
     def runtime_info(self) -> dict[str, str]:
         """For GET_BROKER_RUNTIME_INFO."""
         return self._totals.runtime_info()
+
+    def find_check(self, topic: str, queue_id: int) -> KeyCheck | None:
+        """The quick check of a queue; None where a single message may be too large."""
+        config = self._topics.get(topic)
+        policy = self._policy(topic)
+        if config is None or policy is None or self._message_bytes_max > self._record_bytes_max:
+            return None
+        queue_count = config.write_queue_nums
+        return KeyCheck(queue_id, queue_count, policy.key_queue, self._record_bytes_max)
 
     def find_source(self, lookup: Lookup, queue: StoreQueue) -> CompactedSource | None:
         """The source of a compacted queue; see ``FindSource``."""

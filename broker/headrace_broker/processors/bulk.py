@@ -94,7 +94,8 @@ class BulkProcessor:
             header.topic,
             target.queue.queue_id,
             list(records.distinct_properties),
-            record_bytes=records.record_bytes_max if target.makes_demand else 0,
+            target.demand,
+            record_bytes=records.record_bytes_max if target.demand else 0,
         )
         return records, target
 

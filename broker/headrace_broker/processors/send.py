@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from headrace_broker.config import BrokerConfig
-    from headrace_broker.message_demands import MessageDemands
+    from headrace_broker.message_demands import MessageDemands, QuickCheck, TopicDemand
     from headrace_broker.queue_directory import QueueDirectory
     from headrace_broker.statistics import BrokerStatistics
     from headrace_broker.store.log.commit_log import PlainMessage
@@ -125,10 +125,9 @@ _NOT_PLAIN = (
 class SendTarget(NamedTuple):
     """A queue that a producer may write to.
 
-    sys_flag: bits that its topic adds to each record. makes_demand: whether every message to the
-    topic does. queue_id, offset_delta: see ``Here``. is_decided: whether there is an offset_delta.
-    takes_empty: whether a message needs no body.
-    A target that makes a demand, or is undecided, is not kept, and ``send_ready`` never finds it.
+    sys_flag: bits that its topic adds to each record. queue_id, offset_delta: see ``Here``.
+    is_decided: whether there is an offset_delta. demand: what every message to it demands.
+    read: for ``send_ready``, see ``SendProcessor._plain_properties``.
     """
 
     queue: StoreQueue
@@ -136,8 +135,13 @@ class SendTarget(NamedTuple):
     queue_id: int
     offset_delta: int
     is_decided: bool
-    makes_demand: bool
-    takes_empty: bool
+    demand: TopicDemand | None
+    read: Callable[[str], tuple[bytes, int, str]]
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether ``send_ready`` may find it: plain messages to it are stored as they are."""
+        return self.is_decided and (self.demand is None or self.demand.quick is not None)
 
     def client_offset(self, queue_offset: int) -> int:
         """An offset in the queue as clients see it; -1 while that is undecided."""
@@ -228,16 +232,17 @@ class SendProcessor:
             try:
                 command = _decode_send(frame[1])
                 header = command.fields
-                queue, sys_flag, queue_id, delta, _, _, _ = targets[header.topic, header.queue_id]
+                target = targets[header.topic, header.queue_id]
+                queue, sys_flag, queue_id, delta, _, demand, read = target
                 if command.flag or header.batch or header.sys_flag & demand_flags:
                     message, uniq_key = self._demanding(channel, command, frame[2])
                     messages.append(message)
                     answers.append((queue_id, 0, uniq_key, command.opaque))
                     plain.append(frame)
                     continue
-                properties, code, uniq_key = self._plain_properties(header.properties)
+                properties, code, uniq_key = read(header.properties)
                 body = frame[2]
-                if not body:
+                if not body and not (demand and demand.takes_empty):
                     raise _NotPlainError
             except _NOT_PLAIN:
                 # Keep the order of arrival.
@@ -385,7 +390,7 @@ class SendProcessor:
         target = self.target(request, header)
         if header.sys_flag & self._demand_flags:
             self._demands.check_flags(header.topic, header.sys_flag)
-        if not request.body and not target.takes_empty:
+        if not request.body and not (target.demand and target.demand.takes_empty):
             raise RequestError(
                 ResponseCode.MESSAGE_ILLEGAL,
                 f"a message to {header.topic} has no body: send one",
@@ -403,7 +408,7 @@ class SendProcessor:
         )
         queue, body, recall_ms = target.queue, request.body, 0
         sys_flag = header.sys_flag & _CLIENT_FLAGS | target.sys_flag
-        if has_demand or sys_flag & self._demand_flags or target.makes_demand:
+        if has_demand or sys_flag & self._demand_flags or target.demand:
             message = _sent_message(request, header, queue, properties, code, sys_flag)
             self._demands.apply(message)
             queue = self._store.queue(message.topic, message.queue_id)
@@ -452,11 +457,17 @@ class SendProcessor:
         _, _, uniq_key, has_demand, waits = self._parse_properties(properties)
         if has_demand or header.sys_flag & self._demand_flags:
             self._demands.check_block(
-                header.topic, queue.queue_id, [properties.encode()], header.sys_flag
+                header.topic,
+                queue.queue_id,
+                [properties.encode()],
+                target.demand,
+                sys_flag=header.sys_flag,
             )
         check_items = self._demands.check_items
-        if target.makes_demand:
-            check_items = partial(self._demands.check_items_of, queue.topic, queue.queue_id)
+        if target.demand:
+            check_items = partial(
+                self._demands.check_items_of, queue.topic, queue.queue_id, target.demand.quick
+            )
         queue_offset, physical_offsets = self._write_path.append_batch(
             queue,
             request.body,
@@ -518,6 +529,12 @@ class SendProcessor:
             return self._cache_properties(properties, tail)
         stored_tail, code = cached
         return f"{keys}UNIQ_KEY\x01{uniq_key}\x02{stored_tail}".encode(), code, uniq_key
+
+    def _passed_properties(self, quick: QuickCheck, properties: str) -> tuple[bytes, int, str]:
+        """As ``_plain_properties``, of a message whose topic makes a demand."""
+        if not quick.passes(properties):
+            raise _NotPlainError
+        return self._plain_properties(properties)
 
     def _cache_properties(self, properties: str, tail: str) -> tuple[bytes, int, str]:
         try:
@@ -610,8 +627,7 @@ class SendProcessor:
         target = self._current_targets().get((header.topic, header.queue_id))
         if target is None:
             target = self._find_target(request, header)
-            is_plain = target.is_decided and not target.makes_demand
-            if header.queue_id >= 0 and is_plain:
+            if header.queue_id >= 0 and target.is_kept:
                 self._targets[header.topic, header.queue_id] = target
         return target
 
@@ -625,14 +641,16 @@ class SendProcessor:
         place = self._directory.serve(topic.topic_name, header.queue_id, Use.SEND)
         assert place.queue is not None
         sys_flag = MULTI_TAGS if topic.topic_filter_type == "MULTI_TAG" else 0
+        demand = self._demands.of_topic(topic.topic_name, place.queue.queue_id)
+        quick = demand.quick if demand else None
         return SendTarget(
             place.queue,
             sys_flag,
             place.queue_id,
             place.offset_delta or 0,
             place.offset_delta is not None,
-            self._demands.matches_topic(topic.topic_name),
-            self._demands.takes_empty(topic.topic_name),
+            demand,
+            partial(self._passed_properties, quick) if quick else self._plain_properties,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -64,10 +65,16 @@ class BatchRecords:
         self.count = items.count
         self.total_bytes = items.total_bytes + self._overhead * items.count
 
-    @property
+    @cached_property
     def ends(self) -> bytes:
         """Properties of all items back to back, each with its length before it."""
         return self._items.all_properties()
+
+    @property
+    def properties_starts(self) -> Array:
+        """Where the properties of each item begin in ``ends``."""
+        sizes = self._items.properties_bytes
+        return np.cumsum(sizes + _SHORT.itemsize) - sizes
 
     @property
     def record_bytes_max(self) -> int:

@@ -1,0 +1,278 @@
+"""A compacted topic beside a plain one of one running broker: sends, drains, keys and tables.
+
+Rounds of both topics alternate. The generator shares the machine with the broker.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import sys
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import trio
+
+from headrace import Table
+from headrace.blocking import Admin
+from headrace_protocol.codes import RequestCode
+from headrace_protocol.columns import encode_records
+from headrace_protocol.command import header_fields
+from headrace_protocol.headers import BulkPullHeader, BulkSendHeader, GetByKeyHeader
+from headrace_protocol.key_lookup import WantedKey, encode_keys
+from headrace_protocol.message import encode_batch, encode_properties
+from tests.bench.wire import Client, call_until_accepted, frame, pull_frame, send_frame
+from tests.conformance.peer import PeerError, running
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    import msgspec
+
+    from tests.conformance.peer import Peer
+
+PLAIN, COMPACTED = "PLAIN_BENCH", "KEYED_BENCH"
+_TOPICS = (PLAIN, COMPACTED)
+_BODY = bytes(100)
+_FRAMES = 200
+_BATCH, _BULK = 100, 1000
+_IN_FLIGHT = 32
+_ROUND_S = 1.0
+_BULK_BYTES = 8 << 20
+_SETTLE_S = 120
+
+
+class Way(NamedTuple):
+    """A way to send.
+
+    messages: of one request. make: the request with the messages from a number on.
+    """
+
+    name: str
+    messages: int
+    in_flight: int
+    make: Callable[[str, int], bytes]
+
+
+def measure(home: Path, key_count: int, rounds: int) -> None:
+    """Print a line per case."""
+    with running("headrace", home, settings={}) as peer, Client(peer.broker) as client:
+        for topic in (*_TOPICS, *(f"{topic}_FULL" for topic in _TOPICS)):
+            client.call(frame(RequestCode.UPDATE_AND_CREATE_TOPIC, _topic_fields(topic)))
+        for way in WAYS:
+            _compare_sends(client, way, rounds)
+        for topic in _TOPICS:
+            _fill(client, f"{topic}_FULL", key_count)
+        _wait_for_follower(peer)
+        _compare_drains(client, key_count, rounds)
+        _measure_lookups(client, key_count, rounds)
+        for topic in _TOPICS:
+            _measure_table(peer.nameserver, f"{topic}_FULL", key_count, rounds)
+
+
+def _topic_fields(topic: str) -> dict[str, Any]:
+    attributes = "+cleanup.policy=COMPACTION" if topic.startswith(COMPACTED) else ""
+    return {
+        "topic": topic,
+        "defaultTopic": "TBW102",
+        "readQueueNums": 1,
+        "writeQueueNums": 1,
+        "perm": 6,
+        "topicFilterType": "SINGLE_TAG",
+        "topicSysFlag": 0,
+        "order": False,
+        "attributes": attributes,
+    }
+
+
+def _frame(code: RequestCode, header: msgspec.Struct, body: bytes = b"") -> bytes:
+    fields = {
+        name: value for name, value in (header_fields(header) or {}).items() if value is not None
+    }
+    return frame(code, fields, body)
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def _rates(measure_one: Callable[[str], float], rounds: int) -> tuple[float, float]:
+    """Medians of the rounds of the plain and of the compacted topic."""
+    rates: dict[str, list[float]] = {topic: [] for topic in _TOPICS}
+    for number in range(rounds):
+        for topic in _TOPICS if number % 2 else reversed(_TOPICS):
+            rates[topic].append(measure_one(topic))
+    return statistics.median(rates[PLAIN]), statistics.median(rates[COMPACTED])
+
+
+def _say_ratio(name: str, plain: float, compacted: float) -> None:
+    _say(f"{name:28} {plain:10.0f}/s plain {compacted:10.0f}/s compacted {compacted / plain:6.2f}")
+
+
+# -- sends -----------------------------------------------------------------------------------------
+
+
+def _properties(number: int) -> bytes:
+    return encode_properties({"KEYS": f"user-{number}", "UNIQ_KEY": f"{number:032X}"})
+
+
+def _single(topic: str, number: int) -> bytes:
+    fields = {
+        "a": "bench_producer",
+        "b": topic,
+        "c": "TBW102",
+        "d": 1,
+        "e": 0,
+        "f": 0,
+        "g": 1,
+        "h": 0,
+        "i": _properties(number).decode(),
+        "j": 0,
+        "k": False,
+        "m": False,
+    }
+    return frame(RequestCode.SEND_MESSAGE_V2, fields, _BODY)
+
+
+def _batch(topic: str, number: int) -> bytes:
+    items = [(0, _BODY, _properties(number + at)) for at in range(_BATCH)]
+    return send_frame(topic, 0, encode_batch(items), is_batch=True)
+
+
+def _bulk(topic: str, number: int) -> bytes:
+    properties = [_properties(number + at) for at in range(_BULK)]
+    block = encode_records(topic, [_BODY] * _BULK, properties, born_timestamp=1, born_host=bytes(8))
+    header = BulkSendHeader(
+        producer_group="bench_producer",
+        topic=topic,
+        default_topic="TBW102",
+        default_topic_queue_nums=1,
+        queue_id=0,
+        count=_BULK,
+    )
+    return _frame(RequestCode.BULK_SEND, header, bytes(block.body))
+
+
+WAYS = (
+    Way("sends, 1 unanswered", 1, 1, _single),
+    Way("sends, 32 unanswered", 1, _IN_FLIGHT, _single),
+    Way(f"batches of {_BATCH}", _BATCH, 2, _batch),
+    Way(f"bulk sends of {_BULK}", _BULK, 2, _bulk),
+)
+
+
+def _compare_sends(client: Client, way: Way, rounds: int) -> None:
+    groups: dict[str, list[bytes]] = {}
+    for topic in _TOPICS:
+        frames = [way.make(topic, number * way.messages) for number in range(_FRAMES)]
+        groups[topic] = [
+            b"".join(frames[at : at + way.in_flight])
+            for at in range(0, _FRAMES - way.in_flight + 1, way.in_flight)
+        ]
+
+    def rate(topic: str) -> float:
+        start, sent = time.perf_counter(), 0
+        for group in itertools.cycle(groups[topic]):
+            client.send(group)
+            client.take_answers(way.in_flight)
+            sent += way.in_flight * way.messages
+            if time.perf_counter() - start > _ROUND_S:
+                break
+        return sent / (time.perf_counter() - start)
+
+    _say_ratio(way.name, *_rates(rate, rounds))
+
+
+# -- drains ----------------------------------------------------------------------------------------
+
+
+def _fill(client: Client, topic: str, key_count: int) -> None:
+    for number in range(0, key_count, _BULK):
+        call_until_accepted(client, _bulk(topic, number))
+
+
+def _wait_for_follower(peer: Peer) -> None:
+    end = time.monotonic() + _SETTLE_S
+    with Admin(nameserver=peer.nameserver) as admin:
+        while admin.runtime_info(peer.broker)["follower.compaction.behindMessages"] != "0":
+            if time.monotonic() > end:
+                raise PeerError("the compaction follower did not catch up in time")
+            time.sleep(0.2)
+
+
+def _compare_drains(client: Client, count: int, rounds: int) -> None:
+    for name, make in (("pulls of 32", _pull), ("bulk pulls", _bulk_pull)):
+
+        def rate(topic: str, make: Callable[[str, int], bytes] = make) -> float:
+            start, offset = time.perf_counter(), 0
+            while offset < count:
+                client.send(make(f"{topic}_FULL", offset))
+                offset = int(client.answer()["extFields"]["nextBeginOffset"])
+            return count / (time.perf_counter() - start)
+
+        _say_ratio(f"drain, {name}", *_rates(rate, rounds))
+
+
+def _pull(topic: str, offset: int) -> bytes:
+    return pull_frame("bench_group", topic, 0, offset, 4)
+
+
+def _bulk_pull(topic: str, offset: int) -> bytes:
+    header = BulkPullHeader(
+        topic=topic,
+        queue_id=0,
+        consumer_group="bench_group",
+        queue_offset=offset,
+        max_msg_nums=4000,
+        max_msg_bytes=_BULK_BYTES,
+        sys_flag=4,
+        commit_offset=0,
+        suspend_timeout_millis=0,
+    )
+    return _frame(RequestCode.BULK_PULL, header)
+
+
+# -- keys and tables -------------------------------------------------------------------------------
+
+
+def _measure_lookups(client: Client, key_count: int, rounds: int) -> None:
+    numbers = np.random.default_rng(1).integers(0, key_count, 20_000).tolist()
+    frames = [_get_by_key(number) for number in numbers]
+    client.call(frames[0])  # makes the index
+    rates, times_us = [], []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        for at in range(0, len(frames), _IN_FLIGHT):
+            group = frames[at : at + _IN_FLIGHT]
+            client.send(b"".join(group))
+            client.take_answers(len(group))
+        rates.append(len(frames) / (time.perf_counter() - start))
+    for request in frames[:5000]:
+        start = time.perf_counter()
+        client.call(request)
+        times_us.append((time.perf_counter() - start) * 1e6)
+    _say(
+        f"GET_BY_KEY, {key_count} keys: {statistics.median(rates):.0f}/s with 32 unanswered, "
+        f"p50 {np.percentile(times_us, 50):.0f} us, p99 {np.percentile(times_us, 99):.0f} us"
+    )
+
+
+def _get_by_key(number: int) -> bytes:
+    header = GetByKeyHeader(topic=f"{COMPACTED}_FULL", count=1, max_msg_bytes=_BULK_BYTES)
+    body = encode_keys([WantedKey(f"user-{number}".encode(), 0)])
+    return _frame(RequestCode.GET_BY_KEY, header, body)
+
+
+def _measure_table(nameserver: str, topic: str, key_count: int, rounds: int) -> None:
+    async def load() -> float:
+        start = time.perf_counter()
+        async with Table(topic, nameserver=nameserver) as table:
+            await table.get("user-0")
+            assert len(table) == key_count
+            return key_count / (time.perf_counter() - start)
+
+    rate = statistics.median([trio.run(load) for _ in range(rounds)])
+    _say(f"Table of {key_count} keys, {topic}: {rate:.0f}/s")
