@@ -7,14 +7,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from random import Random
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import trio
 
-from headrace.errors import NoQueue
 from headrace_broker.inner.delivered import Delivered
 from headrace_broker.processors.send import SendProcessor
 from headrace_broker.schedule.service import Schedule
@@ -47,11 +44,8 @@ from tests.simulation import (
     waiting_lives,
 )
 from tests.simulation.history import PromiseBroken
-from tests.simulation.network import FaultyNetwork
 from tests.simulation.run import CLUSTER_EVERY, run_seed
-from tests.simulation.static_promises import StaticHistory
 from tests.simulation.totals import KindTotals, Totals
-from tests.simulation.workload import TOPIC, Workload
 from tests.support.followers import CopyingFollower
 from tests.support.stores import held
 
@@ -172,25 +166,6 @@ def test_seeds_of_static_topics(count: int, tmp_path: Path) -> None:
         "moves, available", "moves, strict", "rebalances", "repairs",
     } <= {name for name, count in kind.counts.items() if count}  # fmt: skip
     assert {"admin cut off", "clock jump", "empty nameserver", "power cut"} <= kind.faults.keys()
-
-
-async def test_a_leader_that_the_nameserver_forgot_is_waited_for(
-    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
-) -> None:
-    tries = []
-
-    async def read(_: Workload) -> bool:
-        tries.append(trio.current_time())
-        if len(tries) == 1:
-            raise NoQueue(TOPIC, "use")
-        return True
-
-    monkeypatch.setattr(Workload, "_read_queues", read)
-    async with trio.open_nursery() as nursery:
-        network = FaultyNetwork(Random(0), nursery)
-        history = StaticHistory(is_sync=True, window_s=0.0)
-        await static_topics.StaticWorkload(network, history, []).read_all()
-    assert [tried_s - tries[0] for tried_s in tries] == [0, 1]
 
 
 def totals_of(name: str, count: int, folder: Path) -> KindTotals:
