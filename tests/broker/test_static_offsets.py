@@ -76,22 +76,6 @@ def kept(brokers: Brokers) -> list[dict[int, int]]:
     return [broker.offsets.offsets_of(GROUP, TOPIC) for broker in brokers.values()]
 
 
-@pytest.mark.parametrize(
-    ("queue_id", "code"),
-    [
-        (7, ResponseCode.SUCCESS),
-        (-1, ResponseCode.INVALID_PARAMETER),
-        (65_536, ResponseCode.INVALID_PARAMETER),
-    ],
-)
-def test_a_group_comes_before_its_physical_queue(
-    brokers: Brokers, queue_id: int, code: ResponseCode
-) -> None:
-    assert commit(brokers, 0, "b", queue_id=queue_id, logical=False) == code
-    there = brokers["b"].offsets.offsets_of(GROUP, TOPIC)
-    assert (queue_id in there) is (code == ResponseCode.SUCCESS)
-
-
 def test_the_range_is_that_of_the_chain(brokers: Brokers) -> None:
     assert offset(brokers, RequestCode.GET_MIN_OFFSET, GetMinOffsetHeader(**QUEUE)) == 0
     assert offset(brokers, RequestCode.GET_MAX_OFFSET, GetMaxOffsetHeader(**QUEUE)) == 15

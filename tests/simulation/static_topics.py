@@ -88,7 +88,7 @@ class StaticWorkload(Workload):
         return len(queues) >= QUEUES
 
     async def _read_queues(self) -> bool:
-        """A route may lack a leader until that registers again, though it has all queues."""
+        """Until its next registration, the route may lack a leader, but not its queues."""
         try:
             return await super()._read_queues()
         except NoQueue:

@@ -20,7 +20,7 @@ from headrace_protocol.bodies import (
     HeartbeatData,
     LockBatchRequestBody,
 )
-from headrace_protocol.bounds import NAME_CHARS_MAX, QUEUE_NUMS_MAX, check_items, check_text
+from headrace_protocol.bounds import NAME_CHARS_MAX, check_items, check_text
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
 from headrace_protocol.headers import (
@@ -257,21 +257,11 @@ class ClientProcessor:
                 f"commit of group {group}, topic {topic}, queue {header.queue_id}: offset "
                 f"{header.commit_offset} must not be negative",
             )
-        self._check_queue(header)
+        self._directory.serve(topic, header.queue_id, Use.INSPECT)
         self._offsets.make_room(group, topic, header.queue_id, Host.of(request.channel))
         if self._offsets.commit(group, topic, header.queue_id, header.commit_offset):
             return Reply()
         return Reply(remark="Offset has been previously reset")
-
-    def _check_queue(self, header: UpdateConsumerOffsetHeader) -> None:
-        """Raise RequestError for a queue that the topic has not.
-
-        A static topic's physical queue may be new: groups are moved to it before it opens.
-        """
-        if header.logical is False and 0 <= header.queue_id < QUEUE_NUMS_MAX:
-            self._topics.expect(header.topic)
-        else:
-            self._directory.serve(header.topic, header.queue_id, Use.INSPECT)
 
 
 def _check_bounds(data: HeartbeatData, language: str) -> None:

@@ -19,14 +19,9 @@ from headrace.admin.client import Admin
 from headrace.errors import HeadraceError, RouteNotFound
 from headrace.messages import check_topic
 from headrace.tasks import gather
-from headrace_protocol.bodies import GroupList, MessageQueue
-from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.headers import (
-    CreateStaticTopicHeader,
-    QueryConsumerOffsetHeader,
-    QueryTopicConsumeByWhoHeader,
-    UpdateConsumerOffsetHeader,
-)
+from headrace_protocol.bodies import MessageQueue
+from headrace_protocol.codes import RequestCode
+from headrace_protocol.headers import CreateStaticTopicHeader
 from headrace_protocol.statictopic.checks import BadMapping
 from headrace_protocol.statictopic.mapping import TopicMapping, encode_detail
 from headrace_protocol.statictopic.plans import (
@@ -261,10 +256,7 @@ class StaticTopicAdmin(Admin):
         """
         for stage in (*plan.claims(), *plan.closing()):
             await self._send(stage, found, epochs)
-        closed = await self._closed(plan, found)
-        for item, leader in plan.emptied(closed, found.exact):
-            await self._move_groups(plan.topic, item, leader, found)
-        last = plan.final(closed, found.exact)
+        last = plan.final(await self._closed(plan, found), found.exact)
         for stage in last:
             await self._send(stage, found, epochs)
         return _mappings(last)
@@ -301,39 +293,6 @@ class StaticTopicAdmin(Admin):
             )
             for queue, item in items.items()
         }
-
-    async def _move_groups(
-        self, topic: str, item: MappingItem, leader: MappingItem, found: Found
-    ) -> None:
-        """Give a new leader the groups whose progress is in an empty item, which leaves its chain.
-
-        Without an offset a group begins anew, by default at the end. Nobody else commits now:
-        the item is closed, and the leader has not opened.
-        """
-        address = found.masters[item.bname]
-        by_whom = QueryTopicConsumeByWhoHeader(topic=topic)
-        response = await self._ask(address, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, by_whom)
-        for group in response.decode(GroupList).group_list:
-            query = QueryConsumerOffsetHeader(
-                consumer_group=group, set_zero_if_not_found=False, **_physical(topic, item)
-            )
-            code = RequestCode.QUERY_CONSUMER_OFFSET
-            answer = await self._instance.request(address, code, query)
-            if answer.command.code == ResponseCode.QUERY_NOT_FOUND:
-                continue
-            answer.expect()
-            commit = UpdateConsumerOffsetHeader(
-                consumer_group=group, commit_offset=leader.start_offset, **_physical(topic, leader)
-            )
-            code = RequestCode.UPDATE_CONSUMER_OFFSET
-            done = await self._instance.request(found.masters[leader.bname], code, commit)
-            if done.command.code != ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST:
-                done.expect()
-
-
-def _physical(topic: str, item: MappingItem) -> dict[str, Any]:
-    """The fields of a request that name an item's physical queue."""
-    return {"topic": topic, "queue_id": item.queue_id, "bname": item.bname, "logical": False}
 
 
 def _same_item(config: StaticConfig | None, queue: int, item: MappingItem) -> MappingItem:

@@ -159,7 +159,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         exact: brokers whose ends can't grow any more: all but Apache's. Behind another broker's
         end the offsets jump even in strict mode.
         """
-        chains = self._decided(closed, exact)
+        chains = dict(self.chains)
+        for queue, (item, end) in closed.items():
+            is_exact = item.bname in exact
+            if self.mode is Mode.AVAILABLE or queue in self.jumping or not is_exact:
+                chains[queue] = _jumped(chains[queue], item, end, is_exact=is_exact)
+            else:
+                chains[queue] = _continued(chains[queue], item, end)
         full = {
             name: self._step(name, self._hosted(name, chains), self.epoch) for name in self.before
         }
@@ -176,28 +182,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             [step for name, step in full.items() if name in first],
             [step for name, step in full.items() if name not in first],
         ]
-
-    def emptied(
-        self, closed: Mapping[int, Closed], exact: Collection[str]
-    ) -> list[tuple[MappingItem, MappingItem]]:
-        """The closed items that leave their chains, which are empty, each with the new leader."""
-        chains = self._decided(closed, exact)
-        return [
-            (item, chains[queue][-1])
-            for queue, (item, _) in closed.items()
-            if all(each.gen != item.gen for each in chains[queue])
-        ]
-
-    def _decided(self, closed: Mapping[int, Closed], exact: Collection[str]) -> dict[int, Chain]:
-        """All chains, with the offsets of their new leaders."""
-        chains = dict(self.chains)
-        for queue, (item, end) in closed.items():
-            is_exact = item.bname in exact
-            if self.mode is Mode.AVAILABLE or queue in self.jumping or not is_exact:
-                chains[queue] = _jumped(chains[queue], item, end, is_exact=is_exact)
-            else:
-                chains[queue] = _continued(chains[queue], item, end)
-        return chains
 
     def _hosted(self, broker: str, chains: Mapping[int, Chain]) -> dict[int, Chain]:
         """The queues of which a broker keeps the chain: leader, second leader, and kept copies."""
