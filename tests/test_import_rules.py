@@ -97,6 +97,7 @@ MAY_IMPORT = {
         "headrace_broker.config",
         "headrace_broker.consumer",
         "headrace_broker.frame_loop",
+        "headrace_broker.queue_directory",
         "headrace_broker.statistics",
         "headrace_broker.topics",
     },

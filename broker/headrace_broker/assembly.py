@@ -530,6 +530,7 @@ def _message_processors(parts: Parts) -> tuple[Processor, ...]:
         parts.pull_watch,
     )
     bulk = BulkProcessor(store, sends, pulls, table, statistics)
+    lookups = KeyLookups(store, topics, parts.directory, parts.compaction.queues)
     return (
         sends,
         pulls,
@@ -566,8 +567,8 @@ def _message_processors(parts: Parts) -> tuple[Processor, ...]:
             sends.reply_confirmed,
             rejection,
         ),
-        QueryProcessor(store, parts.directory),
-        KeyLookups(store, topics, parts.directory, parts.compaction.queues),
+        lookups,
+        QueryProcessor(store, parts.directory, lookups),
         CompactionRequests(topics, parts.compaction.queues, parts.compaction.schedule),
     )
 
@@ -669,6 +670,7 @@ def _health(parts: Parts) -> Health:
 def collectors(parts: Parts) -> tuple[Collect, ...]:
     """Collectors of metrics, in the order of the page; see ``Collect``."""
     store, topics, offsets, consumers = parts.store, parts.topics, parts.offsets, parts.consumers
+    unconsumed = UnconsumedOffsets(offsets, parts.groups, consumers)
     return (
         DaemonMetrics(
             parts.server, parts.registry, parts.watchdog, _health(parts).unexpected_errors
@@ -678,9 +680,7 @@ def collectors(parts: Parts) -> tuple[Collect, ...]:
         ),
         StoreMetrics(store),
         TrafficMetrics(parts.statistics, topics),
-        GroupMetrics(
-            store, topics, offsets, consumers, UnconsumedOffsets(offsets, parts.groups, consumers)
-        ),
+        GroupMetrics(store, topics, parts.directory, offsets, consumers, unconsumed),
     )
 
 

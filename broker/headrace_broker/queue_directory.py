@@ -112,6 +112,9 @@ class Source(Reader, Protocol):
     def store_time_at(self, queue_offset: int, /) -> int | None:
         """Store time of a message in ms; None if the queue doesn't have the message."""
 
+    def missing_from(self, queue_offset: int, /) -> int:
+        """How many offsets from ``queue_offset`` on have no message because it was compacted."""
+
     def record_bytes(self) -> int:
         """Bytes of the queue's records; see ``StoreSource.record_bytes``."""
 

@@ -243,7 +243,7 @@ async def _read_results(mq: Embedded) -> list[WeekDelays]:
     """All messages of the results topic."""
     async with mq.admin() as admin:
         stats = await admin.topic_stats(DELAYS)
-    count = sum(offset.max_offset - offset.min_offset for offset in stats.values())
+    count = sum(offset.message_count for offset in stats.values())
     decode = msgspec.json.Decoder(WeekDelays).decode
     weeks: list[WeekDelays] = []
     async with PullConsumer(nameserver=mq.nameserver, connect=mq.connect) as consumer:

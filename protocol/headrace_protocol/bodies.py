@@ -562,13 +562,20 @@ class TopicOffset(Body):
     """The extent of a queue.
 
     last_update_timestamp: store time of its last message, in ms.
+    missing_count: offsets without a message between these two, if a compaction left such.
     record_bytes: bytes of its records, if requested with ``with_bytes``.
     """
 
     last_update_timestamp: Int64 = 0
     max_offset: Int64 = 0
     min_offset: Int64 = 0
+    missing_count: Int64 | None = None
     record_bytes: Int64 | None = None
+
+    @property
+    def message_count(self) -> int:
+        """Number of messages."""
+        return self.max_offset - self.min_offset - (self.missing_count or 0)
 
 
 class CompactedQueueState(Body):
@@ -610,11 +617,13 @@ class OffsetWrapper(Body):
 
     broker_offset: max offset of the queue.
     last_timestamp: store time of the last consumed message, in ms.
+    missing_count: offsets without a message from the consumed one on, if a compaction left such.
     """
 
     broker_offset: Int64 = 0
     consumer_offset: Int64 = 0
     last_timestamp: Int64 = 0
+    missing_count: Int64 | None = None
     pull_offset: Int64 = 0
 
 

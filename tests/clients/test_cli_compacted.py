@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from headrace.blocking import Admin
+from headrace_protocol.bodies import SubscriptionGroupConfig
 from tests.support.cli import fail, succeed
 from tests.support.running_brokers import brokers_in_thread
 
@@ -24,6 +26,17 @@ def environment(nameserver: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_NAMESERVER", nameserver)
 
 
+def compacted(topic: str, message_count: int) -> dict[str, Any]:
+    """The state of a topic's queue, compacted until it has so many messages.
+
+    The last messages may take a moment to get into the compaction log.
+    """
+    while True:
+        rows: list[dict[str, Any]] = succeed("topic", "compact", topic, "--json").json()
+        if [row["messages"] for row in rows] == [message_count]:
+            return rows[0]
+
+
 def test_a_topic_is_created_filled_compacted_and_described() -> None:
     succeed("topic", "create", "users", "--compacted", "--queues", "1")
     for value in ("1", "2", "3"):
@@ -31,14 +44,33 @@ def test_a_topic_is_created_filled_compacted_and_described() -> None:
         succeed("kv", "put", "users", "bob", value)
     described = succeed("topic", "describe", "users", "--json").json()
     assert described["brokers"][0]["attributes"] == {"cleanup.policy": "COMPACTION"}
-    while True:  # until the last messages are in the compaction log
-        (row,) = succeed("topic", "compact", "users", "--json").json()
-        if row["messages"] == 2:
-            break
+    row = compacted("users", 2)
     assert row["bytes_after"] < row["bytes_before"]
     described = succeed("topic", "describe", "users", "--json").json()
     assert described["compaction"] == [row]
+    assert [queue["messages"] for queue in described["queues"]] == [2]
     assert succeed("kv", "get", "users", "ann").stdout.strip() == "3"
+
+
+def test_lag_counts_messages_and_keys_are_found_with_spaces(nameserver: str) -> None:
+    succeed("topic", "create", "states", "--compacted", "--queues", "1")
+    for value in ("1", "2", "3"):
+        succeed("kv", "put", "states", "New York", value)
+    with Admin(nameserver=nameserver) as admin:
+        admin.create_group(SubscriptionGroupConfig(group_name="readers"))
+    succeed("group", "reset", "readers", "states", "--to", "earliest")
+
+    def lags() -> list[tuple[int, int]]:
+        rows = succeed("group", "lag", "readers", "--json").json()
+        return [(row["max_offset"], row["lag"]) for row in rows]
+
+    assert lags() == [(3, 3)]
+    compacted("states", 1)
+    assert lags() == [(3, 1)]
+    found = succeed("message", "query", "states", "New York", "--json").json()
+    assert "3" in [message["body"] for message in found]
+    succeed("topic", "create", "cities", "--queues", "1")
+    assert "spaces" in fail(2, "message", "query", "cities", "New York")
 
 
 def test_the_number_of_queues_changes_only_by_force() -> None:

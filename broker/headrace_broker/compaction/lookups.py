@@ -1,4 +1,4 @@
-"""GET_BY_KEY: the newest messages of keys.
+"""GET_BY_KEY: the newest messages of keys; also for queries by key.
 
 A key is looked up among the messages that the key index lacks so far, then in the index. The index
 is made when a queue is asked for the first time, and followed from then on.
@@ -25,13 +25,16 @@ from headrace_protocol.key_lookup import (
     ANSWER_BYTES_MAX,
     ANY_QUEUE,
     NoRecord,
+    WantedKey,
     decode_keys,
     encode_found,
 )
 from headrace_protocol.message import CorruptRecord, decode_record, property_value
-from headrace_protocol.serving import Reply
+from headrace_protocol.serving import Reply, all_ready
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from headrace_broker.compaction.queues import CompactedQueue, CompactedQueues
     from headrace_broker.queue_directory import QueueDirectory
     from headrace_broker.store.message_store import MessageStore
@@ -39,7 +42,7 @@ if TYPE_CHECKING:
     from headrace_broker.store.store_source import StoreSource
     from headrace_broker.topics.table import TopicTable
     from headrace_protocol.bodies import TopicConfig
-    from headrace_protocol.key_lookup import Found, WantedKey
+    from headrace_protocol.key_lookup import Found
     from headrace_protocol.serving import Registry, Request
 
 # A longer answer would hold up other clients; the asker sends the rest of its keys again.
@@ -133,9 +136,24 @@ class KeyLookups:
                 break
         return Reply(GetByKeyResponseHeader(count=len(found)), encode_found(found))
 
+    def newest(self, topic: str, key: str) -> Generator[NotReady | None, None, list[bytes]]:
+        """The newest message of a key in each queue; none of a topic that is not compacted."""
+        config = self._topics.get(topic)
+        if config is None or not is_compacted(config):
+            return []
+        wanted = WantedKey(key.encode(errors="surrogatepass"))
+
+        def find_in(queue_id: int) -> Found:
+            return self._find_in(topic, queue_id, wanted, monotonic() + _ANSWER_S)
+
+        found = yield from all_ready(
+            partial(find_in, queue_id) for queue_id in range(_queue_count(config))
+        )
+        return [bytes(each) for each in found if not isinstance(each, NoRecord)]
+
     def _find(self, topic: TopicConfig, wanted: WantedKey, until_s: float) -> Found:
         """The newest message of a key in its queue, or in all. Raises RequestError, NotReady."""
-        queue_count = max(topic.read_queue_nums, topic.write_queue_nums)
+        queue_count = _queue_count(topic)
         if wanted.queue_id >= queue_count:
             raise _invalid(
                 f"queue {wanted.queue_id} of topic {topic.topic_name}: there are {queue_count}"
@@ -193,6 +211,10 @@ class KeyLookups:
             return compacted.reader.record(offset)
         result = self._store.source(queue).get(offset, 1, 1, None)
         return b"".join(result.buffers) if result.next_offset == offset + 1 else None
+
+
+def _queue_count(topic: TopicConfig) -> int:
+    return max(topic.read_queue_nums, topic.write_queue_nums)
 
 
 def _has_key(record: memoryview | bytes, key: bytes) -> bool:

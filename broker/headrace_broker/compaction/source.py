@@ -91,6 +91,13 @@ class CompactedSource:
             return self._tail.unit(self._in_tail(queue_offset))
         return found.position, found.size, found.tags_code
 
+    def missing_from(self, queue_offset: int) -> int:
+        """How many offsets from ``queue_offset`` on have no message because it was compacted."""
+        log = self._find_log()
+        if log is None or queue_offset > log.last_offset:
+            return 0
+        return log.last_offset + 1 - queue_offset - log.count_from(queue_offset)
+
     def record_bytes(self) -> int:
         """Bytes of the messages; see ``StoreSource.record_bytes``."""
         log = self._find_log()

@@ -12,6 +12,8 @@ from headrace_broker.metrics.table import (
     OMITTED,
     PAIRS_MAX,
 )
+from headrace_broker.queue_directory import Lookup, Use
+from headrace_broker.topics.attributes import is_compacted
 from headrace_protocol.errors import NotReady
 from headrace_protocol.system_topics import RETRY_PREFIX
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from headrace_broker.consumer.groups import ConsumerManager
     from headrace_broker.consumer.offsets import ConsumerOffsets
     from headrace_broker.consumer.unconsumed import UnconsumedOffsets
+    from headrace_broker.queue_directory import QueueDirectory
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.store.store_queue import StoreQueue
     from headrace_broker.topics.table import TopicTable
@@ -40,19 +43,22 @@ class GroupMetrics:
 
     A message that was stored earlier lies further ahead in the log, so of all queues of a pair only
     the first place is read. The places found are kept until the group commits: without that a
-    scrape would read old units from the disk again for each queue of an abandoned group.
+    scrape would read old units from the disk again for each queue of an abandoned group. In a
+    compacted topic the first message of each queue is read, since its unit has its store time.
     """
 
     def __init__(
         self,
         store: MessageStore,
         topics: TopicTable,
+        directory: QueueDirectory,
         offsets: ConsumerOffsets,
         consumers: ConsumerManager,
         unconsumed: UnconsumedOffsets,
     ) -> None:
         self._store = store
         self._topics = topics
+        self._directory = directory
         self._offsets = offsets
         self._consumers = consumers
         self._unconsumed = unconsumed
@@ -99,16 +105,18 @@ class GroupMetrics:
     ) -> Generator[NotReady | None, None, bool]:
         """Add what one group has yet to consume of a topic; returns whether its age is known."""
         config = self._topics.get(topic)
-        lag, first_place, is_known = 0, _NOTHING, True
+        is_in_log = config is None or not is_compacted(config)
+        look = self._look if is_in_log else self._look_at_compacted
+        lag, first, is_known = 0, _NOTHING, True
         for queue_id in range(config.read_queue_nums if config else 0):
             if not queue_id % _AT_ONCE:
                 yield None
-            count, place = yield from self._look(samples, topic, group, queue_id)
+            count, found = yield from look(samples, topic, group, queue_id)
             lag += count
-            is_known &= place != _UNKNOWN
-            if place >= 0:
-                first_place = min(place, first_place) if first_place >= 0 else place
-        stored_ms = yield from self._stored_ms(samples, first_place)
+            is_known &= found != _UNKNOWN
+            if found >= 0:
+                first = min(found, first) if first >= 0 else found
+        stored_ms = (yield from self._stored_ms(samples, first)) if is_in_log else first
         labels = group, topic, *_flags(self._topics, topic)
         samples.add(LAG_MESSAGES, lag, *labels)
         if not is_known or stored_ms == _UNKNOWN:
@@ -127,11 +135,7 @@ class GroupMetrics:
             if queue is None:
                 return 0, _NOTHING
             low, end = self._store.source(queue).known_range()
-            start = self._offsets.query(group, topic, queue_id)
-            if start is None:
-                start = self._offsets.query_pull(group, topic, queue_id)
-            if start is None:
-                start = low
+            start = self._start(group, topic, queue_id, low)
             if start >= end:
                 return 0, _NOTHING
             try:
@@ -140,6 +144,37 @@ class GroupMetrics:
                 if not samples.may_wait:
                     return end - start, _UNKNOWN
                 yield wait
+
+    def _look_at_compacted(
+        self, samples: Samples, topic: str, group: str, queue_id: int
+    ) -> Generator[NotReady | None, None, tuple[int, int]]:
+        """As ``_look``, with the store time of the first message, which may have left the log."""
+        yield None  # a search takes longer than a look at a plain queue
+        while True:
+            config = self._topics.get(topic)
+            if config is None:
+                return 0, _NOTHING
+            source = self._directory.local(Lookup(config, queue_id, Use.LIST)).source
+            low, end = source.known_range()
+            start = max(self._start(group, topic, queue_id, low), low)
+            if start >= end:
+                return 0, _NOTHING
+            try:
+                stored_ms = source.store_time_at(start)
+                count = end - start - source.missing_from(start)
+            except NotReady as wait:
+                if not samples.may_wait:
+                    return end - start, _UNKNOWN
+                yield wait
+            else:
+                return count, _NOTHING if stored_ms is None else stored_ms
+
+    def _start(self, group: str, topic: str, queue_id: int, low: int) -> int:
+        """The offset that a group has committed, else where it has pulled up to, else ``low``."""
+        start = self._offsets.query(group, topic, queue_id)
+        if start is None:
+            start = self._offsets.query_pull(group, topic, queue_id)
+        return low if start is None else start
 
     def _place(self, queue: StoreQueue, group: str, start: int) -> int:
         """Where the first message from ``start`` on lies that is still there. Raises NotReady."""

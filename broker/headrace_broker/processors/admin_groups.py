@@ -221,11 +221,13 @@ class AdminGroupsProcessor:
         if not isinstance(place, Here):
             return None
         consumed = self._offsets.query(group, name, queue_id)
+        missing_count = place.source.missing_from(max(consumed or 0, 0))
         return self._queue_key(topic, queue_id), OffsetWrapper(
             broker_offset=place.source.max_offset(),
             consumer_offset=place.no_progress if consumed is None else consumed,
             pull_offset=self._offsets.query_pull(group, name, queue_id) or 0,
             last_timestamp=place.source.store_time_at((consumed or 0) - 1) or 0,
+            missing_count=missing_count or None,
         )
 
     def groups_of_topic(self, request: Request) -> Generator[None, None, Reply]:

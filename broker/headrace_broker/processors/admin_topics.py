@@ -344,10 +344,11 @@ class AdminTopicsProcessor:
         source = self._directory.source_to_list(topic, queue_id)
         if source is None:
             return None
-        max_offset = source.max_offset()
+        min_offset, max_offset = source.min_offset(), source.max_offset()
         return MessageQueue(topic, self._config.broker_name, queue_id), TopicOffset(
-            min_offset=source.min_offset(),
+            min_offset=min_offset,
             max_offset=max_offset,
+            missing_count=source.missing_from(min_offset) or None,
             last_update_timestamp=source.store_time_at(max_offset - 1) or 0,
             record_bytes=source.record_bytes() if with_bytes else None,
         )

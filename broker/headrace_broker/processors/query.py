@@ -6,7 +6,7 @@ Source: docs/protocol.md "Queries"; tests/broker/test_query_processor.py.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from headrace_broker.queue_directory import Use
 from headrace_broker.store.reader import CANDIDATES_MAX
@@ -23,6 +23,7 @@ from headrace_protocol.headers import (
     TimestampResponseHeader,
     ViewMessageHeader,
 )
+from headrace_protocol.message import decode_record
 from headrace_protocol.serving import Reply, all_ready, until_done
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from headrace_broker.store.reader import IndexType, KeyQuery
     from headrace_broker.store.store_source import Boundary
     from headrace_protocol.errors import NotReady
+    from headrace_protocol.message import Buffer
     from headrace_protocol.serving import Registry, Request
 
 _UNIQUE_KEY_COUNT_MAX = 32
@@ -43,15 +45,24 @@ _INDEX_TYPES: dict[str | None, IndexType | None] = {
     "U": "U",
     "T": "T",
 }
+_TYPES_OF_KEYS = (None, "K")
 _BOUNDARIES: dict[str, Boundary] = {"LOWER": "LOWER", "UPPER": "UPPER"}
+
+
+class KeptMessages(Protocol):
+    """Messages that outlive the log files in which they were stored."""
+
+    def newest(self, topic: str, key: str, /) -> Generator[NotReady | None, None, list[bytes]]:
+        """The newest message of a key in each queue; none of a topic that keeps no messages."""
 
 
 class QueryProcessor:
     """Serves lookups of messages and offsets."""
 
-    def __init__(self, store: MessageStore, directory: QueueDirectory) -> None:
+    def __init__(self, store: MessageStore, directory: QueueDirectory, kept: KeptMessages) -> None:
         self._store = store
         self._directory = directory
+        self._kept = kept
 
     def register(self, registry: Registry) -> None:
         """Route the queries."""
@@ -70,19 +81,15 @@ class QueryProcessor:
         records = yield from all_ready(
             functools.partial(self._store.commit_log.record_at, offset) for offset in query.found
         )
-        found = tuple(record for record in records if record is not None)
+        found: list[Buffer] = [record for record in records if record is not None]
+        if len(found) < header.max_num and _index_type(header) in _TYPES_OF_KEYS:
+            newest = yield from self._kept.newest(header.topic, header.key)
+            found += _missing(newest, found, header)
         if not found:
             raise RequestError(ResponseCode.QUERY_NOT_FOUND, _not_found(header, query))
-        return Reply(self._index_end(), found)
+        return Reply(self._index_end(), tuple(found))
 
     def _query(self, header: QueryMessageHeader) -> KeyQuery:
-        try:
-            index_type = _INDEX_TYPES[header.index_type]
-        except KeyError:
-            raise RequestError(
-                ResponseCode.INVALID_PARAMETER,
-                f"indexType {header.index_type!r}: expected K (keys), U (unique key) or T (tags)",
-            ) from None
         is_unique = bool(header.unique_key_query)
         return self._store.query_index(
             header.topic,
@@ -90,11 +97,16 @@ class QueryProcessor:
             _UNIQUE_KEY_COUNT_MAX if is_unique else header.max_num,
             header.begin_timestamp,
             header.end_timestamp,
-            "U" if is_unique else index_type,
+            _index_type(header),
         )
 
     def _index_end(self) -> QueryMessageResponseHeader:
-        last = self._store.index_files.files[-1].header
+        files = self._store.index_files.files
+        if not files:  # all have expired, and the messages were found without them
+            return QueryMessageResponseHeader(
+                index_last_update_timestamp=0, index_last_update_phyoffset=0
+            )
+        last = files[-1].header
         return QueryMessageResponseHeader(
             index_last_update_timestamp=last.end_timestamp,
             index_last_update_phyoffset=last.end_physical_offset,
@@ -108,7 +120,8 @@ class QueryProcessor:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR,
                 f"can not find message by the offset, {physical_offset}: no record begins there, "
-                "it has expired, or the id is of another broker",
+                "it has expired, or the id is of another broker; a message of a compacted topic "
+                "whose record has expired is found by its key, or by its queue and queue offset",
             )
         return Reply(body=(record,))
 
@@ -143,6 +156,38 @@ class QueryProcessor:
         source = self._directory.serve(header.topic, header.queue_id, Use.BEGIN).source
         timestamp = source.store_time_at(source.min_offset())
         return Reply(TimestampResponseHeader(timestamp=-1 if timestamp is None else timestamp))
+
+
+def _index_type(header: QueryMessageHeader) -> IndexType | None:
+    """Raises RequestError for an unknown one."""
+    try:
+        index_type = _INDEX_TYPES[header.index_type]
+    except KeyError:
+        raise RequestError(
+            ResponseCode.INVALID_PARAMETER,
+            f"indexType {header.index_type!r}: expected K (keys), U (unique key) or T (tags)",
+        ) from None
+    return "U" if header.unique_key_query else index_type
+
+
+def _missing(newest: list[bytes], found: list[Buffer], header: QueryMessageHeader) -> list[bytes]:
+    """Those of ``newest`` in the time range that are not found yet, as many as fit."""
+    places = {_place(record) for record in found} if newest else set()
+    return [
+        record
+        for record in newest
+        if header.begin_timestamp <= _stored_ms(record) <= header.end_timestamp
+        and _place(record) not in places
+    ][: header.max_num - len(found)]
+
+
+def _place(record: Buffer) -> tuple[int, int]:
+    message = decode_record(record)
+    return message.queue_id, message.queue_offset
+
+
+def _stored_ms(record: Buffer) -> int:
+    return decode_record(record).store_timestamp
 
 
 def _not_found(header: QueryMessageHeader, query: KeyQuery) -> str:

@@ -204,6 +204,10 @@ class StoreSource:
         physical_offset, size, tags_code = UNIT.unpack(self._units(self._queue, queue_offset, 1))
         return physical_offset, size, tags_code
 
+    def missing_from(self, _queue_offset: int) -> int:
+        """0: offsets have no gaps."""
+        return 0
+
     def record_bytes(self, first: int = 0) -> int:
         """Bytes of the records that can be read: their sum, or an estimate for a long queue.
 
@@ -277,6 +281,10 @@ class EmptySource:
     def known_range(self) -> tuple[int, int]:
         """An empty range."""
         return 0, 0
+
+    def missing_from(self, _queue_offset: int) -> int:
+        """0."""
+        return 0
 
     def record_bytes(self) -> int:
         """0."""

@@ -205,7 +205,7 @@ def _extent(chain: Chain, index: int, physical: TopicOffset | None) -> Extent | 
     return Extent(
         static_offset(item, first),
         static_offset(item, last),
-        last - first,
+        max(last - first - (physical.missing_count or 0), 0),
         physical.last_update_timestamp,
     )
 

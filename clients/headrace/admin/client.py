@@ -37,6 +37,7 @@ from headrace_protocol.headers import (
     ViewMessageHeader,
 )
 from headrace_protocol.message import (
+    KEYS,
     UNIQ_KEY,
     StoredMessage,
     decode_host,
@@ -76,7 +77,7 @@ class TopicTotals(msgspec.Struct, frozen=True):
         return TopicTotals(
             self.topic,
             self.queues + 1,
-            self.messages + queue.max_offset - queue.min_offset,
+            self.messages + queue.message_count,
             byte_count,
             max(self.last_timestamp_ms, queue.last_update_timestamp),
         )
@@ -368,9 +369,10 @@ class Admin(GroupAdmin, WaitingAdmin):
 
         max_count: most messages per broker. begin_ms, end_ms: range of store times, in milliseconds
         since 1970.
-        Raises ConfigurationError for a key with a space: brokers split keys at spaces.
+        Raises ConfigurationError for a key with a space, unless the topic is compacted: brokers
+        split the keys of other topics at spaces.
         """
-        if " " in key:
+        if " " in key and not await self._is_compacted(topic, problems):
             raise ConfigurationError(
                 f"no message can be found by the key {key!r}: brokers split keys at spaces; query "
                 f"one of the parts: {' or '.join(map(repr, key.split()))}"
@@ -383,7 +385,17 @@ class Admin(GroupAdmin, WaitingAdmin):
             end_timestamp=end_ms,
             unique_key_query=False,
         )
-        return await self._query(header, lambda stored: key in stored.keys, problems)
+
+        def matches(stored: StoredMessage) -> bool:
+            return key in stored.keys or stored.properties.get(KEYS) == key
+
+        return await self._query(header, matches, problems)
+
+    async def _is_compacted(self, topic: str, problems: list[BrokerProblem] | None) -> bool:
+        configs = await self.topic(topic, problems=problems)
+        return any(
+            config.attributes.get("cleanup.policy") == "COMPACTION" for config in configs.values()
+        )
 
     async def message(
         self,

@@ -185,4 +185,4 @@ async def _message_count(admin: Admin, topic: str, problems: list[BrokerProblem]
         stats = await admin.topic_stats(topic, problems=problems)
     except RouteNotFound:  # it is created with its first message
         return 0
-    return sum(at.max_offset - at.min_offset for at in stats.values())
+    return sum(at.message_count for at in stats.values())

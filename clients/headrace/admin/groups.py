@@ -59,7 +59,7 @@ class QueueLag(msgspec.Struct, frozen=True, order=True):
 
     committed_offset: -1 if the group has committed nothing there. last_timestamp_ms: store time of
     the last consumed message; 0 if unknown. missing: number of offsets after the committed one
-    without a message, because the offsets of a static topic's queue may jump.
+    without a message: those of a static topic's queue may jump, those of a compacted one have gaps.
     """
 
     queue: MessageQueue
@@ -148,7 +148,13 @@ class GroupAdmin(ChainAdmin):
         rows = [row for stats in found.values() for row in stats.offset_table.items()]
         static = [name for name in {queue.topic for queue, _ in rows} if await self.is_static(name)]
         lags = [
-            QueueLag(queue, offset.consumer_offset, offset.broker_offset, offset.last_timestamp)
+            QueueLag(
+                queue,
+                offset.consumer_offset,
+                offset.broker_offset,
+                offset.last_timestamp,
+                offset.missing_count or 0,
+            )
             for queue, offset in rows
             if queue.topic not in static
         ]

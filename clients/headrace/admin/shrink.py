@@ -53,7 +53,7 @@ async def unread_from(
         return []
     groups = await admin.topic_groups(topic)
     if not groups:
-        return [Unread(queue, None, at.max_offset - at.min_offset) for queue, at in ends.items()]
+        return [Unread(queue, None, at.message_count) for queue, at in ends.items()]
     unread = []
     for group in groups:
         committed = {lag.queue: lag.committed_offset for lag in await admin.lag(group, topic)}

@@ -496,7 +496,7 @@ async def _queue_rows(
         ]
     stats = await admin.topic_stats(topic, problems=problems)
     return [
-        _queue_row(queue.broker_name, queue.queue_id, at, at.max_offset - at.min_offset)
+        _queue_row(queue.broker_name, queue.queue_id, at, at.message_count)
         for queue, at in stats.items()
     ]
 
