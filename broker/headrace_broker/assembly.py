@@ -419,7 +419,11 @@ def _connect(parts: Parts) -> None:
         parts.scrapes.collectors = collectors(parts)
     store.connect(
         unconsumed=lambda: UnconsumedOffsets(
-            parts.offsets, parts.groups, parts.consumers, inner_consumers(parts)
+            parts.offsets,
+            parts.groups,
+            parts.consumers,
+            inner_consumers(parts),
+            parts.compaction.queues.wants,
         ),
         topic_limits=lambda: topic_limits(topics.all()),
         # With synchronous flush, a message on disk is useful only if its topic is too.

@@ -92,6 +92,18 @@ def test_members_that_keep_their_offsets_themselves_do_not_count(broker: BrokerU
     assert look(broker) == {}
 
 
+def test_groups_of_compacted_topics_do_not_count(broker: BrokerUnderTest) -> None:
+    """The CommitLog would otherwise stay until the slowest group has read its last message."""
+    broker.create_topic("plain", 1)
+    broker.create_topic("table", 1, attributes={"cleanup.policy": "COMPACTION"})
+    make_group(broker, "a")
+    for topic in ("plain", "table"):
+        broker.offsets.commit("a", topic, 0, 5)
+    lowest = broker.store.cleaner.unconsumed()
+    assert lowest("plain", [0]) == {0: (5, "a")}
+    assert lowest("table", [0]) == {}
+
+
 # --- limits of topics -----------------------------------------------------------------------
 
 

@@ -67,6 +67,10 @@ class Console:
         """Stop a member."""
         self._ask("leave", client_id)
 
+    def compacted(self, *words: str) -> list[str]:
+        """The lines that a step on a compacted topic returns; see Compacted.java."""
+        return self._ask("compacted", *words).splitlines()
+
     def _ask(self, *words: str) -> str:
         assert self._process.stdin is not None
         assert self._process.stdout is not None

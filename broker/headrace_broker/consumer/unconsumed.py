@@ -34,6 +34,7 @@ class UnconsumedOffsets:
     keep their offsets themselves, don't count.
 
     Queues in which messages wait for the broker itself have its service in the place of a group.
+    Groups that read compacted topics don't count: the compaction log has their messages.
     """
 
     def __init__(
@@ -42,9 +43,11 @@ class UnconsumedOffsets:
         groups: SubscriptionGroups,
         consumers: ConsumerManager,
         waiting: Mapping[str, InnerConsumer] | None = None,
+        is_compacted: Callable[[str], bool] = lambda _topic: False,
     ) -> None:
         """waiting: by topic, the service for which messages wait there."""
         self._waiting = waiting or {}
+        self._is_compacted = is_compacted
         self._offsets = offsets
         self._groups = groups
         self._consumers = consumers
@@ -63,6 +66,8 @@ class UnconsumedOffsets:
                 for queue_id, offset in offsets
                 if offset is not None
             }
+        if self._is_compacted(topic):
+            return {}
         if topic != self._topic:
             self._load_topic(topic)
         found = ((queue_id, self._lowest(queue_id)) for queue_id in queue_ids)

@@ -14,8 +14,9 @@ import java.util.Map;
  *
  * <p>A request is a line that holds a JSON array of words: {@code dump NAMESERVER TOPICS GROUPS}
  * with commas within the lists, {@code mqadmin NAMESERVER COMMAND ...}, or what Members serves:
- * {@code join ...}, {@code received CLIENT_ID}, {@code leave CLIENT_ID}. The answer is a line that
- * holds an object: {@code printed}, and {@code failure} where there was one.
+ * {@code join ...}, {@code received CLIENT_ID}, {@code leave CLIENT_ID}, or {@code compacted ...},
+ * which Compacted serves. The answer is a line that holds an object: {@code printed}, and
+ * {@code failure} where there was one.
  */
 public final class Console {
     private Console() {
@@ -44,6 +45,7 @@ public final class Console {
 
     private static String run(List<String> words) throws Exception {
         return switch (words.get(0)) {
+            case "compacted" -> Compacted.run(words.subList(1, words.size()));
             case "dump" -> Dump.of(words.get(1), words.get(2).split(","), words.get(3).split(","));
             case "join" -> Members.join(words.subList(1, words.size()));
             case "received" -> Members.received(words.get(1));

@@ -187,19 +187,28 @@ final class Session {
             DefaultMQPullConsumer consumer, List<MessageQueue> queues) throws Exception {
         List<MessageExt> found = new ArrayList<>();
         for (MessageQueue queue : queues) {
-            long offset = consumer.minOffset(queue);
-            long end = consumer.maxOffset(queue);
-            while (offset < end) {
-                PullResult result = consumer.pull(queue, "*", offset, 32);
-                String place = queue + " at " + offset;
-                // A static topic's queue may have a gap, behind which it continues.
-                if (result.getPullStatus() != PullStatus.NO_MATCHED_MSG) {
-                    Check.equal(PullStatus.FOUND, result.getPullStatus(), place);
-                    found.addAll(result.getMsgFoundList());
-                }
-                Check.that(result.getNextBeginOffset() > offset, place + " stands still");
-                offset = result.getNextBeginOffset();
+            found.addAll(pullFrom(consumer, queue, consumer.minOffset(queue)));
+        }
+        return found;
+    }
+
+    /** The messages from an offset to the present end of the queue. */
+    @SuppressWarnings("deprecation")
+    static List<MessageExt> pullFrom(DefaultMQPullConsumer consumer, MessageQueue queue, long first)
+            throws Exception {
+        List<MessageExt> found = new ArrayList<>();
+        long offset = first;
+        long end = consumer.maxOffset(queue);
+        while (offset < end) {
+            PullResult result = consumer.pull(queue, "*", offset, 32);
+            String place = queue + " at " + offset;
+            // A static topic's queue may have a gap, behind which it continues.
+            if (result.getPullStatus() != PullStatus.NO_MATCHED_MSG) {
+                Check.equal(PullStatus.FOUND, result.getPullStatus(), place);
+                found.addAll(result.getMsgFoundList());
             }
+            Check.that(result.getNextBeginOffset() > offset, place + " stands still");
+            offset = result.getNextBeginOffset();
         }
         return found;
     }
