@@ -9,12 +9,12 @@ tests/broker/test_seams.py adds one of each.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import structlog
 
+from headrace_broker.client_processors import admin_processors, client_processors
 from headrace_broker.compaction.lookups import KeyLookups
 from headrace_broker.compaction.requests import CompactionRequests
 from headrace_broker.compaction.service import Compaction
@@ -33,13 +33,9 @@ from headrace_broker.message_demands import Demand, MessageDemands
 from headrace_broker.metrics.broker_metrics import ServingMetrics, StoreMetrics, TrafficMetrics
 from headrace_broker.metrics.lag import GroupMetrics
 from headrace_broker.metrics.timed_frames import TimedFrameLoop
+from headrace_broker.parts import Pace, Parts, Processor
 from headrace_broker.peer_places import peer_place
-from headrace_broker.processors.admin_broker import AdminBrokerProcessor
-from headrace_broker.processors.admin_groups import AdminGroupsProcessor
-from headrace_broker.processors.admin_topics import AdminTopicsProcessor
 from headrace_broker.processors.bulk import BulkProcessor
-from headrace_broker.processors.client import ClientProcessor
-from headrace_broker.processors.members import MembersProcessor
 from headrace_broker.processors.pull import PullProcessor
 from headrace_broker.processors.query import QueryProcessor
 from headrace_broker.processors.send import SendProcessor, rejection
@@ -66,18 +62,17 @@ from headrace_broker.topics.attributes import topic_limits
 from headrace_broker.topics.table import TopicTable
 from headrace_broker.transaction.processor import TransactionProcessor
 from headrace_broker.upkeep import ClientExpiry, expire_locks, persist_offsets
-from headrace_broker.waiting_services import WaitingServices, waiting_services
+from headrace_broker.waiting_services import waiting_services
 from headrace_daemon.host_log import HostLog
 from headrace_daemon.metrics.daemon_metrics import DaemonMetrics
 from headrace_daemon.metrics.scrapes import Scrapes
 from headrace_daemon.services import Service, StopStage
 from headrace_daemon.serving.client_requests import ClientRequests
 from headrace_daemon.serving.server import RemotingServer
-from headrace_daemon.slices import Fetches, SlicedWork
 from headrace_daemon.watchdog import Watchdog
 from headrace_protocol.access import restrict
 from headrace_protocol.message import INNER_BATCH, TRANSACTION_MASK, UniqKeyGenerator
-from headrace_protocol.serving import TURN_S, Registry, RunLong
+from headrace_protocol.serving import Registry, RunLong
 from headrace_protocol.system_topics import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 
 if TYPE_CHECKING:
@@ -97,67 +92,6 @@ if TYPE_CHECKING:
     from headrace_daemon.serving.server_channel import ServerChannel
 
 log = structlog.get_logger("headrace.broker")
-
-
-class Processor(Protocol):
-    """Serves a group of request codes."""
-
-    def register(self, registry: Registry) -> None:
-        """Route the requests to this processor."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """The means to keep the loop responsive: slices, work for threads, and clients' turns.
-
-    turn_s: how long one client is served before the others get their turn, in seconds.
-    """
-
-    sliced_work: SlicedWork = field(default_factory=SlicedWork)
-    fetches: Fetches = field(default_factory=Fetches)
-    turn_s: float = TURN_S
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """The parts of a broker, except its processors.
-
-    changes: logs the changes that clients make. scrapes: None without a monitor.
-    """
-
-    config: BrokerConfig
-    store: MessageStore
-    network: Network
-    listener: Listener
-    supervisor: Services
-    pace: Pace
-    watchdog: Watchdog
-    statistics: BrokerStatistics
-    changes: HostLog
-    budget: HostBudget
-    topics: TopicTable
-    fence: Fence
-    undecided: UndecidedQueues
-    mapping_changes: StaticTopicChanges
-    static: StaticTopics
-    compaction: Compaction
-    directory: QueueDirectory
-    groups: SubscriptionGroups
-    offsets: ConsumerOffsets
-    consumers: ConsumerManager
-    producers: ProducerManager
-    pull_watch: PullWatch
-    locks: QueueLocks
-    long_polling: LongPolling
-    client_requests: ClientRequests
-    staging: Staging
-    waiting: WaitingServices
-    dead_letters: DeadLetters
-    registration: Registration
-    frames: FrameLoop
-    server: RemotingServer
-    registry: Registry
-    scrapes: Scrapes | None
 
 
 def new_store(
@@ -210,7 +144,7 @@ def assemble(
     registration = _registration(config, network, topics, mappings, fence, listener)
     of_groups = (offsets, groups, consumers, long_polling)
     static = static_topics(config, network, registration, mappings, store, *of_groups)
-    compaction = Compaction(config, store, topics)
+    compaction = Compaction(config, store, topics, network.connect)
     directory = _directory(config, store, topics, static, compaction)
     staging = _staging(config, store, mappings, statistics, budget, supervisor)
     of_changes = (long_polling, staging, changes, registration, registry)
@@ -512,8 +446,8 @@ def processors(parts: Parts) -> tuple[Processor, ...]:
     """All processors of requests."""
     return (
         *_message_processors(parts),
-        *_client_processors(parts),
-        *_admin_processors(parts),
+        *client_processors(parts),
+        *admin_processors(parts, _health(parts)),
     )
 
 
@@ -573,68 +507,7 @@ def _message_processors(parts: Parts) -> tuple[Processor, ...]:
         ),
         lookups,
         QueryProcessor(store, parts.directory, lookups),
-        CompactionRequests(topics, parts.compaction.queues, parts.compaction.schedule),
-    )
-
-
-def _client_processors(parts: Parts) -> tuple[Processor, ...]:
-    return (
-        ClientProcessor(
-            parts.store,
-            parts.topics,
-            parts.directory,
-            parts.groups,
-            parts.consumers,
-            parts.producers,
-            parts.offsets,
-            parts.locks,
-            parts.store.clock.now_ms,
-        ),
-    )
-
-
-def _admin_processors(parts: Parts) -> tuple[Processor, ...]:
-    config, store, topics, offsets = parts.config, parts.store, parts.topics, parts.offsets
-    now_ms, statistics, changes = store.clock.now_ms, parts.statistics, parts.changes
-    return (
-        AdminTopicsProcessor(
-            config,
-            store,
-            topics,
-            parts.directory,
-            offsets,
-            parts.long_polling,
-            statistics,
-            changes,
-            parts.registration.when_registered,
-            parts.static.mappings,
-            parts.mapping_changes,
-        ),
-        parts.mapping_changes,
-        AdminGroupsProcessor(
-            config,
-            topics,
-            parts.directory,
-            parts.groups,
-            parts.consumers,
-            parts.producers,
-            offsets,
-            parts.long_polling,
-            statistics,
-            now_ms,
-            changes,
-        ),
-        MembersProcessor(
-            parts.consumers,
-            parts.locks,
-            parts.pull_watch,
-            parts.client_requests,
-            topics.readable_queues,
-            now_ms,
-        ),
-        AdminBrokerProcessor(
-            config, store, topics, offsets, statistics, now_ms, changes, _health(parts)
-        ),
+        CompactionRequests(topics, parts.compaction),
     )
 
 
@@ -727,6 +600,7 @@ def services(parts: Parts) -> tuple[Service, ...]:
         Service(parts.store.run, is_awaited=True, is_supervised=False),
         Service(parts.staging.run, parts.staging.load, is_awaited=True, is_supervised=False),
         Service(parts.compaction.schedule.run, parts.compaction.load),
+        Service(parts.compaction.rebuilds.run),
         *_waiting_services(parts),
         Service(parts.pace.sliced_work.run),
         Service(parts.pace.fetches.run),

@@ -473,6 +473,7 @@ class Admin(_Blocking[AsyncAdmin]):
     create_topic = _blocking(AsyncAdmin.create_topic)
     alter_topic = _blocking(AsyncAdmin.alter_topic)
     compact_topic = _blocking(AsyncAdmin.compact_topic)
+    rebuild_topic = _blocking(AsyncAdmin.rebuild_topic)
     purge_topic = _blocking(AsyncAdmin.purge_topic)
     delete_topic = _blocking(AsyncAdmin.delete_topic)
     topics = _blocking(AsyncAdmin.topics)

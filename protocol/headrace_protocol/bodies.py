@@ -599,9 +599,15 @@ class CompactedQueueState(Body):
 
 
 class CompactedTopicState(Body):
-    """The answer to COMPACT_TOPIC (7680005). is_running: whether a compaction was requested."""
+    """The answer to COMPACT_TOPIC (7680005).
+
+    is_running, is_rebuilding: whether a compaction or a rebuild was requested that has not ended.
+    rebuild_problem: why the last rebuild has failed, "" if it has not.
+    """
 
     is_running: bool = False
+    is_rebuilding: bool = False
+    rebuild_problem: str = ""
     queues: list[CompactedQueueState] = []
 
 

@@ -296,10 +296,12 @@ class GetByKeyResponseHeader(RequestHeader, kw_only=True, gc=False):
 class CompactTopicHeader(TopicHeader, kw_only=True, gc=False):
     """COMPACT_TOPIC (7680005).
 
-    start: compact the topic's queues now; otherwise the answer only describes them.
+    start: compact the topic's queues now. rebuild_from: HOST:PORT of a broker from which to rebuild
+    them. Without both the answer only describes them.
     """
 
     start: bool = False
+    rebuild_from: str | None = None
 
 
 class QueryConsumerOffsetHeader(QueueHeader, kw_only=True, gc=False):

@@ -25,7 +25,7 @@ from tests.support.stores import open_store
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from headrace_broker.assembly import Parts
+    from headrace_broker.parts import Parts
 
 
 class Recorder:

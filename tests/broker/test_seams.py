@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import ByteStream
 
-    from headrace_broker.assembly import Parts
+    from headrace_broker.parts import Parts
     from headrace_daemon.metrics.samples import Collect
     from headrace_daemon.network import Network
 

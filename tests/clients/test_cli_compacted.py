@@ -82,3 +82,16 @@ def test_the_number_of_queues_changes_only_by_force() -> None:
 def test_other_topics_are_not_compacted() -> None:
     succeed("topic", "create", "plain", "--queues", "1")
     assert "is not compacted" in fail(1, "topic", "compact", "plain")
+
+
+def test_a_rebuild_names_what_is_missing() -> None:
+    succeed("topic", "create", "lost", "--compacted", "--queues", "1")
+    succeed("kv", "put", "lost", "ann", "1")
+    rows = succeed("topic", "rebuild", "lost", "--from", "127.0.0.1:1", "--json").json()
+    assert len(rows) <= 1, "its first message is there, so nobody is asked"
+    assert "expected HOST:PORT" in fail(1, "topic", "rebuild", "lost", "--from", "nowhere")
+    assert "on the brokers a:" in fail(
+        2, "topic", "rebuild", "lost", "--from", "127.0.0.1:1", "--broker", "b"
+    )
+    succeed("topic", "create", "simple", "--queues", "1")
+    assert "is not compacted" in fail(1, "topic", "rebuild", "simple", "--from", "127.0.0.1:1")

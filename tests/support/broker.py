@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from headrace_broker import assembly
-from headrace_broker.assembly import Pace
 from headrace_broker.config import BrokerConfig
+from headrace_broker.parts import Pace
 from headrace_daemon.network import MemoryNetwork
 from headrace_daemon.services import Services
 from headrace_daemon.slices import Fetches, SlicedWork

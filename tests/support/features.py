@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from headrace_broker.assembly import Parts
+    from headrace_broker.parts import Parts
 
 
 def add_line(monkeypatch: pytest.MonkeyPatch, name: str, *lines: Callable[..., Any]) -> None:

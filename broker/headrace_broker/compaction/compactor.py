@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 import structlog
 
-from headrace_broker.compaction.run import Job
+from headrace_broker.compaction.marker_times import MarkerTimes
+from headrace_broker.compaction.run import Group, Job
 from headrace_broker.compaction.segments import COMPACTING
 from headrace_broker.compaction.worker import Task
 
@@ -20,8 +22,9 @@ if TYPE_CHECKING:
     from headrace_broker.compaction.queues import CompactedQueue, CompactedQueues, Name
     from headrace_broker.compaction.run import Result
     from headrace_broker.compaction.run_state import RunState
-    from headrace_broker.compaction.segments import Folders, Segment
+    from headrace_broker.compaction.segments import Segment
     from headrace_broker.compaction.throttle import Throttle
+    from headrace_broker.compaction.worker import Older
     from headrace_broker.topics.attributes import CompactionPolicy
 
     Runner = Callable[[Task, Callable[[int], None]], Result]
@@ -66,16 +69,36 @@ class Compactor:
         self._positions = positions
         self._runner = runner
         self._throttle = throttle
+        self._busy: set[Name] = set()
 
     def compact(self, request: Request) -> Result | None:
         """Compact a queue if it is due; None if not, or if it was deleted meanwhile.
 
         Raises OSError, StoreError, RunStopped.
         """
+        return self._compact(request, self._plan)
+
+    def merge(self, request: Request, older: Older) -> Result | None:
+        """Merge a master's segments into a queue and compact all; None as ``compact``.
+
+        Raises OSError, StoreError, RunStopped.
+        """
+        return self._compact(request, partial(self._plan_merge, older=older))
+
+    def _compact(
+        self, request: Request, make_plan: Callable[[Request], _Plan | None]
+    ) -> Result | None:
         with self._queues.lock:
-            plan = self._plan(request)
-        if plan is None:
-            return None
+            plan = make_plan(request) if request.name not in self._busy else None
+            if plan is None:
+                return None
+            self._busy.add(request.name)
+        try:
+            return self._run(request, plan)
+        finally:
+            self._busy.discard(request.name)
+
+    def _run(self, request: Request, plan: _Plan) -> Result | None:
         start_s = monotonic()
         try:
             result = self._runner(plan.task, self._throttle.pace)
@@ -107,20 +130,24 @@ class Compactor:
         segments = tuple(segment for segment in queue.log.segments if segment.is_sealed)
         if not segments or not _is_due(segments, state, request):
             return None
-        queue.swap.discard()
-        folders = queue.swap.folders
-        return _Plan(
-            queue,
-            segments,
-            state,
-            Task(
-                _texts(folders),
-                _texts(folders.below(COMPACTING)),
-                queue.log.sizes,
-                [(segment.base, segment.count) for segment in segments],
-                _job(state, request),
-            ),
+        return _new_plan(queue, segments, state, request)
+
+    def _plan_merge(self, request: Request, older: Older) -> _Plan | None:
+        queue = self._queues.all().get(request.name)
+        if queue is None:
+            return None
+        queue.swap.resume(queue.log)
+        queue.log.roll()
+        segments = queue.log.segments
+        queue.log.leave_names(len(older.segments) + len(segments))
+        if segments:
+            oldest = min(older.hides_from, segments[0].first_queue_offset)
+            older = msgspec.structs.replace(older, hides_from=oldest)
+        # No run has contained the master's delete markers, so all markers stay for their time.
+        state = msgspec.structs.replace(
+            queue.state_file.load(), position=0, marker_times=MarkerTimes([], [])
         )
+        return _new_plan(queue, segments, state, request, older)
 
     def _discard(self, plan: _Plan) -> None:
         """Free the space of unfinished files, unless the disk fails again."""
@@ -134,6 +161,10 @@ class Compactor:
 
     def _put_in_place(self, request: Request, plan: _Plan, result: Result, start_s: float) -> None:
         queue, segments = plan.queue, plan.segments
+        if plan.task.older is not None:
+            own = [segment.base for segment in segments]
+            result = result._replace(groups=[Group(own, group.new) for group in result.groups])
+            self._queues.renew_index(*request.name)
         # What the position covers must be on disk, also in segments that stay as they are.
         queue.log.sync()
         state = msgspec.structs.replace(
@@ -160,8 +191,24 @@ class Compactor:
         )
 
 
-def _texts(folders: Folders) -> tuple[str, str]:
-    return str(folders.log), str(folders.units)
+def _new_plan(
+    queue: CompactedQueue,
+    segments: tuple[Segment, ...],
+    state: RunState,
+    request: Request,
+    older: Older | None = None,
+) -> _Plan:
+    queue.swap.discard()
+    folders = queue.swap.folders
+    task = Task(
+        folders.texts,
+        folders.below(COMPACTING).texts,
+        queue.log.sizes,
+        [(segment.base, segment.count) for segment in segments],
+        _job(state, request),
+        older,
+    )
+    return _Plan(queue, segments, state, task)
 
 
 def _job(state: RunState, request: Request) -> Job:

@@ -41,7 +41,7 @@ class QueueLog:
     """All that changes it runs in one thread at a time, the follower's once it follows."""
 
     def __init__(self, folders: Folders, sizes: FileSizes, fs: Files, base: int = 0) -> None:
-        """Describe a log; ``load`` finds the existing files. base: name of the first new ones."""
+        """Describe a log; ``load`` finds the existing files. base: least name of new ones."""
         self.folders = folders
         self.sizes = sizes
         self.fs = fs
@@ -144,8 +144,13 @@ class QueueLog:
         segments = self.segments
         if segments and not segments[-1].is_sealed:
             return segments[-1]
-        base = segments[-1].base + self.sizes.log_bytes if segments else self._base
+        after = segments[-1].base + self.sizes.log_bytes if segments else 0
+        base = max(self._base, after)
         return Segment.create(self.folders, base, self.sizes, self.fs)
+
+    def leave_names(self, file_count: int) -> None:
+        """Have the next new segment leave so many names free, counted from 0; until a restart."""
+        self._base = max(self._base, file_count * self.sizes.log_bytes)
 
     def _fitting(self, live: Segment, ends: Array) -> int:
         """How many records with these ends fit into a segment, end marks included."""

@@ -19,6 +19,7 @@ from headrace_broker.compaction.peer_swap import end_peer_swap
 from headrace_broker.compaction.queue_log import QueueLog
 from headrace_broker.compaction.record_blocks import Marks, RecordSequence
 from headrace_broker.compaction.record_keys import SEED_BYTES, KeyHash
+from headrace_broker.compaction.replica import Replica
 from headrace_broker.compaction.run_state import OWN_FOLDER, StateFile, own_folder
 from headrace_broker.compaction.segments import COMPACTION_FOLDER, Folders
 from headrace_broker.compaction.swap import Swap
@@ -46,7 +47,7 @@ Name = tuple[str, int]
 class CompactedQueue(NamedTuple):
     """An open log with what reads and compacts it.
 
-    created_at: of its topic, see ``Incarnations``.
+    replica: what a rebuild has pulled. created_at: of its topic, see ``Incarnations``.
     """
 
     log: QueueLog
@@ -54,6 +55,7 @@ class CompactedQueue(NamedTuple):
     swap: Swap
     state_file: StateFile
     key_index: KeyIndex
+    replica: Replica
     created_at: int
 
 
@@ -113,9 +115,9 @@ class CompactedQueues:
         log.load(store.seals.find, is_clean=store.was_clean)
         end = log.resume(*self._synced(topic, queue_id))
         self._forget_runs(topic, queue_id, state_file, end)
-        page_cache = store.commit_log.page_cache
-        index = KeyIndex(own / _KEYS_FOLDER, fs, self._key_hash(), page_cache)
-        return CompactedQueue(log, LogReader(log, page_cache), swap, state_file, index, created_at)
+        reader, index = LogReader(log, store.commit_log.page_cache), self._new_index(own)
+        replica = Replica(folders, own, self._sizes, fs)
+        return CompactedQueue(log, reader, swap, state_file, index, replica, created_at)
 
     def cut(self, topic: str, queue_id: int, queue_offset: int) -> CompactedQueue:
         """Drop the messages of a log from an offset on; they are appended again. Raises OSError."""
@@ -137,6 +139,30 @@ class CompactedQueues:
         if self._positions.get(topic, queue_id, sys.maxsize) >= end:
             self._positions.save(topic, queue_id, end - 1)
 
+    def _new_index(self, own: Path) -> KeyIndex:
+        store = self._store
+        return KeyIndex(own / _KEYS_FOLDER, store.fs, self._key_hash(), store.commit_log.page_cache)
+
+    def renew_index(self, topic: str, queue_id: int) -> None:
+        """Have the key index made anew when a key is looked up: older messages are to come.
+
+        Raises OSError.
+        """
+        own, fs = own_folder(self._store.root, topic, queue_id), self._store.fs
+        for path in sorted((own / _KEYS_FOLDER).glob("*")):
+            fs.unlink(path)
+        fs.sync_names()
+        # Lookups keep the old index until they are done.
+        queue = self._queues[topic, queue_id]
+        self._queues[topic, queue_id] = queue._replace(key_index=self._new_index(own))
+
+    def oldest_offset(self, topic: str, queue_id: int) -> int:
+        """The first queue offset of a log, or the one with which it will begin."""
+        segments = self.open(topic, queue_id).log.segments
+        if segments:
+            return segments[0].first_queue_offset
+        return self._synced(topic, queue_id)[1]
+
     def _key_hash(self) -> KeyHash:
         """The hash of all key indexes; its seed is made once for a store."""
         if self._hash is None:
@@ -155,6 +181,7 @@ class CompactedQueues:
             queue = self.open(topic, queue_id)
             if queue.key_index.is_open:
                 return
+            queue.swap.resume(queue.log)
             queue.key_index.load(queue.log.end_offset)
             sequence = RecordSequence(queue.log.segments, _without_pause)
             first, end = sequence.range_of(queue.key_index.position, sys.maxsize)

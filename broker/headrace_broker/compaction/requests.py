@@ -1,4 +1,4 @@
-"""COMPACT_TOPIC: compacts a topic at once, and describes its compaction logs.
+"""COMPACT_TOPIC: compacts or rebuilds a topic, and describes its compaction logs.
 
 Source: docs/protocol.md "Compact a topic"; tests/broker/test_compaction_requests.py.
 """
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from headrace_broker.topics.attributes import is_compacted
 from headrace_protocol.bodies import CompactedQueueState, CompactedTopicState
 from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.drivers.address import split_address
 from headrace_protocol.errors import RequestError
 from headrace_protocol.headers import CompactTopicHeader
 from headrace_protocol.serving import Reply
@@ -17,8 +18,8 @@ from headrace_protocol.serving import Reply
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from headrace_broker.compaction.queues import CompactedQueue, CompactedQueues
-    from headrace_broker.compaction.schedule import CompactionSchedule
+    from headrace_broker.compaction.queues import CompactedQueue
+    from headrace_broker.compaction.service import Compaction
     from headrace_broker.topics.table import TopicTable
     from headrace_protocol.serving import Registry, Request
 
@@ -26,19 +27,21 @@ if TYPE_CHECKING:
 class CompactionRequests:
     """Serves COMPACT_TOPIC."""
 
-    def __init__(
-        self, topics: TopicTable, queues: CompactedQueues, schedule: CompactionSchedule
-    ) -> None:
+    def __init__(self, topics: TopicTable, compaction: Compaction) -> None:
         self._topics = topics
-        self._queues = queues
-        self._schedule = schedule
+        self._queues = compaction.queues
+        self._schedule = compaction.schedule
+        self._rebuilds = compaction.rebuilds
 
     def register(self, registry: Registry) -> None:
         """Route the request."""
         registry.route_long(RequestCode.COMPACT_TOPIC, self.compact)
 
     def compact(self, request: Request) -> Generator[None, None, Reply]:
-        """Have the queues of a topic compacted if the request says so; answer with their state."""
+        """Have the queues of a topic compacted or rebuilt if the request says so.
+
+        The answer is their state.
+        """
         header = request.header(CompactTopicHeader)
         topic = self._topics.expect(header.topic)
         if not is_compacted(topic):
@@ -47,14 +50,27 @@ class CompactionRequests:
                 f"topic {header.topic} is not compacted: create another one with "
                 "`headrace topic create TOPIC --compacted`",
             )
+        if header.rebuild_from is not None:
+            self._rebuild(header.topic, header.rebuild_from)
         if header.start:
             self._schedule.request(header.topic)
-        state = CompactedTopicState(is_running=self._schedule.is_pending(header.topic))
+        state = CompactedTopicState(
+            is_running=self._schedule.is_pending(header.topic),
+            is_rebuilding=self._rebuilds.is_pending(header.topic),
+            rebuild_problem=self._rebuilds.problem(header.topic),
+        )
         for (name, queue_id), queue in sorted(self._queues.all().items()):
             if name == header.topic:
                 state.queues.append(_state(queue_id, queue))
                 yield None
         return Reply(body=(state.encode(),))
+
+    def _rebuild(self, topic: str, address: str) -> None:
+        try:
+            split_address(address)
+        except ValueError as error:
+            raise RequestError(ResponseCode.INVALID_PARAMETER, str(error)) from error
+        self._rebuilds.request(topic, address)
 
 
 def _state(queue_id: int, queue: CompactedQueue) -> CompactedQueueState:

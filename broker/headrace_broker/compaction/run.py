@@ -16,6 +16,8 @@ from __future__ import annotations
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from headrace_broker.compaction.marker_times import MarkerTimes  # noqa: TC001 - msgspec decodes it
 from headrace_broker.compaction.offset_map import OffsetMap
 from headrace_broker.compaction.queue_log import QueueLog
@@ -47,6 +49,17 @@ class Job(NamedTuple):
     markers_before_ms: int
     marker_times: MarkerTimes
     map_bytes_max: int
+
+
+class Merge(NamedTuple):
+    """The first segments of a run are a master's, the others the queue's own.
+
+    segment_count: of the master's. hides_from: records of the master from this queue offset on
+    only supersede older ones; they are not kept.
+    """
+
+    segment_count: int
+    hides_from: int
 
 
 class NewFile(NamedTuple):
@@ -88,13 +101,20 @@ class Run:
     """One run over the sealed segments of a queue, in any thread or process.
 
     pace: called with a number of bytes before they are read or written; may wait, or raise to end
-    the run.
+    the run. merge: None for a run over the queue's own segments.
     """
 
-    def __init__(self, segments: Sequence[Segment], job: Job, pace: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        segments: Sequence[Segment],
+        job: Job,
+        pace: Callable[[int], None],
+        merge: Merge | None = None,
+    ) -> None:
         self._sequence = RecordSequence(segments, pace)
         self._job = job
         self._pace = pace
+        self._merge = merge
         self._hash = KeyHash()
         self._dropped = Marks(self._sequence.count)
         self._markers = Marks(self._sequence.count)
@@ -110,8 +130,10 @@ class Run:
         begin, end = sequence.range_of(job.position, job.stored_until_ms)
         offset_map = OffsetMap(job.map_bytes_max, end - begin)
         self._run_rounds(begin, end, offset_map)
-        groups, bytes_written = self._write(folders, sizes, fs)
         next_position = max(sequence.queue_offset(end), job.position)
+        if self._merge is not None:
+            next_position = self._drop_hiding(self._merge, end, next_position)
+        groups, bytes_written = self._write(folders, sizes, fs)
         dropped_count = self._dropped.count()
         return Result(
             groups=groups,
@@ -176,6 +198,16 @@ class Run:
         self._markers.set(block.numbers[is_marker])
         self._dropped.set(block.numbers[is_over])
 
+    def _drop_hiding(self, merge: Merge, end: int, next_position: int) -> int:
+        """Drop the master's records that only supersede; returns the next run's position."""
+        sequence = self._sequence
+        own_first = sequence.firsts[merge.segment_count]
+        segments = sequence.segments[: merge.segment_count]
+        for first, segment in zip(sequence.firsts, segments, strict=False):
+            offsets = segment.read_units()["queue_offset"]
+            self._dropped.set(first + np.flatnonzero(offsets >= merge.hides_from))
+        return min(next_position, merge.hides_from) if end < own_first else next_position
+
     # --- writing -----------------------------------------------------------------------------
 
     def _write(self, folders: Folders, sizes: FileSizes, fs: Files) -> tuple[list[Group], int]:
@@ -205,6 +237,8 @@ class Run:
         can take the names of old ones.
         """
         segments, pairs = self._sequence.segments, pairwise(self._sequence.firsts)
+        if self._merge is not None:
+            return [(0, len(segments))]
         is_dirty = [bool(self._dropped.get(*pair).any()) for pair in pairs]
         numbers = range(len(segments))
         is_wanted = [is_dirty[at] or _is_small(segments[at], sizes) for at in numbers]

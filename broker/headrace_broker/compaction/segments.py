@@ -57,6 +57,11 @@ class Folders(NamedTuple):
         """Those of unfinished work: COMPACTING or REPLICATING."""
         return Folders(self.log / name, self.units / name)
 
+    @property
+    def texts(self) -> tuple[str, str]:
+        """For another process."""
+        return str(self.log), str(self.units)
+
 
 class SegmentFile(MappedFile):
     """A sparse file that is written by ``pwrite`` only.

@@ -13,6 +13,7 @@ from headrace_broker.compaction.key_check import KeyCheck
 from headrace_broker.compaction.keys import KeyDemand
 from headrace_broker.compaction.metrics import RunTotals
 from headrace_broker.compaction.queues import CompactedQueues
+from headrace_broker.compaction.rebuilds import Rebuilds
 from headrace_broker.compaction.schedule import CompactionSchedule
 from headrace_broker.compaction.source import CompactedSource
 from headrace_broker.compaction.throttle import Throttle
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.store.store_queue import StoreQueue
     from headrace_broker.topics.table import TopicTable
+    from headrace_protocol.drivers.aio import Connect
 
 
 class Compaction:
@@ -35,7 +37,10 @@ class Compaction:
     queues: their logs. demand: what their messages must have. follower: copies their messages.
     """
 
-    def __init__(self, config: BrokerConfig, store: MessageStore, topics: TopicTable) -> None:
+    def __init__(
+        self, config: BrokerConfig, store: MessageStore, topics: TopicTable, connect: Connect
+    ) -> None:
+        """connect: opens connections to other brokers."""
         sizes = FileSizes.of(
             config.compaction_mapped_file_size, config.compaction_cq_mapped_file_size
         )
@@ -49,6 +54,14 @@ class Compaction:
         self.demand = KeyDemand(topics.get, sizes.record_bytes_max)
         self.follower = CompactionFollower(self.queues)
         self.compactor, self.schedule = self._new_runs(config)
+        self.rebuilds = Rebuilds(
+            self.queues,
+            self.compactor,
+            self._policy,
+            connect,
+            store.clock.now_ms,
+            config.max_offset_map_size,
+        )
 
     def _new_runs(self, config: BrokerConfig) -> tuple[Compactor, CompactionSchedule]:
         store = self._store
@@ -82,6 +95,7 @@ class Compaction:
         """Open all compaction logs. Raises OSError, StoreError."""
         self._positions.load()
         self.queues.load()
+        self.rebuilds.load()
 
     def runtime_info(self) -> dict[str, str]:
         """For GET_BROKER_RUNTIME_INFO."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from headrace_broker.compaction.record_blocks import SegmentDamaged
-from headrace_broker.compaction.run import Job, Result, Run
+from headrace_broker.compaction.run import Job, Merge, Result, Run
 from headrace_broker.compaction.segments import Folders, Segment
 from headrace_broker.compaction.units import FileSizes  # noqa: TC001 - msgspec decodes it
 from headrace_broker.store.errors import StoreError
@@ -34,6 +34,14 @@ _BROKER_ENDED: Final = "a compaction was given up: the broker has ended"
 _LOOK_S: Final = 0.2
 
 
+class Older(msgspec.Struct, frozen=True):
+    """A master's segments, to be merged with the queue's own; see ``Merge``."""
+
+    folders: tuple[str, str]
+    segments: list[tuple[int, int]]
+    hides_from: int
+
+
 class Task(msgspec.Struct, frozen=True):
     """A run as another process gets it.
 
@@ -45,6 +53,7 @@ class Task(msgspec.Struct, frozen=True):
     sizes: FileSizes
     segments: list[tuple[int, int]]
     job: Job
+    older: Older | None = None
 
 
 class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -63,11 +72,19 @@ class RunFailed(StoreError):
 def run_here(task: Task, pace: Pace, fs: Files | None = None) -> Result:
     """Run in this process. Raises OSError, SegmentDamaged."""
     files = fs or Files()
-    folders, target = (Folders(*map(Path, pair)) for pair in (task.folders, task.target))
-    segments = [
-        Segment.open(folders, base, task.sizes, files).cut(count) for base, count in task.segments
-    ]
-    return Run(segments, task.job, pace).compact(target, task.sizes, files)
+    segments, merge = _open(task.folders, task.segments, task.sizes, files), None
+    if (older := task.older) is not None:
+        segments = [*_open(older.folders, older.segments, task.sizes, files), *segments]
+        merge = Merge(len(older.segments), older.hides_from)
+    target = Folders(*map(Path, task.target))
+    return Run(segments, task.job, pace, merge).compact(target, task.sizes, files)
+
+
+def _open(
+    texts: tuple[str, str], segments: list[tuple[int, int]], sizes: FileSizes, files: Files
+) -> list[Segment]:
+    folders = Folders(*map(Path, texts))
+    return [Segment.open(folders, base, sizes, files).cut(count) for base, count in segments]
 
 
 def run_in_process(task: Task, pace: Pace) -> Result:

@@ -256,6 +256,27 @@ class Admin(GroupAdmin, WaitingAdmin):
 
         return await self._gather(await self._topic_masters(topic), ask, problems)
 
+    async def rebuild_topic(
+        self, topic: str, source: str, *, broker: str | None = None, start: bool = True
+    ) -> dict[str, CompactedTopicState]:
+        """Have a broker pull the older messages of a compacted topic from another one.
+
+        source: HOST:PORT of the other one. broker: name of the one to rebuild, None for the only
+        one that has the topic. start: False only asks for the state.
+        Returns the state of the queues by broker name; ``is_rebuilding`` until it has ended.
+        Raises RouteNotFound, ConfigurationError.
+        """
+        masters = await self._topic_masters(topic)
+        if (broker is None and len(masters) != 1) or (broker is not None and broker not in masters):
+            raise ConfigurationError(
+                f"topic {topic} is on the brokers {', '.join(sorted(masters))}: "
+                "name the one to rebuild with --broker"
+            )
+        header = CompactTopicHeader(topic=topic, rebuild_from=source if start else None)
+        name = broker or next(iter(masters))
+        answer = await self._ask(masters[name], RequestCode.COMPACT_TOPIC, header)
+        return {name: answer.decode(CompactedTopicState)}
+
     async def purge_topic(self, topic: str) -> None:
         """Delete a topic's messages and the progress of its groups, but keep its settings.
 

@@ -9,7 +9,7 @@ from headrace_daemon.metrics.samples import Metric
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from headrace_broker.assembly import Parts
+    from headrace_broker.parts import Parts
     from headrace_daemon.metrics.samples import Samples
 
 LETTERS = Metric("feature_letters", "gauge", "Letters of the name of a topic", ("topic",))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tests.support.followers import CopyingFollower
 
 if TYPE_CHECKING:
-    from headrace_broker.assembly import Parts
+    from headrace_broker.parts import Parts
     from headrace_broker.store.queues.queue_blocks import QueueBlock
 
 

@@ -424,6 +424,47 @@ def compact(name: str, nameserver: str | None, *, as_json: bool) -> None:
     print_rows(rows, as_json=as_json, empty="no queue has messages yet")
 
 
+@command.command(
+    "rebuild",
+    epilog=options.examples(
+        "headrace topic rebuild users --from 10.0.0.7:10911",
+        "headrace topic rebuild users --from 10.0.0.7:10911 --broker broker-b",
+    ),
+)
+@click.argument("name", metavar="TOPIC", shell_complete=completion.topics)
+@click.option(
+    "--from", "source", metavar="HOST:PORT", required=True, help="Broker that has the messages."
+)
+@click.option("--broker", metavar="NAME", help="Broker to rebuild, if several have the topic.")
+@options.as_json
+@options.nameserver
+def rebuild(
+    name: str, source: str, broker: str | None, nameserver: str | None, *, as_json: bool
+) -> None:
+    """Pull the older messages of a compacted topic from another broker.
+
+    For a broker that has lost them, and still has the newer ones at the same offsets.
+    """
+    import trio
+
+    from headrace.admin.client import Admin
+    from headrace.errors import HeadraceError
+
+    async def run() -> dict[str, CompactedTopicState]:
+        async with Admin(nameserver=nameserver) as admin:
+            states = await admin.rebuild_topic(name, source, broker=broker)
+            while any(state.is_rebuilding for state in states.values()):
+                await trio.sleep(_COMPACTED_S)
+                states = await admin.rebuild_topic(name, source, broker=broker, start=False)
+            return states
+
+    states = trio.run(run)
+    for state in states.values():
+        if state.rebuild_problem:
+            raise HeadraceError(state.rebuild_problem)
+    print_rows(_compaction_rows(states), as_json=as_json, empty="no queue has messages yet")
+
+
 def _compaction_rows(states: Mapping[str, CompactedTopicState]) -> list[dict[str, Any]]:
     return [
         {

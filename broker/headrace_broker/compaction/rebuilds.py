@@ -1,0 +1,281 @@
+"""Rebuilds the compaction log of a queue from another broker that has the queue.
+
+A broker that has lost the older files of a compaction log, but has the same messages from some
+queue offset on, pulls the older ones from a master, merges both and compacts them. Messages are
+pulled, not files, because the master's runs replace its files meanwhile.
+
+1. The progress of a rebuild is saved before the first pull, and after each part is on disk.
+2. Messages are pulled from offset 0 to the first one of the queue's own log, and from there on
+   delete markers to its end: runs here may have dropped theirs before what they hide has come.
+3. One forced run over both parts, whose swap puts the result in place.
+4. What was pulled is removed. A start in between repeats the rebuild without effect.
+Source: docs/compaction.md "Rebuild".
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import numpy as np
+import structlog
+import trio
+
+from headrace_broker.compaction.compactor import Request
+from headrace_broker.compaction.master import Master
+from headrace_broker.compaction.replica import Progress
+from headrace_broker.compaction.throttle import RunStopped
+from headrace_broker.store.errors import StoreError
+from headrace_protocol.drivers.aio import AsyncConnection, open_stream
+from headrace_protocol.drivers.errors import ConnectionLost, HeadraceError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from headrace_broker.compaction.compactor import Compactor
+    from headrace_broker.compaction.master import Pulled
+    from headrace_broker.compaction.queues import CompactedQueue, CompactedQueues, Name
+    from headrace_broker.topics.attributes import CompactionPolicy
+    from headrace_protocol.columns import Array
+    from headrace_protocol.drivers.aio import Connect
+
+log = structlog.get_logger("headrace.broker")
+
+# Between two saves of the progress; a start pulls again what came after the last.
+_SAVE_BYTES: Final = 16 << 20
+_RUN_ENDS_S: Final = 1.0
+
+
+class OtherQueue(Exception):
+    """The other broker's queue is not the one that this broker has."""
+
+
+class Rebuild:
+    """One rebuild of one queue; its methods run in threads, and hold the lock of the queues."""
+
+    def __init__(self, queues: CompactedQueues, name: Name, now_ms: int) -> None:
+        self._queues = queues
+        self._name = name
+        self._now_ms = now_ms
+        self._unsaved_bytes = 0
+        self._own_units: Array | None = None
+        self.progress = Progress("", 0, 0, 0)
+
+    def begin(self, address: str, retention_ms: int) -> bool:
+        """Resume or begin; False if nothing is missing. Raises OSError, StoreError.
+
+        Resumed is a rebuild from the same address, until its delete markers may have been dropped.
+        """
+        with self._queues.lock:
+            queue = self._current()
+            if queue is None:
+                return False
+            oldest = self._queues.oldest_offset(*self._name)
+            saved = queue.replica.saved()
+            if not oldest:
+                queue.replica.discard()
+                return False
+            segments = queue.log.segments
+            if segments:
+                self._own_units = segments[0].read_units()
+            if (
+                saved is not None
+                and saved.address == address
+                and self._now_ms - saved.started_ms < retention_ms
+                and saved.hides_from <= oldest
+                and queue.replica.resume(saved)
+            ):
+                self.progress = saved
+                return True
+            end = max(queue.log.end_offset, oldest)
+            self.progress = Progress(address, self._now_ms, oldest, end)
+            queue.replica.begin(self.progress)
+            return True
+
+    def take(self, pulled: Pulled) -> None:
+        """Append what was pulled. Raises OSError, StoreError, OtherQueue."""
+        progress, records = self.progress, pulled.records
+        with self._queues.lock:
+            queue = self._current()
+            if queue is None:
+                return
+            if records is not None:
+                self._check(pulled)
+                kept = records.select(records.queue_offset < progress.end)
+                self._unsaved_bytes += queue.replica.append(kept, progress.hides_from)
+            if pulled.position is None and pulled.max_offset < progress.hides_from:
+                raise OtherQueue(
+                    f"its queue ends at {pulled.max_offset}, before {progress.hides_from}, where "
+                    "the messages of this broker begin: name a broker that has the whole queue"
+                )
+            position = progress.end if pulled.position is None else pulled.position
+            self.progress = msgspec.structs.replace(progress, position=position)
+            if self._unsaved_bytes >= _SAVE_BYTES or self.is_complete():
+                queue.replica.save(self.progress)
+                self._unsaved_bytes = 0
+
+    def is_complete(self) -> bool:
+        """Whether all that is missing was pulled, or the queue is gone."""
+        return self.progress.position >= self.progress.end or self._current() is None
+
+    def _current(self) -> CompactedQueue | None:
+        return self._queues.all().get(self._name)
+
+    def _check(self, pulled: Pulled) -> None:
+        """Raise OtherQueue if one of the first own messages is another one there."""
+        records, units = pulled.records, self._own_units
+        if records is None or units is None:
+            return
+        common, here, there = np.intersect1d(
+            units["queue_offset"], records.queue_offset, assume_unique=True, return_indices=True
+        )
+        is_other = units["store_timestamp"][here] != records.store_timestamp[there]
+        if is_other.any():
+            raise OtherQueue(
+                f"its message at queue offset {common[is_other][0]} is not that of this broker: "
+                "name a broker whose queue has the same messages"
+            )
+
+    def discard(self) -> None:
+        """Remove what was pulled. Raises OSError."""
+        with self._queues.lock:
+            queue = self._current()
+            if queue is not None:
+                queue.replica.discard()
+
+    def merge(self, compactor: Compactor, request: Request) -> bool:
+        """Put the result in place; False while another run compacts the queue.
+
+        Raises OSError, StoreError, RunStopped.
+        """
+        with self._queues.lock:
+            queue = self._current()
+            older = queue.replica.older(self.progress.hides_from) if queue is not None else None
+        if older is not None and compactor.merge(request, older) is None:
+            return self._current() is None
+        self.discard()
+        return True
+
+
+class Rebuilds:
+    """Rebuilds queues one after another, by request and where a start finds unfinished ones."""
+
+    def __init__(
+        self,
+        queues: CompactedQueues,
+        compactor: Compactor,
+        policy_of: Callable[[str], CompactionPolicy | None],
+        connect: Connect,
+        now_ms: Callable[[], int],
+        map_bytes_max: int,
+    ) -> None:
+        """policy_of: the policy of a topic, None if it is not compacted."""
+        self._queues = queues
+        self._compactor = compactor
+        self._policy_of = policy_of
+        self._connect = connect
+        self._now_ms = now_ms
+        self._map_bytes_max = map_bytes_max
+        self._pending: dict[Name, str] = {}
+        self._problems: dict[Name, str] = {}
+        self._wakeup = trio.Event()
+
+    def load(self) -> None:
+        """Find unfinished rebuilds. Raises OSError, StoreError."""
+        for name, queue in self._queues.all().items():
+            progress = queue.replica.saved()
+            if progress is None:
+                queue.replica.discard()
+            else:
+                self._pending[name] = progress.address
+
+    def request(self, topic: str, address: str) -> None:
+        """Rebuild the queues of a topic from a broker."""
+        for name in self._queues.all():
+            if name[0] == topic:
+                self._pending[name] = address
+                self._problems.pop(name, None)
+        self._wakeup.set()
+
+    def is_pending(self, topic: str) -> bool:
+        """Whether a queue of a topic is being rebuilt, or is to be."""
+        return any(name[0] == topic for name in self._pending)
+
+    def problem(self, topic: str) -> str:
+        """Why the last rebuild of a topic has failed; "" if it has not."""
+        problems = self._problems.items()
+        return next((text for name, text in sorted(problems) if name[0] == topic), "")
+
+    async def run(self) -> None:
+        """Rebuild until cancelled."""
+        while True:
+            while self._pending:
+                name, address = next(iter(self._pending.items()))
+                try:
+                    await self._serve(name, address)
+                finally:
+                    if self._pending.get(name) == address:
+                        del self._pending[name]
+            self._wakeup = trio.Event()
+            await self._wakeup.wait()
+
+    async def _serve(self, name: Name, address: str) -> None:
+        try:
+            await self.rebuild(name, address)
+        except RunStopped:
+            return
+        except (HeadraceError, OSError, StoreError, OtherQueue) as error:
+            topic, queue_id = name
+            self._problems[name] = f"{topic}/{queue_id} not rebuilt from {address}: {error}"
+            log.error("queue not rebuilt", queue=name, master=address, reason=str(error))
+
+    async def rebuild(self, name: Name, address: str) -> None:
+        """Rebuild a queue from the broker at an address, or resume that.
+
+        Raises HeadraceError, OSError, StoreError, OtherQueue, RunStopped.
+        """
+        policy = self._policy_of(name[0])
+        if policy is None or name not in self._queues.all():
+            return
+        rebuild = Rebuild(self._queues, name, self._now_ms())
+        begin = partial(rebuild.begin, address, policy.delete_retention_ms)
+        if not await trio.to_thread.run_sync(begin):
+            return
+        try:
+            await self._pull(rebuild, name, address)
+        except OtherQueue:
+            await trio.to_thread.run_sync(rebuild.discard)
+            raise
+        request = Request(name, policy, self._now_ms(), self._map_bytes_max, is_forced=True)
+        merge = partial(rebuild.merge, self._compactor, request)
+        while True:
+            if await trio.to_thread.run_sync(merge):
+                break
+            await trio.sleep(_RUN_ENDS_S)
+        log.info("queue rebuilt", queue=name, master=address)
+
+    async def _pull(self, rebuild: Rebuild, name: Name, address: str) -> None:
+        if rebuild.is_complete():
+            return
+        stream = await open_stream(self._connect, address)
+        connection = AsyncConnection(stream, address)
+        problem: Exception = ConnectionLost(address, "the broker closed it")
+        is_done = False
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(connection.run)
+            master = Master(connection, *name)
+            try:
+                while not rebuild.is_complete():
+                    pulled = await master.pull(rebuild.progress.position)
+                    await trio.to_thread.run_sync(rebuild.take, pulled)
+                await master.leave()
+                is_done = True
+            except (HeadraceError, OSError, StoreError, OtherQueue) as error:
+                # Raised here, it would leave the nursery inside an ExceptionGroup.
+                problem = error
+            finally:
+                nursery.cancel_scope.cancel()
+        await trio.lowlevel.checkpoint_if_cancelled()
+        if not is_done:
+            raise problem
