@@ -7,19 +7,20 @@ newest value that was flushed, or a later one. A seed decides everything.
 
 from __future__ import annotations
 
-import tempfile
+import os
 from collections import Counter
 from contextlib import suppress
-from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
 
+from headrace_broker.compaction import follower
 from headrace_broker.compaction.compactor import Request
 from headrace_broker.store.errors import StoreError
 from headrace_broker.topics.attributes import CompactionPolicy
 from headrace_protocol.key_lookup import NoRecord
 from tests.broker.test_compaction_lookups import get, key
 from tests.broker.test_compaction_source import SIZES, C, create, read
+from tests.simulation.determinism import decided_by, temporary_folder
 from tests.simulation.history import PromiseBroken
 from tests.simulation.totals import Outcome
 from tests.support.broker import BrokerUnderTest, broker_config
@@ -28,6 +29,7 @@ from tests.support.stores import SetClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 NAME = "broker with a compacted topic"
 KEYS = [f"k{number}" for number in range(12)]
@@ -153,8 +155,12 @@ class Life:
 def run(seed: int) -> Outcome:
     """Some lives, the last of which has no faults. Raises PromiseBroken."""
     outcome = Outcome(NAME, Counter(), Counter())
-    with tempfile.TemporaryDirectory() as folder:
-        _run(Path(folder), Random(seed), outcome)
+    with temporary_folder() as folder, decided_by(seed, lambda: 0.0) as patch:
+        # The key index is brought to disk each time, not once a minute.
+        patch.setattr(follower, "INDEX_SYNC_S", -1.0)
+        # The hash of keys decides which pages of the index a life changes.
+        patch.setattr(os, "urandom", Random(seed).randbytes)
+        _run(folder, Random(seed), outcome)
     return outcome
 
 

@@ -73,12 +73,13 @@ class _Tail:
     def extend(self, source: StoreSource, until_s: float) -> None:
         """Take the messages up to the end of the queue. Raises NotReady, also after ``until_s``."""
         while self.end < source.max_offset():
-            if monotonic() > until_s:
-                raise NotReady(_go_on, OLD_DATA)
             result = source.get(self.end, _TAIL_COUNT, _TAIL_BYTES, None)
             if result.status is GetStatus.FOUND:
                 self._take(RecordColumns.from_records(b"".join(result.buffers)))
             self.end = result.next_offset
+            # Afterwards: each turn gets on, however late it begins.
+            if monotonic() > until_s and self.end < source.max_offset():
+                raise NotReady(_go_on, OLD_DATA)
 
     def _take(self, records: RecordColumns) -> None:
         starts, sizes = find_keys(records)
