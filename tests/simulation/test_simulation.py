@@ -163,7 +163,7 @@ def test_seeds_of_messages_that_wait(count: int, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "count", [20, pytest.param(300, marks=pytest.mark.long)], ids=["1 to 20", "1 to 300"]
+    "count", [20, pytest.param(100, marks=pytest.mark.long)], ids=["1 to 20", "1 to 100"]
 )
 def test_seeds_of_static_topics(count: int, tmp_path: Path) -> None:
     kind = totals_of("static", count, tmp_path)
