@@ -27,7 +27,9 @@ _SCHEDULED_AGE_S = 0.001
 class Stall(NamedTuple):
     """One long step of one task, during which the loop did nothing else.
 
-    ms: its duration, less the time waiting for a core that other processes used.
+    ms: its duration, less the time waiting for a core that other processes used. Linux 6.12 and
+    later can count a sleep as such waiting, since a sleeping thread may stay in the run queue, so
+    a busy machine hides a few of the stalls that wait for a disk.
     cpu_ms: the part in which the loop's thread ran; for the rest it waited, for a disk or for
     another thread of this process.
     ran: the task, with its slowest known parts.
