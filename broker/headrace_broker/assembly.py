@@ -57,6 +57,7 @@ from headrace_broker.statictopic.undecided import UndecidedQueues
 from headrace_broker.statistics import BrokerStatistics
 from headrace_broker.store.files.config_file import ConfigFile
 from headrace_broker.store.message_store import MessageStore
+from headrace_broker.tiered.access.tiered_storage import TieredStorage
 from headrace_broker.timer.processor import TimerProcessor
 from headrace_broker.topics.attributes import topic_limits
 from headrace_broker.topics.table import TopicTable
@@ -118,7 +119,8 @@ class Pace:
 class Parts:
     """The parts of a broker, except its processors.
 
-    changes: logs the changes that clients make. scrapes: None without a monitor.
+    changes: logs the changes that clients make. tier: None without tiered storage.
+    scrapes: None without a monitor.
     """
 
     config: BrokerConfig
@@ -136,6 +138,7 @@ class Parts:
     undecided: UndecidedQueues
     mapping_changes: StaticTopicChanges
     static: StaticTopics
+    tier: TieredStorage | None
     directory: QueueDirectory
     groups: SubscriptionGroups
     offsets: ConsumerOffsets
@@ -205,7 +208,9 @@ def assemble(
     registration = _registration(config, network, topics, mappings, fence, listener)
     of_groups = (offsets, groups, consumers, long_polling)
     static = static_topics(config, network, registration, mappings, store, *of_groups)
-    directory = QueueDirectory(config.broker_name, store, topics, places(static), sources(store))
+    tier = _tier(config, store, topics)
+    reads = sources(store, tier)
+    directory = QueueDirectory(config.broker_name, store, topics, places(static), reads)
     staging = _staging(config, store, mappings, statistics, budget, supervisor)
     of_changes = (long_polling, staging, changes, registration, registry)
     of_waiting = (topics, directory, offsets, producers, statistics, budget, server.host_log)
@@ -225,6 +230,7 @@ def assemble(
         undecided=UndecidedQueues(mappings, topics, store.clock.now_ms),
         mapping_changes=_mapping_changes(static, topics, store, *of_changes),
         static=static,
+        tier=tier,
         directory=directory,
         groups=groups,
         offsets=offsets,
@@ -245,6 +251,11 @@ def assemble(
     )
     _serve(parts)
     return parts
+
+
+def _tier(config: BrokerConfig, store: MessageStore, topics: TopicTable) -> TieredStorage | None:
+    settings = config.tier_settings()
+    return None if settings is None else TieredStorage(settings, store, topics)
 
 
 def _watched_queues(topics: TopicTable, mappings: MappingTable) -> Callable[[str], int]:
@@ -396,6 +407,8 @@ def _connect(parts: Parts) -> None:
     store.write_path.on_published(parts.long_polling.arrived)
     for follower in followers(parts):
         store.followers.add(follower)
+    if parts.tier is not None:
+        parts.tier.connect()
     if parts.scrapes is not None:
         parts.scrapes.collectors = collectors(parts)
     store.connect(
@@ -436,9 +449,10 @@ def places(static: StaticTopics) -> tuple[FindPlace, ...]:
     return (peer_place, static.mappings.reject_unusable, static.places.place)
 
 
-def sources(store: MessageStore) -> tuple[FindSource, ...]:
+def sources(store: MessageStore, tier: TieredStorage | None) -> tuple[FindSource, ...]:
     """Functions that find where a queue served here is read; see ``QueueDirectory``."""
-    return (partial(peer_source, store.commit_log),)
+    tiered = () if tier is None else (tier.find_source,)
+    return (partial(peer_source, store.commit_log), *tiered)
 
 
 def demands(parts: Parts) -> tuple[Demand, ...]:
@@ -618,6 +632,7 @@ def runtime_info(parts: Parts) -> tuple[Callable[[], Mapping[str, str]], ...]:
         parts.static.runtime_info,
         parts.mapping_changes.runtime_info,
         parts.undecided.runtime_info,
+        *(() if parts.tier is None else (parts.tier.runtime_info,)),
     )
 
 
@@ -693,6 +708,7 @@ def services(parts: Parts) -> tuple[Service, ...]:
         # These two supervise their own tasks.
         Service(parts.store.run, is_awaited=True, is_supervised=False),
         Service(parts.staging.run, parts.staging.load, is_awaited=True, is_supervised=False),
+        *(() if parts.tier is None else parts.tier.services()),
         *_waiting_services(parts),
         Service(parts.pace.sliced_work.run),
         Service(parts.pace.fetches.run),

@@ -22,6 +22,8 @@ MESSAGE_TYPE = "message.type"
 RESERVE_TIME = "reserve.time"
 # headrace's own: the peer ignores it in topics.json, and keeps messages beyond the limit.
 RESERVE_SIZE = "reserve.size"
+# headrace's own as well: whether the messages of a topic are uploaded to the tier.
+TIERED = "tiered"
 
 _LONG_MAX = 2**63 - 1
 _NO_LIMIT = -1
@@ -54,6 +56,7 @@ _ATTRIBUTES = {
     ),
     RESERVE_TIME: _Attribute(True, "a number of milliseconds, or -1", _is_limit),
     RESERVE_SIZE: _Attribute(True, "a number of bytes, or -1", _is_limit),
+    TIERED: _one_of("true", "false", is_changeable=True),
 }
 
 

@@ -1,0 +1,113 @@
+"""Messages read from the tier, kept in memory for those who read on."""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections import OrderedDict
+from threading import Lock
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from headrace_broker.tiered.container.flat_queue import FlatQueue
+    from headrace_protocol.columns import Array, RecordColumns
+
+# Of all blocks together. Requests run again after their read, so this has room for many blocks of
+# the largest size.
+BLOCKS_BYTES_MAX: Final = 64 << 20
+BLOCK_BYTES_MAX: Final = BLOCKS_BYTES_MAX // 16
+_WINDOWS_MAX: Final = 4096
+
+
+class ReadBlock(NamedTuple):
+    """Messages of a queue in a row.
+
+    asked: the queue offset that was asked for; the tier has none from there to ``first``.
+    units: with places in the tier's log. records: the same number.
+    """
+
+    asked: int
+    first: int
+    units: Array
+    records: RecordColumns
+
+    @property
+    def end(self) -> int:
+        """One past the last queue offset."""
+        return self.first + len(self.units)
+
+
+class ReadBlocks:
+    """The blocks by queue, for all threads; the one that was used longest ago goes first."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._blocks: OrderedDict[tuple[FlatQueue, int], tuple[ReadBlock, float]] = OrderedDict()
+        self._asked: dict[FlatQueue, list[int]] = {}
+        self.byte_count = 0
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def find(self, queue: FlatQueue, queue_offset: int, now_s: float) -> ReadBlock | None:
+        """The block with a queue offset, or with the next one if the tier does not have it."""
+        with self._lock:
+            asked = self._asked.get(queue)
+            number = bisect_right(asked, queue_offset) if asked else 0
+            if not asked or not number:
+                return None
+            key = queue, asked[number - 1]
+            block, _ = self._blocks[key]
+            if queue_offset >= block.end:
+                return None
+            self._blocks[key] = block, now_s
+            self._blocks.move_to_end(key)
+            return block
+
+    def put(self, queue: FlatQueue, block: ReadBlock, now_s: float) -> None:
+        """Keep a block, and drop others if there is too much."""
+        with self._lock:
+            key = queue, block.asked
+            if key in self._blocks:
+                self._drop(key)
+            self._blocks[key] = block, now_s
+            insort(self._asked.setdefault(queue, []), block.asked)
+            self.byte_count += len(block.records.data)
+            while self.byte_count > BLOCKS_BYTES_MAX and len(self._blocks) > 1:
+                self._drop(next(iter(self._blocks)))
+
+    def expire(self, before_s: float) -> None:
+        """Drop the blocks that were last used before a time."""
+        with self._lock:
+            while self._blocks:
+                key = next(iter(self._blocks))
+                if self._blocks[key][1] >= before_s:
+                    return
+                self._drop(key)
+
+    def _drop(self, key: tuple[FlatQueue, int]) -> None:
+        queue, at = key
+        block, _ = self._blocks.pop(key)
+        self.byte_count -= len(block.records.data)
+        asked = self._asked[queue]
+        asked.remove(at)
+        if not asked:
+            del self._asked[queue]
+
+
+class Windows:
+    """How much to read at once: twice as much as before for a reader who goes on where it ended."""
+
+    def __init__(self, count_max: int) -> None:
+        self._count_max = count_max
+        self._counts: OrderedDict[tuple[FlatQueue, int], int] = OrderedDict()
+
+    def count(self, queue: FlatQueue, queue_offset: int, count_asked: int) -> int:
+        """Messages to read from a queue offset on."""
+        count = self._counts.pop((queue, queue_offset), 0)
+        return max(count, min(count_asked, self._count_max))
+
+    def note(self, queue: FlatQueue, end: int, count: int) -> None:
+        """Note that ``count`` messages were read up to ``end``."""
+        self._counts[queue, end] = min(2 * count, self._count_max)
+        if len(self._counts) > _WINDOWS_MAX:
+            self._counts.popitem(last=False)
