@@ -58,6 +58,7 @@ from headrace_broker.statistics import BrokerStatistics
 from headrace_broker.store.files.config_file import ConfigFile
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.tiered.access.tiered_storage import TieredStorage
+from headrace_broker.tiered.container.tier import Home
 from headrace_broker.timer.processor import TimerProcessor
 from headrace_broker.topics.attributes import topic_limits
 from headrace_broker.topics.table import TopicTable
@@ -196,8 +197,8 @@ def assemble(
     supervisor: runs the services. owns_loop: see RemotingServer.
     Raises StoreFormatError if a table, or the positions of a follower, can't be read.
     """
-    pace = pace or Pace()
-    run_long, changes = pace.sliced_work.start, HostLog(log)
+    pace, changes = pace or Pace(), HostLog(log)
+    run_long = pace.sliced_work.start
     budget, statistics, watchdog = HostBudget(), BrokerStatistics(), Watchdog()
     topics, mappings, groups, offsets = _tables(config, store, budget)
     long_polling, client_requests = LongPolling(run_long), ClientRequests()
@@ -209,8 +210,8 @@ def assemble(
     of_groups = (offsets, groups, consumers, long_polling)
     static = static_topics(config, network, registration, mappings, store, *of_groups)
     tier = _tier(config, store, topics)
-    reads = sources(store, tier)
-    directory = QueueDirectory(config.broker_name, store, topics, places(static), reads)
+    of_queues = places(static), sources(store, tier)
+    directory = QueueDirectory(config.broker_name, store, topics, *of_queues)
     staging = _staging(config, store, mappings, statistics, budget, supervisor)
     of_changes = (long_polling, staging, changes, registration, registry)
     of_waiting = (topics, directory, offsets, producers, statistics, budget, server.host_log)
@@ -254,7 +255,8 @@ def assemble(
 
 
 def _tier(config: BrokerConfig, store: MessageStore, topics: TopicTable) -> TieredStorage | None:
-    settings = config.tier_settings()
+    home = Home(config.broker_cluster_name, config.broker_name)
+    settings = config.tier_settings(config.store_path_root_dir, home)
     return None if settings is None else TieredStorage(settings, store, topics)
 
 

@@ -12,10 +12,11 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
-from pydantic.alias_generators import to_camel
+from pydantic import ValidationError, field_validator, model_validator
 
 from headrace_broker.apache_keys import EXPECTED_VALUES, WITHOUT_EFFECT
+from headrace_broker.setting import setting as _setting
+from headrace_broker.tier_config import TierConfig
 from headrace_daemon.folders import folder_problem
 from headrace_protocol.access import AnonymousAccess, is_loopback, why_exposed
 from headrace_protocol.drivers.address import split_address
@@ -24,16 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from headrace_broker.store.settings import Retention, StoreSettings
-    from headrace_broker.tiered.access.settings import TierSettings
 
-# What switches the tier on, and where it keeps messages: the peer's classes, and short names.
-_TIER_PLUG_INS = {"org.apache.rocketmq.tieredstore.TieredMessageStore", "tieredstore"}
-_TIER_PROVIDERS = {
-    "org.apache.rocketmq.tieredstore.provider.PosixFileSegment": "posix",
-    "org.apache.rocketmq.tieredstore.provider.MemoryFileSegment": "memory",
-    "posix": "posix",
-    "memory": "memory",
-}
 _PAGE_BYTES = 4096
 _UNIT_BYTES = 20
 _HOUR_MS = 3_600_000
@@ -53,29 +45,6 @@ class ConfigError(Exception):
         self.problems = problems
 
 
-def _setting(
-    default: Any,
-    explanation: str,
-    *,
-    unit: str = "",
-    reloadable: bool = False,
-    key: str | None = None,
-    **limits: int,
-) -> Any:
-    """One row of the table.
-
-    reloadable: UPDATE_BROKER_CONFIG may change it while the broker runs.
-    limits: ge and le, both included.
-    """
-    extra = {"unit": unit, "reloadable": reloadable}
-    field: Any = Field
-    if callable(default):
-        return field(
-            default_factory=default, description=explanation, alias=key, json_schema_extra=extra
-        )
-    return field(default, description=explanation, alias=key, json_schema_extra=extra, **limits)
-
-
 def _host_name() -> str:
     return socket.gethostname() or "DEFAULT_BROKER"
 
@@ -84,10 +53,8 @@ def _percent(default: int, explanation: str) -> Any:
     return _setting(default, explanation, unit="percent", reloadable=True, ge=0, le=100)
 
 
-class BrokerConfig(BaseModel):
+class BrokerConfig(TierConfig):
     """All settings of a broker; attributes are the keys in Python's spelling."""
-
-    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid")
 
     # -- identity
     broker_cluster_name: str = _setting("DefaultCluster", "Cluster of the broker.")
@@ -418,108 +385,6 @@ class BrokerConfig(BaseModel):
         le=_INT_MAX,
     )
 
-    # -- tiered storage
-    message_store_plug_in: str = _setting(
-        "",
-        "tieredstore (or Apache's class org.apache.rocketmq.tieredstore.TieredMessageStore) keeps"
-        " messages in tiered storage as well; if empty, only in the log.",
-    )
-    tiered_backend_service_provider: str = _setting(
-        "",
-        "Where tiered storage keeps messages: posix, in the folder tieredStoreFilePath; memory, for"
-        " trials. Apache's classes PosixFileSegment and MemoryFileSegment are the same.",
-    )
-    tiered_store_file_path: Path | None = _setting(
-        None, "Folder of tiered storage, on another disk or a mounted file system."
-    )
-    tiered_storage_level: Literal["DISABLE", "NOT_IN_DISK", "NOT_IN_MEM", "FORCE"] = _setting(
-        "NOT_IN_DISK",
-        "Messages read from tiered storage, of those that it has: none; those that have left the"
-        " log; also those that are not in memory; all.",
-    )
-    tiered_store_commit_log_max_size: int = _setting(
-        1 << 30, "Size of a queue's log segment in the tier.", unit="bytes", ge=1, le=_INT_MAX
-    )
-    tiered_store_consume_queue_max_size: int = _setting(
-        100 << 20,
-        "Size of a queue's unit segment in the tier; a multiple of 20.",
-        unit="bytes",
-        ge=20,
-        le=_INT_MAX,
-    )
-    tiered_store_index_file_max_hash_slot_num: int = _setting(
-        5_000_000, "Slots of an index file of the tier.", ge=1, le=_INT_MAX
-    )
-    tiered_store_index_file_max_index_num: int = _setting(
-        20_000_000, "Items of an index file of the tier.", ge=2, le=_INT_MAX
-    )
-    commit_log_rolling_interval: int = _setting(
-        24,
-        "Age of a log segment in the tier at which another is begun, if it has"
-        " commitLogRollingMinimumSize.",
-        unit="hours",
-        ge=1,
-        le=1_000_000,
-    )
-    commit_log_rolling_minimum_size: int = _setting(
-        16 << 20, "Size that a log segment of that age must have.", unit="bytes", ge=0, le=_INT_MAX
-    )
-    tiered_store_group_commit_timeout: int = _setting(
-        30_000, "Time after which messages are uploaded.", unit="ms", ge=1, le=_INT_MAX
-    )
-    tiered_store_group_commit_count: int = _setting(
-        4096, "Messages of a queue that are uploaded at once.", ge=1, le=_INT_MAX
-    )
-    tiered_store_group_commit_size: int = _setting(
-        4 << 20, "Bytes of a queue that are uploaded at once.", unit="bytes", ge=1, le=_INT_MAX
-    )
-    tiered_store_delete_file_enable: bool = _setting(
-        True, "Delete expired segments of tiered storage."
-    )
-    tiered_store_file_reserved_time: int = _setting(
-        72,
-        "Age at which messages in tiered storage expire, unless their topic has a reserve.time.",
-        unit="hours",
-        ge=1,
-        le=1_000_000,
-    )
-    tiered_store_delete_file_interval: int = _setting(
-        3_600_000, "Interval of clean-ups of tiered storage.", unit="ms", ge=1, le=_INT_MAX
-    )
-    tiered_store_crc_check_enable: bool = _setting(
-        False, "Check the CRC of bodies that are read from tiered storage."
-    )
-    read_ahead_cache_enable: bool = _setting(
-        True, "Read more of tiered storage than a consumer asks for, if it reads on."
-    )
-    read_ahead_message_count_threshold: int = _setting(
-        4096, "Most messages that are read ahead at once.", ge=1, le=_INT_MAX
-    )
-    read_ahead_message_size_threshold: int = _setting(
-        16 << 20,
-        "Most bytes that are read ahead at once, and never more than 4 MiB.",
-        unit="bytes",
-        ge=1,
-        le=_INT_MAX,
-    )
-    read_ahead_cache_expire_duration: int = _setting(
-        15_000, "How long messages that were read stay in memory.", unit="ms", ge=1, le=_INT_MAX
-    )
-
-    @field_validator("message_store_plug_in")
-    @classmethod
-    def _is_tier(cls, name: str) -> str:
-        if name and name not in _TIER_PLUG_INS:
-            raise ValueError("expected tieredstore or Apache's TieredMessageStore, or leave it out")
-        return name
-
-    @field_validator("tiered_backend_service_provider")
-    @classmethod
-    def _is_provider(cls, name: str) -> str:
-        if name and name not in _TIER_PROVIDERS:
-            raise ValueError("expected posix or memory, or Apache's class for one of them")
-        return name
-
     @field_validator("broker_name", "broker_cluster_name")
     @classmethod
     def _is_name(cls, name: str) -> str:
@@ -566,20 +431,6 @@ class BrokerConfig(BaseModel):
         expected = self.store_path_root_dir / "commitlog"
         if log_path is not None and log_path != expected:
             raise ValueError(f"storePathCommitLog={log_path}: expected {expected}, or leave it out")
-        return self
-
-    @model_validator(mode="after")
-    def _has_a_place_for_the_tier(self) -> BrokerConfig:
-        if not self.message_store_plug_in:
-            return self
-        provider = self.tiered_backend_service_provider
-        if not provider:
-            raise ValueError(
-                "tieredBackendServiceProvider=: expected posix, with tieredStoreFilePath; by "
-                "default Apache RocketMQ keeps what is tiered in memory, where a stop loses it"
-            )
-        if _TIER_PROVIDERS[provider] == "posix" and self.tiered_store_file_path is None:
-            raise ValueError("tieredStoreFilePath=: expected a folder")
         return self
 
     @model_validator(mode="after")
@@ -656,45 +507,6 @@ class BrokerConfig(BaseModel):
             removes_unconsumed=self.delete_unconsumed_enable,
         )
 
-    def tier_settings(self) -> TierSettings | None:
-        """Settings of tiered storage; None if it is off."""
-        if not self.message_store_plug_in:
-            return None
-        from headrace_broker.tiered.access.settings import StorageLevel, TierSettings
-        from headrace_broker.tiered.container.flat_queue import SegmentLimits
-        from headrace_broker.tiered.container.index_file import IndexSize
-        from headrace_broker.tiered.container.tier import Home
-
-        units = -(-self.tiered_store_consume_queue_max_size // _UNIT_BYTES)
-        is_posix = _TIER_PROVIDERS[self.tiered_backend_service_provider] == "posix"
-        return TierSettings(
-            root=self.store_path_root_dir,
-            folder=self.tiered_store_file_path if is_posix else None,
-            home=Home(self.broker_cluster_name, self.broker_name),
-            level=StorageLevel[self.tiered_storage_level],
-            limits=SegmentLimits(
-                log_bytes=self.tiered_store_commit_log_max_size,
-                units_bytes=units * _UNIT_BYTES,
-                log_age_ms=self.commit_log_rolling_interval * _HOUR_MS,
-                log_aged_bytes=self.commit_log_rolling_minimum_size,
-            ),
-            index_size=IndexSize(
-                self.tiered_store_index_file_max_hash_slot_num,
-                self.tiered_store_index_file_max_index_num,
-            ),
-            commit_ms=self.tiered_store_group_commit_timeout,
-            commit_count=self.tiered_store_group_commit_count,
-            commit_bytes=self.tiered_store_group_commit_size,
-            reserved_ms=self.tiered_store_file_reserved_time * _HOUR_MS,
-            deletes=self.tiered_store_delete_file_enable,
-            clean_ms=self.tiered_store_delete_file_interval,
-            checks_bodies=self.tiered_store_crc_check_enable,
-            reads_ahead=self.read_ahead_cache_enable,
-            window_count=self.read_ahead_message_count_threshold,
-            window_bytes=self.read_ahead_message_size_threshold,
-            expire_ms=self.read_ahead_cache_expire_duration,
-        )
-
     def check_paths(self) -> None:
         """Raise ConfigError if the store can't be in its directory; creates nothing."""
         root = self.store_path_root_dir
@@ -749,7 +561,10 @@ class Setting(NamedTuple):
 def settings() -> list[Setting]:
     """The whole table."""
     rows = []
-    for field in BrokerConfig.model_fields.values():
+    fields = BrokerConfig.model_fields
+    own = [field for name, field in fields.items() if name not in TierConfig.model_fields]
+    of_tier = [fields[name] for name in TierConfig.model_fields]
+    for field in own + of_tier:
         extra = field.json_schema_extra
         assert isinstance(extra, dict)
         assert field.alias is not None

@@ -24,14 +24,17 @@ from headrace_protocol.errors import Lane, NotReady, RequestError
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
+    from headrace_broker.tiered.access.read_blocks import Stream
     from headrace_broker.tiered.access.settings import TierSettings
     from headrace_broker.tiered.access.tier_access import TierAccess
-    from headrace_broker.tiered.container.flat_queue import FlatQueue
+    from headrace_protocol.columns import Array
 
 # Apart from the threads that read the local disk: a slow store must not take those.
 TIERED_DATA: Final = Lane("messages of the tier", threads=8)
 
 _ANSWERS_MAX: Final = 4096
+# Of a read by tags.
+_SCANNED_UNITS: Final = 16_384
 _LOCKS: Final = 64
 T = TypeVar("T")
 
@@ -57,13 +60,16 @@ class TierReader:
         self.breaker.check()
         return NotReady(self.access.open, TIERED_DATA)
 
-    def block(self, queue: FlatQueue, queue_offset: int, count_asked: int) -> ReadBlock:
-        """The messages from a queue offset on."""
-        block = self.blocks.find(queue, queue_offset, monotonic())
+    def block(self, stream: Stream, queue_offset: int, count_asked: int) -> ReadBlock:
+        """The messages of a stream from a queue offset on."""
+        now_s = monotonic()
+        block = self.blocks.find(stream, queue_offset, now_s)
+        if block is None and stream[1] is not None:
+            block = self.blocks.find((stream[0], None), queue_offset, now_s)
         if block is not None:
             return block
         self.breaker.check()
-        fetch = partial(self._fetch_block, queue, queue_offset, count_asked)
+        fetch = partial(self._fetch_block, stream, queue_offset, count_asked)
         raise NotReady(fetch, TIERED_DATA)
 
     def answer(self, key: Hashable, read: Callable[[], T | Failure]) -> T:
@@ -80,35 +86,47 @@ class TierReader:
 
     # -- in a thread -------------------------------------------------------------------------------
 
-    def _fetch_block(self, queue: FlatQueue, queue_offset: int, count_asked: int) -> None:
-        with self._locks[hash((queue, queue_offset)) % _LOCKS]:
-            if self.blocks.find(queue, queue_offset, monotonic()) is not None:
+    def _fetch_block(self, stream: Stream, queue_offset: int, count_asked: int) -> None:
+        with self._locks[hash((stream, queue_offset)) % _LOCKS]:
+            if self.blocks.find(stream, queue_offset, monotonic()) is not None:
                 return
             count = count_asked
             if self._settings.reads_ahead:
-                count = self._windows.count(queue, queue_offset, count_asked)
-            block = self._result(self._read_block(queue, queue_offset, count))
-            self.blocks.put(queue, block, monotonic())
-            self._windows.note(queue, block.end, count)
+                count = self._windows.count(stream, queue_offset, count_asked)
+            block = self._result(self._read_block(stream, queue_offset, count))
+            self.blocks.put(stream, block, monotonic())
+            self._windows.note(stream, block.end, count)
 
-    def _read_block(self, queue: FlatQueue, queue_offset: int, count: int) -> ReadBlock | Failure:
-        found = queue.units(queue_offset, count)
+    def _read_block(self, stream: Stream, queue_offset: int, count: int) -> ReadBlock | Failure:
+        queue, tags = stream
+        # Which messages match is in their units, so the bodies of others are not read.
+        found = queue.units(queue_offset, count if tags is None else max(count, _SCANNED_UNITS))
         if isinstance(found, Failure):
             return found
-        ends = np.cumsum(found.units["size"], dtype=np.int64)
-        bytes_max = min(self._settings.window_bytes, BLOCK_BYTES_MAX)
-        units = found.units[: max(int(np.searchsorted(ends, bytes_max, "right")), 1)]
-        if not len(units):
+        if not len(found.units):
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR,
                 f"the tier has nothing from queue offset {queue_offset} of {queue.name.path} on: "
                 "its messages have expired meanwhile",
             )
-        offsets = np.arange(found.first, found.first + len(units))
+        numbers, seen = self._choose(found.units, tags, count)
+        units, offsets = found.units[numbers], numbers + found.first
         records = queue.records(units, offsets, check_bodies=self._settings.checks_bodies)
         if isinstance(records, Failure):
             return records
-        return ReadBlock(queue_offset, found.first, units, records)
+        return ReadBlock(queue_offset, found.first + seen, offsets, units, records)
+
+    def _choose(self, units: Array, tags: frozenset[int] | None, count: int) -> tuple[Array, int]:
+        """Indexes of the units that match and fit, and the number of units seen for them."""
+        numbers = np.arange(len(units))
+        if tags is not None:
+            numbers = np.flatnonzero(np.isin(units["tags_code"], list(tags)))
+        ends = np.cumsum(units["size"][numbers], dtype=np.int64)
+        bytes_max = min(self._settings.window_bytes, BLOCK_BYTES_MAX)
+        fitting = min(max(int(np.searchsorted(ends, bytes_max, "right")), 1), count)
+        if fitting < len(numbers):
+            return numbers[:fitting], int(numbers[fitting])
+        return numbers, len(units)
 
     def _fetch_answer(self, key: Hashable, read: Callable[[], T | Failure]) -> None:
         self._answers[key] = self._result(read())

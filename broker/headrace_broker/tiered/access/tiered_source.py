@@ -102,14 +102,15 @@ class TieredSource:
         return result if queue is None else _widened(result, queue, wanted.queue_offset)
 
     def _read_tier(self, queue: FlatQueue, wanted: _Wanted, is_bulk: bool) -> GetResult:
-        block = self._reader.block(queue, wanted.queue_offset, wanted.count_max)
+        stream = queue, wanted.tags
+        block = self._reader.block(stream, wanted.queue_offset, max(wanted.count_max, 1))
         numbers, next_offset = _choose(block, wanted)
-        range_shown = min(queue.min_offset, block.first), self._local.max_offset()
+        range_shown = queue.min_offset, self._local.max_offset()
         if not len(numbers):
             status = GetStatus.NO_MATCHED_MESSAGE
             return GetResult(status, [], 0, 0, next_offset, *range_shown)
         front: list[Buffer] = []
-        offsets = numbers + block.first
+        offsets = block.offsets[numbers]
         has_gaps = next_offset - int(offsets[0]) != len(offsets)
         if is_bulk:
             front.append(block.units[numbers].view(np.uint8).data)
@@ -144,7 +145,8 @@ class TieredSource:
         queue = self._only_tiered(queue_offset)
         if queue is None:
             return self._local.unit(queue_offset)
-        unit = self._reader.block(queue, queue_offset, 1).units[0]
+        block = self._reader.block((queue, None), queue_offset, 1)
+        unit = block.units[int(np.searchsorted(block.offsets, queue_offset))]
         return int(unit["physical_offset"]), int(unit["size"]), int(unit["tags_code"])
 
     def record_bytes(self) -> int:
@@ -209,7 +211,7 @@ def _widened(result: GetResult, queue: FlatQueue, queue_offset: int) -> GetResul
 
 def _choose(block: ReadBlock, wanted: _Wanted) -> tuple[Array, int]:
     """Indexes of the records to return, at least one if any matches, and the next queue offset."""
-    begin = max(wanted.queue_offset - block.first, 0)
+    begin = int(np.searchsorted(block.offsets, wanted.queue_offset))
     numbers = np.arange(begin, len(block.units))
     if wanted.tags is not None:
         codes = block.units["tags_code"][begin:]
@@ -218,7 +220,7 @@ def _choose(block: ReadBlock, wanted: _Wanted) -> tuple[Array, int]:
     fitting = int(np.searchsorted(ends, wanted.bytes_max, "right"))
     count = min(max(fitting, 1), max(wanted.count_max, 1))
     if count < len(numbers):
-        return numbers[:count], block.first + int(numbers[count])
+        return numbers[:count], int(block.offsets[numbers[count]])
     return numbers, block.end
 
 
