@@ -89,6 +89,7 @@ if TYPE_CHECKING:
     from headrace_broker.store.followers.follower_work import Follower
     from headrace_broker.store.log.takers import Taker
     from headrace_broker.store.recovery import OnProgress
+    from headrace_broker.store.retention.disk_forecast import LowestUnconsumed
     from headrace_daemon.metrics.samples import Collect
     from headrace_daemon.network import Listener, Network
     from headrace_daemon.services import Services
@@ -210,8 +211,7 @@ def assemble(
     of_groups = (offsets, groups, consumers, long_polling)
     static = static_topics(config, network, registration, mappings, store, *of_groups)
     tier = _tier(config, store, topics)
-    of_queues = places(static), sources(store, tier)
-    directory = QueueDirectory(config.broker_name, store, topics, *of_queues)
+    directory = _directory(config, store, topics, static, tier)
     staging = _staging(config, store, mappings, statistics, budget, supervisor)
     of_changes = (long_polling, staging, changes, registration, registry)
     of_waiting = (topics, directory, offsets, producers, statistics, budget, server.host_log)
@@ -258,6 +258,17 @@ def _tier(config: BrokerConfig, store: MessageStore, topics: TopicTable) -> Tier
     home = Home(config.broker_cluster_name, config.broker_name)
     settings = config.tier_settings(config.store_path_root_dir, home)
     return None if settings is None else TieredStorage(settings, store, topics)
+
+
+def _directory(
+    config: BrokerConfig,
+    store: MessageStore,
+    topics: TopicTable,
+    static: StaticTopics,
+    tier: TieredStorage | None,
+) -> QueueDirectory:
+    of_queues = places(static), sources(store, tier)
+    return QueueDirectory(config.broker_name, store, topics, *of_queues)
 
 
 def _watched_queues(topics: TopicTable, mappings: MappingTable) -> Callable[[str], int]:
@@ -414,14 +425,17 @@ def _connect(parts: Parts) -> None:
     if parts.scrapes is not None:
         parts.scrapes.collectors = collectors(parts)
     store.connect(
-        unconsumed=lambda: UnconsumedOffsets(
-            parts.offsets, parts.groups, parts.consumers, inner_consumers(parts)
-        ),
+        unconsumed=partial(_unconsumed, parts),
         topic_limits=lambda: topic_limits(topics.all()),
         # With synchronous flush, a message on disk is useful only if its topic is too.
         wait_tables_saved=topics.saved.wait_saved,
         answering=parts.server.joined,
     )
+
+
+def _unconsumed(parts: Parts) -> LowestUnconsumed:
+    lowest = UnconsumedOffsets(parts.offsets, parts.groups, parts.consumers, inner_consumers(parts))
+    return lowest if parts.tier is None else parts.tier.unconsumed(lowest)
 
 
 # -- messages and queues ---------------------------------------------------------------------------

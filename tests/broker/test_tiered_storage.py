@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from headrace_protocol.errors import NotReady, RequestError
 from headrace_protocol.headers import DeleteTopicHeader, PullMessageHeader
 from headrace_protocol.message import decode_records, tags_code
 from tests.support.broker import BrokerUnderTest, broker_config
-from tests.support.stores import crash, ready
+from tests.support.stores import crash, held, ready
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -90,7 +91,7 @@ def read_all(broker: BrokerUnderTest, topic: str = TOPIC, offset: int = 0) -> li
     numbers: list[int] = []
     reader = source(broker, topic=topic)
     while True:
-        result = ready(lambda at=offset: reader.get(at, 3, 100_000, None))
+        result = ready(partial(reader.get, offset, 3, 100_000, None))
         if result.status is not GetStatus.FOUND:
             assert result.status is GetStatus.OFFSET_OVERFLOW_ONE, result
             return numbers
@@ -113,6 +114,7 @@ async def test_old_messages_come_from_the_tier_and_new_ones_from_the_log(tmp_pat
     assert ready(source(broker, Use.BEGIN).min_offset) == 0
     assert source(broker).known_range() == (0, 25)
     broker.close()
+    assert not held(tmp_path)
 
 
 async def test_a_pull_request_is_served_by_the_tier(tmp_path: Path) -> None:
@@ -180,6 +182,17 @@ async def test_the_log_keeps_what_is_not_uploaded(tmp_path: Path) -> None:
     assert await expire_log(broker) == 0
     upload(broker)
     assert await expire_log(broker) > 10
+    broker.close()
+
+
+async def test_a_group_that_is_behind_holds_no_log_files_that_are_uploaded(tmp_path: Path) -> None:
+    broker = start(tmp_path)
+    put(broker, 0, 20)
+    broker.join("group", "client", TOPIC)
+    broker.offsets.commit("group", TOPIC, 0, 3)
+    upload(broker)
+    assert await expire_log(broker) > 10
+    assert read_all(broker, offset=3) == [*range(3, 20)]
     broker.close()
 
 
@@ -386,12 +399,13 @@ async def test_offsets_by_time_are_those_before_the_log_expired(
     begin_ms = broker.clock.ms
     put(broker, 0, 20)
     upload(broker)
+    reader = source(broker)
     times = [begin_ms + number * 500 - 500 for number in range(44)]
-    before = [ready(lambda ms=ms: source(broker).offset_by_time(ms, boundary)) for ms in times]
+    before = [ready(partial(reader.offset_by_time, ms, boundary)) for ms in times]
     assert await expire_log(broker) > 10
-    after = [ready(lambda ms=ms: source(broker).offset_by_time(ms, boundary)) for ms in times]
+    after = [ready(partial(reader.offset_by_time, ms, boundary)) for ms in times]
     assert after == before
-    store_times = [ready(lambda at=at: source(broker).store_time_at(at)) for at in range(20)]
+    store_times = [ready(partial(reader.store_time_at, at)) for at in range(20)]
     assert store_times == [begin_ms + 1000 * number for number in range(20)]
     broker.close()
 

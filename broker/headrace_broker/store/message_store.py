@@ -102,6 +102,7 @@ class MessageStore:
     """A store directory: load() first, then run() in a nursery, finally close() or abandon().
 
     Only the loop's thread may call it; only run() awaits.
+    on_released: called when the directory is released, after the followers have finished.
     """
 
     def __init__(
@@ -165,8 +166,8 @@ class MessageStore:
         )
         self.write_path.on_published(self.followers.notify)
         self.cleaner = self._new_cleaner()
-        self.seals = Seals(settings.root, self.fs)
-        self.lock = StoreLock(settings.root)
+        self.on_released: list[Callable[[], None]] = []
+        self.seals, self.lock = Seals(settings.root, self.fs), StoreLock(settings.root)
         self._next_file_requested = trio.Event()
         self._file_filled = trio.Event()
         self._full_files: deque[MappedFile] = deque()
@@ -453,6 +454,8 @@ class MessageStore:
 
         Descriptors, maps and the lock are released; a map in use goes with the last view of it.
         """
+        for release in self.on_released:
+            release()
         self.commit_log.close()
         for queue in self.queues:
             queue.consume_queue.unmap()

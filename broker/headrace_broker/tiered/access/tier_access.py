@@ -88,9 +88,10 @@ class TierAccess:
         return queue if queue is not None and queue.commit_offset else None
 
     def close(self) -> None:
-        """Release local files."""
-        if self._tier is not None and self._tier.index is not None:
-            self._tier.index.close()
+        """Release local files; the tier may be opened again."""
+        tier, self._tier, self.is_open = self._tier, None, False
+        if tier is not None and tier.index is not None:
+            tier.index.close()
 
 
 def _driver(settings: TierSettings, files: Files) -> AppendDriver:

@@ -18,10 +18,11 @@ from headrace_broker.topics.attributes import CLEANUP_POLICY, TIERED, topic_limi
 from headrace_daemon.services import Service
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from headrace_broker.queue_directory import Lookup
     from headrace_broker.store.message_store import MessageStore
+    from headrace_broker.store.retention.disk_forecast import LowestUnconsumed
     from headrace_broker.store.store_queue import StoreQueue
     from headrace_broker.tiered.access.settings import TierSettings
     from headrace_broker.topics.table import TopicTable
@@ -49,6 +50,7 @@ class TieredStorage:
     def connect(self) -> None:
         """Have the store's queues followed. Raises StoreFormatError, OSError."""
         self._store.followers.add(self.upload, save_s=self._settings.commit_ms / 1000)
+        self._store.on_released.append(self._access.close)
 
     def _wants(self, topic: str) -> bool:
         config = self._topics.get(topic)
@@ -61,6 +63,28 @@ class TieredStorage:
             return None
         local = self._store.source(queue)
         return TieredSource(queue, local, self._reader, self._settings.level)
+
+    def unconsumed(self, lowest: LowestUnconsumed) -> LowestUnconsumed:
+        """What must stay in the log until groups have consumed it: nothing that the tier has.
+
+        What is not uploaded yet stays because this follower needs it.
+        """
+        if self._settings.level is StorageLevel.DISABLE:
+            return lowest
+
+        def lowest_local(topic: str, queue_ids: Iterable[int]) -> Mapping[int, tuple[int, str]]:
+            found = lowest(topic, queue_ids)
+            return {
+                queue_id: (offset, group)
+                for queue_id, (offset, group) in found.items()
+                if not self._is_kept(topic, queue_id, offset)
+            }
+
+        return lowest_local
+
+    def _is_kept(self, topic: str, queue_id: int, queue_offset: int) -> bool:
+        queue = self._access.queue(topic, queue_id)
+        return queue is not None and queue.min_offset <= queue_offset < queue.commit_offset
 
     # -- services ----------------------------------------------------------------------------------
 
