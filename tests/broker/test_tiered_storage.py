@@ -288,9 +288,6 @@ async def test_a_queue_whose_tier_has_other_messages_is_not_uploaded(tmp_path: P
     upload(broker)
     broker.close()
     (tmp_path / "store").rename(tmp_path / "lost")
-    (tmp_path / "store" / "config").mkdir(parents=True)
-    name = "config/tieredStoreMetadata.json"
-    (tmp_path / "store" / name).write_bytes((tmp_path / "lost" / name).read_bytes())
     broker = start(tmp_path)
     broker.clock.ms += 12345
     put(broker, 0, 20)
@@ -309,6 +306,9 @@ async def test_a_queue_whose_tier_has_other_messages_is_not_uploaded(tmp_path: P
     others = tier_of(broker)._access.queue(other, 0)
     assert others is not None
     assert others.commit_offset == 20
+    tier_of(broker)._clean_up({TOPIC: 1 << 50})
+    assert (queue.min_offset, queue.commit_offset) == (0, 5)
+    assert not isinstance(queue.store_time(4), Failure)
     broker.close()
 
 

@@ -60,7 +60,11 @@ class TierAccess:
                 return
             if self._tier is None:
                 self._tier = self._new_tier()
-            failure = self._tier.open(self.now_ms())
+            tier, now_ms = self._tier, self.now_ms()
+            # Without metadata all files would count as leftovers: a lost disk must not cost the
+            # tier as well.
+            is_known = bool(tier.metadata.queues())
+            failure = tier.open(now_ms) if is_known else tier.rebuild(now_ms)
             if failure is not None:
                 raise OSError(str(failure))
             self.is_open = True
