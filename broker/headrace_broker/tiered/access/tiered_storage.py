@@ -10,6 +10,7 @@ import trio
 from headrace_broker.queue_directory import Use
 from headrace_broker.store.errors import StoreError
 from headrace_broker.tiered.access.settings import StorageLevel
+from headrace_broker.tiered.access.status import TierState
 from headrace_broker.tiered.access.tier_access import TierAccess
 from headrace_broker.tiered.access.tier_reader import TierReader
 from headrace_broker.tiered.access.tiered_source import TieredSource
@@ -35,21 +36,22 @@ _READS: Final = {Use.PULL, Use.READ, Use.BEGIN, Use.INSPECT, Use.LIST}
 
 
 class TieredStorage:
-    """The tier of a running broker. upload: its follower."""
+    """The tier of a running broker. upload: its follower. state: how far that is."""
 
     def __init__(self, settings: TierSettings, store: MessageStore, topics: TopicTable) -> None:
+        """Have the store's queues followed. Raises StoreFormatError, OSError."""
         self._settings = settings
         self._store = store
         self._topics = topics
         self._access = TierAccess(settings, store.fs, store.clock.now_ms)
         self._reader = TierReader(self._access, settings)
         self.upload = Upload(self._access, settings, self._wants)
+        following = store.followers.add(self.upload, save_s=settings.commit_ms / 1000)
+        self.state = TierState(
+            store, topics, settings, self._access, self._reader, self.upload, following
+        )
         # Apart from the threads of all other work: the store may hang.
         self._threads = trio.CapacityLimiter(1)
-
-    def connect(self) -> None:
-        """Have the store's queues followed. Raises StoreFormatError, OSError."""
-        self._store.followers.add(self.upload, save_s=self._settings.commit_ms / 1000)
 
     def _wants(self, topic: str) -> bool:
         config = self._topics.get(topic)
