@@ -32,6 +32,7 @@ from headrace_broker.host_budget import HostBudget
 from headrace_broker.message_demands import Demand, MessageDemands
 from headrace_broker.metrics.broker_metrics import ServingMetrics, StoreMetrics, TrafficMetrics
 from headrace_broker.metrics.lag import GroupMetrics
+from headrace_broker.metrics.tier_metrics import TierMetrics
 from headrace_broker.metrics.timed_frames import TimedFrameLoop
 from headrace_broker.parts import Pace, Parts, Processor
 from headrace_broker.peer_places import peer_place
@@ -566,6 +567,7 @@ def collectors(parts: Parts) -> tuple[Collect, ...]:
         StoreMetrics(store),
         TrafficMetrics(parts.statistics, topics),
         GroupMetrics(store, topics, parts.directory, offsets, consumers, unconsumed),
+        *(() if parts.tier is None else (TierMetrics(parts.tier.state),)),
     )
 
 

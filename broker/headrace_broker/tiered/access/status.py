@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from headrace_broker.tiered.access.tier_access import TierAccess
     from headrace_broker.tiered.access.tier_reader import TierReader
     from headrace_broker.tiered.access.upload import Upload
+    from headrace_broker.tiered.driver.metered import Operations
     from headrace_broker.topics.table import TopicTable
     from headrace_protocol.errors import NotReady
     from headrace_protocol.serving import Registry, Request
@@ -46,7 +47,10 @@ class Behind(NamedTuple):
 
 
 class TierState:
-    """What is uploaded, and what is not. following: what runs the upload."""
+    """What is uploaded and read, and what is still to be uploaded.
+
+    following: what runs the upload.
+    """
 
     def __init__(
         self,
@@ -63,15 +67,25 @@ class TierState:
         self._topics = topics
         self._settings = settings
         self._access = access
-        self._reader = reader
-        self._upload = upload
+        self.reader = reader
+        self.upload = upload
+
+    @property
+    def operations(self) -> Operations:
+        """What was asked of the place of the tier."""
+        return self._access.operations
+
+    def stored_bytes(self, queue: StoreQueue) -> int:
+        """Bytes of a queue in the tier; 0 before that is open."""
+        tiered = self._access.queue(queue.topic, queue.queue_id)
+        return 0 if tiered is None else tiered.stored_bytes
 
     def behind(self, topic: str | None = None) -> Iterator[list[Behind]]:
         """The queues with messages, topic by topic; of one topic or of all that are tiered."""
         wanted = list(self._topics.all()) if topic is None else [self._topics.expect(topic)]
         for config in wanted:
             name = config.topic_name
-            queues = self._store.queues_of(name) if self._upload.wants(name) else []
+            queues = self._store.queues_of(name) if self.upload.wants(name) else []
             found = [self._behind(queue) for queue in queues]
             yield [behind for behind in found if behind.end]
 
@@ -100,7 +114,7 @@ class TierState:
             queue_id=queue.queue_id,
             local_min=low,
             local_max=end,
-            problem=self._upload.stuck.get(name, ""),
+            problem=self.upload.stuck.get(name, ""),
         )
         tiered = self._access.queue(*name)
         if tiered is not None:
@@ -114,7 +128,7 @@ class TierState:
 
     def of_broker(self) -> dict[str, object]:
         """The fields of ``TierStatus`` that are not about single queues."""
-        breaker = self._reader.breaker
+        breaker = self.reader.breaker
         return {
             "level": self._settings.level.name,
             "isOpen": self._access.is_open,

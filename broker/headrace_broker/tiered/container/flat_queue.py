@@ -101,6 +101,11 @@ class FlatQueue:
         return self.units_file.end // UNIT_BYTES
 
     @property
+    def stored_bytes(self) -> int:
+        """Bytes of its segments."""
+        return sum(row.size for row in (*self.log.segments, *self.units_file.segments))
+
+    @property
     def is_new(self) -> bool:
         """Whether the saved metadata is older than the queue's first message."""
         row = self._metadata.queue(self.name)

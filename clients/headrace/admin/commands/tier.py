@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @click.group("tier", epilog=options.examples("headrace tier status"))
 def command() -> None:
-    """Show the state of tiered storage."""
+    """Show what is in tiered storage, and what is still to be uploaded."""
 
 
 @command.command(
