@@ -476,6 +476,7 @@ def _message_processors(parts: Parts) -> tuple[Processor, ...]:
     )
     bulk = BulkProcessor(store, sends, pulls, table, statistics)
     lookups = KeyLookups(store, topics, parts.directory, parts.compaction.queues)
+    tier = parts.tier
     return (
         sends,
         pulls,
@@ -513,9 +514,9 @@ def _message_processors(parts: Parts) -> tuple[Processor, ...]:
             rejection,
         ),
         lookups,
-        QueryProcessor(store, parts.directory, lookups),
+        QueryProcessor(store, parts.directory, lookups, tier.lookups if tier else None),
         CompactionRequests(topics, parts.compaction),
-        TierStatusRequests(None if parts.tier is None else parts.tier.state),
+        TierStatusRequests(tier.state if tier else None),
     )
 
 

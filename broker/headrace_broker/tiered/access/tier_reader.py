@@ -103,7 +103,7 @@ class TierReader:
             count = count_asked
             if self._settings.reads_ahead:
                 count = self._windows.count(stream, queue_offset, count_asked)
-            block = self._result(self._read_block(stream, queue_offset, count))
+            block = self.result(self._read_block(stream, queue_offset, count))
             self.blocks.put(stream, block, monotonic())
             self._fetched.add((stream, queue_offset))
             if len(self._fetched) > _ANSWERS_MAX:  # of clients that are gone
@@ -142,11 +142,12 @@ class TierReader:
         return numbers, len(units)
 
     def _fetch_answer(self, key: Hashable, read: Callable[[], T | Failure]) -> None:
-        self._answers[key] = self._result(read())
+        self._answers[key] = self.result(read())
         while len(self._answers) > _ANSWERS_MAX:
             self._answers.popitem(last=False)
 
-    def _result(self, result: T | Failure) -> T:
+    def result(self, result: T | Failure) -> T:
+        """What was read. Raises RequestError for a failure, which counts for the breaker."""
         if isinstance(result, Failure):
             raise self.breaker.failed(result)
         self.breaker.succeeded()

@@ -9,6 +9,7 @@ import trio
 
 from headrace_broker.queue_directory import Use
 from headrace_broker.store.errors import StoreError
+from headrace_broker.tiered.access.lookups import TierLookups
 from headrace_broker.tiered.access.settings import StorageLevel
 from headrace_broker.tiered.access.status import TierState
 from headrace_broker.tiered.access.tier_access import TierAccess
@@ -36,7 +37,10 @@ _READS: Final = {Use.PULL, Use.READ, Use.BEGIN, Use.INSPECT, Use.LIST}
 
 
 class TieredStorage:
-    """The tier of a running broker. upload: its follower. state: how far that is."""
+    """The tier of a running broker. upload: its follower. state: how far that is.
+
+    lookups: queries by key; None if the tier is not to be read.
+    """
 
     def __init__(self, settings: TierSettings, store: MessageStore, topics: TopicTable) -> None:
         """Have the store's queues followed. Raises StoreFormatError, OSError."""
@@ -45,6 +49,8 @@ class TieredStorage:
         self._topics = topics
         self._access = TierAccess(settings, store.fs, store.clock.now_ms)
         self._reader = TierReader(self._access, settings)
+        is_read = settings.level is not StorageLevel.DISABLE
+        self.lookups = TierLookups(self._reader) if is_read else None
         self.upload = Upload(self._access, settings, self._wants)
         following = store.followers.add(self.upload, save_s=settings.commit_ms / 1000)
         self.state = TierState(
