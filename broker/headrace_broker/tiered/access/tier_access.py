@@ -43,7 +43,7 @@ class TierAccess:
         self._settings = settings
         self._files = files
         self.operations = Operations()
-        self._driver = MeteredDriver(driver or _driver(settings, files), self.operations)
+        self._driver = MeteredDriver(driver or new_driver(settings, files), self.operations)
         self._opening = Lock()
         self._tier: Tier | None = None
 
@@ -101,5 +101,6 @@ class TierAccess:
             tier.index.close()
 
 
-def _driver(settings: TierSettings, files: Files) -> AppendDriver:
+def new_driver(settings: TierSettings, files: Files) -> PosixDriver | MemoryDriver:
+    """The driver of the place that the settings name."""
     return MemoryDriver() if settings.folder is None else PosixDriver(settings.folder, files)
