@@ -6,13 +6,14 @@ Source: docs/protocol.md "Tier status"; tests/broker/test_tiered_status.py.
 from __future__ import annotations
 
 import heapq
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from headrace_protocol import fastjson
 from headrace_protocol.bounds import ITEMS_MAX
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.errors import RequestError
+from headrace_protocol.errors import NotReady, RequestError
 from headrace_protocol.headers import TierStatusHeader
 from headrace_protocol.serving import Reply, all_ready
 from headrace_protocol.tier_bodies import TierQueueStatus
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from headrace_broker.tiered.access.upload import Upload
     from headrace_broker.tiered.driver.metered import Operations
     from headrace_broker.topics.table import TopicTable
-    from headrace_protocol.errors import NotReady
     from headrace_protocol.serving import Registry, Request
 
 
@@ -98,6 +98,14 @@ class TierState:
         else:
             uploaded = self.following.synced_offset(name) or 0
         return Behind(queue, min(max(uploaded, low), end), end)
+
+    def behind_bytes(self, topic: str) -> int:
+        """Bytes of a topic's records to be uploaded, without those that must be read first."""
+        byte_count = 0
+        for behind in next(self.behind(topic)):
+            with suppress(NotReady):
+                byte_count += self._store.source(behind.queue).record_bytes(behind.first)
+        return byte_count
 
     def age_ms(self, behind: Behind) -> int:
         """Age of the oldest message to be uploaded, 0 without one. Raises NotReady."""

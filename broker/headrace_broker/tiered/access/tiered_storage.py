@@ -25,13 +25,16 @@ if TYPE_CHECKING:
     from headrace_broker.queue_directory import Lookup
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.store.retention.disk_forecast import LowestUnconsumed
+    from headrace_broker.store.retention.topic_floors import TopicLimit
     from headrace_broker.store.store_queue import StoreQueue
     from headrace_broker.tiered.access.settings import TierSettings
+    from headrace_broker.tiered.driver.interface import Failure
     from headrace_broker.topics.table import TopicTable
     from headrace_protocol.bodies import TopicConfig
 
 log = structlog.get_logger("headrace.broker")
 
+_HOUR_MS: Final = 3_600_000
 _RETRY_S: Final = 10.0
 _READS: Final = {Use.PULL, Use.READ, Use.BEGIN, Use.INSPECT, Use.LIST}
 
@@ -119,19 +122,21 @@ class TieredStorage:
         while True:
             wait_s = self._settings.clean_ms / 1000
             try:
-                limits_ms = self._limits_ms()
-                await trio.to_thread.run_sync(self._clean_up, limits_ms, limiter=self._threads)
+                await trio.to_thread.run_sync(
+                    self._clean_up, *self._limits(), limiter=self._threads
+                )
             except (OSError, StoreError) as error:
                 log.error("clean-up of the tier failed, retrying", reason=str(error))
                 wait_s = min(wait_s, _RETRY_S)
             await trio.sleep(wait_s)
 
-    def _limits_ms(self) -> dict[str, int]:
-        """Ages at which messages expire, of the topics that set one."""
-        limits = topic_limits(self._topics.all()).items()
-        return {name: limit.reserved_ms for name, limit in limits if limit.reserved_ms is not None}
+    def _limits(self) -> tuple[dict[str, TopicLimit], dict[str, int]]:
+        """The topics' own limits; bytes that only the log has, of those with a limit of bytes."""
+        limits = topic_limits(self._topics.all())
+        sized = [topic for topic, limit in limits.items() if limit.reserved_bytes is not None]
+        return limits, {topic: self.state.behind_bytes(topic) for topic in sized}
 
-    def _clean_up(self, limits_ms: Mapping[str, int]) -> None:
+    def _clean_up(self, limits: Mapping[str, TopicLimit], behind_bytes: Mapping[str, int]) -> None:
         """Upload full index files, delete what has expired and what deletions left. In a thread.
 
         Raises OSError, StoreFormatError.
@@ -141,16 +146,35 @@ class TieredStorage:
             tier, now_ms = self._access.tier, self._access.now_ms()
             failures = [tier.index.upload(now_ms) if tier.index is not None else None]
             if self._settings.deletes:
-                for topic, queue_id in list(tier.queues):
-                    before_ms = now_ms - limits_ms.get(topic, self._settings.reserved_ms)
-                    failures.append(tier.expire(topic, queue_id, before_ms, now_ms))
-                if tier.index is not None:
-                    longest_ms = max([self._settings.reserved_ms, *limits_ms.values()])
-                    failures.append(tier.index.expire(now_ms - longest_ms))
+                failures += self._expire(limits, behind_bytes, now_ms)
             failures.append(tier.sweep())
         for failure in failures:
             if failure is not None:
                 raise OSError(str(failure))
+
+    def _expire(
+        self, limits: Mapping[str, TopicLimit], behind_bytes: Mapping[str, int], now_ms: int
+    ) -> list[Failure | None]:
+        tier, reserved_ms = self._access.tier, self._settings.reserved_ms
+        own_ms = {
+            topic: limit.reserved_ms
+            for topic, limit in limits.items()
+            if limit.reserved_ms is not None
+        }
+        for topic in {topic for topic, _ in tier.queues}:  # Apache's broker reads it there
+            tier.metadata.set_reserve_hours(topic, own_ms.get(topic, -_HOUR_MS) // _HOUR_MS, now_ms)
+        failures = [
+            tier.expire(topic, queue_id, now_ms - own_ms.get(topic, reserved_ms), now_ms)
+            for topic, queue_id in list(tier.queues)
+        ]
+        for topic, limit in limits.items():
+            if limit.reserved_bytes is not None:
+                kept_bytes = tier.record_bytes(topic) + behind_bytes.get(topic, 0)
+                failures.append(tier.shrink(topic, kept_bytes - limit.reserved_bytes, now_ms))
+        if tier.index is not None:
+            longest_ms = max([reserved_ms, *own_ms.values()])
+            failures.append(tier.index.expire(now_ms - longest_ms))
+        return failures
 
     # -- state -------------------------------------------------------------------------------------
 
