@@ -196,7 +196,9 @@ def assemble(
 def _tier(config: BrokerConfig, store: MessageStore, topics: TopicTable) -> TieredStorage | None:
     home = Home(config.broker_cluster_name, config.broker_name)
     settings = config.tier_settings(config.store_path_root_dir, home)
-    return None if settings is None else TieredStorage(settings, store, topics)
+    if settings is None:
+        return None
+    return TieredStorage(settings, store, topics, lambda: not config.delete_untiered_enable)
 
 
 def _watched_queues(topics: TopicTable, mappings: MappingTable) -> Callable[[str], int]:

@@ -473,3 +473,30 @@ async def test_a_topics_reserve_size_counts_both_tiers(tmp_path: Path) -> None:
     assert len(stored) == len(queue.log.segments)
     assert read_all(broker, topic, queue.min_offset) == [*range(queue.min_offset, 26)]
     broker.close()
+
+
+async def test_what_is_not_uploaded_holds_the_log_by_name_unless_it_may_go(tmp_path: Path) -> None:
+    broker = start(tmp_path)
+    put(broker, 0, 4)
+    upload(broker)
+    put(broker, 4, 20)
+    broker.store.index_tick()
+    broker.store.flusher.flush_now()
+    tier_of(broker).state.following._note_scan(tier_of(broker).state.following._start_scan())
+    low = await expire_log(broker)
+    assert low <= 4
+    assert broker.store.cleaner.status().oldest_unconsumed.startswith("follower tier")
+    broker.config.update({"deleteUntieredEnable": "true"})
+    low = await expire_log(broker)
+    assert low > 10
+    # The tier keeps what it has, and continues behind the gap.
+    upload(broker)
+    put(broker, 24, 2)
+    upload(broker)
+    queue = tier_of(broker)._access.queue(TOPIC, 0)
+    assert queue is not None
+    assert (queue.min_offset, queue.commit_offset) == (0, 26)
+    result = ready(lambda: source(broker).get(0, 10, 100_000, None))
+    assert (result.status, result.count) == (GetStatus.FOUND, 4)
+    assert read_all(broker, offset=low) == [*range(low, 26)]
+    broker.close()

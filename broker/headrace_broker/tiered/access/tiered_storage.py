@@ -20,7 +20,7 @@ from headrace_broker.topics.attributes import CLEANUP_POLICY, COMPACTED, TIERED,
 from headrace_daemon.services import Service
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from headrace_broker.queue_directory import Lookup
     from headrace_broker.store.message_store import MessageStore
@@ -45,8 +45,17 @@ class TieredStorage:
     lookups: queries by key; None if the tier is not to be read.
     """
 
-    def __init__(self, settings: TierSettings, store: MessageStore, topics: TopicTable) -> None:
-        """Have the store's queues followed. Raises StoreFormatError, OSError."""
+    def __init__(
+        self,
+        settings: TierSettings,
+        store: MessageStore,
+        topics: TopicTable,
+        holds_log: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Have the store's queues followed. Raises StoreFormatError, OSError.
+
+        holds_log: whether the log keeps what is still to be uploaded.
+        """
         self._settings = settings
         self._store = store
         self._topics = topics
@@ -55,7 +64,7 @@ class TieredStorage:
         is_read = settings.level is not StorageLevel.DISABLE
         self.lookups = TierLookups(self._reader) if is_read else None
         self.upload = Upload(self._access, settings, self._wants)
-        following = store.followers.add(self.upload, save_s=settings.commit_ms / 1000)
+        following = store.followers.add(self.upload, settings.commit_ms / 1000, holds_log)
         self.state = TierState(
             store, topics, settings, self._access, self._reader, self.upload, following
         )
