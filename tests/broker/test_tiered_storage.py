@@ -498,5 +498,7 @@ async def test_what_is_not_uploaded_holds_the_log_by_name_unless_it_may_go(tmp_p
     assert (queue.min_offset, queue.commit_offset) == (0, 26)
     result = ready(lambda: source(broker).get(0, 10, 100_000, None))
     assert (result.status, result.count) == (GetStatus.FOUND, 4)
+    behind_the_gap = ready(lambda: source(broker).get(4, 1, 100_000, None))
+    assert behind_the_gap.next_offset == low + 1
     assert read_all(broker, offset=low) == [*range(low, 26)]
     broker.close()
