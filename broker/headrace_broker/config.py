@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from pydantic import ValidationError, field_validator, model_validator
 
 from headrace_broker.apache_keys import EXPECTED_VALUES, WITHOUT_EFFECT
-from headrace_broker.setting import is_secret
 from headrace_broker.setting import setting as _setting
 from headrace_broker.tier_config import TierConfig
 from headrace_daemon.folders import folder_problem
@@ -566,11 +565,6 @@ class BrokerConfig(TierConfig):
         values = self.model_dump(by_alias=True, mode="json", exclude_none=True)
         return {key: _text(value) for key, value in values.items()}
 
-    def as_shown(self) -> dict[str, str]:
-        """As ``as_text``, without secrets."""
-        hidden = _secrets(type(self))
-        return {key: "***" if key in hidden else value for key, value in self.as_text().items()}
-
     def update(self, changes: Mapping[str, str]) -> None:
         """Change reloadable settings, all or none.
 
@@ -733,18 +727,12 @@ def _validate(values: Mapping[str, str], places: Mapping[str, str]) -> BrokerCon
         raise ConfigError([f"{place}: {reason}" for place, reason in found]) from None
 
 
-def _secrets(table: type[BrokerConfig]) -> set[str | None]:
-    """Keys whose values nobody is shown."""
-    return {field.alias for field in table.model_fields.values() if is_secret(field)}
-
-
 def _problem(error: Any, places: Mapping[str, str]) -> tuple[str, str]:
     """The place of a value, and the reason why it is invalid."""
     reason = str(error["msg"]).removeprefix("Value error, ")
     if error["loc"]:
         key = error["loc"][0]
-        shown = "***" if key in _secrets(BrokerConfig) else error["input"]
-        reason = f"{key}={shown}: {reason}"
+        reason = f"{key}={error['input']}: {reason}"
     else:
         key = reason.partition("=")[0]
     return places.get(key, key), reason

@@ -7,14 +7,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from headrace_broker import main as broker_main
-from headrace_broker.config import BrokerConfig
-from headrace_broker.setting import setting
 from headrace_broker.tiered.access.probe import probe
 from headrace_broker.tiered.driver.interface import Failure, FailureKind
 from headrace_broker.tiered.driver.memory import MemoryDriver
 from headrace_broker.tiered.driver.posix import PosixDriver
-from headrace_protocol.codes import RequestCode
-from tests.support.broker import BrokerUnderTest
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -80,17 +76,3 @@ def test_check_config_says_what_the_tier_lacks(
     assert broker_main.main(["-c", str(file), "--check-config"]) == 2
     said = capsys.readouterr().err
     assert f"tiered storage (posix {tmp_path}/tier): can't put an object: x: read-only" in said
-
-
-class _Config(BrokerConfig):
-    token: str = setting("", "A secret.", is_secret=True)
-
-
-def test_the_config_request_shows_no_secrets(tmp_path: Path) -> None:
-    config = _Config(store_path_root_dir=tmp_path / "store", token="hunter2")
-    broker = BrokerUnderTest(tmp_path, config)
-    answer = broker.ask(RequestCode.GET_BROKER_CONFIG, None)
-    lines = bytes(answer.body).decode().splitlines()
-    assert "token=***" in lines
-    assert "hunter2" not in bytes(answer.body).decode()
-    broker.close()

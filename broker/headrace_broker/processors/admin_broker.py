@@ -149,8 +149,8 @@ class AdminBrokerProcessor:
     # -- settings ----------------------------------------------------------------------------------
 
     def config(self, _request: Request) -> Reply:
-        """GET_BROKER_CONFIG: all settings but secrets, in the format of the broker's file."""
-        lines = [f"{key}={value}\n" for key, value in self._config.as_shown().items()]
+        """GET_BROKER_CONFIG: all settings, in the format of the broker's file."""
+        lines = [f"{key}={value}\n" for key, value in self._config.as_text().items()]
         header = GetBrokerConfigResponseHeader(version=self._config_version.encode().decode())
         return Reply(header, ("".join(lines).encode(),))
 
