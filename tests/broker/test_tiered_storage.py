@@ -307,7 +307,7 @@ async def test_a_queue_whose_tier_has_other_messages_is_not_uploaded(tmp_path: P
     others = tier_of(broker)._access.queue(other, 0)
     assert others is not None
     assert others.commit_offset == 20
-    tier_of(broker)._clean_up({TOPIC: TopicLimit(1 << 50, None)}, {})
+    tier_of(broker)._clean_up({TOPIC: TopicLimit(1 << 50, None)})
     assert (queue.min_offset, queue.commit_offset) == (0, 5)
     assert not isinstance(queue.store_time(4), Failure)
     broker.close()
@@ -418,7 +418,7 @@ async def test_expired_segments_leave_the_tier(tmp_path: Path) -> None:
     await expire_log(broker)
     put(broker, 20, 3)
     upload(broker)
-    tier_of(broker)._clean_up({}, {})
+    tier_of(broker)._clean_up({})
     low = ready(source(broker, Use.BEGIN).min_offset)
     assert 0 < low <= 20
     result = ready(lambda: source(broker).get(0, 3, 1000, None))
@@ -437,13 +437,13 @@ async def test_a_topics_reserve_time_counts_hours(tmp_path: Path) -> None:
     cleaner = tier_of(broker)
     queues = {name: cleaner._access.tier.queues[name, 0] for name in (TOPIC, topic)}
     broker.clock.ms += 2 * 3_600_000 - 60_000
-    cleaner._clean_up(*cleaner._limits())
+    cleaner._clean_up(cleaner._limits())
     assert {name: queue.min_offset for name, queue in queues.items()} == {TOPIC: 0, topic: 0}
     # For Apache's broker.
     rows = {name: cleaner._access.tier.metadata.topic(name) for name in (TOPIC, topic)}
     assert {name: row.reserve_time for name, row in rows.items() if row} == {TOPIC: -1, topic: 2}
     broker.clock.ms += 60_000
-    cleaner._clean_up(*cleaner._limits())
+    cleaner._clean_up(cleaner._limits())
     assert queues[TOPIC].min_offset == 0
     assert 10 < queues[topic].min_offset < 20
     broker.close()
@@ -458,7 +458,7 @@ async def test_a_topics_reserve_size_counts_both_tiers(tmp_path: Path) -> None:
     cleaner = tier_of(broker)
     tier = cleaner._access.tier
     queue = tier.queues[topic, 0]
-    cleaner._clean_up(*cleaner._limits())
+    cleaner._clean_up(cleaner._limits())
     # Whole segments of less than 5000 bytes go, and what is left is no less than the limit.
     assert limit <= tier.record_bytes(topic) < limit + 5000
     assert tier.record_bytes(topic) == queue.log.end - queue.log.base
@@ -466,7 +466,7 @@ async def test_a_topics_reserve_size_counts_both_tiers(tmp_path: Path) -> None:
     put(broker, 20, 6, topic)
     behind_bytes = cleaner.state.behind_bytes(topic)
     assert 6000 < behind_bytes < 7000
-    cleaner._clean_up(*cleaner._limits())
+    cleaner._clean_up(cleaner._limits())
     assert queue.min_offset > low
     assert limit <= tier.record_bytes(topic) + behind_bytes < limit + 5000
     stored = {path.name for path in (tmp_path / "tier").rglob(f"{topic}/0/COMMIT_LOG/*")}

@@ -131,21 +131,25 @@ class TieredStorage:
         while True:
             wait_s = self._settings.clean_ms / 1000
             try:
-                await trio.to_thread.run_sync(
-                    self._clean_up, *self._limits(), limiter=self._threads
-                )
+                limits = self._limits()
+                await trio.to_thread.run_sync(self._clean_up, limits, limiter=self._threads)
             except (OSError, StoreError) as error:
                 log.error("clean-up of the tier failed, retrying", reason=str(error))
                 wait_s = min(wait_s, _RETRY_S)
             await trio.sleep(wait_s)
 
-    def _limits(self) -> tuple[dict[str, TopicLimit], dict[str, int]]:
-        """The topics' own limits; bytes that only the log has, of those with a limit of bytes."""
-        limits = topic_limits(self._topics.all())
-        sized = [topic for topic, limit in limits.items() if limit.reserved_bytes is not None]
-        return limits, {topic: self.state.behind_bytes(topic) for topic in sized}
+    def _limits(self) -> dict[str, TopicLimit]:
+        """The topics' own limits; those of bytes less what only the log has."""
+        return {
+            topic: limit
+            if limit.reserved_bytes is None
+            else limit._replace(
+                reserved_bytes=max(limit.reserved_bytes - self.state.behind_bytes(topic), 0)
+            )
+            for topic, limit in topic_limits(self._topics.all()).items()
+        }
 
-    def _clean_up(self, limits: Mapping[str, TopicLimit], behind_bytes: Mapping[str, int]) -> None:
+    def _clean_up(self, limits: Mapping[str, TopicLimit]) -> None:
         """Upload full index files, delete what has expired and what deletions left. In a thread.
 
         Raises OSError, StoreFormatError.
@@ -155,15 +159,13 @@ class TieredStorage:
             tier, now_ms = self._access.tier, self._access.now_ms()
             failures = [tier.index.upload(now_ms) if tier.index is not None else None]
             if self._settings.deletes:
-                failures += self._expire(limits, behind_bytes, now_ms)
+                failures += self._expire(limits, now_ms)
             failures.append(tier.sweep())
         for failure in failures:
             if failure is not None:
                 raise OSError(str(failure))
 
-    def _expire(
-        self, limits: Mapping[str, TopicLimit], behind_bytes: Mapping[str, int], now_ms: int
-    ) -> list[Failure | None]:
+    def _expire(self, limits: Mapping[str, TopicLimit], now_ms: int) -> list[Failure | None]:
         tier, reserved_ms = self._access.tier, self._settings.reserved_ms
         own_ms = {
             topic: limit.reserved_ms
@@ -178,8 +180,7 @@ class TieredStorage:
         ]
         for topic, limit in limits.items():
             if limit.reserved_bytes is not None:
-                kept_bytes = tier.record_bytes(topic) + behind_bytes.get(topic, 0)
-                failures.append(tier.shrink(topic, kept_bytes - limit.reserved_bytes, now_ms))
+                failures.append(tier.shrink(topic, limit.reserved_bytes, now_ms))
         if tier.index is not None:
             longest_ms = max([reserved_ms, *own_ms.values()])
             failures.append(tier.index.expire(now_ms - longest_ms))

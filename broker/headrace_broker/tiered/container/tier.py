@@ -184,11 +184,9 @@ class Tier:
         queues = [queue for (name, _), queue in self.queues.items() if name == topic]
         return sum(queue.log_end - queue.log.base for queue in queues)
 
-    def shrink(self, topic: str, excess_bytes: int, now_ms: int) -> Failure | None:
-        """Delete the oldest segments of a topic, at most so many bytes of records.
-
-        Raises OSError.
-        """
+    def shrink(self, topic: str, bytes_max: int, now_ms: int) -> Failure | None:
+        """Delete a topic's oldest segments while the rest is at least of a size. Raises OSError."""
+        excess_bytes = self.record_bytes(topic) - bytes_max
         queues = [queue for (name, _), queue in self.queues.items() if name == topic]
         segments = sorted(
             (row.end_timestamp, number, row.size)
