@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
     from headrace_broker.store.files.filesystem import Files
     from headrace_broker.tiered.access.settings import TierSettings
-    from headrace_broker.tiered.container.flat_queue import FlatQueue
+    from headrace_broker.tiered.container.stored_queue import StoredQueue
+    from headrace_broker.tiered.container.stored_tier import StoredTier
     from headrace_broker.tiered.driver.interface import AppendDriver
 
 
@@ -42,10 +43,10 @@ class TierAccess:
         self._files = files
         self._driver = driver or _driver(settings, files)
         self._opening = Lock()
-        self._tier: Tier | None = None
+        self._tier: StoredTier | None = None
 
     @property
-    def tier(self) -> Tier:
+    def tier(self) -> StoredTier:
         """The tier, which must be open."""
         assert self._tier is not None
         return self._tier
@@ -61,10 +62,7 @@ class TierAccess:
             if self._tier is None:
                 self._tier = self._new_tier()
             tier, now_ms = self._tier, self.now_ms()
-            # Without metadata all files would count as leftovers: a lost disk must not cost the
-            # tier as well.
-            is_known = bool(tier.metadata.queues())
-            failure = tier.open(now_ms) if is_known else tier.rebuild(now_ms)
+            failure = tier.start(now_ms)
             if failure is not None:
                 raise OSError(str(failure))
             self.is_open = True
@@ -84,7 +82,7 @@ class TierAccess:
         index.open(is_clean=False)
         return Tier(self._driver, settings.home, metadata, settings.limits, index)
 
-    def queue(self, topic: str, queue_id: int) -> FlatQueue | None:
+    def queue(self, topic: str, queue_id: int) -> StoredQueue | None:
         """A queue that has messages; None also before the tier is open."""
         if self._tier is None:
             return None
@@ -94,8 +92,8 @@ class TierAccess:
     def close(self) -> None:
         """Release local files; the tier may be opened again."""
         tier, self._tier, self.is_open = self._tier, None, False
-        if tier is not None and tier.index is not None:
-            tier.index.close()
+        if tier is not None:
+            tier.close()
 
 
 def _driver(settings: TierSettings, files: Files) -> AppendDriver:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger("headrace.broker")
 
 _RETRY_S: Final = 10.0
+_MERGE_S: Final = 60.0
 _READS: Final = {Use.PULL, Use.READ, Use.BEGIN, Use.INSPECT, Use.LIST}
 
 
@@ -46,6 +47,7 @@ class TieredStorage:
         self.upload = Upload(self._access, settings, self._wants)
         # Apart from the threads of all other work: the store may hang.
         self._threads = trio.CapacityLimiter(1)
+        self._merging = trio.CapacityLimiter(1)
 
     def connect(self) -> None:
         """Have the store's queues followed. Raises StoreFormatError, OSError."""
@@ -92,6 +94,7 @@ class TieredStorage:
         return (
             Service(self._run_clean_up, self._load),
             Service(self._run_expiry),
+            Service(self._run_merges),
         )
 
     def _load(self) -> None:
@@ -106,6 +109,20 @@ class TieredStorage:
         while True:
             await trio.sleep(self._settings.expire_ms / 2000)
             self._reader.expire()
+
+    async def _run_merges(self) -> None:
+        while True:
+            await trio.sleep(_MERGE_S)
+            try:
+                await trio.to_thread.run_sync(self._merge, limiter=self._merging)
+            except (OSError, StoreError) as error:
+                log.error("merge in the tier failed, retrying", reason=str(error))
+
+    def _merge(self) -> None:
+        self._access.open()
+        failure = self._access.tier.merge(self._access.now_ms())
+        if failure is not None:
+            raise OSError(str(failure))
 
     async def _run_clean_up(self) -> None:
         while True:
@@ -124,25 +141,21 @@ class TieredStorage:
         return {name: limit.reserved_ms for name, limit in limits if limit.reserved_ms is not None}
 
     def _clean_up(self, limits_ms: Mapping[str, int]) -> None:
-        """Upload full index files, delete what has expired and what deletions left. In a thread.
+        """Delete what has expired and what deletions left. In a thread.
 
         Raises OSError, StoreFormatError.
         """
         self._access.open()
         with self._access.writing:
-            tier, now_ms = self._access.tier, self._access.now_ms()
-            failures = [tier.index.upload(now_ms) if tier.index is not None else None]
-            if self._settings.deletes:
-                for topic, queue_id in list(tier.queues):
-                    before_ms = now_ms - limits_ms.get(topic, self._settings.reserved_ms)
-                    failures.append(tier.expire(topic, queue_id, before_ms, now_ms))
-                if tier.index is not None:
-                    longest_ms = max([self._settings.reserved_ms, *limits_ms.values()])
-                    failures.append(tier.index.expire(now_ms - longest_ms))
-            failures.append(tier.sweep())
+            now_ms, reserved_ms = self._access.now_ms(), self._settings.reserved_ms
+            failures = self._access.tier.clean_up(
+                (lambda topic: now_ms - limits_ms.get(topic, reserved_ms))
+                if self._settings.deletes
+                else None,
+                now_ms,
+            )
         for failure in failures:
-            if failure is not None:
-                raise OSError(str(failure))
+            raise OSError(str(failure))
 
     # -- state -------------------------------------------------------------------------------------
 

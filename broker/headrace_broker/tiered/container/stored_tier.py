@@ -1,0 +1,75 @@
+"""What a running broker needs of its tier, whatever the layout."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from headrace_broker.tiered.container.stored_queue import StoredQueue
+    from headrace_broker.tiered.driver.interface import Failure
+    from headrace_protocol.columns import Array, RecordColumns
+
+Name = tuple[str, int]
+
+
+class Group(NamedTuple):
+    """Records of a queue in order, none before its ``commit_offset``; one tags code for each."""
+
+    records: RecordColumns
+    tags_codes: Array
+
+
+class StoredTier(Protocol):
+    """All queues of a broker, by topic and queue id. All methods may block.
+
+    Whoever appends, creates, deletes, syncs or cleans up excludes the others; reads need no lock.
+    """
+
+    @property
+    def queues(self) -> Mapping[Name, StoredQueue]:
+        """The queues that can be read and appended to."""
+
+    @property
+    def damaged(self) -> Mapping[Name, Failure]:
+        """Why other queues can't; a start after a repair opens them."""
+
+    @property
+    def takes_all(self) -> bool:
+        """Whether an append costs the same for any number of queues."""
+
+    def start(self, now_ms: int) -> Failure | None:
+        """Open all queues that the store has; called again after UNREACHABLE. Raises OSError."""
+
+    def create(self, queues: Iterable[Name], now_ms: int) -> Failure | None:
+        """Create queues without messages. Raises OSError."""
+
+    def append_all(self, groups: Mapping[Name, Group], now_ms: int) -> Failure | None:
+        """Keep records for good. After a failure ``commit_offset`` says how many. Raises OSError.
+
+        With ``takes_all`` all or none are kept, and a failure is not that of one queue.
+        """
+
+    def index_again(
+        self, topic: str, queue_id: int, queue_offset: int, now_ms: int
+    ) -> Failure | None:
+        """Find all records from an offset on by key, after a crash. Raises OSError."""
+
+    def sync(self) -> None:
+        """Bring to the store what is kept in memory or on the local disk only. Raises OSError."""
+
+    def delete(self, topic: str, queue_id: int) -> Failure | None:
+        """Delete a queue; a clean-up removes what a failure leaves. Raises OSError."""
+
+    def clean_up(self, before_ms: Callable[[str], int] | None, now_ms: int) -> list[Failure]:
+        """Delete what expired and what deletions left. Raises OSError.
+
+        before_ms: of a topic, the store time before which messages expire; None keeps all.
+        """
+
+    def merge(self, now_ms: int) -> Failure | None:
+        """Join small pieces into larger ones; runs beside everything else. Raises OSError."""
+
+    def close(self) -> None:
+        """Release local files and threads."""
