@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from headrace_broker.tiered.container.stored_queue import StoredQueue
+    from headrace_broker.tiered.container.tier_index import IndexHit
     from headrace_broker.tiered.driver.interface import Failure
     from headrace_protocol.columns import Array, RecordColumns
 
@@ -19,6 +20,18 @@ class Group(NamedTuple):
 
     records: RecordColumns
     tags_codes: Array
+
+
+class StoredIndex(Protocol):
+    """What finds records by key."""
+
+    def query(
+        self, topic: str, key: str, begin_ms: int, end_ms: int, count_max: int
+    ) -> list[IndexHit] | Failure:
+        """Records whose key has the hash of this one, the newest first. Fails as a read.
+
+        begin_ms, end_ms: store times to look for; records up to a second off may be among them.
+        """
 
 
 class StoredTier(Protocol):
@@ -34,6 +47,10 @@ class StoredTier(Protocol):
     @property
     def damaged(self) -> Mapping[Name, Failure]:
         """Why other queues can't; a start after a repair opens them."""
+
+    @property
+    def index(self) -> StoredIndex | None:
+        """Finds records by key; None in a tier without queries."""
 
     @property
     def takes_all(self) -> bool:
