@@ -11,6 +11,7 @@ from headrace_broker.tiered.container.tier import Tier
 from headrace_broker.tiered.container.tier_index import TierIndex
 from headrace_broker.tiered.driver.memory import MemoryDriver
 from headrace_broker.tiered.driver.posix import PosixDriver
+from headrace_broker.tiered.objects.object_tier import ObjectTier
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from headrace_broker.tiered.access.settings import TierSettings
     from headrace_broker.tiered.container.stored_queue import StoredQueue
     from headrace_broker.tiered.container.stored_tier import StoredTier
-    from headrace_broker.tiered.driver.interface import AppendDriver
+    from headrace_broker.tiered.driver.interface import AppendDriver, PutDriver
 
 
 class TierAccess:
@@ -67,8 +68,10 @@ class TierAccess:
                 raise OSError(str(failure))
             self.is_open = True
 
-    def _new_tier(self) -> Tier:
+    def _new_tier(self) -> StoredTier:
         settings = self._settings
+        if settings.keeps_objects:
+            return ObjectTier(self._open_objects(), settings.home)
         metadata = TierMetadata(settings.root / "config" / "tieredStoreMetadata.json", self._files)
         index = TierIndex(
             settings.root,
@@ -81,6 +84,16 @@ class TierAccess:
         )
         index.open(is_clean=False)
         return Tier(self._driver, settings.home, metadata, settings.limits, index)
+
+    def _open_objects(self) -> PutDriver:
+        place, folder = self._settings.place, self._settings.folder
+        if place is None:
+            assert folder is not None
+            return PosixDriver(folder, self._files)
+        # An extra, which only brokers with a bucket need.
+        from headrace_broker.tiered.driver.objects import open_objects
+
+        return open_objects(place)
 
     def queue(self, topic: str, queue_id: int) -> StoredQueue | None:
         """A queue that has messages; None also before the tier is open."""
