@@ -12,7 +12,8 @@ from obstore.store import MemoryStore
 
 from headrace_broker.tiered.driver.interface import Entry, Failure, FailureKind
 from headrace_broker.tiered.driver.memory import MemoryDriver
-from headrace_broker.tiered.driver.objects import ObjectDriver, ObjectPlace, open_objects
+from headrace_broker.tiered.driver.object_place import ObjectPlace
+from headrace_broker.tiered.driver.objects import ObjectDriver, open_objects
 from headrace_broker.tiered.driver.posix import PosixDriver
 from tests.support.faulty_files import FaultRates, FaultyFiles, PowerCut
 from tests.support.object_server import SECRET_KEY, serving

@@ -11,6 +11,7 @@ import pytest
 from headrace_broker.queue_directory import Use
 from headrace_broker.store.retention.topic_floors import TopicLimit
 from headrace_broker.store.store_source import GetStatus
+from headrace_broker.tiered.container.tier import Tier
 from headrace_broker.tiered.driver.interface import Failure, FailureKind
 from headrace_broker.tiered.driver.posix import PosixDriver
 from headrace_protocol.codes import RequestCode, ResponseCode
@@ -440,7 +441,9 @@ async def test_a_topics_reserve_time_counts_hours(tmp_path: Path) -> None:
     cleaner._clean_up(cleaner._limits())
     assert {name: queue.min_offset for name, queue in queues.items()} == {TOPIC: 0, topic: 0}
     # For Apache's broker.
-    rows = {name: cleaner._access.tier.metadata.topic(name) for name in (TOPIC, topic)}
+    tier = cleaner._access.tier
+    assert isinstance(tier, Tier)
+    rows = {name: tier.metadata.topic(name) for name in (TOPIC, topic)}
     assert {name: row.reserve_time for name, row in rows.items() if row} == {TOPIC: -1, topic: 2}
     broker.clock.ms += 60_000
     cleaner._clean_up(cleaner._limits())
@@ -457,6 +460,7 @@ async def test_a_topics_reserve_size_counts_both_tiers(tmp_path: Path) -> None:
     upload(broker)
     cleaner = tier_of(broker)
     tier = cleaner._access.tier
+    assert isinstance(tier, Tier)
     queue = tier.queues[topic, 0]
     cleaner._clean_up(cleaner._limits())
     # Whole segments of less than 5000 bytes go, and what is left is no less than the limit.

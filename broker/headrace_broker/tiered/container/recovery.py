@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from headrace_broker.tiered.container.flat_file import FlatFile
-    from headrace_broker.tiered.container.flat_queue import FlatQueue, RecordHead
+    from headrace_broker.tiered.container.flat_queue import FlatQueue
+    from headrace_broker.tiered.container.stored_queue import RecordHead
     from headrace_broker.tiered.driver.interface import Entry
 
 Sizes = dict[int, int]
