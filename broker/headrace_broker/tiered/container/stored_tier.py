@@ -85,8 +85,11 @@ class StoredTier(Protocol):
         before_ms: of a topic, the store time before which messages expire; None keeps all.
         """
 
-    def merge(self, now_ms: int) -> Failure | None:
-        """Join small pieces into larger ones; runs beside everything else. Raises OSError."""
+    def merge(self, now_ms: int, /) -> bool | Failure:
+        """Join some small pieces into larger ones, beside everything else; false if none is left.
+
+        One thread merges.
+        """
 
     def close(self) -> None:
         """Release local files and threads."""
