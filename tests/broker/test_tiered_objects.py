@@ -16,7 +16,10 @@ from headrace_broker.tiered.driver.memory import MemoryDriver
 from headrace_broker.tiered.driver.objects import ObjectDriver, open_objects
 from headrace_broker.tiered.driver.posix import PosixDriver
 from headrace_broker.tiered.objects.batch import read_directory
+from headrace_broker.tiered.objects.inventory import StoredObject
+from headrace_broker.tiered.objects.merge import choose, plan
 from headrace_broker.tiered.objects.object_tier import ObjectTier
+from headrace_broker.tiered.objects.rows import FINAL, ObjectRow, Part
 from headrace_protocol.columns import UNIT_DTYPE
 from tests.support.object_server import serving
 from tests.support.object_tiers import (
@@ -112,7 +115,7 @@ def test_gaps_are_kept_and_skipped() -> None:
 
 def test_requests_do_not_depend_on_the_number_of_queues() -> None:
     requests = []
-    for queue_count in (1, 300):
+    for queue_count in (1, 50):
         store = FaultyStore()
         tier = open_objects_tier(store)
         names: list[Name] = [(TOPIC, number) for number in range(queue_count)]
@@ -400,6 +403,138 @@ def test_objects_without_an_entry_are_swept_after_a_day() -> None:
     assert read_all(tier.queues[TOPIC, 0]) == [0, 1]
 
 
+# -- merge -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small numbers, so that all happens soon."""
+    monkeypatch.setattr("headrace_broker.tiered.objects.merge._RUNS", 3)
+    monkeypatch.setattr("headrace_broker.tiered.objects.merge._OBJECT_BYTES", 2500)
+    monkeypatch.setattr("headrace_broker.tiered.objects.object_tier._TAIL_MAX", 5)
+    monkeypatch.setattr("headrace_broker.tiered.objects.inventory._CATALOG_PARTS_MIN", 9)
+    monkeypatch.setattr("headrace_broker.tiered.objects.inventory._CATALOG_PARTS_MAX", 30)
+
+
+def merge_all(tier: ObjectTier, now_ms: int = BEGIN_MS) -> None:
+    while (merged := tier.merge(now_ms)) is True:
+        pass
+    assert merged is False, merged
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize("seed", range(5))
+def test_merged_objects_have_the_same_records_and_keys(seed: int) -> None:
+    rng, driver = Random(seed), MemoryDriver()
+    tier = open_objects_tier(driver)
+    names: list[Name] = [(TOPIC, 0), (TOPIC, 1), ("other", 0)]
+    for _ in range(40):
+        counts = {name: rng.randrange(1, 6) for name in rng.sample(names, rng.randrange(1, 4))}
+        assert append_next(tier, counts, gap=rng.choice([0, 0, 0, 0, 5])) is None
+    before = {name: read_all(tier.queues[name]) for name in names}
+    hits = {key: tier.index.query(TOPIC, key, 0, 1 << 60, 999) for key in ("k7", "k50", "even")}
+    piece_count = sum(len(tier.queues[name].state.pieces) for name in names)
+    merge_all(tier)
+    for found in (tier, open_objects_tier(driver)):
+        assert {name: read_all(found.queues[name]) for name in names} == before, f"seed {seed}"
+        for key, expected in hits.items():
+            assert found.index.query(TOPIC, key, 0, 1 << 60, 999) == expected, f"seed {seed}"
+        for name in names:
+            queue = found.queues[name]
+            for offset in rng.sample(before[name], 9):
+                assert queue.offset_by_time(store_ms(offset)) == offset
+    assert sum(len(tier.queues[name].state.pieces) for name in names) < piece_count
+    levels = {stored.level for stored in tier.inventory.objects.values()}
+    assert FINAL in levels
+    # What was merged is deleted once no reader needs it.
+    tier = open_objects_tier(driver)
+    assert tier.clean_up(None, BEGIN_MS + 3 * DAY_MS) == []
+    named = {f"{tier.folder}/{name}" for name in tier.inventory.objects}
+    assert set(objects(driver)) == named
+
+
+def test_sixteen_uploads_of_64_mib_make_large_objects_of_a_queue() -> None:
+    part = Part(0, 0, 0, 1, 0, 16 << 20, 0, 0, 0)
+    sources = []
+    for number in range(16):
+        large = msgspec.structs.replace(part, first=number, log_base=number * part.log_bytes)
+        small = msgspec.structs.replace(large, queue_id=1, log_base=number * 9, log_bytes=9)
+        name = f"data/{number:02}"
+        row = ObjectRow(name, 0, name, 0, 0, {TOPIC: [large, small]})
+        sources.append(StoredObject(row))
+    assert choose(sources[:15], set()) == []
+    assert choose(sources, {"data/03"}) == []
+    assert choose(sources, set()) == sources
+    planned = plan(sources)
+    assert [level for level, _ in planned] == [FINAL] * 4 + [1]
+    counts = [[len(joint.pieces) for joint in joints] for _, joints in planned]
+    assert counts == [[4], [4], [4], [4], [16]]
+
+
+@pytest.mark.usefixtures("few")
+def test_what_is_dropped_during_a_merge_does_not_come_back() -> None:
+    driver = MemoryDriver()
+    tier = open_objects_tier(driver)
+    for _ in range(3):
+        append_next(tier, {(TOPIC, 0): 2, (TOPIC, 1): 2, (TOPIC, 2): 2})
+    assert tier.merge(BEGIN_MS) is True
+    tier.delete(TOPIC, 0)
+    tier.create([(TOPIC, 0)], BEGIN_MS)
+    append_next(tier, one(1))
+    assert tier.clean_up(lambda _topic: store_ms(2), BEGIN_MS) == []
+    merge_all(tier)
+    for found in (tier, open_objects_tier(driver)):
+        assert read_all(found.queues[TOPIC, 0]) in ([], [0])
+        assert read_all(found.queues[TOPIC, 1]) == read_all(found.queues[TOPIC, 2]) == [2, 3, 4, 5]
+
+
+@pytest.mark.usefixtures("few")
+def test_a_merge_may_take_days() -> None:
+    tier = open_objects_tier(MemoryDriver())
+    for _ in range(3):
+        append_next(tier, one(3))
+    assert tier.merge(BEGIN_MS) is True
+    assert tier.clean_up(None, BEGIN_MS + 5 * DAY_MS) == []
+    merge_all(tier, BEGIN_MS + 5 * DAY_MS)
+    assert len(tier.inventory.objects) == 1
+    assert read_all(tier.queues[TOPIC, 0]) == list(range(9))
+
+
+def test_what_the_manifest_names_without_an_answer_is_not_swept() -> None:
+    store = FaultyStore()
+    tier = open_objects_tier(store)
+    puts = iter([Fault.NONE, Fault.ANSWER_LOST])
+    store.fault = lambda call: next(puts) if call == "put" else Fault.NONE
+    failure = append_next(tier, one(3))
+    assert failure is not None
+    assert failure.kind is FailureKind.UNREACHABLE
+    store.fault = lambda _call: Fault.NONE
+    assert tier.clean_up(None, BEGIN_MS + 5 * DAY_MS) == []
+    assert not objects(store.driver)
+    found = open_objects_tier(store.driver)
+    assert not found.queues
+    assert append_next(found, one(3)) is None
+
+
+@pytest.mark.usefixtures("few")
+def test_a_damaged_object_stops_only_its_own_merge() -> None:
+    driver = MemoryDriver()
+    tier = open_objects_tier(driver)
+    for _ in range(5):
+        append_next(tier, one(3))
+    damaged = objects(driver)[1]
+    driver._stored[damaged].data[3 * 28 + 27] ^= 1
+    failure = tier.merge(BEGIN_MS)
+    assert isinstance(failure, Failure)
+    assert (failure.kind, failure.path) == (FailureKind.DAMAGED, damaged)
+    merge_all(tier)
+    assert len(tier.inventory.objects) < 5
+    queue = open_objects_tier(driver).queues[TOPIC, 0]
+    for first in (0, 6, 9, 12):
+        assert read(queue, first, 3).queue_offset.tolist() == [first, first + 1, first + 2]
+    assert isinstance(queue.records(queue.units(3, 3).units, np.arange(3, 6)), Failure)  # type: ignore[union-attr]
+
+
 # -- faults ----------------------------------------------------------------------------------------
 
 
@@ -469,7 +604,8 @@ class Life:
         self.kept.pop(name, None)
 
     def merge(self, tier: ObjectTier) -> None:
-        tier.merge(self.now_ms)
+        for _ in range(self.rng.randrange(1, 9)):
+            tier.merge(self.now_ms)
 
     def check(self) -> None:
         tier = open_objects_tier(self.store.driver, self.now_ms)
@@ -482,6 +618,7 @@ class Life:
         self.tier = None
 
 
+@pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("seed", range(60))
 def test_nothing_is_lost_or_twice_whatever_fails(seed: int) -> None:
     life = Life(seed)
@@ -491,15 +628,17 @@ def test_nothing_is_lost_or_twice_whatever_fails(seed: int) -> None:
         life.check()
 
 
+@pytest.mark.usefixtures("few")
 def test_a_kill_at_every_call() -> None:
     """A fixed sequence of calls, ended at each call of the store, before and after it."""
 
     def run(store: FaultyStore) -> None:
         tier = open_objects_tier(store)
-        for number in range(34):
+        for number in range(18):
             append_next(tier, {(TOPIC, 0): 2, (TOPIC, 1): 1}, BEGIN_MS + number)
         tier.clean_up(lambda _topic: store_ms(9), BEGIN_MS)
-        tier.merge(BEGIN_MS)
+        while tier.merge(BEGIN_MS) is True:
+            pass
         tier.delete(TOPIC, 1)
         tier.sync()
         tier.clean_up(None, BEGIN_MS + 3 * DAY_MS)

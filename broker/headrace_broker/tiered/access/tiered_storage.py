@@ -16,6 +16,7 @@ from headrace_broker.tiered.access.tier_access import TierAccess
 from headrace_broker.tiered.access.tier_reader import TierReader
 from headrace_broker.tiered.access.tiered_source import TieredSource
 from headrace_broker.tiered.access.upload import Upload
+from headrace_broker.tiered.driver.interface import Failure
 from headrace_broker.topics.attributes import CLEANUP_POLICY, COMPACTED, TIERED, topic_limits
 from headrace_daemon.services import Service
 
@@ -130,17 +131,20 @@ class TieredStorage:
 
     async def _run_merges(self) -> None:
         while True:
-            await trio.sleep(_MERGE_S)
+            has_more = False
             try:
-                await trio.to_thread.run_sync(self._merge, limiter=self._merging)
+                has_more = await trio.to_thread.run_sync(self._merge, limiter=self._merging)
             except (OSError, StoreError) as error:
                 log.error("merge in the tier failed, retrying", reason=str(error))
+            await trio.sleep(0 if has_more else _MERGE_S)
 
-    def _merge(self) -> None:
+    def _merge(self) -> bool:
+        """Join some small pieces, if there are any. In a thread. Raises OSError."""
         self._access.open()
-        failure = self._access.tier.merge(self._access.now_ms())
-        if failure is not None:
-            raise OSError(str(failure))
+        merged = self._access.tier.merge(self._access.now_ms())
+        if isinstance(merged, Failure):
+            raise OSError(str(merged))
+        return merged
 
     async def _run_clean_up(self) -> None:
         while True:

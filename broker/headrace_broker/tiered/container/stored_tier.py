@@ -113,8 +113,11 @@ class StoredTier(Protocol):
         limits: of topics that have their own; of a limit of bytes as much is kept at least.
         """
 
-    def merge(self, now_ms: int) -> Failure | None:
-        """Join small pieces into larger ones; runs beside everything else. Raises OSError."""
+    def merge(self, now_ms: int, /) -> bool | Failure:
+        """Join some small pieces into larger ones, beside everything else; false if none is left.
+
+        One thread merges.
+        """
 
     def close(self) -> None:
         """Release local files and threads."""

@@ -56,8 +56,8 @@ class Batch(NamedTuple):
     directory: Reference
 
 
-def build(name: str, level: int, contents: list[Content]) -> Batch:
-    """An object of these parts."""
+def build(name: str, contents: list[Content], level: int = 0, run: str = "") -> Batch:
+    """An object of these parts; see ``ObjectRow``."""
     data = bytearray()
     parts: dict[str, list[Part]] = {}
     keys = []
@@ -84,7 +84,7 @@ def build(name: str, level: int, contents: list[Content]) -> Batch:
         content.keys["part"] = number
     items = joined(keys, KEY_ITEM)
     items = items[np.lexsort((items["record"], items["part"], items["key_hash"]))]
-    row = ObjectRow(name, level, len(data), len(items), parts)
+    row = ObjectRow(name, level, run or name, len(data), len(items), parts)
     data += items.tobytes()
     directory = encode(row)
     named = reference(name, len(data), directory)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import msgspec
+
 from headrace_broker.tiered.container.paths import QueueName
 from headrace_broker.tiered.objects.object_queue import ObjectQueue, Piece, State
 from headrace_broker.tiered.objects.rows import ObjectRow, Part
@@ -26,7 +28,7 @@ class StoredObject:
     """An object, and by queue the parts in it that count."""
 
     def __init__(self, row: ObjectRow) -> None:
-        self.name, self.level = row.name, row.level
+        self.name, self.level, self.run = row.name, row.level, row.run
         self.keys_at, self.key_count = row.keys_at, row.key_count
         self.parts: dict[Name, list[Part]] = {}
         for topic, parts in row.parts.items():
@@ -38,7 +40,7 @@ class StoredObject:
         parts: dict[str, list[Part]] = {}
         for (topic, _), found in self.parts.items():
             parts.setdefault(topic, []).extend(found)
-        return ObjectRow(self.name, self.level, self.keys_at, self.key_count, parts)
+        return ObjectRow(self.name, self.level, self.run, self.keys_at, self.key_count, parts)
 
 
 class _Catalog(NamedTuple):
@@ -151,7 +153,7 @@ class Inventory:
             return False
         queue.state = queue.state._replace(pieces=(*pieces[:at], new, *pieces[at + len(old) :]))
         if row.name not in self.objects:
-            empty = ObjectRow(row.name, row.level, row.keys_at, row.key_count, {})
+            empty = msgspec.structs.replace(row, parts={})
             self.objects[row.name] = StoredObject(empty)
         self.objects[row.name].parts.setdefault(name, []).append(new.part)
         self._drop(name, old)
@@ -203,7 +205,7 @@ class Inventory:
             if state.end and not state.pieces:
                 part = Part(0, queue_id, state.end, 0, state.log_end, 0, 0, 0, 0)
                 parts.setdefault(topic, []).append(part)
-        return ObjectRow(_ENDED, 0, 0, 0, parts)
+        return ObjectRow(_ENDED, 0, _ENDED, 0, 0, parts)
 
     def written(
         self, kept: list[Reference], new: list[tuple[Reference, list[ObjectRow]]]

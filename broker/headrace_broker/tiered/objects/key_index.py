@@ -49,7 +49,7 @@ class KeyIndex:
                 if isinstance(found, Failure):
                     return found
                 hits += [hit for hit in found if begin_ms <= hit.store_ms <= end_ms]
-        hits.sort(key=lambda hit: (hit.store_ms, hit.place), reverse=True)
+        hits.sort(key=lambda hit: (hit.store_ms, hit.place, hit.queue_id), reverse=True)
         return hits[:count_max]
 
     def _objects(

@@ -88,10 +88,17 @@ class ManifestFile:
                 return None
         return Failure(FailureKind.UNREACHABLE, self.path, "can't be replaced")
 
-    def check(self) -> Failure | None:
-        """Find out whether this broker may still write."""
+    def settle(self) -> Failure | None:
+        """Have the store say what this broker knows, whatever became of puts without an answer.
+
+        Fails with CHANGED for good once another broker has taken over.
+        """
         found = self._own() if self.replaced is None else self.replaced
-        return found if isinstance(found, Failure) else None
+        if isinstance(found, Failure):
+            return found
+        if found.manifest == self.manifest:
+            return None
+        return self.commit(self.manifest.catalogs, self.manifest.tail)
 
     def _own(self) -> _Read | Failure:
         """The manifest, if it is still this broker's."""

@@ -7,6 +7,7 @@ they say into catalogs. So neither depends on the number of queues.
 
 from __future__ import annotations
 
+from itertools import count
 from threading import Lock
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -21,6 +22,8 @@ from headrace_broker.tiered.objects.batch import KEY_ITEM, Batch, Content, build
 from headrace_broker.tiered.objects.inventory import Inventory
 from headrace_broker.tiered.objects.key_index import KeyIndex
 from headrace_broker.tiered.objects.manifest_file import ManifestFile
+from headrace_broker.tiered.objects.merge import Merger, choose
+from headrace_broker.tiered.objects.object_queue import Piece
 from headrace_broker.tiered.objects.part_reader import PartReader
 from headrace_broker.tiered.objects.rows import ObjectRow, Reference, decode, encode, reference
 from headrace_protocol.columns import UNIT_DTYPE
@@ -66,9 +69,12 @@ class ObjectTier:
         self.lock = Lock()
         self._home = home
         self._manifest: ManifestFile | None = None
-        self._names = 0
+        self._numbers = count(1)
         self._is_loaded = False
         self._unused: list[tuple[str, int]] = []
+        self._merger: Merger | None = None
+        # Sources that can't be read as they were written.
+        self._spoiled: set[str] = set()
         self._swept_ms = self._latest_ms = 0
 
     @property
@@ -87,9 +93,9 @@ class ObjectTier:
 
         It tells the age of its object as well.
         """
-        self._names += 1
         self._latest_ms = now_ms
-        return f"{folder}/{self.manifest.manifest.epoch:08}-{self._names:010}-{now_ms:014}"
+        number = next(self._numbers)
+        return f"{folder}/{self.manifest.manifest.epoch:08}-{number:010}-{now_ms:014}"
 
     # -- start -------------------------------------------------------------------------------------
 
@@ -171,7 +177,7 @@ class ObjectTier:
                 contents += _contents(name, self.queues[name].log_end, groups[name])
         if not contents:
             return None
-        batch = build(self.new_name(DATA, now_ms), 0, contents)
+        batch = build(self.new_name(DATA, now_ms), contents)
         failure = self.put(batch.row.name, batch.data)
         return failure or self._name(batch, now_ms)
 
@@ -277,21 +283,64 @@ class ObjectTier:
             if isinstance(entries, Failure):
                 return entries
             found += [entry.path.removeprefix(f"{self.folder}/") for entry in entries]
-        # After the listing. A broker that was replaced does not know what its successor names.
-        failure = self.manifest.check()
+        # After the listing. A broker that was replaced does not know what its successor names, and
+        # one that had no answer not what the manifest names.
+        with self.lock:
+            failure = self.manifest.settle()
+            named = {*self.inventory.objects, *self.inventory.catalogs, *self.inventory.unused}
+            named |= {name for name, _ in self._unused}
+            if self._merger is not None:
+                named |= {row.name for row, _ in self._merger.made}
         if failure is not None:
             return failure
-        with self.lock:
-            named = {*self.inventory.objects, *self.inventory.catalogs}
-            named |= {name for name, _ in self._unused} | set(self.inventory.unused)
         old = [name for name in found if name not in named and _made_ms(name) + _DAY_MS < now_ms]
         failure = self._delete(old)
         if failure is None:
             self._swept_ms = now_ms
         return failure
 
-    def merge(self, now_ms: int) -> Failure | None:
-        """As ``StoredTier.merge``."""
+    # -- merge -------------------------------------------------------------------------------------
+
+    def merge(self, now_ms: int) -> bool | Failure:
+        """As ``StoredTier.merge``: one object, or the checkpoint after the last one."""
+        if self.manifest.replaced is not None:
+            return False
+        if self._merger is None:
+            with self.lock:
+                sources = choose(self.inventory.objects.values(), self._spoiled)
+                if not sources:
+                    return False
+                self._merger = Merger(self.driver, self.reader, self.index, sources)
+        merger = self._merger
+        failure = (self._make if merger.left else self._finish)(merger, now_ms)
+        if failure is None:
+            return True
+        self._merger = None
+        return failure
+
+    def _make(self, merger: Merger, now_ms: int) -> Failure | None:
+        name = self.new_name(DATA, now_ms)
+        batch = merger.make(name)
+        if isinstance(batch, Failure):
+            if batch.kind in {FailureKind.DAMAGED, FailureKind.SHORT}:
+                # Others are merged without it.
+                self._spoiled.add(batch.path.removeprefix(f"{self.folder}/"))
+            return batch
+        failure = self.put(name, batch.data)
+        if failure is None:
+            merger.note_made(batch.row)
+        return failure
+
+    def _finish(self, merger: Merger, now_ms: int) -> Failure | None:
+        """Replace what was merged; parts that were dropped meanwhile don't come back."""
+        with self.lock:
+            for row, joints in merger.made:
+                parts = {part.number: part for found in row.parts.values() for part in found}
+                for number, joint in enumerate(joints):
+                    new = Piece(row.name, parts[number])
+                    self.inventory.replace(joint.name, joint.pieces, new, row)
+            self._merger = None
+            return self.checkpoint(now_ms)
 
     def close(self) -> None:
         """As ``StoredTier.close``."""

@@ -71,11 +71,13 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
 class ObjectRow(msgspec.Struct, frozen=True, rename="camel"):
     """An object, and by topic the parts in it that count.
 
-    level: how often its records were merged. keys_at, key_count: its key items.
+    level: how often its records were merged. run: name of the first object that was made with it;
+    of an upload its own. keys_at, key_count: its key items.
     """
 
     name: str
     level: int
+    run: str
     keys_at: int
     key_count: int
     parts: dict[str, list[Part]]
