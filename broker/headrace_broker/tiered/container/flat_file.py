@@ -169,10 +169,10 @@ class FlatFile:
         size = end - row.base_offset
         assert 0 <= size <= row.size
         cut = msgspec.structs.replace(row, size=size, status=0, seal_timestamp=0)
-        failure = self._cut_last(cut)
-        if failure is None:
-            self._set([*self.segments[:-1], cut])
-        return failure
+        # Before the file is cut, which may happen although a failure is returned: ``settle`` cuts to
+        # the row.
+        self._set([*self.segments[:-1], cut])
+        return self._cut_last(cut)
 
     def _cut_last(self, row: SegmentRow) -> Failure | None:
         failure = self._driver.cut(self.place.segment_path(row.base_offset), row.size)
