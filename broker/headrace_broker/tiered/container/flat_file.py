@@ -188,6 +188,16 @@ class FlatFile:
         self._set(self.segments[count:])
         return [self.place.segment_path(row.base_offset) for row in dropped]
 
+    def secure(self, saved: Sequence[SegmentRow]) -> Failure | None:
+        """Bring what a killed process wrote to disk. saved: the rows before the start."""
+        known = {(row.base_offset, row.size) for row in saved}
+        for row in self.segments:
+            if row.size and (row.base_offset, row.size) not in known:
+                failure = self._driver.cut(self.place.segment_path(row.base_offset), row.size)
+                if failure is not None:
+                    return failure
+        return None
+
     def adopt(self, rows: Sequence[SegmentRow]) -> None:
         """Take over the segments that a start has found in the store."""
         if tuple(rows) != self.segments:
