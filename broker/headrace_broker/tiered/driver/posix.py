@@ -118,6 +118,12 @@ class PosixDriver:
         if not target.exists():
             self._files.make_directories(target.parent)
             self._files.close(self._files.create(target))
+        self._mark_names(path)
+
+    def _mark_names(self, path: str) -> None:
+        """Have all names of a path synced: a killed process may have made them and not done so."""
+        for folder in Path(path).parents:
+            self._files.mark_names_unsynced(self._root / folder)
 
     @_returning_failures
     def cut(self, path: str, size: int) -> Failure | None:
@@ -128,7 +134,9 @@ class PosixDriver:
                 return short_read(path, (0, size), size_before)
             if size_before > size:
                 self._files.truncate(descriptor, size)
-                self._files.fsync(descriptor)
+            self._files.fsync(descriptor)
+        self._mark_names(path)
+        self._files.sync_names()
         return None
 
     @_returning_failures
