@@ -37,10 +37,11 @@ class CompactionFollower:
         """See ``Follower``."""
         with self._queues.lock:
             if (topic, queue_id) in self._resumed:
-                # After an error the end of the log may not be as it was written.
-                queue = self._queues.cut(topic, queue_id, queue_offset)
-            else:
-                queue = self._queues.open(topic, queue_id)
+                # After an error the end of the log may not be as it was written. What is missing
+                # before it was dropped by a run.
+                self._queues.cut(topic, queue_id, queue_offset)
+                return queue_offset
+            queue = self._queues.open(topic, queue_id)
             self._resumed.add((topic, queue_id))
             return min(queue.log.end_offset, queue_offset)
 

@@ -119,14 +119,13 @@ class CompactedQueues:
         replica = Replica(folders, own, self._sizes, fs)
         return CompactedQueue(log, reader, swap, state_file, index, replica, created_at)
 
-    def cut(self, topic: str, queue_id: int, queue_offset: int) -> CompactedQueue:
+    def cut(self, topic: str, queue_id: int, queue_offset: int) -> None:
         """Drop the messages of a log from an offset on; they are appended again. Raises OSError."""
         queue = self.open(topic, queue_id)
         queue.log.cut(queue_offset)
         end = queue.log.end_offset
         queue.key_index.resume(end)
         self._forget_runs(topic, queue_id, queue.state_file, end)
-        return queue
 
     def _forget_runs(self, topic: str, queue_id: int, state_file: StateFile, end: int) -> None:
         """Messages that are appended again have not been part of a run, nor what a run dropped.
