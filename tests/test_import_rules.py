@@ -134,6 +134,8 @@ MAY_IMPORT = {
         "headrace_broker.statistics",
     },
     "headrace_broker.tiered": set(),
+    "headrace_broker.tiered.access": INNER
+    | {"headrace_broker.tiered.container", "headrace_broker.tiered.driver"},
     "headrace_broker.tiered.container": {
         f"{STORE}.files",
         f"{STORE}.index",

@@ -57,6 +57,8 @@ from headrace_broker.statictopic.undecided import UndecidedQueues
 from headrace_broker.statistics import BrokerStatistics
 from headrace_broker.store.files.config_file import ConfigFile
 from headrace_broker.store.message_store import MessageStore
+from headrace_broker.tiered.access.tiered_storage import TieredStorage
+from headrace_broker.tiered.container.tier import Home
 from headrace_broker.timer.processor import TimerProcessor
 from headrace_broker.topics.attributes import topic_limits
 from headrace_broker.topics.table import TopicTable
@@ -86,6 +88,7 @@ if TYPE_CHECKING:
     from headrace_broker.store.followers.follower_work import Follower
     from headrace_broker.store.log.takers import Taker
     from headrace_broker.store.recovery import OnProgress
+    from headrace_broker.store.retention.disk_forecast import LowestUnconsumed
     from headrace_daemon.metrics.samples import Collect
     from headrace_daemon.network import Listener, Network
     from headrace_daemon.services import Services
@@ -132,8 +135,8 @@ def assemble(
     supervisor: runs the services. owns_loop: see RemotingServer.
     Raises StoreFormatError if a table, or the positions of a follower, can't be read.
     """
-    pace = pace or Pace()
-    run_long, changes = pace.sliced_work.start, HostLog(log)
+    pace, changes = pace or Pace(), HostLog(log)
+    run_long = pace.sliced_work.start
     budget, statistics, watchdog = HostBudget(), BrokerStatistics(), Watchdog()
     topics, mappings, groups, offsets = _tables(config, store, budget)
     long_polling, client_requests = LongPolling(run_long), ClientRequests()
@@ -145,7 +148,9 @@ def assemble(
     of_groups = (offsets, groups, consumers, long_polling)
     static = static_topics(config, network, registration, mappings, store, *of_groups)
     compaction = Compaction(config, store, topics, network.connect)
-    directory = _directory(config, store, topics, static, compaction)
+    tier = _tier(config, store, topics)
+    found = places(static), sources(compaction, tier)
+    directory = QueueDirectory(config.broker_name, store, topics, *found)
     staging = _staging(config, store, mappings, statistics, budget, supervisor)
     of_changes = (long_polling, staging, changes, registration, registry)
     of_waiting = (topics, directory, offsets, producers, statistics, budget, server.host_log)
@@ -166,6 +171,7 @@ def assemble(
         mapping_changes=_mapping_changes(static, topics, store, *of_changes),
         static=static,
         compaction=compaction,
+        tier=tier,
         directory=directory,
         groups=groups,
         offsets=offsets,
@@ -188,19 +194,15 @@ def assemble(
     return parts
 
 
+def _tier(config: BrokerConfig, store: MessageStore, topics: TopicTable) -> TieredStorage | None:
+    home = Home(config.broker_cluster_name, config.broker_name)
+    settings = config.tier_settings(config.store_path_root_dir, home)
+    return None if settings is None else TieredStorage(settings, store, topics)
+
+
 def _watched_queues(topics: TopicTable, mappings: MappingTable) -> Callable[[str], int]:
     """The number of queues whose lack of pulls is reported; a static topic's may be elsewhere."""
     return lambda topic: 0 if mappings.is_static(topic) else topics.readable_queues(topic)
-
-
-def _directory(
-    config: BrokerConfig,
-    store: MessageStore,
-    topics: TopicTable,
-    static: StaticTopics,
-    compaction: Compaction,
-) -> QueueDirectory:
-    return QueueDirectory(config.broker_name, store, topics, places(static), sources(compaction))
 
 
 def _clients(
@@ -349,21 +351,28 @@ def _connect(parts: Parts) -> None:
         following = store.followers.add(follower)
         if follower is parts.compaction.follower:
             parts.compaction.follow(following)
+    if parts.tier is not None:
+        parts.tier.connect()
     if parts.scrapes is not None:
         parts.scrapes.collectors = collectors(parts)
     store.connect(
-        unconsumed=lambda: UnconsumedOffsets(
-            parts.offsets,
-            parts.groups,
-            parts.consumers,
-            inner_consumers(parts),
-            parts.compaction.queues.wants,
-        ),
+        unconsumed=partial(_unconsumed, parts),
         topic_limits=lambda: topic_limits(topics.all()),
         # With synchronous flush, a message on disk is useful only if its topic is too.
         wait_tables_saved=topics.saved.wait_saved,
         answering=parts.server.joined,
     )
+
+
+def _unconsumed(parts: Parts) -> LowestUnconsumed:
+    lowest = UnconsumedOffsets(
+        parts.offsets,
+        parts.groups,
+        parts.consumers,
+        inner_consumers(parts),
+        parts.compaction.queues.wants,
+    )
+    return lowest if parts.tier is None else parts.tier.unconsumed(lowest)
 
 
 # -- messages and queues ---------------------------------------------------------------------------
@@ -393,9 +402,9 @@ def places(static: StaticTopics) -> tuple[FindPlace, ...]:
     return (peer_place, static.mappings.reject_unusable, static.places.place)
 
 
-def sources(compaction: Compaction) -> tuple[FindSource, ...]:
+def sources(compaction: Compaction, tier: TieredStorage | None) -> tuple[FindSource, ...]:
     """Functions that find where a queue served here is read; see ``QueueDirectory``."""
-    return (compaction.find_source,)
+    return (compaction.find_source, *(() if tier is None else (tier.find_source,)))
 
 
 def demands(parts: Parts) -> tuple[Demand, ...]:
@@ -525,6 +534,7 @@ def runtime_info(parts: Parts) -> tuple[Callable[[], Mapping[str, str]], ...]:
         parts.mapping_changes.runtime_info,
         parts.undecided.runtime_info,
         parts.compaction.runtime_info,
+        *(() if parts.tier is None else (parts.tier.runtime_info,)),
     )
 
 
@@ -601,6 +611,7 @@ def services(parts: Parts) -> tuple[Service, ...]:
         Service(parts.staging.run, parts.staging.load, is_awaited=True, is_supervised=False),
         Service(parts.compaction.schedule.run, parts.compaction.load),
         Service(parts.compaction.rebuilds.run),
+        *(() if parts.tier is None else parts.tier.services()),
         *_waiting_services(parts),
         Service(parts.pace.sliced_work.run),
         Service(parts.pace.fetches.run),

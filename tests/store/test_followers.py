@@ -553,7 +553,7 @@ def test_a_damaged_record_stops_its_queue_alone(tmp_path: Path) -> None:
         catch_up(store)
     assert set(follower.copied()) == {("T", 1)}
     assert [line["event"] for line in logs] == [
-        "follower skips a damaged queue, the log is kept from there on",
+        "follower skips a queue, the log is kept from there on",
         "follower is behind, the next start resumes",
     ]
     assert "queue T/0 points to" in problems(store)[0]

@@ -26,6 +26,8 @@ DELETE_RETENTION = "delete.retention.ms"
 MIN_COMPACTION_LAG = "min.compaction.lag.ms"
 MAX_COMPACTION_LAG = "max.compaction.lag.ms"
 KEY_QUEUE = "key.queue"
+# headrace's own as well: whether the messages of a topic are uploaded to the tier.
+TIERED = "tiered"
 
 COMPACTED = "COMPACTION"
 
@@ -73,6 +75,7 @@ _ATTRIBUTES = {
     MIN_COMPACTION_LAG: _SPAN,
     MAX_COMPACTION_LAG: _SPAN,
     KEY_QUEUE: _one_of("any", "java", "headrace", is_changeable=True),
+    TIERED: _one_of("true", "false", is_changeable=True),
 }
 _OF_COMPACTED = (DELETE_RETENTION, MIN_COMPACTION_LAG, MAX_COMPACTION_LAG, KEY_QUEUE)
 _OF_DELETED = (RESERVE_TIME, RESERVE_SIZE)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 import structlog
 
 from headrace_broker.store.followers.position_file import Position
-from headrace_broker.store.queues.queue_blocks import QueueDamaged, QueueView, read_block
+from headrace_broker.store.queues.queue_blocks import QueueNotFollowed, QueueView, read_block
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,6 +56,7 @@ class Follower(Protocol):
         """Take the next messages of a queue; they need not reach the disk before ``sync``.
 
         A block begins past the end of the previous one if the log lost the messages in between.
+        Raises QueueNotFollowed to stop at this queue: the log keeps it from this block on.
         """
 
     def sync(self) -> None:
@@ -185,7 +186,7 @@ class Scan:
 class Pass:
     """Hands the follower one block per queue, up to ``PASS_BYTES`` in all.
 
-    moved: tracks that have advanced. damaged: queues that can't be read any further.
+    moved: tracks that have advanced. damaged: queues that can't be followed any further.
     """
 
     def __init__(
@@ -195,7 +196,7 @@ class Pass:
         log_files: ColdFiles,
         flushed_offset: int,
     ) -> None:
-        self.damaged: list[tuple[Track, QueueDamaged]] = []
+        self.damaged: list[tuple[Track, QueueNotFollowed]] = []
         self.moved: list[Track] = []
         self._follower = follower
         self._queues = queues
@@ -208,13 +209,13 @@ class Pass:
         for track, view in self._queues:
             try:
                 block = read_block(view, track.position, self._log, self._flushed_offset)
-            except QueueDamaged as error:
+                if block is not None and len(block.units):
+                    self._follower.follow(block)
+            except QueueNotFollowed as error:
                 self.damaged.append((track, error))
                 continue
             if block is not None:
                 read_bytes += len(block.records.data)
-                if len(block.units):
-                    self._follower.follow(block)
                 self._move(track, block.end, view)
             if read_bytes >= PASS_BYTES:
                 return

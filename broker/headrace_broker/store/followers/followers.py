@@ -80,9 +80,14 @@ class Following:
         commit_log: CommitLog,
         topics: Mapping[str, Mapping[int, StoreQueue]],
         dispatched_offset: Callable[[], int],
+        save_s: float = SAVE_S,
     ) -> None:
-        """Read the saved positions. Raises StoreFormatError, OSError."""
+        """Read the saved positions. Raises StoreFormatError, OSError.
+
+        save_s: time between two saves.
+        """
         self.follower = follower
+        self._save_s = save_s
         self._file = positions
         self._commit_log = commit_log
         self._topics = topics
@@ -211,7 +216,7 @@ class Following:
         self._problem = ""
 
     async def _save_in_time(self) -> None:
-        if self._is_unsaved and trio.current_time() - self._saved_s >= SAVE_S:
+        if self._is_unsaved and trio.current_time() - self._saved_s >= self._save_s:
             self._saved_s = trio.current_time()
             with self._saving() as save:
                 await trio.to_thread.run_sync(save.run, limiter=self._threads)
@@ -357,7 +362,7 @@ class Following:
             if self._tracks.get(track.queue) is track:
                 self._damaged[track.queue] = str(error)
                 log.error(
-                    "follower skips a damaged queue, the log is kept from there on",
+                    "follower skips a queue, the log is kept from there on",
                     follower=self.follower.name,
                     reason=str(error),
                 )
@@ -426,11 +431,14 @@ class Followers:
         self._topics = topics
         self._dispatched_offset = dispatched_offset
 
-    def add(self, follower: Follower) -> Following:
-        """Have a follower resume all queues. Raises StoreFormatError, OSError."""
+    def add(self, follower: Follower, save_s: float = SAVE_S) -> Following:
+        """Have a follower resume all queues. Raises StoreFormatError, OSError.
+
+        save_s: time between two calls of its ``sync``.
+        """
         positions = PositionFile(self._root, follower.name, self._commit_log.files.fs)
         following = Following(
-            follower, positions, self._commit_log, self._topics, self._dispatched_offset
+            follower, positions, self._commit_log, self._topics, self._dispatched_offset, save_s
         )
         self.all.append(following)
         return following

@@ -100,6 +100,12 @@ class FlatQueue:
         """One past the last queue offset kept."""
         return self.units_file.end // UNIT_BYTES
 
+    @property
+    def is_new(self) -> bool:
+        """Whether the saved metadata is older than the queue's first message."""
+        row = self._metadata.queue(self.name)
+        return row is not None and not row.max_offset
+
     # -- upload ------------------------------------------------------------------------------------
 
     def append(self, records: RecordColumns, tags_codes: Array, now_ms: int) -> Failure | None:

@@ -8,6 +8,7 @@ import numpy as np
 
 from headrace_broker.tiered.container.flat_file import Place
 from headrace_broker.tiered.container.flat_queue import FlatQueue, SegmentLimits
+from headrace_broker.tiered.container.metadata import UNKNOWN_OFFSET
 from headrace_broker.tiered.container.paths import (
     FileKind,
     QueueName,
@@ -220,7 +221,7 @@ class Tier:
             name = QueueName(self._home.broker, topic, int(queue_id))
             if kind == FileKind.COMMIT_LOG.name and self.metadata.queue(name) is None:
                 self.metadata.topic_id(topic, now_ms)
-                self.metadata.set_queue(name, 0, 0, now_ms)
+                self.metadata.set_queue(name, 0, UNKNOWN_OFFSET, now_ms)
         failure = self.open(now_ms)
         if failure is None:
             self.metadata.save()
