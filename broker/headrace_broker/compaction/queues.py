@@ -13,6 +13,8 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import structlog
+
 from headrace_broker.compaction.key_index import KeyIndex
 from headrace_broker.compaction.log_reader import LogReader
 from headrace_broker.compaction.peer_swap import end_peer_swap
@@ -23,6 +25,7 @@ from headrace_broker.compaction.replica import Replica
 from headrace_broker.compaction.run_state import OWN_FOLDER, StateFile, own_folder
 from headrace_broker.compaction.segments import COMPACTION_FOLDER, Folders
 from headrace_broker.compaction.swap import Swap
+from headrace_broker.store.errors import StoreFormatError
 from headrace_broker.store.files.config_file import ConfigFile
 from headrace_broker.topics.attributes import is_compacted
 
@@ -35,6 +38,8 @@ if TYPE_CHECKING:
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.store.store_queue import StoreQueue
     from headrace_broker.topics.table import TopicTable
+
+log = structlog.get_logger("headrace.broker")
 
 _CREATED_FILE: Final = "created.json"
 _CREATED: Final = "createdAt"
@@ -167,7 +172,11 @@ class CompactedQueues:
         if self._hash is None:
             folder = self._store.root / COMPACTION_FOLDER / OWN_FOLDER
             file = ConfigFile(folder / _SEED_FILE, self._store.fs)
-            seed = file.read(_seed)
+            try:
+                seed = file.read(_seed)
+            except StoreFormatError as error:
+                log.warning("key indexes are made anew", reason=str(error))
+                seed = None
             if seed is None:
                 seed = os.urandom(SEED_BYTES)
                 file.save(json.dumps({_SEED: seed.hex()}).encode())
@@ -187,6 +196,17 @@ class CompactedQueues:
             for block in sequence.blocks(first, end, Marks(sequence.count)):
                 queue.key_index.put(block.records, int(block.records.queue_offset[-1]) + 1)
             queue.key_index.open(queue.log.end_offset)
+            queue.key_index.sync()
+
+    def sync_indexes(self) -> None:
+        """Bring the key indexes to disk, so that a start need not enter keys again; in a thread.
+
+        Raises OSError.
+        """
+        with self.lock:
+            for queue in self._queues.values():
+                if queue.key_index.is_open:
+                    queue.key_index.sync()
 
     def _synced(self, topic: str, queue_id: int) -> tuple[int, int]:
         """How far the log was brought to disk, and the oldest offset that the CommitLog has."""
