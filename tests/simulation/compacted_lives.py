@@ -24,7 +24,7 @@ from headrace_protocol.columns import RecordColumns
 from headrace_protocol.key_lookup import NoRecord
 from headrace_protocol.message import decode_record
 from tests.broker.test_compaction_lookups import get, key
-from tests.broker.test_compaction_source import SIZES, C, create, read
+from tests.broker.test_compaction_source import SIZES, C, create, follow_unsaved, read
 from tests.simulation.determinism import decided_by, temporary_folder
 from tests.simulation.history import PromiseBroken
 from tests.simulation.totals import Outcome
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 NAME = "broker with a compacted topic"
 QUEUE = (C, 0)
 KEYS = [f"k{number}" for number in range(12)]
-POLICY = CompactionPolicy(delete_retention_ms=20_000, max_lag_ms=0)
+POLICY = CompactionPolicy(delete_retention_ms=1000, max_lag_ms=0)
 LIVES = 5
 STEPS = 14
 OPERATIONS_MAX = 400
@@ -144,7 +144,8 @@ class Life:
         self.steps: list[Callable[[], None]] = [
             *[self.send] * 4,
             self.flush,
-            *[self.follow] * 3,
+            *[self.follow] * 2,
+            self.follow_unsaved,
             *[self.compact] * 3,
             self.rebuild,
             self.fail,
@@ -154,7 +155,7 @@ class Life:
     def send(self) -> None:
         for _ in range(self.rng.randrange(1, 9)):
             name = self.rng.choice(KEYS)
-            value = b"" if self.rng.random() < 0.15 else b"%d" % self.rng.randrange(10**6)
+            value = b"" if self.rng.random() < 0.25 else b"%d" % self.rng.randrange(10**6)
             self._table.put(name, value)
             self.broker.store_message(C, 0, value, KEYS=name)
             self._counts["messages sent"] += 1
@@ -167,6 +168,10 @@ class Life:
     def follow(self) -> None:
         self.flush()
         self.broker.store.followers.all[0].catch_up()
+
+    def follow_unsaved(self) -> None:
+        self.flush()
+        follow_unsaved(self.broker)
 
     def compact(self) -> None:
         # Time passes, so that delete markers go; a small map needs several rounds.

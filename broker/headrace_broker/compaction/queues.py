@@ -118,8 +118,9 @@ class CompactedQueues:
         swap.recover()
         log = QueueLog(folders, self._sizes, fs)
         log.load(store.seals.find, is_clean=store.was_clean)
-        end = log.resume(*self._synced(topic, queue_id))
-        self._forget_runs(topic, queue_id, state_file, end)
+        log.resume(*self._synced(topic, queue_id))
+        # The log may end earlier than it was synced: runs have dropped its last messages.
+        self._forget_runs(topic, queue_id, state_file, log.end_offset)
         reader, index = LogReader(log, store.commit_log.page_cache), self._new_index(own)
         replica = Replica(folders, own, self._sizes, fs)
         return CompactedQueue(log, reader, swap, state_file, index, replica, created_at)
