@@ -286,7 +286,8 @@ def test_messages_that_are_followed_again_have_been_part_of_no_run(tmp_path: Pat
     broker.close()
 
 
-def test_messages_that_a_start_follows_again_have_been_part_of_no_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_what_a_start_follows_again_has_been_part_of_no_run(tmp_path: Path, is_lost: bool) -> None:
     broker = start(tmp_path)
     create(broker)
     broker.topics.saved.finish()
@@ -299,12 +300,16 @@ def test_messages_that_a_start_follows_again_have_been_part_of_no_run(tmp_path: 
     for _ in range(2):
         compact_when_due(broker)
     assert [message.body for message in read(broker)] == [b"x"]
-    # The log is cut where it was saved, which is all that the runs have left of it.
     crash(broker.store)
+    if is_lost:
+        for path in (*tmp_path.glob("store/compaction/*/C/0/0*"),):
+            path.unlink()
+    # The log is cut where it was saved, and nothing is left of it.
     broker = start(tmp_path)
     follow(broker)
     compact_when_due(broker)
-    assert [message.body for message in read(broker)] == [b"", b"x"]
+    # What runs have dropped is not followed again, unless the log was lost.
+    assert [message.body for message in read(broker)] == ([b"", b"x"] if is_lost else [b"x"])
     broker.close()
 
 

@@ -37,13 +37,10 @@ class CompactionFollower:
         """See ``Follower``."""
         with self._queues.lock:
             if (topic, queue_id) in self._resumed:
-                # After an error the end of the log may not be as it was written. What is missing
-                # before it was dropped by a run.
+                # After an error the end of the log may not be as it was written.
                 self._queues.cut(topic, queue_id, queue_offset)
-                return queue_offset
-            queue = self._queues.open(topic, queue_id)
             self._resumed.add((topic, queue_id))
-            return min(queue.log.end_offset, queue_offset)
+            return min(self._queues.open(topic, queue_id).log.next_offset, queue_offset)
 
     def follow(self, block: QueueBlock) -> None:
         """See ``Follower``; what the log has already is left out."""

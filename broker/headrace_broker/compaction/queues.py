@@ -118,9 +118,10 @@ class CompactedQueues:
         swap.recover()
         log = QueueLog(folders, self._sizes, fs)
         log.load(store.seals.find, is_clean=store.was_clean)
-        log.resume(*self._synced(topic, queue_id))
-        # The log may end earlier than it was synced: runs have dropped its last messages.
-        self._forget_runs(topic, queue_id, state_file, log.end_offset)
+        found_end, (synced_offset, oldest) = log.whole_end, self._synced(topic, queue_id)
+        log.resume(synced_offset, oldest)
+        log.dropped_end = state_file.load().dropped_end(found_end, synced_offset)
+        self._forget_runs(topic, queue_id, state_file, log.next_offset)
         reader, index = LogReader(log, store.commit_log.page_cache), self._new_index(own)
         replica = Replica(folders, own, self._sizes, fs)
         return CompactedQueue(log, reader, swap, state_file, index, replica, created_at)
@@ -129,9 +130,9 @@ class CompactedQueues:
         """Drop the messages of a log from an offset on; they are appended again. Raises OSError."""
         queue = self.open(topic, queue_id)
         queue.log.cut(queue_offset)
-        end = queue.log.end_offset
-        queue.key_index.resume(end)
-        self._forget_runs(topic, queue_id, queue.state_file, end)
+        queue.log.dropped_end = queue_offset
+        queue.key_index.resume(queue_offset)
+        self._forget_runs(topic, queue_id, queue.state_file, queue_offset)
 
     def _forget_runs(self, topic: str, queue_id: int, state_file: StateFile, end: int) -> None:
         """Messages that are appended again have not been part of a run, nor what a run dropped.
@@ -139,8 +140,8 @@ class CompactedQueues:
         Else a delete marker would go while the value that it hides is back.
         """
         state = state_file.load()
-        if state.position > end:
-            state_file.save(state.cut(end))
+        if (cut := state.cut(end)) is not state:
+            state_file.save(cut)
         if self._positions.get(topic, queue_id, sys.maxsize) >= end:
             self._positions.save(topic, queue_id, end - 1)
 
