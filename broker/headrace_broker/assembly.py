@@ -609,7 +609,9 @@ def services(parts: Parts) -> tuple[Service, ...]:
         # These two supervise their own tasks.
         Service(parts.store.run, is_awaited=True, is_supervised=False),
         Service(parts.staging.run, parts.staging.load, is_awaited=True, is_supervised=False),
-        Service(parts.compaction.schedule.run, parts.compaction.load),
+        Service(
+            parts.compaction.schedule.run, parts.compaction.load, finish=parts.compaction.finish
+        ),
         Service(parts.compaction.rebuilds.run),
         *(() if parts.tier is None else parts.tier.services()),
         *_waiting_services(parts),
