@@ -25,7 +25,7 @@ END_RECORD: Final = struct.Struct(">iI")
 END_MAGIC: Final = 0xCBD43194
 END_UNIT: Final = struct.pack(">qiqqqhii", -1, 0, 0, 0, 0, 0, -1, 0)
 # Of a unit, in the order of its fields; the last two are constant.
-_UNIT: Final = struct.Struct(">qiqqqh8x")
+UNIT: Final = struct.Struct(">qiqqqh8x")
 _LOG_FILES_MIN: Final = 5
 
 
@@ -71,6 +71,11 @@ class CompactionUnit(NamedTuple):
     message_count: int
 
     @property
+    def end(self) -> int:
+        """Where the record ends in the compaction log."""
+        return self.position + self.size
+
+    @property
     def is_used(self) -> bool:
         """Whether it stands for a record; the same test as ``used_mask``."""
         is_used = self.position >= 0 and self.size > 0
@@ -79,7 +84,7 @@ class CompactionUnit(NamedTuple):
 
 def unpack_unit(data: bytes | memoryview, number: int) -> CompactionUnit:
     """The unit in slot ``number``."""
-    return CompactionUnit(*_UNIT.unpack_from(data, number * COMPACTION_UNIT_BYTES))
+    return CompactionUnit(*UNIT.unpack_from(data, number * COMPACTION_UNIT_BYTES))
 
 
 def used_mask(units: Array) -> Array:
