@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from headrace_broker.compaction.segments import look_again
-from headrace_broker.compaction.units import COMPACTION_UNIT_BYTES, COMPACTION_UNIT_DTYPE, UNIT
+from headrace_broker.compaction.units import (
+    COMPACTION_UNIT_BYTES,
+    COMPACTION_UNIT_DTYPE,
+    UNIT,
+    adjoining,
+)
 from headrace_broker.store.files.page_cache import CHUNK_BYTES
 from headrace_broker.store.store_source import (
     BULK_SCAN_UNITS,
@@ -27,8 +32,6 @@ from headrace_broker.store.store_source import (
 from headrace_protocol.columns import UNIT_DTYPE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from headrace_broker.compaction.queue_log import QueueLog
     from headrace_broker.compaction.segments import Segment, SegmentFile
     from headrace_broker.compaction.units import CompactionUnit
@@ -213,7 +216,10 @@ class LogReader:
         end = int(units["physical_offset"][-1]) + int(units["size"][-1]) - segment.base
         if body_bytes >= (end - start) * LOG_FILL_MIN:
             return "log", [self._records(segment, start, end)]
-        pieces = [self._records(segment, *run) for run in _runs(segment, units)]
+        starts = units["physical_offset"].astype(np.int64) - segment.base
+        starts, sizes = adjoining(starts, units["size"])
+        ranges = zip(starts.tolist(), (starts + sizes).tolist(), strict=True)
+        pieces = [self._records(segment, *each) for each in ranges]
         if body_bytes < len(pieces) * PIECE_BYTES_MIN:
             return "gathered", [b"".join(pieces)]
         return "gathered", [*pieces]
@@ -354,12 +360,3 @@ def _select(
     if count:
         runs.append((start, end))
     return runs, count, body_bytes, seen, next_offset
-
-
-def _runs(segment: Segment, units: Array) -> Iterable[tuple[int, int]]:
-    """Ranges of the segment's log that hold the records of units."""
-    starts = units["physical_offset"].astype(np.int64) - segment.base
-    ends = starts + units["size"]
-    is_apart = starts[1:] != ends[:-1]
-    run_starts, run_ends = starts[np.append(True, is_apart)], ends[np.append(is_apart, True)]
-    return zip(run_starts.tolist(), run_ends.tolist(), strict=True)

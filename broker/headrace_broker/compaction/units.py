@@ -93,6 +93,14 @@ def used_mask(units: Array) -> Array:
     return is_used & (units["queue_offset"] >= 0) & (units["count"] > 0)
 
 
+def adjoining(starts: Array, sizes: Array) -> tuple[Array, Array]:
+    """Starts and sizes of the ranges that records in ascending order fill without gaps."""
+    ends = starts + sizes
+    is_apart = starts[1:] != ends[:-1]
+    firsts = starts[np.append(True, is_apart)]
+    return firsts, ends[np.append(is_apart, True)] - firsts
+
+
 def make_units(
     positions: Array, sizes: Array, tags_codes: Array, store_timestamps: Array, queue_offsets: Array
 ) -> Array:
