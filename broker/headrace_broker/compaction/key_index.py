@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from headrace_broker.compaction.record_keys import find_keys
 from headrace_broker.store.files.mapped_file import MappedFile
+from headrace_protocol.record_keys import find_keys
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from headrace_broker.compaction.record_keys import KeyHash
+    from headrace_broker.compaction.key_hash import KeyHash
     from headrace_broker.store.files.filesystem import Files
     from headrace_broker.store.files.page_cache import PageCache
     from headrace_protocol.columns import Array, RecordColumns
