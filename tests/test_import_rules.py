@@ -224,6 +224,7 @@ MAY_IMPORT = {
 # Modules that may import more than the rest of their folder.
 MAY_IMPORT_TOO = {
     "headrace_protocol.columns": {"numpy"},
+    "headrace_protocol.record_keys": {"numpy"},
     "headrace_daemon.metrics.exposition": {"prometheus_client"},
     "headrace.spans": {"opentelemetry"},
     "headrace_broker.tiered.driver.objects": {"obstore"},
