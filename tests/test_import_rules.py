@@ -100,6 +100,7 @@ MAY_IMPORT = {
         "headrace_broker.frame_loop",
         "headrace_broker.queue_directory",
         "headrace_broker.statistics",
+        "headrace_broker.tiered.access",
         "headrace_broker.topics",
     },
     "headrace_broker.processors": SERVICE
@@ -145,7 +146,7 @@ MAY_IMPORT = {
         "msgspec",
         *RECORDS,
     },
-    "headrace_broker.tiered.driver": {f"{STORE}.files"},
+    "headrace_broker.tiered.driver": {f"{STORE}.files", "headrace_daemon.metrics.histogram"},
     STORE: {
         STORE,
         "headrace_broker.clock",
