@@ -100,6 +100,7 @@ MAY_IMPORT = {
         "headrace_broker.frame_loop",
         "headrace_broker.queue_directory",
         "headrace_broker.statistics",
+        "headrace_broker.tiered.access",
         "headrace_broker.topics",
     },
     "headrace_broker.processors": SERVICE
@@ -145,7 +146,7 @@ MAY_IMPORT = {
         "msgspec",
         *RECORDS,
     },
-    "headrace_broker.tiered.driver": {f"{STORE}.files"},
+    "headrace_broker.tiered.driver": {f"{STORE}.files", "headrace_daemon.metrics.histogram"},
     STORE: {
         STORE,
         "headrace_broker.clock",
@@ -224,6 +225,7 @@ MAY_IMPORT = {
 # Modules that may import more than the rest of their folder.
 MAY_IMPORT_TOO = {
     "headrace_protocol.columns": {"numpy"},
+    "headrace_protocol.record_keys": {"numpy"},
     "headrace_daemon.metrics.exposition": {"prometheus_client"},
     "headrace.spans": {"opentelemetry"},
     "headrace_broker.tiered.driver.objects": {"obstore"},

@@ -32,6 +32,7 @@ from headrace_broker.host_budget import HostBudget
 from headrace_broker.message_demands import Demand, MessageDemands
 from headrace_broker.metrics.broker_metrics import ServingMetrics, StoreMetrics, TrafficMetrics
 from headrace_broker.metrics.lag import GroupMetrics
+from headrace_broker.metrics.tier_metrics import TierMetrics
 from headrace_broker.metrics.timed_frames import TimedFrameLoop
 from headrace_broker.parts import Pace, Parts, Processor
 from headrace_broker.peer_places import peer_place
@@ -57,6 +58,7 @@ from headrace_broker.statictopic.undecided import UndecidedQueues
 from headrace_broker.statistics import BrokerStatistics
 from headrace_broker.store.files.config_file import ConfigFile
 from headrace_broker.store.message_store import MessageStore
+from headrace_broker.tiered.access.status import TierStatusRequests
 from headrace_broker.tiered.access.tiered_storage import TieredStorage
 from headrace_broker.tiered.container.tier import Home
 from headrace_broker.timer.processor import TimerProcessor
@@ -74,7 +76,7 @@ from headrace_daemon.serving.server import RemotingServer
 from headrace_daemon.watchdog import Watchdog
 from headrace_protocol.access import restrict
 from headrace_protocol.message import INNER_BATCH, TRANSACTION_MASK, UniqKeyGenerator
-from headrace_protocol.serving import Registry, RunLong
+from headrace_protocol.serving import Registry
 from headrace_protocol.system_topics import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 
 if TYPE_CHECKING:
@@ -132,15 +134,13 @@ def assemble(
     """The parts of a broker, connected but not running; reads the tables and no other file.
 
     store: loaded and not running; the caller closes it. listener: where the broker will serve.
-    supervisor: runs the services. owns_loop: see RemotingServer.
-    Raises StoreFormatError if a table, or the positions of a follower, can't be read.
+    owns_loop: see RemotingServer. Raises StoreFormatError if a table or a position can't be read.
     """
     pace, changes = pace or Pace(), HostLog(log)
-    run_long = pace.sliced_work.start
     budget, statistics, watchdog = HostBudget(), BrokerStatistics(), Watchdog()
     topics, mappings, groups, offsets = _tables(config, store, budget)
-    long_polling, client_requests = LongPolling(run_long), ClientRequests()
-    locks, consumers, producers = _clients(config, groups, budget, changes, run_long)
+    long_polling, client_requests = LongPolling(pace.sliced_work.start), ClientRequests()
+    locks, consumers, producers = _clients(config, groups, budget, changes, pace)
     of_clients = (client_requests, long_polling, consumers, producers)
     frames, server, registry = _server(config, store, of_clients, pace, watchdog, owns_loop)
     fence = Fence(mappings, topics, store, long_polling, has_nameservers=bool(config.nameservers))
@@ -177,7 +177,7 @@ def assemble(
         offsets=offsets,
         consumers=consumers,
         producers=producers,
-        pull_watch=PullWatch(consumers, _watched_queues(topics, mappings), run_long),
+        pull_watch=PullWatch(consumers, _watched_queues(topics, mappings), pace.sliced_work.start),
         locks=locks,
         long_polling=long_polling,
         client_requests=client_requests,
@@ -190,14 +190,15 @@ def assemble(
         registry=registry,
         scrapes=_new_scrapes(config),
     )
-    _serve(parts)
-    return parts
+    return _serve(parts)
 
 
 def _tier(config: BrokerConfig, store: MessageStore, topics: TopicTable) -> TieredStorage | None:
     home = Home(config.broker_cluster_name, config.broker_name)
     settings = config.tier_settings(config.store_path_root_dir, home)
-    return None if settings is None else TieredStorage(settings, store, topics)
+    if settings is None:
+        return None
+    return TieredStorage(settings, store, topics, lambda: not config.delete_untiered_enable)
 
 
 def _watched_queues(topics: TopicTable, mappings: MappingTable) -> Callable[[str], int]:
@@ -210,11 +211,11 @@ def _clients(
     groups: SubscriptionGroups,
     budget: HostBudget,
     changes: HostLog,
-    run_long: RunLong,
+    pace: Pace,
 ) -> tuple[QueueLocks, ConsumerManager, ProducerManager]:
     locks, conflicts = QueueLocks(budget), SubscriptionConflicts(config, changes)
-    consumers = ConsumerManager(groups, locks, conflicts, config, run_long)
-    return locks, consumers, ProducerManager(run_long)
+    consumers = ConsumerManager(groups, locks, conflicts, config, pace.sliced_work.start)
+    return locks, consumers, ProducerManager(pace.sliced_work.start)
 
 
 def _server(
@@ -231,12 +232,13 @@ def _server(
     return frames, server, _registry(server, frames, of_clients[0], pace, watchdog)
 
 
-def _serve(parts: Parts) -> None:
+def _serve(parts: Parts) -> Parts:
     """Connect the parts, route the requests, and guard them."""
     _connect(parts)
     for processor in processors(parts):
         processor.register(parts.registry)
     add_guards(parts)
+    return parts
 
 
 def _registration(
@@ -354,8 +356,6 @@ def _connect(parts: Parts) -> None:
         following = store.followers.add(follower)
         if follower is parts.compaction.follower:
             parts.compaction.follow(following)
-    if parts.tier is not None:
-        parts.tier.connect()
     if parts.scrapes is not None:
         parts.scrapes.collectors = collectors(parts)
     store.connect(
@@ -481,6 +481,7 @@ def _message_processors(parts: Parts) -> tuple[Processor, ...]:
     )
     bulk = BulkProcessor(store, sends, pulls, table, statistics)
     lookups = KeyLookups(store, topics, parts.directory, parts.compaction.queues)
+    tier = parts.tier
     return (
         sends,
         pulls,
@@ -518,8 +519,9 @@ def _message_processors(parts: Parts) -> tuple[Processor, ...]:
             rejection,
         ),
         lookups,
-        QueryProcessor(store, parts.directory, lookups),
+        QueryProcessor(store, parts.directory, lookups, tier.lookups if tier else None),
         CompactionRequests(topics, parts.compaction),
+        TierStatusRequests(tier.state if tier else None),
     )
 
 
@@ -571,6 +573,7 @@ def collectors(parts: Parts) -> tuple[Collect, ...]:
         StoreMetrics(store),
         TrafficMetrics(parts.statistics, topics),
         GroupMetrics(store, topics, parts.directory, offsets, consumers, unconsumed),
+        *(() if parts.tier is None else (TierMetrics(parts.tier.state),)),
     )
 
 

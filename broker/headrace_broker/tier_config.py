@@ -86,6 +86,11 @@ class TierConfig(BaseModel):
     tiered_store_group_commit_size: int = setting(
         4 << 20, "Bytes of a queue that are uploaded at once.", unit="bytes", ge=1, le=_INT_MAX
     )
+    delete_untiered_enable: bool = setting(
+        False,
+        "Let clean-up also delete messages that are still to be copied to tiered storage.",
+        reloadable=True,
+    )
     tiered_store_delete_file_enable: bool = setting(
         True, "Delete expired segments of tiered storage."
     )

@@ -197,7 +197,7 @@ def test_a_read_passes_gaps_and_begins_at_the_next_message(
         found: list[int] = []
         at = start
         while at <= reader.last_offset:
-            result = ready(partial(getattr(reader, read), at, count_max, 1 << 20, None))
+            result = ready(partial(getattr(reader, read), at, count_max, 1 << 20, None, 99))
             assert result.status is GetStatus.FOUND
             assert 1 <= result.count <= count_max
             found += offsets_of(result, is_bulk=read == "get_bulk")
@@ -235,16 +235,16 @@ def test_a_read_filters_by_tags_and_respects_the_bytes(tmp_path: Path, read: str
     found = []
     at = 0
     while at <= reader.last_offset:
-        result = ready(partial(getattr(reader, read), at, 32, 400, wanted))
+        result = ready(partial(getattr(reader, read), at, 32, 400, wanted, 99))
         assert result.body_bytes <= 400
         if result.count:
             found += offsets_of(result, is_bulk=read == "get_bulk")
         at = result.next_offset
     assert found == tagged
-    nothing = ready(partial(getattr(reader, read), 0, 32, 400, frozenset((12345,))))
+    nothing = ready(partial(getattr(reader, read), 0, 32, 400, frozenset((12345,)), 99))
     assert (nothing.status, nothing.buffers) == (GetStatus.NO_MATCHED_MESSAGE, [])
     assert nothing.next_offset > 0
-    first = ready(partial(getattr(reader, read), 0, 32, 1, None))
+    first = ready(partial(getattr(reader, read), 0, 32, 1, None, 99))
     assert first.count == 1  # whatever its size
 
 
@@ -427,7 +427,7 @@ def test_the_files_of_apache_are_read(tmp_path: Path) -> None:
         ]
         reader = reader_of(log)
         assert reader.min_offset == found[0][0]
-        assert offsets_of(ready(partial(reader.get, 0, 3, 1 << 20, None)), is_bulk=False) == [
+        assert offsets_of(ready(partial(reader.get, 0, 3, 1 << 20, None, 99)), is_bulk=False) == [
             offset for offset, *_ in found[:3]
         ]
 
@@ -600,7 +600,7 @@ def test_a_read_while_units_are_written_again_is_repeated(tmp_path: Path, read: 
     log.cut(4)
     log.segments = before  # those that a request has taken just before
     with pytest.raises(NotReady):
-        getattr(reader_of(log), read)(1, 32, 1 << 20, None)
+        getattr(reader_of(log), read)(1, 32, 1 << 20, None, 99)
 
 
 # --- swaps ---------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from headrace_broker.queue_directory import Use
+from headrace_broker.store.retention.topic_floors import TopicLimit
 from headrace_broker.store.store_source import GetStatus
 from headrace_broker.tiered.driver.interface import Failure, FailureKind
 from headrace_broker.tiered.driver.posix import PosixDriver
@@ -306,7 +307,7 @@ async def test_a_queue_whose_tier_has_other_messages_is_not_uploaded(tmp_path: P
     others = tier_of(broker)._access.queue(other, 0)
     assert others is not None
     assert others.commit_offset == 20
-    tier_of(broker)._clean_up({TOPIC: 1 << 50})
+    tier_of(broker)._clean_up({TOPIC: TopicLimit(1 << 50, None)})
     assert (queue.min_offset, queue.commit_offset) == (0, 5)
     assert not isinstance(queue.store_time(4), Failure)
     broker.close()
@@ -423,4 +424,81 @@ async def test_expired_segments_leave_the_tier(tmp_path: Path) -> None:
     result = ready(lambda: source(broker).get(0, 3, 1000, None))
     assert (result.status, result.next_offset) == (GetStatus.OFFSET_TOO_SMALL, low)
     assert read_all(broker, offset=low) == [*range(low, 23)]
+    broker.close()
+
+
+async def test_a_topics_reserve_time_counts_hours(tmp_path: Path) -> None:
+    broker = start(tmp_path, tiered_store_file_reserved_time=1000)
+    topic = "Short"
+    broker.create_topic(topic, attributes={"reserve.time": "2"})
+    for name in (TOPIC, topic):
+        put(broker, 0, 20, name)
+    upload(broker)
+    cleaner = tier_of(broker)
+    queues = {name: cleaner._access.tier.queues[name, 0] for name in (TOPIC, topic)}
+    broker.clock.ms += 2 * 3_600_000 - 60_000
+    cleaner._clean_up(cleaner._limits())
+    assert {name: queue.min_offset for name, queue in queues.items()} == {TOPIC: 0, topic: 0}
+    # For Apache's broker.
+    rows = {name: cleaner._access.tier.metadata.topic(name) for name in (TOPIC, topic)}
+    assert {name: row.reserve_time for name, row in rows.items() if row} == {TOPIC: -1, topic: 2}
+    broker.clock.ms += 60_000
+    cleaner._clean_up(cleaner._limits())
+    assert queues[TOPIC].min_offset == 0
+    assert 10 < queues[topic].min_offset < 20
+    broker.close()
+
+
+async def test_a_topics_reserve_size_counts_both_tiers(tmp_path: Path) -> None:
+    broker = start(tmp_path)
+    topic, limit = "Small", 12_000
+    broker.create_topic(topic, attributes={"reserve.size": str(limit)})
+    put(broker, 0, 20, topic)
+    upload(broker)
+    cleaner = tier_of(broker)
+    tier = cleaner._access.tier
+    queue = tier.queues[topic, 0]
+    cleaner._clean_up(cleaner._limits())
+    # Whole segments of less than 5000 bytes go, and what is left is no less than the limit.
+    assert limit <= tier.record_bytes(topic) < limit + 5000
+    assert tier.record_bytes(topic) == queue.log.end - queue.log.base
+    low = queue.min_offset
+    put(broker, 20, 6, topic)
+    behind_bytes = cleaner.state.behind_bytes(topic)
+    assert 6000 < behind_bytes < 7000
+    cleaner._clean_up(cleaner._limits())
+    assert queue.min_offset > low
+    assert limit <= tier.record_bytes(topic) + behind_bytes < limit + 5000
+    stored = {path.name for path in (tmp_path / "tier").rglob(f"{topic}/0/COMMIT_LOG/*")}
+    assert len(stored) == len(queue.log.segments)
+    assert read_all(broker, topic, queue.min_offset) == [*range(queue.min_offset, 26)]
+    broker.close()
+
+
+async def test_what_is_not_uploaded_holds_the_log_by_name_unless_it_may_go(tmp_path: Path) -> None:
+    broker = start(tmp_path)
+    put(broker, 0, 4)
+    upload(broker)
+    put(broker, 4, 20)
+    broker.store.index_tick()
+    broker.store.flusher.flush_now()
+    tier_of(broker).state.following._note_scan(tier_of(broker).state.following._start_scan())
+    low = await expire_log(broker)
+    assert low <= 4
+    assert broker.store.cleaner.status().oldest_unconsumed.startswith("follower tier")
+    broker.config.update({"deleteUntieredEnable": "true"})
+    low = await expire_log(broker)
+    assert low > 10
+    # The tier keeps what it has, and continues behind the gap.
+    upload(broker)
+    put(broker, 24, 2)
+    upload(broker)
+    queue = tier_of(broker)._access.queue(TOPIC, 0)
+    assert queue is not None
+    assert (queue.min_offset, queue.commit_offset) == (0, 26)
+    result = ready(lambda: source(broker).get(0, 10, 100_000, None))
+    assert (result.status, result.count) == (GetStatus.FOUND, 4)
+    behind_the_gap = ready(lambda: source(broker).get(4, 1, 100_000, None))
+    assert behind_the_gap.next_offset == low + 1
+    assert read_all(broker, offset=low) == [*range(low, 26)]
     broker.close()

@@ -50,9 +50,9 @@ def test_what_is_not_mentioned_stays() -> None:
         ("+cleanup.policy=DELETE", False, "can't change after a topic's creation"),
         ("-message.type", True, "a new topic has nothing to delete"),
         ("+message.type=MIXED", True, "UNSPECIFIED | NORMAL"),
-        ("+reserve.time=long", True, "a number of milliseconds"),
-        ("+reserve.time=9223372036854775808", True, "a number of milliseconds"),
-        ("+reserve.time=0", True, "a number of milliseconds"),
+        ("+reserve.time=long", True, "a number of hours from 1 on, or -1"),
+        ("+reserve.time=9223372036854775808", True, "a number of hours from 1 on, or -1"),
+        ("+reserve.time=0", True, "a number of hours from 1 on, or -1"),
         ("+reserve.size=-2", True, "a number of bytes from 1 on, or -1"),
         (
             "+cleanup.policy=COMPACTION,+min.compaction.lag.ms=3600001",

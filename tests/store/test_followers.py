@@ -444,7 +444,7 @@ async def test_the_log_keeps_what_a_follower_needs(tmp_path: Path) -> None:
         await expire(store)
     assert not store.commit_log.min_offset
     assert [(line["event"], line["oldest"]) for line in logs] == [
-        ("log files are kept because they are still needed", "copies")
+        ("log files are kept because they are still needed", "follower copies")
     ]
     catch_up(store)
     await expire(store)

@@ -43,7 +43,7 @@ class IdSearch:
             _, self._offset = log.offsets_around(self._begin_ms)
         if self._offset is None or self._offset > log.last_offset or self._bytes_left <= 0:
             return False
-        part = log.get(self._offset, _STEP_COUNT, _STEP_BYTES, None)
+        part = log.get(self._offset, _STEP_COUNT, _STEP_BYTES, None, log.last_offset + 1)
         self._offset = part.next_offset
         self._bytes_left -= part.body_bytes
         data = b"".join(part.buffers)

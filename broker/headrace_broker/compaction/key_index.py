@@ -22,15 +22,15 @@ import numpy as np
 import structlog
 from zlib_ng.zlib_ng import crc32
 
-from headrace_broker.compaction.record_keys import find_keys
 from headrace_broker.store.files.mapped_file import MappedFile
 from headrace_broker.store.files.residency import OLD_DATA
 from headrace_protocol.errors import NotReady
+from headrace_protocol.record_keys import find_keys
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from headrace_broker.compaction.record_keys import KeyHash
+    from headrace_broker.compaction.key_hash import KeyHash
     from headrace_broker.store.files.filesystem import Files
     from headrace_broker.store.files.page_cache import PageCache
     from headrace_protocol.columns import Array, RecordColumns

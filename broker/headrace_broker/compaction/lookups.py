@@ -13,7 +13,6 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from headrace_broker.compaction.id_search import IdSearch
-from headrace_broker.compaction.record_keys import find_keys
 from headrace_broker.queue_directory import Use
 from headrace_broker.store.files.residency import OLD_DATA
 from headrace_broker.store.store_source import GetStatus
@@ -31,6 +30,7 @@ from headrace_protocol.key_lookup import (
     encode_found,
 )
 from headrace_protocol.message import CorruptRecord, decode_record, property_value
+from headrace_protocol.record_keys import find_keys
 from headrace_protocol.serving import Reply, all_ready, until_done
 
 if TYPE_CHECKING:

@@ -21,6 +21,7 @@ from headrace_broker.compaction.units import (
     END_MAGIC,
     END_RECORD,
     END_UNIT,
+    adjoining,
     make_units,
 )
 from headrace_broker.store.errors import RecordTooLarge, StoreFormatError
@@ -129,7 +130,7 @@ class QueueLog:
         records = block.records
         sizes, offsets = records.size, records.queue_offset
         assert not len(sizes) or offsets[0] >= self.end_offset, "queue offsets must ascend"
-        data = bytearray(b"".join(split(records.data, records.start, sizes)))
+        data = bytearray().join(split(records.data, *adjoining(records.start, sizes)))
         ends = np.cumsum(sizes, dtype=np.int64)
         tags, times = block.units["tags_code"], records.store_timestamp
         done = 0

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import structlog
 
+from headrace_broker.compaction.key_hash import SEED_BYTES, KeyHash
 from headrace_broker.compaction.key_index import KeyIndex
 from headrace_broker.compaction.log_reader import LogReader
 from headrace_broker.compaction.peer_swap import end_peer_swap
 from headrace_broker.compaction.queue_log import QueueLog
 from headrace_broker.compaction.record_blocks import Marks, RecordSequence
-from headrace_broker.compaction.record_keys import SEED_BYTES, KeyHash
 from headrace_broker.compaction.replica import Replica
 from headrace_broker.compaction.run_state import OWN_FOLDER, StateFile, own_folder
 from headrace_broker.compaction.segments import COMPACTION_FOLDER, Folders

@@ -254,7 +254,7 @@ class Segment:
         return replace(
             self,
             count=count,
-            log_end=last.position - self.base + last.size,
+            log_end=last.end - self.base,
             first_queue_offset=first.queue_offset,
             last_queue_offset=last.queue_offset,
         )

@@ -27,7 +27,7 @@ from headrace_protocol.message import decode_record
 from headrace_protocol.serving import Reply, all_ready, until_done
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Sequence
 
     from headrace_broker.queue_directory import QueueDirectory
     from headrace_broker.store.message_store import MessageStore
@@ -64,13 +64,36 @@ class KeptMessages(Protocol):
         """Messages with their producer's id, stored from a time on; none as ``newest``."""
 
 
-class QueryProcessor:
-    """Serves lookups of messages and offsets."""
+class TieredMessages(Protocol):
+    """Messages of which the log may have a part only."""
 
-    def __init__(self, store: MessageStore, directory: QueueDirectory, kept: KeptMessages) -> None:
+    def find(
+        self,
+        topic: str,
+        key: str,
+        index_type: IndexType | None,
+        begin_ms: int,
+        end_ms: int,
+        count_max: int,
+        /,
+    ) -> Generator[NotReady | None, None, list[Buffer]]:
+        """The newest messages of a key in a range of store times. Raises RequestError."""
+
+
+class QueryProcessor:
+    """Serves lookups of messages and offsets. tiered: None without a tier that is read."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        directory: QueueDirectory,
+        kept: KeptMessages,
+        tiered: TieredMessages | None,
+    ) -> None:
         self._store = store
         self._directory = directory
         self._kept = kept
+        self._tiered = tiered
 
     def register(self, registry: Registry) -> None:
         """Route the queries."""
@@ -92,6 +115,8 @@ class QueryProcessor:
         found: list[Buffer] = [record for record in records if record is not None]
         kept = yield from self._search_kept(header, len(found))
         found += _missing(kept, found, header)
+        more = yield from self._find_tiered(header, found)
+        found += _missing(more, found, header)
         if not found:
             raise RequestError(ResponseCode.QUERY_NOT_FOUND, _not_found(header, query))
         return Reply(self._index_end(), tuple(found))
@@ -106,6 +131,38 @@ class QueryProcessor:
         if not found_count and index_type == "U":
             return (yield from self._kept.with_id(header.topic, header.key, header.begin_timestamp))
         return []
+
+    def _find_tiered(
+        self, header: QueryMessageHeader, found: list[Buffer]
+    ) -> Generator[NotReady | None, None, list[Buffer]]:
+        """Messages that have left the log, after those that were found there.
+
+        If the tier fails, those found are the answer. Raises RequestError if there are none.
+        """
+        count_max = header.max_num - len(found)
+        is_id_found = bool(header.unique_key_query and found)
+        if self._tiered is None or count_max <= 0 or is_id_found:
+            return []
+        log = self._store.commit_log
+        (oldest_ms,) = yield from all_ready([lambda: log.store_timestamp_at(log.min_offset)])
+        end_ms = header.end_timestamp if oldest_ms is None else min(header.end_timestamp, oldest_ms)
+        if end_ms < header.begin_timestamp:  # the log has them all
+            return []
+        try:
+            return (
+                yield from self._tiered.find(
+                    header.topic,
+                    header.key,
+                    _index_type(header),
+                    header.begin_timestamp,
+                    end_ms,
+                    count_max,
+                )
+            )
+        except RequestError:
+            if not found:
+                raise
+            return []
 
     def _query(self, header: QueryMessageHeader) -> KeyQuery:
         is_unique = bool(header.unique_key_query)
@@ -195,7 +252,9 @@ def _index_type(header: QueryMessageHeader) -> IndexType | None:
     return "U" if header.unique_key_query else index_type
 
 
-def _missing(kept: list[bytes], found: list[Buffer], header: QueryMessageHeader) -> list[bytes]:
+def _missing(
+    kept: Sequence[Buffer], found: list[Buffer], header: QueryMessageHeader
+) -> list[Buffer]:
     """Those of ``kept`` in the time range that are not found yet, as many as fit."""
     places = {_place(record) for record in found} if kept else set()
     return [

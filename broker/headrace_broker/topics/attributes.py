@@ -69,7 +69,7 @@ _ATTRIBUTES = {
     MESSAGE_TYPE: _one_of(
         "UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", is_changeable=True
     ),
-    RESERVE_TIME: _Attribute(True, "a number of milliseconds from 1 on, or -1", _is_limit),
+    RESERVE_TIME: _Attribute(True, "a number of hours from 1 on, or -1", _is_limit),
     RESERVE_SIZE: _Attribute(True, "a number of bytes from 1 on, or -1", _is_limit),
     DELETE_RETENTION: _SPAN,
     MIN_COMPACTION_LAG: _SPAN,
@@ -203,8 +203,9 @@ def topic_limits(topics: Iterable[TopicConfig]) -> dict[str, TopicLimit]:
     limits = {}
     for topic in topics:
         if topic.attributes and not is_compacted(topic):  # few have any
-            reserved_ms = _limit(topic.attributes, RESERVE_TIME)
+            reserved_hours = _limit(topic.attributes, RESERVE_TIME)
             reserved_bytes = _limit(topic.attributes, RESERVE_SIZE)
+            reserved_ms = None if reserved_hours is None else reserved_hours * _HOUR_MS
             if reserved_ms is not None or reserved_bytes is not None:
                 limits[topic.topic_name] = TopicLimit(reserved_ms, reserved_bytes)
     return limits

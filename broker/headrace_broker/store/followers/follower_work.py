@@ -151,13 +151,7 @@ class Scan:
         if wanted is None:
             wanted = first
         elif wanted < first:
-            log.warning(
-                "messages left the log before a follower read them",
-                follower=self._follower.name,
-                queue=f"{queue.topic}/{queue.queue_id}",
-                first=wanted,
-                end=first,
-            )
+            _warn_of_loss(self._follower, queue, wanted, first)
         resumed = self._follower.resume(queue.topic, queue.queue_id, wanted)
         track = Track(queue)
         track.position = max(min(resumed, wanted), first)
@@ -183,6 +177,24 @@ class Scan:
         return None
 
 
+def _warn_of_loss(follower: Follower, queue: StoreQueue, first: int, end: int) -> None:
+    log.warning(
+        "messages left the log before a follower read them",
+        follower=follower.name,
+        queue=f"{queue.topic}/{queue.queue_id}",
+        first=first,
+        end=end,
+    )
+
+
+class QueuePass(NamedTuple):
+    """A queue to read on. skip: finds where to begin if the log has lost the next message."""
+
+    track: Track
+    view: QueueView
+    skip: Callable[[], int] | None
+
+
 class Pass:
     """Hands the follower one block per queue, up to ``PASS_BYTES`` in all.
 
@@ -192,7 +204,7 @@ class Pass:
     def __init__(
         self,
         follower: Follower,
-        queues: list[tuple[Track, QueueView]],
+        queues: list[QueuePass],
         log_files: ColdFiles,
         flushed_offset: int,
     ) -> None:
@@ -206,7 +218,10 @@ class Pass:
     def run(self) -> None:
         """Run in the thread. Raises OSError and any error of the follower."""
         read_bytes = 0
-        for track, view in self._queues:
+        for track, view, skip in self._queues:
+            if skip is not None and (first := skip()) > track.position:
+                _warn_of_loss(self._follower, track.queue, track.position, first)
+                self._move(track, first, view)
             try:
                 block = read_block(view, track.position, self._log, self._flushed_offset)
                 if block is not None and len(block.units):

@@ -31,7 +31,7 @@ import structlog
 import trio
 
 from headrace_broker.store.files.cold_files import ColdFiles
-from headrace_broker.store.followers.follower_work import Pass, QueueScan, Save, Scan
+from headrace_broker.store.followers.follower_work import Pass, QueuePass, QueueScan, Save, Scan
 from headrace_broker.store.followers.position_file import PositionFile
 from headrace_broker.store.queues.queue_blocks import QueueView
 
@@ -70,6 +70,19 @@ class FollowerStatus(NamedTuple):
     problem: str
 
 
+class FollowedRecord(NamedTuple):
+    """The oldest record for which a follower keeps the log. queue: None while it is looked for."""
+
+    physical_offset: int
+    follower: str
+    queue: StoreQueue | None
+    problem: str
+
+    def __str__(self) -> str:
+        where = f", topic {self.queue.topic}, queue {self.queue.queue_id}" if self.queue else ""
+        return f"follower {self.follower}{where}{f': {self.problem}' if self.problem else ''}"
+
+
 class Following:
     """Runs one follower and keeps its positions."""
 
@@ -81,12 +94,14 @@ class Following:
         topics: Mapping[str, Mapping[int, StoreQueue]],
         dispatched_offset: Callable[[], int],
         save_s: float = SAVE_S,
+        holds_log: Callable[[], bool] = lambda: True,
     ) -> None:
         """Read the saved positions. Raises StoreFormatError, OSError.
 
-        save_s: time between two saves.
+        save_s: time between two saves. holds_log: whether the log keeps what the follower needs.
         """
         self.follower = follower
+        self.holds_log = holds_log
         self._save_s = save_s
         self._file = positions
         self._commit_log = commit_log
@@ -172,6 +187,14 @@ class Following:
         needed_from = min(self._needs.values(), default=sys.maxsize)
         is_all_known = not self._pending and not self._unscanned
         return needed_from if is_all_known else min(needed_from, self._scanned_offset)
+
+    def oldest(self) -> FollowedRecord:
+        """The record at ``needed_from``."""
+        needed_from = self.needed_from()
+        queues = (queue for queue, at in list(self._needs.items()) if at == needed_from)
+        return FollowedRecord(
+            needed_from, self.follower.name, next(queues, None), self.status().problem
+        )
 
     def status(self) -> FollowerStatus:
         """The follower's state, from any thread."""
@@ -348,10 +371,17 @@ class Following:
         tracks = heapq.nsmallest(_QUEUES_AT_ONCE, readable, key=_next_physical_offset)
         return Pass(
             self.follower,
-            [(track, _view(track.queue)) for track in tracks],
+            [QueuePass(track, _view(track.queue), self._skip(track)) for track in tracks],
             ColdFiles(self._commit_log.files),
             self._commit_log.flushed_offset,
         )
+
+    def _skip(self, track: Track) -> Callable[[], int] | None:
+        """The search for the queue's oldest record in the log if the next one has left it."""
+        log_min_offset = self._commit_log.min_offset
+        if _next_physical_offset(track) >= log_min_offset:
+            return None
+        return track.queue.consume_queue.search_cold(log_min_offset)
 
     def _note_pass(self, step: Pass) -> None:
         self._is_unsaved |= bool(step.moved)
@@ -359,7 +389,8 @@ class Following:
             if track.next_physical_offset is None:
                 self._behind.pop(track, None)
         for track, error in step.damaged:
-            if self._tracks.get(track.queue) is track:
+            # A file that clean-up has removed meanwhile is no damage: the next pass skips it.
+            if self._tracks.get(track.queue) is track and self._skip(track) is None:
                 self._damaged[track.queue] = str(error)
                 log.error(
                     "follower skips a queue, the log is kept from there on",
@@ -431,14 +462,26 @@ class Followers:
         self._topics = topics
         self._dispatched_offset = dispatched_offset
 
-    def add(self, follower: Follower, save_s: float = SAVE_S) -> Following:
+    def add(
+        self,
+        follower: Follower,
+        save_s: float = SAVE_S,
+        holds_log: Callable[[], bool] = lambda: True,
+    ) -> Following:
         """Have a follower resume all queues. Raises StoreFormatError, OSError.
 
-        save_s: time between two calls of its ``sync``.
+        save_s: time between two calls of its ``sync``. holds_log: whether the log keeps what the
+        follower needs.
         """
         positions = PositionFile(self._root, follower.name, self._commit_log.files.fs)
         following = Following(
-            follower, positions, self._commit_log, self._topics, self._dispatched_offset, save_s
+            follower,
+            positions,
+            self._commit_log,
+            self._topics,
+            self._dispatched_offset,
+            save_s,
+            holds_log,
         )
         self.all.append(following)
         return following
@@ -455,13 +498,21 @@ class Followers:
 
     def needed_from(self) -> int:
         """Physical offset from which the log must be kept; very large if no record is needed."""
-        return min((following.needed_from() for following in self.all), default=sys.maxsize)
+        return min((following.needed_from() for following in self._holding()), default=sys.maxsize)
 
-    def slowest(self) -> str:
-        """Name of the follower that needs the oldest record; "" without followers."""
-        if not self.all:
-            return ""
-        return min(self.all, key=Following.needed_from).follower.name
+    def _holding(self) -> list[Following]:
+        return [following for following in self.all if following.holds_log()]
+
+    def oldest(self) -> FollowedRecord | None:
+        """The oldest record that followers need; None if all are in the log's last file."""
+        oldest = min(
+            (following.oldest() for following in self._holding()),
+            key=lambda record: record.physical_offset,
+            default=None,
+        )
+        files = self._commit_log.files.files
+        is_kept = oldest is not None and files and oldest.physical_offset < files[-1].start_offset
+        return oldest if is_kept else None
 
     def finish(self) -> bool:
         """Catch up before a stop; returns whether it is clean as far as followers are part of it.

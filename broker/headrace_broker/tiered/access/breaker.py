@@ -40,6 +40,11 @@ class Breaker:
             return ""
         return f"unreachable since {self._since}: {self._reason}"
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether reads fail at once."""
+        return bool(self._failure_count) and self._next_try_s > self._monotonic()
+
     def check(self) -> None:
         """Raise RequestError during a pause."""
         with self._lock:

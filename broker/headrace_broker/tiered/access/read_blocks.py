@@ -45,7 +45,7 @@ class ReadBlocks:
         self._lock = Lock()
         self._blocks: OrderedDict[tuple[Stream, int], tuple[ReadBlock, float]] = OrderedDict()
         self._asked: dict[Stream, list[int]] = {}
-        self.byte_count = 0
+        self.byte_count = self.message_count = 0
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -74,6 +74,7 @@ class ReadBlocks:
             self._blocks[key] = block, now_s
             insort(self._asked.setdefault(stream, []), block.asked)
             self.byte_count += block_bytes(block)
+            self.message_count += len(block.units)
             while self.byte_count > BLOCKS_BYTES_MAX and len(self._blocks) > 1:
                 self._drop(next(iter(self._blocks)))
 
@@ -90,6 +91,7 @@ class ReadBlocks:
         stream, at = key
         block, _ = self._blocks.pop(key)
         self.byte_count -= block_bytes(block)
+        self.message_count -= len(block.units)
         asked = self._asked[stream]
         asked.remove(at)
         if not asked:

@@ -10,6 +10,7 @@ from headrace_broker.tiered.container.paths import cluster_folder
 from headrace_broker.tiered.container.tier import Tier
 from headrace_broker.tiered.container.tier_index import TierIndex
 from headrace_broker.tiered.driver.memory import MemoryDriver
+from headrace_broker.tiered.driver.metered import MeteredDriver, Operations
 from headrace_broker.tiered.driver.posix import PosixDriver
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ class TierAccess:
     """Opens the tier once, and names its queues.
 
     writing: held by whoever appends, deletes or expires. is_open: whether all queues are known.
+    operations: what was asked of its place.
     """
 
     def __init__(
@@ -40,7 +42,8 @@ class TierAccess:
         self.now_ms = now_ms
         self._settings = settings
         self._files = files
-        self._driver = driver or _driver(settings, files)
+        self.operations = Operations()
+        self._driver = MeteredDriver(driver or new_driver(settings, files), self.operations)
         self._opening = Lock()
         self._tier: Tier | None = None
 
@@ -98,5 +101,6 @@ class TierAccess:
             tier.index.close()
 
 
-def _driver(settings: TierSettings, files: Files) -> AppendDriver:
+def new_driver(settings: TierSettings, files: Files) -> PosixDriver | MemoryDriver:
+    """The driver of the place that the settings name."""
     return MemoryDriver() if settings.folder is None else PosixDriver(settings.folder, files)

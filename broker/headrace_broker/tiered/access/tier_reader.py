@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from functools import partial
 from threading import Lock
 from time import monotonic
@@ -42,6 +42,9 @@ T = TypeVar("T")
 class TierReader:
     """Serves blocks and single answers.
 
+    access_count, hit_count: reads of blocks, and those for which none was fetched. message_counts:
+    delivered since the start, by topic.
+
     Methods raise NotReady, and RequestError while the store is given a pause after failures.
     """
 
@@ -51,6 +54,10 @@ class TierReader:
         self.blocks = ReadBlocks()
         self._settings = settings
         self._windows = Windows(settings.window_count)
+        self.access_count = self.hit_count = 0
+        self.message_counts: Counter[str] = Counter()
+        # Where blocks were fetched for a request that has not run again yet.
+        self._fetched: set[tuple[Stream, int]] = set()
         self._answers: OrderedDict[Hashable, Any] = OrderedDict()
         # One fetch for all who wait for the same bytes.
         self._locks = [Lock() for _ in range(_LOCKS)]
@@ -67,6 +74,9 @@ class TierReader:
         if block is None and stream[1] is not None:
             block = self.blocks.find((stream[0], None), queue_offset, now_s)
         if block is not None:
+            self.access_count += 1
+            self.hit_count += (stream, queue_offset) not in self._fetched
+            self._fetched.discard((stream, queue_offset))
             return block
         self.breaker.check()
         fetch = partial(self._fetch_block, stream, queue_offset, count_asked)
@@ -93,8 +103,11 @@ class TierReader:
             count = count_asked
             if self._settings.reads_ahead:
                 count = self._windows.count(stream, queue_offset, count_asked)
-            block = self._result(self._read_block(stream, queue_offset, count))
+            block = self.result(self._read_block(stream, queue_offset, count))
             self.blocks.put(stream, block, monotonic())
+            self._fetched.add((stream, queue_offset))
+            if len(self._fetched) > _ANSWERS_MAX:  # of clients that are gone
+                self._fetched.pop()
             self._windows.note(stream, block.end, count)
 
     def _read_block(self, stream: Stream, queue_offset: int, count: int) -> ReadBlock | Failure:
@@ -129,11 +142,12 @@ class TierReader:
         return numbers, len(units)
 
     def _fetch_answer(self, key: Hashable, read: Callable[[], T | Failure]) -> None:
-        self._answers[key] = self._result(read())
+        self._answers[key] = self.result(read())
         while len(self._answers) > _ANSWERS_MAX:
             self._answers.popitem(last=False)
 
-    def _result(self, result: T | Failure) -> T:
+    def result(self, result: T | Failure) -> T:
+        """What was read. Raises RequestError for a failure, which counts for the breaker."""
         if isinstance(result, Failure):
             raise self.breaker.failed(result)
         self.breaker.succeeded()

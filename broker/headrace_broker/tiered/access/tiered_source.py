@@ -109,6 +109,7 @@ class TieredSource:
         if not len(numbers):
             status = GetStatus.NO_MATCHED_MESSAGE
             return GetResult(status, [], 0, 0, next_offset, *range_shown)
+        self._reader.message_counts[self._queue.topic] += len(numbers)
         front: list[Buffer] = []
         offsets = block.offsets[numbers]
         has_gaps = next_offset - int(offsets[0]) != len(offsets)

@@ -9,7 +9,9 @@ import trio
 
 from headrace_broker.queue_directory import Use
 from headrace_broker.store.errors import StoreError
+from headrace_broker.tiered.access.lookups import TierLookups
 from headrace_broker.tiered.access.settings import StorageLevel
+from headrace_broker.tiered.access.status import TierState
 from headrace_broker.tiered.access.tier_access import TierAccess
 from headrace_broker.tiered.access.tier_reader import TierReader
 from headrace_broker.tiered.access.tiered_source import TieredSource
@@ -18,38 +20,56 @@ from headrace_broker.topics.attributes import CLEANUP_POLICY, COMPACTED, TIERED,
 from headrace_daemon.services import Service
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from headrace_broker.queue_directory import Lookup
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.store.retention.disk_forecast import LowestUnconsumed
+    from headrace_broker.store.retention.topic_floors import TopicLimit
     from headrace_broker.store.store_queue import StoreQueue
     from headrace_broker.tiered.access.settings import TierSettings
+    from headrace_broker.tiered.driver.interface import Failure
     from headrace_broker.topics.table import TopicTable
     from headrace_protocol.bodies import TopicConfig
 
 log = structlog.get_logger("headrace.broker")
 
+_HOUR_MS: Final = 3_600_000
 _RETRY_S: Final = 10.0
 _READS: Final = {Use.PULL, Use.READ, Use.BEGIN, Use.INSPECT, Use.LIST}
 
 
 class TieredStorage:
-    """The tier of a running broker. upload: its follower."""
+    """The tier of a running broker. upload: its follower. state: how far that is.
 
-    def __init__(self, settings: TierSettings, store: MessageStore, topics: TopicTable) -> None:
+    lookups: queries by key; None if the tier is not to be read.
+    """
+
+    def __init__(
+        self,
+        settings: TierSettings,
+        store: MessageStore,
+        topics: TopicTable,
+        holds_log: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Have the store's queues followed. Raises StoreFormatError, OSError.
+
+        holds_log: whether the log keeps what is still to be uploaded.
+        """
         self._settings = settings
         self._store = store
         self._topics = topics
         self._access = TierAccess(settings, store.fs, store.clock.now_ms)
         self._reader = TierReader(self._access, settings)
+        is_read = settings.level is not StorageLevel.DISABLE
+        self.lookups = TierLookups(self._reader) if is_read else None
         self.upload = Upload(self._access, settings, self._wants)
+        following = store.followers.add(self.upload, settings.commit_ms / 1000, holds_log)
+        self.state = TierState(
+            store, topics, settings, self._access, self._reader, self.upload, following
+        )
         # Apart from the threads of all other work: the store may hang.
         self._threads = trio.CapacityLimiter(1)
-
-    def connect(self) -> None:
-        """Have the store's queues followed. Raises StoreFormatError, OSError."""
-        self._store.followers.add(self.upload, save_s=self._settings.commit_ms / 1000)
 
     def _wants(self, topic: str) -> bool:
         config = self._topics.get(topic)
@@ -111,19 +131,25 @@ class TieredStorage:
         while True:
             wait_s = self._settings.clean_ms / 1000
             try:
-                limits_ms = self._limits_ms()
-                await trio.to_thread.run_sync(self._clean_up, limits_ms, limiter=self._threads)
+                limits = self._limits()
+                await trio.to_thread.run_sync(self._clean_up, limits, limiter=self._threads)
             except (OSError, StoreError) as error:
                 log.error("clean-up of the tier failed, retrying", reason=str(error))
                 wait_s = min(wait_s, _RETRY_S)
             await trio.sleep(wait_s)
 
-    def _limits_ms(self) -> dict[str, int]:
-        """Ages at which messages expire, of the topics that set one."""
-        limits = topic_limits(self._topics.all()).items()
-        return {name: limit.reserved_ms for name, limit in limits if limit.reserved_ms is not None}
+    def _limits(self) -> dict[str, TopicLimit]:
+        """The topics' own limits; those of bytes less what only the log has."""
+        return {
+            topic: limit
+            if limit.reserved_bytes is None
+            else limit._replace(
+                reserved_bytes=max(limit.reserved_bytes - self.state.behind_bytes(topic), 0)
+            )
+            for topic, limit in topic_limits(self._topics.all()).items()
+        }
 
-    def _clean_up(self, limits_ms: Mapping[str, int]) -> None:
+    def _clean_up(self, limits: Mapping[str, TopicLimit]) -> None:
         """Upload full index files, delete what has expired and what deletions left. In a thread.
 
         Raises OSError, StoreFormatError.
@@ -133,16 +159,32 @@ class TieredStorage:
             tier, now_ms = self._access.tier, self._access.now_ms()
             failures = [tier.index.upload(now_ms) if tier.index is not None else None]
             if self._settings.deletes:
-                for topic, queue_id in list(tier.queues):
-                    before_ms = now_ms - limits_ms.get(topic, self._settings.reserved_ms)
-                    failures.append(tier.expire(topic, queue_id, before_ms, now_ms))
-                if tier.index is not None:
-                    longest_ms = max([self._settings.reserved_ms, *limits_ms.values()])
-                    failures.append(tier.index.expire(now_ms - longest_ms))
+                failures += self._expire(limits, now_ms)
             failures.append(tier.sweep())
         for failure in failures:
             if failure is not None:
                 raise OSError(str(failure))
+
+    def _expire(self, limits: Mapping[str, TopicLimit], now_ms: int) -> list[Failure | None]:
+        tier, reserved_ms = self._access.tier, self._settings.reserved_ms
+        own_ms = {
+            topic: limit.reserved_ms
+            for topic, limit in limits.items()
+            if limit.reserved_ms is not None
+        }
+        for topic in {topic for topic, _ in tier.queues}:  # Apache's broker reads it there
+            tier.metadata.set_reserve_hours(topic, own_ms.get(topic, -_HOUR_MS) // _HOUR_MS, now_ms)
+        failures = [
+            tier.expire(topic, queue_id, now_ms - own_ms.get(topic, reserved_ms), now_ms)
+            for topic, queue_id in list(tier.queues)
+        ]
+        for topic, limit in limits.items():
+            if limit.reserved_bytes is not None:
+                failures.append(tier.shrink(topic, limit.reserved_bytes, now_ms))
+        if tier.index is not None:
+            longest_ms = max([reserved_ms, *own_ms.values()])
+            failures.append(tier.index.expire(now_ms - longest_ms))
+        return failures
 
     # -- state -------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ delivered once more and skipped.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -64,6 +65,7 @@ class Upload:
     """The follower that uploads; see ``Follower``.
 
     stuck: why queues can't be uploaded. The log keeps their messages; a restart tries again.
+    message_counts: uploaded since the start, by topic.
     """
 
     name = "tier"
@@ -75,6 +77,7 @@ class Upload:
     ) -> None:
         self.wants = wants
         self.stuck: dict[Name, str] = {}
+        self.message_counts: Counter[str] = Counter()
         self._access = access
         self._settings = settings
         # The queue that has waited longest is first.
@@ -167,6 +170,7 @@ class Upload:
         if not is_new.all():
             records, codes = records.select(is_new), codes[is_new]
         self._check(name, tier.append(*name, records, codes, self._access.now_ms()))
+        self.message_counts[name[0]] += len(records)
         group = self._waiting.pop(name)
         self._waiting_bytes -= group.byte_count
 

@@ -124,6 +124,13 @@ class TierMetadata:
         """A topic's row."""
         return self._tables.topic_metadata_table.get(topic)
 
+    def set_reserve_hours(self, topic: str, hours: int, now_ms: int) -> None:
+        """Note how long to keep a known topic's messages; -1 for the broker's setting."""
+        row = self.topic(topic)
+        if row is not None and row.reserve_time != hours:
+            changed = msgspec.structs.replace(row, reserve_time=hours, update_timestamp=now_ms)
+            self.set_topic(changed)
+
     def set_topic(self, row: TopicRow) -> None:
         """Replace a topic's row."""
         self._tables.topic_metadata_table[row.topic] = row
