@@ -209,6 +209,26 @@ def test_a_second_rebuild_brings_no_deleted_key_back(tmp_path: Path) -> None:
     broker.close()
 
 
+def test_a_rebuild_brings_no_key_back_whose_marker_was_the_last_message(tmp_path: Path) -> None:
+    values = fill(tmp_path / "a")
+    lose(tmp_path / "a", tmp_path / "b")
+    master, broker = start(tmp_path / "a"), start(tmp_path / "b")
+    follow(broker)
+    log = broker.parts.compaction.queues.open(*NAME).log
+    end = log.end_offset
+    for _ in range(2):
+        compact(broker)
+        broker.clock.ms += 2 * POLICY.delete_retention_ms
+    assert log.end_offset < end
+    rebuild(broker, master)
+    # Until then the marker is read from the CommitLog.
+    send(broker, "k0", b"x")
+    follow(broker)
+    assert found(broker) == values | {"k0": b"x"}
+    master.close()
+    broker.close()
+
+
 def test_a_rebuild_resumes_after_a_start(tmp_path: Path) -> None:
     values = fill(tmp_path / "a")
     lose(tmp_path / "a", tmp_path / "b")
