@@ -36,10 +36,11 @@ STORE_BASE = {
     "headrace_protocol.errors",
     *RECORDS,
 }
-# What a service of the broker may know: the store, and how tables are kept.
+# What a service of the broker may know: the store, how tables are kept, and the time.
 SERVICE = {
     "headrace_daemon",
     "headrace_protocol",
+    "headrace_broker.clock",
     "headrace_broker.host_budget",
     "headrace_broker.persistence",
     STORE,
@@ -99,6 +100,7 @@ MAY_IMPORT = {
         "headrace_broker.frame_loop",
         "headrace_broker.queue_directory",
         "headrace_broker.statistics",
+        "headrace_broker.tiered.access",
         "headrace_broker.topics",
     },
     "headrace_broker.processors": SERVICE
@@ -134,6 +136,8 @@ MAY_IMPORT = {
         "headrace_broker.statistics",
     },
     "headrace_broker.tiered": set(),
+    "headrace_broker.tiered.access": INNER
+    | {"headrace_broker.tiered.container", "headrace_broker.tiered.driver"},
     "headrace_broker.tiered.container": {
         f"{STORE}.files",
         f"{STORE}.index",
@@ -142,7 +146,7 @@ MAY_IMPORT = {
         "msgspec",
         *RECORDS,
     },
-    "headrace_broker.tiered.driver": {f"{STORE}.files"},
+    "headrace_broker.tiered.driver": {f"{STORE}.files", "headrace_daemon.metrics.histogram"},
     STORE: {
         STORE,
         "headrace_broker.clock",

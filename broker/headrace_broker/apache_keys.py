@@ -24,7 +24,14 @@ EXPECTED_VALUES = {
     "inSyncReplicas": "1",
     "minInSyncReplicas": "1",
     "storeType": "default",
-    "messageStorePlugIn": "",
+    "tieredMetadataServiceProvider": (
+        "org.apache.rocketmq.tieredstore.metadata.DefaultMetadataStore"
+    ),
+    "tieredStoreGroupCommit": "true",
+    "objectStoreEndpoint": "",
+    "objectStoreBucket": "",
+    "objectStoreAccessKey": "",
+    "objectStoreSecretKey": "",
     "readOnlyCommitLogStorePaths": "",
     "enableConsumeQueueExt": "false",
     "enableLmq": "false",
@@ -136,7 +143,8 @@ _WITHOUT_EFFECT = """
     putConsumeQueueDataByFileChannel putMessageFutureThreadPoolNums putMessageTimeout
     putMsgIndexHightWater putThreadPoolQueueCapacity queryMessageThreadPoolNums
     queryThreadPoolQueueCapacity readUnCommitted realTimeNotifyConsumerChange
-    realTimePersistRocksDBConfig recheckReputOffsetFromCq recoverConcurrently
+    readAheadCacheSizeThresholdRate realTimePersistRocksDBConfig recheckReputOffsetFromCq
+    recordGetMessageResult recoverConcurrently
     recoverThreadPoolNums redeleteHangedFileInterval regionId registerBrokerTimeoutMills
     rejectPullConsumerEnable replicasPerDiskPartition
     replyThreadPoolQueueCapacity retrieveMessageFromPopRetryTopicV1 reviveAckWaitMs reviveInterval
@@ -157,7 +165,8 @@ _WITHOUT_EFFECT = """
     storePathBrokerIdentity storePathDLedgerCommitLog storePathEpochFile storeReplyMessageEnable
     subscriptionExpiredTimeout syncBrokerMemberGroupPeriod syncBrokerMetadataPeriod
     syncControllerMetadataPeriod syncFlushTimeout syncFromLastFile
-    syncMasterFlushOffsetWhenStartup timerCheckMetricsWhen timerColdDataCheckIntervalMs
+    syncMasterFlushOffsetWhenStartup tieredStoreMaxGroupCommitCount tieredStoreMaxPendingLimit
+    timerCheckMetricsWhen timerColdDataCheckIntervalMs
     timerCongestNumEachSlot timerEnableCheckMetrics timerEnableDisruptor
     timerEnableRetryUntilSuccess timerGetMessageThreadNum
     timerInterceptDelayLevel timerMetricSmallThreshold

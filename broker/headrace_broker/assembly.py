@@ -32,6 +32,7 @@ from headrace_broker.host_budget import HostBudget
 from headrace_broker.message_demands import Demand, MessageDemands
 from headrace_broker.metrics.broker_metrics import ServingMetrics, StoreMetrics, TrafficMetrics
 from headrace_broker.metrics.lag import GroupMetrics
+from headrace_broker.metrics.tier_metrics import TierMetrics
 from headrace_broker.metrics.timed_frames import TimedFrameLoop
 from headrace_broker.parts import Pace, Parts, Processor
 from headrace_broker.peer_places import peer_place
@@ -57,11 +58,14 @@ from headrace_broker.statictopic.undecided import UndecidedQueues
 from headrace_broker.statistics import BrokerStatistics
 from headrace_broker.store.files.config_file import ConfigFile
 from headrace_broker.store.message_store import MessageStore
+from headrace_broker.tiered.access.status import TierStatusRequests
+from headrace_broker.tiered.access.tiered_storage import TieredStorage
+from headrace_broker.tiered.container.tier import Home
 from headrace_broker.timer.processor import TimerProcessor
 from headrace_broker.topics.attributes import topic_limits
 from headrace_broker.topics.table import TopicTable
 from headrace_broker.transaction.processor import TransactionProcessor
-from headrace_broker.upkeep import ClientExpiry, expire_locks, persist_offsets
+from headrace_broker.upkeep import ClientExpiry, expire_locks
 from headrace_broker.waiting_services import waiting_services
 from headrace_daemon.host_log import HostLog
 from headrace_daemon.metrics.daemon_metrics import DaemonMetrics
@@ -72,7 +76,7 @@ from headrace_daemon.serving.server import RemotingServer
 from headrace_daemon.watchdog import Watchdog
 from headrace_protocol.access import restrict
 from headrace_protocol.message import INNER_BATCH, TRANSACTION_MASK, UniqKeyGenerator
-from headrace_protocol.serving import Registry, RunLong
+from headrace_protocol.serving import Registry
 from headrace_protocol.system_topics import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 
 if TYPE_CHECKING:
@@ -86,6 +90,7 @@ if TYPE_CHECKING:
     from headrace_broker.store.followers.follower_work import Follower
     from headrace_broker.store.log.takers import Taker
     from headrace_broker.store.recovery import OnProgress
+    from headrace_broker.store.retention.disk_forecast import LowestUnconsumed
     from headrace_daemon.metrics.samples import Collect
     from headrace_daemon.network import Listener, Network
     from headrace_daemon.services import Services
@@ -129,15 +134,13 @@ def assemble(
     """The parts of a broker, connected but not running; reads the tables and no other file.
 
     store: loaded and not running; the caller closes it. listener: where the broker will serve.
-    supervisor: runs the services. owns_loop: see RemotingServer.
-    Raises StoreFormatError if a table, or the positions of a follower, can't be read.
+    owns_loop: see RemotingServer. Raises StoreFormatError if a table or a position can't be read.
     """
-    pace = pace or Pace()
-    run_long, changes = pace.sliced_work.start, HostLog(log)
+    pace, changes = pace or Pace(), HostLog(log)
     budget, statistics, watchdog = HostBudget(), BrokerStatistics(), Watchdog()
     topics, mappings, groups, offsets = _tables(config, store, budget)
-    long_polling, client_requests = LongPolling(run_long), ClientRequests()
-    locks, consumers, producers = _clients(config, groups, budget, changes, run_long)
+    long_polling, client_requests = LongPolling(pace.sliced_work.start), ClientRequests()
+    locks, consumers, producers = _clients(config, groups, budget, changes, pace)
     of_clients = (client_requests, long_polling, consumers, producers)
     frames, server, registry = _server(config, store, of_clients, pace, watchdog, owns_loop)
     fence = Fence(mappings, topics, store, long_polling, has_nameservers=bool(config.nameservers))
@@ -145,9 +148,11 @@ def assemble(
     of_groups = (offsets, groups, consumers, long_polling)
     static = static_topics(config, network, registration, mappings, store, *of_groups)
     compaction = Compaction(config, store, topics, network.connect)
-    directory = _directory(config, store, topics, static, compaction)
+    tier = _tier(config, store, topics)
+    found = places(static), sources(compaction, tier)
+    directory = QueueDirectory(config.broker_name, store, topics, *found)
     staging = _staging(config, store, mappings, statistics, budget, supervisor)
-    of_changes = (long_polling, staging, changes, registration, registry)
+    of_changes = (offsets, long_polling, staging, changes, registration, registry)
     of_waiting = (topics, directory, offsets, producers, statistics, budget, server.host_log)
     parts = Parts(
         config=config,
@@ -166,12 +171,13 @@ def assemble(
         mapping_changes=_mapping_changes(static, topics, store, *of_changes),
         static=static,
         compaction=compaction,
+        tier=tier,
         directory=directory,
         groups=groups,
         offsets=offsets,
         consumers=consumers,
         producers=producers,
-        pull_watch=PullWatch(consumers, _watched_queues(topics, mappings), run_long),
+        pull_watch=PullWatch(consumers, _watched_queues(topics, mappings), pace.sliced_work.start),
         locks=locks,
         long_polling=long_polling,
         client_requests=client_requests,
@@ -184,8 +190,15 @@ def assemble(
         registry=registry,
         scrapes=_new_scrapes(config),
     )
-    _serve(parts)
-    return parts
+    return _serve(parts)
+
+
+def _tier(config: BrokerConfig, store: MessageStore, topics: TopicTable) -> TieredStorage | None:
+    home = Home(config.broker_cluster_name, config.broker_name)
+    settings = config.tier_settings(config.store_path_root_dir, home)
+    if settings is None:
+        return None
+    return TieredStorage(settings, store, topics, lambda: not config.delete_untiered_enable)
 
 
 def _watched_queues(topics: TopicTable, mappings: MappingTable) -> Callable[[str], int]:
@@ -193,26 +206,16 @@ def _watched_queues(topics: TopicTable, mappings: MappingTable) -> Callable[[str
     return lambda topic: 0 if mappings.is_static(topic) else topics.readable_queues(topic)
 
 
-def _directory(
-    config: BrokerConfig,
-    store: MessageStore,
-    topics: TopicTable,
-    static: StaticTopics,
-    compaction: Compaction,
-) -> QueueDirectory:
-    return QueueDirectory(config.broker_name, store, topics, places(static), sources(compaction))
-
-
 def _clients(
     config: BrokerConfig,
     groups: SubscriptionGroups,
     budget: HostBudget,
     changes: HostLog,
-    run_long: RunLong,
+    pace: Pace,
 ) -> tuple[QueueLocks, ConsumerManager, ProducerManager]:
     locks, conflicts = QueueLocks(budget), SubscriptionConflicts(config, changes)
-    consumers = ConsumerManager(groups, locks, conflicts, config, run_long)
-    return locks, consumers, ProducerManager(run_long)
+    consumers = ConsumerManager(groups, locks, conflicts, config, pace.sliced_work.start)
+    return locks, consumers, ProducerManager(pace.sliced_work.start)
 
 
 def _server(
@@ -229,12 +232,13 @@ def _server(
     return frames, server, _registry(server, frames, of_clients[0], pace, watchdog)
 
 
-def _serve(parts: Parts) -> None:
+def _serve(parts: Parts) -> Parts:
     """Connect the parts, route the requests, and guard them."""
     _connect(parts)
     for processor in processors(parts):
         processor.register(parts.registry)
     add_guards(parts)
+    return parts
 
 
 def _registration(
@@ -261,6 +265,7 @@ def _mapping_changes(
     static: StaticTopics,
     topics: TopicTable,
     store: MessageStore,
+    offsets: ConsumerOffsets,
     long_polling: LongPolling,
     staging: Staging,
     changes: HostLog,
@@ -271,9 +276,11 @@ def _mapping_changes(
         static.mappings,
         topics,
         store,
+        offsets,
         long_polling,
         staging,
         static.founders,
+        static.workers,
         changes,
         registration,
         registry,
@@ -352,18 +359,23 @@ def _connect(parts: Parts) -> None:
     if parts.scrapes is not None:
         parts.scrapes.collectors = collectors(parts)
     store.connect(
-        unconsumed=lambda: UnconsumedOffsets(
-            parts.offsets,
-            parts.groups,
-            parts.consumers,
-            inner_consumers(parts),
-            parts.compaction.queues.wants,
-        ),
+        unconsumed=partial(_unconsumed, parts),
         topic_limits=lambda: topic_limits(topics.all()),
         # With synchronous flush, a message on disk is useful only if its topic is too.
         wait_tables_saved=topics.saved.wait_saved,
         answering=parts.server.joined,
     )
+
+
+def _unconsumed(parts: Parts) -> LowestUnconsumed:
+    lowest = UnconsumedOffsets(
+        parts.offsets,
+        parts.groups,
+        parts.consumers,
+        inner_consumers(parts),
+        parts.compaction.queues.wants,
+    )
+    return lowest if parts.tier is None else parts.tier.unconsumed(lowest)
 
 
 # -- messages and queues ---------------------------------------------------------------------------
@@ -393,9 +405,9 @@ def places(static: StaticTopics) -> tuple[FindPlace, ...]:
     return (peer_place, static.mappings.reject_unusable, static.places.place)
 
 
-def sources(compaction: Compaction) -> tuple[FindSource, ...]:
+def sources(compaction: Compaction, tier: TieredStorage | None) -> tuple[FindSource, ...]:
     """Functions that find where a queue served here is read; see ``QueueDirectory``."""
-    return (compaction.find_source,)
+    return (compaction.find_source, *(() if tier is None else (tier.find_source,)))
 
 
 def demands(parts: Parts) -> tuple[Demand, ...]:
@@ -469,6 +481,7 @@ def _message_processors(parts: Parts) -> tuple[Processor, ...]:
     )
     bulk = BulkProcessor(store, sends, pulls, table, statistics)
     lookups = KeyLookups(store, topics, parts.directory, parts.compaction.queues)
+    tier = parts.tier
     return (
         sends,
         pulls,
@@ -506,8 +519,9 @@ def _message_processors(parts: Parts) -> tuple[Processor, ...]:
             rejection,
         ),
         lookups,
-        QueryProcessor(store, parts.directory, lookups),
+        QueryProcessor(store, parts.directory, lookups, tier.lookups if tier else None),
         CompactionRequests(topics, parts.compaction),
+        TierStatusRequests(tier.state if tier else None),
     )
 
 
@@ -525,6 +539,7 @@ def runtime_info(parts: Parts) -> tuple[Callable[[], Mapping[str, str]], ...]:
         parts.mapping_changes.runtime_info,
         parts.undecided.runtime_info,
         parts.compaction.runtime_info,
+        *(() if parts.tier is None else (parts.tier.runtime_info,)),
     )
 
 
@@ -558,6 +573,7 @@ def collectors(parts: Parts) -> tuple[Collect, ...]:
         StoreMetrics(store),
         TrafficMetrics(parts.statistics, topics),
         GroupMetrics(store, topics, parts.directory, offsets, consumers, unconsumed),
+        *(() if parts.tier is None else (TierMetrics(parts.tier.state),)),
     )
 
 
@@ -599,8 +615,11 @@ def services(parts: Parts) -> tuple[Service, ...]:
         # These two supervise their own tasks.
         Service(parts.store.run, is_awaited=True, is_supervised=False),
         Service(parts.staging.run, parts.staging.load, is_awaited=True, is_supervised=False),
-        Service(parts.compaction.schedule.run, parts.compaction.load),
+        Service(
+            parts.compaction.schedule.run, parts.compaction.load, finish=parts.compaction.finish
+        ),
         Service(parts.compaction.rebuilds.run),
+        *(() if parts.tier is None else parts.tier.services()),
         *_waiting_services(parts),
         Service(parts.pace.sliced_work.run),
         Service(parts.pace.fetches.run),
@@ -619,7 +638,8 @@ def services(parts: Parts) -> tuple[Service, ...]:
         Service(expiry.run),
         Service(partial(expire_locks, parts.consumers, clock)),
         Service(
-            partial(persist_offsets, parts.config, parts.offsets), finish=parts.offsets.persist
+            partial(parts.offsets.run, lambda: parts.config.flush_consumer_offset_interval / 1000),
+            finish=parts.offsets.persist,
         ),
         # The server handles the errors of each client; any other error must end the broker.
         Service(

@@ -12,10 +12,11 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
-from pydantic.alias_generators import to_camel
+from pydantic import ValidationError, field_validator, model_validator
 
 from headrace_broker.apache_keys import EXPECTED_VALUES, WITHOUT_EFFECT
+from headrace_broker.setting import setting as _setting
+from headrace_broker.tier_config import TierConfig
 from headrace_daemon.folders import folder_problem
 from headrace_protocol.access import AnonymousAccess, is_loopback, why_exposed
 from headrace_protocol.drivers.address import split_address
@@ -45,29 +46,6 @@ class ConfigError(Exception):
         self.problems = problems
 
 
-def _setting(
-    default: Any,
-    explanation: str,
-    *,
-    unit: str = "",
-    reloadable: bool = False,
-    key: str | None = None,
-    **limits: int,
-) -> Any:
-    """One row of the table.
-
-    reloadable: UPDATE_BROKER_CONFIG may change it while the broker runs.
-    limits: ge and le, both included.
-    """
-    extra = {"unit": unit, "reloadable": reloadable}
-    field: Any = Field
-    if callable(default):
-        return field(
-            default_factory=default, description=explanation, alias=key, json_schema_extra=extra
-        )
-    return field(default, description=explanation, alias=key, json_schema_extra=extra, **limits)
-
-
 def _host_name() -> str:
     return socket.gethostname() or "DEFAULT_BROKER"
 
@@ -76,10 +54,8 @@ def _percent(default: int, explanation: str) -> Any:
     return _setting(default, explanation, unit="percent", reloadable=True, ge=0, le=100)
 
 
-class BrokerConfig(BaseModel):
+class BrokerConfig(TierConfig):
     """All settings of a broker; attributes are the keys in Python's spelling."""
-
-    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid")
 
     # -- identity
     broker_cluster_name: str = _setting("DefaultCluster", "Cluster of the broker.")
@@ -578,6 +554,9 @@ class BrokerConfig(BaseModel):
         root = self.store_path_root_dir
         if reason := folder_problem(root):
             raise ConfigError([f"storePathRootDir={root}: {reason}"])
+        folder = self.tiered_store_file_path
+        if self.message_store_plug_in and folder and (reason := folder_problem(folder)):
+            raise ConfigError([f"tieredStoreFilePath={folder}: {reason}"])
 
     # -- text --------------------------------------------------------------------------------------
 
@@ -624,7 +603,10 @@ class Setting(NamedTuple):
 def settings() -> list[Setting]:
     """The whole table."""
     rows = []
-    for field in BrokerConfig.model_fields.values():
+    fields = BrokerConfig.model_fields
+    own = [field for name, field in fields.items() if name not in TierConfig.model_fields]
+    of_tier = [fields[name] for name in TierConfig.model_fields]
+    for field in own + of_tier:
         extra = field.json_schema_extra
         assert isinstance(extra, dict)
         assert field.alias is not None

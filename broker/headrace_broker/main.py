@@ -11,6 +11,10 @@ from headrace_broker.config import ConfigError, load_config
 from headrace_broker.registration import IdentityTaken
 from headrace_broker.server import Broker, log_warnings
 from headrace_broker.store.errors import StoreError
+from headrace_broker.store.files.filesystem import Files
+from headrace_broker.tiered.access.probe import probe
+from headrace_broker.tiered.access.tier_access import new_driver
+from headrace_broker.tiered.container.tier import Home
 from headrace_daemon.command import daemon_parser, run_daemon
 from headrace_daemon.logs import configure_logs
 from headrace_daemon.process import run_until_signal
@@ -19,11 +23,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from headrace_broker.config import BrokerConfig
+
 
 def serve(config: Path, *, check_config: bool, log_level: str) -> None:
     """Run a broker until SIGINT or SIGTERM.
 
-    check_config: only read the file, and print its warnings and what was checked.
+    check_config: only read the file, try the place of tiered storage, and print warnings and what
+    was checked.
     Raises ConfigError, or the errors of ``Broker.run`` in an ExceptionGroup.
     """
     settings, warnings = load_config(config)
@@ -33,6 +40,7 @@ def serve(config: Path, *, check_config: bool, log_level: str) -> None:
             "nameservers to register with"
         )
     if check_config:
+        _check_tier(settings)
         sys.stderr.writelines(f"headrace: {warning}\n" for warning in warnings)
         sys.stderr.write(
             f"{config} is valid: broker {settings.broker_name} on {settings.bind_address}:"
@@ -43,6 +51,15 @@ def serve(config: Path, *, check_config: bool, log_level: str) -> None:
     configure_logs(log_level)
     log_warnings(warnings)
     trio.run(run_until_signal, Broker(settings, owns_loop=True).run)
+
+
+def _check_tier(config: BrokerConfig) -> None:
+    """Put, read and remove one object in tiered storage, if it is on. Raises ConfigError."""
+    home = Home(config.broker_cluster_name, config.broker_name)
+    tier = config.tier_settings(config.store_path_root_dir, home)
+    if tier is not None and (problem := probe(new_driver(tier, Files()))):
+        place = f"{config.tiered_backend_service_provider} {tier.folder or ''}".strip()
+        raise ConfigError([f"tiered storage ({place}): {problem}"])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

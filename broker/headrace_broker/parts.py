@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from headrace_broker.statictopic.undecided import UndecidedQueues
     from headrace_broker.statistics import BrokerStatistics
     from headrace_broker.store.message_store import MessageStore
+    from headrace_broker.tiered.access.tiered_storage import TieredStorage
     from headrace_broker.topics.table import TopicTable
     from headrace_broker.waiting_services import WaitingServices
     from headrace_daemon.host_log import HostLog
@@ -64,7 +65,8 @@ class Pace:
 class Parts:
     """The parts of a broker, except its processors.
 
-    changes: logs the changes that clients make. scrapes: None without a monitor.
+    changes: logs the changes that clients make. tier: None without tiered storage.
+    scrapes: None without a monitor.
     """
 
     config: BrokerConfig
@@ -83,6 +85,7 @@ class Parts:
     mapping_changes: StaticTopicChanges
     static: StaticTopics
     compaction: Compaction
+    tier: TieredStorage | None
     directory: QueueDirectory
     groups: SubscriptionGroups
     offsets: ConsumerOffsets

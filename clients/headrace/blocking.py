@@ -497,6 +497,7 @@ class Admin(_Blocking[AsyncAdmin]):
     timers = _blocking(AsyncAdmin.timers)
     timer_counts = _blocking(AsyncAdmin.timer_counts)
     cancel_timer = _blocking(AsyncAdmin.cancel_timer)
+    tier_status = _blocking(AsyncAdmin.tier_status)
     transactions = _blocking(AsyncAdmin.transactions)
     discarded_transactions = _blocking(AsyncAdmin.discarded_transactions)
     resume_transaction = _blocking(AsyncAdmin.resume_transaction)

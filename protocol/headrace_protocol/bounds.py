@@ -149,6 +149,7 @@ BODIES: dict[RequestCode, Body] = {
             RequestCode.DESCRIBE_GROUP,
             RequestCode.LIST_TIMERS,
             RequestCode.LIST_TRANSACTIONS,
+            RequestCode.TIER_STATUS,
             RequestCode.GET_PRODUCER_CONNECTION_LIST,
             RequestCode.GET_CONSUME_STATS,
             RequestCode.QUERY_TOPIC_CONSUME_BY_WHO,

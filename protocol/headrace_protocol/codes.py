@@ -124,6 +124,7 @@ class RequestCode(IntEnum):
     DESCRIBE_GROUP = 7_680_020
     LIST_TIMERS = 7_680_021
     LIST_TRANSACTIONS = 7_680_022
+    TIER_STATUS = 7_680_023
 
 
 class ResponseCode(IntEnum):

@@ -433,6 +433,13 @@ class ListTimersHeader(RequestHeader, kw_only=True, gc=False):
     max_num: Int32
 
 
+class TierStatusHeader(RequestHeader, kw_only=True, gc=False):
+    """TIER_STATUS. topic: None for all."""
+
+    topic: str | None = None
+    max_num: Int32
+
+
 class ListTransactionsHeader(RequestHeader, kw_only=True, gc=False):
     """LIST_TRANSACTIONS. producer_group: None for all."""
 

@@ -393,5 +393,6 @@ def test_the_documents_have_a_row_for_each_metric() -> None:
         r"^\| `(\w+)` \| (counter|gauge|histogram) \|([^|]*)\|", DOCS.read_text(), re.MULTILINE
     )
     documented = {name: (kind, tuple(re.findall(r"`(\w+)`", text))) for name, kind, text in rows}
-    metrics = (*DAEMON_METRICS, *table.BROKER_METRICS, *NAMESERVER_METRICS, SCRAPE_SECONDS)
+    of_broker = (*table.BROKER_METRICS, *table.TIER_METRICS)
+    metrics = (*DAEMON_METRICS, *of_broker, *NAMESERVER_METRICS, SCRAPE_SECONDS)
     assert documented == {metric.name: (metric.kind, metric.labels) for metric in metrics}

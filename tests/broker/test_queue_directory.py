@@ -403,7 +403,7 @@ def test_a_source_changes_with_the_tables_not_with_requests(
         found.append(lookup.topic.topic_filter_type)
         return EmptySource() if lookup.topic.topic_filter_type == "MULTI_TAG" else None
 
-    add_line(monkeypatch, "sources", lambda _store: empty_if_multi)
+    add_line(monkeypatch, "sources", lambda *_: empty_if_multi)
     broker = BrokerUnderTest(tmp_path)
     broker.create_topic("t", 1)
     broker.store_message("t", 0)

@@ -273,7 +273,7 @@ async def test_a_place_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 async def test_a_source_without_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    add_line(monkeypatch, "sources", lambda _store: HiddenTopic(TOPIC).source)
+    add_line(monkeypatch, "sources", lambda *_: HiddenTopic(TOPIC).source)
     async with running(tmp_path) as mq:
         await create(mq, TOPIC, OTHER, queues=1)
         await send(mq, TOPIC, *BODIES)
@@ -323,7 +323,7 @@ async def test_all_of_them_together(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     add_line(monkeypatch, "followers", lambda parts: Copy(parts, TOPIC))
     add_line(monkeypatch, "services", lambda _parts: IdleService("idle", notes).service())
     add_line(monkeypatch, "places", lambda _mappings: MovedTopic("Moved").place)
-    add_line(monkeypatch, "sources", lambda _store: HiddenTopic("Hidden").source)
+    add_line(monkeypatch, "sources", lambda *_: HiddenTopic("Hidden").source)
     add_line(monkeypatch, "demands", lambda _parts: ParkingTopic(OTHER).demand())
     add_guard(monkeypatch, lambda parts: parts.registry.guard(Ban().refuse))
     async with running(tmp_path) as mq:

@@ -185,6 +185,14 @@ def test_a_time_range_asks_all_files_that_overlap_it(tmp_path: Path) -> None:
     assert offsets(index, "k95", 95, 95) == [95]
 
 
+def test_a_file_begins_at_its_first_record(tmp_path: Path) -> None:
+    """Apache's broker asks no file that begins after the oldest message of its log."""
+    index = open_index(tmp_path)
+    add(index, 7, 5)  # five seconds later
+    assert [path.name for path in (tmp_path / FOLDER).iterdir()] == [str(store_ms(7))]
+    index.close()
+
+
 def test_items_added_again_are_found_once(tmp_path: Path) -> None:
     index = open_index(tmp_path)
     add(index, 0, 20)

@@ -255,6 +255,17 @@ def test_records_without_any_units_are_not_overwritten(tmp_path: Path) -> None:
     assert read_all(again.queues[TOPIC, 1]) == list(range(100))
 
 
+def test_a_first_append_that_was_cut_short_is_repeated(tmp_path: Path) -> None:
+    queue = queue_of(open_tier(tmp_path))
+    append(queue, 5)
+    shutil.rmtree(tmp_path / "tier" / queue.units_file.place.path)
+    again = open_tier(tmp_path)
+    queue = again.queues[TOPIC, 0]
+    assert queue.commit_offset == 0
+    append(queue, 7)
+    assert read_all(queue) == list(range(7))
+
+
 def test_a_topic_is_deleted_although_the_first_try_was_cut_short(tmp_path: Path) -> None:
     tier = filled(tmp_path)
     tier.metadata.remove_queue(QueueName("broker", TOPIC, 0))

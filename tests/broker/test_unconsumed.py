@@ -114,12 +114,12 @@ def test_limits_of_topics_come_from_their_attributes() -> None:
 
     topics = [
         topic("none"),
-        topic("time", reserve_time="5000"),
+        topic("time", reserve_time="5"),
         topic("size", reserve_size="1024", message_type="FIFO"),
         topic("off", reserve_time="-1", reserve_size="-1"),
         topic("odd", reserve_time="soon", reserve_size="0"),  # from another broker's file
     ]
-    assert topic_limits(topics) == {"time": (5000, None), "size": (None, 1024)}
+    assert topic_limits(topics) == {"time": (5 * 3_600_000, None), "size": (None, 1024)}
 
 
 # --- administrators -------------------------------------------------------------------------

@@ -19,6 +19,7 @@ import trio.testing
 from headrace import Admin
 from headrace_broker import config
 from headrace_broker.store.log import commit_log
+from headrace_broker.topics import attributes
 from tests.simulation.cluster import (
     DISK_RATES,
     FLUSH_INTERVAL_MS,
@@ -126,7 +127,7 @@ class Simulation:
         """Half of the topics that expire do so before their files."""
         reserved_s = self.history.reserved_s
         is_limited = reserved_s < math.inf and self.rng.random() < 0.5
-        return {"reserve.time": str(round(reserved_s * 1000))} if is_limited else {}
+        return {"reserve.time": str(reserved_s)} if is_limited else {}
 
     def _set_calm(self, *, is_calm: bool) -> None:
         self.network.is_calm = is_calm
@@ -186,7 +187,8 @@ def run(seed: int) -> Outcome:
         faults: Counter[str] = Counter()
         patch.setattr(trio.to_thread, "run_sync", run_here(rng, faults))
         patch.setattr(commit_log, "HOT_BYTES", HOT_BYTES)
-        patch.setattr(config, "_HOUR_MS", 1000)  # what is kept for hours is kept for seconds
+        for module in (config, attributes):  # what is kept for hours is kept for seconds
+            patch.setattr(module, "_HOUR_MS", 1000)
         try:
             outcome = trio.run(simulate, rng, folder, clock=clock)
         except BaseExceptionGroup as group:

@@ -266,6 +266,30 @@ def test_a_follower_that_lacks_what_it_had_begins_where_it_says(tmp_path: Path) 
     store.close()
 
 
+def test_a_lower_position_is_saved_before_messages_are_followed_again(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    follow(store)
+    fill(store, 10)
+    catch_up(store)
+    crash(store)
+    store = open_store(tmp_path)
+    follower = follow(store)
+    resume, take = follower.resume, follower.follow
+    saved: list[Position] = []
+
+    def follow_once_saved(block: QueueBlock) -> None:
+        positions = PositionFile(store.root, follower.name, store.fs).load()
+        saved.append(positions[block.topic, block.queue_id])
+        take(block)
+
+    follower.resume = lambda topic, queue_id, _: resume(topic, queue_id, 2)  # type: ignore[method-assign,assignment]
+    follower.follow = follow_once_saved  # type: ignore[method-assign]
+    catch_up(store)
+    assert [position.queue_offset for position in saved] == [2, 2]
+    assert follower.copied() == stored(store)
+    store.close()
+
+
 class KilledFiles(faulty_files.FaultyFiles):
     """The process is killed where the power would be cut."""
 
@@ -409,7 +433,7 @@ async def test_the_log_keeps_what_a_follower_needs(tmp_path: Path) -> None:
         await expire(store)
     assert not store.commit_log.min_offset
     assert [(line["event"], line["oldest"]) for line in logs] == [
-        ("log files are kept because they are still needed", "copies")
+        ("log files are kept because they are still needed", "follower copies")
     ]
     catch_up(store)
     await expire(store)
@@ -529,7 +553,7 @@ def test_a_damaged_record_stops_its_queue_alone(tmp_path: Path) -> None:
         catch_up(store)
     assert set(follower.copied()) == {("T", 1)}
     assert [line["event"] for line in logs] == [
-        "follower skips a damaged queue, the log is kept from there on",
+        "follower skips a queue, the log is kept from there on",
         "follower is behind, the next start resumes",
     ]
     assert "queue T/0 points to" in problems(store)[0]

@@ -78,21 +78,21 @@ class Brokers:
 
 @asynccontextmanager
 async def brokers(
-    folder: Path, names: Iterable[str], *, memory: bool = True
+    folder: Path, names: Iterable[str], *, memory: bool = True, **settings: Any
 ) -> AsyncIterator[Brokers]:
     """Daemons that run as tasks of the block."""
     async with trio.open_nursery() as nursery:
         running = Brokers(folder, MemoryNetwork() if memory else TcpNetwork(), nursery)
         await running.start_nameserver()
         for name in names:
-            await running.start(name)
+            await running.start(name, **settings)
         yield running
         await running.stop_all()
         nursery.cancel_scope.cancel()
 
 
 @contextmanager
-def brokers_in_thread(folder: Path, names: Iterable[str]) -> Iterator[str]:
+def brokers_in_thread(folder: Path, names: Iterable[str], **settings: Any) -> Iterator[str]:
     """Daemons on a loop of their own, for commands; yields the nameserver's address."""
     is_up = threading.Event()
     address = ""
@@ -101,7 +101,7 @@ def brokers_in_thread(folder: Path, names: Iterable[str]) -> Iterator[str]:
 
     async def serve() -> None:
         nonlocal address, stop, token
-        async with brokers(folder, names, memory=False) as running:
+        async with brokers(folder, names, memory=False, **settings) as running:
             stop, token = trio.Event(), trio.lowlevel.current_trio_token()
             address = running.nameserver
             is_up.set()

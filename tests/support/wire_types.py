@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from headrace_protocol import bodies, headers
 from headrace_protocol.codes import RequestCode as Code
+from headrace_protocol.tier_bodies import TierStatus
 
 if TYPE_CHECKING:
     import msgspec
@@ -42,6 +43,7 @@ REQUEST_HEADERS: dict[int, type[msgspec.Struct]] = {
     Code.DESCRIBE_GROUP: headers.ConsumerGroupHeader,
     Code.LIST_TIMERS: headers.ListTimersHeader,
     Code.LIST_TRANSACTIONS: headers.ListTransactionsHeader,
+    Code.TIER_STATUS: headers.TierStatusHeader,
     Code.GET_PRODUCER_CONNECTION_LIST: headers.GetProducerConnectionListHeader,
     Code.WIPE_WRITE_PERM_OF_BROKER: headers.WritePermOfBrokerHeader,
     Code.DELETE_SUBSCRIPTIONGROUP: headers.DeleteSubscriptionGroupHeader,
@@ -139,6 +141,7 @@ RESPONSE_BODIES: dict[int, type[Body]] = {
     Code.DESCRIBE_GROUP: bodies.GroupDescription,
     Code.LIST_TIMERS: bodies.WaitingList,
     Code.LIST_TRANSACTIONS: bodies.WaitingList,
+    Code.TIER_STATUS: TierStatus,
     Code.GET_PRODUCER_CONNECTION_LIST: bodies.ProducerConnection,
     Code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: bodies.TopicList,
     Code.GET_CONSUME_STATS: bodies.ConsumeStats,

@@ -40,6 +40,17 @@ def test_the_examples_of_static_topics_run(tmp_path: Path) -> None:
         run_blocks("docs/static-topics.md", tmp_path, nameserver, Path(sys.executable))
 
 
+def test_the_examples_of_tiered_storage_run(tmp_path: Path) -> None:
+    settings = {
+        "message_store_plug_in": "tieredstore",
+        "tiered_backend_service_provider": "posix",
+        "tiered_store_file_path": tmp_path / "tier",
+        "tiered_store_group_commit_timeout": 100,
+    }
+    with brokers_in_thread(tmp_path, ["broker-a"], **settings) as nameserver:
+        run_blocks("docs/tiering.md", tmp_path, nameserver, Path(sys.executable))
+
+
 def test_each_document_has_examples() -> None:
     for document in DOCUMENTS:
         assert len(list(blocks(document))) >= 1, document

@@ -49,6 +49,8 @@ class QueueLog:
         self.segments: tuple[Segment, ...] = ()
         # How often records were removed, so that units may have got other records.
         self.cut_count = 0
+        # What the log lacks between its end and this queue offset has been dropped by runs.
+        self.dropped_end = 0
         self._base = base
         self._dirty: dict[SegmentFile, None] = {}
         self._replaced: list[Segment] = []
@@ -109,6 +111,16 @@ class QueueLog:
         """One past the last queue offset; 0 without records."""
         segments = self.segments
         return segments[-1].last_queue_offset + 1 if segments else 0
+
+    @property
+    def whole_end(self) -> int:
+        """``end_offset`` of a log that was loaded and not resumed yet; 0 if it is damaged."""
+        return 0 if self._opened and self._opened.problem else self.end_offset
+
+    @property
+    def next_offset(self) -> int:
+        """The queue offset from which messages are to be appended."""
+        return max(self.end_offset, self.dropped_end)
 
     # --- appending -------------------------------------------------------------------------
 

@@ -32,7 +32,12 @@ PRODUCERS = Metric("rocketmq_producer_connections", "gauge", "Connected producer
 TOPICS = Metric("rocketmq_topic_number", "gauge", "Topics")
 GROUPS = Metric("rocketmq_consumer_group_number", "gauge", "Consumer groups")
 PERMISSION = Metric("rocketmq_broker_permission", "gauge", "2 write, 4 read, 6 both")
-STORAGE_SIZE = Metric("rocketmq_storage_size", "gauge", "Bytes used of the store's disk", _STORAGE)
+STORAGE_SIZE = Metric(
+    "rocketmq_storage_size",
+    "gauge",
+    "Bytes used of the store's disk, or by tiered storage",
+    _STORAGE,
+)
 FLUSH_BEHIND = Metric(
     "rocketmq_storage_flush_behind_bytes",
     "gauge",
@@ -85,6 +90,68 @@ OMITTED = Metric(
     "gauge",
     "Topics, groups and ages of lag that this page leaves out: it is bounded",
     ("kind",),
+)
+
+_TIER_QUEUE = ("topic", "queue_id", "file_type")
+
+TIER_LATENCY = Metric(
+    "rocketmq_tiered_store_provider_rpc_latency",
+    "histogram",
+    "Time in ms of an operation of the place of tiered storage",
+    ("operation", "success"),
+)
+TIER_UPLOAD_BYTES = Metric(
+    "rocketmq_tiered_store_provider_upload_bytes", "histogram", "Bytes of an upload"
+)
+TIER_DOWNLOAD_BYTES = Metric(
+    "rocketmq_tiered_store_provider_download_bytes", "histogram", "Bytes of a read"
+)
+TIER_BEHIND = Metric(
+    "rocketmq_tiered_store_dispatch_behind", "gauge", "Messages still to be uploaded", _TIER_QUEUE
+)
+TIER_BEHIND_MS = Metric(
+    "rocketmq_tiered_store_dispatch_latency",
+    "gauge",
+    "Age in ms of the oldest message still to be uploaded",
+    _TIER_QUEUE,
+)
+TIER_MESSAGES_UPLOADED = Metric(
+    "rocketmq_tiered_store_messages_dispatch_total", "counter", "Messages uploaded", ("topic",)
+)
+TIER_MESSAGES_OUT = Metric(
+    "rocketmq_tiered_store_messages_out_total",
+    "counter",
+    "Messages delivered from tiered storage",
+    ("topic",),
+)
+TIER_CACHE_COUNT = Metric(
+    "rocketmq_tiered_store_read_ahead_cache_count", "gauge", "Messages of the tier in memory"
+)
+TIER_CACHE_BYTES = Metric(
+    "rocketmq_tiered_store_read_ahead_cache_bytes", "gauge", "Bytes of these messages"
+)
+TIER_CACHE_ACCESS = Metric(
+    "rocketmq_tiered_store_read_ahead_cache_access_total", "counter", "Reads of the tier"
+)
+TIER_CACHE_HIT = Metric(
+    "rocketmq_tiered_store_read_ahead_cache_hit_total",
+    "counter",
+    "Reads of the tier that were served from memory",
+)
+
+# Of brokers with tiered storage.
+TIER_METRICS = (
+    TIER_LATENCY,
+    TIER_UPLOAD_BYTES,
+    TIER_DOWNLOAD_BYTES,
+    TIER_BEHIND,
+    TIER_BEHIND_MS,
+    TIER_MESSAGES_UPLOADED,
+    TIER_MESSAGES_OUT,
+    TIER_CACHE_COUNT,
+    TIER_CACHE_BYTES,
+    TIER_CACHE_ACCESS,
+    TIER_CACHE_HIT,
 )
 
 BROKER_METRICS = (

@@ -184,7 +184,7 @@ class MessageStore:
             self._settled_offset,
             self.flusher.flush_thoroughly,
             self._durable_offset,
-            self.followers.slowest,
+            self.followers.oldest,
         )
 
     # --- start and stop --------------------------------------------------------------------

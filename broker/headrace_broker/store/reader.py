@@ -92,7 +92,7 @@ class Reader:
             return (
                 message.store_timestamp <= end_ms
                 and message.topic == topic
-                and _has_key(message, key, index_type)
+                and has_key(message, key, index_type)
             )
 
         count_max = min(max_count, QUERY_COUNT_MAX)
@@ -168,7 +168,8 @@ class KeyQuery:
             self._is_over = len(self.found) >= self._count_max
 
 
-def _has_key(message: StoredMessage, key: str, index_type: IndexType | None) -> bool:
+def has_key(message: StoredMessage, key: str, index_type: IndexType | None) -> bool:
+    """Whether a message has a key; see ``Reader.query_index``."""
     if index_type == "T":
         return message.properties.get(TAGS) == key
     is_uniq_key = index_type != "K" and message.properties.get(UNIQ_KEY) == key

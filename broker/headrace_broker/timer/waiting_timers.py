@@ -281,8 +281,9 @@ class WaitingTimers:
         return np.where(is_rolled, rolls, slots_of(arrived.rows))
 
     def of_slot(self, slot: int) -> Array:
-        """Timers and recalls of a slot, in the order of the queue."""
-        rows = self._timers.of_slot(slot)
+        """Timers and recalls that are due or rolled in a slot, in the order of the queue."""
+        due, rolled = self._timers.of_slot(slot), self._rolled(self._rolls.of_slot(slot))
+        rows = np.concatenate([due, rolled])
         return rows[np.argsort(rows["queue_offset"])]
 
     def all_with_slots(self) -> tuple[Array, Array]:
@@ -396,7 +397,10 @@ class WaitingTimers:
 
     def take_rolled(self, now_ms: int, count: int) -> Array:
         """Timers to store again, at most ``count``; they wait until ``forget`` drops them."""
-        rolls = self._rolls.take_due(now_ms, count)
+        return self._rolled(self._rolls.take_due(now_ms, count))
+
+    def _rolled(self, rolls: Array) -> Array:
+        """The timers of rolls, without those that don't wait any more."""
         found = [self._timers.of_slot(slot) for slot in set(rolls["slot"].tolist())]
         rows = np.concatenate([*found, np.empty(0, TIMER)])
         return rows[np.isin(rows["queue_offset"], rolls["queue_offset"])]

@@ -8,6 +8,7 @@ import anyio
 import msgspec
 
 from headrace.admin.groups import GroupAdmin
+from headrace.admin.tier import TierAdmin
 from headrace.admin.waiting import WaitingAdmin
 from headrace.errors import BrokerError, ConfigurationError, HeadraceError
 from headrace.messages import ReceivedMessage, check_topic
@@ -98,7 +99,7 @@ class TopicExists(HeadraceError):
         self.configs = configs
 
 
-class Admin(GroupAdmin, WaitingAdmin):
+class Admin(GroupAdmin, WaitingAdmin, TierAdmin):
     """Inspects and changes topics, groups and brokers; use it in an ``async with`` block.
 
     Changes go to the masters of all brokers that the nameserver knows, or only to that of the given

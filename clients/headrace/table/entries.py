@@ -51,8 +51,8 @@ class Keyed(NamedTuple):
         timestamps_ms: list[int] = columns.store_timestamp.tolist()
         if all(keys):
             return cls(keys, bodies, timestamps_ms)
-        columns = (keys, bodies, timestamps_ms)
-        return cls(*(list(compress(column, keys)) for column in columns))  # type: ignore[arg-type]
+        kept = (list(compress(column, keys)) for column in (keys, bodies, timestamps_ms))
+        return cls(*kept)  # type: ignore[arg-type]
 
 
 def _bodies(batch: MessageBatch) -> list[bytes | Exception]:

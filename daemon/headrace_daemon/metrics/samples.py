@@ -51,10 +51,11 @@ class Samples:
         assert len(labels) == len(metric.labels), metric.name
         self.values.setdefault(metric, []).append((labels, value))
 
-    def add_histogram(self, metric: Metric, histogram: Histogram) -> None:
-        """Add a histogram as it is now."""
+    def add_histogram(self, metric: Metric, histogram: Histogram, *labels: str) -> None:
+        """Add a histogram as it is now. labels: as many as the metric's row names."""
+        assert len(labels) == len(metric.labels), metric.name
         value = HistogramValue(histogram.bounds, tuple(histogram.counts), histogram.total)
-        self.values.setdefault(metric, []).append(((), value))
+        self.values.setdefault(metric, []).append((labels, value))
 
 
 # Adds samples in the daemon's loop. Yields None where others may have a turn, and the error of a

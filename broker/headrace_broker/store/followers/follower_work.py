@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 import structlog
 
 from headrace_broker.store.followers.position_file import Position
-from headrace_broker.store.queues.queue_blocks import QueueDamaged, QueueView, read_block
+from headrace_broker.store.queues.queue_blocks import QueueNotFollowed, QueueView, read_block
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,6 +56,7 @@ class Follower(Protocol):
         """Take the next messages of a queue; they need not reach the disk before ``sync``.
 
         A block begins past the end of the previous one if the log lost the messages in between.
+        Raises QueueNotFollowed to stop at this queue: the log keeps it from this block on.
         """
 
     def sync(self) -> None:
@@ -150,13 +151,7 @@ class Scan:
         if wanted is None:
             wanted = first
         elif wanted < first:
-            log.warning(
-                "messages left the log before a follower read them",
-                follower=self._follower.name,
-                queue=f"{queue.topic}/{queue.queue_id}",
-                first=wanted,
-                end=first,
-            )
+            _warn_of_loss(self._follower, queue, wanted, first)
         resumed = self._follower.resume(queue.topic, queue.queue_id, wanted)
         track = Track(queue)
         track.position = max(min(resumed, wanted), first)
@@ -182,20 +177,38 @@ class Scan:
         return None
 
 
+def _warn_of_loss(follower: Follower, queue: StoreQueue, first: int, end: int) -> None:
+    log.warning(
+        "messages left the log before a follower read them",
+        follower=follower.name,
+        queue=f"{queue.topic}/{queue.queue_id}",
+        first=first,
+        end=end,
+    )
+
+
+class QueuePass(NamedTuple):
+    """A queue to read on. skip: finds where to begin if the log has lost the next message."""
+
+    track: Track
+    view: QueueView
+    skip: Callable[[], int] | None
+
+
 class Pass:
     """Hands the follower one block per queue, up to ``PASS_BYTES`` in all.
 
-    moved: tracks that have advanced. damaged: queues that can't be read any further.
+    moved: tracks that have advanced. damaged: queues that can't be followed any further.
     """
 
     def __init__(
         self,
         follower: Follower,
-        queues: list[tuple[Track, QueueView]],
+        queues: list[QueuePass],
         log_files: ColdFiles,
         flushed_offset: int,
     ) -> None:
-        self.damaged: list[tuple[Track, QueueDamaged]] = []
+        self.damaged: list[tuple[Track, QueueNotFollowed]] = []
         self.moved: list[Track] = []
         self._follower = follower
         self._queues = queues
@@ -205,16 +218,19 @@ class Pass:
     def run(self) -> None:
         """Run in the thread. Raises OSError and any error of the follower."""
         read_bytes = 0
-        for track, view in self._queues:
+        for track, view, skip in self._queues:
+            if skip is not None and (first := skip()) > track.position:
+                _warn_of_loss(self._follower, track.queue, track.position, first)
+                self._move(track, first, view)
             try:
                 block = read_block(view, track.position, self._log, self._flushed_offset)
-            except QueueDamaged as error:
+                if block is not None and len(block.units):
+                    self._follower.follow(block)
+            except QueueNotFollowed as error:
                 self.damaged.append((track, error))
                 continue
             if block is not None:
                 read_bytes += len(block.records.data)
-                if len(block.units):
-                    self._follower.follow(block)
                 self._move(track, block.end, view)
             if read_bytes >= PASS_BYTES:
                 return

@@ -10,7 +10,8 @@ What always holds:
    another message.
 2. A position is saved only after ``sync``, so it never covers more than the follower has on disk.
    A start resumes at the saved positions. An error resumes at those last synced, which are the
-   saved ones unless saving them failed after ``sync``. Anything beyond is followed again.
+   saved ones unless saving them failed after ``sync``. Anything beyond is followed again. A queue
+   that resumes below its saved position has the lower one saved first.
 3. ``needed_from`` is at or before each record that no saved position covers, so the log keeps these
    records: ``_needs`` has the first one of each queue that was scanned, and the records of all
    other queues lie at or past ``_scanned_offset``.
@@ -30,7 +31,7 @@ import structlog
 import trio
 
 from headrace_broker.store.files.cold_files import ColdFiles
-from headrace_broker.store.followers.follower_work import Pass, QueueScan, Save, Scan
+from headrace_broker.store.followers.follower_work import Pass, QueuePass, QueueScan, Save, Scan
 from headrace_broker.store.followers.position_file import PositionFile
 from headrace_broker.store.queues.queue_blocks import QueueView
 
@@ -69,6 +70,19 @@ class FollowerStatus(NamedTuple):
     problem: str
 
 
+class FollowedRecord(NamedTuple):
+    """The oldest record for which a follower keeps the log. queue: None while it is looked for."""
+
+    physical_offset: int
+    follower: str
+    queue: StoreQueue | None
+    problem: str
+
+    def __str__(self) -> str:
+        where = f", topic {self.queue.topic}, queue {self.queue.queue_id}" if self.queue else ""
+        return f"follower {self.follower}{where}{f': {self.problem}' if self.problem else ''}"
+
+
 class Following:
     """Runs one follower and keeps its positions."""
 
@@ -79,9 +93,16 @@ class Following:
         commit_log: CommitLog,
         topics: Mapping[str, Mapping[int, StoreQueue]],
         dispatched_offset: Callable[[], int],
+        save_s: float = SAVE_S,
+        holds_log: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Read the saved positions. Raises StoreFormatError, OSError."""
+        """Read the saved positions. Raises StoreFormatError, OSError.
+
+        save_s: time between two saves. holds_log: whether the log keeps what the follower needs.
+        """
         self.follower = follower
+        self.holds_log = holds_log
+        self._save_s = save_s
         self._file = positions
         self._commit_log = commit_log
         self._topics = topics
@@ -92,6 +113,8 @@ class Following:
             name: end for name, at in self._synced.items() if (end := self._end(name)) < at[0]
         }
         self._is_unsaved = False
+        # Whether a queue is resumed below its saved position.
+        self._is_set_back = False
         self._saved_s = -math.inf
         self._problem = ""
         self._threads = trio.CapacityLimiter(1)
@@ -165,6 +188,14 @@ class Following:
         is_all_known = not self._pending and not self._unscanned
         return needed_from if is_all_known else min(needed_from, self._scanned_offset)
 
+    def oldest(self) -> FollowedRecord:
+        """The record at ``needed_from``."""
+        needed_from = self.needed_from()
+        queues = (queue for queue, at in list(self._needs.items()) if at == needed_from)
+        return FollowedRecord(
+            needed_from, self.follower.name, next(queues, None), self.status().problem
+        )
+
     def status(self) -> FollowerStatus:
         """The follower's state, from any thread."""
         # Each copy is one atomic step, since the loop keeps changing the originals.
@@ -208,7 +239,7 @@ class Following:
         self._problem = ""
 
     async def _save_in_time(self) -> None:
-        if self._is_unsaved and trio.current_time() - self._saved_s >= SAVE_S:
+        if self._is_unsaved and trio.current_time() - self._saved_s >= self._save_s:
             self._saved_s = trio.current_time()
             with self._saving() as save:
                 await trio.to_thread.run_sync(save.run, limiter=self._threads)
@@ -252,7 +283,7 @@ class Following:
             reason=self._problem,
         )
 
-    def _follow(self) -> Iterator[Scan | Pass]:
+    def _follow(self) -> Iterator[Scan | Save | Pass]:
         """Follow all flushed messages; the caller runs each yielded piece of work, then resumes."""
         dispatched_offset = self._dispatched_offset()
         self._unscanned += self._pending
@@ -262,6 +293,9 @@ class Following:
             yield scan
             self._note_scan(scan)
         self._scanned_offset = dispatched_offset
+        if self._is_set_back:
+            with self._saving() as save:
+                yield save
         while self._has_readable():
             step = self._start_pass()
             yield step
@@ -314,7 +348,8 @@ class Following:
         queue = track.queue
         if queue not in self._tracks:
             self._tracks[queue] = track
-            # Not on disk yet; a start before the save comes to the same position again.
+            synced = self._synced.get(track.name)
+            self._is_set_back |= synced is not None and track.position < synced.queue_offset
             self._synced[track.name] = track.to_save
             self._start_ends.pop(track.name, None)
             self._is_unsaved = True
@@ -336,10 +371,17 @@ class Following:
         tracks = heapq.nsmallest(_QUEUES_AT_ONCE, readable, key=_next_physical_offset)
         return Pass(
             self.follower,
-            [(track, _view(track.queue)) for track in tracks],
+            [QueuePass(track, _view(track.queue), self._skip(track)) for track in tracks],
             ColdFiles(self._commit_log.files),
             self._commit_log.flushed_offset,
         )
+
+    def _skip(self, track: Track) -> Callable[[], int] | None:
+        """The search for the queue's oldest record in the log if the next one has left it."""
+        log_min_offset = self._commit_log.min_offset
+        if _next_physical_offset(track) >= log_min_offset:
+            return None
+        return track.queue.consume_queue.search_cold(log_min_offset)
 
     def _note_pass(self, step: Pass) -> None:
         self._is_unsaved |= bool(step.moved)
@@ -347,10 +389,11 @@ class Following:
             if track.next_physical_offset is None:
                 self._behind.pop(track, None)
         for track, error in step.damaged:
-            if self._tracks.get(track.queue) is track:
+            # A file that clean-up has removed meanwhile is no damage: the next pass skips it.
+            if self._tracks.get(track.queue) is track and self._skip(track) is None:
                 self._damaged[track.queue] = str(error)
                 log.error(
-                    "follower skips a damaged queue, the log is kept from there on",
+                    "follower skips a queue, the log is kept from there on",
                     follower=self.follower.name,
                     reason=str(error),
                 )
@@ -374,6 +417,7 @@ class Following:
             if save.is_synced:
                 self._note_save(save, is_saved=False)
             raise
+        self._is_set_back = False
         self._note_save(save, is_saved=True)
 
     def _note_save(self, save: Save, *, is_saved: bool) -> None:
@@ -418,11 +462,26 @@ class Followers:
         self._topics = topics
         self._dispatched_offset = dispatched_offset
 
-    def add(self, follower: Follower) -> Following:
-        """Have a follower resume all queues. Raises StoreFormatError, OSError."""
+    def add(
+        self,
+        follower: Follower,
+        save_s: float = SAVE_S,
+        holds_log: Callable[[], bool] = lambda: True,
+    ) -> Following:
+        """Have a follower resume all queues. Raises StoreFormatError, OSError.
+
+        save_s: time between two calls of its ``sync``. holds_log: whether the log keeps what the
+        follower needs.
+        """
         positions = PositionFile(self._root, follower.name, self._commit_log.files.fs)
         following = Following(
-            follower, positions, self._commit_log, self._topics, self._dispatched_offset
+            follower,
+            positions,
+            self._commit_log,
+            self._topics,
+            self._dispatched_offset,
+            save_s,
+            holds_log,
         )
         self.all.append(following)
         return following
@@ -439,13 +498,21 @@ class Followers:
 
     def needed_from(self) -> int:
         """Physical offset from which the log must be kept; very large if no record is needed."""
-        return min((following.needed_from() for following in self.all), default=sys.maxsize)
+        return min((following.needed_from() for following in self._holding()), default=sys.maxsize)
 
-    def slowest(self) -> str:
-        """Name of the follower that needs the oldest record; "" without followers."""
-        if not self.all:
-            return ""
-        return min(self.all, key=Following.needed_from).follower.name
+    def _holding(self) -> list[Following]:
+        return [following for following in self.all if following.holds_log()]
+
+    def oldest(self) -> FollowedRecord | None:
+        """The oldest record that followers need; None if all are in the log's last file."""
+        oldest = min(
+            (following.oldest() for following in self._holding()),
+            key=lambda record: record.physical_offset,
+            default=None,
+        )
+        files = self._commit_log.files.files
+        is_kept = oldest is not None and files and oldest.physical_offset < files[-1].start_offset
+        return oldest if is_kept else None
 
     def finish(self) -> bool:
         """Catch up before a stop; returns whether it is clean as far as followers are part of it.

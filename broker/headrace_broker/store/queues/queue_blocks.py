@@ -24,7 +24,11 @@ BLOCK_BYTES_MAX: Final = 4 << 20
 _SPAN_SHARE: Final = 8
 
 
-class QueueDamaged(StoreError):
+class QueueNotFollowed(StoreError):
+    """A queue can't be followed any further, while others can."""
+
+
+class QueueDamaged(QueueNotFollowed):
     """A unit of a queue points to a record that is damaged or missing."""
 
     def __init__(self, topic: str, queue_id: int, physical_offset: int, reason: str) -> None:

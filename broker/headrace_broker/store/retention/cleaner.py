@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from headrace_broker.store.index.index_file import IndexFiles
     from headrace_broker.store.log.commit_log import CommitLog
     from headrace_broker.store.queues.consume_queue import ConsumeQueue
-    from headrace_broker.store.retention.disk_forecast import LowestUnconsumed
+    from headrace_broker.store.retention.disk_forecast import LowestUnconsumed, NeededRecord
     from headrace_broker.store.retention.rules import CleanPlan
     from headrace_broker.store.retention.topic_floors import TopicLimit
     from headrace_broker.store.settings import StoreSettings
@@ -71,7 +71,7 @@ class Cleaner:
     takers or followed.
     flush: brings log, queues and index to disk. durable_from: returns the physical offset up to
     which the takers' files are on disk.
-    slowest_follower: returns the name of the follower that needs the oldest record, "" without any.
+    oldest_followed: returns the oldest record that a follower needs, None if that holds no file.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Cleaner:
         settled_from: Callable[[], int],
         flush: Callable[[], Awaitable[None]],
         durable_from: Callable[[], int],
-        slowest_follower: Callable[[], str],
+        oldest_followed: Callable[[], NeededRecord | None],
     ) -> None:
         self.settings = settings
         self.retention = settings.retention
@@ -98,7 +98,7 @@ class Cleaner:
         self._settled_from = settled_from
         self._flush = flush
         self._durable_from = durable_from
-        self._slowest_follower = slowest_follower
+        self._oldest_followed = oldest_followed
         self._fs = commit_log.files.fs
         self._topics = topics
         self._clock_watch = ClockWatch()
@@ -219,7 +219,7 @@ class Cleaner:
             by_disk = plan.reasons.count("disk")
             log.info("removing log files", count=len(plan.reasons), first=first, by_disk=by_disk)
         now_s = trio.current_time()
-        oldest = self._disk_forecast.oldest or self._slowest_follower()
+        oldest = self._disk_forecast.oldest or self._oldest_followed()
         if plan.held_back and oldest and now_s >= self._held_logged_s + ALARM_EVERY_S:
             self._held_logged_s = now_s
             log.warning(
@@ -336,14 +336,18 @@ class Cleaner:
             log.warning("the disk will be full of files outside the log: make room", **figures)
             return
         log.warning(
-            "the disk will be full: make room, let the group consume, or delete the group",
+            "the disk will be full: make room, let what it waits for catch up, or delete the group",
             waits_for=str(forecast.oldest or "nobody"),
             **figures,
         )
 
     async def _find_unconsumed(self) -> None:
         await _in_slices(self._disk_forecast.scan(self._lowest_unconsumed()))
-        self._disk_forecast.oldest = await self._in_thread(self._disk_forecast.find_oldest)
+        unconsumed = await self._in_thread(self._disk_forecast.find_oldest)
+        records = [each for each in (unconsumed, self._oldest_followed()) if each is not None]
+        self._disk_forecast.oldest = min(
+            records, key=lambda record: record.physical_offset, default=None
+        )
 
     def status(self) -> CleanerStatus:
         """The state as of the last round."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import islice
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from headrace_broker.store.files.cold_files import ColdFiles
 from headrace_broker.store.retention.growth import Growth
@@ -40,6 +40,14 @@ def nothing_to_consume(_topic: str, _queue_ids: Iterable[int]) -> dict[int, tupl
     return {}
 
 
+class NeededRecord(Protocol):
+    """A record for which the log is kept; its text names what needs it."""
+
+    @property
+    def physical_offset(self) -> int:
+        """Where it is."""
+
+
 class UnconsumedRecord(NamedTuple):
     """The oldest record of a queue that some group has yet to consume."""
 
@@ -55,13 +63,13 @@ class UnconsumedRecord(NamedTuple):
 class DiskForecast:
     """Forecasts a full disk: ``scan`` runs on the loop, ``find_oldest`` in any thread.
 
-    oldest: the oldest unconsumed record, set by the caller from ``find_oldest``.
+    oldest: the oldest record that a group or a follower needs, set by the caller.
     """
 
     def __init__(
         self, commit_log: CommitLog, topics: Mapping[str, Mapping[int, StoreQueue]]
     ) -> None:
-        self.oldest: UnconsumedRecord | None = None
+        self.oldest: NeededRecord | None = None
         self.growth = Growth()
         self._others_growth = Growth()
         self._commit_log = commit_log

@@ -100,6 +100,17 @@ class FlatQueue:
         """One past the last queue offset kept."""
         return self.units_file.end // UNIT_BYTES
 
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of its segments."""
+        return sum(row.size for row in (*self.log.segments, *self.units_file.segments))
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the saved metadata is older than the queue's first message."""
+        row = self._metadata.queue(self.name)
+        return row is not None and not row.max_offset
+
     # -- upload ------------------------------------------------------------------------------------
 
     def append(self, records: RecordColumns, tags_codes: Array, now_ms: int) -> Failure | None:
@@ -319,15 +330,19 @@ class FlatQueue:
     # -- expiry ------------------------------------------------------------------------------------
 
     def expire(self, before_ms: int, now_ms: int) -> list[str] | Failure:
-        """Drop segments whose last record was stored before a time, never the one that grows.
-
-        Returns the paths of the dropped files: delete them once the metadata is saved.
-        """
+        """Drop segments whose last record was stored before a time; see ``drop``."""
         count = 0
         for row in self.log.segments[:-1]:
             if row.size and row.end_timestamp >= before_ms:
                 break
             count += 1
+        return self.drop(count, now_ms)
+
+    def drop(self, count: int, now_ms: int) -> list[str] | Failure:
+        """Drop the first segments of the log, but not the one that grows.
+
+        Returns the paths of the dropped files: delete them once the metadata is saved.
+        """
         # A failed append may leave the last segment without the record that says where it begins.
         while count and not self.log.segments[count].size:
             count -= 1

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from headrace_broker.store.files.filesystem import Files
 
 LONG_MAX: Final = (1 << 63) - 1
+UNKNOWN_OFFSET: Final = -1
 STATUS_NEW: Final = 0
 STATUS_SEALED: Final = 1
 _STRING_OR_KEY: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"|(?<=[{,])(\s*+)(-?[0-9]++)(?=\s*+:)')
@@ -48,7 +49,10 @@ class QueueKey(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class QueueRow(msgspec.Struct, frozen=True, rename="camel"):
-    """A queue. min_offset, max_offset: of the tier; ``max_offset`` is one past the last."""
+    """A queue. min_offset, max_offset: of the tier; ``max_offset`` is one past the last.
+
+    ``UNKNOWN_OFFSET``: the row was lost, and its files are still to be compared.
+    """
 
     queue: QueueKey
     min_offset: int
@@ -119,6 +123,13 @@ class TierMetadata:
     def topic(self, topic: str) -> TopicRow | None:
         """A topic's row."""
         return self._tables.topic_metadata_table.get(topic)
+
+    def set_reserve_hours(self, topic: str, hours: int, now_ms: int) -> None:
+        """Note how long to keep a known topic's messages; -1 for the broker's setting."""
+        row = self.topic(topic)
+        if row is not None and row.reserve_time != hours:
+            changed = msgspec.structs.replace(row, reserve_time=hours, update_timestamp=now_ms)
+            self.set_topic(changed)
 
     def set_topic(self, row: TopicRow) -> None:
         """Replace a topic's row."""

@@ -88,9 +88,10 @@ def _reconciled(file: FlatFile, sizes: Sizes, now_ms: int) -> list[SegmentRow]:
 
 
 def _without_units(queue: FlatQueue) -> Failure | None:
-    if queue.log.end == queue.log.base:
-        queue.log_end = queue.log.end
-        return None
+    if queue.log.end == queue.log.base or queue.is_new:
+        # The first append was cut short; the broker's log has its records.
+        queue.log_end = queue.log.base
+        return _cut(queue.log, queue.log.base)
     return Failure(
         FailureKind.DAMAGED,
         queue.units_file.place.path,

@@ -8,6 +8,7 @@ import numpy as np
 
 from headrace_broker.tiered.container.flat_file import Place
 from headrace_broker.tiered.container.flat_queue import FlatQueue, SegmentLimits
+from headrace_broker.tiered.container.metadata import UNKNOWN_OFFSET
 from headrace_broker.tiered.container.paths import (
     FileKind,
     QueueName,
@@ -176,7 +177,35 @@ class Tier:
 
         The metadata goes first, so that it never names a file that is gone. Raises OSError.
         """
-        paths = self.queues[topic, queue_id].expire(before_ms, now_ms)
+        return self._remove(self.queues[topic, queue_id].expire(before_ms, now_ms))
+
+    def record_bytes(self, topic: str) -> int:
+        """Bytes of a topic's records."""
+        queues = [queue for (name, _), queue in self.queues.items() if name == topic]
+        return sum(queue.log_end - queue.log.base for queue in queues)
+
+    def shrink(self, topic: str, bytes_max: int, now_ms: int) -> Failure | None:
+        """Delete a topic's oldest segments while the rest is at least of a size. Raises OSError."""
+        excess_bytes = self.record_bytes(topic) - bytes_max
+        queues = [queue for (name, _), queue in self.queues.items() if name == topic]
+        segments = sorted(
+            (row.end_timestamp, number, row.size)
+            for number, queue in enumerate(queues)
+            for row in queue.log.segments[:-1]
+        )
+        counts = [0] * len(queues)
+        for _, number, size in segments:
+            excess_bytes -= size
+            if excess_bytes < 0:
+                break
+            counts[number] += 1
+        for queue, count in zip(queues, counts, strict=True):
+            failure = self._remove(queue.drop(count, now_ms))
+            if failure is not None:
+                return failure
+        return None
+
+    def _remove(self, paths: list[str] | Failure) -> Failure | None:
         if isinstance(paths, Failure):
             return paths
         if not paths:
@@ -220,7 +249,7 @@ class Tier:
             name = QueueName(self._home.broker, topic, int(queue_id))
             if kind == FileKind.COMMIT_LOG.name and self.metadata.queue(name) is None:
                 self.metadata.topic_id(topic, now_ms)
-                self.metadata.set_queue(name, 0, 0, now_ms)
+                self.metadata.set_queue(name, 0, UNKNOWN_OFFSET, now_ms)
         failure = self.open(now_ms)
         if failure is None:
             self.metadata.save()

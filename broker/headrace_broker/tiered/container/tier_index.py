@@ -114,16 +114,17 @@ class TierIndex:
         begin = 0
         while begin < len(items):
             if not self._open or not self._open[-1].room:
-                self._begin_file(now_ms)
+                # Apache asks no file that begins after the time of the log's first message.
+                self._begin_file(min(now_ms, int(times[begin:].min())))
             file = self._open[-1]
             part = slice(begin, begin + file.room)
             file.add(items[part], times[part])
             begin = part.stop
 
-    def _begin_file(self, now_ms: int) -> None:
+    def _begin_file(self, wanted_ms: int) -> None:
         begins = [row.begin_timestamp for row in self._rows()]
         begins += [file.begin_ms for file in self._open]
-        begin_ms = max([now_ms, *(begin + 1 for begin in begins)])
+        begin_ms = max([wanted_ms, *(begin + 1 for begin in begins)])
         self._files.make_directories(self._local)
         file = OpenIndex(self._local / str(begin_ms), self._size, self._files)
         with self._lock:

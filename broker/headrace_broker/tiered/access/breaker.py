@@ -1,0 +1,83 @@
+"""A pause in reading after repeated failures, so that no request waits for a store that is away."""
+
+from __future__ import annotations
+
+import random
+import time
+from threading import Lock
+from typing import TYPE_CHECKING, Final
+
+from headrace_broker.tiered.driver.interface import Failure, FailureKind
+from headrace_protocol.codes import ResponseCode
+from headrace_protocol.errors import RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_FAILURES_MAX: Final = 3
+_PAUSE_S_MIN: Final = 1.0
+_PAUSE_S_MAX: Final = 60.0
+
+
+class Breaker:
+    """Counts failures in a row, for all threads. After three, reads fail at once for a while.
+
+    The pause doubles with each further failure, up to a minute, less up to a quarter at random.
+    """
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._lock = Lock()
+        self._failure_count = 0
+        self._next_try_s = 0.0
+        self._since = ""
+        self._reason = ""
+
+    @property
+    def problem(self) -> str:
+        """Why reads fail; "" if the last one succeeded."""
+        if not self._failure_count:
+            return ""
+        return f"unreachable since {self._since}: {self._reason}"
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether reads fail at once."""
+        return bool(self._failure_count) and self._next_try_s > self._monotonic()
+
+    def check(self) -> None:
+        """Raise RequestError during a pause."""
+        with self._lock:
+            wait_s = self._next_try_s - self._monotonic()
+            if self._failure_count and wait_s > 0:
+                raise self._rejection(wait_s)
+
+    def succeeded(self) -> None:
+        """Note a read that succeeded."""
+        with self._lock:
+            self._failure_count, self._next_try_s = 0, 0.0
+
+    def failed(self, failure: Failure) -> RequestError:
+        """Note a failed read; returns the error for the request that needs it."""
+        if failure.kind is not FailureKind.UNREACHABLE:
+            return RequestError(
+                ResponseCode.SYSTEM_ERROR, f"the tier can't serve this read: {failure}; try again"
+            )
+        with self._lock:
+            now_s = self._monotonic()
+            if not self._failure_count:
+                self._since = time.strftime("%Y-%m-%d %H:%M:%S")
+            self._failure_count += 1
+            self._reason = str(failure)
+            doublings = self._failure_count - _FAILURES_MAX
+            pause_s = 0.0
+            if doublings >= 0:
+                pause_s = min(_PAUSE_S_MIN * 2 ** min(doublings, 16), _PAUSE_S_MAX)
+                pause_s *= random.uniform(0.75, 1.0)
+            self._next_try_s = now_s + pause_s
+            return self._rejection(pause_s)
+
+    def _rejection(self, wait_s: float) -> RequestError:
+        return RequestError(
+            ResponseCode.SYSTEM_BUSY, f"the tier is {self.problem}; next try in {wait_s:.0f} s"
+        )

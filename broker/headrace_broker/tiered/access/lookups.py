@@ -1,0 +1,99 @@
+"""Queries by key for messages that have left the log; see ``processors/query.py``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from headrace_broker.store.index.index_keys import TAGS_MARK
+from headrace_broker.store.reader import CANDIDATES_MAX, QUERY_COUNT_MAX, has_key
+from headrace_broker.tiered.access.tier_reader import TIERED_DATA
+from headrace_broker.tiered.driver.interface import Failure, FailureKind
+from headrace_protocol.errors import NotReady
+from headrace_protocol.message import CorruptRecord, decode_record
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterable
+
+    from headrace_broker.store.reader import IndexType
+    from headrace_broker.tiered.access.tier_reader import TierReader
+    from headrace_broker.tiered.container.tier_index import IndexHit
+    from headrace_protocol.message import Buffer, StoredMessage
+
+# Of the records in one answer, apart from the last.
+_ANSWER_BYTES: Final = 4 << 20
+
+
+class TierLookups:
+    """Finds messages by key in the tier."""
+
+    def __init__(self, reader: TierReader) -> None:
+        self._reader = reader
+
+    def find(
+        self,
+        topic: str,
+        key: str,
+        index_type: IndexType | None,
+        begin_ms: int,
+        end_ms: int,
+        count_max: int,
+    ) -> Generator[NotReady | None, None, list[Buffer]]:
+        """The newest messages of a key that were stored in a range of time, both ends included.
+
+        Raises RequestError if the tier can't be read.
+        """
+
+        def is_wanted(message: StoredMessage) -> bool:
+            is_in_range = begin_ms <= message.store_timestamp <= end_ms
+            return is_in_range and message.topic == topic and has_key(message, key, index_type)
+
+        found: list[list[Buffer]] = []
+
+        def fetch() -> None:
+            self._reader.access.open()
+            index = self._reader.access.tier.index
+            assert index is not None
+            text = TAGS_MARK + key if index_type == "T" else key
+            hits = index.query(topic, text, begin_ms, end_ms, CANDIDATES_MAX)
+            hits = self._reader.result(hits)
+            records = self._records(topic, hits, is_wanted, min(count_max, QUERY_COUNT_MAX))
+            found.append(self._reader.result(records))
+
+        self._reader.breaker.check()
+        yield NotReady(fetch, TIERED_DATA)
+        return found[0]
+
+    def _records(
+        self,
+        topic: str,
+        hits: Iterable[IndexHit],
+        is_wanted: Callable[[StoredMessage], bool],
+        count_max: int,
+    ) -> list[Buffer] | Failure:
+        records: list[Buffer] = []
+        left_bytes = _ANSWER_BYTES
+        for hit in hits:
+            if len(records) == count_max or left_bytes <= 0:
+                break
+            record = self._record(topic, hit)
+            if isinstance(record, Failure):
+                return record
+            if record is None:
+                continue
+            try:
+                is_found = is_wanted(decode_record(record))
+            except CorruptRecord as error:
+                return Failure(FailureKind.DAMAGED, f"{topic}/{hit.queue_id}", str(error))
+            if is_found:
+                records.append(record)
+                left_bytes -= len(record)
+        return records
+
+    def _record(self, topic: str, hit: IndexHit) -> Buffer | Failure | None:
+        """The record that an item of the index points to; None if it has expired."""
+        queue = self._reader.access.queue(topic, hit.queue_id)
+        end = hit.place + hit.size
+        if queue is None or not queue.log.base <= hit.place < end <= queue.log_end:
+            return None
+        read = queue.log.read([(hit.place, end)])
+        return read if isinstance(read, Failure) else read[0]

@@ -1,0 +1,60 @@
+"""Settings of the tier; ``BrokerConfig.tier_settings`` has the defaults."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from headrace_broker.tiered.container.flat_queue import SegmentLimits
+    from headrace_broker.tiered.container.index_file import IndexSize
+    from headrace_broker.tiered.container.tier import Home
+
+
+class StorageLevel(enum.Enum):
+    """Which messages are read from the tier, of those that it has.
+
+    NOT_IN_DISK: those that have left the local log. NOT_IN_MEM: also those that would have to be
+    read from the local disk. FORCE: all.
+    """
+
+    DISABLE = enum.auto()
+    NOT_IN_DISK = enum.auto()
+    NOT_IN_MEM = enum.auto()
+    FORCE = enum.auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierSettings:
+    """Settings of one tier.
+
+    root: the store's directory, for metadata and open index files. folder: where segments are kept;
+    None keeps them in memory.
+    commit_ms, commit_count, commit_bytes: messages of a queue are uploaded once they have waited so
+    long, or once so many of them or so many bytes wait.
+    reserved_ms: age at which messages expire. deletes: whether they do. clean_ms: time between
+    clean-ups.
+    window_count, window_bytes: most messages and bytes that are read at once. expire_ms: how long
+    messages that were read stay in memory.
+    """
+
+    root: Path
+    folder: Path | None
+    home: Home
+    level: StorageLevel
+    limits: SegmentLimits
+    index_size: IndexSize
+    commit_ms: int
+    commit_count: int
+    commit_bytes: int
+    reserved_ms: int
+    deletes: bool
+    clean_ms: int
+    checks_bodies: bool
+    reads_ahead: bool
+    window_count: int
+    window_bytes: int
+    expire_ms: int

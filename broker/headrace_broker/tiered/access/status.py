@@ -1,0 +1,184 @@
+"""TIER_STATUS: how far the uploads are, and what keeps them.
+
+Source: docs/protocol.md "Tier status"; tests/broker/test_tiered_status.py.
+"""
+
+from __future__ import annotations
+
+import heapq
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from headrace_protocol import fastjson
+from headrace_protocol.bounds import ITEMS_MAX
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.errors import NotReady, RequestError
+from headrace_protocol.headers import TierStatusHeader
+from headrace_protocol.serving import Reply, all_ready
+from headrace_protocol.tier_bodies import TierQueueStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+
+    from headrace_broker.store.followers.followers import Following
+    from headrace_broker.store.message_store import MessageStore
+    from headrace_broker.store.store_queue import StoreQueue
+    from headrace_broker.tiered.access.settings import TierSettings
+    from headrace_broker.tiered.access.tier_access import TierAccess
+    from headrace_broker.tiered.access.tier_reader import TierReader
+    from headrace_broker.tiered.access.upload import Upload
+    from headrace_broker.tiered.driver.metered import Operations
+    from headrace_broker.topics.table import TopicTable
+    from headrace_protocol.serving import Registry, Request
+
+
+class Behind(NamedTuple):
+    """The messages of a queue that are still to be uploaded: from ``first`` to ``end``."""
+
+    queue: StoreQueue
+    first: int
+    end: int
+
+    @property
+    def message_count(self) -> int:
+        """Number of messages."""
+        return self.end - self.first
+
+
+class TierState:
+    """What is uploaded and read, and what is still to be uploaded.
+
+    following: what runs the upload.
+    """
+
+    def __init__(
+        self,
+        store: MessageStore,
+        topics: TopicTable,
+        settings: TierSettings,
+        access: TierAccess,
+        reader: TierReader,
+        upload: Upload,
+        following: Following,
+    ) -> None:
+        self.following = following
+        self._store = store
+        self._topics = topics
+        self._settings = settings
+        self._access = access
+        self.reader = reader
+        self.upload = upload
+
+    @property
+    def operations(self) -> Operations:
+        """What was asked of the place of the tier."""
+        return self._access.operations
+
+    def stored_bytes(self, queue: StoreQueue) -> int:
+        """Bytes of a queue in the tier; 0 before that is open."""
+        tiered = self._access.queue(queue.topic, queue.queue_id)
+        return 0 if tiered is None else tiered.stored_bytes
+
+    def behind(self, topic: str | None = None) -> Iterator[list[Behind]]:
+        """The queues with messages, topic by topic; of one topic or of all that are tiered."""
+        wanted = list(self._topics.all()) if topic is None else [self._topics.expect(topic)]
+        for config in wanted:
+            name = config.topic_name
+            queues = self._store.queues_of(name) if self.upload.wants(name) else []
+            found = [self._behind(queue) for queue in queues]
+            yield [behind for behind in found if behind.end]
+
+    def _behind(self, queue: StoreQueue) -> Behind:
+        name = queue.topic, queue.queue_id
+        low, end = self._store.source(queue).known_range()
+        if self._access.is_open:
+            tiered = self._access.queue(*name)
+            uploaded = 0 if tiered is None else tiered.commit_offset
+        else:
+            uploaded = self.following.synced_offset(name) or 0
+        return Behind(queue, min(max(uploaded, low), end), end)
+
+    def behind_bytes(self, topic: str) -> int:
+        """Bytes of a topic's records to be uploaded, without those that must be read first."""
+        byte_count = 0
+        for behind in next(self.behind(topic)):
+            with suppress(NotReady):
+                byte_count += self._store.source(behind.queue).record_bytes(behind.first)
+        return byte_count
+
+    def age_ms(self, behind: Behind) -> int:
+        """Age of the oldest message to be uploaded, 0 without one. Raises NotReady."""
+        store_ms = self._store.source(behind.queue).store_time_at(behind.first)
+        return 0 if store_ms is None else max(self._access.now_ms() - store_ms, 0)
+
+    def of_queue(self, behind: Behind) -> TierQueueStatus:
+        """The state of a queue. Raises NotReady."""
+        queue = behind.queue
+        name, source = (queue.topic, queue.queue_id), self._store.source(queue)
+        low, end = source.known_range()
+        status = TierQueueStatus(
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            local_min=low,
+            local_max=end,
+            problem=self.upload.stuck.get(name, ""),
+        )
+        tiered = self._access.queue(*name)
+        if tiered is not None:
+            status.tier_min, status.tier_end = tiered.min_offset, tiered.commit_offset
+            status.tier_bytes = tiered.log_end - tiered.log.base
+        if behind.message_count:
+            status.behind_messages = behind.message_count
+            status.behind_bytes = source.record_bytes(behind.first)
+            status.behind_seconds = self.age_ms(behind) / 1000
+        return status
+
+    def of_broker(self) -> dict[str, object]:
+        """The fields of ``TierStatus`` that are not about single queues."""
+        breaker = self.reader.breaker
+        return {
+            "level": self._settings.level.name,
+            "isOpen": self._access.is_open,
+            "uploadProblem": self.following.status().problem,
+            "readProblem": breaker.problem,
+            "isReadPaused": breaker.is_paused,
+        }
+
+
+class TierStatusRequests:
+    """Serves TIER_STATUS."""
+
+    def __init__(self, state: TierState | None) -> None:
+        """state: None without a tier."""
+        self._state = state
+
+    def register(self, registry: Registry) -> None:
+        """Route the request."""
+        registry.route_long(RequestCode.TIER_STATUS, self.status)
+
+    def status(self, request: Request) -> Generator[NotReady | None, None, Reply]:
+        """The queues that are furthest behind, and how many there are."""
+        header, state = request.header(TierStatusHeader), self._state
+        if state is None:
+            raise RequestError(
+                ResponseCode.INVALID_PARAMETER,
+                "this broker has no tiered storage: set messageStorePlugIn=tieredstore, see "
+                "docs/tiering.md",
+            )
+        count_max = min(max(header.max_num, 0), ITEMS_MAX)
+        furthest: list[tuple[int, int, Behind]] = []
+        queue_count = 0
+        for queues in state.behind(header.topic):
+            for behind in queues:
+                queue_count += 1
+                # Later queues of the same count come later.
+                heapq.heappush(furthest, (behind.message_count, -queue_count, behind))
+                if len(furthest) > count_max:
+                    heapq.heappop(furthest)
+            yield None
+        furthest.sort(reverse=True)
+        found = yield from all_ready(partial(state.of_queue, behind) for _, _, behind in furthest)
+        written = yield from fastjson.dumps_list_sliced(found)
+        body = {**state.of_broker(), "queueCount": queue_count, "queues": written}
+        return Reply(body=(fastjson.dumps(body),))

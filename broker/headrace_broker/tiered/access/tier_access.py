@@ -1,0 +1,106 @@
+"""The tier of a broker, opened in a thread; until then it has no queues."""
+
+from __future__ import annotations
+
+from threading import Lock
+from typing import TYPE_CHECKING
+
+from headrace_broker.tiered.container.metadata import TierMetadata
+from headrace_broker.tiered.container.paths import cluster_folder
+from headrace_broker.tiered.container.tier import Tier
+from headrace_broker.tiered.container.tier_index import TierIndex
+from headrace_broker.tiered.driver.memory import MemoryDriver
+from headrace_broker.tiered.driver.metered import MeteredDriver, Operations
+from headrace_broker.tiered.driver.posix import PosixDriver
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from headrace_broker.store.files.filesystem import Files
+    from headrace_broker.tiered.access.settings import TierSettings
+    from headrace_broker.tiered.container.flat_queue import FlatQueue
+    from headrace_broker.tiered.driver.interface import AppendDriver
+
+
+class TierAccess:
+    """Opens the tier once, and names its queues.
+
+    writing: held by whoever appends, deletes or expires. is_open: whether all queues are known.
+    operations: what was asked of its place.
+    """
+
+    def __init__(
+        self,
+        settings: TierSettings,
+        files: Files,
+        now_ms: Callable[[], int],
+        driver: AppendDriver | None = None,
+    ) -> None:
+        """driver: by default that of the settings."""
+        self.writing = Lock()
+        self.is_open = False
+        self.now_ms = now_ms
+        self._settings = settings
+        self._files = files
+        self.operations = Operations()
+        self._driver = MeteredDriver(driver or new_driver(settings, files), self.operations)
+        self._opening = Lock()
+        self._tier: Tier | None = None
+
+    @property
+    def tier(self) -> Tier:
+        """The tier, which must be open."""
+        assert self._tier is not None
+        return self._tier
+
+    def open(self) -> None:
+        """Open all queues unless that is done. Raises OSError if the store can't be reached.
+
+        Raises StoreFormatError if the metadata or an index file can't be read.
+        """
+        with self._opening:
+            if self.is_open:
+                return
+            if self._tier is None:
+                self._tier = self._new_tier()
+            tier, now_ms = self._tier, self.now_ms()
+            # Without metadata all files would count as leftovers: a lost disk must not cost the
+            # tier as well.
+            is_known = bool(tier.metadata.queues())
+            failure = tier.open(now_ms) if is_known else tier.rebuild(now_ms)
+            if failure is not None:
+                raise OSError(str(failure))
+            self.is_open = True
+
+    def _new_tier(self) -> Tier:
+        settings = self._settings
+        metadata = TierMetadata(settings.root / "config" / "tieredStoreMetadata.json", self._files)
+        index = TierIndex(
+            settings.root,
+            self._driver,
+            metadata,
+            cluster_folder(settings.home.cluster),
+            settings.home.broker,
+            self._files,
+            settings.index_size,
+        )
+        index.open(is_clean=False)
+        return Tier(self._driver, settings.home, metadata, settings.limits, index)
+
+    def queue(self, topic: str, queue_id: int) -> FlatQueue | None:
+        """A queue that has messages; None also before the tier is open."""
+        if self._tier is None:
+            return None
+        queue = self._tier.queues.get((topic, queue_id))
+        return queue if queue is not None and queue.commit_offset else None
+
+    def close(self) -> None:
+        """Release local files; the tier may be opened again."""
+        tier, self._tier, self.is_open = self._tier, None, False
+        if tier is not None and tier.index is not None:
+            tier.index.close()
+
+
+def new_driver(settings: TierSettings, files: Files) -> PosixDriver | MemoryDriver:
+    """The driver of the place that the settings name."""
+    return MemoryDriver() if settings.folder is None else PosixDriver(settings.folder, files)

@@ -1,0 +1,236 @@
+"""Reads of one queue over both tiers; see ``Source``.
+
+The newest message is that of the local store, the oldest that of the tier. A read is served by one
+of them: the tier, as far as it has the messages and the level permits it, else the local store.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from headrace_broker.store.store_source import GetResult, GetStatus
+from headrace_broker.tiered.access.settings import StorageLevel
+from headrace_protocol.columns import QUEUE_OFFSET_DTYPE
+from headrace_protocol.errors import NotReady
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from headrace_broker.store.store_queue import StoreQueue
+    from headrace_broker.store.store_source import Boundary, StoreSource
+    from headrace_broker.tiered.access.read_blocks import ReadBlock
+    from headrace_broker.tiered.access.tier_reader import TierReader
+    from headrace_broker.tiered.container.flat_queue import FlatQueue
+    from headrace_protocol.columns import Array
+    from headrace_protocol.message import Buffer
+
+# What the local store answers for messages that have left it.
+_NOT_LOCAL: Final = {
+    GetStatus.OFFSET_TOO_SMALL,
+    GetStatus.NO_MESSAGE_IN_QUEUE,
+    GetStatus.MESSAGE_WAS_REMOVING,
+}
+
+
+class _Wanted(NamedTuple):
+    """The arguments of ``StoreSource.get``."""
+
+    queue_offset: int
+    count_max: int
+    bytes_max: int
+    tags: frozenset[int] | None
+
+
+class TieredSource:
+    """A queue whose messages may be in the tier, in the local store, or in both."""
+
+    __slots__ = ("_level", "_local", "_queue", "_reader")
+
+    def __init__(
+        self, queue: StoreQueue, local: StoreSource, reader: TierReader, level: StorageLevel
+    ) -> None:
+        self._queue = queue
+        self._local = local
+        self._reader = reader
+        self._level = level
+
+    def _tiered(self) -> FlatQueue | None:
+        """The queue in the tier; None if it has no message there, or is not open yet."""
+        return self._reader.access.queue(self._queue.topic, self._queue.queue_id)
+
+    def _opened(self) -> FlatQueue | None:
+        """As ``_tiered``. Raises NotReady before the tier is open."""
+        if not self._reader.access.is_open:
+            raise self._reader.open_first()
+        return self._tiered()
+
+    # -- by queue offset ---------------------------------------------------------------------------
+
+    def get(
+        self, queue_offset: int, count_max: int, bytes_max: int, tags: frozenset[int] | None
+    ) -> GetResult:
+        """As ``StoreSource.get``."""
+        wanted = _Wanted(queue_offset, count_max, bytes_max, tags)
+        return self._read(wanted, self._local.get, is_bulk=False)
+
+    def get_bulk(
+        self, queue_offset: int, count_max: int, bytes_max: int, tags: frozenset[int] | None
+    ) -> GetResult:
+        """As ``StoreSource.get_bulk``."""
+        wanted = _Wanted(queue_offset, count_max, bytes_max, tags)
+        return self._read(wanted, self._local.get_bulk, is_bulk=True)
+
+    def _read(
+        self, wanted: _Wanted, read_local: Callable[..., GetResult], *, is_bulk: bool
+    ) -> GetResult:
+        queue = self._tiered()
+        if queue is not None and self._level is StorageLevel.FORCE and _has(queue, wanted):
+            return self._read_tier(queue, wanted, is_bulk)
+        try:
+            result = read_local(*wanted)
+        except NotReady:
+            is_cold_enough = self._level is StorageLevel.NOT_IN_MEM
+            if queue is not None and is_cold_enough and _has(queue, wanted):
+                return self._read_tier(queue, wanted, is_bulk)
+            raise
+        if result.status in _NOT_LOCAL and wanted.queue_offset < result.max_offset:
+            queue = self._opened()
+            if queue is not None and _has(queue, wanted):
+                return self._read_tier(queue, wanted, is_bulk)
+        return result if queue is None else _widened(result, queue, wanted.queue_offset)
+
+    def _read_tier(self, queue: FlatQueue, wanted: _Wanted, is_bulk: bool) -> GetResult:
+        stream = queue, wanted.tags
+        block = self._reader.block(stream, wanted.queue_offset, max(wanted.count_max, 1))
+        numbers, next_offset = _choose(block, wanted)
+        range_shown = queue.min_offset, self._local.max_offset()
+        if not len(numbers):
+            status = GetStatus.NO_MATCHED_MESSAGE
+            return GetResult(status, [], 0, 0, next_offset, *range_shown)
+        self._reader.message_counts[self._queue.topic] += len(numbers)
+        front: list[Buffer] = []
+        offsets = block.offsets[numbers]
+        has_gaps = next_offset - int(offsets[0]) != len(offsets)
+        if is_bulk:
+            front.append(block.units[numbers].view(np.uint8).data)
+            if has_gaps:
+                front.append(offsets.astype(QUEUE_OFFSET_DTYPE).tobytes())
+        return GetResult(
+            GetStatus.FOUND,
+            [*front, *_pieces(block, numbers)],
+            len(numbers),
+            int(block.records.size[numbers].sum()),
+            next_offset,
+            *range_shown,
+            has_queue_offsets=is_bulk and has_gaps,
+        )
+
+    def min_offset(self) -> int:
+        """The oldest queue offset of both tiers. Raises NotReady."""
+        queue, local = self._opened(), self._local.min_offset()
+        return local if queue is None else min(queue.min_offset, local)
+
+    def max_offset(self) -> int:
+        """One past the newest queue offset, which is local."""
+        return self._local.max_offset()
+
+    def known_range(self) -> tuple[int, int]:
+        """As ``StoreSource.known_range``, over both tiers."""
+        queue, (low, high) = self._tiered(), self._local.known_range()
+        return (low if queue is None else min(queue.min_offset, low)), high
+
+    def unit(self, queue_offset: int) -> tuple[int, int, int]:
+        """As ``StoreSource.unit``; for messages that are only in the tier, with places there."""
+        queue = self._only_tiered(queue_offset)
+        if queue is None:
+            return self._local.unit(queue_offset)
+        block = self._reader.block((queue, None), queue_offset, 1)
+        unit = block.units[int(np.searchsorted(block.offsets, queue_offset))]
+        return int(unit["physical_offset"]), int(unit["size"]), int(unit["tags_code"])
+
+    def record_bytes(self) -> int:
+        """As ``StoreSource.record_bytes``; what only the tier has is estimated by its share."""
+        queue, local_bytes = self._opened(), self._local.record_bytes()
+        if queue is None:
+            return local_bytes
+        low, end = queue.min_offset, queue.commit_offset
+        only_tiered = min(self._local.min_offset(), end) - low
+        tier_bytes = queue.log_end - queue.log.base
+        return local_bytes + tier_bytes * max(only_tiered, 0) // max(end - low, 1)
+
+    def _only_tiered(self, queue_offset: int) -> FlatQueue | None:
+        """The queue in the tier, if only the tier has a message. Raises NotReady."""
+        if queue_offset >= self._local.min_offset():
+            return None
+        queue = self._opened()
+        is_kept = queue is not None and queue.min_offset <= queue_offset < queue.commit_offset
+        return queue if is_kept else None
+
+    # -- by time -----------------------------------------------------------------------------------
+
+    def offset_by_time(self, timestamp_ms: int, boundary: Boundary = "LOWER") -> int:
+        """As ``StoreSource.offset_by_time``, over both tiers."""
+        found, queue = self._local.offset_by_time(timestamp_ms, boundary), self._opened()
+        if queue is None:
+            return found
+        local_min = self._local.min_offset()
+        end = min(queue.commit_offset, local_min)
+        oldest_ms = self._local.store_time_at(local_min)
+        limit_ms = timestamp_ms if boundary == "LOWER" else timestamp_ms + 1
+        is_local = oldest_ms is not None and oldest_ms < limit_ms
+        if is_local or queue.min_offset >= end:
+            return found
+        key = queue, queue.commit_offset, timestamp_ms, boundary
+        tiered = self._reader.answer(key, lambda: queue.offset_by_time(timestamp_ms, boundary))
+        if boundary == "UPPER":
+            return min(tiered, end - 1)
+        return tiered if tiered < end else found
+
+    def store_time_at(self, queue_offset: int) -> int | None:
+        """Store time of a message; None if neither tier has it. Raises NotReady."""
+        queue = self._only_tiered(queue_offset) if queue_offset >= 0 else None
+        if queue is None:
+            return self._local.store_time_at(queue_offset)
+        return self._reader.answer((queue, queue_offset), lambda: queue.store_time(queue_offset))
+
+
+def _has(queue: FlatQueue, wanted: _Wanted) -> bool:
+    return queue.min_offset <= wanted.queue_offset < queue.commit_offset
+
+
+def _widened(result: GetResult, queue: FlatQueue, queue_offset: int) -> GetResult:
+    """A result of the local store with the range of both tiers."""
+    low = queue.min_offset
+    if low >= result.min_offset:
+        return result
+    if queue_offset < low:
+        return result._replace(status=GetStatus.OFFSET_TOO_SMALL, min_offset=low, next_offset=low)
+    return result._replace(min_offset=low)
+
+
+def _choose(block: ReadBlock, wanted: _Wanted) -> tuple[Array, int]:
+    """Indexes of the records to return, at least one if any matches, and the next queue offset."""
+    begin = int(np.searchsorted(block.offsets, wanted.queue_offset))
+    numbers = np.arange(begin, len(block.units))
+    if wanted.tags is not None:
+        codes = block.units["tags_code"][begin:]
+        numbers = numbers[np.isin(codes, list(wanted.tags))]
+    ends = np.cumsum(block.records.size[numbers])
+    fitting = int(np.searchsorted(ends, wanted.bytes_max, "right"))
+    count = min(max(fitting, 1), max(wanted.count_max, 1))
+    if count < len(numbers):
+        return numbers[:count], int(block.offsets[numbers[count]])
+    return numbers, block.end
+
+
+def _pieces(block: ReadBlock, numbers: Array) -> list[Buffer]:
+    """The bytes of records; neighbours are one piece."""
+    starts = block.records.start[numbers]
+    ends = starts + block.records.size[numbers]
+    is_cut = starts[1:] != ends[:-1]
+    firsts = starts[np.append(True, is_cut)].tolist()
+    lasts = ends[np.append(is_cut, True)].tolist()
+    data = memoryview(block.records.data)
+    return [data[first:last] for first, last in zip(firsts, lasts, strict=True)]

@@ -1,0 +1,203 @@
+"""The tier of a broker: its follower, its sources, and its clean-up."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import structlog
+import trio
+
+from headrace_broker.queue_directory import Use
+from headrace_broker.store.errors import StoreError
+from headrace_broker.tiered.access.lookups import TierLookups
+from headrace_broker.tiered.access.settings import StorageLevel
+from headrace_broker.tiered.access.status import TierState
+from headrace_broker.tiered.access.tier_access import TierAccess
+from headrace_broker.tiered.access.tier_reader import TierReader
+from headrace_broker.tiered.access.tiered_source import TieredSource
+from headrace_broker.tiered.access.upload import Upload
+from headrace_broker.topics.attributes import CLEANUP_POLICY, COMPACTED, TIERED, topic_limits
+from headrace_daemon.services import Service
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from headrace_broker.queue_directory import Lookup
+    from headrace_broker.store.message_store import MessageStore
+    from headrace_broker.store.retention.disk_forecast import LowestUnconsumed
+    from headrace_broker.store.retention.topic_floors import TopicLimit
+    from headrace_broker.store.store_queue import StoreQueue
+    from headrace_broker.tiered.access.settings import TierSettings
+    from headrace_broker.tiered.driver.interface import Failure
+    from headrace_broker.topics.table import TopicTable
+    from headrace_protocol.bodies import TopicConfig
+
+log = structlog.get_logger("headrace.broker")
+
+_HOUR_MS: Final = 3_600_000
+_RETRY_S: Final = 10.0
+_READS: Final = {Use.PULL, Use.READ, Use.BEGIN, Use.INSPECT, Use.LIST}
+
+
+class TieredStorage:
+    """The tier of a running broker. upload: its follower. state: how far that is.
+
+    lookups: queries by key; None if the tier is not to be read.
+    """
+
+    def __init__(
+        self,
+        settings: TierSettings,
+        store: MessageStore,
+        topics: TopicTable,
+        holds_log: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Have the store's queues followed. Raises StoreFormatError, OSError.
+
+        holds_log: whether the log keeps what is still to be uploaded.
+        """
+        self._settings = settings
+        self._store = store
+        self._topics = topics
+        self._access = TierAccess(settings, store.fs, store.clock.now_ms)
+        self._reader = TierReader(self._access, settings)
+        is_read = settings.level is not StorageLevel.DISABLE
+        self.lookups = TierLookups(self._reader) if is_read else None
+        self.upload = Upload(self._access, settings, self._wants)
+        following = store.followers.add(self.upload, settings.commit_ms / 1000, holds_log)
+        self.state = TierState(
+            store, topics, settings, self._access, self._reader, self.upload, following
+        )
+        # Apart from the threads of all other work: the store may hang.
+        self._threads = trio.CapacityLimiter(1)
+
+    def _wants(self, topic: str) -> bool:
+        config = self._topics.get(topic)
+        return config is not None and not self._topics.is_system(topic) and _is_tiered(config)
+
+    def find_source(self, lookup: Lookup, queue: StoreQueue) -> TieredSource | None:
+        """The source of a queue of a user's topic; see ``QueueDirectory``."""
+        is_read = lookup.use in _READS and self._settings.level is not StorageLevel.DISABLE
+        if not is_read or self._topics.is_system(queue.topic):
+            return None
+        local = self._store.source(queue)
+        return TieredSource(queue, local, self._reader, self._settings.level)
+
+    def unconsumed(self, lowest: LowestUnconsumed) -> LowestUnconsumed:
+        """What must stay in the log until groups have consumed it: nothing that the tier has.
+
+        What is not uploaded yet stays because this follower needs it.
+        """
+        if self._settings.level is StorageLevel.DISABLE:
+            return lowest
+
+        def lowest_local(topic: str, queue_ids: Iterable[int]) -> Mapping[int, tuple[int, str]]:
+            found = lowest(topic, queue_ids)
+            return {
+                queue_id: (offset, group)
+                for queue_id, (offset, group) in found.items()
+                if not self._is_kept(topic, queue_id, offset)
+            }
+
+        return lowest_local
+
+    def _is_kept(self, topic: str, queue_id: int, queue_offset: int) -> bool:
+        queue = self._access.queue(topic, queue_id)
+        return queue is not None and queue.min_offset <= queue_offset < queue.commit_offset
+
+    # -- services ----------------------------------------------------------------------------------
+
+    def services(self) -> tuple[Service, ...]:
+        """The tier's tasks."""
+        return (
+            Service(self._run_clean_up, self._load),
+            Service(self._run_expiry),
+        )
+
+    def _load(self) -> None:
+        """Open the tier; if its store is away, the follower and the readers try again."""
+        try:
+            self._access.open()
+        except OSError as error:
+            log.error("tier not open, retrying", reason=str(error))
+
+    async def _run_expiry(self) -> None:
+        """Drop what was read and is not read any further."""
+        while True:
+            await trio.sleep(self._settings.expire_ms / 2000)
+            self._reader.expire()
+
+    async def _run_clean_up(self) -> None:
+        while True:
+            wait_s = self._settings.clean_ms / 1000
+            try:
+                limits = self._limits()
+                await trio.to_thread.run_sync(self._clean_up, limits, limiter=self._threads)
+            except (OSError, StoreError) as error:
+                log.error("clean-up of the tier failed, retrying", reason=str(error))
+                wait_s = min(wait_s, _RETRY_S)
+            await trio.sleep(wait_s)
+
+    def _limits(self) -> dict[str, TopicLimit]:
+        """The topics' own limits; those of bytes less what only the log has."""
+        return {
+            topic: limit
+            if limit.reserved_bytes is None
+            else limit._replace(
+                reserved_bytes=max(limit.reserved_bytes - self.state.behind_bytes(topic), 0)
+            )
+            for topic, limit in topic_limits(self._topics.all()).items()
+        }
+
+    def _clean_up(self, limits: Mapping[str, TopicLimit]) -> None:
+        """Upload full index files, delete what has expired and what deletions left. In a thread.
+
+        Raises OSError, StoreFormatError.
+        """
+        self._access.open()
+        with self._access.writing:
+            tier, now_ms = self._access.tier, self._access.now_ms()
+            failures = [tier.index.upload(now_ms) if tier.index is not None else None]
+            if self._settings.deletes:
+                failures += self._expire(limits, now_ms)
+            failures.append(tier.sweep())
+        for failure in failures:
+            if failure is not None:
+                raise OSError(str(failure))
+
+    def _expire(self, limits: Mapping[str, TopicLimit], now_ms: int) -> list[Failure | None]:
+        tier, reserved_ms = self._access.tier, self._settings.reserved_ms
+        own_ms = {
+            topic: limit.reserved_ms
+            for topic, limit in limits.items()
+            if limit.reserved_ms is not None
+        }
+        for topic in {topic for topic, _ in tier.queues}:  # Apache's broker reads it there
+            tier.metadata.set_reserve_hours(topic, own_ms.get(topic, -_HOUR_MS) // _HOUR_MS, now_ms)
+        failures = [
+            tier.expire(topic, queue_id, now_ms - own_ms.get(topic, reserved_ms), now_ms)
+            for topic, queue_id in list(tier.queues)
+        ]
+        for topic, limit in limits.items():
+            if limit.reserved_bytes is not None:
+                failures.append(tier.shrink(topic, limit.reserved_bytes, now_ms))
+        if tier.index is not None:
+            longest_ms = max([reserved_ms, *own_ms.values()])
+            failures.append(tier.index.expire(now_ms - longest_ms))
+        return failures
+
+    # -- state -------------------------------------------------------------------------------------
+
+    def runtime_info(self) -> dict[str, str]:
+        """Numbers for GET_BROKER_RUNTIME_INFO."""
+        return {
+            "tierOpen": str(self._access.is_open).lower(),
+            "tierProblem": self._reader.breaker.problem,
+            "tierStuckQueues": str(len(self.upload.stuck)),
+            "tierReadAheadBytes": str(self._reader.blocks.byte_count),
+        }
+
+
+def _is_tiered(topic: TopicConfig) -> bool:
+    attributes = topic.attributes
+    return attributes.get(TIERED) != "false" and attributes.get(CLEANUP_POLICY) != COMPACTED

@@ -1,0 +1,213 @@
+"""Uploads the messages of all tiered topics, in groups.
+
+Messages taken from the log wait in memory until their group is due. What ``sync`` has brought to
+the tier is never delivered again; after an error or a crash, messages that the tier has already are
+delivered once more and skipped.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import structlog
+
+from headrace_broker.store.queues.queue_blocks import QueueNotFollowed
+from headrace_broker.tiered.driver.interface import Failure, FailureKind
+from headrace_protocol.columns import RecordColumns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from headrace_broker.store.files.mapped_file import MappedFile
+    from headrace_broker.store.queues.queue_blocks import QueueBlock
+    from headrace_broker.tiered.access.settings import TierSettings
+    from headrace_broker.tiered.access.tier_access import TierAccess
+    from headrace_broker.tiered.container.flat_queue import FlatQueue
+    from headrace_protocol.columns import Array
+
+log = structlog.get_logger("headrace.broker")
+
+Name = tuple[str, int]
+
+# Of all queues together; a block may add a few MiB.
+_WAITING_BYTES_MAX: Final = 32 << 20
+
+
+class _Group:
+    """Messages of a queue that wait for their upload."""
+
+    def __init__(self) -> None:
+        self.blocks: list[QueueBlock] = []
+        self.count = self.byte_count = 0
+
+    def add(self, block: QueueBlock) -> None:
+        self.blocks.append(block)
+        self.count += len(block.units)
+        self.byte_count += len(block.records.data)
+
+    def join(self) -> tuple[RecordColumns, Array]:
+        """All records, and their tags codes."""
+        codes = np.concatenate([block.units["tags_code"] for block in self.blocks])
+        records = [block.records for block in self.blocks]
+        if len(records) == 1:
+            return records[0], codes
+        lengths = np.array([len(part.data) for part in records])
+        begins = np.cumsum(lengths) - lengths
+        starts = [part.start + begin for part, begin in zip(records, begins, strict=True)]
+        sizes = np.concatenate([part.size for part in records])
+        data = b"".join([part.data for part in records])
+        return RecordColumns(data, np.concatenate(starts), sizes), codes
+
+
+class Upload:
+    """The follower that uploads; see ``Follower``.
+
+    stuck: why queues can't be uploaded. The log keeps their messages; a restart tries again.
+    message_counts: uploaded since the start, by topic.
+    """
+
+    name = "tier"
+    # The tier may be away; a start uploads what is missing.
+    is_part_of_stop = False
+
+    def __init__(
+        self, access: TierAccess, settings: TierSettings, wants: Callable[[str], bool]
+    ) -> None:
+        self.wants = wants
+        self.stuck: dict[Name, str] = {}
+        self.message_counts: Counter[str] = Counter()
+        self._access = access
+        self._settings = settings
+        # The queue that has waited longest is first.
+        self._waiting: dict[Name, _Group] = {}
+        self._waiting_bytes = 0
+        # Queues of which the first message that the tier has already is still to be compared.
+        self._unproven: set[Name] = set()
+
+    # -- the store's side --------------------------------------------------------------------------
+
+    def resume(self, topic: str, queue_id: int, queue_offset: int) -> int:
+        """See ``Follower``. What the tier has from there on stays, and is indexed once more."""
+        name = topic, queue_id
+        self._drop(name)
+        self._access.open()
+        with self._access.writing:
+            tier, now_ms = self._access.tier, self._access.now_ms()
+            if (damage := tier.damaged.get(name)) is not None:
+                self._note_stuck(name, str(damage))
+            if name in self.stuck:
+                return queue_offset
+            if name not in tier.queues:
+                self._check(name, tier.create([name], now_ms))
+            queue = tier.queues[name]
+            if queue.commit_offset > queue_offset:
+                self._unproven.add(name)
+                self._check(name, tier.index_again(topic, queue_id, queue_offset, now_ms))
+            return min(queue.commit_offset, queue_offset)
+
+    def follow(self, block: QueueBlock) -> None:
+        """See ``Follower``. Raises OSError, QueueNotFollowed."""
+        name = block.topic, block.queue_id
+        if (reason := self.stuck.get(name)) is not None:
+            raise QueueNotFollowed(
+                f"queue {block.topic}/{block.queue_id} is not uploaded: {reason}"
+            )
+        with self._access.writing:
+            group = self._waiting.setdefault(name, _Group())
+            group.add(block)
+            self._waiting_bytes += len(block.records.data)
+            settings = self._settings
+            if group.count >= settings.commit_count or group.byte_count >= settings.commit_bytes:
+                self._append(name)
+            while self._waiting_bytes > _WAITING_BYTES_MAX:
+                self._append(next(iter(self._waiting)))
+
+    def sync(self) -> None:
+        """See ``Follower``."""
+        with self._access.writing:
+            while self._waiting:
+                self._append(next(iter(self._waiting)))
+            if self._access.is_open:
+                self._access.tier.sync()
+
+    def gone(self, topic: str, queue_id: int) -> None:
+        """See ``Follower``."""
+        name = topic, queue_id
+        self._drop(name)
+        self.stuck.pop(name, None)
+        self._access.open()
+        with self._access.writing:
+            failure = self._access.tier.delete(topic, queue_id)
+        if failure is not None:  # the clean-up removes what is left
+            log.warning("files of a deleted queue are left in the tier", reason=str(failure))
+
+    def used(self) -> list[tuple[MappedFile, int]]:
+        """See ``Follower``. The tier's files have checks of their own."""
+        return []
+
+    def close(self) -> None:
+        """See ``Follower``."""
+        self._access.close()
+
+    # -- groups ------------------------------------------------------------------------------------
+
+    def _drop(self, name: Name) -> None:
+        group = self._waiting.pop(name, None)
+        if group is not None:
+            self._waiting_bytes -= group.byte_count
+        self._unproven.discard(name)
+
+    def _append(self, name: Name) -> None:
+        """Upload what waits of a queue. Raises OSError."""
+        records, codes = self._waiting[name].join()
+        tier = self._access.tier
+        queue = tier.queues[name]
+        is_new = records.queue_offset >= queue.commit_offset
+        if name in self._unproven:
+            self._prove(name, queue, records.select(~is_new))
+        if not is_new.all():
+            records, codes = records.select(is_new), codes[is_new]
+        self._check(name, tier.append(*name, records, codes, self._access.now_ms()))
+        self.message_counts[name[0]] += len(records)
+        group = self._waiting.pop(name)
+        self._waiting_bytes -= group.byte_count
+
+    def _prove(self, name: Name, queue: FlatQueue, known: RecordColumns) -> None:
+        """Check that the tier has this queue, and not another one of its name. Raises OSError."""
+        kept = known.select(known.queue_offset >= queue.min_offset)
+        if not len(kept) and len(known):
+            return
+        self._unproven.discard(name)
+        if not len(kept):
+            return
+        offset = int(kept.queue_offset[0])
+        found = queue.units(offset, 1)
+        self._check(name, found if isinstance(found, Failure) else None)
+        assert not isinstance(found, Failure)
+        if not len(found.units) or found.first != offset:  # in a gap of the tier
+            return
+        head = queue.head(int(found.units["physical_offset"][0]))
+        self._check(name, head if isinstance(head, Failure) else None)
+        assert not isinstance(head, Failure)
+        if (head.size, head.store_ms) != (int(kept.size[0]), int(kept.store_timestamp[0])):
+            reason = (
+                f"the tier has another message at queue offset {offset}: the local store was "
+                "replaced or has lost its end; delete the topic, or move its folder in the tier "
+                "away and start again"
+            )
+            self._check(name, Failure(FailureKind.DAMAGED, queue.name.path, reason))
+
+    def _check(self, name: Name, failure: Failure | None) -> None:
+        """Raise OSError after a failure; unless a retry may help, the queue is stuck."""
+        if failure is None:
+            return
+        if failure.kind is not FailureKind.UNREACHABLE:
+            self._note_stuck(name, str(failure))
+        raise OSError(str(failure))
+
+    def _note_stuck(self, name: Name, reason: str) -> None:
+        if name not in self.stuck:
+            self.stuck[name] = reason
+            log.error("queue is not uploaded", queue=f"{name[0]}/{name[1]}", reason=reason)

@@ -1,0 +1,94 @@
+"""A driver that times and counts what another one does."""
+
+from __future__ import annotations
+
+from threading import Lock
+from time import monotonic
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from headrace_broker.tiered.driver.interface import Failure
+from headrace_daemon.metrics.histogram import Histogram
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from headrace_broker.tiered.driver.interface import AppendDriver, Buffer, Entry, Range
+
+T = TypeVar("T")
+
+# The peer's buckets: milliseconds of an operation, and bytes that it moves.
+_LATENCY_MS: Final = (3, 5, 7, 10, 100, 200, 400, 600, 800, 1000, 1500, 3000)
+_BYTES: Final = (1 << 10, 10 << 10, 100 << 10, 1 << 20, 10 << 20, 32 << 20, 50 << 20, 100 << 20)
+
+
+class Operations:
+    """What was asked of a place, for all threads.
+
+    latencies_ms: by operation and whether it succeeded. uploaded, downloaded: bytes of each
+    successful write and read.
+    """
+
+    def __init__(self) -> None:
+        self.latencies_ms: dict[tuple[str, bool], Histogram] = {}
+        self.uploaded = Histogram(_BYTES)
+        self.downloaded = Histogram(_BYTES)
+        self._lock = Lock()
+
+    def add(self, operation: str, *, is_success: bool, seconds: float) -> None:
+        """Count an operation."""
+        with self._lock:
+            latencies = self.latencies_ms.setdefault(
+                (operation, is_success), Histogram(_LATENCY_MS)
+            )
+            latencies.add(seconds * 1000)
+
+    def add_bytes(self, moved: Histogram, byte_count: int) -> None:
+        """Count the bytes of a write or a read."""
+        with self._lock:
+            moved.add(byte_count)
+
+
+class MeteredDriver:
+    """See ``AppendDriver``."""
+
+    def __init__(self, driver: AppendDriver, operations: Operations) -> None:
+        self._driver = driver
+        self._operations = operations
+
+    def _timed(self, name: str, operate: Callable[[], T]) -> T:
+        begin_s = monotonic()
+        result = operate()
+        self._operations.add(
+            name, is_success=not isinstance(result, Failure), seconds=monotonic() - begin_s
+        )
+        return result
+
+    def read(self, path: str, ranges: Sequence[Range]) -> list[Buffer] | Failure:
+        """As ``Driver.read``."""
+        found = self._timed("read", lambda: self._driver.read(path, ranges))
+        if not isinstance(found, Failure):
+            self._operations.add_bytes(self._operations.downloaded, sum(map(len, found)))
+        return found
+
+    def size(self, path: str) -> int | Failure:
+        """As ``Driver.size``."""
+        return self._timed("size", lambda: self._driver.size(path))
+
+    def entries(self, folder: str) -> list[Entry] | Failure:
+        """As ``Driver.entries``."""
+        return self._timed("list", lambda: self._driver.entries(folder))
+
+    def delete(self, paths: Sequence[str]) -> Failure | None:
+        """As ``Driver.delete``."""
+        return self._timed("delete", lambda: self._driver.delete(paths)) if paths else None
+
+    def append(self, path: str, position: int, data: Buffer) -> Failure | None:
+        """As ``AppendDriver.append``."""
+        failure = self._timed("write", lambda: self._driver.append(path, position, data))
+        if failure is None:
+            self._operations.add_bytes(self._operations.uploaded, len(data))
+        return failure
+
+    def cut(self, path: str, size: int) -> Failure | None:
+        """As ``AppendDriver.cut``."""
+        return self._timed("cut", lambda: self._driver.cut(path, size))

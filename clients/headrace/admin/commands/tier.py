@@ -1,0 +1,121 @@
+"""``headrace tier``: shows what is in tiered storage, and what is not yet."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from headrace.admin import completion, options
+from headrace.admin.output import print_json, print_rows, warned, with_problems
+from headrace_daemon.command import warn
+
+if TYPE_CHECKING:
+    from headrace_protocol.tier_bodies import TierQueueStatus, TierStatus
+
+
+@click.group("tier", epilog=options.examples("headrace tier status"))
+def command() -> None:
+    """Show what is in tiered storage, and what is still to be uploaded."""
+
+
+@command.command(
+    "status",
+    epilog=options.examples(
+        "headrace tier status",
+        "headrace tier status --topic Orders",
+        "headrace tier status --max 1000 --json",
+    ),
+)
+@click.option("--topic", metavar="TOPIC", shell_complete=completion.topics, help="Only this topic.")
+@options.max_count("queues of each broker")
+@options.as_json
+@options.nameserver
+def status(topic: str | None, count: int, nameserver: str | None, *, as_json: bool) -> None:
+    """List the queues of tiered topics, those furthest behind first.
+
+    Ranges are queue offsets, the end not included. Behind is what is still to be uploaded: the log
+    keeps it. Warns of brokers whose tier fails.
+    """
+    import trio
+
+    from headrace.admin.client import Admin
+
+    async def run() -> dict[str, TierStatus]:
+        async with Admin(nameserver=nameserver) as admin:
+            return await admin.tier_status(topic, max_count=count, problems=problems)
+
+    with warned() as problems:
+        tiers = trio.run(run)
+    found = [(broker, queue) for broker, tier in tiers.items() for queue in tier.queues]
+    found.sort(key=lambda pair: -pair[1].behind_messages)
+    if as_json:
+        failed = [{"broker": each.broker_name, "problem": str(each)} for each in problems]
+        brokers = [*(_broker_row(broker, tier) for broker, tier in tiers.items()), *failed]
+        print_json({"brokers": brokers, "queues": [_json_row(*pair) for pair in found]})
+        return
+    for broker, tier in tiers.items():
+        _warn(broker, tier)
+    rows = with_problems([_row(*pair) for pair in found], problems)
+    print_rows(rows, as_json=False, empty="no tiered topic has messages")
+
+
+def _warn(broker: str, tier: TierStatus) -> None:
+    if tier.upload_problem:
+        warn(f"{broker}: uploads fail, retrying: {tier.upload_problem}")
+    if tier.read_problem:
+        paused = ", reads are rejected at once" if tier.is_read_paused else ""
+        warn(f"{broker}: reads of the tier fail{paused}: {tier.read_problem}")
+    if not tier.is_open:
+        warn(f"{broker}: the tier has not been reached since the start")
+    if tier.queue_count > len(tier.queues):
+        warn(f"{broker}: {len(tier.queues)} of {tier.queue_count} queues, see --max")
+
+
+def _broker_row(broker: str, tier: TierStatus) -> dict[str, Any]:
+    return {
+        "broker": broker,
+        "level": tier.level,
+        "is_open": tier.is_open,
+        "upload_problem": tier.upload_problem or None,
+        "read_problem": tier.read_problem or None,
+        "is_read_paused": tier.is_read_paused,
+        "queue_count": tier.queue_count,
+    }
+
+
+def _json_row(broker: str, queue: TierQueueStatus) -> dict[str, Any]:
+    return {
+        "topic": queue.topic,
+        "queue": queue.queue_id,
+        "broker": broker,
+        "local_min": queue.local_min,
+        "local_max": queue.local_max,
+        "tier_min": queue.tier_min,
+        "tier_end": queue.tier_end,
+        "tier_bytes": queue.tier_bytes,
+        **_behind(queue),
+        "problem": queue.problem or None,
+    }
+
+
+def _row(broker: str, queue: TierQueueStatus) -> dict[str, Any]:
+    tiered = None if queue.tier_end is None else f"{queue.tier_min}-{queue.tier_end}"
+    return {
+        "topic": queue.topic,
+        "queue": queue.queue_id,
+        "broker": broker,
+        "local": f"{queue.local_min}-{queue.local_max}",
+        "tier": tiered,
+        "tier_bytes": queue.tier_bytes,
+        **_behind(queue),
+        "problem": queue.problem or None,
+    }
+
+
+def _behind(queue: TierQueueStatus) -> dict[str, Any]:
+    return {
+        "behind_messages": queue.behind_messages,
+        "behind_bytes": queue.behind_bytes,
+        "behind_seconds": queue.behind_seconds,
+    }

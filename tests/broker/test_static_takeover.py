@@ -1,0 +1,98 @@
+"""Groups of an empty leader that leaves its chain: they continue at the new leader."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from headrace_broker.store.files.config_file import ConfigFile
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.headers import CreateStaticTopicHeader
+from headrace_protocol.statictopic.mapping import TopicMapping, encode_detail
+from tests.support.static_brokers import GROUP, TOPIC, Brokers, item
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.broker import Answer
+
+# Clean-up has dropped what was before.
+A, C = item("a", 1, 50, 0), item("c", 2, 50, 0)
+
+
+@pytest.fixture
+def brokers(tmp_path: Path) -> Iterator[Brokers]:
+    """A queue that the strict mode moves from a, where it is empty, to c: only a is closed yet."""
+    brokers = Brokers(tmp_path, "abc")
+    brokers.map((A,))
+    brokers["a"].offsets.commit(GROUP, TOPIC, 0, 0)
+    brokers["a"].offsets.commit("elsewhere", TOPIC, 7, 0)
+    brokers.map((A, item("c", 2, -1, 0)), only="a")
+    yield brokers
+    brokers.close()
+
+
+def open_c(brokers: Brokers) -> Answer:
+    mapping = TopicMapping(
+        topic=TOPIC, bname="broker-c", epoch=brokers.epoch + 1000, total_queues=1, hosted={0: (C,)}
+    )
+    header = CreateStaticTopicHeader(
+        topic=TOPIC,
+        default_topic="TBW102",
+        read_queue_nums=1,
+        write_queue_nums=1,
+        perm=6,
+        topic_filter_type="SINGLE_TAG",
+    )
+    code = RequestCode.UPDATE_AND_CREATE_STATIC_TOPIC
+    return brokers["c"].ask(code, header, encode_detail(mapping, {0: A}))
+
+
+def groups_at_c(brokers: Brokers) -> dict[str, int]:
+    offsets = brokers["c"].offsets
+    found = {group: offsets.query(group, TOPIC, 0) for group in offsets.groups_of(TOPIC)}
+    return {group: offset for group, offset in found.items() if offset is not None}
+
+
+def test_a_new_leader_gets_the_groups_of_the_empty_one(brokers: Brokers) -> None:
+    assert open_c(brokers).code == ResponseCode.SUCCESS
+    assert groups_at_c(brokers) == {GROUP: 0}
+
+
+def test_a_new_leader_does_not_open_without_them(brokers: Brokers) -> None:
+    brokers.away.add("a")
+    answer = open_c(brokers)
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "broker-a" in answer.remark
+    assert "topic repair" in answer.remark
+    assert brokers["c"].parts.static.mappings.leads(TOPIC, 0) is None
+    brokers.away.clear()
+    assert open_c(brokers).code == ResponseCode.SUCCESS
+    assert groups_at_c(brokers) == {GROUP: 0}
+
+
+def test_they_are_on_disk_before_the_mapping_is(
+    brokers: Brokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = []
+    save = ConfigFile.save
+
+    def note(file: ConfigFile, data: bytes) -> None:
+        saved.append((file.path.name, f'@{GROUP}"'.encode() in data))
+        save(file, data)
+
+    monkeypatch.setattr(ConfigFile, "save", note)
+    open_c(brokers)
+    assert saved[:2] == [("consumerOffset.json", True), ("topicQueueMapping.json", False)]
+
+
+def test_what_an_earlier_attempt_left_does_not_count(brokers: Brokers) -> None:
+    for group in (GROUP, "gone"):
+        brokers["c"].offsets.commit(group, TOPIC, 0, 5)
+    assert open_c(brokers).code == ResponseCode.SUCCESS
+    assert groups_at_c(brokers) == {GROUP: 0}
+    brokers["c"].offsets.commit(GROUP, TOPIC, 0, 3)
+    assert open_c(brokers).code == ResponseCode.SUCCESS
+    assert groups_at_c(brokers) == {GROUP: 3}

@@ -1,0 +1,78 @@
+"""What --check-config finds out about the place of the tier."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from headrace_broker import main as broker_main
+from headrace_broker.tiered.access.probe import probe
+from headrace_broker.tiered.driver.interface import Failure, FailureKind
+from headrace_broker.tiered.driver.memory import MemoryDriver
+from headrace_broker.tiered.driver.posix import PosixDriver
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_one_object_is_put_read_and_removed(tmp_path: Path) -> None:
+    assert probe(PosixDriver(tmp_path)) == ""
+    assert not list(tmp_path.iterdir())
+
+
+class Failing(MemoryDriver):
+    """Fails at one verb."""
+
+    def __init__(self, verb: str) -> None:
+        super().__init__()
+        setattr(self, verb, lambda *_arguments: Failure(FailureKind.UNREACHABLE, "x", "denied"))
+
+
+@pytest.mark.parametrize(("verb", "said"), [("put", "put"), ("read", "read"), ("delete", "remove")])
+def test_what_is_missing_is_named(verb: str, said: str) -> None:
+    driver = Failing(verb)
+    assert f"can't {said} an object" in probe(driver)
+    assert "denied" in probe(driver)
+    assert bool(driver._stored) is (verb == "delete")
+
+
+class Garbling(MemoryDriver):
+    def read(self, path: str, ranges: Any) -> Any:  # noqa: ARG002
+        return [b"?" * (end - start) for start, end in ranges]
+
+
+def test_other_bytes_are_a_problem() -> None:
+    driver = Garbling()
+    assert "other bytes" in probe(driver)
+    assert not driver._stored
+
+
+def test_check_config_tries_the_tier(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, folder = tmp_path / "broker.conf", tmp_path / "tier"
+    file.write_text(
+        f"storePathRootDir={tmp_path}/store\nmessageStorePlugIn=tieredstore\n"
+        f"tieredBackendServiceProvider=posix\ntieredStoreFilePath={folder}\n"
+    )
+    assert broker_main.main(["-c", str(file), "--check-config"]) == 0
+    assert "is valid" in capsys.readouterr().err
+    assert not list(folder.iterdir())
+    assert not (tmp_path / "store").exists()
+
+
+def test_check_config_says_what_the_tier_lacks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "broker.conf"
+    file.write_text(
+        f"storePathRootDir={tmp_path}/store\nmessageStorePlugIn=tieredstore\n"
+        f"tieredBackendServiceProvider=posix\ntieredStoreFilePath={tmp_path}/tier\n"
+    )
+
+    def fail(*_arguments: object) -> Failure:
+        return Failure(FailureKind.UNREACHABLE, "x", "read-only")
+
+    monkeypatch.setattr(PosixDriver, "put", fail)
+    assert broker_main.main(["-c", str(file), "--check-config"]) == 2
+    said = capsys.readouterr().err
+    assert f"tiered storage (posix {tmp_path}/tier): can't put an object: x: read-only" in said

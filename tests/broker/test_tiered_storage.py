@@ -1,0 +1,504 @@
+"""A broker with a tier: what it uploads, and what consumers read over both tiers."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from headrace_broker.queue_directory import Use
+from headrace_broker.store.retention.topic_floors import TopicLimit
+from headrace_broker.store.store_source import GetStatus
+from headrace_broker.tiered.driver.interface import Failure, FailureKind
+from headrace_broker.tiered.driver.posix import PosixDriver
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.columns import UNIT_DTYPE, RecordColumns
+from headrace_protocol.errors import NotReady, RequestError
+from headrace_protocol.headers import DeleteTopicHeader, PullMessageHeader
+from headrace_protocol.message import decode_records, tags_code
+from tests.support.broker import BrokerUnderTest, broker_config
+from tests.support.stores import crash, held, ready
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from headrace_broker.queue_directory import Source
+    from headrace_broker.tiered.access.tiered_storage import TieredStorage
+
+TOPIC = "Orders"
+BODY_BYTES = 900
+
+
+def start(folder: Path, clock: Any = None, **settings: Any) -> BrokerUnderTest:
+    config = broker_config(
+        folder,
+        message_store_plug_in="tieredstore",
+        tiered_backend_service_provider="posix",
+        tiered_store_file_path=folder / "tier",
+        tiered_store_index_file_max_hash_slot_num=13,
+        tiered_store_index_file_max_index_num=50,
+        tiered_store_commit_log_max_size=5000,
+        tiered_store_consume_queue_max_size=200,
+        delete_when="",
+        **settings,
+    )
+    broker = BrokerUnderTest(folder, config, clock)
+    if broker.topics.get(TOPIC) is None:
+        broker.create_topic(TOPIC)
+    return broker
+
+
+def tier_of(broker: BrokerUnderTest) -> TieredStorage:
+    assert broker.parts.tier is not None
+    return broker.parts.tier
+
+
+def body(number: int) -> bytes:
+    return b"%d " % number + bytes(BODY_BYTES)
+
+
+def put(broker: BrokerUnderTest, first: int, count: int, topic: str = TOPIC) -> None:
+    for number in range(first, first + count):
+        tags = "even" if number % 2 == 0 else "odd"
+        broker.store_message(topic, 0, body(number), KEYS=f"k{number}", TAGS=tags)
+
+
+def upload(broker: BrokerUnderTest) -> None:
+    """Everything that is there, as the follower's thread does."""
+    broker.store.index_tick()
+    broker.store.flusher.flush_now()
+    for following in broker.store.followers.all:
+        following.catch_up()
+
+
+async def expire_log(broker: BrokerUnderTest) -> int:
+    """Have the log forget all but its last file; returns the oldest local queue offset."""
+    if broker.clock.ms < 1 << 41:  # a second jump would be distrusted
+        broker.clock.ms += 1 << 40
+    broker.store.cleaner.request()
+    await broker.store.cleaner.round()
+    queue = broker.store.queue(TOPIC, 0)
+    return ready(broker.store.source(queue).min_offset)
+
+
+def source(broker: BrokerUnderTest, use: Use = Use.PULL, topic: str = TOPIC) -> Source:
+    return broker.parts.directory.serve(topic, 0, use).source
+
+
+def read_all(broker: BrokerUnderTest, topic: str = TOPIC, offset: int = 0) -> list[int]:
+    """The numbers in all bodies from an offset on, as a consumer pulls them."""
+    numbers: list[int] = []
+    reader = source(broker, topic=topic)
+    while True:
+        result = ready(partial(reader.get, offset, 3, 100_000, None))
+        if result.status is not GetStatus.FOUND:
+            assert result.status is GetStatus.OFFSET_OVERFLOW_ONE, result
+            return numbers
+        assert (result.min_offset, result.max_offset) == reader.known_range()
+        for buffer in result.buffers:
+            for message in decode_records(buffer):
+                assert message.queue_offset == offset
+                numbers.append(int(message.body.split()[0]))
+                offset += 1
+        assert result.next_offset == offset
+
+
+async def test_old_messages_come_from_the_tier_and_new_ones_from_the_log(tmp_path: Path) -> None:
+    broker = start(tmp_path)
+    put(broker, 0, 20)
+    upload(broker)
+    assert await expire_log(broker) > 10
+    put(broker, 20, 5)
+    assert read_all(broker) == [*range(25)]
+    assert ready(source(broker, Use.BEGIN).min_offset) == 0
+    assert source(broker).known_range() == (0, 25)
+    broker.close()
+    assert not held(tmp_path)
+
+
+async def test_a_pull_request_is_served_by_the_tier(tmp_path: Path) -> None:
+    broker = start(tmp_path)
+    put(broker, 0, 20)
+    upload(broker)
+    await expire_log(broker)
+    broker.join("group", "client", TOPIC)
+    header = PullMessageHeader(
+        consumer_group="group",
+        topic=TOPIC,
+        queue_id=0,
+        queue_offset=3,
+        max_msg_nums=2,
+        sys_flag=4,
+        commit_offset=0,
+        suspend_timeout_millis=0,
+        subscription="*",
+        sub_version=0,
+        expression_type="TAG",
+    )
+    answer = broker.ask(RequestCode.PULL_MESSAGE, header)
+    assert answer.code == ResponseCode.SUCCESS, answer.remark
+    found = [int(message.body.split()[0]) for message in decode_records(answer.body)]
+    assert found == [3, 4]
+    assert answer.command.ext()["minOffset"] == "0"
+    assert answer.command.ext()["nextBeginOffset"] == "5"
+    broker.close()
+
+
+async def test_a_killed_broker_continues_where_it_was(tmp_path: Path) -> None:
+    broker = start(tmp_path)
+    put(broker, 0, 10)
+    upload(broker)
+    put(broker, 10, 10)
+    # Uploaded, and killed before the positions were saved.
+    following = next(f for f in broker.store.followers.all if f.follower.name == "tier")
+    broker.store.flusher.flush_now()
+    for work in following._follow():
+        work.run()
+    following.follower.sync()
+    crash(broker.store)
+    broker = start(tmp_path, broker.clock)
+    put(broker, 20, 5)
+    upload(broker)
+    assert await expire_log(broker) > 15
+    assert read_all(broker) == [*range(25)]
+    queue = tier_of(broker)._access.queue(TOPIC, 0)
+    assert queue is not None
+    assert (queue.min_offset, queue.commit_offset) == (0, 25)
+    index = tier_of(broker)._access.tier.index
+    assert index is not None
+    for number in (3, 15, 24):
+        hits = index.query(TOPIC, f"k{number}", 0, 1 << 60, 10)
+        assert not isinstance(hits, Failure)
+        assert len(hits) == 1
+    broker.close()
+
+
+async def test_the_log_keeps_what_is_not_uploaded(tmp_path: Path) -> None:
+    broker = start(tmp_path)
+    put(broker, 0, 20)
+    broker.store.index_tick()
+    broker.store.flusher.flush_now()
+    assert await expire_log(broker) == 0
+    upload(broker)
+    assert await expire_log(broker) > 10
+    broker.close()
+
+
+async def test_a_group_that_is_behind_holds_no_log_files_that_are_uploaded(tmp_path: Path) -> None:
+    broker = start(tmp_path)
+    put(broker, 0, 20)
+    broker.join("group", "client", TOPIC)
+    broker.offsets.commit("group", TOPIC, 0, 3)
+    upload(broker)
+    assert await expire_log(broker) > 10
+    assert read_all(broker, offset=3) == [*range(3, 20)]
+    broker.close()
+
+
+class Away(PosixDriver):
+    """A store that can be away."""
+
+    is_away = False
+
+    def _failure(self, path: str) -> Failure | None:
+        return Failure(FailureKind.UNREACHABLE, path, "away") if self.is_away else None
+
+    def read(self, path: str, ranges: Any) -> Any:
+        return self._failure(path) or super().read(path, ranges)
+
+    def append(self, path: str, position: int, data: Any) -> Any:
+        return self._failure(path) or super().append(path, position, data)
+
+    def entries(self, folder: str) -> Any:
+        return self._failure(folder) or super().entries(folder)
+
+
+@pytest.fixture
+def away(monkeypatch: pytest.MonkeyPatch) -> type[Away]:
+    monkeypatch.setattr("headrace_broker.tiered.access.tier_access.PosixDriver", Away)
+    monkeypatch.setattr(Away, "is_away", False)
+    return Away
+
+
+async def test_a_store_that_is_away_fails_only_reads_of_the_tier(
+    tmp_path: Path, away: type[Away]
+) -> None:
+    broker = start(tmp_path)
+    put(broker, 0, 20)
+    upload(broker)
+    local_min = await expire_log(broker)
+    away.is_away = True
+    put(broker, 20, 5)
+    with pytest.raises(OSError, match="away"):
+        upload(broker)
+    reader = source(broker)
+    assert read_all(broker, offset=local_min) == [*range(local_min, 25)]
+    for _ in range(3):
+        with pytest.raises(RequestError, match=r"unreachable since .* away") as refused:
+            ready(lambda: reader.get(0, 3, 100_000, None))
+        assert refused.value.code == ResponseCode.SYSTEM_BUSY
+    # Now no thread is asked any more.
+    with pytest.raises(RequestError, match="next try in 1 s"):
+        reader.get(0, 3, 100_000, None)
+    assert "away" in tier_of(broker).runtime_info()["tierProblem"]
+    away.is_away = False
+    tier_of(broker)._reader.breaker.succeeded()
+    upload(broker)
+    await expire_log(broker)
+    assert read_all(broker) == [*range(25)]
+    broker.close()
+
+
+async def test_a_start_without_the_store(tmp_path: Path, away: type[Away]) -> None:
+    broker = start(tmp_path)
+    put(broker, 0, 20)
+    upload(broker)
+    local_min = await expire_log(broker)
+    broker.close()
+    away.is_away = True
+    broker = start(tmp_path, broker.clock)
+    tier_of(broker)._load()
+    assert read_all(broker, offset=local_min) == [*range(local_min, 20)]
+    with pytest.raises(OSError, match="away"):
+        ready(lambda: source(broker).get(0, 3, 100_000, None))
+    away.is_away = False
+    assert read_all(broker) == [*range(20)]
+    broker.close()
+
+
+async def test_damage_in_the_tier_is_an_error_and_skips_nothing(tmp_path: Path) -> None:
+    broker = start(tmp_path)
+    put(broker, 0, 20)
+    upload(broker)
+    await expire_log(broker)
+    segment = min((tmp_path / "tier").rglob("COMMIT_LOG/*"), key=lambda path: path.name[8:])
+    data = bytearray(segment.read_bytes())
+    segment.write_bytes(data[:100])
+    with pytest.raises(RequestError, match="try again"):
+        ready(lambda: source(broker).get(0, 3, 100_000, None))
+    segment.write_bytes(data)
+    assert read_all(broker) == [*range(20)]
+    broker.close()
+
+
+async def test_a_queue_whose_tier_has_other_messages_is_not_uploaded(tmp_path: Path) -> None:
+    broker = start(tmp_path)
+    put(broker, 0, 5)
+    upload(broker)
+    broker.close()
+    (tmp_path / "store").rename(tmp_path / "lost")
+    broker = start(tmp_path)
+    broker.clock.ms += 12345
+    put(broker, 0, 20)
+    other = "Others"
+    broker.create_topic(other)
+    put(broker, 0, 20, other)
+    with pytest.raises(OSError, match="another message at queue offset 0"):
+        upload(broker)
+    upload(broker)
+    queue = tier_of(broker)._access.queue(TOPIC, 0)
+    assert queue is not None
+    assert queue.commit_offset == 5
+    assert tier_of(broker).runtime_info()["tierStuckQueues"] == "1"
+    # The log keeps what can't be uploaded, and other queues go on.
+    assert await expire_log(broker) == 0
+    others = tier_of(broker)._access.queue(other, 0)
+    assert others is not None
+    assert others.commit_offset == 20
+    tier_of(broker)._clean_up({TOPIC: TopicLimit(1 << 50, None)})
+    assert (queue.min_offset, queue.commit_offset) == (0, 5)
+    assert not isinstance(queue.store_time(4), Failure)
+    broker.close()
+
+
+async def test_a_deleted_topic_leaves_the_tier(tmp_path: Path) -> None:
+    broker = start(tmp_path)
+    put(broker, 0, 20)
+    upload(broker)
+    await expire_log(broker)
+    header = DeleteTopicHeader(topic=TOPIC)
+    assert broker.ask(RequestCode.DELETE_TOPIC_IN_BROKER, header).code == ResponseCode.SUCCESS
+    upload(broker)
+    assert not list((tmp_path / "tier").rglob("COMMIT_LOG/*"))
+    broker.create_topic(TOPIC)
+    put(broker, 100, 3)
+    upload(broker)
+    assert read_all(broker) == [100, 101, 102]
+    broker.close()
+
+
+def test_system_topics_and_those_with_the_attribute_are_not_tiered(tmp_path: Path) -> None:
+    broker = start(tmp_path)
+    broker.create_topic("Local", attributes={"tiered": "false"})
+    broker.create_topic("%RETRY%group")
+    wants = tier_of(broker).upload.wants
+    assert [wants(name) for name in (TOPIC, "%RETRY%group")] == [True, True]
+    not_tiered = ("Local", "missing", "SCHEDULE_TOPIC_XXXX", "rmq_sys_x", "broker-a")
+    assert not any(wants(name) for name in not_tiered)
+    broker.close()
+
+
+async def test_a_message_larger_than_a_group_is_uploaded(tmp_path: Path) -> None:
+    broker = start(tmp_path, tiered_store_group_commit_size=100)
+    put(broker, 0, 3)
+    upload(broker)
+    queue = tier_of(broker)._access.queue(TOPIC, 0)
+    assert queue is not None
+    assert queue.commit_offset == 3
+    broker.close()
+
+
+@pytest.mark.parametrize("level", ["DISABLE", "FORCE"])
+async def test_levels(tmp_path: Path, level: str) -> None:
+    broker = start(tmp_path, tiered_storage_level=level)
+    put(broker, 0, 20)
+    upload(broker)
+    put(broker, 20, 2)
+    reader = source(broker)
+    if level == "FORCE":
+        with pytest.raises(NotReady, match="messages of the tier"):
+            reader.get(18, 5, 100_000, None)
+        assert read_all(broker) == [*range(22)]
+    else:
+        assert reader.get(18, 5, 100_000, None).count == 2
+        assert await expire_log(broker) > 10
+        assert reader.get(0, 3, 1000, None).status is GetStatus.OFFSET_TOO_SMALL
+    broker.close()
+
+
+async def test_bulk_reads_and_tags(tmp_path: Path) -> None:
+    broker = start(tmp_path)
+    put(broker, 0, 20)
+    upload(broker)
+    await expire_log(broker)
+    wanted = frozenset({tags_code("odd")})
+    result = ready(lambda: source(broker).get_bulk(2, 4, 100_000, wanted))
+    assert (result.count, result.has_queue_offsets) == (4, True)
+    data = b"".join(map(bytes, result.buffers))
+    units = np.frombuffer(data, UNIT_DTYPE, result.count)
+    at = units.nbytes
+    offsets = np.frombuffer(data, ">i8", result.count, at)
+    assert offsets.tolist() == [3, 5, 7, 9]
+    records = RecordColumns.from_records(data[at + offsets.nbytes :])
+    assert records.queue_offset.tolist() == [3, 5, 7, 9]
+    assert records.size.tolist() == units["size"].tolist()
+    rest = ready(lambda: source(broker).get(result.next_offset, 32, 100_000, wanted))
+    assert next(m.queue_offset for b in rest.buffers for m in decode_records(b)) == 11
+    none = ready(lambda: source(broker).get(0, 3, 100_000, frozenset({12345})))
+    assert none.status is GetStatus.NO_MATCHED_MESSAGE
+    assert none.next_offset > 0
+    broker.close()
+
+
+@pytest.mark.parametrize("boundary", ["LOWER", "UPPER"])
+async def test_offsets_by_time_are_those_before_the_log_expired(
+    tmp_path: Path, boundary: Any
+) -> None:
+    broker = start(tmp_path)
+    begin_ms = broker.clock.ms
+    put(broker, 0, 20)
+    upload(broker)
+    reader = source(broker)
+    times = [begin_ms + number * 500 - 500 for number in range(44)]
+    before = [ready(partial(reader.offset_by_time, ms, boundary)) for ms in times]
+    assert await expire_log(broker) > 10
+    after = [ready(partial(reader.offset_by_time, ms, boundary)) for ms in times]
+    assert after == before
+    store_times = [ready(partial(reader.store_time_at, at)) for at in range(20)]
+    assert store_times == [begin_ms + 1000 * number for number in range(20)]
+    broker.close()
+
+
+async def test_expired_segments_leave_the_tier(tmp_path: Path) -> None:
+    broker = start(tmp_path, tiered_store_file_reserved_time=1)
+    put(broker, 0, 20)
+    upload(broker)
+    await expire_log(broker)
+    put(broker, 20, 3)
+    upload(broker)
+    tier_of(broker)._clean_up({})
+    low = ready(source(broker, Use.BEGIN).min_offset)
+    assert 0 < low <= 20
+    result = ready(lambda: source(broker).get(0, 3, 1000, None))
+    assert (result.status, result.next_offset) == (GetStatus.OFFSET_TOO_SMALL, low)
+    assert read_all(broker, offset=low) == [*range(low, 23)]
+    broker.close()
+
+
+async def test_a_topics_reserve_time_counts_hours(tmp_path: Path) -> None:
+    broker = start(tmp_path, tiered_store_file_reserved_time=1000)
+    topic = "Short"
+    broker.create_topic(topic, attributes={"reserve.time": "2"})
+    for name in (TOPIC, topic):
+        put(broker, 0, 20, name)
+    upload(broker)
+    cleaner = tier_of(broker)
+    queues = {name: cleaner._access.tier.queues[name, 0] for name in (TOPIC, topic)}
+    broker.clock.ms += 2 * 3_600_000 - 60_000
+    cleaner._clean_up(cleaner._limits())
+    assert {name: queue.min_offset for name, queue in queues.items()} == {TOPIC: 0, topic: 0}
+    # For Apache's broker.
+    rows = {name: cleaner._access.tier.metadata.topic(name) for name in (TOPIC, topic)}
+    assert {name: row.reserve_time for name, row in rows.items() if row} == {TOPIC: -1, topic: 2}
+    broker.clock.ms += 60_000
+    cleaner._clean_up(cleaner._limits())
+    assert queues[TOPIC].min_offset == 0
+    assert 10 < queues[topic].min_offset < 20
+    broker.close()
+
+
+async def test_a_topics_reserve_size_counts_both_tiers(tmp_path: Path) -> None:
+    broker = start(tmp_path)
+    topic, limit = "Small", 12_000
+    broker.create_topic(topic, attributes={"reserve.size": str(limit)})
+    put(broker, 0, 20, topic)
+    upload(broker)
+    cleaner = tier_of(broker)
+    tier = cleaner._access.tier
+    queue = tier.queues[topic, 0]
+    cleaner._clean_up(cleaner._limits())
+    # Whole segments of less than 5000 bytes go, and what is left is no less than the limit.
+    assert limit <= tier.record_bytes(topic) < limit + 5000
+    assert tier.record_bytes(topic) == queue.log.end - queue.log.base
+    low = queue.min_offset
+    put(broker, 20, 6, topic)
+    behind_bytes = cleaner.state.behind_bytes(topic)
+    assert 6000 < behind_bytes < 7000
+    cleaner._clean_up(cleaner._limits())
+    assert queue.min_offset > low
+    assert limit <= tier.record_bytes(topic) + behind_bytes < limit + 5000
+    stored = {path.name for path in (tmp_path / "tier").rglob(f"{topic}/0/COMMIT_LOG/*")}
+    assert len(stored) == len(queue.log.segments)
+    assert read_all(broker, topic, queue.min_offset) == [*range(queue.min_offset, 26)]
+    broker.close()
+
+
+async def test_what_is_not_uploaded_holds_the_log_by_name_unless_it_may_go(tmp_path: Path) -> None:
+    broker = start(tmp_path)
+    put(broker, 0, 4)
+    upload(broker)
+    put(broker, 4, 20)
+    broker.store.index_tick()
+    broker.store.flusher.flush_now()
+    tier_of(broker).state.following._note_scan(tier_of(broker).state.following._start_scan())
+    low = await expire_log(broker)
+    assert low <= 4
+    assert broker.store.cleaner.status().oldest_unconsumed.startswith("follower tier")
+    broker.config.update({"deleteUntieredEnable": "true"})
+    low = await expire_log(broker)
+    assert low > 10
+    # The tier keeps what it has, and continues behind the gap.
+    upload(broker)
+    put(broker, 24, 2)
+    upload(broker)
+    queue = tier_of(broker)._access.queue(TOPIC, 0)
+    assert queue is not None
+    assert (queue.min_offset, queue.commit_offset) == (0, 26)
+    result = ready(lambda: source(broker).get(0, 10, 100_000, None))
+    assert (result.status, result.count) == (GetStatus.FOUND, 4)
+    behind_the_gap = ready(lambda: source(broker).get(4, 1, 100_000, None))
+    assert behind_the_gap.next_offset == low + 1
+    assert read_all(broker, offset=low) == [*range(low, 26)]
+    broker.close()

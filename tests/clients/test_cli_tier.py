@@ -1,0 +1,75 @@
+"""Commands for tiered storage, against a running broker."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from headrace.blocking import Admin
+from tests.support.cli import fail, succeed
+from tests.support.running_brokers import brokers_in_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def nameserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("tier")
+    settings = {
+        "message_store_plug_in": "tieredstore",
+        "tiered_backend_service_provider": "posix",
+        "tiered_store_file_path": folder / "tier",
+        "tiered_store_group_commit_timeout": 100,
+    }
+    with brokers_in_thread(folder, ["a"], **settings) as address:
+        yield address
+
+
+@pytest.fixture(autouse=True)
+def environment(nameserver: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_NAMESERVER", nameserver)
+
+
+def status(topic: str) -> dict[str, Any]:
+    found: dict[str, Any] = succeed("tier", "status", "--topic", topic, "--json").json()
+    return found
+
+
+def uploaded(topic: str) -> dict[str, Any]:
+    """The status of a topic once nothing is behind."""
+    while True:
+        found = status(topic)
+        if not any(queue["behind_messages"] for queue in found["queues"]):
+            return found
+
+
+def test_status_of_a_topic(nameserver: str) -> None:
+    succeed("topic", "create", "Orders", "--queues", "1")
+    assert status("Orders")["queues"] == []
+    shown = succeed("tier", "status", "--topic", "Orders")
+    assert "no tiered topic has messages" in shown.stderr
+    for number in range(3):
+        succeed("send", "Orders", f"order {number}")
+    found = uploaded("Orders")
+    (queue,) = found["queues"]
+    assert (queue["topic"], queue["queue"], queue["broker"]) == ("Orders", 0, "a")
+    assert (queue["local_min"], queue["local_max"]) == (0, 3)
+    assert (queue["tier_min"], queue["tier_end"]) == (0, 3)
+    assert queue["tier_bytes"] > 0
+    assert (queue["behind_bytes"], queue["behind_seconds"], queue["problem"]) == (0, 0.0, None)
+    (broker,) = found["brokers"]
+    assert (broker["broker"], broker["is_open"], broker["queue_count"]) == ("a", True, 1)
+    lines = succeed("tier", "status").stdout.splitlines()
+    assert lines[0].split("\t")[:5] == ["topic", "queue", "broker", "local", "tier"]
+    assert lines[1].split("\t")[:5] == ["Orders", "0", "a", "0-3", "0-3"]
+    with Admin(nameserver=nameserver) as admin:
+        assert admin.tier_status()["a"].queues[0].tier_end == 3
+
+
+def test_status_without_a_tier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with brokers_in_thread(tmp_path, ["plain"]) as address:
+        monkeypatch.setenv("HEADRACE_NAMESERVER", address)
+        assert "has no tiered storage" in fail(1, "tier", "status")
