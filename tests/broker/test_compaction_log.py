@@ -206,6 +206,19 @@ def test_a_read_passes_gaps_and_begins_at_the_next_message(
         assert found == [offset for offset in offsets if offset >= start]
 
 
+@pytest.mark.parametrize("read", ["get", "get_bulk"])
+def test_a_place_is_forgotten_when_records_are_written_again(tmp_path: Path, read: str) -> None:
+    log = open_log(tmp_path)
+    log.append(block(0, bodies(0, 6, 10), [1, 3, 5, 7, 9, 11]))
+    reader = reader_of(log)
+    found = ready(partial(getattr(reader, read), 0, 4, 1 << 20, None, 99))
+    assert found.next_offset == 8
+    log.cut(3)
+    log.append(block(3, bodies(0, 5, 10), [6, 8, 9, 10, 12]))
+    found = ready(partial(getattr(reader, read), 8, 4, 1 << 20, None, 99))
+    assert offsets_of(found, is_bulk=read == "get_bulk") == [8, 9, 10, 12]
+
+
 def offsets_of(result: GetResult, *, is_bulk: bool) -> list[int]:
     """Queue offsets as the client of a pull or a bulk pull sees them."""
     data = b"".join(result.buffers)

@@ -67,11 +67,12 @@ class LogReader:
     The place after each read is remembered: a later read usually begins there, without a search.
     """
 
-    __slots__ = ("_log", "_page_cache", "_places")
+    __slots__ = ("_cut_count", "_log", "_page_cache", "_places")
 
     def __init__(self, log: QueueLog, page_cache: PageCache) -> None:
         self._log = log
         self._page_cache = page_cache
+        self._cut_count = log.cut_count
         self._places: dict[int, _Place] = {}
 
     @property
@@ -266,33 +267,35 @@ class LogReader:
         if index == len(segments):
             return None
         segment = segments[index]
-        first = segment.first_queue_offset
-        if queue_offset <= first:
+        if queue_offset <= segment.first_queue_offset:
             return _Place(segment, 0)
-        if segment.last_queue_offset - first == segment.count - 1:  # without gaps
-            return _Place(segment, queue_offset - first)
-        known = self._places.get(queue_offset)
-        if known is not None and self._is_place(known, segment, queue_offset):
+        if not segment.has_gaps:
+            return _Place(segment, queue_offset - segment.first_queue_offset)
+        known = self._places.pop(queue_offset, None)
+        if known is not None and self._holds(known, segment):
             return _Place(segment, known.number)
         number = bisect_left(
             range(segment.count),
             queue_offset,
             key=lambda number: self._unit(segment, number).queue_offset,
         )
+        if number == segment.count:  # the follower's thread has just cleared units
+            raise look_again()
         return _Place(segment, number)
 
     def _remember(self, segment: Segment, number: int, queue_offset: int) -> None:
-        if len(self._places) >= _PLACES_MAX:
-            self._places.clear()
-        self._places[queue_offset] = _Place(segment, number)
+        if segment.has_gaps:
+            if len(self._places) >= _PLACES_MAX:
+                self._places.clear()
+            self._places[queue_offset] = _Place(segment, number)
 
-    def _is_place(self, place: _Place, segment: Segment, queue_offset: int) -> bool:
-        """Whether a remembered place is that of ``queue_offset``."""
-        number = place.number
-        if place.segment.units_file is not segment.units_file or not 0 < number < segment.count:
+    def _holds(self, place: _Place, segment: Segment) -> bool:
+        """Whether a remembered place is that of the same unit in ``segment``."""
+        if self._cut_count != self._log.cut_count:
+            self._cut_count = self._log.cut_count
+            self._places.clear()
             return False
-        before, after = self._unit(segment, number - 1), self._unit(segment, number)
-        return before.queue_offset < queue_offset <= after.queue_offset
+        return place.segment.units_file is segment.units_file
 
     def _unit(self, segment: Segment, number: int) -> CompactionUnit:
         self._check_units(segment, number, number + 1)

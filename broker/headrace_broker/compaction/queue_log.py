@@ -47,6 +47,8 @@ class QueueLog:
         self.sizes = sizes
         self.fs = fs
         self.segments: tuple[Segment, ...] = ()
+        # How often records were removed, so that units may have got other records.
+        self.cut_count = 0
         # What the log lacks between its end and this queue offset has been dropped by runs.
         self.dropped_end = 0
         self._base = base
@@ -245,6 +247,7 @@ class QueueLog:
         same bytes to the same places again.
         """
         before = self.segments
+        self.cut_count += 1
         count = bisect_left(before, queue_offset, key=lambda segment: segment.first_queue_offset)
         kept, gone = before[:count], before[count:]
         if kept and kept[-1].last_queue_offset >= queue_offset:
