@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from headrace_broker.store.files.config_file import ConfigFile
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.headers import CreateStaticTopicHeader
+from headrace_protocol.headers import CreateStaticTopicHeader, UpdateConsumerOffsetHeader
 from headrace_protocol.statictopic.mapping import TopicMapping, encode_detail
+from tests.support.channel import MemoryChannel
 from tests.support.static_brokers import GROUP, TOPIC, Brokers, item
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.support.broker import Answer
+    from headrace_protocol.command import Command
 
 # Clean-up has dropped what was before.
 A, C = item("a", 1, 50, 0), item("c", 2, 50, 0)
@@ -34,7 +35,7 @@ def brokers(tmp_path: Path) -> Iterator[Brokers]:
     brokers.close()
 
 
-def open_c(brokers: Brokers) -> Answer:
+def open_c(brokers: Brokers, channel: MemoryChannel) -> None:
     mapping = TopicMapping(
         topic=TOPIC, bname="broker-c", epoch=brokers.epoch + 1000, total_queues=1, hosted={0: (C,)}
     )
@@ -47,7 +48,14 @@ def open_c(brokers: Brokers) -> Answer:
         topic_filter_type="SINGLE_TAG",
     )
     code = RequestCode.UPDATE_AND_CREATE_STATIC_TOPIC
-    return brokers["c"].ask(code, header, encode_detail(mapping, {0: A}))
+    brokers["c"].send(code, header, encode_detail(mapping, {0: A}), channel)
+
+
+def asked_open_c(brokers: Brokers) -> Command:
+    channel = MemoryChannel()
+    open_c(brokers, channel)
+    ((answer, _),) = channel.replies()
+    return answer
 
 
 def groups_at_c(brokers: Brokers) -> dict[str, int]:
@@ -57,19 +65,20 @@ def groups_at_c(brokers: Brokers) -> dict[str, int]:
 
 
 def test_a_new_leader_gets_the_groups_of_the_empty_one(brokers: Brokers) -> None:
-    assert open_c(brokers).code == ResponseCode.SUCCESS
+    assert asked_open_c(brokers).code == ResponseCode.SUCCESS
     assert groups_at_c(brokers) == {GROUP: 0}
 
 
 def test_a_new_leader_does_not_open_without_them(brokers: Brokers) -> None:
     brokers.away.add("a")
-    answer = open_c(brokers)
+    answer = asked_open_c(brokers)
     assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert answer.remark is not None
     assert "broker-a" in answer.remark
     assert "topic repair" in answer.remark
     assert brokers["c"].parts.static.mappings.leads(TOPIC, 0) is None
     brokers.away.clear()
-    assert open_c(brokers).code == ResponseCode.SUCCESS
+    assert asked_open_c(brokers).code == ResponseCode.SUCCESS
     assert groups_at_c(brokers) == {GROUP: 0}
 
 
@@ -84,15 +93,49 @@ def test_they_are_on_disk_before_the_mapping_is(
         save(file, data)
 
     monkeypatch.setattr(ConfigFile, "save", note)
-    open_c(brokers)
+    asked_open_c(brokers)
     assert saved[:2] == [("consumerOffset.json", True), ("topicQueueMapping.json", False)]
 
 
 def test_what_an_earlier_attempt_left_does_not_count(brokers: Brokers) -> None:
     for group in (GROUP, "gone"):
         brokers["c"].offsets.commit(group, TOPIC, 0, 5)
-    assert open_c(brokers).code == ResponseCode.SUCCESS
+    assert asked_open_c(brokers).code == ResponseCode.SUCCESS
     assert groups_at_c(brokers) == {GROUP: 0}
     brokers["c"].offsets.commit(GROUP, TOPIC, 0, 3)
-    assert open_c(brokers).code == ResponseCode.SUCCESS
+    assert asked_open_c(brokers).code == ResponseCode.SUCCESS
     assert groups_at_c(brokers) == {GROUP: 3}
+
+
+async def test_a_leader_whose_start_is_decided_stops_while_it_asks(
+    brokers: Brokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a repair finishes a move in available mode."""
+    brokers.map((A, item("c", 2, -1, 0)), only="c")
+    brokers["c"].join("late", "client", TOPIC)
+    other = brokers["c"].parts.static.brokers
+    asks: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(other, "ask", lambda *arguments: asks.append(arguments))
+    opening, commit = MemoryChannel(), MemoryChannel()
+    open_c(brokers, opening)
+    header = UpdateConsumerOffsetHeader(
+        consumer_group="late", topic=TOPIC, queue_id=0, commit_offset=50
+    )
+    brokers["c"].send(RequestCode.UPDATE_CONSUMER_OFFSET, header, channel=commit)
+    assert not opening.written
+    assert not commit.written
+    monkeypatch.setattr(other, "ask", brokers.ask)
+    for arguments in asks:
+        brokers.ask(*arguments)
+    brokers["c"].parts.static.forwarding.retry()
+    assert [answer.code for answer, _ in opening.replies()] == [ResponseCode.SUCCESS]
+    assert [answer.code for answer, _ in commit.replies()] == [ResponseCode.SUCCESS]
+    assert groups_at_c(brokers) == {GROUP: 0, "late": 0}
+
+
+def test_a_leader_that_gets_no_answer_continues_undecided(brokers: Brokers) -> None:
+    brokers.map((A, item("c", 2, -1, 0)), only="c")
+    brokers.away.add("a")
+    assert asked_open_c(brokers).code == ResponseCode.SYSTEM_ERROR
+    assert brokers["c"].parts.static.mappings.leads(TOPIC, 0) == 0
+    assert brokers.send("c", b"x") == (0, -1)

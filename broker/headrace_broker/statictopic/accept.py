@@ -36,7 +36,8 @@ class Accepted(NamedTuple):
 
     closed: logic queues that this broker leads and will no longer lead, with the physical queue.
     opened: logic queues that it will lead from now on. new: physical queues of which this broker
-    has had none. emptied: opened queue -> empty item that left its chain.
+    has had none. emptied: queue that it opens or whose start is decided now -> empty item that left
+    the chain.
     """
 
     mapping: BrokerMapping
@@ -160,14 +161,20 @@ def _accepted(
     before = old.led() if old else {}
     after = stored.led()
     opened = {queue: at for queue, at in after.items() if before.get(queue) != at}
+    undecided = {queue for queue in before if old and _is_undecided(old.hosted[queue])}
+    begun = opened.keys() | undecided & after.keys()
     known = found.config.write_queue_nums if found.config else 0
     return Accepted(
         BrokerMapping(stored),
         closed={queue: at for queue, at in before.items() if after.get(queue) != at},
         opened=tuple(opened),
         new=tuple(at for at in opened.values() if at >= known),
-        emptied={queue: item for queue, item in emptied.items() if queue in opened},
+        emptied={queue: item for queue, item in emptied.items() if queue in begun},
     )
+
+
+def _is_undecided(chain: Chain) -> bool:
+    return chain[-1].logic_offset == UNDECIDED
 
 
 def _completed(old: TopicMapping | None, stored: TopicMapping, found: Situation) -> TopicMapping:

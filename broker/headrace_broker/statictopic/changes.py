@@ -55,6 +55,7 @@ _AT_ONCE_ITEMS: Final = 500
 _CHECKS: Final = Lane("checks of mappings", threads=1)
 _SAVES: Final = Lane("saves of mappings", threads=1, outlives_client=True)
 OPENING: Final = "its mapping is not on disk yet"
+_BEGINNING: Final = "it asks where groups continue"
 
 
 class StagedBatches(Protocol):
@@ -243,13 +244,13 @@ class StaticTopicChanges:
 
     def _end(self, request: Request, topic: str, held_bytes: int) -> None:
         self._changing.discard(topic)
+        self._table.resume_all(topic, _BEGINNING)
         request.channel.charge(-held_bytes)
 
     def _steps(self, request: Request, accepted: Accepted, config: TopicConfig) -> Steps:
         mapping, table = accepted.mapping, self._table
         topic = mapping.topic
-        if accepted.new:
-            yield from self._begin_offsets(request, accepted)
+        yield from self._begin_offsets(request, accepted)
         if accepted.closed:
             try:
                 yield partial(self._staging.settle, topic, accepted.closed)
@@ -272,21 +273,27 @@ class StaticTopicChanges:
         """Give new physical queues the groups of the empty items that they replace.
 
         On disk before the mapping is: a start after a crash opens the queue without asking.
-        Nothing that an earlier attempt has left there counts.
+        Nothing that an earlier attempt has left there counts. A leader whose start is decided now
+        stops meanwhile, since it stores the offsets of groups in the empty item until then.
         """
-        topic = accepted.mapping.topic
+        topic, led = accepted.mapping.topic, accepted.mapping.led()
         left = LeftOffsets(self._workers, request, topic, accepted.emptied)
         if accepted.emptied:
+            self._stop_beginning(topic, accepted.emptied)
             yield left.find
         for group in self._offsets.groups_of(topic):
-            for physical in accepted.new:
+            for physical in {*accepted.new, *(led[queue] for queue in accepted.emptied)}:
                 self._offsets.withdraw(group, topic, physical)
         for queue, group in left.groups:
-            chain = accepted.mapping.chain(queue)
-            assert chain is not None
-            self._offsets.commit(group, topic, chain[-1].queue_id, chain[-1].start_offset)
+            self._offsets.commit(group, topic, led[queue], 0)
         if left.groups:
             yield self._offsets.when_saved
+
+    def _stop_beginning(self, topic: str, queues: Iterable[int]) -> None:
+        for queue in queues:
+            if self._table.stopped(topic, queue) is None:
+                self._table.stop(topic, queue, _BEGINNING)
+        self._table.leads_changed()
 
     def _mark(self, mapping: BrokerMapping, then: Then) -> None:
         """Mark a new topic with the id that other brokers have for it, if any has."""
@@ -314,7 +321,7 @@ class StaticTopicChanges:
 
     def _open(self, accepted: Accepted, config: TopicConfig) -> None:
         topic = accepted.mapping.topic
-        self._table.resume_all(topic, OPENING)
+        self._table.resume_all(topic, OPENING, _BEGINNING)
         incarnation = self._table.marks.incarnation(topic)
         assert incarnation is not None
         self._topics.put_changed(config, incarnation)
