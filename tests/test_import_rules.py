@@ -36,10 +36,11 @@ STORE_BASE = {
     "headrace_protocol.errors",
     *RECORDS,
 }
-# What a service of the broker may know: the store, and how tables are kept.
+# What a service of the broker may know: the store, how tables are kept, and the time.
 SERVICE = {
     "headrace_daemon",
     "headrace_protocol",
+    "headrace_broker.clock",
     "headrace_broker.host_budget",
     "headrace_broker.persistence",
     STORE,
@@ -234,6 +235,7 @@ MAY_IMPORT = {
 # Modules that may import more than the rest of their folder.
 MAY_IMPORT_TOO = {
     "headrace_protocol.columns": {"numpy"},
+    "headrace_protocol.record_keys": {"numpy"},
     "headrace_daemon.metrics.exposition": {"prometheus_client"},
     "headrace.spans": {"opentelemetry"},
     "headrace_broker.tiered.driver.objects": {"obstore"},

@@ -65,7 +65,7 @@ from headrace_broker.timer.processor import TimerProcessor
 from headrace_broker.topics.attributes import topic_limits
 from headrace_broker.topics.table import TopicTable
 from headrace_broker.transaction.processor import TransactionProcessor
-from headrace_broker.upkeep import ClientExpiry, expire_locks, persist_offsets
+from headrace_broker.upkeep import ClientExpiry, expire_locks
 from headrace_broker.waiting_services import waiting_services
 from headrace_daemon.host_log import HostLog
 from headrace_daemon.metrics.daemon_metrics import DaemonMetrics
@@ -152,7 +152,7 @@ def assemble(
     found = places(static), sources(compaction, tier)
     directory = QueueDirectory(config.broker_name, store, topics, *found)
     staging = _staging(config, store, mappings, statistics, budget, supervisor)
-    of_changes = (long_polling, staging, changes, registration, registry)
+    of_changes = (offsets, long_polling, staging, changes, registration, registry)
     of_waiting = (topics, directory, offsets, producers, statistics, budget, server.host_log)
     parts = Parts(
         config=config,
@@ -265,6 +265,7 @@ def _mapping_changes(
     static: StaticTopics,
     topics: TopicTable,
     store: MessageStore,
+    offsets: ConsumerOffsets,
     long_polling: LongPolling,
     staging: Staging,
     changes: HostLog,
@@ -275,9 +276,11 @@ def _mapping_changes(
         static.mappings,
         topics,
         store,
+        offsets,
         long_polling,
         staging,
         static.founders,
+        static.workers,
         changes,
         registration,
         registry,
@@ -612,7 +615,9 @@ def services(parts: Parts) -> tuple[Service, ...]:
         # These two supervise their own tasks.
         Service(parts.store.run, is_awaited=True, is_supervised=False),
         Service(parts.staging.run, parts.staging.load, is_awaited=True, is_supervised=False),
-        Service(parts.compaction.schedule.run, parts.compaction.load),
+        Service(
+            parts.compaction.schedule.run, parts.compaction.load, finish=parts.compaction.finish
+        ),
         Service(parts.compaction.rebuilds.run),
         *(() if parts.tier is None else parts.tier.services()),
         *_waiting_services(parts),
@@ -633,7 +638,8 @@ def services(parts: Parts) -> tuple[Service, ...]:
         Service(expiry.run),
         Service(partial(expire_locks, parts.consumers, clock)),
         Service(
-            partial(persist_offsets, parts.config, parts.offsets), finish=parts.offsets.persist
+            partial(parts.offsets.run, lambda: parts.config.flush_consumer_offset_interval / 1000),
+            finish=parts.offsets.persist,
         ),
         # The server handles the errors of each client; any other error must end the broker.
         Service(

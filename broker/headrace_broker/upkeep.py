@@ -1,20 +1,15 @@
-"""Periodic work on the state of clients: expiry, and saving offsets."""
+"""Periodic work on the state of clients: expiry."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import structlog
 import trio
 
 if TYPE_CHECKING:
     from headrace_broker.clock import Clock
-    from headrace_broker.config import BrokerConfig
     from headrace_broker.consumer.groups import ConsumerManager, ProducerManager
-    from headrace_broker.consumer.offsets import ConsumerOffsets
     from headrace_daemon.host_log import HostLog
-
-log = structlog.get_logger("headrace.broker")
 
 _EXPIRE_S = 10.0
 _EXPIRE_LOCKS_S = 1.0
@@ -52,14 +47,3 @@ async def expire_locks(consumers: ConsumerManager, clock: Clock) -> None:
     while True:
         await trio.sleep(_EXPIRE_LOCKS_S)
         consumers.expire_locks(clock.now_ms())
-
-
-async def persist_offsets(config: BrokerConfig, offsets: ConsumerOffsets) -> None:
-    """Save changed consumer offsets at intervals, until cancelled."""
-    while True:
-        await trio.sleep(config.flush_consumer_offset_interval / 1000)
-        if (snapshot := offsets.take_snapshot()) is not None:
-            try:
-                await trio.to_thread.run_sync(offsets.save_snapshot, snapshot)
-            except OSError as error:
-                log.error("offsets not saved, retrying", reason=str(error))

@@ -1,7 +1,7 @@
 """Encode and decode many records at once, as numpy columns.
 
 Work per record (slices, CRC) is done in C; everything else takes a few numpy calls for all records.
-This is the only module of the package that imports numpy: clients import it on first use.
+Of the package only this module and ``record_keys`` import numpy: clients import them on first use.
 Source: docs/protocol.md "Bulk", docs/store-format.md "record".
 """
 

@@ -255,7 +255,8 @@ class Registry:
         """Call ``guard`` before each routed request of ``codes``.
 
         If it returns an answer or raises, the request gets that answer and is not served. It sees
-        each request once and by itself, so ``route_ready`` no longer applies to these codes.
+        each request by itself, so ``route_ready`` no longer applies to these codes; and once, but
+        for ``admit_again``.
         """
         for code in codes:
             self._guards[code] = (*self._guards.get(code, ()), guard)
@@ -376,6 +377,17 @@ class Registry:
         """Serve a request that has waited once more, from its start."""
         request.is_retry = True
         self._serve_again(request.channel, functools.partial(self.serve_request, request))
+
+    def admit_again(self, request: Request) -> None:
+        """Serve a request that was passed on once more, from its guards on.
+
+        A guard may have taken it over; its function alone would not do what the guard does.
+        """
+        self._serve_again(request.channel, functools.partial(self._admit, request))
+
+    def _admit(self, request: Request) -> None:
+        if request.command.code not in self._guards or not self._is_refused(request):
+            self.serve_request(request)
 
     def begin_long(self, function: LongFunction, request: Request) -> None:
         """Serve a request with ``function`` in slices, after the client's other long requests."""

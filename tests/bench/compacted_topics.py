@@ -1,6 +1,7 @@
 """A compacted topic beside a plain one of one running broker: sends, drains, keys and tables.
 
-Rounds of both topics alternate. The generator shares the machine with the broker.
+Rounds of both topics alternate. The generator shares the machine with the broker. On a busy machine
+only the broker's CPU time can be compared; that of sends includes the copy into the compaction log.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import itertools
 import statistics
 import sys
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -22,6 +24,7 @@ from headrace_protocol.command import header_fields
 from headrace_protocol.headers import BulkPullHeader, BulkSendHeader, GetByKeyHeader
 from headrace_protocol.key_lookup import WantedKey, encode_keys
 from headrace_protocol.message import encode_batch, encode_properties
+from tests.bench.processes import cpu_s
 from tests.bench.wire import Client, call_until_accepted, frame, pull_frame, send_frame
 from tests.conformance.peer import PeerError, running
 
@@ -33,6 +36,9 @@ if TYPE_CHECKING:
 
     from tests.conformance.peer import Peer
 
+    # Prints the costs of a named work for each topic.
+    Compare = Callable[[str, Callable[[str], int]], None]
+
 PLAIN, COMPACTED = "PLAIN_BENCH", "KEYED_BENCH"
 _TOPICS = (PLAIN, COMPACTED)
 _BODY = bytes(100)
@@ -41,6 +47,8 @@ _BATCH, _BULK = 100, 1000
 _IN_FLIGHT = 32
 _ROUND_S = 1.0
 _BULK_BYTES = 8 << 20
+# So that a round takes long enough for the CPU time, which is shown in steps of 10 ms.
+_BULK_DRAINS = 10
 _SETTLE_S = 120
 
 
@@ -61,12 +69,13 @@ def measure(home: Path, key_count: int, rounds: int) -> None:
     with running("headrace", home, settings={}) as peer, Client(peer.broker) as client:
         for topic in (*_TOPICS, *(f"{topic}_FULL" for topic in _TOPICS)):
             client.call(frame(RequestCode.UPDATE_AND_CREATE_TOPIC, _topic_fields(topic)))
+        compare = partial(_compare, peer, rounds)
         for way in WAYS:
-            _compare_sends(client, way, rounds)
+            _compare_sends(client, way, compare)
         for topic in _TOPICS:
             _fill(client, f"{topic}_FULL", key_count)
         _wait_for_follower(peer)
-        _compare_drains(client, key_count, rounds)
+        _compare_drains(client, key_count, compare)
         _measure_lookups(client, key_count, rounds)
         for topic in _TOPICS:
             _measure_table(peer.nameserver, f"{topic}_FULL", key_count, rounds)
@@ -99,17 +108,35 @@ def _say(line: str) -> None:
     sys.stdout.flush()
 
 
-def _rates(measure_one: Callable[[str], float], rounds: int) -> tuple[float, float]:
-    """Medians of the rounds of the plain and of the compacted topic."""
-    rates: dict[str, list[float]] = {topic: [] for topic in _TOPICS}
+class Cost(NamedTuple):
+    """Messages per second, and the broker's CPU time for each in microseconds."""
+
+    per_s: float
+    cpu_us: float
+
+
+def _compare(peer: Peer, rounds: int, name: str, work: Callable[[str], int]) -> None:
+    """Print what a message of the plain and of the compacted topic costs: medians of the rounds.
+
+    work: for a topic; returns the number of messages.
+    """
+    costs: dict[str, list[Cost]] = {topic: [] for topic in _TOPICS}
     for number in range(rounds):
         for topic in _TOPICS if number % 2 else reversed(_TOPICS):
-            rates[topic].append(measure_one(topic))
-    return statistics.median(rates[PLAIN]), statistics.median(rates[COMPACTED])
-
-
-def _say_ratio(name: str, plain: float, compacted: float) -> None:
-    _say(f"{name:28} {plain:10.0f}/s plain {compacted:10.0f}/s compacted {compacted / plain:6.2f}")
+            cpu, start = cpu_s([peer.broker_pid]), time.perf_counter()
+            count = work(topic)
+            seconds = time.perf_counter() - start
+            _wait_for_follower(peer)
+            used_s = cpu_s([peer.broker_pid]) - cpu
+            costs[topic].append(Cost(count / seconds, used_s / count * 1e6))
+    plain, compacted = (
+        Cost(*map(statistics.median, zip(*costs[topic], strict=True))) for topic in _TOPICS
+    )
+    _say(
+        f"{name:24} {plain.per_s:9.0f}/s plain {compacted.per_s:9.0f}/s compacted "
+        f"{compacted.per_s / plain.per_s:5.2f}   CPU {plain.cpu_us:6.2f} us plain "
+        f"{compacted.cpu_us:6.2f} us compacted {plain.cpu_us / compacted.cpu_us:5.2f}"
+    )
 
 
 # -- sends -----------------------------------------------------------------------------------------
@@ -164,7 +191,7 @@ WAYS = (
 )
 
 
-def _compare_sends(client: Client, way: Way, rounds: int) -> None:
+def _compare_sends(client: Client, way: Way, compare: Compare) -> None:
     groups: dict[str, list[bytes]] = {}
     for topic in _TOPICS:
         frames = [way.make(topic, number * way.messages) for number in range(_FRAMES)]
@@ -173,17 +200,17 @@ def _compare_sends(client: Client, way: Way, rounds: int) -> None:
             for at in range(0, _FRAMES - way.in_flight + 1, way.in_flight)
         ]
 
-    def rate(topic: str) -> float:
-        start, sent = time.perf_counter(), 0
+    def send(topic: str) -> int:
+        end, sent = time.perf_counter() + _ROUND_S, 0
         for group in itertools.cycle(groups[topic]):
             client.send(group)
             client.take_answers(way.in_flight)
             sent += way.in_flight * way.messages
-            if time.perf_counter() - start > _ROUND_S:
+            if time.perf_counter() > end:
                 break
-        return sent / (time.perf_counter() - start)
+        return sent
 
-    _say_ratio(way.name, *_rates(rate, rounds))
+    compare(way.name, send)
 
 
 # -- drains ----------------------------------------------------------------------------------------
@@ -203,17 +230,18 @@ def _wait_for_follower(peer: Peer) -> None:
             time.sleep(0.2)
 
 
-def _compare_drains(client: Client, count: int, rounds: int) -> None:
-    for name, make in (("pulls of 32", _pull), ("bulk pulls", _bulk_pull)):
+def _compare_drains(client: Client, count: int, compare: Compare) -> None:
+    for name, make, times in (("pulls of 32", _pull, 1), ("bulk pulls", _bulk_pull, _BULK_DRAINS)):
 
-        def rate(topic: str, make: Callable[[str, int], bytes] = make) -> float:
-            start, offset = time.perf_counter(), 0
-            while offset < count:
-                client.send(make(f"{topic}_FULL", offset))
-                offset = int(client.answer()["extFields"]["nextBeginOffset"])
-            return count / (time.perf_counter() - start)
+        def drain(topic: str, make: Callable[[str, int], bytes] = make, times: int = times) -> int:
+            for _ in range(times):
+                offset = 0
+                while offset < count:
+                    client.send(make(f"{topic}_FULL", offset))
+                    offset = int(client.answer()["extFields"]["nextBeginOffset"])
+            return count * times
 
-        _say_ratio(f"drain, {name}", *_rates(rate, rounds))
+        compare(f"drain, {name}", drain)
 
 
 def _pull(topic: str, offset: int) -> bytes:

@@ -165,6 +165,7 @@ async def test_a_broker_finishes_in_this_order(tmp_path: Path) -> None:
         topics.incarnations.saved.finish,
         topics.saved.finish,
         parts.groups.saved.finish,
+        parts.compaction.finish,
         parts.waiting.schedule.finish,
         parts.waiting.timers.finish,
         parts.waiting.transactions.finish,

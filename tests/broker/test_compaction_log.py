@@ -197,13 +197,26 @@ def test_a_read_passes_gaps_and_begins_at_the_next_message(
         found: list[int] = []
         at = start
         while at <= reader.last_offset:
-            result = ready(partial(getattr(reader, read), at, count_max, 1 << 20, None))
+            result = ready(partial(getattr(reader, read), at, count_max, 1 << 20, None, 99))
             assert result.status is GetStatus.FOUND
             assert 1 <= result.count <= count_max
             found += offsets_of(result, is_bulk=read == "get_bulk")
             assert result.next_offset == found[-1] + 1
             at = result.next_offset
         assert found == [offset for offset in offsets if offset >= start]
+
+
+@pytest.mark.parametrize("read", ["get", "get_bulk"])
+def test_a_place_is_forgotten_when_records_are_written_again(tmp_path: Path, read: str) -> None:
+    log = open_log(tmp_path)
+    log.append(block(0, bodies(0, 6, 10), [1, 3, 5, 7, 9, 11]))
+    reader = reader_of(log)
+    found = ready(partial(getattr(reader, read), 0, 4, 1 << 20, None, 99))
+    assert found.next_offset == 8
+    log.cut(3)
+    log.append(block(3, bodies(0, 5, 10), [6, 8, 9, 10, 12]))
+    found = ready(partial(getattr(reader, read), 8, 4, 1 << 20, None, 99))
+    assert offsets_of(found, is_bulk=read == "get_bulk") == [8, 9, 10, 12]
 
 
 def offsets_of(result: GetResult, *, is_bulk: bool) -> list[int]:
@@ -235,16 +248,16 @@ def test_a_read_filters_by_tags_and_respects_the_bytes(tmp_path: Path, read: str
     found = []
     at = 0
     while at <= reader.last_offset:
-        result = ready(partial(getattr(reader, read), at, 32, 400, wanted))
+        result = ready(partial(getattr(reader, read), at, 32, 400, wanted, 99))
         assert result.body_bytes <= 400
         if result.count:
             found += offsets_of(result, is_bulk=read == "get_bulk")
         at = result.next_offset
     assert found == tagged
-    nothing = ready(partial(getattr(reader, read), 0, 32, 400, frozenset((12345,))))
+    nothing = ready(partial(getattr(reader, read), 0, 32, 400, frozenset((12345,)), 99))
     assert (nothing.status, nothing.buffers) == (GetStatus.NO_MATCHED_MESSAGE, [])
     assert nothing.next_offset > 0
-    first = ready(partial(getattr(reader, read), 0, 32, 1, None))
+    first = ready(partial(getattr(reader, read), 0, 32, 1, None, 99))
     assert first.count == 1  # whatever its size
 
 
@@ -427,7 +440,7 @@ def test_the_files_of_apache_are_read(tmp_path: Path) -> None:
         ]
         reader = reader_of(log)
         assert reader.min_offset == found[0][0]
-        assert offsets_of(ready(partial(reader.get, 0, 3, 1 << 20, None)), is_bulk=False) == [
+        assert offsets_of(ready(partial(reader.get, 0, 3, 1 << 20, None, 99)), is_bulk=False) == [
             offset for offset, *_ in found[:3]
         ]
 
@@ -600,7 +613,7 @@ def test_a_read_while_units_are_written_again_is_repeated(tmp_path: Path, read: 
     log.cut(4)
     log.segments = before  # those that a request has taken just before
     with pytest.raises(NotReady):
-        getattr(reader_of(log), read)(1, 32, 1 << 20, None)
+        getattr(reader_of(log), read)(1, 32, 1 << 20, None, 99)
 
 
 # --- swaps ---------------------------------------------------------------------------------

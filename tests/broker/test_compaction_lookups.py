@@ -5,8 +5,11 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
+import trio
 
+from headrace_broker.compaction.key_index import KeyIndex
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import GetByKeyHeader, GetByKeyResponseHeader
 from headrace_protocol.key_lookup import NoRecord, WantedKey, decode_found, encode_keys
@@ -108,6 +111,95 @@ def test_a_damaged_index_is_built_again(tmp_path: Path) -> None:
         broker = start(tmp_path)
         assert get(broker, key("a")) == [b"1"]
         broker.close()
+
+
+def index_file(folder: Path) -> Path:
+    (path,) = (folder / "store/compaction/headrace/C/0/keys").iterdir()
+    return path
+
+
+def flip_bit(path: Path, bit: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(data)
+
+
+@pytest.fixture
+def filled(tmp_path: Path) -> dict[str, bytes]:
+    """The values of a topic in a closed store, whose index is nearly full."""
+    broker = start(tmp_path)
+    create(broker)
+    values = {f"key {number}": b"%d" % number for number in range(700)}
+    for name, body in values.items():
+        put(broker, name, body)
+    follow(broker)
+    assert get(broker, *map(key, values)) == [*values.values()]
+    broker.topics.saved.finish()
+    broker.close()
+    return values
+
+
+@pytest.mark.slow
+def test_each_flipped_bit_of_the_index_is_found_or_harmless(
+    tmp_path: Path, filled: dict[str, bytes]
+) -> None:
+    path = index_file(tmp_path)
+    whole, seed = path.read_bytes(), Random().getrandbits(32)
+    rng, made_anew = Random(seed), 0
+    head, slots = range(8 * 52), range(8 * 64, 8 * len(whole))
+    for bit in (*rng.sample(head, 4), *rng.sample(slots, 8)):
+        path.write_bytes(whole)
+        flip_bit(path, bit)
+        broker = start(tmp_path)
+        found = get(broker, *map(key, filled), key("never"))
+        assert found == [*filled.values(), NoRecord.NEVER], f"seed {seed}, bit {bit}"
+        broker.close()
+        made_anew += path.read_bytes() == whole
+    assert made_anew > 3, f"seed {seed}"
+
+
+@pytest.mark.parametrize("part", ["hash", "place"])
+def test_a_damaged_entry_is_not_copied_to_a_larger_index(
+    tmp_path: Path, filled: dict[str, bytes], part: str
+) -> None:
+    path = index_file(tmp_path)
+    slots = np.frombuffer(path.read_bytes(), [("hash", "<u8"), ("place", "<u8")], offset=64)
+    slot = int(np.flatnonzero(slots["place"])[100])
+    flip_bit(path, 8 * (64 + 16 * slot) + (7 if part == "hash" else 64))
+    broker = start(tmp_path)
+    broker.parts.compaction.queues.build_index(C, 0)
+    for number in range(700, 800):
+        put(broker, f"key {number}", b"%d" % number)
+    follow(broker)
+    names = [f"key {number}" for number in range(800)]
+    assert get(broker, *map(key, names)) == [b"%d" % number for number in range(800)]
+    assert len(index_file(tmp_path).read_bytes()) > len(slots) * 16
+    broker.close()
+
+
+def test_a_damaged_seed_makes_the_index_anew(tmp_path: Path, filled: dict[str, bytes]) -> None:
+    path = tmp_path / "store/compaction/headrace/seed.json"
+    before = path.read_bytes()
+    path.write_bytes(before[:-3])
+    broker = start(tmp_path)
+    assert get(broker, *map(key, filled)) == [*filled.values()]
+    assert path.read_bytes() != before
+    broker.close()
+
+
+def test_a_start_after_a_stop_enters_no_key_again(
+    tmp_path: Path, filled: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = start(tmp_path)
+    assert get(broker, key("key 1")) == [filled["key 1"]]
+    put(broker, "last", b"x")
+    follow(broker)
+    trio.run(broker.parts.compaction.finish)
+    broker.close()
+    broker = start(tmp_path)
+    monkeypatch.setattr(KeyIndex, "put", None)
+    assert get(broker, key("last"), key("key 1")) == [b"x", filled["key 1"]]
+    broker.close()
 
 
 def test_any_queue_has_the_message_that_was_stored_last(tmp_path: Path) -> None:

@@ -147,6 +147,27 @@ def test_a_rebuilt_queue_has_the_newest_value_of_each_key(tmp_path: Path) -> Non
     again.close()
 
 
+def test_a_queue_whose_files_lie_beyond_2_gib_is_rebuilt(tmp_path: Path) -> None:
+    values = fill(tmp_path / "a")
+    lose(tmp_path / "a", tmp_path / "b")
+    master, broker = start(tmp_path / "a"), start(tmp_path / "b")
+    log = broker.parts.compaction.queues.open(*NAME).log
+    log.leave_names(-(-(1 << 32) // log.sizes.log_bytes))
+    follow(broker)
+    assert log.segments[0].base >= 1 << 32
+    assert rebuild(broker, master) == 0
+    assert found(broker) == values
+    send(broker, "k0", b"later")
+    follow(broker)
+    assert log.segments[-1].base > 1 << 32
+    compact(broker)
+    broker.close()
+    again = start(tmp_path / "b")
+    assert found(again) == values | {"k0": b"later"}
+    master.close()
+    again.close()
+
+
 def test_messages_that_arrive_during_a_rebuild_stay_newer(tmp_path: Path) -> None:
     values = fill(tmp_path / "a")
     lose(tmp_path / "a", tmp_path / "b")
@@ -183,6 +204,26 @@ def test_a_second_rebuild_brings_no_deleted_key_back(tmp_path: Path) -> None:
     compact(broker)
     assert not [message for message in read(broker) if message.properties["KEYS"] == "k1"]
     rebuild(broker, master)
+    assert found(broker) == values | {"k0": b"x"}
+    master.close()
+    broker.close()
+
+
+def test_a_rebuild_brings_no_key_back_whose_marker_was_the_last_message(tmp_path: Path) -> None:
+    values = fill(tmp_path / "a")
+    lose(tmp_path / "a", tmp_path / "b")
+    master, broker = start(tmp_path / "a"), start(tmp_path / "b")
+    follow(broker)
+    log = broker.parts.compaction.queues.open(*NAME).log
+    end = log.end_offset
+    for _ in range(2):
+        compact(broker)
+        broker.clock.ms += 2 * POLICY.delete_retention_ms
+    assert log.end_offset < end
+    rebuild(broker, master)
+    # Until then the marker is read from the CommitLog.
+    send(broker, "k0", b"x")
+    follow(broker)
     assert found(broker) == values | {"k0": b"x"}
     master.close()
     broker.close()

@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from headrace_broker.compaction.key_hash import KeyHash
 from headrace_broker.compaction.marker_times import MarkerTimes
 from headrace_broker.compaction.offset_map import SLOT_BYTES, OffsetMap
 from headrace_broker.compaction.queue_log import QueueLog
 from headrace_broker.compaction.record_blocks import SegmentDamaged
-from headrace_broker.compaction.record_keys import KeyHash, find_keys
 from headrace_broker.compaction.run import Job, Result, Run
 from headrace_broker.compaction.segments import COMPACTING, Folders, Segment
 from headrace_broker.store.files.filesystem import Files
 from headrace_protocol.columns import RecordColumns, encode_records
 from headrace_protocol.message import decode_properties
+from headrace_protocol.record_keys import find_keys
 from tests.support.compaction_entries import SMALL, TOPIC, Entry, fill, read_entries
 
 if TYPE_CHECKING:

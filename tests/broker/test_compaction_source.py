@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from headrace_broker.compaction.compactor import Request
 from headrace_broker.compaction.marker_times import MarkerTimes
 from headrace_broker.compaction.run import Job, Run
 from headrace_broker.compaction.run_state import RunState
 from headrace_broker.compaction.segments import COMPACTING, Folders
+from headrace_broker.topics.attributes import CompactionPolicy
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import (
     BulkPullHeader,
@@ -59,6 +61,13 @@ def fill(broker: BrokerUnderTest, first: int, end: int) -> None:
 def follow(broker: BrokerUnderTest) -> None:
     broker.store.flusher.flush_now()
     broker.store.followers.finish()
+
+
+def follow_unsaved(broker: BrokerUnderTest) -> None:
+    """As in the seconds before the next save."""
+    broker.store.flusher.flush_now()
+    for work in broker.store.followers.all[0]._follow():
+        work.run()
 
 
 def log_end(broker: BrokerUnderTest) -> int:
@@ -213,6 +222,14 @@ def compact(broker: BrokerUnderTest) -> None:
         found.swap.swap(found.log, result.groups, RunState(position=result.next_position))
 
 
+def compact_when_due(broker: BrokerUnderTest) -> None:
+    """A run as the schedule makes it, after the time of the delete markers in an earlier one."""
+    policy = CompactionPolicy(delete_retention_ms=1000, max_lag_ms=0)
+    broker.clock.ms += 2 * policy.delete_retention_ms
+    request = Request((C, 0), policy, broker.clock.ms, 1 << 20, is_forced=True)
+    assert broker.parts.compaction.compactor.compact(request) is not None
+
+
 def newest(broker: BrokerUnderTest) -> dict[str, int]:
     """The newest value of each key, read from offset 0 on, whose offsets ascend."""
     messages = read(broker)
@@ -266,6 +283,51 @@ def test_messages_that_are_followed_again_have_been_part_of_no_run(tmp_path: Pat
         compaction.follower.resume(C, 0, 0)
     assert compacted.log.end_offset == 0
     assert compacted.state_file.load().position == 0
+    broker.close()
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_what_a_start_follows_again_has_been_part_of_no_run(tmp_path: Path, is_lost: bool) -> None:
+    broker = start(tmp_path)
+    create(broker)
+    broker.topics.saved.finish()
+    for value in (b"old", b""):
+        broker.store_message(C, 0, value, KEYS="k")
+    follow(broker)
+    broker.store_message(C, 0, b"x", KEYS="other")
+    broker.store.flusher.flush_now()
+    follow_unsaved(broker)
+    for _ in range(2):
+        compact_when_due(broker)
+    assert [message.body for message in read(broker)] == [b"x"]
+    crash(broker.store)
+    if is_lost:
+        for path in (*tmp_path.glob("store/compaction/*/C/0/0*"),):
+            path.unlink()
+    # The log is cut where it was saved, and nothing is left of it.
+    broker = start(tmp_path)
+    follow(broker)
+    compact_when_due(broker)
+    # What runs have dropped is not followed again, unless the log was lost.
+    assert [message.body for message in read(broker)] == ([b"", b"x"] if is_lost else [b"x"])
+    broker.close()
+
+
+def test_messages_that_a_run_has_dropped_are_not_followed_again_after_an_error(
+    tmp_path: Path,
+) -> None:
+    broker = start(tmp_path)
+    create(broker)
+    fill(broker, 0, 3)
+    fill(broker, 2, 4)  # the second message of k2 replaces the one at queue offset 2
+    follow(broker)
+    compact(broker)
+    compaction = broker.parts.compaction
+    compacted = compaction.queues.open(C, 0)
+    compaction.follower.resume(C, 0, 4)
+    # Its file has other records where the dropped one was; a reply may be sending them.
+    assert compaction.follower.resume(C, 0, 3) == 3
+    assert compacted.log.end_offset == 2
     broker.close()
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import time
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
@@ -48,6 +51,17 @@ def test_a_process_does_what_a_thread_does(tmp_path: Path) -> None:
     assert [count for count in there_paced if count] == paced
     for folder in (tmp_path / "here", tmp_path / "there"):
         assert len([*folder.rglob("compacting/*")]) == 2
+
+
+@pytest.mark.slow
+def test_a_process_runs_beside_a_thousand_connections(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with ExitStack() as stack:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        for _ in range(1024):
+            stack.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        assert run_in_process(make_task(tmp_path), lambda _bytes: None).dropped_count == 83
 
 
 @pytest.mark.slow

@@ -49,14 +49,27 @@ def test_a_lock_that_is_not_renewed_ends() -> None:
     assert locks.lock("g", "c1", [Q0], 2 * LOCK_LIFE_MS + 2, HOST) == []
 
 
+@pytest.mark.parametrize("back_ms", [1, 3_600_000])
+def test_a_lock_ends_in_time_though_the_clock_was_set_back(back_ms: int) -> None:
+    locks = QueueLocks()
+    now_ms = 10_000_000
+    locks.lock("g", "c1", [Q0], now_ms, HOST)
+    now_ms -= back_ms
+    assert locks.lock("g", "c2", [Q0], now_ms, HOST) == []
+    assert list(locks.of_group("g", now_ms)) == [(Q0, "c1", LOCK_LIFE_MS)]
+    now_ms += LOCK_LIFE_MS
+    assert locks.lock("g", "c2", [Q0], now_ms, HOST) == []
+    assert locks.lock("g", "c2", [Q0], now_ms + 1, HOST) == [Q0]
+
+
 def test_the_lock_of_a_client_that_left_ends_sooner() -> None:
     locks = QueueLocks()
     locks.lock("g", "c1", [Q0], 0, HOST)
     locks.left("g", "c1")
     assert locks.is_any_held("g", LEFT_LIFE_MS)
-    assert not locks.is_any_held("g", LEFT_LIFE_MS + 1)
     assert locks.lock("g", "c2", [Q0], LEFT_LIFE_MS, HOST) == []
     assert list(locks.expire(LEFT_LIFE_MS)) == [None]
+    assert not locks.is_any_held("g", LEFT_LIFE_MS + 1)
     assert locks.lock("g", "c2", [Q0], LEFT_LIFE_MS + 1, HOST) == [Q0]
 
 
@@ -72,7 +85,7 @@ def test_the_lock_of_a_client_that_came_back_lasts(how: str) -> None:
     assert list(locks.expire(LOCK_LIFE_MS)) == []
     assert list(locks.expire(LOCK_LIFE_MS + 1)) == ["g"]
     assert len(locks) == 0
-    assert not locks.is_any_held("g", 0)
+    assert not locks.is_any_held("g", LOCK_LIFE_MS + 1)
 
 
 # -- members of a broker ---------------------------------------------------------------------------

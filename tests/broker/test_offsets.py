@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -171,3 +172,46 @@ def test_the_file_always_holds_the_table(
     data = (folder / "consumerOffset.json").read_bytes()
     assert ConsumerOffsetSerializeWrapper.decode(data) == everything(offsets)
     assert everything(open_offsets(folder)) == everything(offsets)
+
+
+async def test_offsets_that_are_waited_for_are_saved_at_once(tmp_path: Path) -> None:
+    offsets = open_offsets(tmp_path)
+    assert await saved(offsets, 1) is None
+    assert open_offsets(tmp_path).query("g", "t", 0) == 1
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(offsets.run, lambda: 3600)
+        await trio.testing.wait_all_tasks_blocked()
+        assert await saved(offsets, 2) is None
+        assert open_offsets(tmp_path).query("g", "t", 0) == 2
+        nursery.cancel_scope.cancel()
+
+
+async def test_offsets_that_cannot_be_saved_are_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def save(_: ConfigFile, __: bytes) -> None:
+        raise OSError("full")
+
+    offsets = open_offsets(tmp_path)
+    monkeypatch.setattr(ConfigFile, "save", save)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(offsets.run, lambda: 3600)
+        await trio.testing.wait_all_tasks_blocked()
+        assert isinstance(await saved(offsets, 1), OSError)
+        nursery.cancel_scope.cancel()
+
+
+async def saved(offsets: ConsumerOffsets, offset: int) -> Exception | None:
+    """Commit an offset and wait for its save."""
+    outcomes: list[Exception | None] = []
+    is_saved = trio.Event()
+
+    def then(problem: Exception | None) -> None:
+        outcomes.append(problem)
+        is_saved.set()
+
+    offsets.commit("g", "t", 0, offset)
+    offsets.when_saved(then)
+    with trio.fail_after(60):
+        await is_saved.wait()
+    return outcomes[0]

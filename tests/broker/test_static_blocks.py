@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import struct
 from typing import TYPE_CHECKING
 
@@ -53,6 +54,20 @@ def test_pulls_of_any_size_are_cut_from_a_block() -> None:
         assert b"".join(result.buffers) == b"".join(map(record, found))
         assert (result.count, result.next_offset) == (len(found), next_offset)
     assert block.get(10, 9, 1000) is None
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_records_of_one_size_and_of_many_are_cut_alike(seed: int) -> None:
+    choice = random.Random(seed)
+    sizes = [100] if seed % 2 else [100, 100, 101]
+    offsets = sorted(choice.sample(range(5, 80), choice.randint(1, 40)))
+    records = {offset: record(offset, choice.choice(sizes)) for offset in offsets}
+    block = RecordBlock(5, 80, memoryview(b"".join(records.values())))
+    for offset in range(5, offsets[-1] + 1):
+        result = block.get(offset, 3, 250)
+        assert result is not None
+        found = [each for each in offsets if each >= offset][:2]
+        assert b"".join(result.buffers) == b"".join(records[each] for each in found)
 
 
 @pytest.mark.parametrize(

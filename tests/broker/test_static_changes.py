@@ -9,7 +9,7 @@ import pytest
 
 from headrace_broker.consumer.long_polling import HeldRequest
 from headrace_broker.statictopic.packed import BrokerMapping
-from headrace_broker.store.files.config_file import unsealed
+from headrace_broker.store.files.config_file import ConfigFile, unsealed
 from headrace_protocol import fastjson
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import (
@@ -113,6 +113,24 @@ def test_a_topic_is_created(broker: BrokerUnderTest, tmp_path: Path) -> None:
     config = tmp_path / "store" / "config"
     assert b'"T":{' in unsealed((config / "topicQueueMapping.json").read_bytes())
     assert unsealed((config / "staticTopic.json").read_bytes()) == (b'{"T":"static-%x"}' % EPOCH)
+
+
+def test_a_change_without_new_physical_queues_writes_the_mapping_alone(
+    broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change(broker, led_here())
+    saved = []
+    save = ConfigFile.save
+
+    def note(file: ConfigFile, data: bytes) -> None:
+        saved.append(file.path.name)
+        save(file, data)
+
+    monkeypatch.setattr(ConfigFile, "save", note)
+    version = broker.topics.data_version
+    assert change(broker, led_here(epoch=EPOCH + 1000)).code == ResponseCode.SUCCESS
+    assert saved == ["topicQueueMapping.json"]
+    assert broker.topics.data_version != version
 
 
 def test_the_leader_item_notes_when_it_began(broker: BrokerUnderTest) -> None:

@@ -75,7 +75,7 @@ def test_a_change_that_is_cut_off_can_be_repeated(
         assert last(broker) == ResponseCode.SUCCESS
     outcome = state(broker)
     broker.close()
-    assert len(taken.names) >= 2
+    assert taken.names
     for number in range(len(taken.names)):
         again = BrokerUnderTest(tmp_path / "cut" / str(number))
         again.clock.ms = EPOCH

@@ -9,7 +9,12 @@ import trio
 
 from headrace_broker.statictopic.forward import WAITING_BYTES_MAX
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.headers import SendMessageResponseHeader
+from headrace_protocol.headers import (
+    GetMaxOffsetHeader,
+    OffsetResponseHeader,
+    SendMessageResponseHeader,
+    UpdateConsumerOffsetHeader,
+)
 from tests.support.channel import MemoryChannel
 from tests.support.static_brokers import GROUP, TOPIC, Brokers, item, pull_header, send_header
 
@@ -139,6 +144,25 @@ async def test_a_broker_that_leads_again_serves_what_waits(brokers: Brokers) -> 
     brokers["a"].parts.static.forwarding.retry()
     assert offset_in(channel) == 10
     assert brokers["a"].store.queue(TOPIC, 1).next_offset == 1
+
+
+async def test_a_broker_that_leads_again_maps_the_offsets_of_what_waits(brokers: Brokers) -> None:
+    """Logic queue 0 is physical queue 1 here, whose first offset is 10."""
+    brokers["a"].join(GROUP, "c", TOPIC)
+    close_a(brokers)
+    commit, end = MemoryChannel(), MemoryChannel()
+    offset = UpdateConsumerOffsetHeader(
+        consumer_group=GROUP, topic=TOPIC, queue_id=0, commit_offset=10
+    )
+    brokers["a"].send(RequestCode.UPDATE_CONSUMER_OFFSET, offset, channel=commit)
+    queue = GetMaxOffsetHeader(topic=TOPIC, queue_id=0)
+    brokers["a"].send(RequestCode.GET_MAX_OFFSET, queue, channel=end)
+    brokers.map((A, item("b", 1, 3), item("a", 2, 10, 1)), only="a")
+    brokers["a"].parts.static.forwarding.retry()
+    assert [command.code for command, _ in commit.replies()] == [ResponseCode.SUCCESS]
+    assert brokers["a"].offsets.query(GROUP, TOPIC, 1) == 0
+    ((answer, _),) = end.replies()
+    assert answer.header(OffsetResponseHeader).offset == 10
 
 
 async def test_a_broker_with_an_old_chain_finds_the_leader_by_the_route(tmp_path: Path) -> None:

@@ -39,7 +39,12 @@ def _properties(chance: random.Random, number: int) -> bytes:
         chance.shuffle(items)
     if chance.random() < 0.05:
         items = [(name, "x" * chance.randrange(1, 20)) for name, _ in items]
-    return encode_properties(dict(items))
+    if chance.random() < 0.05:
+        items = [(name, value) for name, value in items if name != "REAL_TOPIC"]
+    raw = encode_properties(dict(items))
+    if chance.random() < 0.1:  # of equal names the last that has a value wins
+        raw += b"UNIQ_KEY\x01a\x02REAL_TOPIC\x01\x02TIMER_OUT_MS\x017000\x02"
+    return raw
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -60,7 +65,7 @@ def test_columns_say_what_each_record_says(seed: int, monkeypatch: pytest.Monkey
     read = QueueBlock(TIMER_TOPIC, 0, 0, len(properties), units, columns)
     topics = Topics()
     by_columns = arrivals(read, topics)
-    monkeypatch.setattr(module, "_TABLE_ROWS_MIN", 10**9)
+    monkeypatch.setattr(module, "_COLUMNS_ROWS_MIN", 10**9)
     one_by_one = arrivals(read, topics)
     for name in module.TIMER.names or ():
         assert by_columns.rows[name].tolist() == one_by_one.rows[name].tolist(), name

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import trio
 
+from headrace_broker.store_tools.timer_log import timer_units
 from headrace_broker.timer.wheel import SLOT, UNIT, WHEEL_SLOTS
 from headrace_protocol.system_topics import TIMER_TOPIC
-from tests.broker.test_timers import NOW_MS, Clockwork
+from tests.broker.test_timers import NOW_MS, Clockwork, recall, send_for_handle
 from tests.support.golden import CONFIG, copy_golden_store, golden_settings, golden_store, manifest
 from tests.support.stores import crash
 
@@ -43,23 +44,43 @@ def _unit(root: Path, position: int, log_bytes: int) -> Any:
 
 
 def _slots(root: Path, log_bytes: int = _LOG_BYTES) -> dict[int, list[tuple[int, int]]]:
-    """By slot that an Apache broker still reads: physical offset and magic, oldest first."""
+    """By slot that an Apache broker reads after a start: physical offset and magic, oldest first.
+
+    Units that deliver nothing are left out.
+    """
     wheel = np.frombuffer((root / "timerwheel").read_bytes(), SLOT)
     assert len(wheel) == WHEEL_SLOTS
+    lasts = {int(slot["time"]): int(slot["last"]) for slot in wheel if slot["time"]}
+    lasts |= _lasts_in_log(root, log_bytes)
     found: dict[int, list[tuple[int, int]]] = {}
-    for slot in wheel[wheel["time"] * 1000 >= _check(root)[0]]:
-        if not slot["time"]:
+    for second, last in lasts.items():
+        if second * 1000 < _check(root)[0]:
             continue
-        units, position = [], int(slot["last"])
+        units, position = [], last
         while position != -1:
             unit = _unit(root, position, log_bytes)
             assert unit["size"] == UNIT.itemsize
-            assert unit["write_ms"] + unit["delay_ms"] == slot["time"] * 1000
-            units.append((int(unit["physical_offset"]), int(unit["magic"])))
-            first, position = position, int(unit["previous"])
-        assert first == slot["first"]
-        found[int(slot["time"])] = units[::-1]
+            assert unit["write_ms"] + unit["delay_ms"] == second * 1000
+            if unit["topic_hash"]:
+                units.append((int(unit["physical_offset"]), int(unit["magic"])))
+            position = int(unit["previous"])
+        if units:
+            found[second] = units[::-1]
     return found
+
+
+def _lasts_in_log(root: Path, log_bytes: int) -> dict[int, int]:
+    """The last unit of each slot in the newest files, which an Apache broker reads at a start."""
+    lasts: dict[int, int] = {}
+    begin = max(_check(root)[1] - log_bytes, 0) // log_bytes * log_bytes
+    for path in sorted((root / "timerlog").iterdir()):
+        if int(path.name) < begin:
+            continue
+        units = np.frombuffer(path.read_bytes(), UNIT, (log_bytes - 16) // UNIT.itemsize)
+        for number, unit in enumerate(units[units["size"] == UNIT.itemsize]):
+            second = int(unit["write_ms"] + unit["delay_ms"]) // 1000
+            lasts[second] = int(path.name) + number * UNIT.itemsize
+    return lasts
 
 
 @pytest.fixture
@@ -112,6 +133,87 @@ async def test_the_last_unit_is_of_the_last_message(
     assert _unit(root, _check(root)[1] - 52, _LOG_BYTES)["physical_offset"] == last.physical_offset
     assert list(_slots(root).values()) == [[(waits.physical_offset, 1)]]
     again.broker.close()
+
+
+async def test_a_stop_leaves_no_delivered_timer(
+    clockwork: Clockwork, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with clockwork.running():
+        for delay_ms in (1000, 1100, 1700):
+            clockwork.send(b"%d" % delay_ms, TIMER_DELAY_MS=delay_ms)
+        await clockwork.until_ms(NOW_MS + 1200)
+        clockwork.timers.finish()
+        root = clockwork.broker.config.store_path_root_dir
+        *_, waits = clockwork.stored(TIMER_TOPIC, 0)
+        assert list(_slots(root).values()) == [[(waits.physical_offset, 1)]]
+        await clockwork.until_ms(NOW_MS + 1800)
+        clockwork.timers.finish()
+        assert _slots(root) == {}
+    kinds = [unit.kind for unit in timer_units(root)]
+    assert kinds == ["timer", "timer", "timer", "timer", "end", "end"]
+    clockwork.broker.close()
+
+
+async def test_a_stop_keeps_timers_to_roll_in_the_slot_of_a_delivered_one(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    clockwork = Clockwork(
+        tmp_path, mapped_file_size_timer_log=_LOG_BYTES, timer_roll_window_slot=10
+    )
+    clockwork.broker.create_topic("T")
+    async with clockwork.running():
+        clockwork.send(b"rolled in 10 s", TIMER_DELAY_SEC=30)
+        await clockwork.until_ms(NOW_MS + 5000)
+        clockwork.send(b"due", TIMER_DELAY_MS=5100)
+        clockwork.send(b"due later", TIMER_DELAY_MS=5700)
+        await clockwork.until_ms(NOW_MS + 10_300)
+    clockwork.timers.finish()
+    rolled, _, later = clockwork.stored(TIMER_TOPIC, 0)
+    units = [(rolled.physical_offset, 3), (later.physical_offset, 1)]
+    assert _slots(clockwork.broker.config.store_path_root_dir) == {NOW_MS // 1000 + 10: units}
+    clockwork.broker.close()
+
+
+async def test_an_idle_broker_saves_that_a_slot_with_deliveries_is_over(
+    clockwork: Clockwork, autojump_clock: trio.testing.MockClock
+) -> None:
+    root = clockwork.broker.config.store_path_root_dir
+    async with clockwork.running():
+        clockwork.send(b"1", TIMER_DELAY_SEC=1)
+        await clockwork.until_ms(NOW_MS + 1000)
+        await clockwork.timers.save()
+        assert len(_slots(root)) == 1
+        await clockwork.until_ms(NOW_MS + 2000)
+        await clockwork.timers.save()
+        assert _slots(root) == {}
+    clockwork.broker.close()
+
+
+async def test_a_slot_leads_to_as_many_recalls_as_timers(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    clockwork = Clockwork(
+        tmp_path, mapped_file_size_timer_log=_LOG_BYTES, timer_roll_window_slot=10
+    )
+    clockwork.broker.create_topic("T")
+    out_s = NOW_MS // 1000 + 12
+    async with clockwork.running():
+        handle = send_for_handle(clockwork, b"rolled", "A1", TIMER_DELIVER_MS=out_s * 1000 + 1)
+        await clockwork.until_ms(NOW_MS + 4000)
+        clockwork.send(b"first", TIMER_DELIVER_MS=out_s * 1000 + 2)
+        assert recall(clockwork, handle) == (0, "")
+        await clockwork.until(lambda: clockwork.timers.is_caught_up)
+        await clockwork.timers.save()
+        root = clockwork.broker.config.store_path_root_dir
+        units = [(unit.kind, unit.is_in_wheel) for unit in timer_units(root)]
+        assert units == [("rolled", True), ("timer", True), ("recall", True)]
+        clockwork.send(b"second", TIMER_DELIVER_MS=out_s * 1000 + 3)
+        await clockwork.until(lambda: clockwork.timers.is_caught_up)
+        await clockwork.timers.save()
+    _, first, recalls, second = clockwork.stored(TIMER_TOPIC, 0)
+    expected = zip((first, recalls, second), (1, 5, 1), strict=True)
+    assert _slots(root)[out_s] == [(each.physical_offset, magic) for each, magic in expected]
+    clockwork.broker.close()
 
 
 def _remove(root: Path) -> None:

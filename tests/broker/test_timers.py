@@ -305,13 +305,13 @@ async def test_a_damaged_record_stops_no_other(
 # --- recalls -------------------------------------------------------------------------------
 
 
-def _recall(clockwork: Clockwork, handle: str, topic: str = "T") -> tuple[int, str]:
+def recall(clockwork: Clockwork, handle: str, topic: str = "T") -> tuple[int, str]:
     header = RecallMessageHeader(topic=topic, recall_handle=handle, producer_group="g")
     answer = clockwork.broker.ask(RequestCode.RECALL_MESSAGE, header)
     return answer.code, answer.remark
 
 
-def _send_for_handle(clockwork: Clockwork, body: bytes, key: str, **properties: Any) -> str:
+def send_for_handle(clockwork: Clockwork, body: bytes, key: str, **properties: Any) -> str:
     code, _, fields = clockwork.ask(body, {"UNIQ_KEY": key, **properties})
     assert code == 0
     return fields["recallHandle"]
@@ -321,18 +321,18 @@ async def test_a_recalled_timer_is_not_delivered(
     clockwork: Clockwork, autojump_clock: trio.testing.MockClock
 ) -> None:
     async with clockwork.running():
-        handle = _send_for_handle(clockwork, b"gone", "A1", TIMER_DELAY_MS=2000)
-        _send_for_handle(clockwork, b"kept", "A2", TIMER_DELAY_MS=2000)
+        handle = send_for_handle(clockwork, b"gone", "A1", TIMER_DELAY_MS=2000)
+        send_for_handle(clockwork, b"kept", "A2", TIMER_DELAY_MS=2000)
         parts = RecallHandle("T", "broker-a", 1_700_000_002_001, "A1")
         assert decode_recall_handle(handle) == parts
         await clockwork.until(lambda: clockwork.timers.is_caught_up)
-        assert _recall(clockwork, handle) == (0, "")
+        assert recall(clockwork, handle) == (0, "")
         await clockwork.until(lambda: clockwork.timers.is_caught_up)
-        code, remark = _recall(clockwork, handle)  # twice
+        code, remark = recall(clockwork, handle)  # twice
         assert (code, "no such message waits" in remark) == (604, True)
         await clockwork.until_ms(NOW_MS + 2000)
     assert clockwork.bodies() == [b"kept"]
-    *_, recall = clockwork.stored(TIMER_TOPIC, 0)
+    *_, record = clockwork.stored(TIMER_TOPIC, 0)
     expected = {
         "TAGS": "_RECALL_TAG_",
         "TIMER_DEL_UNIQKEY": "A1",
@@ -341,20 +341,20 @@ async def test_a_recalled_timer_is_not_delivered(
         "TIMER_OUT_MS": "1700000002000",
         "REAL_TOPIC": "T",
     }
-    assert recall.body == b"0"
-    assert expected.items() <= recall.properties.items()
+    assert record.body == b"0"
+    assert expected.items() <= record.properties.items()
     assert clockwork.timers.waiting.count == 0
 
 
 async def test_a_recall_holds_across_kills_and_before_its_timer_is_known(
     clockwork: Clockwork, tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
-    handle = _send_for_handle(clockwork, b"gone", "A1", TIMER_DELAY_MS=2000)
-    assert _recall(clockwork, handle) == (0, "")
+    handle = send_for_handle(clockwork, b"gone", "A1", TIMER_DELAY_MS=2000)
+    assert recall(clockwork, handle) == (0, "")
     crash(clockwork.broker.store)
     again = Clockwork(tmp_path)
     async with again.running():
-        assert _recall(again, handle)[0] == ResponseCode.ILLEGAL_OPERATION
+        assert recall(again, handle)[0] == ResponseCode.ILLEGAL_OPERATION
         await again.until_ms(NOW_MS + 2000)
     assert again.bodies() == []
     again.broker.close()
@@ -365,9 +365,9 @@ async def test_a_recall_holds_until_its_slot_is_over(
 ) -> None:
     async with clockwork.running():
         clockwork.send(b"before", TIMER_DELIVER_MS=1_700_000_003_500)
-        handle = _send_for_handle(clockwork, b"gone", "A1", TIMER_DELIVER_MS=1_700_000_002_900)
+        handle = send_for_handle(clockwork, b"gone", "A1", TIMER_DELIVER_MS=1_700_000_002_900)
         await clockwork.until(lambda: clockwork.timers.is_caught_up)
-        assert _recall(clockwork, handle) == (0, "")
+        assert recall(clockwork, handle) == (0, "")
         await clockwork.until_ms(1_700_000_002_500)
         await clockwork.timers.save()
     crash(clockwork.broker.store)
@@ -384,13 +384,13 @@ async def test_a_timer_that_is_rolled_can_be_recalled(
     clockwork = Clockwork(tmp_path, timer_roll_window_slot=4)
     clockwork.broker.create_topic("T")
     async with clockwork.running():
-        handle = _send_for_handle(clockwork, b"gone", "A1", TIMER_DELAY_MS=20_000)
-        _send_for_handle(clockwork, b"kept", "A2", TIMER_DELAY_MS=20_000)
+        handle = send_for_handle(clockwork, b"gone", "A1", TIMER_DELAY_MS=20_000)
+        send_for_handle(clockwork, b"kept", "A2", TIMER_DELAY_MS=20_000)
         await clockwork.until_ms(NOW_MS + 6000)
         await clockwork.until(lambda: clockwork.timers.is_caught_up)
         rolled = [message.properties for message in clockwork.stored(TIMER_TOPIC, 0)[2:]]
         assert [properties["TIMER_ROLL_TIMES"] for properties in rolled[:2]] == ["1", "1"]
-        assert _recall(clockwork, handle) == (0, "")
+        assert recall(clockwork, handle) == (0, "")
         await clockwork.until_ms(NOW_MS + 20_000)
     assert clockwork.bodies() == [b"kept"]
     (message,) = clockwork.stored()
@@ -401,7 +401,7 @@ async def test_what_can_not_be_recalled(
     clockwork: Clockwork, autojump_clock: trio.testing.MockClock
 ) -> None:
     async with clockwork.running():
-        handle = _send_for_handle(clockwork, b"late", "A1", TIMER_DELAY_MS=2000)
+        handle = send_for_handle(clockwork, b"late", "A1", TIMER_DELAY_MS=2000)
         await clockwork.until_ms(NOW_MS + 2000)
         forged = RecallHandle("T", "broker-a", NOW_MS + 9000, "A9")
         for wrong, topic, reason in (
@@ -412,10 +412,10 @@ async def test_what_can_not_be_recalled(
             ("!", "T", "recall handle is invalid"),
             ("djEgVA==", "T", "recall handle is invalid"),
         ):
-            code, remark = _recall(clockwork, wrong, topic)
+            code, remark = recall(clockwork, wrong, topic)
             assert (code, reason in remark) == (ResponseCode.ILLEGAL_OPERATION, True), remark
         clockwork.broker.config.recall_message_enable = False
-        code, remark = _recall(clockwork, handle)
+        code, remark = recall(clockwork, handle)
     assert code == ResponseCode.NO_PERMISSION
     assert "recall failed, operation is forbidden" in remark
     assert len(clockwork.stored(TIMER_TOPIC, 0)) == 1

@@ -44,16 +44,26 @@ def test_what_is_not_mentioned_stays() -> None:
         ("+cleanup.policy=COMPACTION", False, "can't change after a topic's creation"),
         ("+cleanup.policy=COMPACTION,+reserve.time=5", True, "with cleanup.policy=DELETE"),
         ("+key.queue=java", True, "'key.queue' is for topics with cleanup.policy=COMPACTION"),
-        ("+delete.retention.ms=-1", True, "a number of milliseconds"),
+        ("+delete.retention.ms=-1", True, "a number of milliseconds from 0 to 92233"),
         ("+key.queue=python", True, "any | java | headrace"),
         ("+queue.type=BatchCQ", True, "this broker accepts SimpleCQ"),
         ("+cleanup.policy=DELETE", False, "can't change after a topic's creation"),
         ("-message.type", True, "a new topic has nothing to delete"),
         ("+message.type=MIXED", True, "UNSPECIFIED | NORMAL"),
-        ("+reserve.time=long", True, "a number of hours, or -1"),
-        ("+reserve.time=9223372036854775808", True, "a number of hours, or -1"),
-        ("+reserve.time=0", True, "a number of hours, or -1"),
-        ("+reserve.size=-2", True, "a number of bytes, or -1"),
+        ("+reserve.time=long", True, "a number of hours from 1 on, or -1"),
+        ("+reserve.time=9223372036854775808", True, "a number of hours from 1 on, or -1"),
+        ("+reserve.time=0", True, "a number of hours from 1 on, or -1"),
+        ("+reserve.size=-2", True, "a number of bytes from 1 on, or -1"),
+        (
+            "+cleanup.policy=COMPACTION,+min.compaction.lag.ms=3600001",
+            True,
+            "=3600001 is more than max.compaction.lag.ms=3600000, its default: lower the first or",
+        ),
+        (
+            "+cleanup.policy=COMPACTION,+min.compaction.lag.ms=5,+max.compaction.lag.ms=4",
+            True,
+            "min.compaction.lag.ms=5 is more than max.compaction.lag.ms=4: lower the first",
+        ),
     ],
 )
 def test_changes_that_are_refused(text: str, is_new: bool, match: str) -> None:
@@ -77,3 +87,5 @@ def test_how_a_topic_is_compacted() -> None:
     attributes |= {"max.compaction.lag.ms": "soon", "reserve.time": "5"}
     assert CompactionPolicy.of(topic) == CompactionPolicy(86_400_000, 5, 3_600_000, "java")
     assert not topic_limits([topic])
+    attributes |= {"max.compaction.lag.ms": "4"}
+    assert CompactionPolicy.of(topic) == CompactionPolicy(86_400_000, 5, 5, "java")

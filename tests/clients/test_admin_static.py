@@ -15,7 +15,9 @@ from headrace.admin.statictopic import (
     StaticTopicError,
     UnchangedTopic,
 )
+from headrace.consumer.offset_store import OffsetStore
 from headrace.errors import BrokerError, ConfigurationError, ConnectionLost, RouteNotFound
+from headrace_protocol.bodies import SubscriptionGroupConfig
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.headers import DeleteTopicHeader
 from headrace_protocol.statictopic.mapping import TopicMapping
@@ -79,6 +81,20 @@ async def test_a_queue_moves_without_a_gap(mq: Brokers, admin: StaticTopicAdmin)
     assert starts == [at.max_offset for at in before.values()]
     await send(mq)
     assert sum(each.messages for each in await admin.logic_queues("T")) == 24
+
+
+@pytest.mark.parametrize("mode", Mode)
+async def test_a_group_keeps_its_offset_where_an_empty_leader_leaves_its_chain(
+    mq: Brokers, admin: StaticTopicAdmin, mode: Mode
+) -> None:
+    await admin.create_static_topic("T", 2, brokers=["a"])
+    await admin.create_group(SubscriptionGroupConfig(group_name="g"))
+    queue, other = (each.queue for each in await admin.logic_queues("T"))
+    offsets = OffsetStore(admin._instance)
+    await offsets.commit("g", {queue: 0})
+    await admin.remap_static_topic("T", ["b"], mode=mode)
+    await admin.remap_static_topic("T", ["c"], mode=mode)
+    assert [await offsets.committed("g", each) for each in (queue, other)] == [0, None]
 
 
 async def test_what_was_and_what_will_be_is_in_files(admin: StaticTopicAdmin) -> None:

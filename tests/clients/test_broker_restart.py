@@ -10,6 +10,7 @@ import pytest
 import trio
 
 from headrace import Message, Producer, PullConsumer, blocking
+from headrace.errors import RouteNotFound
 from headrace_broker.config import BrokerConfig
 from headrace_broker.server import Broker
 from headrace_daemon.network import TcpNetwork
@@ -17,8 +18,10 @@ from headrace_nameserver.config import NameServerConfig
 from headrace_nameserver.server import NameServer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine
+    from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
     from pathlib import Path
+
+    from headrace import MessageQueue
 
 HOST = "127.0.0.1"
 TOPIC = "Orders"
@@ -135,9 +138,19 @@ async def send_blocking(address: str, sending: Sending) -> None:
 KINDS = [send_singly, send_in_pipeline, send_many, send_blocking]
 
 
+async def queues_of(consumer: PullConsumer) -> Sequence[MessageQueue]:
+    """The topic's queues, as soon as the broker has registered at a nameserver that restarted."""
+    while True:
+        try:
+            return await consumer.queues(TOPIC)
+        except RouteNotFound as error:
+            if not error.retryable:
+                raise
+
+
 async def stored_bodies(address: str) -> list[bytes]:
     async with PullConsumer(nameserver=address) as consumer:
-        queues = await consumer.queues(TOPIC)
+        queues = await queues_of(consumer)
         remaining = sum([await consumer.max_offset(queue) for queue in queues])
         await consumer.assign(queues)
         bodies: list[bytes] = []

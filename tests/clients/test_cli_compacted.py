@@ -52,6 +52,15 @@ def test_a_topic_is_created_filled_compacted_and_described() -> None:
     assert succeed("kv", "get", "users", "ann").stdout.strip() == "3"
 
 
+def test_contradictions_are_refused() -> None:
+    policy = ("--attribute", "cleanup.policy=DELETE")
+    problem = fail(2, "topic", "create", "odd", "--compacted", *policy)
+    assert "--compacted contradicts cleanup.policy=DELETE: leave one of them out" in problem
+    lag = ("--attribute", "min.compaction.lag.ms=7200000")
+    assert "is more than max" in fail(1, "topic", "create", "odd", "--compacted", *lag)
+    succeed("topic", "create", "odd", "--compacted", "--attribute", "cleanup.policy=COMPACTION")
+
+
 def test_lag_counts_messages_and_keys_are_found_with_spaces(nameserver: str) -> None:
     succeed("topic", "create", "states", "--compacted", "--queues", "1")
     for value in ("1", "2", "3"):

@@ -101,6 +101,19 @@ def test_behind_an_apache_broker_offsets_jump_in_any_mode() -> None:
     assert (first.end_offset, second.logic_offset) == (-1, 10_000)
 
 
+def test_a_new_leader_knows_the_empty_item_that_it_replaces() -> None:
+    cluster = created(2, "abc", "a")
+    cluster.write("a", 0, 7)
+    plan = plan_remap("T", ["b"], cluster.brokers(), NOW)
+    closed = {queue: Closed(item, 7 - 7 * queue) for queue, item in plan.closed_items().items()}
+    steps = [step for stage in plan.final(closed, "abc") for step in stage]
+    assert {step.broker: step.emptied for step in steps} == {
+        "a": {},
+        "b": {1: plan.closed_items()[1]},
+        "c": {},
+    }
+
+
 def test_chosen_queues_move_and_others_stay() -> None:
     cluster = created(6, "abc", "ab")
     before = cluster.whole()

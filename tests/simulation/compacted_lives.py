@@ -2,7 +2,8 @@
 
 A life ends by a power cut or a kill at any operation of the disk, or by a stop. Whatever a life
 has brought to disk is found by the next one, by reading from offset 0 and by key: of each key the
-newest value that was flushed, or a later one. A seed decides everything.
+newest value that was flushed, or a later one. After a stop the older messages may be lost, and
+another broker, which has them all, brings them back. A seed decides everything.
 """
 
 from __future__ import annotations
@@ -13,13 +14,17 @@ from contextlib import suppress
 from random import Random
 from typing import TYPE_CHECKING
 
-from headrace_broker.compaction import follower
+from headrace_broker.compaction import follower, rebuilds
 from headrace_broker.compaction.compactor import Request
+from headrace_broker.compaction.master import Pulled
+from headrace_broker.compaction.rebuilds import Rebuild
 from headrace_broker.store.errors import StoreError
 from headrace_broker.topics.attributes import CompactionPolicy
+from headrace_protocol.columns import RecordColumns
 from headrace_protocol.key_lookup import NoRecord
+from headrace_protocol.message import decode_record
 from tests.broker.test_compaction_lookups import get, key
-from tests.broker.test_compaction_source import SIZES, C, create, read
+from tests.broker.test_compaction_source import SIZES, C, create, follow_unsaved, read
 from tests.simulation.determinism import decided_by, temporary_folder
 from tests.simulation.history import PromiseBroken
 from tests.simulation.totals import Outcome
@@ -32,11 +37,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NAME = "broker with a compacted topic"
+QUEUE = (C, 0)
 KEYS = [f"k{number}" for number in range(12)]
-POLICY = CompactionPolicy(delete_retention_ms=20_000, max_lag_ms=0)
+POLICY = CompactionPolicy(delete_retention_ms=1000, max_lag_ms=0)
 LIVES = 5
 STEPS = 14
 OPERATIONS_MAX = 400
+COMMIT_LOG_FILE_BYTES = 2048
+MASTER = "127.0.0.1:1"
+MASTER_COUNT_MAX = 5
+# Two or three pulls.
+SAVE_BYTES = 1000
 
 
 class Table:
@@ -70,6 +81,44 @@ class Table:
             raise PromiseBroken(f"found {found}, expected {newest}")
 
 
+class Master:
+    """Another broker with the queue: the record at each queue offset, dropped ones are None.
+
+    is_needed: whether the broker has lost its older messages, and not all are back.
+    """
+
+    def __init__(self) -> None:
+        self._records: list[bytes | None] = []
+        self.is_needed = False
+
+    def follow(self, broker: BrokerUnderTest) -> None:
+        """Copy what has been stored since."""
+        queue = broker.store.queue(*QUEUE)
+        while len(self._records) < queue.next_offset:
+            result = broker.store.source(queue).get(len(self._records), 1, 1 << 16, None)
+            self._records.append(b"".join(result.buffers))
+
+    def compact(self, end: int) -> None:
+        """Drop what was superseded before a queue offset."""
+        newest: dict[str, int] = {}
+        for offset, record in enumerate(self._records[:end]):
+            if record is None:
+                continue
+            name = decode_record(record).properties["KEYS"]
+            if name in newest:
+                self._records[newest[name]] = None
+            newest[name] = offset
+
+    def pulled(self, offset: int) -> Pulled:
+        end = len(self._records)
+        found = [at for at in range(offset, end) if self._records[at] is not None]
+        if not found:
+            return Pulled(None, None, end)
+        found = found[:MASTER_COUNT_MAX]
+        records = RecordColumns.from_records(b"".join(self._records[at] or b"" for at in found))
+        return Pulled(records, found[-1] + 1, end)
+
+
 class Life:
     """One life of the broker."""
 
@@ -78,21 +127,27 @@ class Life:
         folder: Path,
         files: FaultyFiles,
         table: Table,
+        master: Master,
         rng: Random,
         clock: SetClock,
         counts: Counter[str],
     ) -> None:
-        config = broker_config(folder, **SIZES)
-        self.broker = BrokerUnderTest(folder, config, clock, files=files)
+        config, size = broker_config(folder, **SIZES), COMMIT_LOG_FILE_BYTES
+        self.broker = BrokerUnderTest(
+            folder, config, clock, files=files, commit_log_file_bytes=size
+        )
         self.files = files
         self.rng = rng
         self._table = table
+        self._master = master
         self._counts = counts
         self.steps: list[Callable[[], None]] = [
             *[self.send] * 4,
             self.flush,
-            *[self.follow] * 3,
+            *[self.follow] * 2,
+            self.follow_unsaved,
             *[self.compact] * 3,
+            self.rebuild,
             self.fail,
             self.look,
         ]
@@ -100,7 +155,7 @@ class Life:
     def send(self) -> None:
         for _ in range(self.rng.randrange(1, 9)):
             name = self.rng.choice(KEYS)
-            value = b"" if self.rng.random() < 0.15 else b"%d" % self.rng.randrange(10**6)
+            value = b"" if self.rng.random() < 0.25 else b"%d" % self.rng.randrange(10**6)
             self._table.put(name, value)
             self.broker.store_message(C, 0, value, KEYS=name)
             self._counts["messages sent"] += 1
@@ -108,31 +163,57 @@ class Life:
     def flush(self) -> None:
         self.broker.store.flusher.flush_now()
         self._table.flushed()
+        self._master.follow(self.broker)
 
     def follow(self) -> None:
         self.flush()
         self.broker.store.followers.all[0].catch_up()
 
+    def follow_unsaved(self) -> None:
+        self.flush()
+        follow_unsaved(self.broker)
+
     def compact(self) -> None:
         # Time passes, so that delete markers go; a small map needs several rounds.
         self.broker.clock.ms += self.rng.choice([0, 1000, 30_000])
         map_bytes = self.rng.choice([200, 2000])
-        request = Request((C, 0), POLICY, self.broker.clock.ms, map_bytes, is_forced=True)
-        result = self.broker.parts.compaction.compactor.compact(request)
+        result = self.broker.parts.compaction.compactor.compact(self._request(map_bytes))
         if result is not None:
             self._counts["compactions"] += 1
             self._counts["rounds"] += result.round_count
             self._counts["messages dropped"] += result.dropped_count
 
+    def _request(self, map_bytes: int) -> Request:
+        return Request(QUEUE, POLICY, self.broker.clock.ms, map_bytes, is_forced=True)
+
+    def rebuild(self) -> None:
+        self.follow()
+        if self.rng.random() < 0.5:
+            self._master.compact(
+                self.rng.randrange(self.broker.store.queue(*QUEUE).next_offset + 1)
+            )
+        compaction = self.broker.parts.compaction
+        work = Rebuild(compaction.queues, QUEUE, self.broker.clock.ms)
+        if work.begin(MASTER, POLICY.delete_retention_ms):
+            self._counts["rebuilds resumed"] += bool(work.progress.position)
+            while not work.is_complete():
+                work.take(self._master.pulled(work.progress.position))
+            work.merge(compaction.compactor, self._request(2000))
+            self._counts["rebuilds"] += 1
+        self._master.is_needed = False
+
     def fail(self) -> None:
-        """Follow or compact with a full disk."""
+        """Follow, compact or rebuild with a full disk."""
         self.flush()
         self.files.is_full = True
+        steps = [self.broker.store.followers.all[0].catch_up, self.compact, self.rebuild]
         with suppress(OSError, StoreError):
-            self.rng.choice([self.broker.store.followers.all[0].catch_up, self.compact])()
+            self.rng.choice(steps)()
         self.files.is_full = False
 
     def settle(self) -> None:
+        if self._master.is_needed:
+            self.rebuild()
         self._table.settle(self.found())
 
     def look(self) -> None:
@@ -158,6 +239,7 @@ def run(seed: int) -> Outcome:
     with temporary_folder() as folder, decided_by(seed, lambda: 0.0) as patch:
         # The key index is brought to disk each time, not once a minute.
         patch.setattr(follower, "INDEX_SYNC_S", -1.0)
+        patch.setattr(rebuilds, "_SAVE_BYTES", SAVE_BYTES)
         # The hash of keys decides which pages of the index a life changes.
         patch.setattr(os, "urandom", Random(seed).randbytes)
         _run(folder, Random(seed), outcome)
@@ -165,7 +247,7 @@ def run(seed: int) -> Outcome:
 
 
 def _run(folder: Path, rng: Random, outcome: Outcome) -> None:
-    table, clock = Table(), SetClock()
+    table, master, clock = Table(), Master(), SetClock()
     files = FaultyFiles(folder / "store", Random(rng.random()))
     first = BrokerUnderTest(folder, broker_config(folder, **SIZES), clock, files=files)
     create(first)
@@ -174,15 +256,30 @@ def _run(folder: Path, rng: Random, outcome: Outcome) -> None:
     first.close()
     files.stop()
     for number in range(LIVES):
+        was_stopped = files.image is None and not files.faults["kill"]
         files = next_life(folder / "store", Random(rng.random()), before=files)
+        if was_stopped and rng.random() < 0.5:
+            lose_older(files)
+            master.is_needed = True
+            outcome.counts["losses of older messages"] += 1
         if number < LIVES - 1:
             ending = rng.choice(["cut_after", "kill_after", ""])
             if ending:
-                setattr(files, ending, rng.randrange(OPERATIONS_MAX))
+                setattr(files, ending, files.operation_count + rng.randrange(OPERATIONS_MAX))
         with suppress(PowerCut):
-            _live(Life(folder, files, table, rng, clock, outcome.counts))
+            _live(Life(folder, files, table, master, rng, clock, outcome.counts))
         outcome.counts["lives"] += 1
         outcome.faults.update(files.faults)
+
+
+def lose_older(files: FaultyFiles) -> None:
+    """Remove the compaction log and all files of the CommitLog but the last."""
+    lost = [path for path in (files.root / "compaction").rglob("*") if path.is_file()]
+    lost += sorted(files.root.glob("commitlog/*"))[:-1]
+    for path in sorted(lost):
+        files.unlink(path)
+        files.mark_names_unsynced(path.parent)
+    files.sync_names()
 
 
 def _live(life: Life) -> None:

@@ -113,14 +113,19 @@ class StaticHistory(History):
 
     def _wanted_by(self, group: str) -> set[Place]:
         """All that is there. What has expired was kept for a group from its first commit on."""
-        there = {Place(queue, at) for queue, messages in self.final.items() for at, _ in messages}
-        firsts = {
+        there = {
+            Place(queue, at)
+            for queue, messages in self.final.items()
+            for at, _ in messages
+            if at >= self.firsts.get(queue, 0)
+        }
+        committed = {
             queue: min(offsets) for (name, queue), offsets in self.commits.items() if name == group
         }
         return there | {
             place
             for place in self._final_places()
-            if place.queue_offset >= firsts.get(place.queue, math.inf)
+            if place.queue_offset >= committed.get(place.queue, math.inf)
         }
 
     def check_consumed(self) -> None:

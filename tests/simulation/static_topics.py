@@ -304,6 +304,16 @@ class StaticSimulation:
                 self.history.check()
                 raise PromiseBroken("a group has not read what is there")
             await trio.sleep(1)
+            if self.history.expires:
+                await self._note_firsts()
+
+    async def _note_firsts(self) -> None:
+        """Note what has expired since all was read: a group may have waited for a lock."""
+        async with Admin(nameserver=NAMESERVER, connect=self.network.connect) as admin:
+            offsets = OffsetStore(admin._instance)
+            for queue in self.history.final:
+                with suppress(HeadraceError):
+                    self.history.firsts[queue] = await offsets.min_offset(queue)
 
     def _outcome(self) -> Outcome:
         history, faults = self.history, self.network.faults + self.faults

@@ -6,6 +6,7 @@ import pytest
 
 from headrace_protocol.bodies import MessageQueue
 from tests.simulation.history import Ack, Got, History, Life, Place, PromiseBroken, Sent
+from tests.simulation.static_promises import StaticHistory
 
 QUEUE = MessageQueue("Simulated", "broker-0", 0)
 GROUP = "ordered"
@@ -168,3 +169,14 @@ def test_who_does_not_wait_for_the_disk_may_lose() -> None:
     seen.lives[0].ended_s = 6.0
     with pytest.raises(PromiseBroken, match=r"is not there, 3.500 s before a power cut"):
         seen.check()
+
+
+def test_a_group_of_a_static_topic_need_not_read_what_expired_before_it_began() -> None:
+    seen = StaticHistory(is_sync=True, window_s=0.0, reserved_s=5)
+    seen.final[QUEUE] = list(enumerate(BODIES))
+    seen.got.append(Got(GROUP, 0, Place(QUEUE, 2), BODIES[2]))
+    assert not seen.is_consumed({GROUP})
+    seen.firsts[QUEUE] = 2
+    assert seen.is_consumed({GROUP})
+    seen.commits[GROUP, QUEUE][1] = 0.0
+    assert not seen.is_consumed({GROUP})

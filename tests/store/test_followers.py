@@ -31,7 +31,7 @@ from tests.support.stores import FaultyFiles, SetClock, crash, open_store, put, 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from headrace_broker.store.followers.position_file import Name
+    from headrace_broker.store.followers.position_file import Name, Positions
     from headrace_broker.store.queues.queue_blocks import QueueBlock
 
 HOUR_MS = 3_600_000
@@ -263,6 +263,41 @@ def test_a_follower_that_lacks_what_it_had_begins_where_it_says(tmp_path: Path) 
     catch_up(store)
     assert follower.copied() == stored(store)
     assert sorted(follower.blocks) == [("T", 0, 2, 5), ("T", 1, 2, 5)]
+    store.close()
+
+
+@pytest.mark.parametrize("failures", [0, 2])
+def test_a_lower_position_is_saved_before_messages_are_followed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    store = open_store(tmp_path)
+    follow(store)
+    fill(store, 10)
+    catch_up(store)
+    crash(store)
+    store = open_store(tmp_path)
+    follower = follow(store)
+    resume, take, save = follower.resume, follower.follow, PositionFile.save
+    saved: list[Position] = []
+    errors = [OSError(errno.ENOSPC, "full")] * failures
+
+    def fail_first(file: PositionFile, positions: Positions) -> None:
+        if errors:
+            raise errors.pop()
+        save(file, positions)
+
+    def follow_once_saved(block: QueueBlock) -> None:
+        positions = PositionFile(store.root, follower.name, store.fs).load()
+        saved.append(positions[block.topic, block.queue_id])
+        take(block)
+
+    monkeypatch.setattr(PositionFile, "save", fail_first)
+    follower.resume = lambda topic, queue_id, _: resume(topic, queue_id, 2)  # type: ignore[method-assign,assignment]
+    follower.follow = follow_once_saved  # type: ignore[method-assign]
+    for _ in range(failures + 1):
+        catch_up(store)
+    assert [position.queue_offset for position in saved] == [2, 2]
+    assert follower.copied() == stored(store)
     store.close()
 
 

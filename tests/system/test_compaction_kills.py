@@ -23,6 +23,8 @@ from tests.support.cluster import Cluster
 
 TOPIC = "users"
 KEYS = 50
+# Long, for busy machines.
+READ_S = 120
 SETTINGS: dict[str, Any] = {
     "compactionScheduleInternal": 100,
     "compactionMappedFileSize": 46_000,
@@ -81,7 +83,7 @@ def read_all(nameserver: str) -> dict[str, bytes]:
     ):
         ends = {queue: at.max_offset for queue, at in admin.topic_stats(TOPIC).items()}
         consumer.assign(consumer.queues(TOPIC))
-        until = time.monotonic() + 30
+        until = time.monotonic() + READ_S
         while any(consumer.position(queue) < end for queue, end in ends.items()):
             assert time.monotonic() < until, ends
             for message in consumer.receive_many(timeout_ms=1000) or ():

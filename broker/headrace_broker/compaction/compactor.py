@@ -170,6 +170,7 @@ class Compactor:
         state = msgspec.structs.replace(
             plan.state,
             position=result.next_position,
+            kept_end=result.kept_end,
             marker_times=result.marker_times,
             marker_count=result.marker_count,
             last_run_ms=request.now_ms,

@@ -38,11 +38,9 @@ class CompactionFollower:
         with self._queues.lock:
             if (topic, queue_id) in self._resumed:
                 # After an error the end of the log may not be as it was written.
-                queue = self._queues.cut(topic, queue_id, queue_offset)
-            else:
-                queue = self._queues.open(topic, queue_id)
+                self._queues.cut(topic, queue_id, queue_offset)
             self._resumed.add((topic, queue_id))
-            return min(queue.log.end_offset, queue_offset)
+            return min(self._queues.open(topic, queue_id).log.next_offset, queue_offset)
 
     def follow(self, block: QueueBlock) -> None:
         """See ``Follower``; what the log has already is left out."""

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from headrace_broker.compaction.keys import DELETE, KEYS, queue_of_key
+from headrace_broker.compaction.keys import queue_of_key
 from headrace_broker.store.log.uniform_batch import UniformBatch
+from headrace_protocol.message import DELETE, KEYS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

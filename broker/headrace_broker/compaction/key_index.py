@@ -1,10 +1,14 @@
 """The key index of a compacted queue: where the newest message of each key is.
 
 A hash table in a file of its own, ``compaction/headrace/TOPIC/QUEUE/keys/SLOTS``, whose name is its
-number of slots: a head, then per slot the hash of a key and the queue offset of the key's newest
-message, plus one. The hash has 64 bits, keyed with the store's seed; whoever reads the message
-compares its key. The table only grows: an entry is changed in place or takes a free slot, so after
-a crash it is as good as before, once the messages from the saved position on are entered again.
+number of slots: a head, then per slot the hash of a key and its place, which is the queue offset of
+the key's newest message, plus one, below 16 bits of checksum. The hash has 64 bits, keyed with the
+store's seed; whoever reads the message compares its key. The table only grows: an entry is changed
+in place or takes a free slot, so after a crash it is as good as before, once the messages from the
+saved position on are entered again.
+
+The checksum is the slot's other 16-bit words, combined by exclusive or, so it shows each flipped
+bit. A slot on the way to a key that fails the check makes the index anew.
 
 Source: docs/compaction.md "Get by key"; tests/broker/test_compaction_lookups.py.
 """
@@ -15,25 +19,36 @@ import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
+import structlog
+from zlib_ng.zlib_ng import crc32
 
-from headrace_broker.compaction.record_keys import find_keys
 from headrace_broker.store.files.mapped_file import MappedFile
+from headrace_broker.store.files.residency import OLD_DATA
+from headrace_protocol.errors import NotReady
+from headrace_protocol.record_keys import find_keys
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from headrace_broker.compaction.record_keys import KeyHash
+    from headrace_broker.compaction.key_hash import KeyHash
     from headrace_broker.store.files.filesystem import Files
     from headrace_broker.store.files.page_cache import PageCache
     from headrace_protocol.columns import Array, RecordColumns
 
-_MAGIC: Final = b"keyindx1"
-# Magic, the seed of the hash, queue offset up to which messages are entered.
+log = structlog.get_logger("headrace.broker")
+
+_MAGIC: Final = b"keyindx2"
+# Magic, the seed of the hash, queue offset up to which messages are entered; then their CRC.
 _HEAD: Final = struct.Struct("<8s32sq")
+_CRC: Final = struct.Struct("<I")
 _HEAD_BYTES: Final = 64
-_SLOT: Final = struct.Struct("<Qq")
-_SLOT_DTYPE: Final = np.dtype([("hash", "<u8"), ("place", "<i8")])
-_FREE, _TAKEN = 0, -1
+_SLOT: Final = struct.Struct("<QQ")
+_SLOT_DTYPE: Final = np.dtype([("hash", "<u8"), ("place", "<u8")])
+_FREE: Final = 0
+# A slot whose place is not written yet.
+_TAKEN: Final = (1 << 64) - 1
+_CHECK_AT: Final = 48
+_NUMBER_MASK: Final = (1 << _CHECK_AT) - 1
 _FILL_MAX: Final = 0.7
 _SLOTS_MIN: Final = 1024
 _HALF_BITS: Final = np.uint64(32)
@@ -65,20 +80,22 @@ class KeyIndex:
         self._hash = key_hash
         self._page_cache = page_cache
         self._key_count = 0
+        self._is_damaged = False
         self._table: _Table | None = None
 
     def load(self, end: int) -> None:
-        """Read the file, or create an empty one if it is missing, of another seed or torn.
+        """Read the file, or create an empty one if it is missing, of another seed or damaged.
 
         end: of the log; an index that goes beyond is not of this log. Raises OSError.
         """
         paths = sorted(self._folder.iterdir()) if self._folder.exists() else []
         for path in paths[:-1]:
             self._fs.unlink(path)  # a crash came before the old table was removed
-        if paths and self._read_head(paths[-1], end):
+        if paths and not self._is_damaged and self._read_head(paths[-1], end):
             return
         if paths:
             self._fs.unlink(paths[-1])
+        self._is_damaged = False
         self.position = self._key_count = 0
         self._table = self._create(_SLOTS_MIN)
 
@@ -95,7 +112,10 @@ class KeyIndex:
         if file_bytes != _HEAD_BYTES + slot_count * _SLOT.size:
             return False
         table = _Table.of(MappedFile(path, file_bytes, self._fs))
-        magic, seed, position = _HEAD.unpack_from(table.file.view)
+        head = table.file.view[: _HEAD.size]
+        magic, seed, position = _HEAD.unpack(head)
+        if _CRC.unpack_from(table.file.view, _HEAD.size)[0] != crc32(head):
+            return False
         if magic != _MAGIC or seed != self._hash.seed or not 0 <= position <= end:
             return False
         self._table, self.position = table, position
@@ -112,7 +132,7 @@ class KeyIndex:
 
     def _write_head(self, table: _Table) -> None:
         head = _HEAD.pack(_MAGIC, self._hash.seed, self.position)
-        table.file.view[: _HEAD.size] = head
+        table.file.view[: _HEAD.size + _CRC.size] = head + _CRC.pack(crc32(head))
 
     # --- entering ----------------------------------------------------------------------------
 
@@ -125,22 +145,31 @@ class KeyIndex:
         has_key = sizes > 0
         if has_key.any():
             lanes = self._hash.of_slices(records.data, starts[has_key], sizes[has_key])
-            self._enter(_mixed(lanes), records.queue_offset[has_key].astype(np.int64) + 1)
+            hashes, numbers = _mixed(lanes), records.queue_offset[has_key].astype(np.uint64) + 1
+            self._enter(hashes, _places(hashes, numbers))
         self.position = end
 
     def _enter(self, hashes: Array, places: Array) -> None:
         table = self._table
         assert table is not None
         if self._key_count + len(hashes) > _FILL_MAX * len(table.slots):
-            table = self._table = self._grown(table, len(hashes))
+            entries = _entries(table.slots)
+            if entries is None:
+                self._report_damage(table)
+                return
+            table = self._table = self._grown(table, entries, len(hashes))
         self._key_count += _enter(table.slots, hashes, places)
 
-    def _grown(self, old: _Table, room: int) -> _Table:
+    def _report_damage(self, table: _Table) -> None:
+        """Have the next look-up make the index anew."""
+        self._is_damaged, self.is_open = True, False
+        log.warning("key index is damaged, it is made anew", path=str(table.file.path))
+
+    def _grown(self, old: _Table, entries: Array, room: int) -> _Table:
         """A copy with at least twice as many slots; the old file is removed."""
         slot_count = max(2 * len(old.slots), int((self._key_count + room) / _FILL_MAX) + 1)
         table = self._create(slot_count)
-        used = old.slots[old.slots["place"] > 0]
-        _enter(table.slots, used["hash"], used["place"])
+        _enter(table.slots, entries["hash"], entries["place"])
         table.file.sync()
         self._fs.sync_names()
         self._fs.unlink(old.file.path)
@@ -177,8 +206,12 @@ class KeyIndex:
             found, place = _SLOT.unpack_from(view, at)
             if place == _FREE:
                 return None
+            # Read again, a slot that is being taken has its hash.
+            if not _is_whole(found, place) and not _is_whole(*_SLOT.unpack_from(view, at)):
+                self._report_damage(table)
+                raise NotReady(lambda: None, OLD_DATA)
             if found == wanted:
-                return place - 1 if place > 0 else None
+                return (place & _NUMBER_MASK) - 1 if place != _TAKEN else None
             slot = slot + 1 if slot + 1 < len(table.slots) else 0
 
     def close(self) -> None:
@@ -193,6 +226,29 @@ def _mixed(lanes: Array) -> Array:
     """One hash of both lanes, whose upper bits are the mixed ones."""
     mixed: Array = lanes[0] ^ (lanes[1] >> _HALF_BITS | lanes[1] << _HALF_BITS)
     return mixed
+
+
+def _places(hashes: Array, numbers: Array) -> Array:
+    """The places of keys: their numbers with the checksums of their slots."""
+    words = hashes ^ numbers
+    words = words ^ words >> np.uint64(32)
+    words = words ^ words >> np.uint64(16)
+    places: Array = numbers | words << np.uint64(_CHECK_AT)
+    return places
+
+
+def _entries(slots: Array) -> Array | None:
+    """The entries in slots; None if one is damaged."""
+    places = slots["place"]
+    entries: Array = slots[(places != _FREE) & (places != _TAKEN)]
+    is_whole = _places(entries["hash"], entries["place"] & _NUMBER_MASK) == entries["place"]
+    return entries if is_whole.all() else None
+
+
+def _is_whole(key_hash: int, place: int) -> bool:
+    words = key_hash ^ (place & _NUMBER_MASK)
+    words ^= words >> 32
+    return place == _TAKEN or place >> _CHECK_AT == (words ^ words >> 16) & 0xFFFF
 
 
 def _first_slots(hashes: Array, slot_count: int) -> Array:

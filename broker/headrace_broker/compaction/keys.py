@@ -16,7 +16,7 @@ from headrace_broker.message_demands import makes_demand
 from headrace_broker.topics.attributes import CompactionPolicy
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import RequestError
-from headrace_protocol.message import java_hash
+from headrace_protocol.message import DELETE, KEYS, java_hash
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from headrace_broker.message_demands import SentMessage
     from headrace_protocol.bodies import TopicConfig
 
-KEYS: Final = "KEYS"
-DELETE: Final = "__DELETE__"
 # More than a record's head, its topic and the properties that the broker adds.
 _RECORD_REST_BYTES: Final = 1024
 

@@ -6,13 +6,18 @@ once and may raise NotReady, for cold pages or because a run has just replaced a
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from headrace_broker.compaction.segments import look_again
-from headrace_broker.compaction.units import COMPACTION_UNIT_BYTES, COMPACTION_UNIT_DTYPE
+from headrace_broker.compaction.units import (
+    COMPACTION_UNIT_BYTES,
+    COMPACTION_UNIT_DTYPE,
+    UNIT,
+    adjoining,
+)
 from headrace_broker.store.files.page_cache import CHUNK_BYTES
 from headrace_broker.store.store_source import (
     BULK_SCAN_UNITS,
@@ -24,11 +29,9 @@ from headrace_broker.store.store_source import (
     choose_units,
     take_units,
 )
-from headrace_protocol.columns import QUEUE_OFFSET_DTYPE, UNIT_DTYPE
+from headrace_protocol.columns import UNIT_DTYPE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from headrace_broker.compaction.queue_log import QueueLog
     from headrace_broker.compaction.segments import Segment, SegmentFile
     from headrace_broker.compaction.units import CompactionUnit
@@ -38,6 +41,17 @@ if TYPE_CHECKING:
     from headrace_protocol.message import Buffer
 
 _SCAN_UNITS = SCAN_BYTES // COMPACTION_UNIT_BYTES
+# The part of a unit that ConsumeQueues have, too.
+_HEAD_DTYPE = np.dtype(
+    {
+        "names": ["head"],
+        "formats": [f"V{UNIT_DTYPE.itemsize}"],
+        "offsets": [0],
+        "itemsize": COMPACTION_UNIT_BYTES,
+    }
+)
+# More readers than that search for their places.
+_PLACES_MAX = 1024
 
 
 class _Place(NamedTuple):
@@ -50,15 +64,16 @@ class _Place(NamedTuple):
 class LogReader:
     """Reads one compaction log.
 
-    The place after each read is remembered: the next read usually begins there, without a search.
+    The place after each read is remembered: a later read usually begins there, without a search.
     """
 
-    __slots__ = ("_log", "_next", "_page_cache")
+    __slots__ = ("_cut_count", "_log", "_page_cache", "_places")
 
     def __init__(self, log: QueueLog, page_cache: PageCache) -> None:
         self._log = log
         self._page_cache = page_cache
-        self._next: _Place | None = None
+        self._cut_count = log.cut_count
+        self._places: dict[int, _Place] = {}
 
     @property
     def min_offset(self) -> int | None:
@@ -107,14 +122,28 @@ class LogReader:
         count_max: int,
         bytes_max: int,
         tags: frozenset[int] | None,
+        queue_end: int,
     ) -> GetResult:
-        """As ``StoreSource.get``, for an offset up to ``last_offset``. Raises NotReady."""
-        if (place := self._find(self._log.segments, queue_offset)) is None:
-            return self._nothing(queue_offset)
-        units = self._units(place, max(_SCAN_UNITS, count_max))
-        numbers, seen = choose_units(units, count_max, bytes_max, tags, 0)
-        self._next = _Place(place.segment, place.number + seen)
-        return self._result(place.segment, units, numbers, seen)
+        """As ``StoreSource.get``, for an offset up to ``last_offset``. Raises NotReady.
+
+        queue_end: one past the newest queue offset, also of records that are not in this log yet.
+        """
+        segments = self._log.segments
+        if (place := self._find(segments, queue_offset)) is None:
+            return _nothing(segments, queue_offset, queue_end)
+        segment, first = place
+        scan_count = count_max if tags is None else max(_SCAN_UNITS, count_max)
+        units = self._units(segment, first, scan_count)
+        runs, count, body_bytes, seen, next_offset = _select(units, count_max, bytes_max, tags)
+        self._remember(segment, first + seen, next_offset)
+        if not count:
+            return _nothing(segments, next_offset, queue_end)
+        base = segment.base
+        buffers = [self._records(segment, start - base, end - base) for start, end in runs]
+        min_offset = segments[0].first_queue_offset
+        return GetResult(
+            GetStatus.FOUND, buffers, count, body_bytes, next_offset, min_offset, queue_end
+        )
 
     def get_bulk(
         self,
@@ -122,59 +151,79 @@ class LogReader:
         count_max: int,
         bytes_max: int,
         tags: frozenset[int] | None,
+        queue_end: int,
     ) -> GetResult:
-        """As ``StoreSource.get_bulk``, for an offset up to ``last_offset``. Raises NotReady."""
-        if (place := self._find(self._log.segments, queue_offset)) is None:
-            return self._nothing(queue_offset)
-        units = self._units(place, count_max if tags is None else BULK_SCAN_UNITS)
-        numbers, seen = choose_units(units, count_max, bytes_max, tags, 0)
-        self._next = _Place(place.segment, place.number + seen)
-        result = self._result(place.segment, units, numbers, seen)
-        if not result.count:
-            return result
-        wanted = take_units(units, numbers)
-        heads = np.empty(len(wanted), UNIT_DTYPE)
-        for name in UNIT_DTYPE.names or ():
-            heads[name] = wanted[name]
-        offsets = wanted["queue_offset"].astype(QUEUE_OFFSET_DTYPE)
-        has_gaps = result.next_offset - int(offsets[0]) != len(wanted)
-        gaps: list[Buffer] = [offsets.tobytes()] if has_gaps else []
-        layout, records = self._bulk_records(place.segment, wanted, result)
-        return result._replace(
-            buffers=[heads.tobytes(), *gaps, *records],
-            layout=layout,
-            first_physical_offset=int(heads["physical_offset"][0]),
-            has_queue_offsets=has_gaps,
+        """As ``StoreSource.get_bulk``, for an offset up to ``last_offset``. Raises NotReady.
+
+        queue_end: as for ``get``.
+        """
+        segments = self._log.segments
+        if (place := self._find(segments, queue_offset)) is None:
+            return _nothing(segments, queue_offset, queue_end)
+        segment, first = place
+        units, seen, next_offset = self._choose(place, count_max, bytes_max, tags)
+        self._remember(segment, first + seen, next_offset)
+        if not len(units):
+            return _nothing(segments, next_offset, queue_end)
+        has_gaps = next_offset - int(units["queue_offset"][0]) != len(units)
+        # A unit begins with that of a ConsumeQueue.
+        buffers: list[Buffer] = [units.view(_HEAD_DTYPE)["head"].tobytes()]
+        if has_gaps:
+            buffers.append(units["queue_offset"].tobytes())
+        body_bytes = int(units["size"].sum(dtype=np.int64))
+        layout, records = self._bulk_records(segment, units, body_bytes)
+        return GetResult(
+            GetStatus.FOUND,
+            buffers + records,
+            len(units),
+            body_bytes,
+            next_offset,
+            segments[0].first_queue_offset,
+            queue_end,
+            layout,
+            int(units["physical_offset"][0]),
+            has_gaps,
         )
+
+    def _choose(
+        self, place: _Place, count_max: int, bytes_max: int, tags: frozenset[int] | None
+    ) -> tuple[Array, int, int]:
+        """The wanted units that fit, the number scanned, and the queue offset after those."""
+        count = self._fitting(place, count_max, bytes_max) if tags is None else BULK_SCAN_UNITS
+        units = np.frombuffer(self._units(*place, count), COMPACTION_UNIT_DTYPE)
+        if not units["size"].all():
+            raise look_again()
+        seen = len(units)
+        wanted = units
+        if tags is not None:
+            numbers, seen = choose_units(units, count_max, bytes_max, tags, 0)
+            wanted = take_units(units, numbers) if len(numbers) else units[:0]
+        return wanted, seen, int(units["queue_offset"][seen - 1]) + 1
+
+    def _fitting(self, place: _Place, count_max: int, bytes_max: int) -> int:
+        """How many records from a place on fit, at least one."""
+        segment, first = place
+        end = min(first + count_max, segment.count)
+        self._check_units(segment, first, end)
+        bytes_end = segment.unit(first).position + bytes_max
+        more = range(first + 1, end)
+        return 1 + bisect_right(more, bytes_end, key=lambda number: segment.unit(number).end)
 
     def _bulk_records(
-        self, segment: Segment, units: Array, result: GetResult
+        self, segment: Segment, units: Array, body_bytes: int
     ) -> tuple[Layout, list[Buffer]]:
         """The records of units: one range of the segment if they fill most of it, else gathered."""
-        start = int(units["physical_offset"][0])
-        end = int(units["physical_offset"][-1]) + int(units["size"][-1])
-        if result.body_bytes >= (end - start) * LOG_FILL_MIN:
-            return "log", [self._records(segment, start - segment.base, end - segment.base)]
-        if result.body_bytes < len(result.buffers) * PIECE_BYTES_MIN:
-            return "gathered", [b"".join(result.buffers)]
-        return "gathered", [*result.buffers]
-
-    def _result(self, segment: Segment, units: Array, numbers: Array, seen: int) -> GetResult:
-        nothing = self._nothing(int(units["queue_offset"][seen - 1]) + 1)
-        if not len(numbers):
-            return nothing
-        chosen = units[numbers]
-        return nothing._replace(
-            status=GetStatus.FOUND,
-            buffers=[self._records(segment, *run) for run in _runs(segment, chosen)],
-            count=len(chosen),
-            body_bytes=int(chosen["size"].sum(dtype=np.int64)),
-        )
-
-    def _nothing(self, next_offset: int) -> GetResult:
-        min_offset, end_offset = self.min_offset or 0, self._log.end_offset
-        status = GetStatus.NO_MATCHED_MESSAGE
-        return GetResult(status, [], 0, 0, next_offset, min_offset, end_offset)
+        start = int(units["physical_offset"][0]) - segment.base
+        end = int(units["physical_offset"][-1]) + int(units["size"][-1]) - segment.base
+        if body_bytes >= (end - start) * LOG_FILL_MIN:
+            return "log", [self._records(segment, start, end)]
+        starts = units["physical_offset"].astype(np.int64) - segment.base
+        starts, sizes = adjoining(starts, units["size"])
+        ranges = zip(starts.tolist(), (starts + sizes).tolist(), strict=True)
+        pieces = [self._records(segment, *each) for each in ranges]
+        if body_bytes < len(pieces) * PIECE_BYTES_MIN:
+            return "gathered", [b"".join(pieces)]
+        return "gathered", [*pieces]
 
     # --- by time ---------------------------------------------------------------------------
 
@@ -218,45 +267,51 @@ class LogReader:
         if index == len(segments):
             return None
         segment = segments[index]
-        first = segment.first_queue_offset
-        if queue_offset <= first:
+        if queue_offset <= segment.first_queue_offset:
             return _Place(segment, 0)
-        if segment.last_queue_offset - first == segment.count - 1:  # without gaps
-            return _Place(segment, queue_offset - first)
-        if self._next is not None and self._is_next(self._next, segment, queue_offset):
-            return _Place(segment, self._next.number)
+        if not segment.has_gaps:
+            return _Place(segment, queue_offset - segment.first_queue_offset)
+        known = self._places.pop(queue_offset, None)
+        if known is not None and self._holds(known, segment):
+            return _Place(segment, known.number)
         number = bisect_left(
             range(segment.count),
             queue_offset,
             key=lambda number: self._unit(segment, number).queue_offset,
         )
+        if number == segment.count:  # the follower's thread has just cleared units
+            raise look_again()
         return _Place(segment, number)
 
-    def _is_next(self, place: _Place, segment: Segment, queue_offset: int) -> bool:
-        """Whether the remembered place is that of ``queue_offset``."""
-        number = place.number
-        if place.segment.units_file is not segment.units_file or not 0 < number < segment.count:
+    def _remember(self, segment: Segment, number: int, queue_offset: int) -> None:
+        if segment.has_gaps:
+            if len(self._places) >= _PLACES_MAX:
+                self._places.clear()
+            self._places[queue_offset] = _Place(segment, number)
+
+    def _holds(self, place: _Place, segment: Segment) -> bool:
+        """Whether a remembered place is that of the same unit in ``segment``."""
+        if self._cut_count != self._log.cut_count:
+            self._cut_count = self._log.cut_count
+            self._places.clear()
             return False
-        before, after = self._unit(segment, number - 1), self._unit(segment, number)
-        return before.queue_offset < queue_offset <= after.queue_offset
+        return place.segment.units_file is segment.units_file
 
     def _unit(self, segment: Segment, number: int) -> CompactionUnit:
-        start = number * COMPACTION_UNIT_BYTES
-        used_bytes = segment.count * COMPACTION_UNIT_BYTES
-        self._check(segment.units_file, start, start + COMPACTION_UNIT_BYTES, used_bytes)
+        self._check_units(segment, number, number + 1)
         return segment.unit(number)
 
-    def _units(self, place: _Place, count: int) -> Array:
-        segment, first = place
+    def _units(self, segment: Segment, first: int, count: int) -> bytes:
+        """Units as they are now; the follower's thread may clear them and write them again."""
         end = min(first + count, segment.count)
+        self._check_units(segment, first, end)
+        view = segment.units_file.view
+        return bytes(view[first * COMPACTION_UNIT_BYTES : end * COMPACTION_UNIT_BYTES])
+
+    def _check_units(self, segment: Segment, first: int, end: int) -> None:
         used_bytes = segment.count * COMPACTION_UNIT_BYTES
         start, stop = first * COMPACTION_UNIT_BYTES, end * COMPACTION_UNIT_BYTES
         self._check(segment.units_file, start, stop, used_bytes)
-        # A copy: after a failed write the follower's thread clears units and writes them again.
-        units = np.frombuffer(segment.units_file.view[start:stop], COMPACTION_UNIT_DTYPE).copy()
-        if not units["size"].all():
-            raise look_again()
-        return units
 
     def _records(self, segment: Segment, start: int, end: int) -> memoryview:
         self._check(segment.log, start, end, segment.log_end)
@@ -273,10 +328,38 @@ class LogReader:
         file.check_soon(start, end)
 
 
-def _runs(segment: Segment, units: Array) -> Iterable[tuple[int, int]]:
-    """Ranges of the segment's log that hold the records of units."""
-    starts = units["physical_offset"].astype(np.int64) - segment.base
-    ends = starts + units["size"]
-    is_apart = starts[1:] != ends[:-1]
-    run_starts, run_ends = starts[np.append(True, is_apart)], ends[np.append(is_apart, True)]
-    return zip(run_starts.tolist(), run_ends.tolist(), strict=True)
+def _nothing(segments: tuple[Segment, ...], next_offset: int, queue_end: int) -> GetResult:
+    min_offset = segments[0].first_queue_offset if segments else 0
+    status = GetStatus.NO_MATCHED_MESSAGE
+    return GetResult(status, [], 0, 0, next_offset, min_offset, queue_end)
+
+
+def _select(
+    units: bytes, count_max: int, bytes_max: int, tags: frozenset[int] | None
+) -> tuple[list[tuple[int, int]], int, int, int, int]:
+    """Ranges of the log with the wanted records that fit, at least one record if any.
+
+    Returns also their count, their total bytes, the number of units scanned and the queue offset
+    after those. Raises NotReady for a cleared unit.
+    """
+    runs = []
+    count = body_bytes = seen = next_offset = 0
+    start = end = -1
+    for position, size, tags_code, _, queue_offset, _ in UNIT.iter_unpack(units):
+        if not size:
+            raise look_again()
+        if tags is None or tags_code in tags:
+            if count == count_max or (count and body_bytes + size > bytes_max):
+                break
+            if position != end:
+                if count:
+                    runs.append((start, end))
+                start = position
+            end = position + size
+            count += 1
+            body_bytes += size
+        seen += 1
+        next_offset = queue_offset + 1
+    if count:
+        runs.append((start, end))
+    return runs, count, body_bytes, seen, next_offset

@@ -1,4 +1,4 @@
-"""GET_BY_KEY: the newest messages of keys; also for queries by key.
+"""GET_BY_KEY: the newest messages of keys; also for queries by key and by the producer's id.
 
 A key is looked up among the messages that the key index lacks so far, then in the index. The index
 is made when a queue is asked for the first time, and followed from then on.
@@ -12,7 +12,7 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
-from headrace_broker.compaction.record_keys import find_keys
+from headrace_broker.compaction.id_search import IdSearch
 from headrace_broker.queue_directory import Use
 from headrace_broker.store.files.residency import OLD_DATA
 from headrace_broker.store.store_source import GetStatus
@@ -30,7 +30,8 @@ from headrace_protocol.key_lookup import (
     encode_found,
 )
 from headrace_protocol.message import CorruptRecord, decode_record, property_value
-from headrace_protocol.serving import Reply, all_ready
+from headrace_protocol.record_keys import find_keys
+from headrace_protocol.serving import Reply, all_ready, until_done
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -137,6 +138,10 @@ class KeyLookups:
                 break
         return Reply(GetByKeyResponseHeader(count=len(found)), encode_found(found))
 
+    def keeps(self, topic: str) -> bool:
+        """Whether a topic is compacted."""
+        return self._queues.wants(topic)
+
     def newest(self, topic: str, key: str) -> Generator[NotReady | None, None, list[bytes]]:
         """The newest message of a key in each queue; none of a topic that is not compacted."""
         config = self._topics.get(topic)
@@ -151,6 +156,24 @@ class KeyLookups:
             partial(find_in, queue_id) for queue_id in range(_queue_count(config))
         )
         return [bytes(each) for each in found if not isinstance(each, NoRecord)]
+
+    def with_id(
+        self, topic: str, message_id: str, begin_ms: int
+    ) -> Generator[NotReady | None, None, list[bytes]]:
+        """Messages with the id that their producer gave them, stored from a time on.
+
+        Those that the CommitLog has lost are in no index, so the compaction logs are searched, up
+        to some hundred MiB.
+        """
+        if not self.keeps(topic):
+            return []
+        search = IdSearch(message_id, begin_ms)
+        for queue in self._store.queues_of(topic):
+            compacted = self._queues.find(queue)
+            if compacted is not None:
+                search.begin(compacted.reader)
+                yield from until_done(search.step)
+        return search.found
 
     def _find(self, topic: TopicConfig, wanted: WantedKey, until_s: float) -> Found:
         """The newest message of a key in its queue, or in all. Raises RequestError, NotReady."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from headrace_broker.compaction.record_keys import LANES
+from headrace_broker.compaction.key_hash import LANES
 
 if TYPE_CHECKING:
     from headrace_protocol.columns import Array

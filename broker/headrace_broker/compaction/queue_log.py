@@ -21,6 +21,7 @@ from headrace_broker.compaction.units import (
     END_MAGIC,
     END_RECORD,
     END_UNIT,
+    adjoining,
     make_units,
 )
 from headrace_broker.store.errors import RecordTooLarge, StoreFormatError
@@ -46,6 +47,10 @@ class QueueLog:
         self.sizes = sizes
         self.fs = fs
         self.segments: tuple[Segment, ...] = ()
+        # How often records were removed, so that units may have got other records.
+        self.cut_count = 0
+        # What the log lacks between its end and this queue offset has been dropped by runs.
+        self.dropped_end = 0
         self._base = base
         self._dirty: dict[SegmentFile, None] = {}
         self._replaced: list[Segment] = []
@@ -107,6 +112,16 @@ class QueueLog:
         segments = self.segments
         return segments[-1].last_queue_offset + 1 if segments else 0
 
+    @property
+    def whole_end(self) -> int:
+        """``end_offset`` of a log that was loaded and not resumed yet; 0 if it is damaged."""
+        return 0 if self._opened and self._opened.problem else self.end_offset
+
+    @property
+    def next_offset(self) -> int:
+        """The queue offset from which messages are to be appended."""
+        return max(self.end_offset, self.dropped_end)
+
     # --- appending -------------------------------------------------------------------------
 
     def append(self, block: QueueBlock) -> None:
@@ -117,7 +132,7 @@ class QueueLog:
         records = block.records
         sizes, offsets = records.size, records.queue_offset
         assert not len(sizes) or offsets[0] >= self.end_offset, "queue offsets must ascend"
-        data = bytearray(b"".join(split(records.data, records.start, sizes)))
+        data = bytearray().join(split(records.data, *adjoining(records.start, sizes)))
         ends = np.cumsum(sizes, dtype=np.int64)
         tags, times = block.units["tags_code"], records.store_timestamp
         done = 0
@@ -232,6 +247,7 @@ class QueueLog:
         same bytes to the same places again.
         """
         before = self.segments
+        self.cut_count += 1
         count = bisect_left(before, queue_offset, key=lambda segment: segment.first_queue_offset)
         kept, gone = before[:count], before[count:]
         if kept and kept[-1].last_queue_offset >= queue_offset:

@@ -13,16 +13,19 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import structlog
+
+from headrace_broker.compaction.key_hash import SEED_BYTES, KeyHash
 from headrace_broker.compaction.key_index import KeyIndex
 from headrace_broker.compaction.log_reader import LogReader
 from headrace_broker.compaction.peer_swap import end_peer_swap
 from headrace_broker.compaction.queue_log import QueueLog
 from headrace_broker.compaction.record_blocks import Marks, RecordSequence
-from headrace_broker.compaction.record_keys import SEED_BYTES, KeyHash
 from headrace_broker.compaction.replica import Replica
 from headrace_broker.compaction.run_state import OWN_FOLDER, StateFile, own_folder
 from headrace_broker.compaction.segments import COMPACTION_FOLDER, Folders
 from headrace_broker.compaction.swap import Swap
+from headrace_broker.store.errors import StoreFormatError
 from headrace_broker.store.files.config_file import ConfigFile
 from headrace_broker.topics.attributes import is_compacted
 
@@ -35,6 +38,8 @@ if TYPE_CHECKING:
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.store.store_queue import StoreQueue
     from headrace_broker.topics.table import TopicTable
+
+log = structlog.get_logger("headrace.broker")
 
 _CREATED_FILE: Final = "created.json"
 _CREATED: Final = "createdAt"
@@ -113,20 +118,21 @@ class CompactedQueues:
         swap.recover()
         log = QueueLog(folders, self._sizes, fs)
         log.load(store.seals.find, is_clean=store.was_clean)
-        end = log.resume(*self._synced(topic, queue_id))
-        self._forget_runs(topic, queue_id, state_file, end)
+        found_end, (synced_offset, oldest) = log.whole_end, self._synced(topic, queue_id)
+        log.resume(synced_offset, oldest)
+        log.dropped_end = state_file.load().dropped_end(found_end, synced_offset)
+        self._forget_runs(topic, queue_id, state_file, log.next_offset)
         reader, index = LogReader(log, store.commit_log.page_cache), self._new_index(own)
         replica = Replica(folders, own, self._sizes, fs)
         return CompactedQueue(log, reader, swap, state_file, index, replica, created_at)
 
-    def cut(self, topic: str, queue_id: int, queue_offset: int) -> CompactedQueue:
+    def cut(self, topic: str, queue_id: int, queue_offset: int) -> None:
         """Drop the messages of a log from an offset on; they are appended again. Raises OSError."""
         queue = self.open(topic, queue_id)
         queue.log.cut(queue_offset)
-        end = queue.log.end_offset
-        queue.key_index.resume(end)
-        self._forget_runs(topic, queue_id, queue.state_file, end)
-        return queue
+        queue.log.dropped_end = queue_offset
+        queue.key_index.resume(queue_offset)
+        self._forget_runs(topic, queue_id, queue.state_file, queue_offset)
 
     def _forget_runs(self, topic: str, queue_id: int, state_file: StateFile, end: int) -> None:
         """Messages that are appended again have not been part of a run, nor what a run dropped.
@@ -134,8 +140,8 @@ class CompactedQueues:
         Else a delete marker would go while the value that it hides is back.
         """
         state = state_file.load()
-        if state.position > end:
-            state_file.save(state.cut(end))
+        if (cut := state.cut(end)) is not state:
+            state_file.save(cut)
         if self._positions.get(topic, queue_id, sys.maxsize) >= end:
             self._positions.save(topic, queue_id, end - 1)
 
@@ -168,7 +174,11 @@ class CompactedQueues:
         if self._hash is None:
             folder = self._store.root / COMPACTION_FOLDER / OWN_FOLDER
             file = ConfigFile(folder / _SEED_FILE, self._store.fs)
-            seed = file.read(_seed)
+            try:
+                seed = file.read(_seed)
+            except StoreFormatError as error:
+                log.warning("key indexes are made anew", reason=str(error))
+                seed = None
             if seed is None:
                 seed = os.urandom(SEED_BYTES)
                 file.save(json.dumps({_SEED: seed.hex()}).encode())
@@ -188,6 +198,17 @@ class CompactedQueues:
             for block in sequence.blocks(first, end, Marks(sequence.count)):
                 queue.key_index.put(block.records, int(block.records.queue_offset[-1]) + 1)
             queue.key_index.open(queue.log.end_offset)
+            queue.key_index.sync()
+
+    def sync_indexes(self) -> None:
+        """Bring the key indexes to disk, so that a start need not enter keys again; in a thread.
+
+        Raises OSError.
+        """
+        with self.lock:
+            for queue in self._queues.values():
+                if queue.key_index.is_open:
+                    queue.key_index.sync()
 
     def _synced(self, topic: str, queue_id: int) -> tuple[int, int]:
         """How far the log was brought to disk, and the oldest offset that the CommitLog has."""

@@ -88,7 +88,9 @@ class Rebuild:
             ):
                 self.progress = saved
                 return True
-            end = max(queue.log.end_offset, oldest)
+            # Runs may have dropped the last messages, delete markers among them.
+            read_end = queue.state_file.load().position
+            end = max(queue.log.next_offset, oldest, read_end)
             self.progress = Progress(address, self._now_ms, oldest, end)
             queue.replica.begin(self.progress)
             return True

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from headrace_broker.compaction.key_hash import KeyHash
 from headrace_broker.compaction.marker_times import MarkerTimes  # noqa: TC001 - msgspec decodes it
 from headrace_broker.compaction.offset_map import OffsetMap
 from headrace_broker.compaction.queue_log import QueueLog
 from headrace_broker.compaction.record_blocks import Marks, RecordSequence
-from headrace_broker.compaction.record_keys import KeyHash
 from headrace_broker.store.queues.queue_blocks import QueueBlock
 
 if TYPE_CHECKING:
@@ -80,12 +80,14 @@ class Group(NamedTuple):
 class Result(NamedTuple):
     """What a run did. The counts are of messages; bytes are those of records and units.
 
-    next_position: the next run's ``position``. marker_count: delete markers that are kept.
+    next_position: the next run's ``position``. kept_end: one past the last queue offset that is
+    kept. marker_count: delete markers that are kept.
     key_count: keys entered by all rounds. map_bytes: size of the map.
     """
 
     groups: list[Group]
     next_position: int
+    kept_end: int
     marker_times: MarkerTimes
     kept_count: int
     dropped_count: int
@@ -138,6 +140,7 @@ class Run:
         return Result(
             groups=groups,
             next_position=next_position,
+            kept_end=self._kept_end(),
             marker_times=job.marker_times.after_run(
                 next_position, job.now_ms, job.markers_before_ms
             ),
@@ -207,6 +210,11 @@ class Run:
             offsets = segment.read_units()["queue_offset"]
             self._dropped.set(first + np.flatnonzero(offsets >= merge.hides_from))
         return min(next_position, merge.hides_from) if end < own_first else next_position
+
+    def _kept_end(self) -> int:
+        sequence = self._sequence
+        kept = np.flatnonzero(~self._dropped.get(0, sequence.count))
+        return sequence.queue_offset(int(kept[-1])) + 1 if len(kept) else 0
 
     # --- writing -----------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ class RunState(msgspec.Struct, frozen=True, rename="camel"):
     marker_count: delete markers that the last run has kept.
     last_run_ms, last_run_s: when it ended, and how long it took; 0 if there was none.
     bytes_before, bytes_after: of the segments that it read, and of those that it left.
+    kept_end: one past the queue offset of the last message that it kept.
     """
 
     position: int = 0
@@ -41,15 +42,27 @@ class RunState(msgspec.Struct, frozen=True, rename="camel"):
     bytes_after: int = 0
     kept_count: int = 0
     dropped_count: int = 0
+    kept_end: int = 0
 
-    def cut(self, end_offset: int) -> RunState:
-        """The state for a log that ends at a queue offset.
+    def dropped_end(self, found_end: int, synced_offset: int) -> int:
+        """The queue offset up to which runs have dropped what a log lacks at its end.
 
-        Messages that are appended again after a crash have not been part of a run.
+        found_end: of the log as a start found it; synced_offset: where that is cut.
         """
-        if self.position <= end_offset:
+        return min(self.position, synced_offset) if found_end >= self.kept_end else 0
+
+    def cut(self, queue_offset: int) -> RunState:
+        """The state for a log to which messages are appended from a queue offset on.
+
+        Those that are appended again after a crash have not been part of a run.
+        """
+        if max(self.position, self.kept_end) <= queue_offset:
             return self
-        return msgspec.structs.replace(self, position=end_offset)
+        return msgspec.structs.replace(
+            self,
+            position=min(self.position, queue_offset),
+            kept_end=min(self.kept_end, queue_offset),
+        )
 
 
 def own_folder(root: Path, topic: str, queue_id: int) -> Path:

@@ -159,6 +159,11 @@ class Segment:
         return self.log.start_offset
 
     @property
+    def has_gaps(self) -> bool:
+        """Whether queue offsets are missing between the first record and the last."""
+        return self.last_queue_offset - self.first_queue_offset != self.count - 1
+
+    @property
     def log_path(self) -> Path:
         """The file of records."""
         return self.log.path
@@ -254,7 +259,7 @@ class Segment:
         return replace(
             self,
             count=count,
-            log_end=last.position - self.base + last.size,
+            log_end=last.end - self.base,
             first_queue_offset=first.queue_offset,
             last_queue_offset=last.queue_offset,
         )

@@ -6,6 +6,8 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
+import trio
+
 from headrace_broker.compaction.checkpoint import PositionCheckpoint
 from headrace_broker.compaction.compactor import Compactor
 from headrace_broker.compaction.follower import CompactionFollower
@@ -96,6 +98,10 @@ class Compaction:
         self._positions.load()
         self.queues.load()
         self.rebuilds.load()
+
+    async def finish(self) -> None:
+        """For the stop. Raises OSError."""
+        await trio.to_thread.run_sync(self.queues.sync_indexes)
 
     def runtime_info(self) -> dict[str, str]:
         """For GET_BROKER_RUNTIME_INFO."""

@@ -42,10 +42,10 @@ class CompactedSource:
         """See ``StoreSource.get``."""
         log = self._find_log()
         if log is not None and queue_offset <= log.last_offset:
-            found = log.get(queue_offset, count_max, bytes_max, tags)
-        else:
-            found = self._tail.get(self._in_tail(queue_offset), count_max, bytes_max, tags)
-        return self._of_queue(found)
+            end = self._tail.max_offset()
+            return log.get(queue_offset, count_max, bytes_max, tags, end)
+        found = self._tail.get(self._in_tail(queue_offset), count_max, bytes_max, tags)
+        return found._replace(min_offset=self.min_offset())
 
     def get_bulk(
         self, queue_offset: int, count_max: int, bytes_max: int, tags: frozenset[int] | None
@@ -53,14 +53,10 @@ class CompactedSource:
         """See ``StoreSource.get_bulk``."""
         log = self._find_log()
         if log is not None and queue_offset <= log.last_offset:
-            found = log.get_bulk(queue_offset, count_max, bytes_max, tags)
-        else:
-            found = self._tail.get_bulk(self._in_tail(queue_offset), count_max, bytes_max, tags)
-        return self._of_queue(found)
-
-    def _of_queue(self, found: GetResult) -> GetResult:
-        """A result of one of the logs with the range of the queue."""
-        return found._replace(min_offset=self.min_offset(), max_offset=self._tail.max_offset())
+            end = self._tail.max_offset()
+            return log.get_bulk(queue_offset, count_max, bytes_max, tags, end)
+        found = self._tail.get_bulk(self._in_tail(queue_offset), count_max, bytes_max, tags)
+        return found._replace(min_offset=self.min_offset())
 
     def _in_tail(self, queue_offset: int) -> int:
         """Where to read the CommitLog for an offset that the compaction log does not reach."""

@@ -25,7 +25,7 @@ END_RECORD: Final = struct.Struct(">iI")
 END_MAGIC: Final = 0xCBD43194
 END_UNIT: Final = struct.pack(">qiqqqhii", -1, 0, 0, 0, 0, 0, -1, 0)
 # Of a unit, in the order of its fields; the last two are constant.
-_UNIT: Final = struct.Struct(">qiqqqh8x")
+UNIT: Final = struct.Struct(">qiqqqh8x")
 _LOG_FILES_MIN: Final = 5
 
 
@@ -71,6 +71,11 @@ class CompactionUnit(NamedTuple):
     message_count: int
 
     @property
+    def end(self) -> int:
+        """Where the record ends in the compaction log."""
+        return self.position + self.size
+
+    @property
     def is_used(self) -> bool:
         """Whether it stands for a record; the same test as ``used_mask``."""
         is_used = self.position >= 0 and self.size > 0
@@ -79,13 +84,21 @@ class CompactionUnit(NamedTuple):
 
 def unpack_unit(data: bytes | memoryview, number: int) -> CompactionUnit:
     """The unit in slot ``number``."""
-    return CompactionUnit(*_UNIT.unpack_from(data, number * COMPACTION_UNIT_BYTES))
+    return CompactionUnit(*UNIT.unpack_from(data, number * COMPACTION_UNIT_BYTES))
 
 
 def used_mask(units: Array) -> Array:
     """Which units stand for records."""
     is_used: Array = (units["physical_offset"] >= 0) & (units["size"] > 0)
     return is_used & (units["queue_offset"] >= 0) & (units["count"] > 0)
+
+
+def adjoining(starts: Array, sizes: Array) -> tuple[Array, Array]:
+    """Starts and sizes of the ranges that records in ascending order fill without gaps."""
+    ends = starts + sizes
+    is_apart = starts[1:] != ends[:-1]
+    firsts = starts[np.append(True, is_apart)]
+    return firsts, ends[np.append(is_apart, True)] - firsts
 
 
 def make_units(

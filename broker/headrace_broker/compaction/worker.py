@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _LESS_PRIORITY: Final = 10
 _BROKER_ENDED: Final = "a compaction was given up: the broker has ended"
-_LOOK_S: Final = 0.2
+_LOOK_MS: Final = 200
 
 
 class Older(msgspec.Struct, frozen=True):
@@ -109,8 +109,11 @@ def _supervise(process: subprocess.Popen[bytes], task: Task, pace: Pace) -> Resu
     assert process.stdout is not None
     process.stdin.write(msgspec.json.encode(task) + b"\n")
     process.stdin.flush()
+    # Not select(), which takes no descriptor from 1,024 on: a broker has one for each connection.
+    answers = select.poll()
+    answers.register(process.stdout, select.POLLIN)
     while True:
-        while not select.select([process.stdout], [], [], _LOOK_S)[0]:
+        while not answers.poll(_LOOK_MS):
             pace(0)
         line = process.stdout.readline()
         if not line:

@@ -11,6 +11,9 @@ from contextlib import suppress
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
+import structlog
+import trio
+
 from headrace_broker.host_budget import HostBudget
 from headrace_broker.persistence import (
     field_text,
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
     from headrace_broker.host_budget import Host
     from headrace_broker.persistence import NowMs
     from headrace_broker.store.files.config_file import ConfigFile
+
+log = structlog.get_logger("headrace.broker")
 
 _COMMITS_PER_VERSION = 500
 _QUEUES_AT_ONCE = 500
@@ -112,6 +117,9 @@ class ConsumerOffsets:
             self._index_pair(key)
         self._resets: dict[Key, Offsets] = {}
         self._commits = 0
+        self._is_running = False
+        self._is_awaited = trio.Event()
+        self._waiting: list[Callable[[Exception | None], None]] = []
         # A new file is written at once, so that a missing one means that it was lost.
         self._is_dirty = found is None
         if found is None:
@@ -277,6 +285,42 @@ class ConsumerOffsets:
         except OSError:
             self._is_dirty = True
             raise
+
+    def when_saved(self, then: Callable[[Exception | None], None]) -> None:
+        """Call back once all changes so far are on disk, or with the error that prevented it.
+
+        While ``run`` does not run, they are written at once. Raises OSError then.
+        """
+        if self._is_running:
+            self._waiting.append(then)
+            self._is_awaited.set()
+        else:
+            self.persist()
+            then(None)
+
+    async def run(self, interval_s: Callable[[], float]) -> None:
+        """Write changes at intervals, and sooner for those that wait, until cancelled."""
+        self._is_running = True
+        try:
+            while True:
+                with trio.move_on_after(interval_s()):
+                    await self._is_awaited.wait()
+                self._is_awaited = trio.Event()
+                waiting, self._waiting = self._waiting, []
+                problem = await self._save()
+                for then in waiting:
+                    then(problem)
+        finally:
+            self._is_running = False
+
+    async def _save(self) -> OSError | None:
+        if (snapshot := self.take_snapshot()) is not None:
+            try:
+                await trio.to_thread.run_sync(self.save_snapshot, snapshot)
+            except OSError as error:
+                log.error("offsets not saved, retrying", reason=str(error))
+                return error
+        return None
 
     def persist(self) -> None:
         """Write the file if something has changed."""

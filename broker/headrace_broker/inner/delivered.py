@@ -87,17 +87,19 @@ class Delivered:
     def _note(self, block: LogBlock) -> None:
         columns = block.columns
         self.newest_ms = max(self.newest_ms, int(columns.store_timestamp.max()))
-        properties = columns.properties()
-        if _MARK not in b"".join(properties):
+        if _MARK not in bytes(columns.data):  # no copy: it is bytes
             return
         topics = split(columns.data, columns.topic_start, columns.topic_bytes.astype(np.int64))
         sources = columns.prepared_transaction_offset.tolist()
         is_commit = (columns.sys_flag & TRANSACTION_MASK != 0).tolist()
         times = columns.reconsume_times.tolist()
-        for number, (topic, raw) in enumerate(zip(topics, properties, strict=True)):
-            queue = property_value(raw, self._queue_key) if _MARK in raw else b""
-            if not queue or topic in {self._system_topic, _DISCARDED}:
+        waiting = {self._system_topic, _DISCARDED}
+        numbers = [number for number, topic in enumerate(topics) if topic not in waiting]
+        starts, sizes = columns.properties_start[numbers], columns.properties_bytes[numbers]
+        for number, raw in zip(numbers, split(columns.data, starts, sizes), strict=True):
+            if _MARK not in raw or not (queue := property_value(raw, self._queue_key)):
                 continue
+            topic = topics[number]
             left, source = self._left[queue], sources[number]
             if not source:
                 # A half waits for its commit first, and has the same names.

@@ -52,8 +52,16 @@ _BOUNDARIES: dict[str, Boundary] = {"LOWER": "LOWER", "UPPER": "UPPER"}
 class KeptMessages(Protocol):
     """Messages that outlive the log files in which they were stored."""
 
+    def keeps(self, topic: str, /) -> bool:
+        """Whether messages of a topic outlive their log files."""
+
     def newest(self, topic: str, key: str, /) -> Generator[NotReady | None, None, list[bytes]]:
         """The newest message of a key in each queue; none of a topic that keeps no messages."""
+
+    def with_id(
+        self, topic: str, message_id: str, begin_ms: int, /
+    ) -> Generator[NotReady | None, None, list[bytes]]:
+        """Messages with their producer's id, stored from a time on; none as ``newest``."""
 
 
 class TieredMessages(Protocol):
@@ -105,14 +113,24 @@ class QueryProcessor:
             functools.partial(self._store.commit_log.record_at, offset) for offset in query.found
         )
         found: list[Buffer] = [record for record in records if record is not None]
-        if len(found) < header.max_num and _index_type(header) in _TYPES_OF_KEYS:
-            newest = yield from self._kept.newest(header.topic, header.key)
-            found += _missing(newest, found, header)
+        kept = yield from self._search_kept(header, len(found))
+        found += _missing(kept, found, header)
         more = yield from self._find_tiered(header, found)
         found += _missing(more, found, header)
         if not found:
             raise RequestError(ResponseCode.QUERY_NOT_FOUND, _not_found(header, query))
         return Reply(self._index_end(), tuple(found))
+
+    def _search_kept(
+        self, header: QueryMessageHeader, found_count: int
+    ) -> Generator[NotReady | None, None, list[bytes]]:
+        """Messages that match and may have left the log."""
+        index_type = _index_type(header)
+        if found_count < header.max_num and index_type in _TYPES_OF_KEYS:
+            return (yield from self._kept.newest(header.topic, header.key))
+        if not found_count and index_type == "U":
+            return (yield from self._kept.with_id(header.topic, header.key, header.begin_timestamp))
+        return []
 
     def _find_tiered(
         self, header: QueryMessageHeader, found: list[Buffer]
@@ -171,9 +189,10 @@ class QueryProcessor:
 
     def view_message(self, request: Request) -> Reply:
         """VIEW_MESSAGE_BY_ID: the record at a physical offset."""
-        physical_offset = request.header(ViewMessageHeader).offset
+        header = request.header(ViewMessageHeader)
+        physical_offset = header.offset
         record = self._store.message_at(physical_offset)
-        if record is None:
+        if record is None or self._is_of_another(record, header.topic):
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR,
                 f"can not find message by the offset, {physical_offset}: no record begins there, "
@@ -181,6 +200,12 @@ class QueryProcessor:
                 "whose record has expired is found by its key, or by its queue and queue offset",
             )
         return Reply(body=(record,))
+
+    def _is_of_another(self, record: Buffer, topic: str | None) -> bool:
+        """Whether the id is that of a message that has been copied out of the log."""
+        if topic is None or not self._kept.keeps(topic):
+            return False
+        return decode_record(record).topic != topic
 
     def search_offset(self, request: Request) -> Reply:
         """SEARCH_OFFSET_BY_TIMESTAMP: the queue offset for a store time."""
@@ -228,13 +253,13 @@ def _index_type(header: QueryMessageHeader) -> IndexType | None:
 
 
 def _missing(
-    newest: Sequence[Buffer], found: list[Buffer], header: QueryMessageHeader
+    kept: Sequence[Buffer], found: list[Buffer], header: QueryMessageHeader
 ) -> list[Buffer]:
-    """Those of ``newest`` in the time range that are not found yet, as many as fit."""
-    places = {_place(record) for record in found} if newest else set()
+    """Those of ``kept`` in the time range that are not found yet, as many as fit."""
+    places = {_place(record) for record in found} if kept else set()
     return [
         record
-        for record in newest
+        for record in kept
         if header.begin_timestamp <= _stored_ms(record) <= header.end_timestamp
         and _place(record) not in places
     ][: header.max_num - len(found)]

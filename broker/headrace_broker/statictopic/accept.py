@@ -19,7 +19,7 @@ from headrace_protocol.statictopic.checks import (
     check_epoch,
     dropped,
 )
-from headrace_protocol.statictopic.mapping import UNDECIDED, decode_detail
+from headrace_protocol.statictopic.mapping import UNDECIDED, decode_detail, decode_emptied
 from headrace_protocol.statictopic.offsets import static_offset
 
 if TYPE_CHECKING:
@@ -35,12 +35,16 @@ class Accepted(NamedTuple):
     """A mapping to store.
 
     closed: logic queues that this broker leads and will no longer lead, with the physical queue.
-    opened: logic queues that it will lead from now on.
+    opened: logic queues that it will lead from now on. new: physical queues of which this broker
+    has had none. emptied: queue that it opens or whose start is decided now -> empty item that left
+    the chain.
     """
 
     mapping: BrokerMapping
     closed: dict[int, int]
     opened: tuple[int, ...]
+    new: tuple[int, ...]
+    emptied: dict[int, MappingItem]
 
 
 class Situation(NamedTuple):
@@ -71,7 +75,8 @@ def accept(header: CreateStaticTopicHeader, body: Buffer, found: Situation) -> A
         _check_dropped(found, old, stored)
     except BadMapping as error:
         raise RequestError(ResponseCode.INVALID_PARAMETER, str(error)) from error
-    return _accepted(old, _completed(old, stored, found))
+    emptied = decode_emptied(body)
+    return _accepted(old, _completed(old, stored, found), emptied, found)
 
 
 def _check_topic(header: CreateStaticTopicHeader, new: TopicMapping) -> None:
@@ -147,12 +152,29 @@ def _own_items(mapping: TopicMapping) -> list[tuple[int, MappingItem]]:
 # -- what the broker adds --------------------------------------------------------------------------
 
 
-def _accepted(old: TopicMapping | None, stored: TopicMapping) -> Accepted:
+def _accepted(
+    old: TopicMapping | None,
+    stored: TopicMapping,
+    emptied: dict[int, MappingItem],
+    found: Situation,
+) -> Accepted:
     before = old.led() if old else {}
     after = stored.led()
-    closed = {queue: at for queue, at in before.items() if after.get(queue) != at}
-    opened = tuple(queue for queue, at in after.items() if before.get(queue) != at)
-    return Accepted(BrokerMapping(stored), closed, opened)
+    opened = {queue: at for queue, at in after.items() if before.get(queue) != at}
+    undecided = {queue for queue in before if old and _is_undecided(old.hosted[queue])}
+    begun = opened.keys() | undecided & after.keys()
+    known = found.config.write_queue_nums if found.config else 0
+    return Accepted(
+        BrokerMapping(stored),
+        closed={queue: at for queue, at in before.items() if after.get(queue) != at},
+        opened=tuple(opened),
+        new=tuple(at for at in opened.values() if at >= known),
+        emptied={queue: item for queue, item in emptied.items() if queue in begun},
+    )
+
+
+def _is_undecided(chain: Chain) -> bool:
+    return chain[-1].logic_offset == UNDECIDED
 
 
 def _completed(old: TopicMapping | None, stored: TopicMapping, found: Situation) -> TopicMapping:

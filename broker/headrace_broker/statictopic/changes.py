@@ -20,6 +20,7 @@ import msgspec
 from headrace_broker.statictopic.accept import Accepted, Situation, accept
 from headrace_broker.statictopic.close import answer_held, wake_held, when_on_disk
 from headrace_broker.statictopic.table import new_incarnation
+from headrace_broker.statictopic.takeover import LeftOffsets
 from headrace_broker.topics.attributes import apply_changes, parse_changes
 from headrace_broker.topics.table import check_config
 from headrace_protocol.bodies import TopicConfig
@@ -33,9 +34,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from headrace_broker.consumer.long_polling import LongPolling
+    from headrace_broker.consumer.offsets import ConsumerOffsets
     from headrace_broker.statictopic.founders import Founders
     from headrace_broker.statictopic.packed import BrokerMapping
     from headrace_broker.statictopic.table import MappingTable
+    from headrace_broker.statictopic.work import Workers
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.topics.table import TopicTable
     from headrace_daemon.host_log import HostLog
@@ -52,6 +55,7 @@ _AT_ONCE_ITEMS: Final = 500
 _CHECKS: Final = Lane("checks of mappings", threads=1)
 _SAVES: Final = Lane("saves of mappings", threads=1, outlives_client=True)
 OPENING: Final = "its mapping is not on disk yet"
+_BEGINNING: Final = "it asks where groups continue"
 
 
 class StagedBatches(Protocol):
@@ -82,9 +86,11 @@ class StaticTopicChanges:
         table: MappingTable,
         topics: TopicTable,
         store: MessageStore,
+        offsets: ConsumerOffsets,
         long_polling: LongPolling,
         staging: StagedBatches,
         founders: Founders,
+        workers: Workers,
         changes: HostLog,
         registration: Registered,
         registry: Registry,
@@ -96,6 +102,8 @@ class StaticTopicChanges:
         self._long_polling = long_polling
         self._staging = staging
         self._founders = founders
+        self._workers = workers
+        self._offsets = offsets
         self._changes = changes
         self._when_registered = registration.when_registered
         self._fail = registry.fail
@@ -236,11 +244,13 @@ class StaticTopicChanges:
 
     def _end(self, request: Request, topic: str, held_bytes: int) -> None:
         self._changing.discard(topic)
+        self._table.resume_all(topic, _BEGINNING)
         request.channel.charge(-held_bytes)
 
     def _steps(self, request: Request, accepted: Accepted, config: TopicConfig) -> Steps:
         mapping, table = accepted.mapping, self._table
         topic = mapping.topic
+        yield from self._begin_offsets(request, accepted)
         if accepted.closed:
             try:
                 yield partial(self._staging.settle, topic, accepted.closed)
@@ -258,6 +268,32 @@ class StaticTopicChanges:
         self._open(accepted, config)
         yield self._topics.when_saved
         yield lambda then: self._when_registered(partial(then, None))
+
+    def _begin_offsets(self, request: Request, accepted: Accepted) -> Steps:
+        """Give new physical queues the groups of the empty items that they replace.
+
+        On disk before the mapping is: a start after a crash opens the queue without asking.
+        Nothing that an earlier attempt has left there counts. A leader whose start is decided now
+        stops meanwhile, since it stores the offsets of groups in the empty item until then.
+        """
+        topic, led = accepted.mapping.topic, accepted.mapping.led()
+        left = LeftOffsets(self._workers, request, topic, accepted.emptied)
+        if accepted.emptied:
+            self._stop_beginning(topic, accepted.emptied)
+            yield left.find
+        for group in self._offsets.groups_of(topic):
+            for physical in {*accepted.new, *(led[queue] for queue in accepted.emptied)}:
+                self._offsets.withdraw(group, topic, physical)
+        for queue, group in left.groups:
+            self._offsets.commit(group, topic, led[queue], 0)
+        if left.groups:
+            yield self._offsets.when_saved
+
+    def _stop_beginning(self, topic: str, queues: Iterable[int]) -> None:
+        for queue in queues:
+            if self._table.stopped(topic, queue) is None:
+                self._table.stop(topic, queue, _BEGINNING)
+        self._table.leads_changed()
 
     def _mark(self, mapping: BrokerMapping, then: Then) -> None:
         """Mark a new topic with the id that other brokers have for it, if any has."""
@@ -285,7 +321,7 @@ class StaticTopicChanges:
 
     def _open(self, accepted: Accepted, config: TopicConfig) -> None:
         topic = accepted.mapping.topic
-        self._table.resume_all(topic, OPENING)
+        self._table.resume_all(topic, OPENING, _BEGINNING)
         incarnation = self._table.marks.incarnation(topic)
         assert incarnation is not None
         self._topics.put_changed(config, incarnation)

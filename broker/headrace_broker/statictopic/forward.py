@@ -241,7 +241,7 @@ class Forwarding:
     def _serve_here(self, passed: _Passed) -> None:
         """Serve a request here, because this broker has become the leader."""
         passed.release()
-        self.registry.serve_again(passed.request)
+        self.registry.admit_again(passed.request)
 
     def _doubt(self, passed: _Passed) -> None:
         if passed.leader:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from headrace_broker.clock import RisingTime
 from headrace_broker.consumer.locks import LOCK_LIFE_MS
 from headrace_broker.statictopic.remote import Answer
 from headrace_broker.statictopic.rows import FORWARDED
@@ -41,6 +42,7 @@ class StaticLocks:
         self._leaders = leaders
         self._workers = workers
         self._now_ms = now_ms
+        self._time = RisingTime()
         # Topic and logic queue -> the gen of its leader, and since when it is known here.
         self._known: dict[tuple[str, int], tuple[int, int]] = {}
 
@@ -74,7 +76,7 @@ class StaticLocks:
         leader = chain[-1]
         if leader.bname != mapping.bname:
             return leader.bname
-        key, now_ms = (queue.topic, queue.queue_id), self._now_ms()
+        key, now_ms = (queue.topic, queue.queue_id), self._time.of(self._now_ms())
         gen, since_ms = self._known.get(key, (-1, 0))
         if gen != leader.gen:
             since_ms = now_ms

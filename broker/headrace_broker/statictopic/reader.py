@@ -170,13 +170,17 @@ class StaticReader:
     def known_range(self) -> tuple[int, int]:
         """The static range; an item of another broker counts from its start, as far as known."""
         self._follow()
-        first, last = self._first, self._last
-        lowest = first.reader.known_range()[0] if first.reader is not None else 0
+        last = self._last
         if last.reader is not None:
             highest = last.reader.known_range()[1]
         else:
             highest = self._ends.get(last.item, (0, 0.0))[0]
-        return lowest + first.delta, highest + last.delta
+        return self._lowest(), highest + last.delta
+
+    def _lowest(self) -> int:
+        first = self._first
+        lowest = first.reader.known_range()[0] if first.reader is not None else 0
+        return lowest + first.delta
 
     def note_end(self, part: Part, end: int) -> None:
         """Note where an item of another broker ends, so that pulls can wait there."""
@@ -253,8 +257,9 @@ class StaticReader:
         # Most reads find something, and the hash of a status takes its time.
         if not result.count and status in _OUTSIDE:
             status, next_offset = part.outside(offset, result.min_offset, result.max_offset)
-        if part.is_first and part.is_leader:
-            lowest, highest = result.min_offset + delta, result.max_offset + delta
+        if part.is_leader:
+            lowest = result.min_offset + delta if part.is_first else self._lowest()
+            highest = result.max_offset + delta
         else:
             lowest, highest = self.known_range()
         return GetResult(

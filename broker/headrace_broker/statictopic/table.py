@@ -320,9 +320,9 @@ class MappingTable:
         log.warning("static topic's queue stopped", topic=topic, queue=queue, reason=reason)
         return True
 
-    def resume_all(self, topic: str, reason: str) -> None:
-        """Take messages for the logic queues of a topic that were stopped for ``reason``."""
-        self._drop_stops(topic, lambda _queue, stop: stop.reason == reason)
+    def resume_all(self, topic: str, *reasons: str) -> None:
+        """Take messages for a topic's logic queues that were stopped for one of ``reasons``."""
+        self._drop_stops(topic, lambda _queue, stop: stop.reason in reasons)
         self.leads_changed()
 
     def _drop_stops(self, topic: str, is_over: Callable[[int, Stop], bool]) -> None:

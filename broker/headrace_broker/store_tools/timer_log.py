@@ -22,11 +22,12 @@ _WHEEL_BYTES: Final = WHEEL_SLOTS * SLOT.itemsize
 class TimerUnit(NamedTuple):
     """One unit of the timer log.
 
-    position: in the timer log. kind: "timer", "recall", or "rolled" for a timer that is stored
-    again at the time of its slot. slot_ms: that time. write_ms: when it began to wait.
-    physical_offset, record_bytes: of its record. topic_hash: of its real topic. previous: position
-    of the slot's unit before it, -1 if it is the first. is_in_wheel: whether the wheel's slot of
-    that time reaches from a unit at or before it to one at or behind it.
+    position: in the timer log. kind: "timer", "recall", "rolled" for a timer that is stored again
+    at the time of its slot, or "end" for a unit that delivers nothing. slot_ms: that time.
+    write_ms: when it began to wait. physical_offset, record_bytes: of its record. topic_hash: of
+    its real topic. previous: position of the slot's unit before it, -1 if it is the first.
+    is_in_wheel: whether the wheel's slot of that time reaches from a unit at or before it to one at
+    or behind it.
     """
 
     position: int
@@ -76,12 +77,12 @@ def timer_units(root: Path) -> Iterator[TimerUnit]:
     for positions, units in TimerLog([*filter(is_numbered, folder.glob("*"))]).files():
         slot_ms = units["write_ms"].astype(np.int64) + units["delay_ms"]
         slot = slots[slot_ms // SLOT_MS % WHEEL_SLOTS]
-        is_in_wheel = (slot["time"] == slot_ms // SLOT_MS) & (slot["count"] != 0)
+        is_in_wheel = slot["time"] == slot_ms // SLOT_MS
         is_in_wheel &= (slot["first"] <= positions) & (positions <= slot["last"])
         yield from map(
             TimerUnit,
             positions.tolist(),
-            map(_kind, units["magic"].tolist()),
+            map(_kind, units["magic"].tolist(), units["topic_hash"].tolist()),
             slot_ms.tolist(),
             *(units[name].tolist() for name in _COPIED),
             is_in_wheel.tolist(),
@@ -91,5 +92,7 @@ def timer_units(root: Path) -> Iterator[TimerUnit]:
 _COPIED: Final = ("write_ms", "physical_offset", "record_bytes", "topic_hash", "previous")
 
 
-def _kind(magic: int) -> str:
-    return "recall" if magic & RECALL else "rolled" if magic & ROLLED else "timer"
+def _kind(magic: int, topic_hash: int) -> str:
+    if magic & RECALL:
+        return "recall" if topic_hash else "end"
+    return "rolled" if magic & ROLLED else "timer"

@@ -197,9 +197,7 @@ def _chain_findings(wheel: Path, paths: list[Path], check: TimerCheck) -> Iterat
     """Slots to come that lead to no unit of theirs, and units whose chain is broken."""
     log = TimerLog(paths)
     slots = np.fromfile(wheel, SLOT)
-    is_used = (slots["time"].astype(np.int64) * 1000 >= max(check.read_ms, 1)) & (
-        slots["count"] != 0
-    )
+    is_used = slots["time"].astype(np.int64) * 1000 >= max(check.read_ms, 1)
     for place in np.flatnonzero(is_used).tolist():
         slot = slots[place]
         problem = _chain_problem(log, int(slot["time"]), int(slot["first"]), int(slot["last"]))

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from headrace_broker.timer.demand import SLOT_MS
-from headrace_protocol.columns import split
+from headrace_broker.timer.property_columns import PropertyColumns
 from headrace_protocol.message import TRANSACTION_MASK, property_number, property_value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from headrace_broker.store.queues.queue_blocks import QueueBlock
+    from headrace_broker.timer.property_columns import Found
     from headrace_protocol.columns import Array
 
 # A timer that waits. source: physical offset of its record, or of the half for a committed message;
@@ -44,10 +45,8 @@ _OUT, _SEC, _MS, _DELIVER, _UNIQ, _TOPIC, _RECALLED, _ROLLS = NAMES = (
     b"TIMER_DEL_UNIQKEY",
     b"TIMER_ROLL_TIMES",
 )
-# For fewer records a table costs more than it saves.
-_TABLE_ROWS_MIN: Final = 16
-_LAYOUTS_MAX: Final = 8
-_DIGITS_MAX: Final = 18
+# For fewer records columns cost more than they save.
+_COLUMNS_ROWS_MIN: Final = 20
 _NO_NUMBER: Final = -1
 _FACTOR: Final = 0x9E3779B97F4A7C15  # odd, so that no byte is lost
 _KEY_BYTES_MAX: Final = 256
@@ -121,11 +120,11 @@ def arrivals(block: QueueBlock, topics: Topics) -> Arrivals:
     """The timers of a block, in the order of the queue."""
     records = block.records
     values = _Values(len(records))
-    for numbers, texts in _pieces(block):
-        if isinstance(texts, np.ndarray):
-            values.put_cells(numbers, texts, topics)
-        else:
-            values.put_each(numbers, texts, topics)
+    texts = records.properties()
+    if len(texts) < _COLUMNS_ROWS_MIN:
+        values.put_each(enumerate(texts), topics)
+    else:
+        values.put_columns(texts, topics)
     rows = np.empty(len(records), TIMER)
     prepared = records.prepared_transaction_offset
     is_committed = (records.sys_flag & TRANSACTION_MASK != 0) & (prepared != 0)
@@ -143,54 +142,6 @@ def arrivals(block: QueueBlock, topics: Topics) -> Arrivals:
     return Arrivals(rows, write_ms, np.where(values.is_copy, prepared, -1))
 
 
-def _pieces(block: QueueBlock) -> Iterator[tuple[Array, Array | list[bytes]]]:
-    """Record numbers with their properties; those of one layout as a table of bytes."""
-    records = block.records
-    starts = records.start + records.size - records.properties_bytes
-    sizes = records.properties_bytes.astype(np.int64)
-    text = np.frombuffer(records.data, np.uint8)
-    rest: list[Array] = []
-    for size in np.unique(sizes).tolist():
-        numbers = np.flatnonzero(sizes == size)
-        for _ in range(_LAYOUTS_MAX):
-            if len(numbers) < _TABLE_ROWS_MIN or not size:
-                break
-            pieces = np.ndarray(len(text) - size + 1, f"V{size}", text, strides=(1,))
-            cells = pieces[starts[numbers]].view(np.uint8).reshape(len(numbers), size)
-            is_alike = _is_alike(cells)
-            yield numbers[is_alike], cells[is_alike]
-            numbers = numbers[~is_alike]
-        rest.append(numbers)
-    others = np.concatenate(rest) if rest else np.zeros(0, np.int64)
-    yield others, split(records.data, starts[others], sizes[others])
-
-
-def _is_alike(cells: Array) -> Array:
-    """A mask of the rows that have the names of the first row at the same places."""
-    first = cells[0]
-    is_fixed = first <= 2
-    is_mark_alike = ((cells <= 2) == is_fixed).all(1)
-    start = 0
-    for item in bytes(first).split(b"\x02"):
-        is_fixed[start : start + len(item.partition(b"\x01")[0])] = True
-        start += len(item) + 1
-    is_alike: Array = is_mark_alike & (cells[:, is_fixed] == first[is_fixed]).all(1)
-    return is_alike
-
-
-def _spans(raw: bytes) -> dict[bytes, tuple[int, int]]:
-    """Start and end of each property's value; of equal names the last wins."""
-    spans: dict[bytes, tuple[int, int]] = {}
-    start = 0
-    for item in raw.split(b"\x02"):
-        name, mark, value = item.partition(b"\x01")
-        if mark and value:
-            end = start + len(item)
-            spans[name] = (end - len(value), end)
-        start += len(item) + 1
-    return spans
-
-
 class _Values:
     """The properties of records, by columns."""
 
@@ -200,25 +151,30 @@ class _Values:
         self.is_copy = np.zeros(count, bool)
         self._numbers = {name: np.full(count, _NO_NUMBER) for name in (_OUT, _SEC, _MS, _DELIVER)}
 
-    def put_cells(self, numbers: Array, cells: Array, topics: Topics) -> None:
-        """Read records with the same layout of properties, one row of bytes each."""
-        spans = _spans(bytes(cells[0]))
-        if _RECALLED in spans:
-            self.put_each(numbers, [bytes(row) for row in cells], topics)
-            return
+    def put_columns(self, texts: Sequence[bytes], topics: Topics) -> None:
+        """Read all records at once."""
+        columns = PropertyColumns(texts)
         for name, column in self._numbers.items():
-            if name in spans:
-                column[numbers] = _integers(cells[:, slice(*spans[name])])
-        if _UNIQ in spans:
-            self.key[numbers] = _hashes(cells[:, slice(*spans[_UNIQ])])
-        self.is_copy[numbers] = _ROLLS in spans
-        start, end = spans.get(_TOPIC, (0, 0))
-        names, where = _unique_rows(cells[:, start:end])
-        self.topic[numbers] = np.array([topics.number(name) for name in names], np.int32)[where]
+            if len((found := columns.find(name)).records):
+                column[found.records] = columns.integers(found, _NO_NUMBER)
+        for width, found in _by_width(columns.find(_UNIQ)):
+            self.key[found.records] = _hashes(columns.cells(found, min(width, _KEY_BYTES_MAX)))
+        with_topic = columns.find(_TOPIC)
+        for width, found in _by_width(with_topic):
+            names, where = _unique_rows(columns.cells(found, width))
+            numbers = [topics.number(name) for name in names]
+            self.topic[found.records] = np.array(numbers, np.int32)[where]
+        self.is_copy[columns.find(_ROLLS).records] = True
+        is_odd = np.ones(len(texts), bool)
+        is_odd[with_topic.records] = False
+        is_odd[columns.find(_RECALLED).records] = True
+        self.put_each(
+            [(number, texts[number]) for number in np.flatnonzero(is_odd).tolist()], topics
+        )
 
-    def put_each(self, numbers: Array, texts: Sequence[bytes], topics: Topics) -> None:
+    def put_each(self, records: Iterable[tuple[int, bytes]], topics: Topics) -> None:
         """Read records one by one."""
-        for number, raw in zip(numbers.tolist(), texts, strict=True):
+        for number, raw in records:
             for name, column in self._numbers.items():
                 column[number] = property_number(raw, name, _NO_NUMBER)
             topic = property_value(raw, _TOPIC)
@@ -247,15 +203,14 @@ class _Values:
         return due_ms
 
 
-def _integers(cells: Array) -> Array:
-    """Numbers with the same count of digits; _NO_NUMBER for other texts."""
-    width = cells.shape[1]
-    if width > _DIGITS_MAX:
-        return np.full(len(cells), _NO_NUMBER)
-    digits = cells.astype(np.int64) - ord("0")
-    is_number = ((digits >= 0) & (digits <= 9)).all(1)
-    values = digits @ 10 ** np.arange(width - 1, -1, -1)
-    return np.where(is_number, values, _NO_NUMBER)
+def _by_width(found: Found) -> Iterator[tuple[int, Found]]:
+    """Values of equal length together."""
+    widths = found.ends - found.starts
+    if len(widths) and (widths == widths[0]).all():
+        yield int(widths[0]), found
+        return
+    for width in np.unique(widths).tolist():
+        yield width, found.take(widths == width)
 
 
 def _unique_rows(cells: Array) -> tuple[list[bytes], Array]:

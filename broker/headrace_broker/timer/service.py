@@ -29,7 +29,7 @@ from headrace_broker.inner.saving import save_at_intervals
 from headrace_broker.inner.waiting import RECORDS_AT_ONCE, Unreadable, Waiting, WaitingQueue
 from headrace_broker.inner.writer import RETRY_S
 from headrace_broker.store.queues.queue_blocks import BLOCK_UNITS, QueueDamaged
-from headrace_broker.timer.arrivals import TIMER, arrivals, joined, slots_of
+from headrace_broker.timer.arrivals import TIMER, arrivals, joined
 from headrace_broker.timer.checkpoint import Settled, TimerCheck
 from headrace_broker.timer.demand import SLOT_MS
 from headrace_broker.timer.metrics import Rate
@@ -128,6 +128,8 @@ class Timers:
         self._clock_ms = self._clock_offset = 0
         self._threads = trio.CapacityLimiter(1)
         self._under_way = np.empty(0, TIMER)  # taken out of `waiting` to be delivered
+        # Of the latest delivery: this slot and those before it may lead to delivered timers.
+        self._done_slot = -1
         self._last: np.void | None = None  # the row of the newest message of the queue
         self._saved_counts = (0, 0)
         self._saved_s = -math.inf
@@ -182,9 +184,11 @@ class Timers:
 
     def _fill_wheel(self) -> None:
         rows, slots = self.waiting.all_with_slots()
-        self.wheel.add(rows, slots, self._store.clock.now_ms() // SLOT_MS * SLOT_MS)
-        if not len(rows) or rows["queue_offset"][-1] < self._offset - 1:
-            self._end_wheel()
+        now_slot = self._store.clock.now_ms() // SLOT_MS
+        self.wheel.add(rows, slots, now_slot * SLOT_MS)
+        is_ended = len(rows) and rows["queue_offset"][-1] == self._offset - 1
+        if self._last is not None and not is_ended:
+            self.wheel.end_with(self._last, now_slot)
 
     def _bounded(self, read_ms: int) -> int:
         """The time, or that of the newest record if it is earlier: nothing was delivered since."""
@@ -234,7 +238,7 @@ class Timers:
         """
         counts, now_s = (self.enqueued.count, self.delivered.count), trio.current_time()
         is_idle = counts == self._saved_counts and now_s < self._saved_s + _IDLE_SAVE_S
-        if is_idle or not self._is_unsaved():
+        if not self._is_unsaved() or (is_idle and not self._has_passed()):
             return
         self._saved_counts, self._saved_s = counts, now_s
         saving = self._snapshot()
@@ -246,7 +250,7 @@ class Timers:
         """As ``save``, after all tasks have ended. Raises OSError."""
         if self._offset and self._store.commit_log.life.is_writable:
             self._store.flusher.flush_log_now()
-            self._close_slot()
+            self._close_slots()
             saving = self._snapshot()
             self._write(saving)
             self._saved(saving)
@@ -257,20 +261,23 @@ class Timers:
             return False
         saved = self._file.settled or Settled(-1)
         is_same = self._settled_now()._replace(due_ms=saved.due_ms) == saved
-        return self.wheel.is_changed or not is_same
+        return self.wheel.is_changed or not is_same or self._has_passed()
 
-    def _close_slot(self) -> None:
-        """Keep only waiting timers in the current slot, which an Apache broker delivers whole."""
-        slot = self._settled.due_ms // SLOT_MS
-        self.wheel.empty_slot(slot)
-        rows = self.waiting.of_slot(slot)
-        if len(rows):
-            self.wheel.add(rows, slots_of(rows), slot * SLOT_MS)
-            self._end_wheel()
+    def _has_passed(self) -> bool:
+        """Whether the slots with deliveries are over, but not by the saved progress.
 
-    def _end_wheel(self) -> None:
-        if self._last is not None:
-            self.wheel.end_with(self._last, self._settled.due_ms // SLOT_MS - 1)
+        An Apache broker that starts with that progress delivers them again.
+        """
+        saved_ms = self._file.settled.due_ms if self._file.settled else -1
+        return saved_ms // SLOT_MS <= self._done_slot < self._settled.due_ms // SLOT_MS
+
+    def _close_slots(self) -> None:
+        """Keep only waiting timers in slots with deliveries that an Apache broker reads again."""
+        if self._last is None:
+            return
+        for slot in range(self._read_slot(self._settled), self._done_slot + 1):
+            self.wheel.replace_slot(slot, self.waiting.of_slot(slot))
+            self.wheel.end_with(self._last, slot)
 
     def _snapshot(self) -> _Saving:
         settled, changes = self._settled_now(), self.wheel.changes()
@@ -299,14 +306,17 @@ class Timers:
 
     def _check(self, settled: Settled) -> TimerCheck:
         before = self._file.saved or TimerCheck()
-        read_slot = min(settled.due_ms // SLOT_MS, (self.waiting.due_ms() - 1) // SLOT_MS)
         return before._replace(
-            read_ms=int(read_slot) * SLOT_MS,
+            read_ms=self._read_slot(settled) * SLOT_MS,
             queue_offset=self._offset,
             master_queue_offset=self._offset,
             timestamp=self._store.clock.now_ms(),
             counter=before.counter + 1,
         )
+
+    def _read_slot(self, settled: Settled) -> int:
+        """The slot at which an Apache broker shall begin."""
+        return int(min(settled.due_ms // SLOT_MS, (self.waiting.due_ms() - 1) // SLOT_MS))
 
     @property
     def oldest(self) -> int:
@@ -330,9 +340,11 @@ class Timers:
         now_ms = self._store.clock.now_ms()
         if not self._switches.stops_dequeue():
             if len(rolled := self.waiting.take_rolled(now_ms, RECORDS_AT_ONCE)):
+                self._done_slot = max(self._done_slot, now_ms // SLOT_MS)
                 await self._roll(rolled)
                 return
             if len(due := self.waiting.take_due(now_ms, RECORDS_AT_ONCE)):
+                self._done_slot = max(self._done_slot, now_ms // SLOT_MS)
                 self._clock_ms = max(self._clock_ms, now_ms)
                 self._clock_offset = self._offset
                 await self._deliver(due)
@@ -345,7 +357,7 @@ class Timers:
         wait_s = (self.waiting.due_ms() - now_ms) / 1000
         if self._switches.stops_enqueue() or self._switches.stops_dequeue():
             wait_s = _CLOCK_LOOK_S
-        if wait_s < math.inf:
+        if wait_s < math.inf or self._settled.due_ms // SLOT_MS <= self._done_slot:
             wait_s = min(max(wait_s, 0), _CLOCK_LOOK_S)
         with trio.move_on_after(wait_s):
             await self._asked.wait()

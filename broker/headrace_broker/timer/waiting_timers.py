@@ -6,6 +6,7 @@ at its arrival, when its shared table is divided, and in its second.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from functools import partial
@@ -80,15 +81,14 @@ class SlotTables:
         self.count += len(rows)
         slots = slots_of(rows)
         is_far = slots >= self._near_end
-        far, near = rows[is_far], rows[~is_far]
-        for number, where in groups(slots[is_far] // _FAR_SLOTS):
-            _add(self._far, number, far[where])
+        for number, far in _parted(rows[is_far], slots[is_far] // _FAR_SLOTS):
+            _add(self._far, number, far)
             self._far_first = min(self._far_first, number)
-        for slot, where in groups(slots[~is_far]):
+        for slot, near in _parted(rows[~is_far], slots[~is_far]):
             if slot == self._open_slot and len(self._open):
-                self._open = _sorted(np.concatenate([self._open, near[where]]))
+                self._open = _sorted(np.concatenate([self._open, near]))
             else:
-                _add(self._near, slot, near[where])
+                _add(self._near, slot, near)
 
     def due_ms(self) -> float:
         """When to take the first row out or divide its far table; infinite without rows."""
@@ -113,8 +113,8 @@ class SlotTables:
         self._near_end = (first + 1) * _FAR_SLOTS
         rows = self._far.pop(first).rows
         self._far_first = min(self._far, default=math.inf)
-        for slot, numbers in groups(slots_of(rows)):
-            _add(self._near, slot, rows[numbers])
+        for slot, near in _parted(rows, slots_of(rows)):
+            _add(self._near, slot, near)
 
     def _open_first(self) -> None:
         """Sort the rows of the earliest near slot unless they are sorted."""
@@ -201,6 +201,17 @@ def _sorted(rows: Array) -> Array:
     return rows[order]
 
 
+def _parted(rows: Array, values: Array) -> Iterator[tuple[int, Array]]:
+    """Each distinct value with its rows, in order; the rows are not to be kept."""
+    if not len(rows):
+        return
+    order = np.argsort(values, kind="stable")
+    rows, values = rows[order], values[order]
+    breaks = np.flatnonzero(values[1:] != values[:-1]) + 1
+    for start, end in itertools.pairwise([0, *breaks.tolist(), len(rows)]):
+        yield int(values[start]), rows[start:end]
+
+
 def groups(values: Array) -> Iterator[tuple[int, Array]]:
     """Each distinct value with the numbers of its rows, in order."""
     if not len(values):
@@ -281,8 +292,9 @@ class WaitingTimers:
         return np.where(is_rolled, rolls, slots_of(arrived.rows))
 
     def of_slot(self, slot: int) -> Array:
-        """Timers and recalls of a slot, in the order of the queue."""
-        rows = self._timers.of_slot(slot)
+        """Timers and recalls that are due or rolled in a slot, in the order of the queue."""
+        due, rolled = self._timers.of_slot(slot), self._rolled(self._rolls.of_slot(slot))
+        rows = np.concatenate([due, rolled])
         return rows[np.argsort(rows["queue_offset"])]
 
     def all_with_slots(self) -> tuple[Array, Array]:
@@ -396,7 +408,10 @@ class WaitingTimers:
 
     def take_rolled(self, now_ms: int, count: int) -> Array:
         """Timers to store again, at most ``count``; they wait until ``forget`` drops them."""
-        rolls = self._rolls.take_due(now_ms, count)
+        return self._rolled(self._rolls.take_due(now_ms, count))
+
+    def _rolled(self, rolls: Array) -> Array:
+        """The timers of rolls, without those that don't wait any more."""
         found = [self._timers.of_slot(slot) for slot in set(rolls["slot"].tolist())]
         rows = np.concatenate([*found, np.empty(0, TIMER)])
         return rows[np.isin(rows["queue_offset"], rolls["queue_offset"])]

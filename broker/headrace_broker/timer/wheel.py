@@ -110,22 +110,25 @@ class TimerWheel:
         self._append(units, slots)
 
     def end_with(self, row: np.void, slot: int) -> None:
-        """Add a unit for the queue's last message, which doesn't wait any more.
+        """Add a unit for the queue's last message to a slot; it delivers nothing.
 
-        An Apache broker resumes reading the queue after the last unit's message.
-        slot: any slot that is delivered.
+        An Apache broker resumes reading the queue after the last unit's message, and chains each
+        slot anew from the last unit of the slot in the log. It takes this unit for a recall, and
+        only a message with TIMER_DEL_UNIQKEY recalls one.
         """
-        units = np.zeros(1, UNIT)
-        units["size"], units["previous"], units["magic"] = UNIT.itemsize, _NO_UNIT, PLAIN
+        units, slots = np.zeros(1, UNIT), np.array([slot])
+        units["size"], units["magic"] = UNIT.itemsize, PLAIN + RECALL
         units["write_ms"] = slot * SLOT_MS
         units["physical_offset"], units["record_bytes"] = row["physical_offset"], row["size"]
-        self._append(units, np.array([slot]))
+        self._chain(units, slots, np.zeros(1, np.int64))
+        self._append(units, slots)
 
-    def empty_slot(self, slot: int) -> None:
-        """Remove all units of a slot."""
+    def replace_slot(self, slot: int, rows: Array) -> None:
+        """Let a slot lead to these timers and recalls only."""
         place = slot % WHEEL_SLOTS
         self._slots[place] = np.zeros((), SLOT)
         self._changed.append(np.array([place]))
+        self.add(rows, np.full(len(rows), slot), slot * SLOT_MS)
 
     def _topic_hashes(self) -> Array:
         names = self._topics.names
@@ -149,8 +152,7 @@ class TimerWheel:
         distinct = ordered[starts]
         places = distinct % WHEEL_SLOTS
         before = self._slots[places]
-        is_used = (before["time"] == distinct) & (before["first"] != _NO_UNIT)
-        is_used &= before["count"] != 0
+        is_used = before["time"] == distinct
         previous = np.append(_NO_UNIT, placed[:-1])
         previous[starts] = np.where(is_used, before["last"], _NO_UNIT)
         units["previous"][order] = previous
@@ -176,7 +178,7 @@ class TimerWheel:
     @property
     def is_changed(self) -> bool:
         """Whether there are changes to write."""
-        return any(map(len, (*self._pending, *self._changed)))
+        return self._is_anew or any(map(len, (*self._pending, *self._changed)))
 
     def changes(self) -> WheelChanges:
         """The changes since the last call of ``written``."""

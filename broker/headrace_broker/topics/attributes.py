@@ -60,7 +60,7 @@ def _is_span(value: str) -> bool:
         return False
 
 
-_SPAN = _Attribute(True, "a number of milliseconds", _is_span)
+_SPAN = _Attribute(True, f"a number of milliseconds from 0 to {_LONG_MAX}", _is_span)
 
 # Only those values of the peer that this broker implements.
 _ATTRIBUTES = {
@@ -69,8 +69,8 @@ _ATTRIBUTES = {
     MESSAGE_TYPE: _one_of(
         "UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", is_changeable=True
     ),
-    RESERVE_TIME: _Attribute(True, "a number of hours, or -1", _is_limit),
-    RESERVE_SIZE: _Attribute(True, "a number of bytes, or -1", _is_limit),
+    RESERVE_TIME: _Attribute(True, "a number of hours from 1 on, or -1", _is_limit),
+    RESERVE_SIZE: _Attribute(True, "a number of bytes from 1 on, or -1", _is_limit),
     DELETE_RETENTION: _SPAN,
     MIN_COMPACTION_LAG: _SPAN,
     MAX_COMPACTION_LAG: _SPAN,
@@ -117,6 +117,7 @@ def apply_changes(
                 raise _invalid(f"{key}={value}: this broker accepts {attribute.expected}")
             attributes[key] = value
     _check_policy(attributes, changes)
+    _check_lags(attributes)
     return attributes
 
 
@@ -127,6 +128,19 @@ def _check_policy(attributes: Mapping[str, str], changes: Mapping[str, str]) -> 
         if f"+{key}" in changes:
             policy = "DELETE" if is_compacted else COMPACTED
             raise _invalid(f"{key!r} is for topics with {CLEANUP_POLICY}={policy}")
+
+
+def _check_lags(attributes: Mapping[str, str]) -> None:
+    """Raise RequestError if a message may have to be compacted while it is too young for that."""
+    default = CompactionPolicy()
+    least = _span(attributes, MIN_COMPACTION_LAG, default.min_lag_ms)
+    most = _span(attributes, MAX_COMPACTION_LAG, default.max_lag_ms)
+    if least > most:
+        origin = "" if MAX_COMPACTION_LAG in attributes else ", its default"
+        raise _invalid(
+            f"{MIN_COMPACTION_LAG}={least} is more than {MAX_COMPACTION_LAG}={most}{origin}: "
+            "lower the first or raise the second"
+        )
 
 
 class CompactionPolicy(NamedTuple):
@@ -150,10 +164,11 @@ class CompactionPolicy(NamedTuple):
         if not is_compacted(topic):
             return None
         default = cls()
+        min_lag_ms = _span(attributes, MIN_COMPACTION_LAG, default.min_lag_ms)
         return cls(
             _span(attributes, DELETE_RETENTION, default.delete_retention_ms),
-            _span(attributes, MIN_COMPACTION_LAG, default.min_lag_ms),
-            _span(attributes, MAX_COMPACTION_LAG, default.max_lag_ms),
+            min_lag_ms,
+            max(_span(attributes, MAX_COMPACTION_LAG, default.max_lag_ms), min_lag_ms),
             attributes.get(KEY_QUEUE, default.key_queue),
         )
 

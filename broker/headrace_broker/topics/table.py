@@ -337,8 +337,11 @@ class TopicTable:
     def put_changed(self, topic: TopicConfig, incarnation: str) -> None:
         """Create or replace a checked topic, and register it again even if it is as before.
 
-        incarnation: the id of the topic if it is new.
+        incarnation: the id of the topic if it is new. The file of one that is as before stays.
         """
+        if self._topics.get(topic.topic_name) == topic:
+            self.registration_changed()
+            return
         if topic.topic_name not in self._topics:
             self.incarnations.assign(topic.topic_name, incarnation)
         self._topics[topic.topic_name] = topic

@@ -269,7 +269,7 @@ class StaticTopicAdmin(Admin):
 
         async def send(step: Step) -> None:
             header = _header(step, found.configs.get(step.broker), epochs[step.broker])
-            body = encode_detail(step.mapping)
+            body = encode_detail(step.mapping, step.emptied)
             code = RequestCode.UPDATE_AND_CREATE_STATIC_TOPIC
             await self._ask(found.masters[step.broker], code, header, body)
             epochs[step.broker] = step.mapping.epoch

@@ -8,7 +8,7 @@ from weakref import WeakSet
 
 import anyio
 
-from headrace_protocol.message import DELETE, KEYS, property_value
+from headrace_protocol.message import DELETE, property_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,7 +21,6 @@ Entry = tuple[bytes | Exception, int, int]
 
 # The body of a deleted key.
 DELETED = b""
-_KEYS = KEYS.encode()
 _DELETE_NAME = DELETE.encode()
 _DELETE = _DELETE_NAME + b"\x01true"
 
@@ -36,20 +35,24 @@ class Keyed(NamedTuple):
     @classmethod
     def of(cls, batch: MessageBatch) -> Keyed:
         """Extract keys and bodies; a damaged or unreadable body becomes its error."""
-        raws = batch.columns.properties()
-        # Values have no 0x02, so many are decoded at once: a sixth of the time.
-        joined = b"\x02".join([property_value(raw, _KEYS) for raw in raws])
+        from headrace_protocol.columns import split
+        from headrace_protocol.record_keys import find_keys
+
+        columns = batch.columns
+        data = bytes(columns.data)
+        # Keys have no 0x02, so many are decoded at once.
+        joined = b"\x02".join(split(data, *find_keys(columns)))
         keys = joined.decode(errors="replace").split("\x02")
         bodies = _bodies(batch)
-        if _DELETE in b"".join(raws):
-            for index, raw in enumerate(raws):
+        if _DELETE in data:
+            for index, raw in enumerate(columns.properties()):
                 if property_value(raw, _DELETE_NAME) == b"true":
                     bodies[index] = DELETED
-        timestamps_ms: list[int] = batch.columns.store_timestamp.tolist()
+        timestamps_ms: list[int] = columns.store_timestamp.tolist()
         if all(keys):
             return cls(keys, bodies, timestamps_ms)
-        columns = (keys, bodies, timestamps_ms)
-        return cls(*(list(compress(column, keys)) for column in columns))  # type: ignore[arg-type]
+        kept = (list(compress(column, keys)) for column in (keys, bodies, timestamps_ms))
+        return cls(*kept)  # type: ignore[arg-type]
 
 
 def _bodies(batch: MessageBatch) -> list[bytes | Exception]:
@@ -101,14 +104,10 @@ class Entries:
         newest: dict[str, Entry] = dict(
             zip(keys, zip(bodies, timestamps_ms, repeat(queue_number)), strict=False)
         )
-        known = map(self._entries.get, newest)
-        newer_elsewhere = [
-            key
-            for key, entry in zip(newest, known, strict=True)
-            if entry and entry[2] != queue_number and entry[1] > newest[key][1]
-        ]
-        for key in newer_elsewhere:
-            del newest[key]
+        for key in newest.keys() & self._entries.keys():
+            _, stored_ms, number = self._entries[key]
+            if number != queue_number and stored_ms > newest[key][1]:  # newer in another queue
+                del newest[key]
         self._entries.update(newest)
         self._note_deleted(newest, has_deleted=DELETED in bodies)
         for waiting in self.waiting:

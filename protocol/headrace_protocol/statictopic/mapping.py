@@ -108,9 +108,30 @@ def decode_detail(data: Buffer) -> TopicMapping:
     return fastjson.decode_strict(data, TopicMapping)
 
 
-def encode_detail(mapping: TopicMapping, *, strict: bool = False) -> bytes:
-    """Encode one broker's mapping, with integer keys bare, or quoted for strict readers."""
+class _Emptied(msgspec.Struct):
+    """headrace's own part of the body of 513."""
+
+    emptied: dict[Int32, MappingItem] = {}
+
+
+def decode_emptied(data: Buffer) -> dict[int, MappingItem]:
+    """Decode the empty items that leave chains, from the body of 513; see ``encode_detail``."""
+    return fastjson.decode_strict(data, _Emptied).emptied
+
+
+def encode_detail(
+    mapping: TopicMapping,
+    emptied: Mapping[int, MappingItem] | None = None,
+    *,
+    strict: bool = False,
+) -> bytes:
+    """Encode one broker's mapping, with integer keys bare, or quoted for strict readers.
+
+    emptied: logic queue -> empty item that its new leader replaces; other brokers ignore it.
+    """
     text = msgspec.json.encode(mapping)
+    if emptied:
+        text = text[:-1] + b"," + msgspec.json.encode(_Emptied(dict(emptied)))[1:]
     return text if strict else _QUOTED_KEY.sub(rb"\1:", text)
 
 

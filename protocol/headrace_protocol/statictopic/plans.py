@@ -50,13 +50,16 @@ class BrokerTopic(msgspec.Struct, frozen=True, kw_only=True):
 class Step(msgspec.Struct, frozen=True, kw_only=True):
     """One request: a broker's new mapping and numbers of physical queues.
 
-    force: the broker takes it even though items are given up.
+    emptied: logic queue -> empty item that leaves the chain when this broker opens the queue, and
+    whose broker has the offsets of groups. force: the broker takes it even though items are given
+    up.
     """
 
     broker: str
     mapping: TopicMapping
     read_queues: int
     write_queues: int
+    emptied: dict[int, MappingItem] = {}
     force: bool = False
 
 
@@ -159,20 +162,23 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         exact: brokers whose ends can't grow any more: all but Apache's. Behind another broker's
         end the offsets jump even in strict mode.
         """
-        chains = dict(self.chains)
-        for queue, (item, end) in closed.items():
-            is_exact = item.bname in exact
-            if self.mode is Mode.AVAILABLE or queue in self.jumping or not is_exact:
-                chains[queue] = _jumped(chains[queue], item, end, is_exact=is_exact)
-            else:
-                chains[queue] = _continued(chains[queue], item, end)
-        full = {
-            name: self._step(name, self._hosted(name, chains), self.epoch) for name in self.before
-        }
+        chains = self._decided(closed, exact)
         leading = _by_leader({queue: chains[queue] for queue in closed})
+        emptied = {
+            name: {
+                queue: closed[queue].item
+                for queue, chain in queues.items()
+                if all(item.gen != closed[queue].item.gen for item in chain)
+            }
+            for name, queues in leading.items()
+        }
+        full = {
+            name: self._step(name, self._hosted(name, chains), self.epoch, emptied.get(name))
+            for name in self.before
+        }
         # A leader is written before every broker that has its chain decided.
         opening = [
-            self._step(name, queues, self.epoch - 1)
+            self._step(name, queues, self.epoch - 1, emptied[name])
             for name, queues in leading.items()
             if full[name].mapping.hosted.keys() & closed.keys() - queues.keys()
         ]
@@ -182,6 +188,17 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             [step for name, step in full.items() if name in first],
             [step for name, step in full.items() if name not in first],
         ]
+
+    def _decided(self, closed: Mapping[int, Closed], exact: Collection[str]) -> dict[int, Chain]:
+        """All chains, with the offsets of their new leaders; see ``final``."""
+        chains = dict(self.chains)
+        for queue, (item, end) in closed.items():
+            is_exact = item.bname in exact
+            if self.mode is Mode.AVAILABLE or queue in self.jumping or not is_exact:
+                chains[queue] = _jumped(chains[queue], item, end, is_exact=is_exact)
+            else:
+                chains[queue] = _continued(chains[queue], item, end)
+        return chains
 
     def _hosted(self, broker: str, chains: Mapping[int, Chain]) -> dict[int, Chain]:
         """The queues of which a broker keeps the chain: leader, second leader, and kept copies."""
@@ -194,7 +211,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             or any(item.bname == broker for item in (*chain[-2:], *self.chains[queue][-2:]))
         }
 
-    def _step(self, broker: str, hosted: dict[int, Chain], epoch: int) -> Step:
+    def _step(
+        self,
+        broker: str,
+        hosted: dict[int, Chain],
+        epoch: int,
+        emptied: dict[int, MappingItem] | None = None,
+    ) -> Step:
         """A broker's chains, and the physical queues that its items need so far.
 
         It rejects a new item in a physical queue that it has already.
@@ -213,6 +236,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             mapping=mapping,
             read_queues=max(self.before[broker].read_queues, needed),
             write_queues=max(self.before[broker].write_queues, needed),
+            emptied=emptied or {},
             force=bool(self.gone),
         )
 

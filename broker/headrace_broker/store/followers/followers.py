@@ -10,7 +10,8 @@ What always holds:
    another message.
 2. A position is saved only after ``sync``, so it never covers more than the follower has on disk.
    A start resumes at the saved positions. An error resumes at those last synced, which are the
-   saved ones unless saving them failed after ``sync``. Anything beyond is followed again.
+   saved ones unless saving them failed after ``sync``. Anything beyond is followed again. A queue
+   that resumes below its saved position has the lower one saved first.
 3. ``needed_from`` is at or before each record that no saved position covers, so the log keeps these
    records: ``_needs`` has the first one of each queue that was scanned, and the records of all
    other queues lie at or past ``_scanned_offset``.
@@ -112,6 +113,8 @@ class Following:
             name: end for name, at in self._synced.items() if (end := self._end(name)) < at[0]
         }
         self._is_unsaved = False
+        # Whether a queue is resumed below its saved position.
+        self._is_set_back = False
         self._saved_s = -math.inf
         self._problem = ""
         self._threads = trio.CapacityLimiter(1)
@@ -280,7 +283,7 @@ class Following:
             reason=self._problem,
         )
 
-    def _follow(self) -> Iterator[Scan | Pass]:
+    def _follow(self) -> Iterator[Scan | Save | Pass]:
         """Follow all flushed messages; the caller runs each yielded piece of work, then resumes."""
         dispatched_offset = self._dispatched_offset()
         self._unscanned += self._pending
@@ -290,6 +293,9 @@ class Following:
             yield scan
             self._note_scan(scan)
         self._scanned_offset = dispatched_offset
+        if self._is_set_back:
+            with self._saving() as save:
+                yield save
         while self._has_readable():
             step = self._start_pass()
             yield step
@@ -342,7 +348,8 @@ class Following:
         queue = track.queue
         if queue not in self._tracks:
             self._tracks[queue] = track
-            # Not on disk yet; a start before the save comes to the same position again.
+            synced = self._synced.get(track.name)
+            self._is_set_back |= synced is not None and track.position < synced.queue_offset
             self._synced[track.name] = track.to_save
             self._start_ends.pop(track.name, None)
             self._is_unsaved = True
@@ -410,6 +417,7 @@ class Following:
             if save.is_synced:
                 self._note_save(save, is_saved=False)
             raise
+        self._is_set_back = False
         self._note_save(save, is_saved=True)
 
     def _note_save(self, save: Save, *, is_saved: bool) -> None:

@@ -134,7 +134,11 @@ def create(
 
     attributes = options.pairs(attribute, "attribute")
     if compacted:
-        attributes = {"cleanup.policy": "COMPACTION"} | attributes
+        policy = attributes.setdefault("cleanup.policy", "COMPACTION")
+        if policy != "COMPACTION":
+            raise ConfigurationError(
+                f"--compacted contradicts cleanup.policy={policy}: leave one of them out"
+            )
     if static:
         if attributes or if_not_exists or perm != "rw":
             raise ConfigurationError(

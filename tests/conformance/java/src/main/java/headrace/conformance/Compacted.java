@@ -1,5 +1,6 @@
 package headrace.conformance;
 
+import java.nio.ByteBuffer;
 import java.nio.charset.StandardCharsets;
 import java.time.Duration;
 import java.util.ArrayList;
@@ -23,8 +24,10 @@ import org.apache.rocketmq.client.producer.TransactionMQProducer;
 import org.apache.rocketmq.client.producer.selector.SelectMessageQueueByHash;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.Message;
+import org.apache.rocketmq.common.message.MessageDecoder;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
+import org.apache.rocketmq.store.kv.MessageFetcher;
 
 /**
  * A compacted topic: values are written by key, and read in three ways.
@@ -32,6 +35,7 @@ import org.apache.rocketmq.common.message.MessageQueue;
  * <p>{@code write NAMESERVER TOPIC KEYS FIRST END} sends the messages FIRST to END - 1. {@code read
  * NAMESERVER TOPIC GROUP HOW} returns a line for each message, in order of arrival: queue, offset,
  * key and body. {@code refusals NAMESERVER TOPIC} returns the code of each send without a key.
+ * {@code fetch NAMESERVER TOPIC BROKER QUEUE END} returns such lines for a queue as a slave pulls it.
  */
 @SuppressWarnings("deprecation")
 final class Compacted {
@@ -58,6 +62,8 @@ final class Compacted {
                     Long.parseLong(words.get(4)), Long.parseLong(words.get(5)));
                 case "read" -> compacted.read(words.get(3), words.get(4));
                 case "refusals" -> compacted.refusals();
+                case "fetch" -> compacted.fetch(words.get(3), Integer.parseInt(words.get(4)),
+                    Long.parseLong(words.get(5)));
                 default -> throw new IllegalArgumentException("no request: " + words);
             };
         } finally {
@@ -129,6 +135,10 @@ final class Compacted {
             case "push" -> push(group, last);
             default -> throw new IllegalArgumentException("no way to read: " + how);
         };
+        return lines(messages);
+    }
+
+    private static String lines(List<MessageExt> messages) {
         StringBuilder lines = new StringBuilder();
         for (MessageExt message : messages) {
             lines.append(String.join("\t", "" + message.getQueueId(), "" + message.getQueueOffset(),
@@ -195,6 +205,20 @@ final class Compacted {
             return last.entrySet().stream().allMatch(entry -> entry.getValue().equals(
                 reached.get(entry.getKey().getQueueId())));
         }, "the last messages " + last);
+    }
+
+    /** What a slave of Apache's broker runs to get an older part of a queue, up to {@code end}. */
+    private String fetch(String broker, int queue, long end) throws Exception {
+        List<MessageExt> found = new ArrayList<>();
+        try (MessageFetcher fetcher = new MessageFetcher()) {
+            fetcher.pullMessageFromMaster(topic, queue, end, broker, (offset, response) -> {
+                if (offset >= 0) {
+                    found.addAll(MessageDecoder.decodes(ByteBuffer.wrap(response.getBody())));
+                }
+                return true;
+            });
+        }
+        return lines(found);
     }
 
     // -- sends without a key ----------------------------------------------------------------------

@@ -1,0 +1,141 @@
+"""Groups of an empty leader that leaves its chain: they continue at the new leader."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from headrace_broker.store.files.config_file import ConfigFile
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.headers import CreateStaticTopicHeader, UpdateConsumerOffsetHeader
+from headrace_protocol.statictopic.mapping import TopicMapping, encode_detail
+from tests.support.channel import MemoryChannel
+from tests.support.static_brokers import GROUP, TOPIC, Brokers, item
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from headrace_protocol.command import Command
+
+# Clean-up has dropped what was before.
+A, C = item("a", 1, 50, 0), item("c", 2, 50, 0)
+
+
+@pytest.fixture
+def brokers(tmp_path: Path) -> Iterator[Brokers]:
+    """A queue that the strict mode moves from a, where it is empty, to c: only a is closed yet."""
+    brokers = Brokers(tmp_path, "abc")
+    brokers.map((A,))
+    brokers["a"].offsets.commit(GROUP, TOPIC, 0, 0)
+    brokers["a"].offsets.commit("elsewhere", TOPIC, 7, 0)
+    brokers.map((A, item("c", 2, -1, 0)), only="a")
+    yield brokers
+    brokers.close()
+
+
+def open_c(brokers: Brokers, channel: MemoryChannel) -> None:
+    mapping = TopicMapping(
+        topic=TOPIC, bname="broker-c", epoch=brokers.epoch + 1000, total_queues=1, hosted={0: (C,)}
+    )
+    header = CreateStaticTopicHeader(
+        topic=TOPIC,
+        default_topic="TBW102",
+        read_queue_nums=1,
+        write_queue_nums=1,
+        perm=6,
+        topic_filter_type="SINGLE_TAG",
+    )
+    code = RequestCode.UPDATE_AND_CREATE_STATIC_TOPIC
+    brokers["c"].send(code, header, encode_detail(mapping, {0: A}), channel)
+
+
+def asked_open_c(brokers: Brokers) -> Command:
+    channel = MemoryChannel()
+    open_c(brokers, channel)
+    ((answer, _),) = channel.replies()
+    return answer
+
+
+def groups_at_c(brokers: Brokers) -> dict[str, int]:
+    offsets = brokers["c"].offsets
+    found = {group: offsets.query(group, TOPIC, 0) for group in offsets.groups_of(TOPIC)}
+    return {group: offset for group, offset in found.items() if offset is not None}
+
+
+def test_a_new_leader_gets_the_groups_of_the_empty_one(brokers: Brokers) -> None:
+    assert asked_open_c(brokers).code == ResponseCode.SUCCESS
+    assert groups_at_c(brokers) == {GROUP: 0}
+
+
+def test_a_new_leader_does_not_open_without_them(brokers: Brokers) -> None:
+    brokers.away.add("a")
+    answer = asked_open_c(brokers)
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert answer.remark is not None
+    assert "broker-a" in answer.remark
+    assert "topic repair" in answer.remark
+    assert brokers["c"].parts.static.mappings.leads(TOPIC, 0) is None
+    brokers.away.clear()
+    assert asked_open_c(brokers).code == ResponseCode.SUCCESS
+    assert groups_at_c(brokers) == {GROUP: 0}
+
+
+def test_they_are_on_disk_before_the_mapping_is(
+    brokers: Brokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = []
+    save = ConfigFile.save
+
+    def note(file: ConfigFile, data: bytes) -> None:
+        saved.append((file.path.name, f'@{GROUP}"'.encode() in data))
+        save(file, data)
+
+    monkeypatch.setattr(ConfigFile, "save", note)
+    asked_open_c(brokers)
+    assert saved[:2] == [("consumerOffset.json", True), ("topicQueueMapping.json", False)]
+
+
+def test_what_an_earlier_attempt_left_does_not_count(brokers: Brokers) -> None:
+    for group in (GROUP, "gone"):
+        brokers["c"].offsets.commit(group, TOPIC, 0, 5)
+    assert asked_open_c(brokers).code == ResponseCode.SUCCESS
+    assert groups_at_c(brokers) == {GROUP: 0}
+    brokers["c"].offsets.commit(GROUP, TOPIC, 0, 3)
+    assert asked_open_c(brokers).code == ResponseCode.SUCCESS
+    assert groups_at_c(brokers) == {GROUP: 3}
+
+
+async def test_a_leader_whose_start_is_decided_stops_while_it_asks(
+    brokers: Brokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a repair finishes a move in available mode."""
+    brokers.map((A, item("c", 2, -1, 0)), only="c")
+    brokers["c"].join("late", "client", TOPIC)
+    other = brokers["c"].parts.static.brokers
+    asks: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(other, "ask", lambda *arguments: asks.append(arguments))
+    opening, commit = MemoryChannel(), MemoryChannel()
+    open_c(brokers, opening)
+    header = UpdateConsumerOffsetHeader(
+        consumer_group="late", topic=TOPIC, queue_id=0, commit_offset=50
+    )
+    brokers["c"].send(RequestCode.UPDATE_CONSUMER_OFFSET, header, channel=commit)
+    assert not opening.written
+    assert not commit.written
+    monkeypatch.setattr(other, "ask", brokers.ask)
+    for arguments in asks:
+        brokers.ask(*arguments)
+    brokers["c"].parts.static.forwarding.retry()
+    assert [answer.code for answer, _ in opening.replies()] == [ResponseCode.SUCCESS]
+    assert [answer.code for answer, _ in commit.replies()] == [ResponseCode.SUCCESS]
+    assert groups_at_c(brokers) == {GROUP: 0, "late": 0}
+
+
+def test_a_leader_that_gets_no_answer_continues_undecided(brokers: Brokers) -> None:
+    brokers.map((A, item("c", 2, -1, 0)), only="c")
+    brokers.away.add("a")
+    assert asked_open_c(brokers).code == ResponseCode.SYSTEM_ERROR
+    assert brokers["c"].parts.static.mappings.leads(TOPIC, 0) == 0
+    assert brokers.send("c", b"x") == (0, -1)
