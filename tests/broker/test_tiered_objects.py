@@ -17,7 +17,7 @@ from headrace_broker.tiered.driver.objects import ObjectDriver, open_objects
 from headrace_broker.tiered.driver.posix import PosixDriver
 from headrace_broker.tiered.objects.batch import read_directory
 from headrace_broker.tiered.objects.inventory import StoredObject
-from headrace_broker.tiered.objects.merge import choose, plan
+from headrace_broker.tiered.objects.merge import Merger, choose, plan
 from headrace_broker.tiered.objects.object_tier import ObjectTier
 from headrace_broker.tiered.objects.rows import FINAL, ObjectRow, Part
 from headrace_protocol.columns import UNIT_DTYPE
@@ -489,10 +489,17 @@ def test_what_is_dropped_during_a_merge_does_not_come_back() -> None:
 
 
 @pytest.mark.usefixtures("few")
-def test_a_merge_may_take_days() -> None:
+def test_a_merge_may_take_days(monkeypatch: pytest.MonkeyPatch) -> None:
     tier = open_objects_tier(MemoryDriver())
     for _ in range(3):
         append_next(tier, one(3))
+    note_made = Merger.note_made
+
+    def sweep_first(merger: Merger, row: ObjectRow) -> None:
+        assert tier.clean_up(None, BEGIN_MS + 5 * DAY_MS) == []
+        note_made(merger, row)
+
+    monkeypatch.setattr(Merger, "note_made", sweep_first)
     assert tier.merge(BEGIN_MS) is True
     assert tier.clean_up(None, BEGIN_MS + 5 * DAY_MS) == []
     merge_all(tier, BEGIN_MS + 5 * DAY_MS)

@@ -286,11 +286,11 @@ class ObjectTier:
         # After the listing. A broker that was replaced does not know what its successor names, and
         # one that had no answer not what the manifest names.
         with self.lock:
+            if self._merger is not None:  # may have stored an object that it has not noted yet
+                return None
             failure = self.manifest.settle()
             named = {*self.inventory.objects, *self.inventory.catalogs, *self.inventory.unused}
             named |= {name for name, _ in self._unused}
-            if self._merger is not None:
-                named |= {row.name for row, _ in self._merger.made}
         if failure is not None:
             return failure
         old = [name for name in found if name not in named and _made_ms(name) + _DAY_MS < now_ms]
