@@ -137,7 +137,11 @@ MAY_IMPORT = {
     },
     "headrace_broker.tiered": set(),
     "headrace_broker.tiered.access": INNER
-    | {"headrace_broker.tiered.container", "headrace_broker.tiered.driver"},
+    | {
+        "headrace_broker.tiered.container",
+        "headrace_broker.tiered.driver",
+        "headrace_broker.tiered.objects",
+    },
     "headrace_broker.tiered.container": {
         f"{STORE}.files",
         f"{STORE}.index",
@@ -147,6 +151,12 @@ MAY_IMPORT = {
         *RECORDS,
     },
     "headrace_broker.tiered.driver": {f"{STORE}.files", "headrace_daemon.metrics.histogram"},
+    "headrace_broker.tiered.objects": {
+        "headrace_broker.tiered.container",
+        "headrace_broker.tiered.driver",
+        "msgspec",
+        *RECORDS,
+    },
     STORE: {
         STORE,
         "headrace_broker.clock",

@@ -28,10 +28,6 @@ EXPECTED_VALUES = {
         "org.apache.rocketmq.tieredstore.metadata.DefaultMetadataStore"
     ),
     "tieredStoreGroupCommit": "true",
-    "objectStoreEndpoint": "",
-    "objectStoreBucket": "",
-    "objectStoreAccessKey": "",
-    "objectStoreSecretKey": "",
     "readOnlyCommitLogStorePaths": "",
     "enableConsumeQueueExt": "false",
     "enableLmq": "false",

@@ -12,7 +12,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from pydantic import ValidationError, field_validator, model_validator
+from pydantic import SecretStr, ValidationError, field_validator, model_validator
 
 from headrace_broker.apache_keys import EXPECTED_VALUES, WITHOUT_EFFECT
 from headrace_broker.setting import setting as _setting
@@ -561,7 +561,7 @@ class BrokerConfig(TierConfig):
     # -- text --------------------------------------------------------------------------------------
 
     def as_text(self) -> dict[str, str]:
-        """Every set key with its value, as in a file."""
+        """Every set key with its value, as in a file; secrets are masked."""
         values = self.model_dump(by_alias=True, mode="json", exclude_none=True)
         return {key: _text(value) for key, value in values.items()}
 
@@ -573,7 +573,9 @@ class BrokerConfig(TierConfig):
         """
         changed = _validate({**self.as_text(), **changes}, {key: key for key in changes})
         for name in type(self).model_fields:
-            setattr(self, name, getattr(changed, name))
+            value = getattr(changed, name)
+            if not isinstance(value, SecretStr):  # masked
+                setattr(self, name, value)
 
 
 def _split_hours(hours: str) -> list[str]:
@@ -625,7 +627,7 @@ def settings() -> list[Setting]:
 
 
 def _type_name(annotation: Any) -> str:
-    names = {int: "number", bool: "true or false", str: "text"}
+    names = {int: "number", bool: "true or false", str: "text", SecretStr: "text"}
     if annotation in names:
         return names[annotation]
     choices = getattr(annotation, "__args__", ())

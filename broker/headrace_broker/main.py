@@ -13,7 +13,7 @@ from headrace_broker.server import Broker, log_warnings
 from headrace_broker.store.errors import StoreError
 from headrace_broker.store.files.filesystem import Files
 from headrace_broker.tiered.access.probe import probe
-from headrace_broker.tiered.access.tier_access import new_driver
+from headrace_broker.tiered.access.tier_access import open_place
 from headrace_broker.tiered.container.tier import Home
 from headrace_daemon.command import daemon_parser, run_daemon
 from headrace_daemon.logs import configure_logs
@@ -57,7 +57,13 @@ def _check_tier(config: BrokerConfig) -> None:
     """Put, read and remove one object in tiered storage, if it is on. Raises ConfigError."""
     home = Home(config.broker_cluster_name, config.broker_name)
     tier = config.tier_settings(config.store_path_root_dir, home)
-    if tier is not None and (problem := probe(new_driver(tier, Files()))):
+    if tier is None:
+        return
+    try:
+        problem = probe(open_place(tier, Files()))
+    except (ValueError, ImportError) as error:
+        problem = str(error)
+    if problem:
         place = f"{config.tiered_backend_service_provider} {tier.folder or ''}".strip()
         raise ConfigError([f"tiered storage ({place}): {problem}"])
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path  # noqa: TC003 - pydantic reads the annotations
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self, cast
 
-from pydantic import BaseModel, ConfigDict, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, SecretStr, field_validator, model_validator
 from pydantic.alias_generators import to_camel
 
 from headrace_broker.setting import setting
@@ -13,15 +14,17 @@ from headrace_broker.setting import setting
 if TYPE_CHECKING:
     from headrace_broker.tiered.access.settings import TierSettings
     from headrace_broker.tiered.container.tier import Home
+    from headrace_broker.tiered.driver.object_place import ObjectPlace, Provider
 
 # What switches the tier on, and where it keeps messages: the peer's classes, and short names.
 _TIER_PLUG_INS = {"org.apache.rocketmq.tieredstore.TieredMessageStore", "tieredstore"}
 _TIER_PROVIDERS = {
     "org.apache.rocketmq.tieredstore.provider.PosixFileSegment": "posix",
     "org.apache.rocketmq.tieredstore.provider.MemoryFileSegment": "memory",
-    "posix": "posix",
-    "memory": "memory",
+    **{name: name for name in ("posix", "memory", "file", "s3", "gcs", "azure")},
 }
+_FOLDERS = {"posix", "file"}
+_BUCKETS = {"s3", "gcs", "azure"}
 _UNIT_BYTES = 20
 _HOUR_MS = 3_600_000
 _INT_MAX = 2**31 - 1
@@ -39,11 +42,28 @@ class TierConfig(BaseModel):
     )
     tiered_backend_service_provider: str = setting(
         "",
-        "Where tiered storage keeps messages: posix, in the folder tieredStoreFilePath; memory, for"
-        " trials. Apache's classes PosixFileSegment and MemoryFileSegment are the same.",
+        "Where tiered storage keeps messages: posix, in the folder tieredStoreFilePath; s3, gcs or"
+        " azure, in the bucket objectStoreBucket; file, in the folder as in a bucket; memory, for"
+        " trials. Apache's classes PosixFileSegment and MemoryFileSegment are posix and memory.",
     )
     tiered_store_file_path: Path | None = setting(
         None, "Folder of tiered storage, on another disk or a mounted file system."
+    )
+    object_store_endpoint: str = setting(
+        "", "URL of the object store; if empty, that of the provider's own service."
+    )
+    object_store_bucket: str = setting("", "Bucket of tiered storage; with azure, the container.")
+    object_store_prefix: str = setting(
+        "", "Goes before the names of all objects, for a bucket with other contents."
+    )
+    object_store_region: str = setting("", "Region of the bucket, for s3; if empty, us-east-1.")
+    object_store_access_key: SecretStr = setting(
+        SecretStr(""),
+        "Access key of the bucket; with azure, the account. If empty, the credentials of the"
+        " environment or the machine apply, as with gcs always.",
+    )
+    object_store_secret_key: SecretStr = setting(
+        SecretStr(""), "Secret of objectStoreAccessKey; never shown."
     )
     tiered_storage_level: Literal["DISABLE", "NOT_IN_DISK", "NOT_IN_MEM", "FORCE"] = setting(
         "NOT_IN_DISK",
@@ -135,7 +155,9 @@ class TierConfig(BaseModel):
     @classmethod
     def _is_provider(cls, name: str) -> str:
         if name and name not in _TIER_PROVIDERS:
-            raise ValueError("expected posix or memory, or Apache's class for one of them")
+            raise ValueError(
+                "expected posix, s3, gcs, azure, file or memory, or Apache's class for one of them"
+            )
         return name
 
     @model_validator(mode="after")
@@ -145,12 +167,38 @@ class TierConfig(BaseModel):
         provider = self.tiered_backend_service_provider
         if not provider:
             raise ValueError(
-                "tieredBackendServiceProvider=: expected posix, with tieredStoreFilePath; by "
-                "default Apache RocketMQ keeps what is tiered in memory, where a stop loses it"
+                "tieredBackendServiceProvider=: expected posix, with tieredStoreFilePath, or s3, "
+                "with objectStoreBucket; by default Apache RocketMQ keeps what is tiered in "
+                "memory, where a stop loses it"
             )
-        if _TIER_PROVIDERS[provider] == "posix" and self.tiered_store_file_path is None:
+        kind = _TIER_PROVIDERS[provider]
+        if kind in _FOLDERS and self.tiered_store_file_path is None:
             raise ValueError("tieredStoreFilePath=: expected a folder")
+        if kind in _BUCKETS:
+            self._check_bucket(kind)
         return self
+
+    def _check_bucket(self, kind: str) -> None:
+        if not self.object_store_bucket:
+            raise ValueError("objectStoreBucket=: expected the name of a bucket")
+        endpoint = self.object_store_endpoint
+        if endpoint and not endpoint.startswith(("http://", "https://")):
+            raise ValueError(f"objectStoreEndpoint={endpoint}: expected http:// or https://")
+        has_key = bool(self.object_store_access_key.get_secret_value())
+        if has_key != bool(self.object_store_secret_key.get_secret_value()):
+            missing = "objectStoreSecretKey" if has_key else "objectStoreAccessKey"
+            raise ValueError(f"{missing}=: expected both keys or none")
+        if kind == "gcs" and (has_key or endpoint):
+            raise ValueError(
+                "tieredBackendServiceProvider=gcs: takes credentials and endpoint from the "
+                "environment; leave out objectStoreAccessKey, objectStoreSecretKey and "
+                "objectStoreEndpoint"
+            )
+        if find_spec("obstore") is None:
+            raise ValueError(
+                f"tieredBackendServiceProvider={kind}: needs obstore, which is not installed: "
+                "pip install 'headrace[tier]'"
+            )
 
     def tier_settings(self, root: Path, home: Home) -> TierSettings | None:
         """Settings of tiered storage; None if it is off. root: the store's directory."""
@@ -161,10 +209,12 @@ class TierConfig(BaseModel):
         from headrace_broker.tiered.container.index_file import IndexSize
 
         units = -(-self.tiered_store_consume_queue_max_size // _UNIT_BYTES)
-        is_posix = _TIER_PROVIDERS[self.tiered_backend_service_provider] == "posix"
+        kind = _TIER_PROVIDERS[self.tiered_backend_service_provider]
         return TierSettings(
             root=root,
-            folder=self.tiered_store_file_path if is_posix else None,
+            folder=self.tiered_store_file_path if kind in _FOLDERS else None,
+            place=self._place(kind),
+            keeps_objects=kind == "file" or kind in _BUCKETS,
             home=home,
             level=StorageLevel[self.tiered_storage_level],
             limits=SegmentLimits(
@@ -188,4 +238,19 @@ class TierConfig(BaseModel):
             window_count=self.read_ahead_message_count_threshold,
             window_bytes=self.read_ahead_message_size_threshold,
             expire_ms=self.read_ahead_cache_expire_duration,
+        )
+
+    def _place(self, kind: str) -> ObjectPlace | None:
+        from headrace_broker.tiered.driver.object_place import ObjectPlace
+
+        if kind not in _BUCKETS:
+            return None
+        return ObjectPlace(
+            cast("Provider", kind),
+            self.object_store_bucket,
+            self.object_store_endpoint,
+            self.object_store_region,
+            self.object_store_access_key.get_secret_value(),
+            self.object_store_secret_key.get_secret_value(),
+            self.object_store_prefix,
         )

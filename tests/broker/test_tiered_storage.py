@@ -11,12 +11,15 @@ import pytest
 from headrace_broker.queue_directory import Use
 from headrace_broker.store.retention.topic_floors import TopicLimit
 from headrace_broker.store.store_source import GetStatus
+from headrace_broker.tiered.container.tier import Tier
 from headrace_broker.tiered.driver.interface import Failure, FailureKind
 from headrace_broker.tiered.driver.posix import PosixDriver
+from headrace_protocol import fastjson
+from headrace_protocol.bodies import TopicStatsTable
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.columns import UNIT_DTYPE, RecordColumns
 from headrace_protocol.errors import NotReady, RequestError
-from headrace_protocol.headers import DeleteTopicHeader, PullMessageHeader
+from headrace_protocol.headers import DeleteTopicHeader, GetTopicStatsHeader, PullMessageHeader
 from headrace_protocol.message import decode_records, tags_code
 from tests.support.broker import BrokerUnderTest, broker_config
 from tests.support.stores import crash, held, ready
@@ -143,6 +146,18 @@ async def test_a_pull_request_is_served_by_the_tier(tmp_path: Path) -> None:
     assert found == [3, 4]
     assert answer.command.ext()["minOffset"] == "0"
     assert answer.command.ext()["nextBeginOffset"] == "5"
+    broker.close()
+
+
+async def test_statistics_of_a_topic_cover_both_tiers(tmp_path: Path) -> None:
+    broker = start(tmp_path)
+    put(broker, 0, 20)
+    upload(broker)
+    await expire_log(broker)
+    answer = broker.ask(RequestCode.GET_TOPIC_STATS_INFO, GetTopicStatsHeader(topic=TOPIC))
+    assert answer.code == ResponseCode.SUCCESS, answer.remark
+    offsets = fastjson.decode(answer.body, TopicStatsTable).offset_table
+    assert sorted((at.min_offset, at.max_offset) for at in offsets.values()) == [(0, 0), (0, 20)]
     broker.close()
 
 
@@ -440,7 +455,9 @@ async def test_a_topics_reserve_time_counts_hours(tmp_path: Path) -> None:
     cleaner._clean_up(cleaner._limits())
     assert {name: queue.min_offset for name, queue in queues.items()} == {TOPIC: 0, topic: 0}
     # For Apache's broker.
-    rows = {name: cleaner._access.tier.metadata.topic(name) for name in (TOPIC, topic)}
+    tier = cleaner._access.tier
+    assert isinstance(tier, Tier)
+    rows = {name: tier.metadata.topic(name) for name in (TOPIC, topic)}
     assert {name: row.reserve_time for name, row in rows.items() if row} == {TOPIC: -1, topic: 2}
     broker.clock.ms += 60_000
     cleaner._clean_up(cleaner._limits())
@@ -457,6 +474,7 @@ async def test_a_topics_reserve_size_counts_both_tiers(tmp_path: Path) -> None:
     upload(broker)
     cleaner = tier_of(broker)
     tier = cleaner._access.tier
+    assert isinstance(tier, Tier)
     queue = tier.queues[topic, 0]
     cleaner._clean_up(cleaner._limits())
     # Whole segments of less than 5000 bytes go, and what is left is no less than the limit.

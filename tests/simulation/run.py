@@ -3,8 +3,8 @@
 A seed stands for a whole cluster and its clients, or for many lives of one store; with
 ``--kind=followed`` for many lives of one store with a follower, with ``--kind=waiting`` for many
 lives of one broker with messages that wait, with ``--kind=compacted`` for those of one with a
-compacted topic, with ``--kind=static`` for a cluster with a static
-topic whose queues move.
+compacted topic, with ``--kind=static`` for a cluster with a static topic whose queues move, with
+``--kind=tiered`` for many lives of one broker with tiered topics.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from tests.simulation import (
     simulation,
     static_topics,
     store_lives,
+    tiered_lives,
     waiting_lives,
 )
 from tests.simulation.totals import Outcome, Totals
@@ -50,6 +51,7 @@ KINDS: dict[str, Callable[[int], Outcome]] = {
     "compacted": compacted_lives.run,
     "followed": followed_lives.run,
     "static": static_topics.run,
+    "tiered": tiered_lives.run,
     "waiting": waiting_lives.run,
 }
 

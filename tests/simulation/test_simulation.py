@@ -35,6 +35,7 @@ from headrace_broker.store.retention.disk_forecast import nothing_to_consume
 from headrace_broker.store.retention.floor_file import FloorFile
 from headrace_broker.store.retention.rules import ClockWatch
 from headrace_broker.store.write.flush import Flusher
+from headrace_broker.tiered.container.flat_queue import FlatQueue
 from headrace_broker.timer.arrivals import TIMER
 from headrace_broker.timer.waiting_timers import WaitingTimers
 from headrace_broker.transaction import rebuild
@@ -44,6 +45,7 @@ from tests.simulation import (
     simulation,
     static_topics,
     store_lives,
+    tiered_lives,
     waiting_lives,
 )
 from tests.simulation.history import PromiseBroken
@@ -89,6 +91,7 @@ SEEDS = [
     "simulation 64",
     "static_topics 5",
     "compacted_lives 6",
+    "tiered_lives 3",
 ]
 HERE = "import gc, itertools, sys, time\n"
 # Objects lie elsewhere, are collected at other times, and each look at a clock costs a second.
@@ -101,7 +104,8 @@ time.monotonic = itertools.count(9000.0).__next__
 RUN_SEEDS = """
 import logging, structlog
 from tests.simulation import (
-    compacted_lives, followed_lives, simulation, static_topics, store_lives, waiting_lives,
+    compacted_lives, followed_lives, simulation, static_topics, store_lives, tiered_lives,
+    waiting_lives,
 )
 
 structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
@@ -185,6 +189,21 @@ def test_seeds_of_compacted_topics(count: int, tmp_path: Path) -> None:
     assert kind.counts["compactions"] > count
     assert kind.counts["rebuilds"] > count
     assert {"full disk", "kill", "lost page", "power cut"} <= kind.faults.keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "count", [10, pytest.param(150, marks=pytest.mark.long)], ids=["1 to 10", "1 to 150"]
+)
+def test_seeds_of_tiered_topics(count: int, tmp_path: Path) -> None:
+    kind = totals_of("tiered", count, tmp_path)
+    assert kind.counts["messages sent"] > 50 * count
+    assert {"log files cleaned", "segments expired", "topics deleted", "uploads"} <= {
+        name for name, count in kind.counts.items() if count
+    }
+    assert {"kill", "power cut", "tier away", "tier flaky", "tier full", "tier lossy"} <= {
+        name for name, count in kind.faults.items() if count
+    }
 
 
 async def test_a_leader_that_the_nameserver_forgot_is_waited_for(
@@ -358,6 +377,8 @@ def at_once(_store: Any, then: Callable[[None], None]) -> None:
         (waiting_lives.run, rebuild, "_decisions", no_decisions),
         (static_topics.run, plans, "_continued", continue_too_early),
         (static_topics.run, changes, "when_on_disk", at_once),
+        (tiered_lives.run, Following, "needed_from", needs_nothing),
+        (tiered_lives.run, FlatQueue, "_settle", nothing),
     ],
     ids=[
         "acknowledged without sync",
@@ -385,6 +406,8 @@ def at_once(_store: Any, then: Callable[[None], None]) -> None:
         "commits without an op record not looked for",
         "a queue's new leader starts too early",
         "a queue closed before its messages are on disk",
+        "cleaned before it was uploaded",
+        "parts of failed uploads kept",
     ],
 )
 def test_a_planted_bug_is_found(

@@ -60,6 +60,22 @@ async def test_a_queue_goes_on_though_its_records_were_removed(seed: int, tmp_pa
     crash(store)
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_a_deleted_topic_does_not_come_back(seed: int, tmp_path: Path) -> None:
+    files = FaultyFiles(tmp_path / "store", Random(seed))
+    store = loaded(files)
+    for topic in ("Gone", "Kept"):
+        put(store, store.queue(topic, 0))
+    store.flusher.flush_now()
+    files.fsync_directory(files.root)  # the checkpoint is not new
+    store.delete_topic("Gone")
+    files.cut_power()
+    crash(store)
+    store = loaded(next_life(files.root, files.rng, before=files))
+    assert store.find_queue("Gone", 0) is None, f"seed {seed}"
+    crash(store)
+
+
 @pytest.mark.parametrize("seed", range(5))
 async def test_what_a_topics_limit_gave_up_is_not_lost(seed: int, tmp_path: Path) -> None:
     files = FaultyFiles(tmp_path / "store", Random(seed))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from headrace_broker.tiered.driver.objects import ObjectPlace
+from headrace_broker.tiered.driver.object_place import ObjectPlace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

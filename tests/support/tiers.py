@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from headrace_broker.tiered.container.flat_queue import FlatQueue
+    from headrace_broker.tiered.container.stored_queue import StoredQueue
     from headrace_broker.tiered.driver.interface import AppendDriver
     from headrace_protocol.columns import Array
 
@@ -73,7 +74,7 @@ def append(queue: FlatQueue, count: int, first: int | None = None) -> Failure | 
     return queue.append(records, codes, store_ms(begin + count))
 
 
-def read(queue: FlatQueue, first: int, count: int) -> RecordColumns:
+def read(queue: StoredQueue, first: int, count: int) -> RecordColumns:
     """Records from an offset on."""
     found = queue.units(first, count)
     assert not isinstance(found, Failure), found
@@ -83,7 +84,7 @@ def read(queue: FlatQueue, first: int, count: int) -> RecordColumns:
     return records
 
 
-def read_all(queue: FlatQueue) -> list[int]:
+def read_all(queue: StoredQueue) -> list[int]:
     """The queue offsets of all records, each of which is compared with the original."""
     offsets: list[int] = []
     at = queue.min_offset

@@ -530,12 +530,15 @@ class MessageStore:
         thorough flush, a start after a crash may bring the topic back. Raises OSError.
         """
         self._finish_dispatch()
+        folder = self.root / "consumequeue"
         for queue in self.queues_of(topic):
             self._forget_queue(queue)
             queue.consume_queue.delete()
+            self.fs.mark_names_unsynced(folder / topic)
             yield
         with suppress(OSError):  # the topic may have new queues by now, or never had any
-            (self.root / "consumequeue" / topic).rmdir()
+            (folder / topic).rmdir()
+            self.fs.mark_names_unsynced(folder)
 
     def _forget_queue(self, queue: StoreQueue) -> None:
         del self._names[queue.topic, queue.queue_id]

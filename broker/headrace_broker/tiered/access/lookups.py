@@ -92,8 +92,4 @@ class TierLookups:
     def _record(self, topic: str, hit: IndexHit) -> Buffer | Failure | None:
         """The record that an item of the index points to; None if it has expired."""
         queue = self._reader.access.queue(topic, hit.queue_id)
-        end = hit.place + hit.size
-        if queue is None or not queue.log.base <= hit.place < end <= queue.log_end:
-            return None
-        read = queue.log.read([(hit.place, end)])
-        return read if isinstance(read, Failure) else read[0]
+        return None if queue is None else queue.record(hit.place, hit.size)

@@ -8,7 +8,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from headrace_broker.tiered.container.flat_queue import FlatQueue
+    from headrace_broker.tiered.container.stored_queue import StoredQueue
     from headrace_protocol.columns import Array, RecordColumns
 
 # Of all blocks together. Requests run again after their read, so this has room for many blocks of
@@ -21,7 +21,7 @@ _UNIT_BYTES: Final = 44
 
 
 # A queue, and the tags codes of the messages that are read of it; None for all.
-Stream = tuple["FlatQueue", frozenset[int] | None]
+Stream = tuple["StoredQueue", frozenset[int] | None]
 
 
 class ReadBlock(NamedTuple):

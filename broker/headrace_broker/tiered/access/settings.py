@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from headrace_broker.tiered.container.flat_queue import SegmentLimits
     from headrace_broker.tiered.container.index_file import IndexSize
     from headrace_broker.tiered.container.tier import Home
+    from headrace_broker.tiered.driver.object_place import ObjectPlace
 
 
 class StorageLevel(enum.Enum):
@@ -31,8 +32,8 @@ class StorageLevel(enum.Enum):
 class TierSettings:
     """Settings of one tier.
 
-    root: the store's directory, for metadata and open index files. folder: where segments are kept;
-    None keeps them in memory.
+    root: the store's directory, for metadata and open index files. folder, place: where messages
+    are kept; without one, in memory. keeps_objects: whether as immutable objects of many queues.
     commit_ms, commit_count, commit_bytes: messages of a queue are uploaded once they have waited so
     long, or once so many of them or so many bytes wait.
     reserved_ms: age at which messages expire. deletes: whether they do. clean_ms: time between
@@ -43,6 +44,8 @@ class TierSettings:
 
     root: Path
     folder: Path | None
+    place: ObjectPlace | None
+    keeps_objects: bool
     home: Home
     level: StorageLevel
     limits: SegmentLimits

@@ -127,7 +127,7 @@ class TierState:
         tiered = self._access.queue(*name)
         if tiered is not None:
             status.tier_min, status.tier_end = tiered.min_offset, tiered.commit_offset
-            status.tier_bytes = tiered.log_end - tiered.log.base
+            status.tier_bytes = tiered.log_bytes
         if behind.message_count:
             status.behind_messages = behind.message_count
             status.behind_bytes = source.record_bytes(behind.first)

@@ -10,16 +10,18 @@ from headrace_broker.tiered.container.paths import cluster_folder
 from headrace_broker.tiered.container.tier import Tier
 from headrace_broker.tiered.container.tier_index import TierIndex
 from headrace_broker.tiered.driver.memory import MemoryDriver
-from headrace_broker.tiered.driver.metered import MeteredDriver, Operations
+from headrace_broker.tiered.driver.metered import MeteredAppends, MeteredPuts, Operations
 from headrace_broker.tiered.driver.posix import PosixDriver
+from headrace_broker.tiered.objects.object_tier import ObjectTier
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from headrace_broker.store.files.filesystem import Files
     from headrace_broker.tiered.access.settings import TierSettings
-    from headrace_broker.tiered.container.flat_queue import FlatQueue
-    from headrace_broker.tiered.driver.interface import AppendDriver
+    from headrace_broker.tiered.container.stored_queue import StoredQueue
+    from headrace_broker.tiered.container.stored_tier import StoredTier
+    from headrace_broker.tiered.driver.interface import AppendDriver, PutDriver
 
 
 class TierAccess:
@@ -43,12 +45,12 @@ class TierAccess:
         self._settings = settings
         self._files = files
         self.operations = Operations()
-        self._driver = MeteredDriver(driver or new_driver(settings, files), self.operations)
+        self._driver = MeteredAppends(driver or _new_driver(settings, files), self.operations)
         self._opening = Lock()
-        self._tier: Tier | None = None
+        self._tier: StoredTier | None = None
 
     @property
-    def tier(self) -> Tier:
+    def tier(self) -> StoredTier:
         """The tier, which must be open."""
         assert self._tier is not None
         return self._tier
@@ -64,16 +66,16 @@ class TierAccess:
             if self._tier is None:
                 self._tier = self._new_tier()
             tier, now_ms = self._tier, self.now_ms()
-            # Without metadata all files would count as leftovers: a lost disk must not cost the
-            # tier as well.
-            is_known = bool(tier.metadata.queues())
-            failure = tier.open(now_ms) if is_known else tier.rebuild(now_ms)
+            failure = tier.start(now_ms)
             if failure is not None:
                 raise OSError(str(failure))
             self.is_open = True
 
-    def _new_tier(self) -> Tier:
+    def _new_tier(self) -> StoredTier:
         settings = self._settings
+        if settings.keeps_objects:
+            objects = _open_objects(settings, self._files)
+            return ObjectTier(MeteredPuts(objects, self.operations), settings.home)
         metadata = TierMetadata(settings.root / "config" / "tieredStoreMetadata.json", self._files)
         index = TierIndex(
             settings.root,
@@ -87,7 +89,7 @@ class TierAccess:
         index.open(is_clean=False)
         return Tier(self._driver, settings.home, metadata, settings.limits, index)
 
-    def queue(self, topic: str, queue_id: int) -> FlatQueue | None:
+    def queue(self, topic: str, queue_id: int) -> StoredQueue | None:
         """A queue that has messages; None also before the tier is open."""
         if self._tier is None:
             return None
@@ -97,10 +99,28 @@ class TierAccess:
     def close(self) -> None:
         """Release local files; the tier may be opened again."""
         tier, self._tier, self.is_open = self._tier, None, False
-        if tier is not None and tier.index is not None:
-            tier.index.close()
+        if tier is not None:
+            tier.close()
 
 
-def new_driver(settings: TierSettings, files: Files) -> PosixDriver | MemoryDriver:
-    """The driver of the place that the settings name."""
+def open_place(settings: TierSettings, files: Files) -> PutDriver:
+    """The driver that puts objects into the place that the settings name.
+
+    Raises ValueError for a bucket that can't be addressed, ImportError without the extra ``tier``.
+    """
+    is_put = settings.keeps_objects
+    return _open_objects(settings, files) if is_put else _new_driver(settings, files)
+
+
+def _open_objects(settings: TierSettings, files: Files) -> PutDriver:
+    if settings.place is None:
+        assert settings.folder is not None
+        return PosixDriver(settings.folder, files)
+    # An extra, which only brokers with a bucket need.
+    from headrace_broker.tiered.driver.objects import open_objects
+
+    return open_objects(settings.place)
+
+
+def _new_driver(settings: TierSettings, files: Files) -> PosixDriver | MemoryDriver:
     return MemoryDriver() if settings.folder is None else PosixDriver(settings.folder, files)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from headrace_broker.store.store_source import Boundary, StoreSource
     from headrace_broker.tiered.access.read_blocks import ReadBlock
     from headrace_broker.tiered.access.tier_reader import TierReader
-    from headrace_broker.tiered.container.flat_queue import FlatQueue
+    from headrace_broker.tiered.container.stored_queue import StoredQueue
     from headrace_protocol.columns import Array
     from headrace_protocol.message import Buffer
 
@@ -56,11 +56,11 @@ class TieredSource:
         self._reader = reader
         self._level = level
 
-    def _tiered(self) -> FlatQueue | None:
+    def _tiered(self) -> StoredQueue | None:
         """The queue in the tier; None if it has no message there, or is not open yet."""
         return self._reader.access.queue(self._queue.topic, self._queue.queue_id)
 
-    def _opened(self) -> FlatQueue | None:
+    def _opened(self) -> StoredQueue | None:
         """As ``_tiered``. Raises NotReady before the tier is open."""
         if not self._reader.access.is_open:
             raise self._reader.open_first()
@@ -101,7 +101,7 @@ class TieredSource:
                 return self._read_tier(queue, wanted, is_bulk)
         return result if queue is None else _widened(result, queue, wanted.queue_offset)
 
-    def _read_tier(self, queue: FlatQueue, wanted: _Wanted, is_bulk: bool) -> GetResult:
+    def _read_tier(self, queue: StoredQueue, wanted: _Wanted, is_bulk: bool) -> GetResult:
         stream = queue, wanted.tags
         block = self._reader.block(stream, wanted.queue_offset, max(wanted.count_max, 1))
         numbers, next_offset = _choose(block, wanted)
@@ -150,6 +150,10 @@ class TieredSource:
         unit = block.units[int(np.searchsorted(block.offsets, queue_offset))]
         return int(unit["physical_offset"]), int(unit["size"]), int(unit["tags_code"])
 
+    def missing_from(self, _queue_offset: int) -> int:
+        """0: only what the log had lost before it was uploaded is a gap."""
+        return 0
+
     def record_bytes(self) -> int:
         """As ``StoreSource.record_bytes``; what only the tier has is estimated by its share."""
         queue, local_bytes = self._opened(), self._local.record_bytes()
@@ -157,10 +161,10 @@ class TieredSource:
             return local_bytes
         low, end = queue.min_offset, queue.commit_offset
         only_tiered = min(self._local.min_offset(), end) - low
-        tier_bytes = queue.log_end - queue.log.base
+        tier_bytes = queue.log_bytes
         return local_bytes + tier_bytes * max(only_tiered, 0) // max(end - low, 1)
 
-    def _only_tiered(self, queue_offset: int) -> FlatQueue | None:
+    def _only_tiered(self, queue_offset: int) -> StoredQueue | None:
         """The queue in the tier, if only the tier has a message. Raises NotReady."""
         if queue_offset >= self._local.min_offset():
             return None
@@ -196,11 +200,11 @@ class TieredSource:
         return self._reader.answer((queue, queue_offset), lambda: queue.store_time(queue_offset))
 
 
-def _has(queue: FlatQueue, wanted: _Wanted) -> bool:
+def _has(queue: StoredQueue, wanted: _Wanted) -> bool:
     return queue.min_offset <= wanted.queue_offset < queue.commit_offset
 
 
-def _widened(result: GetResult, queue: FlatQueue, queue_offset: int) -> GetResult:
+def _widened(result: GetResult, queue: StoredQueue, queue_offset: int) -> GetResult:
     """A result of the local store with the range of both tiers."""
     low = queue.min_offset
     if low >= result.min_offset:

@@ -16,6 +16,7 @@ from headrace_broker.tiered.access.tier_access import TierAccess
 from headrace_broker.tiered.access.tier_reader import TierReader
 from headrace_broker.tiered.access.tiered_source import TieredSource
 from headrace_broker.tiered.access.upload import Upload
+from headrace_broker.tiered.driver.interface import Failure
 from headrace_broker.topics.attributes import CLEANUP_POLICY, COMPACTED, TIERED, topic_limits
 from headrace_daemon.services import Service
 
@@ -28,14 +29,13 @@ if TYPE_CHECKING:
     from headrace_broker.store.retention.topic_floors import TopicLimit
     from headrace_broker.store.store_queue import StoreQueue
     from headrace_broker.tiered.access.settings import TierSettings
-    from headrace_broker.tiered.driver.interface import Failure
     from headrace_broker.topics.table import TopicTable
     from headrace_protocol.bodies import TopicConfig
 
 log = structlog.get_logger("headrace.broker")
 
-_HOUR_MS: Final = 3_600_000
 _RETRY_S: Final = 10.0
+_MERGE_S: Final = 60.0
 _READS: Final = {Use.PULL, Use.READ, Use.BEGIN, Use.INSPECT, Use.LIST}
 
 
@@ -70,6 +70,7 @@ class TieredStorage:
         )
         # Apart from the threads of all other work: the store may hang.
         self._threads = trio.CapacityLimiter(1)
+        self._merging = trio.CapacityLimiter(1)
 
     def _wants(self, topic: str) -> bool:
         config = self._topics.get(topic)
@@ -112,6 +113,7 @@ class TieredStorage:
         return (
             Service(self._run_clean_up, self._load),
             Service(self._run_expiry),
+            Service(self._run_merges),
         )
 
     def _load(self) -> None:
@@ -126,6 +128,23 @@ class TieredStorage:
         while True:
             await trio.sleep(self._settings.expire_ms / 2000)
             self._reader.expire()
+
+    async def _run_merges(self) -> None:
+        while True:
+            has_more = False
+            try:
+                has_more = await trio.to_thread.run_sync(self._merge, limiter=self._merging)
+            except (OSError, StoreError) as error:
+                log.error("merge in the tier failed, retrying", reason=str(error))
+            await trio.sleep(0 if has_more else _MERGE_S)
+
+    def _merge(self) -> bool:
+        """Join some small pieces, if there are any. In a thread. Raises OSError."""
+        self._access.open()
+        merged = self._access.tier.merge(self._access.now_ms())
+        if isinstance(merged, Failure):
+            raise OSError(str(merged))
+        return merged
 
     async def _run_clean_up(self) -> None:
         while True:
@@ -150,41 +169,23 @@ class TieredStorage:
         }
 
     def _clean_up(self, limits: Mapping[str, TopicLimit]) -> None:
-        """Upload full index files, delete what has expired and what deletions left. In a thread.
+        """Delete what has expired and what deletions left. In a thread.
 
         Raises OSError, StoreFormatError.
         """
         self._access.open()
-        with self._access.writing:
-            tier, now_ms = self._access.tier, self._access.now_ms()
-            failures = [tier.index.upload(now_ms) if tier.index is not None else None]
-            if self._settings.deletes:
-                failures += self._expire(limits, now_ms)
-            failures.append(tier.sweep())
-        for failure in failures:
-            if failure is not None:
-                raise OSError(str(failure))
+        now_ms = self._access.now_ms()
 
-    def _expire(self, limits: Mapping[str, TopicLimit], now_ms: int) -> list[Failure | None]:
-        tier, reserved_ms = self._access.tier, self._settings.reserved_ms
-        own_ms = {
-            topic: limit.reserved_ms
-            for topic, limit in limits.items()
-            if limit.reserved_ms is not None
-        }
-        for topic in {topic for topic, _ in tier.queues}:  # Apache's broker reads it there
-            tier.metadata.set_reserve_hours(topic, own_ms.get(topic, -_HOUR_MS) // _HOUR_MS, now_ms)
-        failures = [
-            tier.expire(topic, queue_id, now_ms - own_ms.get(topic, reserved_ms), now_ms)
-            for topic, queue_id in list(tier.queues)
-        ]
-        for topic, limit in limits.items():
-            if limit.reserved_bytes is not None:
-                failures.append(tier.shrink(topic, limit.reserved_bytes, now_ms))
-        if tier.index is not None:
-            longest_ms = max([reserved_ms, *own_ms.values()])
-            failures.append(tier.index.expire(now_ms - longest_ms))
-        return failures
+        def before_ms(topic: str) -> int:
+            own_ms = limits[topic].reserved_ms if topic in limits else None
+            return now_ms - (self._settings.reserved_ms if own_ms is None else own_ms)
+
+        with self._access.writing:
+            failures = self._access.tier.clean_up(
+                before_ms if self._settings.deletes else None, now_ms, limits
+            )
+        for failure in failures:
+            raise OSError(str(failure))
 
     # -- state -------------------------------------------------------------------------------------
 

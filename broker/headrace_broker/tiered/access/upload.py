@@ -14,6 +14,7 @@ import numpy as np
 import structlog
 
 from headrace_broker.store.queues.queue_blocks import QueueNotFollowed
+from headrace_broker.tiered.container.stored_tier import Group
 from headrace_broker.tiered.driver.interface import Failure, FailureKind
 from headrace_protocol.columns import RecordColumns
 
@@ -24,8 +25,7 @@ if TYPE_CHECKING:
     from headrace_broker.store.queues.queue_blocks import QueueBlock
     from headrace_broker.tiered.access.settings import TierSettings
     from headrace_broker.tiered.access.tier_access import TierAccess
-    from headrace_broker.tiered.container.flat_queue import FlatQueue
-    from headrace_protocol.columns import Array
+    from headrace_broker.tiered.container.stored_queue import StoredQueue
 
 log = structlog.get_logger("headrace.broker")
 
@@ -33,9 +33,11 @@ Name = tuple[str, int]
 
 # Of all queues together; a block may add a few MiB.
 _WAITING_BYTES_MAX: Final = 32 << 20
+# Uploaded as one where the number of queues does not matter; a request for less costs as much.
+_TOGETHER_BYTES: Final = 16 << 20
 
 
-class _Group:
+class _Waiting:
     """Messages of a queue that wait for their upload."""
 
     def __init__(self) -> None:
@@ -47,18 +49,18 @@ class _Group:
         self.count += len(block.units)
         self.byte_count += len(block.records.data)
 
-    def join(self) -> tuple[RecordColumns, Array]:
+    def join(self) -> Group:
         """All records, and their tags codes."""
         codes = np.concatenate([block.units["tags_code"] for block in self.blocks])
         records = [block.records for block in self.blocks]
         if len(records) == 1:
-            return records[0], codes
+            return Group(records[0], codes)
         lengths = np.array([len(part.data) for part in records])
         begins = np.cumsum(lengths) - lengths
         starts = [part.start + begin for part, begin in zip(records, begins, strict=True)]
         sizes = np.concatenate([part.size for part in records])
         data = b"".join([part.data for part in records])
-        return RecordColumns(data, np.concatenate(starts), sizes), codes
+        return Group(RecordColumns(data, np.concatenate(starts), sizes), codes)
 
 
 class Upload:
@@ -81,7 +83,7 @@ class Upload:
         self._access = access
         self._settings = settings
         # The queue that has waited longest is first.
-        self._waiting: dict[Name, _Group] = {}
+        self._waiting: dict[Name, _Waiting] = {}
         self._waiting_bytes = 0
         # Queues of which the first message that the tier has already is still to be compared.
         self._unproven: set[Name] = set()
@@ -115,20 +117,25 @@ class Upload:
                 f"queue {block.topic}/{block.queue_id} is not uploaded: {reason}"
             )
         with self._access.writing:
-            group = self._waiting.setdefault(name, _Group())
+            group = self._waiting.setdefault(name, _Waiting())
             group.add(block)
             self._waiting_bytes += len(block.records.data)
             settings = self._settings
+            if self._access.tier.takes_all:
+                if self._waiting_bytes >= _TOGETHER_BYTES:
+                    self._append(list(self._waiting))
+                return
             if group.count >= settings.commit_count or group.byte_count >= settings.commit_bytes:
-                self._append(name)
+                self._append([name])
             while self._waiting_bytes > _WAITING_BYTES_MAX:
-                self._append(next(iter(self._waiting)))
+                self._append([next(iter(self._waiting))])
 
     def sync(self) -> None:
         """See ``Follower``."""
         with self._access.writing:
             while self._waiting:
-                self._append(next(iter(self._waiting)))
+                names = list(self._waiting)
+                self._append(names if self._access.tier.takes_all else names[:1])
             if self._access.is_open:
                 self._access.tier.sync()
 
@@ -159,22 +166,30 @@ class Upload:
             self._waiting_bytes -= group.byte_count
         self._unproven.discard(name)
 
-    def _append(self, name: Name) -> None:
-        """Upload what waits of a queue. Raises OSError."""
-        records, codes = self._waiting[name].join()
+    def _append(self, names: list[Name]) -> None:
+        """Upload what waits of queues: of one, or of any if the tier takes all. Raises OSError."""
         tier = self._access.tier
-        queue = tier.queues[name]
+        groups = {name: self._missing(name) for name in names}
+        failure = tier.append_all(groups, self._access.now_ms())
+        if failure is not None and tier.takes_all:
+            raise OSError(str(failure))
+        self._check(names[0], failure)
+        for name, group in groups.items():
+            self.message_counts[name[0]] += len(group.records)
+            self._waiting_bytes -= self._waiting.pop(name).byte_count
+
+    def _missing(self, name: Name) -> Group:
+        """What the tier does not have yet of what waits of a queue. Raises OSError."""
+        records, codes = self._waiting[name].join()
+        queue = self._access.tier.queues[name]
         is_new = records.queue_offset >= queue.commit_offset
         if name in self._unproven:
             self._prove(name, queue, records.select(~is_new))
-        if not is_new.all():
-            records, codes = records.select(is_new), codes[is_new]
-        self._check(name, tier.append(*name, records, codes, self._access.now_ms()))
-        self.message_counts[name[0]] += len(records)
-        group = self._waiting.pop(name)
-        self._waiting_bytes -= group.byte_count
+        if is_new.all():
+            return Group(records, codes)
+        return Group(records.select(is_new), codes[is_new])
 
-    def _prove(self, name: Name, queue: FlatQueue, known: RecordColumns) -> None:
+    def _prove(self, name: Name, queue: StoredQueue, known: RecordColumns) -> None:
         """Check that the tier has this queue, and not another one of its name. Raises OSError."""
         kept = known.select(known.queue_offset >= queue.min_offset)
         if not len(kept) and len(known):

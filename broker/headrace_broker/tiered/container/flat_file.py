@@ -169,10 +169,10 @@ class FlatFile:
         size = end - row.base_offset
         assert 0 <= size <= row.size
         cut = msgspec.structs.replace(row, size=size, status=0, seal_timestamp=0)
-        failure = self._cut_last(cut)
-        if failure is None:
-            self._set([*self.segments[:-1], cut])
-        return failure
+        # Before the file is cut, which may happen although a failure is returned: ``settle`` cuts
+        # to the row.
+        self._set([*self.segments[:-1], cut])
+        return self._cut_last(cut)
 
     def _cut_last(self, row: SegmentRow) -> Failure | None:
         failure = self._driver.cut(self.place.segment_path(row.base_offset), row.size)
@@ -187,6 +187,16 @@ class FlatFile:
         dropped = self.segments[:count]
         self._set(self.segments[count:])
         return [self.place.segment_path(row.base_offset) for row in dropped]
+
+    def secure(self, saved: Sequence[SegmentRow]) -> Failure | None:
+        """Bring what a killed process wrote to disk. saved: the rows before the start."""
+        known = {(row.base_offset, row.size) for row in saved}
+        for row in self.segments:
+            if row.size and (row.base_offset, row.size) not in known:
+                failure = self._driver.cut(self.place.segment_path(row.base_offset), row.size)
+                if failure is not None:
+                    return failure
+        return None
 
     def adopt(self, rows: Sequence[SegmentRow]) -> None:
         """Take over the segments that a start has found in the store."""

@@ -13,36 +13,29 @@ What always holds:
 
 from __future__ import annotations
 
-import struct
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
 from headrace_broker.tiered.container.flat_file import FlatFile, Piece, Place
 from headrace_broker.tiered.container.paths import FileKind
-from headrace_broker.tiered.driver.interface import Failure, FailureKind
+from headrace_broker.tiered.container.stored_queue import StoredQueue, UnitRange
+from headrace_broker.tiered.driver.interface import Failure
 from headrace_protocol.columns import UNIT_DTYPE, RecordColumns
-from headrace_protocol.message import BORN_HOST_V6, MAGIC_V1, MAGIC_V2, CorruptRecord
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from headrace_broker.tiered.container.metadata import TierMetadata
     from headrace_broker.tiered.container.paths import QueueName
     from headrace_broker.tiered.driver.interface import AppendDriver, Buffer, Range
     from headrace_protocol.columns import Array
 
-Boundary = Literal["LOWER", "UPPER"]
-
 UNIT_BYTES: Final = UNIT_DTYPE.itemsize
-# Of a record: its place in the log, and what is read to find its queue offset and store time.
+# Of a record: its place in the log.
 _PLACE_AT: Final = 28
 _PLACE_BYTES: Final = 8
-_HEAD: Final = struct.Struct(">ii12xqqi")  # size, magic, queue offset, place, sysFlag
-_HEAD_BYTES: Final = 80
-_STORE_TIME_AT: Final = 56  # after an IPv4 born host
-_V6_MORE: Final = 12
-# Records closer than this are read together with what lies between them.
-_GAP_BYTES_MAX: Final = 64 << 10
 
 
 class SegmentLimits(NamedTuple):
@@ -54,28 +47,8 @@ class SegmentLimits(NamedTuple):
     log_aged_bytes: int = 16 << 20
 
 
-class UnitRange(NamedTuple):
-    """Units in a row. first: queue offset of the first one."""
-
-    first: int
-    units: Array
-
-
-class RecordHead(NamedTuple):
-    """The start of a record."""
-
-    size: int
-    queue_offset: int
-    place: int
-    store_ms: int
-
-
-class FlatQueue:
-    """One queue; one thread appends and expires while others read.
-
-    min_offset: queue offset of the first record kept. commit_offset: one past the last one. Both
-    are 0 for a queue that has had no message.
-    """
+class FlatQueue(StoredQueue):
+    """A queue as two files of segments."""
 
     def __init__(
         self,
@@ -91,19 +64,40 @@ class FlatQueue:
         self.units_file = FlatFile(driver, Place(folder, name, FileKind.CONSUME_QUEUE), metadata)
         self._metadata = metadata
         self._limits = limits
-        self.min_offset = 0
+        self._min_offset = 0
         # One past the last record that has a unit.
         self.log_end = self.log.end
 
     @property
+    def min_offset(self) -> int:
+        """As ``StoredQueue.min_offset``."""
+        return self._min_offset
+
+    @min_offset.setter
+    def min_offset(self, queue_offset: int) -> None:
+        self._min_offset = queue_offset
+
+    @property
     def commit_offset(self) -> int:
-        """One past the last queue offset kept."""
+        """As ``StoredQueue.commit_offset``."""
         return self.units_file.end // UNIT_BYTES
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of its segments."""
+        """As ``StoredQueue.stored_bytes``."""
         return sum(row.size for row in (*self.log.segments, *self.units_file.segments))
+
+    @property
+    def log_bytes(self) -> int:
+        """As ``StoredQueue.log_bytes``."""
+        return self.log_end - self.log.base
+
+    @property
+    def _log_limit(self) -> int:
+        return self.log.end
+
+    def _keeps(self, wanted: Range) -> bool:
+        return self.log.base <= wanted[0] and wanted[1] <= self.log_end
 
     @property
     def is_new(self) -> bool:
@@ -210,11 +204,11 @@ class FlatQueue:
 
     # -- reading -----------------------------------------------------------------------------------
 
-    def units(self, queue_offset: int, count_max: int) -> UnitRange | Failure:
-        """Up to ``count_max`` units from an offset on, or from the next one that is kept.
+    def _read_log(self, ranges: Sequence[Range]) -> list[Buffer] | Failure:
+        return self.log.read(ranges)
 
-        Fewer are returned at a gap. Without a unit the result is empty, at ``commit_offset``.
-        """
+    def units(self, queue_offset: int, count_max: int) -> UnitRange | Failure:
+        """As ``StoredQueue.units``."""
         position = max(queue_offset, self.min_offset) * UNIT_BYTES
         rows = [row for row in self.units_file.segments if row.size]
         row = next((row for row in rows if position < row.end), None)
@@ -231,76 +225,7 @@ class FlatQueue:
             return read
         return UnitRange(position // UNIT_BYTES, np.frombuffer(read[0], UNIT_DTYPE))
 
-    def records(
-        self, units: Array, queue_offsets: Array, *, check_bodies: bool = False
-    ) -> RecordColumns | Failure:
-        """The records of units, which may lie apart; each is checked against its unit.
-
-        Fails with DAMAGED for bytes that are not these records.
-        """
-        starts = units["physical_offset"].astype(np.int64)
-        sizes = units["size"].astype(np.int64)
-        if not len(units):
-            return RecordColumns(b"", starts, sizes)
-        ends = starts + sizes
-        gaps = starts[1:] - ends[:-1]
-        if (sizes <= 0).any() or (gaps < 0).any() or starts[0] < 0:
-            return self._damaged("units are not in order")
-        first = np.append(True, gaps > _GAP_BYTES_MAX)
-        last = np.append(first[1:], True)
-        spans: list[Range] = list(zip(starts[first].tolist(), ends[last].tolist(), strict=True))
-        read = self.log.read(spans)
-        if isinstance(read, Failure):
-            return read
-        span_of = np.cumsum(first) - 1
-        lengths = np.array([len(part) for part in read])
-        moved = np.cumsum(lengths) - lengths - np.array([start for start, _ in spans])
-        data = read[0] if len(read) == 1 else b"".join(read)
-        return self._checked(data, starts, sizes, moved[span_of], queue_offsets, check_bodies)
-
-    def _checked(
-        self,
-        data: Buffer,
-        starts: Array,
-        sizes: Array,
-        moved: Array,
-        queue_offsets: Array,
-        check_bodies: bool,
-    ) -> RecordColumns | Failure:
-        try:
-            records = RecordColumns(data, starts + moved, sizes)
-            records.require(records.physical_offset == starts, "it states another place")
-            records.require(records.queue_offset == queue_offsets, "it states another queue offset")
-            if check_bodies:
-                records.check_bodies()
-        except CorruptRecord as error:
-            return self._damaged(str(error))
-        return records
-
-    def _damaged(self, reason: str) -> Failure:
-        return Failure(FailureKind.DAMAGED, self.log.place.path, reason)
-
-    def head(self, place: int) -> RecordHead | Failure:
-        """The start of the record at a place in the log."""
-        end = min(place + _HEAD_BYTES, self.log.end)
-        read = self.log.read([(place, end)])
-        if isinstance(read, Failure):
-            return read
-        return read_head(read[0]) or self._damaged(f"there is no record at {place}")
-
     # -- by time -----------------------------------------------------------------------------------
-
-    def offset_by_time(self, timestamp_ms: int, boundary: Boundary = "LOWER") -> int | Failure:
-        """The queue offset for a store time.
-
-        LOWER: first record stored at or after the time; ``commit_offset`` if all are older.
-        UPPER: last record stored at or before the time; ``min_offset`` if all are newer.
-        """
-        limit_ms = timestamp_ms if boundary == "LOWER" else timestamp_ms + 1
-        found = self._first_at_or_after(limit_ms)
-        if isinstance(found, Failure) or boundary == "LOWER":
-            return found
-        return max(found - 1, self.min_offset)
 
     def _first_at_or_after(self, limit_ms: int) -> int | Failure:
         rows = [row for row in self.units_file.segments if row.size]
@@ -320,7 +245,7 @@ class FlatQueue:
         return low
 
     def store_time(self, queue_offset: int) -> int | Failure:
-        """The store time of a record that is kept."""
+        """As ``StoredQueue.store_time``."""
         found = self.units(queue_offset, 1)
         if isinstance(found, Failure):
             return found
@@ -371,15 +296,3 @@ def placed(records: RecordColumns, places: Array) -> bytearray:
     stated = np.ascontiguousarray(places, ">i8").view(np.uint8).reshape(-1, _PLACE_BYTES)
     np.frombuffer(data, np.uint8)[at] = stated
     return data
-
-
-def read_head(data: Buffer) -> RecordHead | None:
-    """The head of the record at the start of ``data``; None if there is none."""
-    if len(data) < _HEAD_BYTES:
-        return None
-    size, magic, queue_offset, place, sys_flag = _HEAD.unpack_from(data)
-    if magic not in {MAGIC_V1, MAGIC_V2}:
-        return None
-    at = _STORE_TIME_AT + (_V6_MORE if sys_flag & BORN_HOST_V6 else 0)
-    store_ms = int.from_bytes(data[at : at + 8], "big", signed=True)
-    return RecordHead(size, queue_offset, place, store_ms)

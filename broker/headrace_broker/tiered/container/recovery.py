@@ -2,6 +2,9 @@
 
 The metadata may be older than the files (a crash came before it was saved) or newer (an expiry was
 cut short). Units are cut to whole ones whose record is there, records to the end of the last unit.
+
+What was written since the metadata was saved may be in memory only, and a power cut may have torn
+it: it is compared unit by unit, and brought to disk. The broker's log still has these records.
 """
 
 from __future__ import annotations
@@ -16,17 +19,21 @@ from headrace_broker.tiered.container.metadata import LONG_MAX, SegmentRow
 from headrace_broker.tiered.container.paths import FileKind, segment_base
 from headrace_broker.tiered.driver.interface import Failure, FailureKind
 from headrace_protocol.columns import UNIT_DTYPE
+from headrace_protocol.message import tags_code_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from headrace_broker.tiered.container.flat_file import FlatFile
-    from headrace_broker.tiered.container.flat_queue import FlatQueue, RecordHead
+    from headrace_broker.tiered.container.flat_queue import FlatQueue
+    from headrace_broker.tiered.container.stored_queue import RecordHead, UnitRange
     from headrace_broker.tiered.driver.interface import Entry
 
 Sizes = dict[int, int]
 
 _UNITS_AT_ONCE: Final = 4096
+# Most units that are compared, if the metadata is very old.
+_COMPARED_UNITS: Final = 1 << 16
 
 
 def sizes_by_folder(entries: Iterable[Entry]) -> dict[str, Sizes]:
@@ -45,21 +52,35 @@ def recover(queue: FlatQueue, stored: dict[str, Sizes], now_ms: int) -> Failure 
 
     stored: as ``sizes_by_folder`` returns it.
 
-    Fails with DAMAGED where appending would overwrite what may still be of use.
+    Fails with DAMAGED where appending would overwrite what may still be of use. After a failure the
+    metadata is as before, so that another try compares as much.
     """
     files = queue.log, queue.units_file
+    saved = {file: file.segments for file in files}
     for file in files:
         file.adopt(_reconciled(file, stored.get(file.place.path, {}), now_ms))
-    if not queue.units_file.segments:
-        return _without_units(queue)
-    failure = _cut_units(queue)
+    if queue.units_file.segments:
+        failure = _settle_end(queue, saved)
+        failure = failure or _find_start(queue)
+        for file in files:
+            failure = failure or _date(queue, file)
+    else:
+        failure = _without_units(queue)
     if failure is not None:
-        return failure
-    failure = _find_start(queue)
-    for file in files:
-        failure = failure or _date(queue, file)
-    if failure is None:
+        for file in files:
+            file.adopt(saved[file])
+    elif queue.units_file.segments:
         queue.publish(now_ms)
+    return failure
+
+
+def _settle_end(queue: FlatQueue, saved: dict[FlatFile, tuple[SegmentRow, ...]]) -> Failure | None:
+    """Cut what is not whole, and bring the rest to disk. saved: rows before the start."""
+    failure = _cut_units(queue)
+    if failure is None and saved[queue.units_file]:
+        failure = _cut_torn_units(queue, saved[queue.units_file][-1].end)
+    for file, rows in saved.items():
+        failure = failure or file.secure(rows)
     return failure
 
 
@@ -144,6 +165,43 @@ def _last_whole_unit(queue: FlatQueue) -> tuple[int, int] | Failure:
                     return (offset + 1) * UNIT_BYTES, int(record_ends[number])
             end = begin
     return queue.units_file.base, queue.log.base
+
+
+def _cut_torn_units(queue: FlatQueue, saved_end: int) -> Failure | None:
+    """Cut from the first unit past ``saved_end`` on that is not that of its record."""
+    end = queue.commit_offset
+    at = max(saved_end // UNIT_BYTES, end - _COMPARED_UNITS)
+    while at < end:
+        found = queue.units(at, _UNITS_AT_ONCE)
+        if isinstance(found, Failure):
+            return found
+        sound = _sound_units(queue, found)
+        if isinstance(sound, Failure):
+            return sound
+        if sound < len(found.units):
+            position = (found.first + sound) * UNIT_BYTES
+            return queue.units_file.cut(position) or _cut_units(queue)
+        at = found.first + len(found.units)
+    return None
+
+
+def _sound_units(queue: FlatQueue, found: UnitRange) -> int | Failure:
+    """How many of the first units state place, size and tags of their records."""
+    for number, unit in enumerate(found.units):
+        is_there = _has_record(queue, found.first + number, unit)
+        if isinstance(is_there, Failure):
+            return is_there
+        if not is_there:
+            return number
+    offsets = np.arange(found.first, found.first + len(found.units))
+    records = queue.records(found.units, offsets)
+    if isinstance(records, Failure):
+        return records
+    begins, data = records.properties_start, bytes(records.data)
+    ends = begins + records.properties_bytes
+    codes = [tags_code_of(data[a:b]) for a, b in zip(begins.tolist(), ends.tolist(), strict=True)]
+    others = np.flatnonzero(found.units["tags_code"] != codes)
+    return int(others[0]) if len(others) else len(codes)
 
 
 def _has_record(queue: FlatQueue, queue_offset: int, unit: np.void) -> bool | Failure:

@@ -17,17 +17,20 @@ from headrace_broker.tiered.container.paths import (
     is_segment,
 )
 from headrace_broker.tiered.container.recovery import recover, sizes_by_folder
+from headrace_broker.tiered.container.stored_tier import sizes
 from headrace_broker.tiered.driver.interface import Failure, FailureKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from headrace_broker.tiered.container.metadata import TierMetadata
+    from headrace_broker.tiered.container.stored_tier import Group, Limits
     from headrace_broker.tiered.container.tier_index import TierIndex
     from headrace_broker.tiered.driver.interface import AppendDriver
     from headrace_protocol.columns import Array, RecordColumns
 
 _INDEXED_AT_ONCE: Final = 4096
+_HOUR_MS: Final = 3_600_000
 
 
 class Home(NamedTuple):
@@ -38,11 +41,9 @@ class Home(NamedTuple):
 
 
 class Tier:
-    """The queues, by topic and queue id. All methods may block.
+    """The queues as files; see ``StoredTier``."""
 
-    queues: those that can be read and appended to. damaged: why others can't; a new start, after
-    the store was mended, opens them.
-    """
+    takes_all = False
 
     def __init__(
         self,
@@ -61,6 +62,12 @@ class Tier:
         self._folder = cluster_folder(home.cluster)
         self._limits = limits or SegmentLimits()
         self.index = index
+
+    def start(self, now_ms: int) -> Failure | None:
+        """As ``StoredTier.start``."""
+        # Without metadata all files would count as leftovers: a lost disk must not cost the tier
+        # as well.
+        return self.open(now_ms) if self.metadata.queues() else self.rebuild(now_ms)
 
     def open(self, now_ms: int) -> Failure | None:
         """Bring all queues in line with the store.
@@ -108,6 +115,14 @@ class Tier:
         return None
 
     # -- upload ------------------------------------------------------------------------------------
+
+    def append_all(self, groups: Mapping[tuple[str, int], Group], now_ms: int) -> Failure | None:
+        """As ``StoredTier.append_all``."""
+        for name, group in groups.items():
+            failure = self.append(*name, *group, now_ms)
+            if failure is not None:
+                return failure
+        return None
 
     def append(
         self,
@@ -182,7 +197,7 @@ class Tier:
     def record_bytes(self, topic: str) -> int:
         """Bytes of a topic's records."""
         queues = [queue for (name, _), queue in self.queues.items() if name == topic]
-        return sum(queue.log_end - queue.log.base for queue in queues)
+        return sum(queue.log_bytes for queue in queues)
 
     def shrink(self, topic: str, bytes_max: int, now_ms: int) -> Failure | None:
         """Delete a topic's oldest segments while the rest is at least of a size. Raises OSError."""
@@ -212,6 +227,42 @@ class Tier:
             return None
         self.metadata.save()
         return self._driver.delete(paths)
+
+    def clean_up(
+        self, before_ms: Callable[[str], int] | None, now_ms: int, limits: Limits | None = None
+    ) -> list[Failure]:
+        """As ``StoredTier.clean_up``; full index files are uploaded as well."""
+        failures = [self.index.upload(now_ms) if self.index is not None else None]
+        if before_ms is not None:
+            failures += self._expire_all(before_ms, now_ms, limits or {})
+        failures.append(self.sweep())
+        return [failure for failure in failures if failure is not None]
+
+    def _expire_all(
+        self, before_ms: Callable[[str], int], now_ms: int, limits: Limits
+    ) -> list[Failure | None]:
+        failures = []
+        befores = {topic: before_ms(topic) for topic, _ in self.queues}
+        for topic in befores:  # Apache's broker reads it there
+            own_ms = limits[topic].reserved_ms if topic in limits else None
+            hours = -1 if own_ms is None else own_ms // _HOUR_MS
+            self.metadata.set_reserve_hours(topic, hours, now_ms)
+        for topic, queue_id in list(self.queues):
+            failures.append(self.expire(topic, queue_id, befores[topic], now_ms))
+        for topic, bytes_max in sizes(limits).items():
+            failures.append(self.shrink(topic, bytes_max, now_ms))
+        if self.index is not None and befores:
+            failures.append(self.index.expire(min(befores.values())))
+        return failures
+
+    def merge(self, _now_ms: int) -> bool | Failure:
+        """As ``StoredTier.merge``: files grow, so nothing is small for long."""
+        return False
+
+    def close(self) -> None:
+        """As ``StoredTier.close``."""
+        if self.index is not None:
+            self.index.close()
 
     def sweep(self) -> Failure | None:
         """Delete what no row names: leftovers of expiries and deletions that were cut short.

@@ -44,6 +44,18 @@ class IndexHit(NamedTuple):
     store_ms: int
 
 
+def record_keys(topic: str, records: RecordColumns) -> tuple[Array, Array]:
+    """All index keys of a topic's records: record numbers, and hashes."""
+    number = np.flatnonzero(records.properties_bytes)
+    if not len(number):
+        return number, np.empty(0, np.int32)
+    start, count = records.properties_start[number], records.properties_bytes[number]
+    regions = Regions(np.frombuffer(records.data, np.uint8), start, count)
+    prefixes = np.tile(np.array(index_prefixes(topic), np.uint32), (len(number), 1))
+    found, hashes = key_hashes(regions, prefixes, lambda _number: topic)
+    return number[found], hashes
+
+
 class TierIndex:
     """The index of a broker's tier; one thread adds, uploads and expires while others query."""
 
@@ -94,14 +106,9 @@ class TierIndex:
 
         Raises OSError.
         """
-        number = np.flatnonzero(records.properties_bytes)
+        number, hashes = record_keys(topic, records)
         if not len(number):
             return
-        start, count = records.properties_start[number], records.properties_bytes[number]
-        regions = Regions(np.frombuffer(records.data, np.uint8), start, count)
-        prefixes = np.tile(np.array(index_prefixes(topic), np.uint32), (len(number), 1))
-        found, hashes = key_hashes(regions, prefixes, lambda _number: topic)
-        number = number[found]
         items = np.empty(len(number), ITEM)
         items["key_hash"] = hashes
         items["topic_id"] = self._metadata.topic_id(topic, now_ms)

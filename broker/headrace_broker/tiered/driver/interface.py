@@ -82,7 +82,10 @@ class AppendDriver(Driver, Protocol):
         """
 
     def cut(self, path: str, /, size: int) -> Failure | None:
-        """Discard all bytes from ``size`` on. Fails with MISSING, SHORT, UNREACHABLE."""
+        """Discard all bytes from ``size`` on; those before are durable when this returns.
+
+        Fails with MISSING, SHORT, UNREACHABLE.
+        """
 
 
 class PutDriver(Driver, Protocol):

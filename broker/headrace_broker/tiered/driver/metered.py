@@ -12,7 +12,14 @@ from headrace_daemon.metrics.histogram import Histogram
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from headrace_broker.tiered.driver.interface import AppendDriver, Buffer, Entry, Range
+    from headrace_broker.tiered.driver.interface import (
+        AppendDriver,
+        Buffer,
+        Driver,
+        Entry,
+        PutDriver,
+        Range,
+    )
 
 T = TypeVar("T")
 
@@ -48,10 +55,10 @@ class Operations:
             moved.add(byte_count)
 
 
-class MeteredDriver:
-    """See ``AppendDriver``."""
+class _Metered:
+    """What all drivers do; see ``Driver``."""
 
-    def __init__(self, driver: AppendDriver, operations: Operations) -> None:
+    def __init__(self, driver: Driver, operations: Operations) -> None:
         self._driver = driver
         self._operations = operations
 
@@ -82,13 +89,40 @@ class MeteredDriver:
         """As ``Driver.delete``."""
         return self._timed("delete", lambda: self._driver.delete(paths)) if paths else None
 
+
+class MeteredAppends(_Metered):
+    """See ``AppendDriver``."""
+
+    def __init__(self, driver: AppendDriver, operations: Operations) -> None:
+        super().__init__(driver, operations)
+        self._appends = driver
+
     def append(self, path: str, position: int, data: Buffer) -> Failure | None:
         """As ``AppendDriver.append``."""
-        failure = self._timed("write", lambda: self._driver.append(path, position, data))
+        failure = self._timed("write", lambda: self._appends.append(path, position, data))
         if failure is None:
             self._operations.add_bytes(self._operations.uploaded, len(data))
         return failure
 
     def cut(self, path: str, size: int) -> Failure | None:
         """As ``AppendDriver.cut``."""
-        return self._timed("cut", lambda: self._driver.cut(path, size))
+        return self._timed("cut", lambda: self._appends.cut(path, size))
+
+
+class MeteredPuts(_Metered):
+    """See ``PutDriver``."""
+
+    def __init__(self, driver: PutDriver, operations: Operations) -> None:
+        super().__init__(driver, operations)
+        self._puts = driver
+
+    def put(self, path: str, data: Buffer, replaces: str = "") -> str | Failure:
+        """As ``PutDriver.put``."""
+        etag = self._timed("write", lambda: self._puts.put(path, data, replaces))
+        if not isinstance(etag, Failure):
+            self._operations.add_bytes(self._operations.uploaded, len(data))
+        return etag
+
+    def etag(self, path: str) -> str | Failure:
+        """As ``PutDriver.etag``."""
+        return self._timed("etag", lambda: self._puts.etag(path))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from headrace_broker.tiered.driver.interface import Buffer, Range
-
-Provider = Literal["s3", "gcs", "azure"]
+    from headrace_broker.tiered.driver.object_place import ObjectPlace
 
 _CONNECT_TIMEOUT: Final = "2s"
 _REQUEST_TIMEOUT: Final = "30s"
@@ -34,29 +33,6 @@ _REASON_CHARACTERS_MAX: Final = 300
 _CODE: Final = re.compile(r"<Code>(\w+)</Code>")
 _MISSING_CODES: Final = {"NoSuchKey", "BlobNotFound"}
 _DETAILS: Final = re.compile(r"\s*\n.*", re.DOTALL)
-
-
-class ObjectPlace(NamedTuple):
-    """A bucket. Without keys the environment's or the machine's credentials apply.
-
-    access_key, secret_key: for Azure, the account and its key; GCS takes its credentials from the
-    environment. prefix: goes before every path.
-    """
-
-    provider: Provider
-    bucket: str
-    endpoint: str = ""
-    region: str = ""
-    access_key: str = ""
-    secret_key: str = ""
-    prefix: str = ""
-
-    def __repr__(self) -> str:
-        return f"ObjectPlace({self.provider}, {self.bucket!r}, {self.endpoint!r}, {self.prefix!r})"
-
-    def secrets(self) -> tuple[str, ...]:
-        """What must not appear in logs."""
-        return tuple(secret for secret in (self.access_key, self.secret_key) if secret)
 
 
 def open_objects(place: ObjectPlace) -> ObjectDriver:

@@ -1,0 +1,192 @@
+"""What reads need of a queue in the tier, whatever the layout of its bytes.
+
+Records state their place in the queue's own log; a unit of 20 bytes has place, size and tags code.
+"""
+
+from __future__ import annotations
+
+import struct
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+
+import numpy as np
+
+from headrace_broker.tiered.driver.interface import Failure, FailureKind
+from headrace_protocol.columns import RecordColumns
+from headrace_protocol.message import BORN_HOST_V6, MAGIC_V1, MAGIC_V2, CorruptRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from headrace_broker.tiered.container.paths import QueueName
+    from headrace_broker.tiered.driver.interface import Buffer, Range
+    from headrace_protocol.columns import Array
+
+Boundary = Literal["LOWER", "UPPER"]
+
+# What is read of a record to find its queue offset and store time.
+_HEAD: Final = struct.Struct(">ii12xqqi")  # size, magic, queue offset, place, sysFlag
+_HEAD_BYTES: Final = 80
+_STORE_TIME_AT: Final = 56  # after an IPv4 born host
+_V6_MORE: Final = 12
+# Records closer than this are read together with what lies between them.
+_GAP_BYTES_MAX: Final = 64 << 10
+
+
+class UnitRange(NamedTuple):
+    """Units in a row. first: queue offset of the first one."""
+
+    first: int
+    units: Array
+
+
+class RecordHead(NamedTuple):
+    """The start of a record."""
+
+    size: int
+    queue_offset: int
+    place: int
+    store_ms: int
+
+
+class StoredQueue(ABC):
+    """One queue; one thread appends and expires while others read. All reads may block."""
+
+    name: QueueName
+
+    @property
+    @abstractmethod
+    def min_offset(self) -> int:
+        """Queue offset of the first record kept; 0 for a queue that has had no message."""
+
+    @property
+    @abstractmethod
+    def commit_offset(self) -> int:
+        """One past the last queue offset kept; 0 for a queue that has had no message."""
+
+    @property
+    @abstractmethod
+    def log_bytes(self) -> int:
+        """Size of all records."""
+
+    @property
+    @abstractmethod
+    def stored_bytes(self) -> int:
+        """Size of all records and of what is kept with them."""
+
+    @abstractmethod
+    def _keeps(self, wanted: Range) -> bool:
+        """Whether the queue's log has a range."""
+
+    @property
+    @abstractmethod
+    def _log_limit(self) -> int:
+        """Where the log ends, for reads of heads."""
+
+    @abstractmethod
+    def _read_log(self, ranges: Sequence[Range]) -> list[Buffer] | Failure:
+        """Ranges of the queue's log. Fails as ``Driver.read``."""
+
+    @abstractmethod
+    def units(self, queue_offset: int, count_max: int) -> UnitRange | Failure:
+        """Up to ``count_max`` units from an offset on, or from the next one that is kept.
+
+        Fewer are returned at a gap. Without a unit the result is empty, at ``commit_offset``.
+        """
+
+    @abstractmethod
+    def store_time(self, queue_offset: int) -> int | Failure:
+        """The store time of a record that is kept."""
+
+    @abstractmethod
+    def _first_at_or_after(self, limit_ms: int) -> int | Failure:
+        """The first record stored at or after a time; ``commit_offset`` if all are older."""
+
+    def records(
+        self, units: Array, queue_offsets: Array, *, check_bodies: bool = False
+    ) -> RecordColumns | Failure:
+        """The records of units, which may lie apart; each is checked against its unit.
+
+        Fails with DAMAGED for bytes that are not these records.
+        """
+        starts = units["physical_offset"].astype(np.int64)
+        sizes = units["size"].astype(np.int64)
+        if not len(units):
+            return RecordColumns(b"", starts, sizes)
+        ends = starts + sizes
+        gaps = starts[1:] - ends[:-1]
+        if (sizes <= 0).any() or (gaps < 0).any() or starts[0] < 0:
+            return self._damaged("units are not in order")
+        first = np.append(True, gaps > _GAP_BYTES_MAX)
+        last = np.append(first[1:], True)
+        spans: list[Range] = list(zip(starts[first].tolist(), ends[last].tolist(), strict=True))
+        read = self._read_log(spans)
+        if isinstance(read, Failure):
+            return read
+        span_of = np.cumsum(first) - 1
+        lengths = np.array([len(part) for part in read])
+        moved = np.cumsum(lengths) - lengths - np.array([start for start, _ in spans])
+        data = read[0] if len(read) == 1 else b"".join(read)
+        return self._checked(data, starts, sizes, moved[span_of], queue_offsets, check_bodies)
+
+    def _checked(
+        self,
+        data: Buffer,
+        starts: Array,
+        sizes: Array,
+        moved: Array,
+        queue_offsets: Array,
+        check_bodies: bool,
+    ) -> RecordColumns | Failure:
+        try:
+            records = RecordColumns(data, starts + moved, sizes)
+            records.require(records.physical_offset == starts, "it states another place")
+            records.require(records.queue_offset == queue_offsets, "it states another queue offset")
+            if check_bodies:
+                records.check_bodies()
+        except CorruptRecord as error:
+            return self._damaged(str(error))
+        return records
+
+    def _damaged(self, reason: str) -> Failure:
+        return Failure(FailureKind.DAMAGED, self.name.path, reason)
+
+    def record(self, place: int, size: int) -> Buffer | Failure | None:
+        """The bytes of a record at a place in the log; None if it has expired."""
+        wanted = place, place + size
+        if size <= 0 or not self._keeps(wanted):
+            return None
+        read = self._read_log([wanted])
+        return read if isinstance(read, Failure) else read[0]
+
+    def head(self, place: int) -> RecordHead | Failure:
+        """The start of the record at a place in the log."""
+        end = min(place + _HEAD_BYTES, self._log_limit)
+        read = self._read_log([(place, end)])
+        if isinstance(read, Failure):
+            return read
+        return read_head(read[0]) or self._damaged(f"there is no record at {place}")
+
+    def offset_by_time(self, timestamp_ms: int, boundary: Boundary = "LOWER") -> int | Failure:
+        """The queue offset for a store time.
+
+        LOWER: first record stored at or after the time; ``commit_offset`` if all are older.
+        UPPER: last record stored at or before the time; ``min_offset`` if all are newer.
+        """
+        limit_ms = timestamp_ms if boundary == "LOWER" else timestamp_ms + 1
+        found = self._first_at_or_after(limit_ms)
+        if isinstance(found, Failure) or boundary == "LOWER":
+            return found
+        return max(found - 1, self.min_offset)
+
+
+def read_head(data: Buffer) -> RecordHead | None:
+    """The head of the record at the start of ``data``; None if there is none."""
+    if len(data) < _HEAD_BYTES:
+        return None
+    size, magic, queue_offset, place, sys_flag = _HEAD.unpack_from(data)
+    if magic not in {MAGIC_V1, MAGIC_V2}:
+        return None
+    at = _STORE_TIME_AT + (_V6_MORE if sys_flag & BORN_HOST_V6 else 0)
+    store_ms = int.from_bytes(data[at : at + 8], "big", signed=True)
+    return RecordHead(size, queue_offset, place, store_ms)

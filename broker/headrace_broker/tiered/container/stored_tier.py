@@ -1,0 +1,123 @@
+"""What a running broker needs of its tier, whatever the layout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from headrace_broker.tiered.container.stored_queue import StoredQueue
+    from headrace_broker.tiered.container.tier_index import IndexHit
+    from headrace_broker.tiered.driver.interface import Failure
+    from headrace_protocol.columns import Array, RecordColumns
+
+Name = tuple[str, int]
+
+
+class Group(NamedTuple):
+    """Records of a queue in order, none before its ``commit_offset``; one tags code for each."""
+
+    records: RecordColumns
+    tags_codes: Array
+
+
+class Limit(Protocol):
+    """A topic's own limits, None without one."""
+
+    @property
+    def reserved_ms(self) -> int | None:
+        """Age at which its messages expire."""
+
+    @property
+    def reserved_bytes(self) -> int | None:
+        """Size at which its oldest messages expire."""
+
+
+Limits = Mapping[str, Limit]
+
+
+def sizes(limits: Limits) -> dict[str, int]:
+    """Bytes to keep of topics, of those with a limit of bytes."""
+    return {
+        topic: limit.reserved_bytes
+        for topic, limit in limits.items()
+        if limit.reserved_bytes is not None
+    }
+
+
+class StoredIndex(Protocol):
+    """What finds records by key."""
+
+    def query(
+        self, topic: str, key: str, begin_ms: int, end_ms: int, count_max: int
+    ) -> list[IndexHit] | Failure:
+        """Records whose key has the hash of this one, the newest first. Fails as a read.
+
+        begin_ms, end_ms: store times to look for; records up to a second off may be among them.
+        """
+
+
+class StoredTier(Protocol):
+    """All queues of a broker, by topic and queue id. All methods may block.
+
+    Whoever appends, creates, deletes, syncs or cleans up excludes the others; reads need no lock.
+    """
+
+    @property
+    def queues(self) -> Mapping[Name, StoredQueue]:
+        """The queues that can be read and appended to."""
+
+    @property
+    def damaged(self) -> Mapping[Name, Failure]:
+        """Why other queues can't; a start after a repair opens them."""
+
+    @property
+    def index(self) -> StoredIndex | None:
+        """Finds records by key; None in a tier without queries."""
+
+    @property
+    def takes_all(self) -> bool:
+        """Whether an append costs the same for any number of queues."""
+
+    def start(self, now_ms: int) -> Failure | None:
+        """Open all queues that the store has; called again after UNREACHABLE. Raises OSError."""
+
+    def create(self, queues: Iterable[Name], now_ms: int) -> Failure | None:
+        """Create queues without messages. Raises OSError."""
+
+    def append_all(self, groups: Mapping[Name, Group], now_ms: int) -> Failure | None:
+        """Keep records for good. After a failure ``commit_offset`` says how many. Raises OSError.
+
+        With ``takes_all`` all or none are kept, and a failure is not that of one queue.
+        """
+
+    def index_again(
+        self, topic: str, queue_id: int, queue_offset: int, now_ms: int
+    ) -> Failure | None:
+        """Find all records from an offset on by key, after a crash. Raises OSError."""
+
+    def sync(self) -> None:
+        """Bring to the store what is kept in memory or on the local disk only. Raises OSError."""
+
+    def delete(self, topic: str, queue_id: int) -> Failure | None:
+        """Delete a queue; a clean-up removes what a failure leaves. Raises OSError."""
+
+    def clean_up(
+        self, before_ms: Callable[[str], int] | None, now_ms: int, limits: Limits | None = None
+    ) -> list[Failure]:
+        """Delete what expired and what deletions left. Raises OSError.
+
+        before_ms: of a topic, the store time before which messages expire; None keeps all.
+        limits: of topics that have their own; of a limit of bytes as much is kept at least.
+        """
+
+    def merge(self, now_ms: int, /) -> bool | Failure:
+        """Join some small pieces into larger ones, beside everything else; false if none is left.
+
+        One thread merges.
+        """
+
+    def close(self) -> None:
+        """Release local files and threads."""

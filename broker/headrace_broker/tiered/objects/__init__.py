@@ -1,0 +1,1 @@
+"""Queues in an object store: immutable objects of many queues, named by one manifest."""

@@ -1,0 +1,117 @@
+"""One object of the store: parts of queues, their keys, and a directory of both.
+
+``parts | key items | directory | trailer``. A part is ``units | store times | records``.
+Source: docs/tier-format.md.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from headrace_broker.tiered.driver.interface import Failure, FailureKind
+from headrace_broker.tiered.objects.rows import (
+    FORMAT,
+    ObjectRow,
+    Part,
+    Reference,
+    decode,
+    encode,
+    reference,
+)
+
+if TYPE_CHECKING:
+    from headrace_broker.tiered.driver.interface import Buffer, Driver
+    from headrace_protocol.columns import Array
+
+# Key items: the hash of a key, and the record that has it, by part and number in the part.
+KEY_ITEM: Final = np.dtype([("key_hash", ">i4"), ("part", ">u4"), ("record", ">u4")])
+_TRAILER: Final = struct.Struct(">IIII")  # magic, format, bytes and CRC-32 of the directory
+_MAGIC: Final = 0x48545431
+
+
+class Content(NamedTuple):
+    """A part to write. units, times: columns of the records. keys: hash and record number.
+
+    places in ``units`` continue the queue's log at ``log_base``.
+    """
+
+    topic: str
+    queue_id: int
+    first: int
+    log_base: int
+    units: Array
+    times: Array
+    records: list[Buffer]
+    keys: Array
+
+
+class Batch(NamedTuple):
+    """An object to put. directory: what a manifest says to have it read."""
+
+    data: bytearray
+    row: ObjectRow
+    directory: Reference
+
+
+def build(name: str, contents: list[Content], level: int = 0, run: str = "") -> Batch:
+    """An object of these parts; see ``ObjectRow``."""
+    data = bytearray()
+    parts: dict[str, list[Part]] = {}
+    keys = []
+    for number, content in enumerate(contents):
+        count, position = len(content.units), len(data)
+        data += content.units.tobytes()
+        data += content.times.astype(">i8").tobytes()
+        records_at = len(data)
+        for piece in content.records:
+            data += piece
+        part = Part(
+            number,
+            content.queue_id,
+            content.first,
+            count,
+            content.log_base,
+            len(data) - records_at,
+            int(content.times.min()),
+            int(content.times.max()),
+            position,
+        )
+        parts.setdefault(content.topic, []).append(part)
+        keys.append(content.keys)
+        content.keys["part"] = number
+    items = joined(keys, KEY_ITEM)
+    items = items[np.lexsort((items["record"], items["part"], items["key_hash"]))]
+    row = ObjectRow(name, level, run or name, len(data), len(items), parts)
+    data += items.tobytes()
+    directory = encode(row)
+    named = reference(name, len(data), directory)
+    data += directory
+    data += _TRAILER.pack(_MAGIC, FORMAT, len(directory), named.crc)
+    return Batch(data, row, named)
+
+
+def joined(columns: list[Array], kind: np.dtype[Any]) -> Array:
+    """Columns as one, in the byte order of the format, which ``np.concatenate`` does not keep."""
+    return np.concatenate(columns).astype(kind, copy=False)
+
+
+def read_directory(driver: Driver, path: str) -> ObjectRow | Failure:
+    """The directory of an object that no manifest names. Fails with DAMAGED and as a read."""
+    size = driver.size(path)
+    if isinstance(size, Failure):
+        return size
+    found = driver.read(path, [(max(size - _TRAILER.size, 0), size)])
+    if isinstance(found, Failure):
+        return found
+    magic, version, byte_count, crc = (
+        _TRAILER.unpack(found[0]) if len(found[0]) == _TRAILER.size else (0, 0, 0, 0)
+    )
+    stop = size - _TRAILER.size
+    if magic != _MAGIC or version != FORMAT or byte_count > stop:
+        return Failure(FailureKind.DAMAGED, path, "does not end as an object of the tier does")
+    named = Reference(path, stop - byte_count, stop, crc)
+    read = driver.read(path, [(named.start, named.stop)])
+    return read if isinstance(read, Failure) else decode(read[0], ObjectRow, path, named)

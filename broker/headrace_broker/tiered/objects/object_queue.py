@@ -1,0 +1,228 @@
+"""A queue whose records are parts of objects."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from headrace_broker.tiered.container.stored_queue import StoredQueue, UnitRange
+from headrace_broker.tiered.container.tier_index import IndexHit
+from headrace_broker.tiered.driver.interface import Failure, FailureKind
+from headrace_broker.tiered.objects.batch import joined
+from headrace_broker.tiered.objects.rows import TIME_BYTES, UNIT_BYTES, Part
+from headrace_protocol.columns import UNIT_DTYPE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from headrace_broker.tiered.container.paths import QueueName
+    from headrace_broker.tiered.driver.interface import Buffer, Range
+    from headrace_broker.tiered.objects.part_reader import PartReader
+    from headrace_protocol.columns import Array
+
+# A read of units goes over so many parts at most: each may be a request.
+_PARTS_AT_ONCE: Final = 16
+
+
+class Piece(NamedTuple):
+    """A part, and the object that has it."""
+
+    name: str
+    part: Part
+
+
+class State(NamedTuple):
+    """What counts of a queue. pieces: in order of their queue offsets.
+
+    end, log_end: one past the last queue offset and byte, also if all pieces have expired.
+    """
+
+    pieces: tuple[Piece, ...] = ()
+    end: int = 0
+    log_end: int = 0
+
+
+class ObjectQueue(StoredQueue):
+    """Its state is replaced as a whole, so readers need no lock."""
+
+    def __init__(self, name: QueueName, reader: PartReader) -> None:
+        self.name = name
+        self.state = State()
+        self._reader = reader
+
+    def extend(self, pieces: Iterable[Piece]) -> None:
+        """Add pieces at the end; one without records only says where the queue ends."""
+        state = self.state
+        for piece in pieces:
+            kept = (*state.pieces, piece) if piece.part.count else state.pieces
+            state = State(kept, piece.part.end, piece.part.log_end)
+        self.state = state
+
+    @property
+    def min_offset(self) -> int:
+        """As ``StoredQueue.min_offset``."""
+        state = self.state
+        return state.pieces[0].part.first if state.pieces else state.end
+
+    @property
+    def commit_offset(self) -> int:
+        """As ``StoredQueue.commit_offset``."""
+        return self.state.end
+
+    @property
+    def log_end(self) -> int:
+        """One past the last byte of the queue's log."""
+        return self.state.log_end
+
+    @property
+    def log_bytes(self) -> int:
+        """As ``StoredQueue.log_bytes``."""
+        return sum(piece.part.log_bytes for piece in self.state.pieces)
+
+    @property
+    def stored_bytes(self) -> int:
+        """As ``StoredQueue.stored_bytes``."""
+        return sum(piece.part.stop - piece.part.position for piece in self.state.pieces)
+
+    def _keeps(self, wanted: Range) -> bool:
+        return bool(_pieces_of(self.state, wanted))
+
+    @property
+    def _log_limit(self) -> int:
+        return self.state.log_end
+
+    # -- columns -----------------------------------------------------------------------------------
+
+    def units(self, queue_offset: int, count_max: int) -> UnitRange | Failure:
+        """As ``StoredQueue.units``."""
+        state = self.state
+        number = self._number_of(state, queue_offset)
+        if number == len(state.pieces):
+            return UnitRange(state.end, np.empty(0, UNIT_DTYPE))
+        first = at = max(queue_offset, state.pieces[number].part.first)
+        found: list[Array] = []
+        for piece in state.pieces[number : number + _PARTS_AT_ONCE]:
+            part = piece.part
+            if part.first > at or at - first >= count_max:
+                break
+            begin, end = at - part.first, min(part.count, first + count_max - part.first)
+            units = self._units(piece, begin, end)
+            if isinstance(units, Failure):
+                return units
+            found.append(units)
+            at = part.first + end
+        return UnitRange(first, found[0] if len(found) == 1 else joined(found, UNIT_DTYPE))
+
+    def _number_of(self, state: State, queue_offset: int) -> int:
+        """The index of the piece that has an offset, or else of the next one."""
+        number = bisect_right(state.pieces, queue_offset, key=lambda piece: piece.part.first)
+        if number and state.pieces[number - 1].part.end > queue_offset:
+            return number - 1
+        return number
+
+    def _units(self, piece: Piece, begin: int, end: int) -> Array | Failure:
+        """Units of a part. Fails with DAMAGED if they are not in its place in the log."""
+        at = piece.part.position
+        wanted = at + begin * UNIT_BYTES, at + end * UNIT_BYTES
+        read = self._read_part(piece, [wanted])
+        if isinstance(read, Failure):
+            return read
+        units = np.frombuffer(read[0], UNIT_DTYPE)
+        part, starts = piece.part, units["physical_offset"].astype(np.int64)
+        ends = starts + units["size"]
+        is_in_order = (starts[1:] == ends[:-1]).all() and (units["size"] > 0).all()
+        if not is_in_order or starts[0] < part.log_base or ends[-1] > part.log_end:
+            return self._damaged(f"units in {self._reader.path(piece.name)} are not in order")
+        return units
+
+    def _times(self, piece: Piece, begin: int, end: int) -> Array | Failure:
+        """Store times of a part's records."""
+        at = piece.part.times_at
+        read = self._read_part(piece, [(at + begin * TIME_BYTES, at + end * TIME_BYTES)])
+        return read if isinstance(read, Failure) else np.frombuffer(read[0], ">i8")
+
+    def _read_part(self, piece: Piece, ranges: Sequence[Range]) -> list[Buffer] | Failure:
+        part = piece.part
+        return self._reader.read(piece.name, (part.position, part.stop), ranges)
+
+    def _read_log(self, ranges: Sequence[Range]) -> list[Buffer] | Failure:
+        state = self.state
+        asked: dict[Piece, list[Range]] = {}
+        cuts: list[list[Piece]] = []
+        for wanted in ranges:
+            pieces = _pieces_of(state, wanted)
+            if not pieces:
+                reason = f"has no bytes {wanted[0]} to {wanted[1]} in its log: they expired"
+                return Failure(FailureKind.MISSING, self.name.path, reason)
+            cuts.append(pieces)
+            for piece in pieces:
+                part = piece.part
+                moved = part.records_at - part.log_base
+                start, end = max(wanted[0], part.log_base), min(wanted[1], part.log_end)
+                asked.setdefault(piece, []).append((start + moved, end + moved))
+        answers: dict[Piece, Iterator[Buffer]] = {}
+        for piece, wanted_of_piece in asked.items():
+            read = self._read_part(piece, wanted_of_piece)
+            if isinstance(read, Failure):
+                return read
+            answers[piece] = iter(read)
+        parts = [[next(answers[piece]) for piece in pieces] for pieces in cuts]
+        return [part[0] if len(part) == 1 else b"".join(part) for part in parts]
+
+    # -- by time -----------------------------------------------------------------------------------
+
+    def store_time(self, queue_offset: int) -> int | Failure:
+        """As ``StoredQueue.store_time``."""
+        state = self.state
+        number = self._number_of(state, queue_offset)
+        if number == len(state.pieces):
+            return self._damaged(f"has no queue offset {queue_offset}")
+        piece = state.pieces[number]
+        begin = max(queue_offset - piece.part.first, 0)
+        times = self._times(piece, begin, begin + 1)
+        return times if isinstance(times, Failure) else int(times[0])
+
+    def _first_at_or_after(self, limit_ms: int) -> int | Failure:
+        state = self.state
+        piece = next((piece for piece in state.pieces if piece.part.end_ms >= limit_ms), None)
+        if piece is None:
+            return state.end
+        times = self._times(piece, 0, piece.part.count)
+        if isinstance(times, Failure):
+            return times
+        return piece.part.first + int((times >= limit_ms).argmax())
+
+    # -- by key ------------------------------------------------------------------------------------
+
+    def hits(self, piece: Piece, numbers: Array) -> list[IndexHit] | Failure:
+        """Records of a part by their numbers in it."""
+        if not len(numbers):
+            return []
+        begin, end = int(numbers.min()), int(numbers.max()) + 1
+        if end > piece.part.count:
+            return self._damaged(f"keys in {self._reader.path(piece.name)} name no records")
+        units, times = self._units(piece, begin, end), self._times(piece, begin, end)
+        if isinstance(units, Failure):
+            return units
+        if isinstance(times, Failure):
+            return times
+        found = [(units[number], times[number]) for number in (numbers - begin).tolist()]
+        return [
+            IndexHit(self.name.queue_id, int(unit["physical_offset"]), int(unit["size"]), int(ms))
+            for unit, ms in found
+        ]
+
+
+def _pieces_of(state: State, wanted: Range) -> list[Piece]:
+    """The pieces that have a range of the log; none if a part of it is in no piece."""
+    start, end = wanted
+    number = bisect_right(state.pieces, start, key=lambda piece: piece.part.log_base) - 1
+    found: list[Piece] = []
+    for piece in state.pieces[max(number, 0) :]:
+        if start == end or not piece.part.log_base <= start < piece.part.log_end:
+            break
+        found.append(piece)
+        start = min(end, piece.part.log_end)
+    return found if start == end else []

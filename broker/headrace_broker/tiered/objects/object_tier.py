@@ -1,0 +1,373 @@
+"""All queues of a broker in an object store; see ``StoredTier`` and docs/tier-format.md.
+
+An upload is one object with the records of all queues, and one replacement of the manifest. The
+directories of objects since the last checkpoint are the manifest's tail; a checkpoint writes what
+they say into catalogs. So neither depends on the number of queues.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+from threading import Lock
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import numpy as np
+
+from headrace_broker.tiered.container.flat_queue import placed
+from headrace_broker.tiered.container.paths import cluster_folder
+from headrace_broker.tiered.container.stored_tier import sizes
+from headrace_broker.tiered.container.tier_index import record_keys
+from headrace_broker.tiered.driver.interface import Failure, FailureKind
+from headrace_broker.tiered.objects.batch import KEY_ITEM, Batch, Content, build
+from headrace_broker.tiered.objects.inventory import Inventory
+from headrace_broker.tiered.objects.key_index import KeyIndex
+from headrace_broker.tiered.objects.manifest_file import ManifestFile
+from headrace_broker.tiered.objects.merge import Merger, choose
+from headrace_broker.tiered.objects.object_queue import Piece
+from headrace_broker.tiered.objects.part_reader import PartReader
+from headrace_broker.tiered.objects.rows import ObjectRow, Reference, decode, encode, reference
+from headrace_protocol.columns import UNIT_DTYPE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from headrace_broker.tiered.container.stored_tier import Group, Limits, Name
+    from headrace_broker.tiered.container.tier import Home
+    from headrace_broker.tiered.driver.interface import PutDriver
+    from headrace_broker.tiered.objects.object_queue import ObjectQueue
+
+DATA: Final = "data"
+CATALOGS: Final = "catalogs"
+# Uploads between two checkpoints; a start reads a directory of each.
+_TAIL_MAX: Final = 32
+# How long an object is kept for readers that found it in an older manifest.
+_UNUSED_MS: Final = 600_000
+# Age of objects that no manifest names, and time between the listings that look for them.
+_DAY_MS: Final = 24 * 3600 * 1000
+
+
+T = TypeVar("T")
+
+
+class ObjectTier:
+    """The queues as parts of objects; see ``StoredTier``.
+
+    An uploaded object counts from the replacement of the manifest on. What expiry, deletion and
+    merge change counts in memory at once, and in the store from the next checkpoint on.
+    """
+
+    takes_all = True
+
+    def __init__(self, driver: PutDriver, home: Home) -> None:
+        self.damaged: dict[Name, Failure] = {}
+        self.driver = driver
+        self.folder = f"{cluster_folder(home.cluster)}/{home.broker}"
+        self.reader = PartReader(driver, self.folder)
+        self.inventory = Inventory(home.broker, self.reader)
+        self.index = KeyIndex(self.inventory, self.reader)
+        # Held for each change of inventory and manifest.
+        self.lock = Lock()
+        self._home = home
+        self._manifest: ManifestFile | None = None
+        self._numbers = count(1)
+        self._is_loaded = False
+        self._unused: list[tuple[str, int]] = []
+        self._merger: Merger | None = None
+        # Sources that can't be read as they were written.
+        self._spoiled: set[str] = set()
+        self._swept_ms = self._latest_ms = 0
+
+    @property
+    def queues(self) -> Mapping[Name, ObjectQueue]:
+        """As ``StoredTier.queues``."""
+        return self.inventory.queues
+
+    @property
+    def manifest(self) -> ManifestFile:
+        """The manifest, which must be open."""
+        assert self._manifest is not None
+        return self._manifest
+
+    def new_name(self, folder: str, now_ms: int) -> str:
+        """A name that was never used: the epoch is this broker's alone.
+
+        It tells the age of its object as well.
+        """
+        self._latest_ms = now_ms
+        number = next(self._numbers)
+        return f"{folder}/{self.manifest.manifest.epoch:08}-{number:010}-{now_ms:014}"
+
+    # -- start -------------------------------------------------------------------------------------
+
+    def start(self, now_ms: int) -> Failure | None:
+        """As ``StoredTier.start``. Fails with DAMAGED without a manifest to objects."""
+        self._latest_ms = now_ms
+        if self._is_loaded:
+            return None
+        if self._manifest is None:
+            failure = self._open_manifest()
+            if failure is not None:
+                return failure
+        failure = self._load()
+        self._is_loaded = failure is None
+        return failure
+
+    def _open_manifest(self) -> Failure | None:
+        manifest = ManifestFile(self.driver, self.folder, *self._home)
+        etag = self.driver.etag(manifest.path)
+        if isinstance(etag, Failure):
+            if etag.kind is not FailureKind.MISSING:
+                return etag
+            entries = self.driver.entries(f"{self.folder}/{DATA}")
+            if isinstance(entries, Failure):
+                return entries
+            if entries:
+                reason = (
+                    f"is missing, but there are {len(entries)} objects: restore it, or move the "
+                    "folder of this broker away to begin anew"
+                )
+                return Failure(FailureKind.DAMAGED, manifest.path, reason)
+        failure = manifest.take()
+        if failure is None:
+            self._manifest = manifest
+        return failure
+
+    def _load(self) -> Failure | None:
+        manifest = self.manifest.manifest
+        catalogs = []
+        for named in manifest.catalogs:
+            rows = self._read(named, list[ObjectRow])
+            if isinstance(rows, Failure):
+                return rows
+            catalogs.append((named, rows))
+        tail = []
+        for named in manifest.tail:
+            row = self._read(named, ObjectRow)
+            if isinstance(row, Failure):
+                return row
+            tail.append(row)
+        self.inventory.load(catalogs, tail, manifest.tail)
+        return None
+
+    def _read(self, named: Reference, kind: type[T]) -> T | Failure:
+        path = self.reader.path(named.name)
+        read = self.driver.read(path, [(named.start, named.stop)])
+        return read if isinstance(read, Failure) else decode(read[0], kind, path, named)
+
+    def create(self, queues: Iterable[Name], now_ms: int) -> Failure | None:
+        """As ``StoredTier.create``; the store is asked only if a deletion must come first."""
+        with self.lock:
+            if self.inventory.is_changed:
+                failure = self.checkpoint(now_ms)
+                if failure is not None:
+                    return failure
+            for name in queues:
+                self.inventory.new_queue(name)
+        return None
+
+    # -- upload ------------------------------------------------------------------------------------
+
+    def append_all(self, groups: Mapping[Name, Group], now_ms: int) -> Failure | None:
+        """As ``StoredTier.append_all``. Fails with CHANGED once another broker has taken over."""
+        if self.manifest.replaced is not None:
+            return self.manifest.replaced
+        contents: list[Content] = []
+        for name in sorted(groups):
+            if len(groups[name].records):
+                contents += _contents(name, self.queues[name].log_end, groups[name])
+        if not contents:
+            return None
+        batch = build(self.new_name(DATA, now_ms), contents)
+        failure = self.put(batch.row.name, batch.data)
+        return failure or self._name(batch, now_ms)
+
+    def put(self, name: str, data: bytearray | bytes) -> Failure | None:
+        """Store an object of a new name."""
+        path = self.reader.path(name)
+        put = self.driver.put(path, data)
+        if isinstance(put, str):
+            return None
+        if put.kind is FailureKind.EXISTS and self.driver.size(path) == len(data):
+            # Nobody else has this name: the driver repeated a put whose answer was lost.
+            return None
+        return put
+
+    def _name(self, batch: Batch, now_ms: int) -> Failure | None:
+        """Have the manifest name an uploaded object: from then on its records are kept."""
+        with self.lock:
+            inventory, manifest = self.inventory, self.manifest
+            catalogs = manifest.manifest.catalogs
+            failure = manifest.commit(catalogs, [*inventory.tail, batch.directory])
+            if failure is None:
+                inventory.add(batch.row, batch.directory)
+                if len(inventory.tail) >= _TAIL_MAX:
+                    # The records are kept even if this fails; the next upload tries again.
+                    self.checkpoint(now_ms)
+            return failure
+
+    def index_again(
+        self, topic: str, queue_id: int, queue_offset: int, now_ms: int
+    ) -> Failure | None:
+        """As ``StoredTier.index_again``: objects have the keys of their records."""
+
+    # -- checkpoints -------------------------------------------------------------------------------
+
+    def checkpoint(self, now_ms: int) -> Failure | None:
+        """Write what has changed into catalogs, and have the manifest name these instead."""
+        inventory = self.inventory
+        kept, new = inventory.kept(), []
+        for rows in inventory.rows_beside(kept):
+            data = encode(rows)
+            named = reference(self.new_name(CATALOGS, now_ms), 0, data)
+            failure = self.put(named.name, data)
+            if failure is not None:
+                return failure
+            new.append((named, rows))
+        failure = self.manifest.commit([*kept, *(named for named, _ in new)], [])
+        if failure is None:
+            self._unused += [(name, now_ms) for name in inventory.written(kept, new)]
+        return failure
+
+    def sync(self) -> None:
+        """As ``StoredTier.sync``."""
+        with self.lock:
+            failure = None
+            if self.inventory.is_changed:
+                failure = self.checkpoint(self._latest_ms)
+        if failure is not None:
+            raise OSError(str(failure))
+
+    # -- removal -----------------------------------------------------------------------------------
+
+    def delete(self, topic: str, queue_id: int) -> Failure | None:
+        """As ``StoredTier.delete``; the next ``sync`` or upload of a new life makes it last."""
+        with self.lock:
+            self.inventory.delete((topic, queue_id))
+        return None
+
+    def clean_up(
+        self, before_ms: Callable[[str], int] | None, now_ms: int, limits: Limits | None = None
+    ) -> list[Failure]:
+        """As ``StoredTier.clean_up``. The manifest goes first, so it names nothing that is gone."""
+        if self.manifest.replaced is not None:
+            return []
+        with self.lock:
+            if before_ms is not None:
+                for name in self.queues:
+                    self.inventory.expire(name, before_ms(name[0]))
+                for topic, bytes_max in sizes(limits or {}).items():
+                    self.inventory.shrink(topic, bytes_max)
+            failure = self.checkpoint(now_ms) if self.inventory.is_changed else None
+        failures = [failure or self._delete_unused(now_ms) or self._sweep(now_ms)]
+        return [failure for failure in failures if failure is not None]
+
+    def _delete_unused(self, now_ms: int) -> Failure | None:
+        with self.lock:
+            due = [name for name, since_ms in self._unused if since_ms + _UNUSED_MS < now_ms]
+        failure = self._delete(due)
+        if failure is None:
+            with self.lock:
+                self._unused = [item for item in self._unused if item[0] not in set(due)]
+        return failure
+
+    def _delete(self, names: list[str]) -> Failure | None:
+        return self.driver.delete([self.reader.path(name) for name in names]) if names else None
+
+    def _sweep(self, now_ms: int) -> Failure | None:
+        """Once a day, delete objects older than a day that the manifest does not name."""
+        if now_ms < self._swept_ms + _DAY_MS:
+            return None
+        found: list[str] = []
+        for folder in (DATA, CATALOGS):
+            entries = self.driver.entries(f"{self.folder}/{folder}")
+            if isinstance(entries, Failure):
+                return entries
+            found += [entry.path.removeprefix(f"{self.folder}/") for entry in entries]
+        # After the listing. A broker that was replaced does not know what its successor names, and
+        # one that had no answer not what the manifest names.
+        with self.lock:
+            if self._merger is not None:  # may have stored an object that it has not noted yet
+                return None
+            failure = self.manifest.settle()
+            named = {*self.inventory.objects, *self.inventory.catalogs, *self.inventory.unused}
+            named |= {name for name, _ in self._unused}
+        if failure is not None:
+            return failure
+        old = [name for name in found if name not in named and _made_ms(name) + _DAY_MS < now_ms]
+        failure = self._delete(old)
+        if failure is None:
+            self._swept_ms = now_ms
+        return failure
+
+    # -- merge -------------------------------------------------------------------------------------
+
+    def merge(self, now_ms: int) -> bool | Failure:
+        """As ``StoredTier.merge``: one object, or the checkpoint after the last one."""
+        if self.manifest.replaced is not None:
+            return False
+        if self._merger is None:
+            with self.lock:
+                sources = choose(self.inventory.objects.values(), self._spoiled)
+                if not sources:
+                    return False
+                self._merger = Merger(self.driver, self.reader, self.index, sources)
+        merger = self._merger
+        failure = (self._make if merger.left else self._finish)(merger, now_ms)
+        if failure is None:
+            return True
+        self._merger = None
+        return failure
+
+    def _make(self, merger: Merger, now_ms: int) -> Failure | None:
+        name = self.new_name(DATA, now_ms)
+        batch = merger.make(name)
+        if isinstance(batch, Failure):
+            if batch.kind in {FailureKind.DAMAGED, FailureKind.SHORT}:
+                # Others are merged without it.
+                self._spoiled.add(batch.path.removeprefix(f"{self.folder}/"))
+            return batch
+        failure = self.put(name, batch.data)
+        if failure is None:
+            merger.note_made(batch.row)
+        return failure
+
+    def _finish(self, merger: Merger, now_ms: int) -> Failure | None:
+        """Replace what was merged; parts that were dropped meanwhile don't come back."""
+        with self.lock:
+            for row, joints in merger.made:
+                parts = {part.number: part for found in row.parts.values() for part in found}
+                for number, joint in enumerate(joints):
+                    new = Piece(row.name, parts[number])
+                    self.inventory.replace(joint.name, joint.pieces, new, row)
+            self._merger = None
+            return self.checkpoint(now_ms)
+
+    def close(self) -> None:
+        """As ``StoredTier.close``."""
+
+
+def _made_ms(name: str) -> int:
+    """When an object was made; one with another name is never old."""
+    text = name.rpartition("-")[2]
+    return int(text) if text.isdecimal() else 1 << 62
+
+
+def _contents(name: Name, log_base: int, group: Group) -> list[Content]:
+    """The parts of a group: one, and one more for each gap in its queue offsets."""
+    offsets = group.records.queue_offset
+    breaks = (np.flatnonzero(offsets[1:] != offsets[:-1] + 1) + 1).tolist()
+    found = []
+    for first, end in zip([0, *breaks], [*breaks, len(offsets)], strict=True):
+        records = group.records.select(slice(first, end))
+        units = np.empty(len(records), UNIT_DTYPE)
+        units["physical_offset"] = log_base + np.cumsum(records.size) - records.size
+        units["size"] = records.size
+        units["tags_code"] = group.tags_codes[first:end]
+        numbers, hashes = record_keys(name[0], records)
+        keys = np.zeros(len(numbers), KEY_ITEM)
+        keys["key_hash"], keys["record"] = hashes, numbers
+        data = placed(records, units["physical_offset"])
+        times = records.store_timestamp
+        found.append(Content(*name, int(offsets[first]), log_base, units, times, [data], keys))
+        log_base += len(data)
+    return found

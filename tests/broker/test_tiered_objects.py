@@ -1,0 +1,677 @@
+"""Queues in an object store: one object for all queues of an upload, named by the manifest."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import pytest
+from obstore.store import MemoryStore
+
+from headrace_broker.tiered.container.stored_tier import Group
+from headrace_broker.tiered.driver.interface import Failure, FailureKind
+from headrace_broker.tiered.driver.memory import MemoryDriver
+from headrace_broker.tiered.driver.objects import ObjectDriver, open_objects
+from headrace_broker.tiered.driver.posix import PosixDriver
+from headrace_broker.tiered.objects.batch import read_directory
+from headrace_broker.tiered.objects.inventory import StoredObject
+from headrace_broker.tiered.objects.merge import Merger, choose, plan
+from headrace_broker.tiered.objects.object_tier import ObjectTier
+from headrace_broker.tiered.objects.rows import FINAL, ObjectRow, Part
+from headrace_protocol.columns import UNIT_DTYPE
+from tests.support.object_server import serving
+from tests.support.object_tiers import (
+    HOME,
+    Fault,
+    FaultyStore,
+    Killed,
+    append_next,
+    one,
+    open_objects_tier,
+)
+from tests.support.tiers import BEGIN_MS, TAGS, TOPIC, block, read, read_all, store_ms
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from headrace_broker.tiered.container.stored_tier import Name
+    from headrace_broker.tiered.driver.object_place import ObjectPlace
+
+DAY_MS = 24 * 3600 * 1000
+
+
+@pytest.fixture(scope="module")
+def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectPlace]:
+    with serving(tmp_path_factory.mktemp("s3")) as place:
+        yield place
+
+
+@pytest.fixture(params=["file", "obstore", pytest.param("s3", marks=pytest.mark.slow)])
+def driver(request: pytest.FixtureRequest) -> Any:
+    if request.param == "file":
+        return PosixDriver(request.getfixturevalue("tmp_path"))
+    if request.param == "obstore":
+        return ObjectDriver(MemoryStore(), "prefix")
+    place = request.getfixturevalue("bucket")
+    return open_objects(place._replace(prefix=request.node.name))
+
+
+def objects(driver: Any, folder: str = "data") -> list[str]:
+    return [entry.path for entry in driver.entries(f"{ObjectTier(driver, HOME).folder}/{folder}")]
+
+
+# -- upload and read -------------------------------------------------------------------------------
+
+
+def test_records_are_read_as_they_were_written(driver: Any) -> None:
+    tier = open_objects_tier(driver)
+    for number in range(5):
+        assert append_next(tier, {(TOPIC, 0): 4, (TOPIC, 1): 7, ("other", 0): number + 1}) is None
+    assert len(objects(driver)) == 5
+    for found in (tier, open_objects_tier(driver)):
+        assert read_all(found.queues[TOPIC, 0]) == list(range(20))
+        assert read_all(found.queues[TOPIC, 1]) == list(range(35))
+        assert read_all(found.queues["other", 0]) == list(range(15))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_any_range_is_read(seed: int) -> None:
+    rng, tier = Random(seed), open_objects_tier(MemoryDriver())
+    for _ in range(40):
+        append_next(tier, one(rng.randrange(1, 9)))
+    queue = tier.queues[TOPIC, 0]
+    for _ in range(50):
+        first, count = rng.randrange(queue.commit_offset), rng.randrange(1, 30)
+        found = read(queue, first, count).queue_offset.tolist()
+        assert found == list(range(first, min(first + count, queue.commit_offset))), f"seed {seed}"
+        units = queue.units(first, count)
+        assert not isinstance(units, Failure)
+        # Bulk reads pass units on as they are.
+        assert units.units.dtype == UNIT_DTYPE
+        chosen = np.arange(0, len(units.units), rng.randrange(1, 5))
+        records = queue.records(units.units[chosen], chosen + first)
+        assert not isinstance(records, Failure)
+        assert records.queue_offset.tolist() == (chosen + first).tolist()
+
+
+def test_gaps_are_kept_and_skipped() -> None:
+    tier = open_objects_tier(MemoryDriver())
+    append_next(tier, one(5), gap=10)
+    append_next(tier, one(5), gap=30)
+    records, codes = block(60, 30)
+    kept = np.array([2, 3, 7, 8, 9, 29])
+    assert tier.append_all({(TOPIC, 0): Group(records.select(kept), codes[kept])}, 0) is None
+    expected = [*range(10, 15), *range(45, 50), *(kept + 60).tolist()]
+    assert read_all(tier.queues[TOPIC, 0]) == expected
+    units = tier.queues[TOPIC, 0].units(15, 9)
+    assert not isinstance(units, Failure)
+    assert (units.first, len(units.units)) == (45, 5)
+    after = tier.queues[TOPIC, 0].units(90, 9)
+    assert not isinstance(after, Failure)
+    assert (after.first, len(after.units)) == (90, 0)
+
+
+def test_requests_do_not_depend_on_the_number_of_queues() -> None:
+    requests = []
+    for queue_count in (1, 50):
+        store = FaultyStore()
+        tier = open_objects_tier(store)
+        names: list[Name] = [(TOPIC, number) for number in range(queue_count)]
+        store.calls.clear()
+        for _ in range(40):
+            assert append_next(tier, dict.fromkeys(names, 1)) is None
+        for name in names:
+            tier.delete(*name)
+        tier.sync()
+        tier.clean_up(lambda _topic: 0, BEGIN_MS + DAY_MS)
+        requests.append(dict(store.calls))
+        store.calls.clear()
+        tier.sync()
+        tier.clean_up(lambda _topic: 0, BEGIN_MS + DAY_MS + 1)
+        assert not store.calls
+    assert requests[0] == requests[1]
+    # An object and the manifest for each upload, and a checkpoint after 32.
+    assert requests[0]["put"] <= 2 * 40 + 4
+
+
+def test_a_start_reads_the_tail_and_the_catalogs() -> None:
+    store = FaultyStore()
+    tier = open_objects_tier(store)
+    for _ in range(100):
+        append_next(tier, one(1))
+    store.calls.clear()
+    assert read_all(open_objects_tier(store).queues[TOPIC, 0]) == list(range(100))
+    assert len(objects(store.driver)) == 100
+    assert len(tier.inventory.tail) == 100 % 32
+    assert len(tier.inventory.catalogs) == 1
+    assert store.calls["put"] == 1
+
+
+def test_times_and_keys() -> None:
+    tier = open_objects_tier(MemoryDriver())
+    for _ in range(10):
+        append_next(tier, {(TOPIC, 0): 3, (TOPIC, 1): 2, ("other", 0): 2})
+    queue = tier.queues[TOPIC, 0]
+    for offset in range(30):
+        assert queue.offset_by_time(store_ms(offset)) == offset
+        assert queue.offset_by_time(store_ms(offset) - 1) == offset
+        assert queue.offset_by_time(store_ms(offset) + 1, "UPPER") == offset
+        assert queue.store_time(offset) == store_ms(offset)
+    assert queue.offset_by_time(store_ms(30)) == 30
+    hits = tier.index.query(TOPIC, "k7", 0, 1 << 60, 10)
+    assert not isinstance(hits, Failure)
+    assert sorted(hit.queue_id for hit in hits) == [0, 1]
+    for hit in hits:
+        head = tier.queues[TOPIC, hit.queue_id].head(hit.place)
+        assert not isinstance(head, Failure)
+        assert (head.queue_offset, head.size) == (7, hit.size)
+        assert head.store_ms == hit.store_ms
+    newest = tier.index.query(TOPIC, "even", 0, store_ms(20), 3)
+    assert not isinstance(newest, Failure)
+    assert [hit.store_ms for hit in newest] == [store_ms(20), store_ms(19), store_ms(19)]
+    assert tier.index.query(TOPIC, "none", 0, 1 << 60, 3) == []
+    assert tier.index.query("nothing", "k7", 0, 1 << 60, 3) == []
+
+
+def test_many_keys_are_found_by_their_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace_broker.tiered.objects.key_index._WINDOW_ITEMS", 4)
+    monkeypatch.setattr("headrace_broker.tiered.objects.part_reader._SMALL_BYTES", 0)
+    tier = open_objects_tier(MemoryDriver())
+    append_next(tier, one(300))
+    for offset in range(0, 300, 7):
+        hits = tier.index.query(TOPIC, f"k{offset}", 0, 1 << 60, 10)
+        assert not isinstance(hits, Failure)
+        assert [hit.store_ms for hit in hits] == [store_ms(offset)]
+    every = tier.index.query(TOPIC, "even", 0, 1 << 60, 1000)
+    assert not isinstance(every, Failure)
+    assert len(every) == 300
+
+
+# -- the manifest ----------------------------------------------------------------------------------
+
+
+def test_a_broker_that_was_replaced_uploads_nothing_more(driver: Any) -> None:
+    first = open_objects_tier(driver)
+    append_next(first, one(5))
+    second = open_objects_tier(driver)
+    failure = append_next(first, one(5))
+    assert failure is not None
+    assert failure.kind is FailureKind.CHANGED
+    assert "another broker named broker has taken over the tier in epoch 2" in failure.reason
+    assert first.queues[TOPIC, 0].commit_offset == 5
+    assert append_next(second, one(3)) is None
+    assert append_next(first, one(5)) == failure
+    assert first.clean_up(lambda _topic: 1 << 60, BEGIN_MS) == []
+    assert read_all(open_objects_tier(driver).queues[TOPIC, 0]) == list(range(8))
+
+
+def test_a_replaced_broker_asks_nothing_and_deletes_nothing() -> None:
+    store = FaultyStore()
+    first = open_objects_tier(store)
+    append_next(first, one(5))
+    second = open_objects_tier(store)
+    append_next(second, one(5))
+    late = BEGIN_MS + 3 * DAY_MS
+    (failure,) = first.clean_up(None, late)
+    assert failure.kind is FailureKind.CHANGED
+    store.calls.clear()
+    append_next(first, one(5))
+    assert first.clean_up(None, late) == []
+    assert not store.calls
+    assert read_all(second.queues[TOPIC, 0]) == list(range(10))
+
+
+def test_a_lost_manifest_is_no_new_beginning(driver: Any) -> None:
+    tier = open_objects_tier(driver)
+    append_next(tier, one(5))
+    driver.delete([tier.manifest.path])
+    failure = append_next(tier, one(5))
+    assert failure is not None
+    assert (failure.kind, failure.path) == (FailureKind.DAMAGED, tier.manifest.path)
+    failure = ObjectTier(driver, HOME).start(BEGIN_MS)
+    assert failure is not None
+    assert "is missing, but there are 2 objects" in failure.reason
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [({"format": 2}, "format 2"), ({"broker": "another"}, "belongs to broker another")],
+)
+def test_another_manifest_is_refused(changes: dict[str, Any], reason: str) -> None:
+    driver = MemoryDriver()
+    manifest = open_objects_tier(driver).manifest
+    other = msgspec.structs.replace(manifest.manifest, **changes)
+    etag = driver.etag(manifest.path)
+    assert isinstance(etag, str)
+    driver.put(manifest.path, msgspec.json.encode(other), etag)
+    failure = ObjectTier(driver, HOME).start(BEGIN_MS)
+    assert failure is not None
+    assert reason in failure.reason
+
+
+def test_names_are_never_used_again() -> None:
+    driver = MemoryDriver()
+    names: list[str] = []
+    for _ in range(3):
+        tier = open_objects_tier(driver)
+        for _ in range(3):
+            append_next(tier, one(1))
+            names.append(objects(driver)[-1])
+    assert len(set(names)) == len(names) == 9
+    assert names == sorted(names)
+
+
+# -- damage ----------------------------------------------------------------------------------------
+
+
+def test_an_object_says_what_is_in_it(driver: Any) -> None:
+    tier = open_objects_tier(driver)
+    append_next(tier, {(TOPIC, 0): 3, (TOPIC, 1): 2})
+    (path,) = objects(driver)
+    row = read_directory(driver, path)
+    assert row == tier.inventory.objects[path.removeprefix(f"{tier.folder}/")].row()
+    driver.put("folder/garbage", b"x" * 40)
+    garbage = read_directory(driver, "folder/garbage")
+    assert isinstance(garbage, Failure)
+    assert garbage.kind is FailureKind.DAMAGED
+
+
+@pytest.mark.parametrize("cut", [17, 100, 1000])
+def test_a_truncated_object_is_an_error(cut: int) -> None:
+    driver = MemoryDriver()
+    tier = open_objects_tier(driver)
+    append_next(tier, one(20))
+    (path,) = objects(driver)
+    size = driver.size(path)
+    assert isinstance(size, int)
+    driver.cut(path, size - cut)
+    failure = ObjectTier(driver, HOME).start(BEGIN_MS)
+    assert failure is not None
+    assert failure.path == path
+    driver.cut(path, 700)
+    units = tier.queues[TOPIC, 0].units(0, 20)
+    assert isinstance(units, Failure)
+    assert units.kind is FailureKind.SHORT
+
+
+@pytest.mark.parametrize("at", [3, 9, 20 * 28 + 4, 20 * 28 + 20, 20 * 28 + 28])
+def test_a_changed_byte_is_damage(at: int) -> None:
+    driver = MemoryDriver()
+    tier = open_objects_tier(driver)
+    append_next(tier, one(20))
+    (path,) = objects(driver)
+    driver._stored[path].data[at] ^= 0x41
+    queue = tier.queues[TOPIC, 0]
+    found = queue.units(0, 20)
+    if not isinstance(found, Failure):
+        records = queue.records(found.units, np.arange(20))
+        assert isinstance(records, Failure)
+        found = records
+    assert found.kind is FailureKind.DAMAGED
+
+
+def test_a_changed_catalog_is_damage() -> None:
+    driver = MemoryDriver()
+    tier = open_objects_tier(driver)
+    for _ in range(32):
+        append_next(tier, one(1))
+    (path,) = objects(driver, "catalogs")
+    driver._stored[path].data[40] ^= 1
+    failure = ObjectTier(driver, HOME).start(BEGIN_MS)
+    assert failure is not None
+    assert (failure.kind, failure.path) == (FailureKind.DAMAGED, path)
+
+
+# -- removal ---------------------------------------------------------------------------------------
+
+
+def test_expired_records_leave_the_manifest_and_then_the_store(driver: Any) -> None:
+    tier = open_objects_tier(driver)
+    for _ in range(6):
+        append_next(tier, {(TOPIC, 0): 5, ("other", 0): 5})
+    old = objects(driver)
+    late = BEGIN_MS + DAY_MS
+    assert tier.clean_up(lambda topic: store_ms(11 if topic == TOPIC else 0), late) == []
+    assert tier.queues[TOPIC, 0].min_offset == 10
+    assert objects(driver) == old
+    assert tier.clean_up(lambda topic: store_ms(11 if topic == TOPIC else 25), late) == []
+    found = open_objects_tier(driver)
+    assert read_all(found.queues[TOPIC, 0]) == list(range(10, 30))
+    assert read_all(found.queues["other", 0]) == list(range(25, 30))
+    # Readers that found them before still read them for a while.
+    assert objects(driver) == old
+    tier = found
+    assert tier.clean_up(None, late + 2 * DAY_MS) == []
+    assert objects(driver) == old[2:]
+    assert tier.clean_up(lambda _topic: store_ms(26), late + 2 * DAY_MS) == []
+    assert tier.clean_up(None, late + 2 * DAY_MS + 3_600_000) == []
+    assert objects(driver) == old[5:]
+    assert read_all(tier.queues[TOPIC, 0]) == list(range(25, 30))
+
+
+def test_a_queue_goes_on_after_all_its_records_have_expired() -> None:
+    driver = MemoryDriver()
+    tier = open_objects_tier(driver)
+    append_next(tier, one(5))
+    assert tier.clean_up(lambda _topic: 1 << 60, BEGIN_MS) == []
+    for _ in range(3):
+        tier = open_objects_tier(driver)
+        queue = tier.queues[TOPIC, 0]
+        assert (queue.min_offset, queue.commit_offset) == (5, 5)
+        assert tier.clean_up(lambda _topic: 0, BEGIN_MS) == []
+    append_next(tier, one(5))
+    tier = open_objects_tier(driver)
+    assert read_all(tier.queues[TOPIC, 0]) == list(range(5, 10))
+    tier.delete(TOPIC, 0)
+    tier.sync()
+    assert not open_objects_tier(driver).queues
+
+
+def test_a_topic_made_again_is_another_life() -> None:
+    driver = MemoryDriver()
+    tier = open_objects_tier(driver)
+    append_next(tier, {(TOPIC, 0): 5, (TOPIC, 1): 5})
+    tier.delete(TOPIC, 0)
+    assert tier.create([(TOPIC, 0)], BEGIN_MS) is None
+    # The deletion is kept before anything of the new life is.
+    assert list(open_objects_tier(driver).queues) == [(TOPIC, 1)]
+    tier = open_objects_tier(driver)
+    append_next(tier, one(2))
+    found = open_objects_tier(driver)
+    assert read_all(found.queues[TOPIC, 0]) == [0, 1]
+    hits = found.index.query(TOPIC, "k1", 0, 1 << 60, 9)
+    assert not isinstance(hits, Failure)
+    assert len(hits) == 2
+
+
+def test_objects_without_an_entry_are_swept_after_a_day() -> None:
+    driver = MemoryDriver()
+    tier = open_objects_tier(driver)
+    append_next(tier, one(2))
+    folder = tier.folder
+    left = f"{folder}/{tier.new_name('data', BEGIN_MS)}"
+    foreign = f"{folder}/data/notes.txt"
+    for path in (left, foreign):
+        driver.put(path, b"x")
+    assert tier.clean_up(None, BEGIN_MS + DAY_MS) == []
+    assert left in objects(driver)
+    assert tier.clean_up(None, BEGIN_MS + 2 * DAY_MS) == []
+    assert left not in objects(driver)
+    assert foreign in objects(driver)
+    assert read_all(tier.queues[TOPIC, 0]) == [0, 1]
+
+
+# -- merge -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small numbers, so that all happens soon."""
+    monkeypatch.setattr("headrace_broker.tiered.objects.merge._RUNS", 3)
+    monkeypatch.setattr("headrace_broker.tiered.objects.merge._OBJECT_BYTES", 2500)
+    monkeypatch.setattr("headrace_broker.tiered.objects.object_tier._TAIL_MAX", 5)
+    monkeypatch.setattr("headrace_broker.tiered.objects.inventory._CATALOG_PARTS_MIN", 9)
+    monkeypatch.setattr("headrace_broker.tiered.objects.inventory._CATALOG_PARTS_MAX", 30)
+
+
+def merge_all(tier: ObjectTier, now_ms: int = BEGIN_MS) -> None:
+    while (merged := tier.merge(now_ms)) is True:
+        pass
+    assert merged is False, merged
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize("seed", range(5))
+def test_merged_objects_have_the_same_records_and_keys(seed: int) -> None:
+    rng, driver = Random(seed), MemoryDriver()
+    tier = open_objects_tier(driver)
+    names: list[Name] = [(TOPIC, 0), (TOPIC, 1), ("other", 0)]
+    for _ in range(40):
+        counts = {name: rng.randrange(1, 6) for name in rng.sample(names, rng.randrange(1, 4))}
+        assert append_next(tier, counts, gap=rng.choice([0, 0, 0, 0, 5])) is None
+    before = {name: read_all(tier.queues[name]) for name in names}
+    hits = {key: tier.index.query(TOPIC, key, 0, 1 << 60, 999) for key in ("k7", "k50", "even")}
+    piece_count = sum(len(tier.queues[name].state.pieces) for name in names)
+    merge_all(tier)
+    for found in (tier, open_objects_tier(driver)):
+        assert {name: read_all(found.queues[name]) for name in names} == before, f"seed {seed}"
+        for key, expected in hits.items():
+            assert found.index.query(TOPIC, key, 0, 1 << 60, 999) == expected, f"seed {seed}"
+        for name in names:
+            queue = found.queues[name]
+            for offset in rng.sample(before[name], 9):
+                assert queue.offset_by_time(store_ms(offset)) == offset
+    assert sum(len(tier.queues[name].state.pieces) for name in names) < piece_count
+    levels = {stored.level for stored in tier.inventory.objects.values()}
+    assert FINAL in levels
+    # What was merged is deleted once no reader needs it.
+    tier = open_objects_tier(driver)
+    assert tier.clean_up(None, BEGIN_MS + 3 * DAY_MS) == []
+    named = {f"{tier.folder}/{name}" for name in tier.inventory.objects}
+    assert set(objects(driver)) == named
+
+
+def test_sixteen_uploads_of_64_mib_make_large_objects_of_a_queue() -> None:
+    part = Part(0, 0, 0, 1, 0, 16 << 20, 0, 0, 0)
+    sources = []
+    for number in range(16):
+        large = msgspec.structs.replace(part, first=number, log_base=number * part.log_bytes)
+        small = msgspec.structs.replace(large, queue_id=1, log_base=number * 9, log_bytes=9)
+        name = f"data/{number:02}"
+        row = ObjectRow(name, 0, name, 0, 0, {TOPIC: [large, small]})
+        sources.append(StoredObject(row))
+    assert choose(sources[:15], set()) == []
+    assert choose(sources, {"data/03"}) == []
+    assert choose(sources, set()) == sources
+    planned = plan(sources)
+    assert [level for level, _ in planned] == [FINAL] * 4 + [1]
+    counts = [[len(joint.pieces) for joint in joints] for _, joints in planned]
+    assert counts == [[4], [4], [4], [4], [16]]
+
+
+@pytest.mark.usefixtures("few")
+def test_what_is_dropped_during_a_merge_does_not_come_back() -> None:
+    driver = MemoryDriver()
+    tier = open_objects_tier(driver)
+    for _ in range(3):
+        append_next(tier, {(TOPIC, 0): 2, (TOPIC, 1): 2, (TOPIC, 2): 2})
+    assert tier.merge(BEGIN_MS) is True
+    tier.delete(TOPIC, 0)
+    tier.create([(TOPIC, 0)], BEGIN_MS)
+    append_next(tier, one(1))
+    assert tier.clean_up(lambda _topic: store_ms(2), BEGIN_MS) == []
+    merge_all(tier)
+    for found in (tier, open_objects_tier(driver)):
+        assert read_all(found.queues[TOPIC, 0]) in ([], [0])
+        assert read_all(found.queues[TOPIC, 1]) == read_all(found.queues[TOPIC, 2]) == [2, 3, 4, 5]
+
+
+@pytest.mark.usefixtures("few")
+def test_a_merge_may_take_days(monkeypatch: pytest.MonkeyPatch) -> None:
+    tier = open_objects_tier(MemoryDriver())
+    for _ in range(3):
+        append_next(tier, one(3))
+    note_made = Merger.note_made
+
+    def sweep_first(merger: Merger, row: ObjectRow) -> None:
+        assert tier.clean_up(None, BEGIN_MS + 5 * DAY_MS) == []
+        note_made(merger, row)
+
+    monkeypatch.setattr(Merger, "note_made", sweep_first)
+    assert tier.merge(BEGIN_MS) is True
+    assert tier.clean_up(None, BEGIN_MS + 5 * DAY_MS) == []
+    merge_all(tier, BEGIN_MS + 5 * DAY_MS)
+    assert len(tier.inventory.objects) == 1
+    assert read_all(tier.queues[TOPIC, 0]) == list(range(9))
+
+
+def test_what_the_manifest_names_without_an_answer_is_not_swept() -> None:
+    store = FaultyStore()
+    tier = open_objects_tier(store)
+    puts = iter([Fault.NONE, Fault.ANSWER_LOST])
+    store.fault = lambda call: next(puts) if call == "put" else Fault.NONE
+    failure = append_next(tier, one(3))
+    assert failure is not None
+    assert failure.kind is FailureKind.UNREACHABLE
+    store.fault = lambda _call: Fault.NONE
+    assert tier.clean_up(None, BEGIN_MS + 5 * DAY_MS) == []
+    assert not objects(store.driver)
+    found = open_objects_tier(store.driver)
+    assert not found.queues
+    assert append_next(found, one(3)) is None
+
+
+@pytest.mark.usefixtures("few")
+def test_a_damaged_object_stops_only_its_own_merge() -> None:
+    driver = MemoryDriver()
+    tier = open_objects_tier(driver)
+    for _ in range(5):
+        append_next(tier, one(3))
+    damaged = objects(driver)[1]
+    driver._stored[damaged].data[3 * 28 + 27] ^= 1
+    failure = tier.merge(BEGIN_MS)
+    assert isinstance(failure, Failure)
+    assert (failure.kind, failure.path) == (FailureKind.DAMAGED, damaged)
+    merge_all(tier)
+    assert len(tier.inventory.objects) < 5
+    queue = open_objects_tier(driver).queues[TOPIC, 0]
+    for first in (0, 6, 9, 12):
+        assert read(queue, first, 3).queue_offset.tolist() == [first, first + 1, first + 2]
+    assert isinstance(queue.records(queue.units(3, 3).units, np.arange(3, 6)), Failure)  # type: ignore[union-attr]
+
+
+# -- faults ----------------------------------------------------------------------------------------
+
+
+FAULTS = [Fault.FAILS, Fault.ANSWER_LOST, Fault.REPEATED, Fault.KILLED_BEFORE, Fault.KILLED_AFTER]
+
+
+class Life:
+    """A broker's calls at random, and what the tier must have: offsets by queue."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = Random(seed)
+        self.store = FaultyStore()
+        self.kept: dict[Name, tuple[int, int]] = {}
+        self.now_ms = BEGIN_MS
+        self.fault_share = self.rng.choice([0.02, 0.1, 0.3])
+        self.store.fault = self.fault
+        self.tier: ObjectTier | None = None
+
+    def fault(self, call: str) -> Fault:
+        if self.rng.random() >= self.fault_share:
+            return Fault.NONE
+        fault = self.rng.choice(FAULTS)
+        return Fault.FAILS if fault is Fault.REPEATED and call != "put" else fault
+
+    def step(self) -> None:
+        self.now_ms += self.rng.choice([1000, 1000, 60_000, DAY_MS])
+        try:
+            if self.tier is None:
+                self.tier = open_objects_tier(self.store, self.now_ms)
+            self.rng.choice([self.append] * 8 + [self.expire, self.delete, self.merge])(self.tier)
+        except Killed:
+            self.tier = None
+
+    def append(self, tier: ObjectTier) -> None:
+        counts = {
+            (TOPIC, number): self.rng.randrange(1, 9) for number in self.rng.sample(range(4), 2)
+        }
+        before = {name: tier.queues[name].commit_offset for name in counts if name in tier.queues}
+        for name in counts:
+            assert before.get(name, 0) >= self.kept.get(name, (0, 0))[1]
+        failure = append_next(tier, counts, self.now_ms)
+        for name, count in counts.items():
+            if failure is None:
+                low = self.kept.get(name, (0, 0))[0]
+                self.kept[name] = low, before.get(name, 0) + count
+
+    def expire(self, tier: ObjectTier) -> None:
+        before_ms = store_ms(self.rng.randrange(60))
+        tier.clean_up(lambda _topic: before_ms, self.now_ms)
+
+    def delete(self, tier: ObjectTier) -> None:
+        if self.rng.random() < 0.7 or not self.kept:
+            return
+        name = self.rng.choice(list(self.kept))
+        while True:
+            try:
+                tier.delete(*name)
+                tier.sync()
+            except OSError:
+                continue
+            except Killed:
+                # The broker deletes it again after its start.
+                tier = self.tier = open_objects_tier(FaultyStore(self.store.driver), self.now_ms)
+                tier.driver = self.store
+                continue
+            break
+        self.kept.pop(name, None)
+
+    def merge(self, tier: ObjectTier) -> None:
+        for _ in range(self.rng.randrange(1, 9)):
+            tier.merge(self.now_ms)
+
+    def check(self) -> None:
+        tier = open_objects_tier(self.store.driver, self.now_ms)
+        for name, (_, end) in self.kept.items():
+            queue = tier.queues[name]
+            assert queue.commit_offset >= end
+            assert read_all(queue) == list(range(queue.min_offset, queue.commit_offset))
+        for name, queue in tier.queues.items():
+            assert name in self.kept or read_all(queue)[:1] in ([], [queue.min_offset])
+        self.tier = None
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize("seed", range(60))
+def test_nothing_is_lost_or_twice_whatever_fails(seed: int) -> None:
+    life = Life(seed)
+    for _ in range(4):
+        for _ in range(25):
+            life.step()
+        life.check()
+
+
+@pytest.mark.usefixtures("few")
+def test_a_kill_at_every_call() -> None:
+    """A fixed sequence of calls, ended at each call of the store, before and after it."""
+
+    def run(store: FaultyStore) -> None:
+        tier = open_objects_tier(store)
+        for number in range(18):
+            append_next(tier, {(TOPIC, 0): 2, (TOPIC, 1): 1}, BEGIN_MS + number)
+        tier.clean_up(lambda _topic: store_ms(9), BEGIN_MS)
+        while tier.merge(BEGIN_MS) is True:
+            pass
+        tier.delete(TOPIC, 1)
+        tier.sync()
+        tier.clean_up(None, BEGIN_MS + 3 * DAY_MS)
+
+    whole = FaultyStore()
+    run(whole)
+    for number in range(whole.calls.total()):
+        for fault in (Fault.KILLED_BEFORE, Fault.KILLED_AFTER):
+            store = FaultyStore()
+            left = iter(range(number, -1, -1))
+            store.fault = lambda _call, left=left, fault=fault: Fault.NONE if next(left) else fault  # type: ignore[misc]
+            with pytest.raises(Killed):
+                run(store)
+            tier = open_objects_tier(store.driver, BEGIN_MS)
+            for queue in tier.queues.values():
+                assert read_all(queue) == list(range(queue.min_offset, queue.commit_offset))
+            append_next(tier, one(3))
+            tier.clean_up(None, BEGIN_MS + 3 * DAY_MS)
+            queue = open_objects_tier(store.driver).queues[TOPIC, 0]
+            assert read_all(queue) == list(range(queue.min_offset, queue.commit_offset))
+
+
+def test_tags_codes_are_kept() -> None:
+    tier = open_objects_tier(MemoryDriver())
+    append_next(tier, one(9))
+    found = tier.queues[TOPIC, 0].units(0, 9)
+    assert not isinstance(found, Failure)
+    assert found.units["tags_code"].tolist() == block(0, 9)[1].tolist()
+    assert len(set(found.units["tags_code"].tolist())) == len(TAGS)
