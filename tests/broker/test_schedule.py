@@ -240,9 +240,13 @@ async def test_a_damaged_record_stops_no_other(
             file.seek(torn.physical_offset + 100)
             file.write(b"\xff" * 8)
         delays.clock.ms += 1000
-        await delays.until(lambda: len(delays.bodies()) == 2)
+        with structlog.testing.capture_logs() as logs:
+            await delays.until(lambda: len(delays.bodies()) == 2)
     assert delays.bodies() == [b"first", b"last"]
-    assert delays.schedule.unreadable == 1
+    (line,) = logs
+    assert (line["event"], line["level"], line["count"]) == ("delayed messages can't be read", 1, 1)
+    table = KVTable.decode(delays.broker.ask(RequestCode.GET_BROKER_RUNTIME_INFO).body).table
+    assert (table["delayedUnreadable"], table["delayedDropped"]) == ("1", "0")
 
 
 # --- clocks --------------------------------------------------------------------------------

@@ -302,6 +302,30 @@ async def test_a_damaged_record_stops_no_other(
     assert clockwork.timers.unreadable == 1
 
 
+async def test_timers_whose_log_file_is_gone_are_counted_by_topic(
+    clockwork: Clockwork, autojump_clock: trio.testing.MockClock
+) -> None:
+    store = clockwork.broker.store
+    async with clockwork.running():
+        for topic in ("A", "A", "B"):
+            clockwork.broker.create_topic(topic)
+            clockwork.send(b"gone", topic=topic, TIMER_DELAY_SEC=1)
+        await clockwork.until(lambda: clockwork.timers.is_caught_up)
+        while len(store.commit_log.files.files) < 2:
+            clockwork.broker.store_message("T", 0, bytes(1000))
+        store.write_path.drain_all()
+        assert store.commit_log.files.detach_first(1)
+        clockwork.send(b"kept", TIMER_DELAY_SEC=1)
+        with structlog.testing.capture_logs() as logs:
+            await clockwork.until_ms(clockwork.clock.ms + 1000)
+    assert clockwork.bodies() == [b"kept"]
+    (line,) = logs
+    assert (line["event"], line["count"]) == ("timers can't be read", 3)
+    assert line["topics"] == {"A": 2, "B": 1}
+    table = KVTable.decode(clockwork.broker.ask(RequestCode.GET_BROKER_RUNTIME_INFO).body).table
+    assert table["timersUnreadable"] == "3"
+
+
 # --- recalls -------------------------------------------------------------------------------
 
 

@@ -16,6 +16,7 @@ Source: docs/protocol.md "Timers"; tests/broker/test_timers.py.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable  # noqa: TC003 - a NamedTuple reads it
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -69,6 +70,7 @@ _ADDED_AT_ONCE: Final = 1 << 18
 _FRESH_MAX: Final = 1024
 # As in Apache's broker, for a timer that was due when it arrived.
 _NEVER_QUEUED_MS: Final = 2**63 - 1
+_TOPICS_LOGGED: Final = 10
 _OUT_MS: Final = TIMER_OUT_MS.encode()
 _ENQUEUE_MS, _DEQUEUE_MS = _TIMES = (b"TIMER_ENQUEUE_MS", b"TIMER_DEQUEUE_MS")
 
@@ -470,21 +472,30 @@ class Timers:
         records = await self._records(rows)
         messages: list[InnerMessage] = []
         numbers: list[int] = []
+        lost: list[tuple[bytes, str]] = []
         for number, record in enumerate(records):
             if isinstance(record, Unreadable):
-                self.unreadable += 1
-                log.error("timer can't be read", reason=record.reason)
+                lost.append((self.waiting.topics.names[rows["topic"][number]], record.reason))
                 is_done[number] = True
             elif (message := make(record, int(rows["due_ms"][number]))) is None:
                 is_done[number] = True
             else:
                 messages.append(message)
                 numbers.append(number)
+        self._note_lost(lost)
 
         def note(index: int, _physical_offset: int) -> None:
             is_done[numbers[index]] = True
 
         await self._writer.append(messages, note)
+
+    def _note_lost(self, lost: list[tuple[bytes, str]]) -> None:
+        """Count and log timers that can't be read: the topic of each, and why."""
+        if lost:
+            self.unreadable += len(lost)
+            counts = Counter(topic.decode(errors="replace") for topic, _ in lost)
+            topics = dict(counts.most_common(_TOPICS_LOGGED))
+            log.error("timers can't be read", count=len(lost), topics=topics, first=lost[0][1])
 
     async def _records(self, rows: Array) -> list[Waiting | Unreadable]:
         """The records of rows, in their order. Raises OSError."""
@@ -569,6 +580,7 @@ class Timers:
             "timerCongestNum": str(self.waiting.count),
             "timerEnqueueTps": f"{self.enqueued.rate:.2f}",
             "timerDequeueTps": f"{self.delivered.rate:.2f}",
+            "timersUnreadable": str(self.unreadable),
         }
 
     def next_offset(self, queue_id: int) -> int | None:
