@@ -351,9 +351,10 @@ async def test_a_recalled_timer_is_not_delivered(
         assert decode_recall_handle(handle) == parts
         await clockwork.until(lambda: clockwork.timers.is_caught_up)
         assert recall(clockwork, handle) == (0, "")
-        await clockwork.until(lambda: clockwork.timers.is_caught_up)
-        code, remark = recall(clockwork, handle)  # twice
-        assert (code, "no such message waits" in remark) == (604, True)
+        for _ in range(2):  # before the recall was read from the queue, and later
+            code, remark = recall(clockwork, handle)
+            assert (code, "no such message waits" in remark) == (604, True)
+            await clockwork.until(lambda: clockwork.timers.is_caught_up)
         await clockwork.until_ms(NOW_MS + 2000)
     assert clockwork.bodies() == [b"kept"]
     *_, record = clockwork.stored(TIMER_TOPIC, 0)

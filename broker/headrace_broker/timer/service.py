@@ -71,6 +71,8 @@ _FRESH_MAX: Final = 1024
 # As in Apache's broker, for a timer that was due when it arrived.
 _NEVER_QUEUED_MS: Final = 2**63 - 1
 _TOPICS_LOGGED: Final = 10
+# Recalls to remember until they are read; beyond, a second one counts as another.
+_RECALLED_MAX: Final = 10_000
 _OUT_MS: Final = TIMER_OUT_MS.encode()
 _ENQUEUE_MS, _DEQUEUE_MS = _TIMES = (b"TIMER_ENQUEUE_MS", b"TIMER_DEQUEUE_MS")
 
@@ -133,6 +135,7 @@ class Timers:
         # Of the latest delivery: this slot and those before it may lead to delivered timers.
         self._done_slot = -1
         self._last: np.void | None = None  # the row of the newest message of the queue
+        self._recalled: set[tuple[int, bytes, int]] = set()  # recalls not read from the queue yet
         self._saved_counts = (0, 0)
         self._saved_s = -math.inf
         self.unreadable = 0
@@ -413,6 +416,8 @@ class Timers:
         self._last = arrived.rows[-1] if len(arrived.rows) else self._last
         self.enqueued.count += len(arrived.rows)
         self._offset = end
+        if self.is_caught_up:
+            self._recalled.clear()
 
     def _settle(self, now_ms: int) -> None:
         """Note that all timers due by now are delivered.
@@ -562,6 +567,12 @@ class Timers:
         The recall itself drops it if it has not been read from the queue yet.
         """
         self.waiting.recall(slot, topic, key)
+        if len(self._recalled) < _RECALLED_MAX:
+            self._recalled.add((slot, topic, key))
+
+    def is_recalled(self, slot: int, topic: bytes, key: int) -> bool:
+        """Whether a recall of a timer is in the queue and has not been read yet."""
+        return (slot, topic, key) in self._recalled
 
     def checkpoint(self) -> TimerCheck:
         """The progress, as timercheck holds it."""
