@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import random
 import struct
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from headrace_protocol import fastjson
 from headrace_protocol.bodies import KVTable, WaitingList
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import ListTimersHeader, RecallMessageHeader
-from headrace_protocol.message import encode_batch, encode_properties
+from headrace_protocol.message import PROPERTIES_BYTES_MAX, encode_batch, encode_properties
 from headrace_protocol.recall_handle import RecallHandle, decode_recall_handle
 from headrace_protocol.system_topics import SCHEDULE_TOPIC, TIMER_TOPIC, UNDELIVERED_TOPIC
 from tests.support.stores import crash
@@ -282,6 +283,30 @@ async def test_what_can_not_go_to_its_topic_is_kept_with_the_reason(
     assert message.body == b"lost"
     assert "topic[T] not exist" in message.properties[REASON]
     assert clockwork.bodies("U") == [b"next"]
+
+
+async def test_the_largest_message_is_delivered(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    clockwork = Clockwork(tmp_path, sizes={"commit_log_file_bytes": 1 << 24})
+    clockwork.broker.create_topic("T")
+    body = bytes(clockwork.broker.config.max_message_size)
+    code, _ = clockwork.send(body + b"x", TIMER_DELAY_SEC=1)
+    assert code == ResponseCode.MESSAGE_ILLEGAL
+    lengths = range(PROPERTIES_BYTES_MAX - 400, PROPERTIES_BYTES_MAX)
+    too_long = bisect.bisect(
+        lengths, 0, key=lambda length: clockwork.send(b"x", long="x" * length, TIMER_DELAY_SEC=9)[0]
+    )
+    assert 0 < too_long < len(lengths)
+    async with clockwork.running():
+        longest = "x" * lengths[too_long - 1]
+        assert clockwork.send(body, long=longest, TIMER_DELAY_SEC=1)[0] == 0
+        assert clockwork.send(b"next", TIMER_DELAY_SEC=1)[0] == 0
+        await clockwork.until_ms(NOW_MS + 1000)
+    delivered, after = clockwork.stored()
+    assert (delivered.body, after.body) == (body, b"next")
+    assert delivered.properties["long"] == longest
+    clockwork.broker.close()
 
 
 async def test_a_damaged_record_stops_no_other(
