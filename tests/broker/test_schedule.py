@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import TYPE_CHECKING, Any
 
@@ -137,6 +138,17 @@ def test_names_that_a_producer_forges_are_replaced(delays: Delays) -> None:
     (message,) = delays.stored(SCHEDULE_TOPIC, 0)
     assert (message.properties["REAL_TOPIC"], message.properties["REAL_QID"]) == ("T", "1")
     assert "TIMER_DELAY_SEC" not in message.properties
+
+
+def test_the_delay_begins_at_the_store_time(
+    delays: Delays, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delays.clock, "now_ms", itertools.count(delays.clock.ms + 7).__next__)
+    delays.send(b"x", 1)
+    (message,) = delays.stored(SCHEDULE_TOPIC, 0)
+    (unit,) = WaitingQueue(delays.broker.store, SCHEDULE_TOPIC, 0).units_now(0, 1)
+    # As recovery and fsck compute it.
+    assert unit["tags_code"] == message.store_timestamp + 1000
 
 
 def test_a_batch_with_a_delayed_item_is_refused_whole(delays: Delays) -> None:

@@ -125,7 +125,7 @@ class Schedule:
         self._save_s = save_s
         self._asked = trio.Event()
         delays_ms = store.settings.delay_levels_ms
-        self.demand = DelayDemand(delays_ms, store.clock.now_ms, self._wake)
+        self.demand = DelayDemand(delays_ms, lambda: store.commit_log.now_ms, self._wake)
         self._levels = {
             level: _Level(WaitingQueue(store, SCHEDULE_TOPIC, level - 1), delay_ms)
             for level, delay_ms in enumerate(delays_ms, 1)
