@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import TYPE_CHECKING, Any
 
@@ -139,6 +140,17 @@ def test_names_that_a_producer_forges_are_replaced(delays: Delays) -> None:
     assert "TIMER_DELAY_SEC" not in message.properties
 
 
+def test_the_delay_begins_at_the_store_time(
+    delays: Delays, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delays.clock, "now_ms", itertools.count(delays.clock.ms + 7).__next__)
+    delays.send(b"x", 1)
+    (message,) = delays.stored(SCHEDULE_TOPIC, 0)
+    (unit,) = WaitingQueue(delays.broker.store, SCHEDULE_TOPIC, 0).units_now(0, 1)
+    # As recovery and fsck compute it.
+    assert unit["tags_code"] == message.store_timestamp + 1000
+
+
 def test_a_batch_with_a_delayed_item_is_refused_whole(delays: Delays) -> None:
     late = encode_properties({"UNIQ_KEY": "A2", "DELAY": "1"})
     for properties in (late, late.rstrip(b"\x02")):
@@ -240,9 +252,13 @@ async def test_a_damaged_record_stops_no_other(
             file.seek(torn.physical_offset + 100)
             file.write(b"\xff" * 8)
         delays.clock.ms += 1000
-        await delays.until(lambda: len(delays.bodies()) == 2)
+        with structlog.testing.capture_logs() as logs:
+            await delays.until(lambda: len(delays.bodies()) == 2)
     assert delays.bodies() == [b"first", b"last"]
-    assert delays.schedule.unreadable == 1
+    (line,) = logs
+    assert (line["event"], line["level"], line["count"]) == ("delayed messages can't be read", 1, 1)
+    table = KVTable.decode(delays.broker.ask(RequestCode.GET_BROKER_RUNTIME_INFO).body).table
+    assert (table["delayedUnreadable"], table["delayedDropped"]) == ("1", "0")
 
 
 # --- clocks --------------------------------------------------------------------------------

@@ -38,7 +38,8 @@ _TIMER_PROPERTIES: Final = frozenset(
 class DelayDemand:
     """Has a message with DELAY wait in the queue of its level.
 
-    on_delayed: called when a message is about to be stored there.
+    now_ms: the store time of the message, at which its delay begins. on_delayed: called when a
+    message is about to be stored there.
     """
 
     def __init__(

@@ -125,7 +125,7 @@ class Schedule:
         self._save_s = save_s
         self._asked = trio.Event()
         delays_ms = store.settings.delay_levels_ms
-        self.demand = DelayDemand(delays_ms, store.clock.now_ms, self._wake)
+        self.demand = DelayDemand(delays_ms, lambda: store.commit_log.now_ms, self._wake)
         self._levels = {
             level: _Level(WaitingQueue(store, SCHEDULE_TOPIC, level - 1), delay_ms)
             for level, delay_ms in enumerate(delays_ms, 1)
@@ -284,13 +284,18 @@ class Schedule:
             self._delivered.forget_each(
                 queue, [item for item in passed if item.queue_offset in delivered]
             )
-        self._note_unreadable([item for item in items if isinstance(item, Unreadable)])
+        self._note_unreadable(number, [item for item in items if isinstance(item, Unreadable)])
         self._forget_passed(number, level)
 
-    def _note_unreadable(self, items: list[Unreadable]) -> None:
-        self.unreadable += len(items)
-        for item in items:
-            log.error("delayed message can't be read", reason=item.reason)
+    def _note_unreadable(self, number: int, items: list[Unreadable]) -> None:
+        if items:
+            self.unreadable += len(items)
+            log.error(
+                "delayed messages can't be read",
+                level=number,
+                count=len(items),
+                first=items[0].reason,
+            )
 
     def _message(self, waiting: Waiting) -> InnerMessage | None:
         """The message as its topic gets it; None for one that nobody may deliver."""
@@ -308,10 +313,15 @@ class Schedule:
         return self._offsets.body(self._progress())
 
     def runtime_info(self) -> dict[str, str]:
-        """Where each level stands, for GET_BROKER_RUNTIME_INFO."""
-        return {
+        """Where each level stands and the counts, for GET_BROKER_RUNTIME_INFO."""
+        offsets = {
             f"scheduleMessageOffset_{number}": f"{level.offset},{level.queue.end}"
             for number, level in self._levels.items()
+        }
+        return {
+            **offsets,
+            "delayedDropped": str(self.dropped),
+            "delayedUnreadable": str(self.unreadable),
         }
 
     def next_offset(self, queue_id: int) -> int | None:

@@ -95,10 +95,11 @@ def _end(directory: StoreDirectory, topic: str, queue_id: int) -> int:
 def _delays(directory: StoreDirectory) -> Iterator[tuple[int, int, int]]:
     """Each level with its progress, and the end of its queue."""
     found = read_config(directory, DELAY_OFFSETS_FILE)
-    offsets = fastjson.loads(found[1]).get("offsetTable", {}) if found else {}
+    table = fastjson.loads(found[1]).get("offsetTable", {}) if found else {}
+    offsets = {int(level): offset for level, offset in table.items()}  # brokers write bare numbers
     levels = range(1, len(directory.settings.delay_levels_ms) + 1)
-    for level in sorted({*levels, *map(int, offsets)}):
-        yield level, offsets.get(str(level), 0), _end(directory, SCHEDULE_TOPIC, level - 1)
+    for level in sorted({*levels, *offsets}):
+        yield level, offsets.get(level, 0), _end(directory, SCHEDULE_TOPIC, level - 1)
 
 
 def delayed_count(directory: StoreDirectory) -> int:

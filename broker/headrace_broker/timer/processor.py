@@ -127,10 +127,11 @@ class TimerProcessor:
 
     def _check_waiting(self, handle: RecallHandle) -> None:
         """Raise RequestError if certainly no such timer waits."""
-        if self._timers.has(*_place(handle)):
+        timers, place = self._timers, _place(handle)
+        if timers.has(*place):
             return
-        now_ms = self._store.clock.now_ms()
-        if self._timers.is_caught_up or handle.time_ms <= now_ms:
+        is_past = handle.time_ms <= self._store.clock.now_ms()
+        if timers.is_caught_up or timers.is_recalled(*place) or is_past:
             raise _refused(
                 "no such message waits: it was delivered or recalled, or the handle is forged"
             )

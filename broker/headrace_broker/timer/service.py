@@ -16,6 +16,7 @@ Source: docs/protocol.md "Timers"; tests/broker/test_timers.py.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable  # noqa: TC003 - a NamedTuple reads it
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -69,6 +70,9 @@ _ADDED_AT_ONCE: Final = 1 << 18
 _FRESH_MAX: Final = 1024
 # As in Apache's broker, for a timer that was due when it arrived.
 _NEVER_QUEUED_MS: Final = 2**63 - 1
+_TOPICS_LOGGED: Final = 10
+# Recalls to remember until they are read; beyond, a second one counts as another.
+_RECALLED_MAX: Final = 10_000
 _OUT_MS: Final = TIMER_OUT_MS.encode()
 _ENQUEUE_MS, _DEQUEUE_MS = _TIMES = (b"TIMER_ENQUEUE_MS", b"TIMER_DEQUEUE_MS")
 
@@ -131,6 +135,7 @@ class Timers:
         # Of the latest delivery: this slot and those before it may lead to delivered timers.
         self._done_slot = -1
         self._last: np.void | None = None  # the row of the newest message of the queue
+        self._recalled: set[tuple[int, bytes, int]] = set()  # recalls not read from the queue yet
         self._saved_counts = (0, 0)
         self._saved_s = -math.inf
         self.unreadable = 0
@@ -411,6 +416,8 @@ class Timers:
         self._last = arrived.rows[-1] if len(arrived.rows) else self._last
         self.enqueued.count += len(arrived.rows)
         self._offset = end
+        if self.is_caught_up:
+            self._recalled.clear()
 
     def _settle(self, now_ms: int) -> None:
         """Note that all timers due by now are delivered.
@@ -470,21 +477,30 @@ class Timers:
         records = await self._records(rows)
         messages: list[InnerMessage] = []
         numbers: list[int] = []
+        lost: list[tuple[bytes, str]] = []
         for number, record in enumerate(records):
             if isinstance(record, Unreadable):
-                self.unreadable += 1
-                log.error("timer can't be read", reason=record.reason)
+                lost.append((self.waiting.topics.names[rows["topic"][number]], record.reason))
                 is_done[number] = True
             elif (message := make(record, int(rows["due_ms"][number]))) is None:
                 is_done[number] = True
             else:
                 messages.append(message)
                 numbers.append(number)
+        self._note_lost(lost)
 
         def note(index: int, _physical_offset: int) -> None:
             is_done[numbers[index]] = True
 
         await self._writer.append(messages, note)
+
+    def _note_lost(self, lost: list[tuple[bytes, str]]) -> None:
+        """Count and log timers that can't be read: the topic of each, and why."""
+        if lost:
+            self.unreadable += len(lost)
+            counts = Counter(topic.decode(errors="replace") for topic, _ in lost)
+            topics = dict(counts.most_common(_TOPICS_LOGGED))
+            log.error("timers can't be read", count=len(lost), topics=topics, first=lost[0][1])
 
     async def _records(self, rows: Array) -> list[Waiting | Unreadable]:
         """The records of rows, in their order. Raises OSError."""
@@ -551,6 +567,12 @@ class Timers:
         The recall itself drops it if it has not been read from the queue yet.
         """
         self.waiting.recall(slot, topic, key)
+        if len(self._recalled) < _RECALLED_MAX:
+            self._recalled.add((slot, topic, key))
+
+    def is_recalled(self, slot: int, topic: bytes, key: int) -> bool:
+        """Whether a recall of a timer is in the queue and has not been read yet."""
+        return (slot, topic, key) in self._recalled
 
     def checkpoint(self) -> TimerCheck:
         """The progress, as timercheck holds it."""
@@ -569,6 +591,7 @@ class Timers:
             "timerCongestNum": str(self.waiting.count),
             "timerEnqueueTps": f"{self.enqueued.rate:.2f}",
             "timerDequeueTps": f"{self.delivered.rate:.2f}",
+            "timersUnreadable": str(self.unreadable),
         }
 
     def next_offset(self, queue_id: int) -> int | None:
