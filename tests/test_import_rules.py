@@ -147,6 +147,7 @@ MAY_IMPORT = {
         f"{STORE}.index",
         "headrace_broker.persistence",
         "headrace_broker.tiered.driver",
+        "headrace_protocol.tier_bodies",
         "msgspec",
         *RECORDS,
     },
@@ -154,6 +155,7 @@ MAY_IMPORT = {
     "headrace_broker.tiered.objects": {
         "headrace_broker.tiered.container",
         "headrace_broker.tiered.driver",
+        "headrace_protocol.tier_rows",
         "msgspec",
         *RECORDS,
     },
