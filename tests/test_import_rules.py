@@ -147,6 +147,7 @@ MAY_IMPORT = {
         f"{STORE}.index",
         "headrace_broker.persistence",
         "headrace_broker.tiered.driver",
+        "headrace_protocol.tier_bodies",
         "msgspec",
         *RECORDS,
     },
@@ -154,6 +155,7 @@ MAY_IMPORT = {
     "headrace_broker.tiered.objects": {
         "headrace_broker.tiered.container",
         "headrace_broker.tiered.driver",
+        "headrace_protocol.tier_rows",
         "msgspec",
         *RECORDS,
     },
@@ -212,14 +214,16 @@ MAY_IMPORT = {
     "headrace.table": CLIENT | {"headrace"},
     "headrace.spark": SPARK_PLANS | {"headrace", "msgspec"},
     "headrace.spark.body": SPARK | {"headrace.spark.arrow_types", "msgspec", "pydantic", "pyspark"},
-    "headrace.spark.plan": SPARK_PLANS,
+    "headrace.spark.plan": SPARK_PLANS | {"headrace.spark.tier"},
     "headrace.spark.read": SPARK_PLANS
     | {
         "headrace.producer.selector",
         "headrace.spark.arrow_types",
         "headrace.spark.retry",
         "headrace.spark.plan",
+        "headrace.spark.tier",
     },
+    "headrace.spark.tier": SPARK_PLANS | {"headrace.spark.plan", "msgspec"},
     "headrace.spark.write": SPARK_PLANS
     | {
         "headrace.instance",
@@ -239,6 +243,7 @@ MAY_IMPORT_TOO = {
     "headrace_daemon.metrics.exposition": {"prometheus_client"},
     "headrace.spans": {"opentelemetry"},
     "headrace_broker.tiered.driver.objects": {"obstore"},
+    "headrace.spark.tier.places": {"obstore"},
     f"{STORE}.retention.cleaner": {"trio", "structlog"},
     f"{STORE}.index.indexer": {"trio", "structlog"},
     f"{STORE}.message_store": {"trio", "structlog"},

@@ -58,6 +58,7 @@ from headrace_broker.statictopic.undecided import UndecidedQueues
 from headrace_broker.statistics import BrokerStatistics
 from headrace_broker.store.files.config_file import ConfigFile
 from headrace_broker.store.message_store import MessageStore
+from headrace_broker.tiered.access.plan import TierPlanRequests
 from headrace_broker.tiered.access.status import TierStatusRequests
 from headrace_broker.tiered.access.tiered_storage import TieredStorage
 from headrace_broker.tiered.container.tier import Home
@@ -522,6 +523,7 @@ def _message_processors(parts: Parts) -> tuple[Processor, ...]:
         QueryProcessor(store, parts.directory, lookups, tier.lookups if tier else None),
         CompactionRequests(topics, parts.compaction),
         TierStatusRequests(tier.state if tier else None),
+        TierPlanRequests(tier.state.reader if tier else None, topics),
     )
 
 

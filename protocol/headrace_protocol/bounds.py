@@ -150,6 +150,7 @@ BODIES: dict[RequestCode, Body] = {
             RequestCode.LIST_TIMERS,
             RequestCode.LIST_TRANSACTIONS,
             RequestCode.TIER_STATUS,
+            RequestCode.TIER_PLAN,
             RequestCode.GET_PRODUCER_CONNECTION_LIST,
             RequestCode.GET_CONSUME_STATS,
             RequestCode.QUERY_TOPIC_CONSUME_BY_WHO,

@@ -125,6 +125,7 @@ class RequestCode(IntEnum):
     LIST_TIMERS = 7_680_021
     LIST_TRANSACTIONS = 7_680_022
     TIER_STATUS = 7_680_023
+    TIER_PLAN = 7_680_024
 
 
 class ResponseCode(IntEnum):

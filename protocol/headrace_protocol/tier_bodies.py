@@ -1,4 +1,4 @@
-"""JSON bodies about tiered storage."""
+"""Bodies about tiered storage."""
 
 from __future__ import annotations
 
@@ -46,3 +46,58 @@ class TierStatus(Body):
     is_read_paused: bool = False
     queue_count: Int64 = 0
     queues: list[TierQueueStatus] = msgspec.field(default_factory=list)
+
+
+class UnitSpan(msgspec.Struct, frozen=True, rename="camel"):
+    """Units of messages with consecutive queue offsets, back to back in a file or object.
+
+    path: below the place of the tier. first, count: queue offsets. position: of the first unit in
+    the file. log_base: place of the first message in the queue's log, -1 if only the unit tells.
+    begin_ms, end_ms: lowest and highest store time.
+    """
+
+    path: str
+    first: Int64
+    count: Int64
+    position: Int64
+    log_base: Int64
+    begin_ms: Int64
+    end_ms: Int64
+
+    @property
+    def end(self) -> int:
+        """One past the last queue offset."""
+        return self.first + self.count
+
+
+class LogSpan(msgspec.Struct, frozen=True, rename="camel"):
+    """Bytes of a queue's log in a file or object.
+
+    path: as in ``UnitSpan``. base, size: in the log. position: of the first byte in the file.
+    """
+
+    path: str
+    base: Int64
+    size: Int64
+    position: Int64
+
+    @property
+    def end(self) -> int:
+        """One past the last byte in the log."""
+        return self.base + self.size
+
+
+class TierPlan(Body):
+    """The answer to TIER_PLAN: where a tier keeps the messages of a range.
+
+    url: of the place: a folder (``file:``), or a bucket with the prefix of all paths. endpoint,
+    region: of the bucket; "" for those of the provider. next_offset: the range was looked at up to
+    there. units, log: in order; messages of the range that are in no span are not in the tier.
+    """
+
+    url: str = ""
+    endpoint: str = ""
+    region: str = ""
+    next_offset: Int64 = 0
+    units: list[UnitSpan] = msgspec.field(default_factory=list)
+    log: list[LogSpan] = msgspec.field(default_factory=list)

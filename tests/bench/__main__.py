@@ -21,6 +21,7 @@ GROUPS = {
     "static": "static",
     "python-clients": "python_clients",
     "spark": "spark",
+    "spark-tier": "spark_tier",
     "profile": "profiles",
     "charts": "charts",
 }

@@ -42,7 +42,7 @@ class Case(msgspec.Struct, frozen=True):
     """What is measured once.
 
     work: a name in ``WORKS``. topic: read from. target: written to. rows: how many there are.
-    limit: most rows of a trigger, 0 for no limit.
+    limit: most rows of a trigger, 0 for no limit. options: more of headrace's source.
     """
 
     name: str
@@ -54,6 +54,7 @@ class Case(msgspec.Struct, frozen=True):
     limit: int = 0
     is_exactly_once: bool = False
     is_warm_up: bool = False
+    options: dict[str, str] = {}
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -154,6 +155,7 @@ class Bench:
             limit = "maxOffsetsPerTrigger"
         else:
             options = {"nameserver": job.address, "topic": case.topic, "starting": "earliest"}
+            options |= case.options
             limit = "maxRows"
         if case.limit:
             options[limit] = str(case.limit)

@@ -19,8 +19,8 @@ from headrace_broker.tiered.objects.batch import read_directory
 from headrace_broker.tiered.objects.inventory import StoredObject
 from headrace_broker.tiered.objects.merge import Merger, choose, plan
 from headrace_broker.tiered.objects.object_tier import ObjectTier
-from headrace_broker.tiered.objects.rows import FINAL, ObjectRow, Part
 from headrace_protocol.columns import UNIT_DTYPE
+from headrace_protocol.tier_rows import FINAL, ObjectRow, Part
 from tests.support.object_server import serving
 from tests.support.object_tiers import (
     HOME,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from headrace_protocol import bodies, headers
 from headrace_protocol.codes import RequestCode as Code
-from headrace_protocol.tier_bodies import TierStatus
+from headrace_protocol.tier_bodies import TierPlan, TierStatus
 
 if TYPE_CHECKING:
     import msgspec
@@ -44,6 +44,7 @@ REQUEST_HEADERS: dict[int, type[msgspec.Struct]] = {
     Code.LIST_TIMERS: headers.ListTimersHeader,
     Code.LIST_TRANSACTIONS: headers.ListTransactionsHeader,
     Code.TIER_STATUS: headers.TierStatusHeader,
+    Code.TIER_PLAN: headers.TierPlanHeader,
     Code.GET_PRODUCER_CONNECTION_LIST: headers.GetProducerConnectionListHeader,
     Code.WIPE_WRITE_PERM_OF_BROKER: headers.WritePermOfBrokerHeader,
     Code.DELETE_SUBSCRIPTIONGROUP: headers.DeleteSubscriptionGroupHeader,
@@ -142,6 +143,7 @@ RESPONSE_BODIES: dict[int, type[Body]] = {
     Code.LIST_TIMERS: bodies.WaitingList,
     Code.LIST_TRANSACTIONS: bodies.WaitingList,
     Code.TIER_STATUS: TierStatus,
+    Code.TIER_PLAN: TierPlan,
     Code.GET_PRODUCER_CONNECTION_LIST: bodies.ProducerConnection,
     Code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: bodies.TopicList,
     Code.GET_CONSUME_STATS: bodies.ConsumeStats,

@@ -23,6 +23,7 @@ from headrace.errors import (
 from headrace.route import TopicRoute
 from headrace.spark.chains import Chains, Item, Items, is_static
 from headrace.spark.errors import OptionError, TopicNotFound
+from headrace.spark.tier.plans import ask_range
 from headrace_protocol.bodies import (
     MASTER_ID,
     CheckClientRequestBody,
@@ -56,6 +57,8 @@ if TYPE_CHECKING:
 
     import msgspec
 
+    from headrace.spark.tier.places import TierAccess
+    from headrace.spark.tier.spans import TierRange
     from headrace_protocol.bodies import ConsumeQueueData
     from headrace_protocol.drivers.response import Response
     from headrace_protocol.frame import Buffer
@@ -357,6 +360,17 @@ class Cluster:
             else [Item(queue, queues[queue], 0, *each)]
             for queue, each in ranges.items()
         }
+
+    def tier_range(self, part: Item, access: TierAccess) -> TierRange:
+        """Where the messages of a part are in its broker's tier. Raises OptionError."""
+        start, end = part.start - part.delta, part.end - part.delta
+        return ask_range(
+            lambda code, header: self.ask(part.address, [(code, header, b"")])[0],
+            part.place,
+            start,
+            end,
+            access,
+        )
 
     def _items(self, queues: Queues) -> Items:
         """All messages of each queue of a static topic."""

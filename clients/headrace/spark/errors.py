@@ -108,3 +108,17 @@ class TopicDeleted(SparkConnectorError):
 
 class CheckpointMismatch(SparkConnectorError):
     """A checkpoint that belongs to another source."""
+
+
+class TierGone(SparkConnectorError):
+    """Bytes of a tier that were merged, moved or expired meanwhile, or are not those written."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path} in the tier: {reason}")
+
+
+class TierUnreachable(SparkConnectorError):
+    """A tier that this machine can't read."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"the tier can't be read at {path}: {reason}")

@@ -18,6 +18,7 @@ from headrace.errors import ConfigurationError, InvalidMessage
 from headrace.messages import check_group, check_topic
 from headrace.spark.cluster import Topics
 from headrace.spark.errors import OptionError
+from headrace.spark.tier.places import TierAccess
 from headrace_protocol.bodies import MessageQueue
 
 if TYPE_CHECKING:
@@ -40,7 +41,11 @@ _READ_OPTIONS = (
     "schema",
     "encoding",
     "table",
+    "tier",
+    "manifest",
 )
+# Before the names of obstore's settings, such as ``tier.access_key_id``.
+_TIER_PREFIX = "tier."
 # Common names of options for credentials and TLS, which the broker does not support.
 _SECURITY = frozenset(
     ("accesskey", "secretkey", "securitytoken", "username", "password", "tls", "usetls", "ssl")
@@ -87,6 +92,7 @@ class ReadOptions:
     tags, sql: see ``plan.tasks.ReadPlan``.
     schema, encoding: of message bodies, see ``body.format.body_format``.
     table: whether the topics are tables.
+    tier: how tiers are read; None if brokers read them.
     """
 
     nameservers: tuple[str, ...]
@@ -102,6 +108,7 @@ class ReadOptions:
     schema: str | None
     encoding: str | None
     table: bool
+    tier: TierAccess | None = None
 
     @property
     def reader_group(self) -> str:
@@ -165,7 +172,8 @@ class Options:
 
 def read_options(given: Mapping[str, str]) -> ReadOptions:
     """Check the options of a read. Raises OptionError."""
-    options = Options(given, _READ_OPTIONS)
+    of_tier = {name.lower(): text for name, text in given.items() if _is_of_tier(name)}
+    options = Options({n: t for n, t in given.items() if not _is_of_tier(n)}, _READ_OPTIONS)
     tags, sql = _filter(options.text("filter"))
     starting, ending = _span(options.text("starting"), options.text("ending"))
     return ReadOptions(
@@ -182,7 +190,31 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
         schema=options.text("schema"),
         encoding=options.text("encoding"),
         table=_table(options),
+        tier=_tier(options, of_tier),
     )
+
+
+def _is_of_tier(name: str) -> bool:
+    return name.lower().startswith(_TIER_PREFIX)
+
+
+def _tier(options: Options, config: Mapping[str, str]) -> TierAccess | None:
+    """How tiers are read; None if brokers read them. Raises OptionError."""
+    mode, manifest = options.text("tier"), options.text("manifest")
+    if mode not in {None, "direct"}:
+        raise OptionError("tier", mode, "the only value is direct")
+    name = "manifest" if manifest is not None else "tier"
+    if mode is None and manifest is None:
+        if config:
+            raise OptionError(min(config), None, "takes effect only with option tier or manifest")
+        return None
+    if options.flag("table", default=False):
+        raise OptionError(name, None, "does not apply to tables: leave it out")
+    value = options.text("filter")
+    if _filter(value)[1] is not None:
+        raise OptionError("filter", value, f"is SQL92, which option {name} does not support")
+    stated = tuple((key.removeprefix(_TIER_PREFIX), text) for key, text in sorted(config.items()))
+    return TierAccess(manifest, stated)
 
 
 def _table(options: Options) -> bool:

@@ -146,6 +146,15 @@ class TierState:
         }
 
 
+def no_tier() -> RequestError:
+    """The error of a request to a broker without tiered storage."""
+    return RequestError(
+        ResponseCode.INVALID_PARAMETER,
+        "this broker has no tiered storage: set messageStorePlugIn=tieredstore, see "
+        "docs/tiering.md",
+    )
+
+
 class TierStatusRequests:
     """Serves TIER_STATUS."""
 
@@ -161,11 +170,7 @@ class TierStatusRequests:
         """The queues that are furthest behind, and how many there are."""
         header, state = request.header(TierStatusHeader), self._state
         if state is None:
-            raise RequestError(
-                ResponseCode.INVALID_PARAMETER,
-                "this broker has no tiered storage: set messageStorePlugIn=tieredstore, see "
-                "docs/tiering.md",
-            )
+            raise no_tier()
         count_max = min(max(header.max_num, 0), ITEMS_MAX)
         furthest: list[tuple[int, int, Behind]] = []
         queue_count = 0

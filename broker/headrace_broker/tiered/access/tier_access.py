@@ -96,6 +96,13 @@ class TierAccess:
         queue = self._tier.queues.get((topic, queue_id))
         return queue if queue is not None and queue.commit_offset else None
 
+    def place(self) -> tuple[str, str, str] | None:
+        """URL, endpoint and region of the place, without secrets; None in memory."""
+        place, folder = self._settings.place, self._settings.folder
+        if place is not None:
+            return place.url, place.endpoint, place.region
+        return (folder.resolve().as_uri(), "", "") if folder is not None else None
+
     def close(self) -> None:
         """Release local files; the tier may be opened again."""
         tier, self._tier, self.is_open = self._tier, None, False

@@ -20,9 +20,10 @@ import numpy as np
 
 from headrace_broker.tiered.container.flat_file import FlatFile, Piece, Place
 from headrace_broker.tiered.container.paths import FileKind
-from headrace_broker.tiered.container.stored_queue import StoredQueue, UnitRange
+from headrace_broker.tiered.container.stored_queue import Spans, StoredQueue, UnitRange
 from headrace_broker.tiered.driver.interface import Failure
 from headrace_protocol.columns import UNIT_DTYPE, RecordColumns
+from headrace_protocol.tier_bodies import LogSpan, UnitSpan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -224,6 +225,34 @@ class FlatQueue(StoredQueue):
         if isinstance(read, Failure):
             return read
         return UnitRange(position // UNIT_BYTES, np.frombuffer(read[0], UNIT_DTYPE))
+
+    def spans(self, wanted: Range, count_max: int) -> Spans:
+        """As ``StoredQueue.spans``, with the whole log: only units say what is where in it."""
+        start, end = max(wanted[0], self.min_offset), wanted[1]
+        rows = [
+            row
+            for row in self.units_file.segments
+            if start * UNIT_BYTES < row.end and row.base_offset < end * UNIT_BYTES
+        ]
+        next_offset = end if len(rows) <= count_max else rows[count_max].base_offset // UNIT_BYTES
+        units = [
+            UnitSpan(
+                self.units_file.place.segment_path(row.base_offset),
+                first,
+                row.end // UNIT_BYTES - first,
+                first * UNIT_BYTES - row.base_offset,
+                -1,
+                row.begin_timestamp,
+                row.end_timestamp,
+            )
+            for row in rows[:count_max]
+            for first in [max(row.base_offset // UNIT_BYTES, self.min_offset)]
+        ]
+        log = [
+            LogSpan(self.log.place.segment_path(row.base_offset), row.base_offset, row.size, 0)
+            for row in self.log.segments
+        ]
+        return Spans(next_offset, units, log)
 
     # -- by time -----------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from headrace_broker.tiered.container.paths import QueueName
     from headrace_broker.tiered.driver.interface import Buffer, Range
     from headrace_protocol.columns import Array
+    from headrace_protocol.tier_bodies import LogSpan, UnitSpan
 
 Boundary = Literal["LOWER", "UPPER"]
 
@@ -38,6 +39,14 @@ class UnitRange(NamedTuple):
 
     first: int
     units: Array
+
+
+class Spans(NamedTuple):
+    """Where the messages of a range are. next_offset: the range was looked at up to there."""
+
+    next_offset: int
+    units: list[UnitSpan]
+    log: list[LogSpan]
 
 
 class RecordHead(NamedTuple):
@@ -92,6 +101,13 @@ class StoredQueue(ABC):
         """Up to ``count_max`` units from an offset on, or from the next one that is kept.
 
         Fewer are returned at a gap. Without a unit the result is empty, at ``commit_offset``.
+        """
+
+    @abstractmethod
+    def spans(self, wanted: Range, count_max: int) -> Spans:
+        """Where the records of a range of queue offsets are; at most ``count_max`` unit spans.
+
+        Reads nothing.
         """
 
     @abstractmethod

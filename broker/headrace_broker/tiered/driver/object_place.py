@@ -25,6 +25,12 @@ class ObjectPlace(NamedTuple):
     def __repr__(self) -> str:
         return f"ObjectPlace({self.provider}, {self.bucket!r}, {self.endpoint!r}, {self.prefix!r})"
 
+    @property
+    def url(self) -> str:
+        """The bucket and the prefix, as obstore and others name them."""
+        scheme = {"s3": "s3", "gcs": "gs", "azure": "az"}[self.provider]
+        return f"{scheme}://{self.bucket}/{self.prefix.strip('/')}".rstrip("/")
+
     def secrets(self) -> tuple[str, ...]:
         """What must not appear in logs."""
         return tuple(secret for secret in (self.access_key, self.secret_key) if secret)

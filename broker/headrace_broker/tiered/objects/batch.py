@@ -12,15 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from headrace_broker.tiered.driver.interface import Failure, FailureKind
-from headrace_broker.tiered.objects.rows import (
-    FORMAT,
-    ObjectRow,
-    Part,
-    Reference,
-    decode,
-    encode,
-    reference,
-)
+from headrace_broker.tiered.objects.rows import decode, encode, reference
+from headrace_protocol.tier_rows import FORMAT, ObjectRow, Part, Reference
 
 if TYPE_CHECKING:
     from headrace_broker.tiered.driver.interface import Buffer, Driver

@@ -8,14 +8,14 @@ import msgspec
 
 from headrace_broker.tiered.container.paths import QueueName
 from headrace_broker.tiered.objects.object_queue import ObjectQueue, Piece, State
-from headrace_broker.tiered.objects.rows import ObjectRow, Part
+from headrace_protocol.tier_rows import ObjectRow, Part
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from headrace_broker.tiered.container.stored_tier import Name
     from headrace_broker.tiered.objects.part_reader import PartReader
-    from headrace_broker.tiered.objects.rows import Reference
+    from headrace_protocol.tier_rows import Reference
 
 # A smaller catalog is written anew with the next one, so that there are few.
 _CATALOG_PARTS_MIN: Final = 4096

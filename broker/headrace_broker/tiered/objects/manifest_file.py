@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from headrace_broker.tiered.driver.interface import Failure, FailureKind
-from headrace_broker.tiered.objects.rows import FORMAT, Manifest, Reference, decode, encode
+from headrace_broker.tiered.objects.rows import decode, encode
+from headrace_protocol.tier_rows import FORMAT, Manifest, Reference
 
 if TYPE_CHECKING:
     from headrace_broker.tiered.driver.interface import PutDriver

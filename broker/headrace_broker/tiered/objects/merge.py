@@ -16,9 +16,9 @@ import numpy as np
 from headrace_broker.tiered.driver.interface import Failure, FailureKind
 from headrace_broker.tiered.objects.batch import KEY_ITEM, Batch, Content, build, joined
 from headrace_broker.tiered.objects.object_queue import Piece
-from headrace_broker.tiered.objects.rows import FINAL, TIME_BYTES, UNIT_BYTES, ObjectRow, Part
 from headrace_protocol.columns import UNIT_DTYPE, RecordColumns
 from headrace_protocol.message import CorruptRecord
+from headrace_protocol.tier_rows import FINAL, TIME_BYTES, UNIT_BYTES, ObjectRow, Part
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

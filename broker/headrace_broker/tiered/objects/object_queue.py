@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from headrace_broker.tiered.container.stored_queue import StoredQueue, UnitRange
+from headrace_broker.tiered.container.stored_queue import Spans, StoredQueue, UnitRange
 from headrace_broker.tiered.container.tier_index import IndexHit
 from headrace_broker.tiered.driver.interface import Failure, FailureKind
 from headrace_broker.tiered.objects.batch import joined
-from headrace_broker.tiered.objects.rows import TIME_BYTES, UNIT_BYTES, Part
 from headrace_protocol.columns import UNIT_DTYPE
+from headrace_protocol.tier_rows import TIME_BYTES, UNIT_BYTES, Part, log_span, unit_span
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -114,6 +114,21 @@ class ObjectQueue(StoredQueue):
             found.append(units)
             at = part.first + end
         return UnitRange(first, found[0] if len(found) == 1 else joined(found, UNIT_DTYPE))
+
+    def spans(self, wanted: Range, count_max: int) -> Spans:
+        """As ``StoredQueue.spans``."""
+        state, (start, end) = self.state, wanted
+        number = self._number_of(state, start)
+        pieces = state.pieces[number : number + count_max]
+        found = [piece for piece in pieces if piece.part.first < end]
+        is_cut = len(found) == len(pieces) == count_max
+        next_offset = min(found[-1].part.end, end) if is_cut else end
+        parts = [(self._reader.path(piece.name), piece.part) for piece in found]
+        return Spans(
+            next_offset,
+            [unit_span(path, part) for path, part in parts],
+            [log_span(path, part) for path, part in parts],
+        )
 
     def _number_of(self, state: State, queue_offset: int) -> int:
         """The index of the piece that has an offset, or else of the next one."""

@@ -25,8 +25,9 @@ from headrace_broker.tiered.objects.manifest_file import ManifestFile
 from headrace_broker.tiered.objects.merge import Merger, choose
 from headrace_broker.tiered.objects.object_queue import Piece
 from headrace_broker.tiered.objects.part_reader import PartReader
-from headrace_broker.tiered.objects.rows import ObjectRow, Reference, decode, encode, reference
+from headrace_broker.tiered.objects.rows import decode, encode, reference
 from headrace_protocol.columns import UNIT_DTYPE
+from headrace_protocol.tier_rows import ObjectRow, Reference
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

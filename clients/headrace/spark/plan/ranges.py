@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from headrace.spark.cluster import Cluster, Queues
     from headrace.spark.options import Point
     from headrace.spark.plan.filters import Predicates
+    from headrace.spark.tier.manifest import StoredTier
     from headrace_protocol.bodies import MessageQueue
 
 Offsets = dict["MessageQueue", int]
@@ -42,12 +43,14 @@ def not_empty(ranges: Ranges) -> Ranges:
     return {queue: each for queue, each in ranges.items() if each.start < each.end}
 
 
-def extent(cluster: Cluster, queues: Queues) -> Extent:
+def extent(cluster: Cluster | StoredTier, queues: Queues) -> Extent:
     """The current extent of ``queues``."""
     return Extent(cluster.min_offsets(queues), cluster.max_offsets(queues))
 
 
-def resolve(option: str, point: Point, cluster: Cluster, queues: Queues, has: Extent) -> Offsets:
+def resolve(
+    option: str, point: Point, cluster: Cluster | StoredTier, queues: Queues, has: Extent
+) -> Offsets:
     """The offset of ``point`` in each queue.
 
     option: starting or ending, which ``point`` is the value of.
@@ -101,14 +104,21 @@ def drop_lost(ranges: Ranges, min_offsets: Offsets, *, fail: bool) -> Ranges:
             loss = DataLoss(
                 queue.topic, queue.broker_name, queue.queue_id, start, f"the oldest is {first}"
             )
-            if fail:
-                raise loss
-            _log.warning("skipped %d messages: %s", min(first, end) - start, loss)
+            report(loss, min(first, end) - start, fail=fail)
         kept[queue] = Range(min(max(start, first), end), end)
     return kept
 
 
-def narrow(ranges: Ranges, predicates: Predicates, cluster: Cluster, queues: Queues) -> Ranges:
+def report(loss: DataLoss, message_count: int, *, fail: bool) -> None:
+    """Raise a loss, or log it."""
+    if fail:
+        raise loss
+    _log.warning("skipped %d messages: %s", message_count, loss)
+
+
+def narrow(
+    ranges: Ranges, predicates: Predicates, cluster: Cluster | StoredTier, queues: Queues
+) -> Ranges:
     """The parts of ``ranges`` that can match ``predicates``, or slightly more."""
     ranges = {
         queue: Range(*predicates.queue_offsets.clip(*each))

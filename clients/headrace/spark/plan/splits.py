@@ -172,12 +172,23 @@ def read_tasks(
     wanted = [(queue, part) for queue, some in parts.items() for part in some if part.message_count]
     curves = size_curves(cluster, [part for _, part in wanted], split_bytes)
     pieces = [
-        (piece, curve.total_bytes / count)
+        piece
         for queue, part in wanted
-        for curve in [curves[part.place]]
-        for count in [_piece_count(queue, curve, split_bytes)]
-        for piece in _cut(queue, part, curve, count)
+        for piece in cut(queue, part, curves[part.place], split_bytes)
     ]
+    return packed_tasks(pieces, split_bytes)
+
+
+def cut(
+    queue: MessageQueue, part: Item, curve: SizeCurve, split_bytes: int
+) -> list[tuple[QueueRange, float]]:
+    """Ranges of about ``split_bytes`` at most, with their bytes. Raises OptionError."""
+    count = _piece_count(queue, curve, split_bytes)
+    return [(each, curve.total_bytes / count) for each in _cut(queue, part, curve, count)]
+
+
+def packed_tasks(pieces: Iterable[tuple[QueueRange, float]], split_bytes: int) -> list[ReadTask]:
+    """Tasks for ranges of some bytes each; small ones share a task."""
     return [ReadTask(tuple(group)) for group in _packed(pieces, min(_PACKED_BYTES, split_bytes))]
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from headrace.spark.body.format import BodyFormat
     from headrace.spark.options import ReadOptions
     from headrace.spark.plan.filters import Predicates
+    from headrace.spark.tier.spans import TierRange
 
 # Spark converts Arrow batches of 1000 to 8000 rows fastest.
 ROWS_MAX = 8192
@@ -26,6 +27,7 @@ class QueueRange:
     address: ``host:port`` of the broker that has them. Offsets are queue offsets.
     physical_queue, offset_delta: of a static topic's queue, the queue there, and how much less its
         offsets are; None if the queue is not one.
+    tier: where the messages are in the tier, to be read there; None for those that the broker has.
     """
 
     topic: str
@@ -36,6 +38,7 @@ class QueueRange:
     end_offset: int
     physical_queue: MessageQueue | None = None
     offset_delta: int = 0
+    tier: TierRange | None = None
 
     @property
     def place(self) -> MessageQueue:

@@ -9,13 +9,14 @@ from pyspark.sql.datasource import DataSourceReader
 from headrace.spark.cluster import Cluster
 from headrace.spark.errors import OptionError
 from headrace.spark.options import Point
+from headrace.spark.plan.direct import tasks_for
 from headrace.spark.plan.filters import push
 from headrace.spark.plan.ranges import Range, drop_lost, extent, narrow, resolve
-from headrace.spark.plan.splits import read_tasks
 from headrace.spark.plan.tasks import ReadPlan, ReadTask
 from headrace.spark.read.columns import arrow_schema
 from headrace.spark.read.schema import own_columns
 from headrace.spark.read.task import read_range
+from headrace.spark.tier.manifest import open_tier
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from headrace.spark.body.format import BodyFormat
     from headrace.spark.options import ReadOptions
     from headrace.spark.plan.filters import Predicates
+    from headrace.spark.tier.manifest import StoredTier
 
 _EARLIEST = Point("earliest")
 _LATEST = Point("latest")
@@ -49,9 +51,10 @@ class BatchReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """Plan the tasks. Raises HeadraceError if the cluster cannot satisfy the options."""
         options = self._options
-        with Cluster(options.nameservers) as cluster:
+        with self._source() as cluster:
             queues = cluster.queues(options.topics)
-            cluster.check_sql(options.sql, queues)
+            if isinstance(cluster, Cluster):
+                cluster.check_sql(options.sql, queues)
             has = extent(cluster, queues)
             starts = resolve("starting", options.starting or _EARLIEST, cluster, queues, has)
             ends = resolve("ending", options.ending or _LATEST, cluster, queues, has)
@@ -59,7 +62,14 @@ class BatchReader(DataSourceReader):
             ranges = drop_lost(ranges, has.min, fail=options.fail_on_data_loss)
             if self._predicates:
                 ranges = narrow(ranges, self._predicates, cluster, queues)
-            return [*read_tasks(cluster, queues, ranges, options.split_bytes)] or [ReadTask(())]
+            return [*tasks_for(cluster, queues, ranges, options)] or [ReadTask(())]
+
+    def _source(self) -> Cluster | StoredTier:
+        """What is read: the brokers of a cluster, or a tier without one."""
+        access = self._options.tier
+        if access is not None and access.manifest is not None:
+            return open_tier(access)
+        return Cluster(self._options.nameservers)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """The rows of a task, as Arrow batches."""

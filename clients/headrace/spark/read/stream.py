@@ -25,9 +25,9 @@ from headrace.spark.errors import (
     TopicRecreated,
 )
 from headrace.spark.options import Point
+from headrace.spark.plan.direct import tasks_for
 from headrace.spark.plan.limits import limited
 from headrace.spark.plan.ranges import Range, drop_lost, extent, place, resolve
-from headrace.spark.plan.splits import read_tasks
 from headrace.spark.plan.tasks import ReadPlan, ReadTask
 from headrace.spark.read.batch import read_task
 from headrace.spark.read.checkpoint import StreamOffset
@@ -71,6 +71,10 @@ class StreamReader(DataSourceStreamReader):
         if options.ending is not None:
             raise OptionError(
                 "ending", None, "applies to batch reads only: a stream ends with its trigger"
+            )
+        if options.tier is not None and options.tier.manifest is not None:
+            raise OptionError(
+                "manifest", None, "applies to batch reads only: a stream needs the topic's brokers"
             )
         self._options = options
         self._plan = ReadPlan.of(options, body)
@@ -308,7 +312,7 @@ class StreamReader(DataSourceStreamReader):
         ranges = {queue: Range(starts[queue], last.offsets[queue]) for queue in moved}
         if not self._options.table:
             ranges = drop_lost(ranges, oldest, fail=self._options.fail_on_data_loss)
-        return read_tasks(self._cluster, places, ranges, self._options.split_bytes)
+        return tasks_for(self._cluster, places, ranges, self._options)
 
 
 def next_offset(known: StreamOffset, ranges: Ranges, available: Available) -> StreamOffset:

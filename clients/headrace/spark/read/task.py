@@ -24,6 +24,7 @@ from headrace.spark.plan.filters import Predicates
 from headrace.spark.read.columns import RecordBlock
 from headrace.spark.read.key_index import records_by_keys
 from headrace.spark.read.schema import CORRUPT, own_columns
+from headrace.spark.tier.direct import read_direct
 from headrace_protocol.bodies import MessageQueue
 from headrace_protocol.drivers.blocking import BlockingConnection
 from headrace_protocol.message import COMPRESSED, BodyTooLarge, CodecMissing, CorruptRecord
@@ -71,6 +72,17 @@ def _narrow(part: QueueRange, predicates: Predicates | None) -> QueueRange:
 
 
 def read_slices(plan: ReadPlan, part: QueueRange) -> Iterator[RecordColumns]:
+    """The records of a range, from the tier as far as planned. Raises as ``read_range``."""
+    offset = part.start_offset
+    if part.tier is not None:
+        for offset, columns in read_direct(plan, part, part.tier):  # noqa: B007 - used below
+            if columns is not None:
+                yield columns
+    if part.address:
+        yield from _read_from_broker(plan, replace(part, start_offset=offset))
+
+
+def _read_from_broker(plan: ReadPlan, part: QueueRange) -> Iterator[RecordColumns]:
     """The records of a range, reconnecting as needed. Raises as ``read_range``."""
     offset, reached_s = part.start_offset, time.monotonic()
     while offset < part.end_offset:

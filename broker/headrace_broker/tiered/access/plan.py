@@ -1,0 +1,55 @@
+"""TIER_PLAN: where the tier keeps the messages of a queue, for those who read it themselves.
+
+Source: docs/protocol.md "Tier plan"; tests/broker/test_tiered_plan.py.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from headrace_broker.tiered.access.status import no_tier
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.errors import RequestError
+from headrace_protocol.headers import TierPlanHeader
+from headrace_protocol.serving import Reply
+from headrace_protocol.tier_bodies import TierPlan
+
+if TYPE_CHECKING:
+    from headrace_broker.tiered.access.tier_reader import TierReader
+    from headrace_broker.topics.table import TopicTable
+    from headrace_protocol.serving import Registry, Request
+
+# In one answer; a turn of the loop is short.
+_SPANS_MAX: Final = 1024
+
+
+class TierPlanRequests:
+    """Serves TIER_PLAN, without a read of the tier."""
+
+    def __init__(self, reader: TierReader | None, topics: TopicTable) -> None:
+        """reader: None without a tier."""
+        self._reader = reader
+        self._topics = topics
+
+    def register(self, registry: Registry) -> None:
+        """Route the request."""
+        registry.route(RequestCode.TIER_PLAN, self.plan)
+
+    def plan(self, request: Request) -> Reply:
+        """The place of the tier, and the spans of a range in it."""
+        header, reader = request.header(TierPlanHeader), self._reader
+        if reader is None:
+            raise no_tier()
+        self._topics.expect(header.topic)
+        place = reader.access.place()
+        if place is None:
+            raise RequestError(ResponseCode.INVALID_PARAMETER, "this tier is kept in memory")
+        if not reader.access.is_open:
+            raise reader.open_first()
+        url, endpoint, region = place
+        plan = TierPlan(url=url, endpoint=endpoint, region=region, next_offset=header.end_offset)
+        queue = reader.access.queue(header.topic, header.queue_id)
+        if queue is not None:
+            wanted = header.start_offset, header.end_offset
+            plan.next_offset, plan.units, plan.log = queue.spans(wanted, _SPANS_MAX)
+        return Reply(body=(plan.encode(),))

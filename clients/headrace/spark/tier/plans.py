@@ -1,0 +1,54 @@
+"""Ask a broker where its tier keeps messages; see docs/protocol.md "Tier plan"."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace.spark.errors import OptionError
+from headrace.spark.tier.places import Place
+from headrace.spark.tier.spans import TierRange
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.headers import TierPlanHeader
+from headrace_protocol.tier_bodies import TierPlan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from headrace.spark.tier.places import TierAccess
+    from headrace_protocol.bodies import MessageQueue
+    from headrace_protocol.drivers.response import Response
+    from headrace_protocol.tier_bodies import LogSpan, UnitSpan
+
+_REFUSALS = {ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCode.INVALID_PARAMETER}
+
+
+def ask_range(
+    ask: Callable[[int, TierPlanHeader], Response],
+    queue: MessageQueue,
+    start: int,
+    end: int,
+    access: TierAccess,
+) -> TierRange:
+    """What a broker's tier has of a range. Raises OptionError if the broker has none."""
+    units: list[UnitSpan] = []
+    log: dict[int, LogSpan] = {}
+    at = start
+    while True:
+        header = TierPlanHeader(
+            topic=queue.topic, queue_id=queue.queue_id, start_offset=at, end_offset=end
+        )
+        answer = ask(RequestCode.TIER_PLAN, header)
+        if answer.command.code in _REFUSALS:
+            raise OptionError(
+                "tier",
+                "direct",
+                f"broker {queue.broker_name} at {answer.address} can't say where its tier is: "
+                f"{answer.command.remark}",
+            )
+        plan = answer.expect().decode(TierPlan)
+        units += plan.units
+        log |= {span.base: span for span in plan.log}
+        if not at < plan.next_offset < end:
+            place = Place(plan.url, plan.endpoint, plan.region, access.config)
+            return TierRange(access, place, tuple(units), tuple(log[base] for base in sorted(log)))
+        at = plan.next_offset

@@ -1,0 +1,127 @@
+"""What the manifest, catalogs and directories of a tier in an object store hold, as JSON.
+
+Source: docs/tier-format.md.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from headrace_protocol.tier_bodies import LogSpan, UnitSpan
+
+FORMAT: Final = 1
+UNIT_BYTES: Final = 20
+TIME_BYTES: Final = 8
+# The level of an object that is not merged any further.
+FINAL: Final = 99
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True):
+    """Records of a queue with consecutive queue offsets, in one object.
+
+    number: in the object. first, count: queue offsets. log_base, log_bytes: place in the queue's
+    log. begin_ms, end_ms: lowest and highest store time. position: in the object.
+
+    Without records (``count`` is 0) it only says where its queue ends.
+    """
+
+    number: int
+    queue_id: int
+    first: int
+    count: int
+    log_base: int
+    log_bytes: int
+    begin_ms: int
+    end_ms: int
+    position: int
+
+    @property
+    def end(self) -> int:
+        """One past its last queue offset."""
+        return self.first + self.count
+
+    @property
+    def log_end(self) -> int:
+        """One past its last byte in the queue's log."""
+        return self.log_base + self.log_bytes
+
+    @property
+    def times_at(self) -> int:
+        """Position of the store times, behind the units."""
+        return self.position + UNIT_BYTES * self.count
+
+    @property
+    def records_at(self) -> int:
+        """Position of the records, behind the store times."""
+        return self.times_at + TIME_BYTES * self.count
+
+    @property
+    def stop(self) -> int:
+        """One past its last byte in the object."""
+        return self.records_at + self.log_bytes
+
+
+class ObjectRow(msgspec.Struct, frozen=True, rename="camel"):
+    """An object, and by topic the parts in it that count.
+
+    level: how often its records were merged. run: name of the first object that was made with it;
+    of an upload its own. keys_at, key_count: its key items.
+    """
+
+    name: str
+    level: int
+    run: str
+    keys_at: int
+    key_count: int
+    parts: dict[str, list[Part]]
+
+    @property
+    def part_count(self) -> int:
+        """Number of parts."""
+        return sum(map(len, self.parts.values()))
+
+
+class Reference(msgspec.Struct, frozen=True, array_like=True):
+    """Bytes of an object that hold rows. crc: CRC-32 of these bytes."""
+
+    name: str
+    start: int
+    stop: int
+    crc: int
+
+
+class Manifest(msgspec.Struct, frozen=True, rename="camel"):
+    """What counts. The tier's only object that is replaced.
+
+    epoch, writer: who may replace it. generation: number of the replacement in the epoch.
+    catalogs: lists of rows. tail: directories of objects uploaded since.
+    """
+
+    format: int
+    cluster: str
+    broker: str
+    epoch: int
+    writer: str
+    generation: int
+    catalogs: list[Reference]
+    tail: list[Reference]
+
+
+def unit_span(path: str, part: Part) -> UnitSpan:
+    """Where the units of a part are. path: of its object."""
+    return UnitSpan(
+        path,
+        part.first,
+        part.count,
+        part.position,
+        part.log_base,
+        part.begin_ms,
+        part.end_ms,
+    )
+
+
+def log_span(path: str, part: Part) -> LogSpan:
+    """Where the records of a part are. path: of its object."""
+    return LogSpan(path, part.log_base, part.log_bytes, part.records_at)
