@@ -13,10 +13,12 @@ from headrace_broker.store.retention.topic_floors import TopicLimit
 from headrace_broker.store.store_source import GetStatus
 from headrace_broker.tiered.driver.interface import Failure, FailureKind
 from headrace_broker.tiered.driver.posix import PosixDriver
+from headrace_protocol import fastjson
+from headrace_protocol.bodies import TopicStatsTable
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.columns import UNIT_DTYPE, RecordColumns
 from headrace_protocol.errors import NotReady, RequestError
-from headrace_protocol.headers import DeleteTopicHeader, PullMessageHeader
+from headrace_protocol.headers import DeleteTopicHeader, GetTopicStatsHeader, PullMessageHeader
 from headrace_protocol.message import decode_records, tags_code
 from tests.support.broker import BrokerUnderTest, broker_config
 from tests.support.stores import crash, held, ready
@@ -143,6 +145,18 @@ async def test_a_pull_request_is_served_by_the_tier(tmp_path: Path) -> None:
     assert found == [3, 4]
     assert answer.command.ext()["minOffset"] == "0"
     assert answer.command.ext()["nextBeginOffset"] == "5"
+    broker.close()
+
+
+async def test_statistics_of_a_topic_cover_both_tiers(tmp_path: Path) -> None:
+    broker = start(tmp_path)
+    put(broker, 0, 20)
+    upload(broker)
+    await expire_log(broker)
+    answer = broker.ask(RequestCode.GET_TOPIC_STATS_INFO, GetTopicStatsHeader(topic=TOPIC))
+    assert answer.code == ResponseCode.SUCCESS, answer.remark
+    offsets = fastjson.decode(answer.body, TopicStatsTable).offset_table
+    assert sorted((at.min_offset, at.max_offset) for at in offsets.values()) == [(0, 0), (0, 20)]
     broker.close()
 
 

@@ -150,6 +150,10 @@ class TieredSource:
         unit = block.units[int(np.searchsorted(block.offsets, queue_offset))]
         return int(unit["physical_offset"]), int(unit["size"]), int(unit["tags_code"])
 
+    def missing_from(self, _queue_offset: int) -> int:
+        """0: only what the log had lost before it was uploaded is a gap."""
+        return 0
+
     def record_bytes(self) -> int:
         """As ``StoreSource.record_bytes``; what only the tier has is estimated by its share."""
         queue, local_bytes = self._opened(), self._local.record_bytes()
