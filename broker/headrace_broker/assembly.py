@@ -681,6 +681,7 @@ def _mapping_cleanup(parts: Parts) -> MappingCleanup:
         parts.mapping_changes.is_changing,
         inner_consumers(parts),
         LeftGroups(parts.static.mappings.broker_name, parts.offsets),
+        parts.directory.source_to_list,
     )
 
 

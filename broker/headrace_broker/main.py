@@ -17,7 +17,7 @@ from headrace_broker.tiered.access.tier_access import open_place
 from headrace_broker.tiered.container.tier import Home
 from headrace_daemon.command import daemon_parser, run_daemon
 from headrace_daemon.logs import configure_logs
-from headrace_daemon.process import run_until_signal
+from headrace_daemon.process import prepare, run_until_signal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,6 +48,7 @@ def serve(config: Path, *, check_config: bool, log_level: str) -> None:
             f"{settings.namesrv_addr or 'none'}\n"
         )
         return
+    prepare()
     configure_logs(log_level)
     log_warnings(warnings)
     trio.run(run_until_signal, Broker(settings, owns_loop=True).run)

@@ -304,6 +304,11 @@ class QueueDirectory:
             return Here(None, _EMPTY, lookup.queue_id)
         return Here(queue, self._source(lookup, queue), queue.queue_id)
 
+    def local_source(self, lookup: Lookup) -> Source:
+        """What reads this broker's own queue; an empty source if nothing was written to it."""
+        queue = self._store.find_queue(lookup.topic.topic_name, lookup.queue_id)
+        return _EMPTY if queue is None else self._source(lookup, queue)
+
     def _permitted_topic(self, topic: str, use: Use) -> TopicConfig:
         if use in _READS:
             return self._topics.check_readable(topic)

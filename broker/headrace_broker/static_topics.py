@@ -94,7 +94,7 @@ def static_topics(
     forwarding.leaders = leaders
     progress = StaticProgress(offsets, leaders, brokers)
     workers = Workers(config.broker_name, brokers)
-    make_reader = partial(StaticReader, store, leaders, relay)
+    make_reader = partial(StaticReader, leaders, relay)
     return StaticTopics(
         mappings=mappings,
         brokers=brokers,

@@ -38,7 +38,6 @@ async def run_until_signal(run: Callable[..., Awaitable[object]]) -> None:
     run: takes a task_status, and reports to it when the daemon has started.
     Raises an ExceptionGroup with the errors of a failed start or a failed daemon.
     """
-    prepare()
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with trio.open_nursery() as nursery:
             Services().start_soon(nursery, give_back_freed_memory)
@@ -54,7 +53,10 @@ async def _start(nursery: trio.Nursery, run: Callable[..., Awaitable[object]]) -
 
 
 def prepare() -> None:
-    """Prepare the process for a daemon."""
+    """Prepare the process for a daemon, before it starts a thread.
+
+    The C library's number of arenas is fixed once a second thread has allocated memory.
+    """
     _raise_open_files_limit()
     _grow_descriptor_table()
     _keep_freed_memory()

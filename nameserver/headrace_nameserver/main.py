@@ -11,7 +11,7 @@ import trio
 
 from headrace_daemon.command import daemon_parser, run_daemon
 from headrace_daemon.logs import configure_logs
-from headrace_daemon.process import run_until_signal
+from headrace_daemon.process import prepare, run_until_signal
 from headrace_nameserver.config import ConfigError, NameServerConfig, load_config
 from headrace_nameserver.server import NameServer
 
@@ -38,6 +38,7 @@ def serve(config: Path | None, *, port: int | None, check_config: bool, log_leve
             f"{settings.listen_port}\n"
         )
         return
+    prepare()
     configure_logs(log_level)
     trio.run(run_until_signal, server.run)
 

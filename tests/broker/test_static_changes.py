@@ -431,6 +431,17 @@ def test_a_plain_topic_with_messages(broker: BrokerUnderTest) -> None:
     assert_refused(change(broker, led_here(topic="U")), "topic U exists and is not static")
 
 
+@pytest.mark.parametrize("is_plain_first", [False, True])
+def test_a_compacted_topic(broker: BrokerUnderTest, is_plain_first: bool) -> None:
+    if is_plain_first:
+        broker.create_topic("T", attributes={"cleanup.policy": "COMPACTION"})
+        answer = change(broker, led_here(), 8)
+    else:
+        answer = change(broker, led_here(), attributes="+cleanup.policy=COMPACTION")
+    assert_refused(answer, "topic T can't be both static and compacted")
+    assert not broker.parts.static.mappings.is_static("T")
+
+
 def test_a_system_topic(broker: BrokerUnderTest) -> None:
     answer = change(broker, led_here(topic="SCHEDULE_TOPIC_XXXX"))
     assert_refused(answer, "system topic")

@@ -83,6 +83,7 @@ async def clean(
             parts.mapping_changes.is_changing,
             waiting or {},
             LeftGroups(parts.static.mappings.broker_name, parts.offsets),
+            parts.directory.source_to_list,
         )
         await cleanup.clean()
 

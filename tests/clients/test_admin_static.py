@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from headrace import Message, Producer
+from headrace import Admin, Message, Producer
 from headrace.admin.statictopic import (
     HalfDone,
     StaticTopicAdmin,
@@ -161,10 +161,38 @@ async def test_what_is_not_a_static_topic(admin: StaticTopicAdmin) -> None:
     assert await admin.static_topics() == []
 
 
-async def test_a_static_topic_is_not_purged(admin: StaticTopicAdmin) -> None:
-    await admin.create_static_topic("T", 1)
-    with pytest.raises(ConfigurationError, match="T is static"):
+async def test_a_topic_is_purged(mq: Brokers, admin: StaticTopicAdmin) -> None:
+    await admin.create_static_topic("T", 3, brokers=["a"])
+    await admin.remap_static_topic("T", ["b", "c"])
+    before = await leaders(admin)
+    await send(mq)
+    await admin.alter_topic("T", perm=4, broker="b")
+    await admin.purge_topic("T")
+    assert sorted(await leaders(admin)) == sorted(before)
+    assert [queue.messages for queue in await admin.logic_queues("T")] == [0, 0, 0]
+    settings = await admin.topic("T")
+    assert {name: each.perm for name, each in settings.items()} == {"a": 6, "b": 4, "c": 6}
+
+
+async def test_a_topic_that_is_not_whole_is_not_purged(
+    mq: Brokers, admin: StaticTopicAdmin
+) -> None:
+    await admin.create_static_topic("T", 3)
+    await send(mq)
+    await mq.stop("c")
+    with pytest.raises(StaticTopicError, match=r"queue 2: .*has no leader"):
         await admin.purge_topic("T")
+    await mq.start("c")
+    assert sum(queue.messages for queue in await admin.logic_queues("T")) == 12
+
+
+async def test_only_its_own_admin_purges_a_static_topic(
+    mq: Brokers, admin: StaticTopicAdmin
+) -> None:
+    await admin.create_static_topic("T", 1)
+    async with Admin(nameserver=mq.nameserver, connect=mq.network.connect) as plain:
+        with pytest.raises(ConfigurationError, match="T is static"):
+            await plain.purge_topic("T")
 
 
 async def test_a_topic_is_listed_with_its_logic_queues(

@@ -111,11 +111,18 @@ def test_repair_of_a_whole_topic(topic: str) -> None:
 
 def test_options_that_do_not_go_together(topic: str) -> None:
     assert "--static can't" in fail(2, "topic", "create", "x", "--static", "--attribute", "a=b")
+    assert "be both" in fail(2, "topic", "create", "x", "--static", "--compacted")
     assert "require --static" in fail(2, "topic", "create", "x", "--cluster", "c")
     assert "require --static" in fail(2, "topic", "create", "x", "--dry-run")
     assert "no master named x" in fail(1, "topic", "remap", topic, "--to", "x")
     assert "queues 0 to 1, not 7" in fail(1, "topic", "remap", topic, "--to", "b", "--queue", "7")
-    assert "is static" in fail(2, "topic", "purge", topic, "--yes")
+
+
+def test_a_topic_is_purged(topic: str) -> None:
+    succeed("send", topic, "hello")
+    succeed("topic", "purge", topic, "--yes")
+    rows = succeed("topic", "mapping", topic, "--json").json()
+    assert [(row["broker"], row["max_offset"]) for row in rows] == [("a", 0), ("a", 0)]
 
 
 def test_a_topic_is_deleted_and_made_again(topic: str) -> None:

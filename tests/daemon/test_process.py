@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
 import threading
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
 import trio.testing
 
+from headrace_broker import main as broker_main
 from headrace_daemon.process import give_back_freed_memory, prepare
+from headrace_nameserver import main as nameserver_main
 from tests.soak.holdings import holding
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 FREED_PIECES, PIECE_BYTES = 400, 100_000
 
@@ -53,6 +60,42 @@ async def watch(freed: float) -> None:
                 await trio.sleep(60)
         sys.stdout.write(f"{memory_mb()}\n")
         nursery.cancel_scope.cancel()
+
+
+def show_arenas(*_: Any) -> None:
+    """Print what the C library has allocated for two threads."""
+    worker = threading.Thread(target=use_and_free)
+    worker.start()
+    worker.join()
+    library = ctypes.CDLL(None)
+    library.fopen.restype = ctypes.c_void_p
+    stream = ctypes.c_void_p(library.fopen(b"/dev/stdout", b"w"))
+    library.malloc_info(0, stream)
+    library.fclose(stream)
+
+
+def serve_broker(config: Path) -> None:
+    trio.run = show_arenas  # type: ignore[assignment]
+    broker_main.serve(config, check_config=False, log_level="info")
+
+
+def serve_nameserver(config: Path) -> None:
+    trio.run = show_arenas  # type: ignore[assignment]
+    nameserver_main.serve(config, port=0, check_config=False, log_level="info")
+
+
+@pytest.mark.parametrize("serve", [serve_broker, serve_nameserver])
+def test_all_threads_of_a_daemon_share_one_arena(serve: Any, tmp_path: Path) -> None:
+    config = tmp_path / "daemon.conf"
+    config.touch()
+    code = f"import sys, pathlib; from {__name__} import {serve.__name__} as serve; "
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}serve(pathlib.Path(sys.argv[1]))", str(config)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.count("<heap nr=") == 1
 
 
 @pytest.mark.slow

@@ -176,13 +176,15 @@ def test_items_are_dropped_where_they_hold_no_offsets() -> None:
     assert change(old, new) == new
     assert checks.dropped(old, new) == [(0, FIRST), (0, SECOND)]
     change(old, mapping(FIRST, SECOND, item(OPEN, logic_offset=300), **newer))
-    # A leader that was never decided.
-    change(mapping(FIRST, OPEN), mapping(FIRST, **newer))
 
 
-@pytest.mark.parametrize(
-    "chain", [(FIRST, THIRD), (FIRST, SECOND), (FIRST, SECOND, item(OPEN, logic_offset=301))]
-)
+@pytest.mark.parametrize("last", [OPEN, SECOND])
+def test_a_chain_from_before_the_last_move_changes_nothing(last: MappingItem) -> None:
+    old = mapping(FIRST, last)
+    assert change(old, mapping(FIRST, epoch=EPOCH + 1)).hosted == old.hosted
+
+
+@pytest.mark.parametrize("chain", [(FIRST, THIRD), (FIRST, SECOND, item(OPEN, logic_offset=301))])
 def test_items_that_hold_offsets_are_not_dropped(chain: tuple[MappingItem, ...]) -> None:
     with pytest.raises(BadMapping, match="gen is missing"):
         change(mapping(FIRST, SECOND, THIRD), mapping(*chain, epoch=EPOCH + 1))

@@ -21,7 +21,7 @@ from headrace_broker.statictopic.accept import Accepted, Situation, accept
 from headrace_broker.statictopic.close import answer_held, wake_held, when_on_disk
 from headrace_broker.statictopic.table import new_incarnation
 from headrace_broker.statictopic.takeover import LeftOffsets
-from headrace_broker.topics.attributes import apply_changes, parse_changes
+from headrace_broker.topics.attributes import apply_changes, is_compacted, parse_changes
 from headrace_broker.topics.table import check_config
 from headrace_protocol.bodies import TopicConfig
 from headrace_protocol.codes import RequestCode, ResponseCode
@@ -169,6 +169,8 @@ class StaticTopicChanges:
             ),
         )
         check_config(config)
+        if is_compacted(config):
+            raise _compacted(name)
         if known is not None and not self._table.is_static(name):
             self._check_empty(name)
         return config
@@ -398,6 +400,15 @@ class StaticTopicChanges:
         """Remove the mark of a topic whose deletion is on disk, then call back."""
         self._table.marks.remove(topic)
         self._table.marks.saved.when_saved(then)
+
+
+def _compacted(topic: str) -> RequestError:
+    """A delete marker would go from its own queue, and older queues of the chain have the key."""
+    return RequestError(
+        ResponseCode.INVALID_PARAMETER,
+        f"topic {topic} can't be both static and compacted, since each of its physical queues "
+        "would be compacted by itself: create one of them, with --static or with --compacted",
+    )
 
 
 def _wait(event: threading.Event) -> None:

@@ -9,6 +9,7 @@ Source: docs/static-topics.md "Clean-up"; tests/broker/test_static_cleanup.py.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -19,15 +20,16 @@ from headrace_broker.statictopic.packed import BrokerMapping
 from headrace_broker.statictopic.remote import Answer
 from headrace_protocol.bodies import TopicStatsTable
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.errors import NotReady
+from headrace_protocol.errors import NotReady, RequestError
 from headrace_protocol.fastjson import MalformedJson, decode_strict
 from headrace_protocol.statictopic.checks import BadMapping, check_detail
 from headrace_protocol.statictopic.mapping import TopicMapping  # noqa: TC001 - msgspec reads it
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from headrace_broker.consumer.unconsumed import InnerConsumer
+    from headrace_broker.queue_directory import Source
     from headrace_broker.statictopic.left_groups import LeftGroups
     from headrace_broker.statictopic.remote import OtherBrokers
     from headrace_broker.statictopic.table import MappingTable
@@ -44,6 +46,9 @@ _KEEPERS: Final = 2
 # Moves of a queue that a broker may have missed.
 _HOPS_MAX: Final = 8
 
+# Raises RequestError, NotReady.
+FindSource = Callable[[str, int], "Source | None"]
+
 # The offset of the oldest message of a physical queue, and the end.
 Extent = tuple[int, int]
 
@@ -59,11 +64,14 @@ class MappingCleanup:
         is_changing: Callable[[str], bool],
         waiting: Mapping[str, InnerConsumer],
         left_groups: LeftGroups,
+        find_source: FindSource,
     ) -> None:
         """is_changing: whether a change of a topic's mapping is under way.
 
         waiting: by system topic, the service that its messages wait for.
+        find_source: what reads a physical queue of this broker, in all its tiers.
         """
+        self._find_source = find_source
         self._left_groups = left_groups
         self._waiting = waiting
         self._table = table
@@ -148,15 +156,20 @@ class MappingCleanup:
         # A shorter queue is that of a broker that has lost its store.
         return extent is not None and extent[0] >= extent[1] >= item.end_offset
 
-    async def _extent_here(self, topic: str, queue_id: int) -> Extent:
+    async def _extent_here(self, topic: str, queue_id: int) -> Extent | None:
+        """The extent of a physical queue here; None while its messages can't be looked for."""
         queue = self._store.find_queue(topic, queue_id)
         if queue is None:
             return 0, 0
-        while True:
-            try:
-                return self._store.source(queue).min_offset(), queue.next_offset
-            except NotReady as wait:
-                await trio.to_thread.run_sync(wait.fetch)
+        try:
+            while True:
+                source = self._find_source(topic, queue_id)
+                try:
+                    return (source.min_offset(), queue.next_offset) if source else None
+                except NotReady as wait:
+                    await trio.to_thread.run_sync(wait.fetch)
+        except (OSError, RequestError):
+            return None
 
     def _is_settled(self, item: MappingItem) -> bool:
         """Whether no message waits here that may name the item's physical queue."""

@@ -8,16 +8,18 @@ Source: docs/static-topics.md "Requests"; tests/broker/test_static_reader.py.
 from __future__ import annotations
 
 import random
+from functools import partial
 from typing import TYPE_CHECKING
 
-from headrace_broker.queue_directory import Use
+from headrace_broker.queue_directory import Lookup, Use
 from headrace_protocol.statictopic.offsets import offset_delta
 
 if TYPE_CHECKING:
-    from headrace_broker.queue_directory import Lookup, Place, Progress, QueueDirectory
+    from headrace_broker.queue_directory import Place, Progress, QueueDirectory, Source
     from headrace_broker.statictopic.leaders import Leaders
     from headrace_broker.statictopic.packed import BrokerMapping
     from headrace_broker.statictopic.reader import MakeReader
+    from headrace_protocol.bodies import TopicConfig
 
 
 class StaticPlaces:
@@ -54,5 +56,10 @@ class StaticPlaces:
     def _readable(self, directory: QueueDirectory, lookup: Lookup, mapping: BrokerMapping) -> Place:
         leader = self._leaders.chain(mapping.topic, lookup.queue_id)[-1]
         here = directory.local(lookup._replace(queue_id=leader.queue_id))
-        reader = self._make_reader(mapping.topic, lookup.queue_id)
+        find_source = partial(_source, directory, lookup.topic)
+        reader = self._make_reader(mapping.topic, lookup.queue_id, find_source)
         return here._replace(queue_id=lookup.queue_id, reader=reader, progress=self._progress)
+
+
+def _source(directory: QueueDirectory, topic: TopicConfig, physical: int) -> Source:
+    return directory.local_source(Lookup(topic, physical, Use.PULL))

@@ -1,7 +1,8 @@
 """Reads a logic queue: the items of its chain, one after the other.
 
-Items of this broker are read from the store, those on other brokers from what was fetched there.
-A read of what was not fetched raises ServedElsewhere, which fetches it and serves the pull again.
+Items of this broker are read through their sources, those on other brokers from what was fetched
+there. A read of what was not fetched raises ServedElsewhere, which fetches it and serves the pull
+again.
 
 OFFSET_MOVED, which makes clients reset their offset, comes from two places only: the leader for an
 offset behind its end, and the earliest item for one before its beginning. Anywhere else a client
@@ -20,10 +21,9 @@ from headrace_broker.store.store_source import EmptySource, GetResult, GetStatus
 from headrace_protocol.statictopic.offsets import end_of, index_of
 
 if TYPE_CHECKING:
-    from headrace_broker.queue_directory import Reader
+    from headrace_broker.queue_directory import Reader, Source
     from headrace_broker.statictopic.leaders import Leaders
     from headrace_broker.statictopic.packed import PackedChain
-    from headrace_broker.store.message_store import MessageStore
     from headrace_protocol.statictopic.mapping import MappingItem
 
 # How long the end of an item on another broker is believed while it may still be written.
@@ -99,8 +99,10 @@ class Relay(Protocol):
         """Records that were fetched. Raises ServedElsewhere, which fetches them, without any."""
 
 
+# The source of one of this broker's physical queues of a topic.
+FindSource = Callable[[int], "Source"]
 # Makes the reader of a topic's logic queue.
-MakeReader = Callable[[str, int], "StaticReader"]
+MakeReader = Callable[[str, int, FindSource], "StaticReader"]
 
 
 class StaticReader:
@@ -114,12 +116,12 @@ class StaticReader:
         "_change_count",
         "_current",
         "_ends",
+        "_find_source",
         "_first",
         "_last",
         "_leaders",
         "_mappings",
         "_relay",
-        "_store",
         "queue_id",
         "topic",
     )
@@ -131,9 +133,14 @@ class StaticReader:
     _last: Part
 
     def __init__(
-        self, store: MessageStore, leaders: Leaders, relay: Relay, topic: str, queue_id: int
+        self,
+        leaders: Leaders,
+        relay: Relay,
+        topic: str,
+        queue_id: int,
+        find_source: FindSource,
     ) -> None:
-        self._store = store
+        self._find_source = find_source
         self._leaders = leaders
         self._mappings = leaders.mappings
         self._relay = relay
@@ -247,8 +254,7 @@ class StaticReader:
     def _item_reader(self, item: MappingItem) -> Reader | None:
         if item.bname != self._mappings.broker_name:
             return None
-        queue = self._store.find_queue(self.topic, item.queue_id)
-        return _EMPTY if queue is None else self._store.source(queue)
+        return self._find_source(item.queue_id)
 
     def _static(self, part: Part, offset: int, result: GetResult) -> GetResult:
         """The result of a read of a part, with static offsets."""

@@ -286,8 +286,8 @@ class Admin(GroupAdmin, WaitingAdmin, TierAdmin):
         """
         if await self.is_static(topic):
             raise ConfigurationError(
-                f"topic {topic} is static, and can't be purged: delete it, and create it again "
-                "with `headrace topic create --static`"
+                f"topic {topic} is static: purge it with a StaticTopicAdmin, or with "
+                f"`headrace topic purge {topic}`"
             )
         configs = await self.topic(topic)
         masters = await self._topic_masters(topic)

@@ -22,7 +22,7 @@ from headrace.tasks import gather
 from headrace_protocol.bodies import MessageQueue
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.headers import CreateStaticTopicHeader
-from headrace_protocol.statictopic.checks import BadMapping
+from headrace_protocol.statictopic.checks import BadMapping, check_cluster
 from headrace_protocol.statictopic.mapping import TopicMapping, encode_detail
 from headrace_protocol.statictopic.plans import (
     BrokerTopic,
@@ -170,6 +170,37 @@ class StaticTopicAdmin(Admin):
                 topic, found.brokers(), _now_ms(), known=found.remembered, forget=forget
             )
         return await self._change(plan, found, dry_run=dry_run)
+
+    async def purge_topic(self, topic: str) -> None:
+        """See ``Admin``. A static topic keeps its number of queues, and the brokers that lead them.
+
+        Raises StaticTopicError for one that is not whole.
+        """
+        if not await self.is_static(topic):
+            await super().purge_topic(topic)
+            return
+        found = await self._existing_static(topic)
+        with _as_admin_errors():
+            mappings = (each.mapping for each in found.brokers().values())
+            chains = check_cluster(mapping for mapping in mappings if mapping)
+        leaders = {chain[-1].bname for chain in chains.values()}
+        with anyio.CancelScope(shield=True):  # requests have time limits of their own
+            await self.delete_topic(topic)
+            await self.create_static_topic(topic, len(chains), brokers=sorted(leaders))
+            await self._restore_settings(topic, found)
+
+    async def _restore_settings(self, topic: str, before: Found) -> None:
+        """Give a topic that was created again the settings that it had on each broker."""
+        settings = {
+            name: msgspec.structs.replace(
+                before.configs[name],
+                read_queue_nums=created.read_queue_nums,
+                write_queue_nums=created.write_queue_nums,
+            )
+            for name, created in (await self.topic(topic)).items()
+            if name in before.configs
+        }
+        await self._put_topics(before.masters, settings)
 
     async def static_topics(self) -> list[str]:
         """Names of all static topics, sorted."""

@@ -178,7 +178,8 @@ def check_epoch(mapping: TopicMapping, old_epoch: int, now_ms: int) -> None:
 def check_change(old: TopicMapping | None, new: TopicMapping, *, force: bool) -> TopicMapping:
     """Check the replacement of a broker's mapping; returns the mapping to store.
 
-    Queues missing in ``new`` are kept, and so are decided fields that it leaves undecided.
+    Queues missing in ``new`` are kept, and so are those whose chain is older there, and decided
+    fields that it leaves undecided.
     force: replace whatever the broker has; what is missing is kept all the same.
 
     Raises BadMapping. A dropped item may still have messages: see ``dropped``.
@@ -195,7 +196,9 @@ def check_change(old: TopicMapping | None, new: TopicMapping, *, force: bool) ->
         if known and not force:
             if new.epoch == old.epoch:
                 _check_same_leader(new.topic, queue, known, chain)
-            hosted[queue] = _merged(new.topic, queue, known, chain)
+            # Apache's tools send a former leader the chain as it was when it led.
+            is_older = chain[-1].gen < known[-1].gen
+            hosted[queue] = known if is_older else _merged(new.topic, queue, known, chain)
         else:
             hosted[queue] = chain
     stored = msgspec.structs.replace(new, hosted=hosted)

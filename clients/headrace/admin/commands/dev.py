@@ -78,8 +78,8 @@ def command(
     from headrace_daemon.logs import configure_logs
     from headrace_daemon.process import prepare
 
-    configure_logs(log_level)
     prepare()
+    configure_logs(log_level)
     trio.run(_run, data, log_file_mib << 20, host, nameserver_port, broker_port)
 
 

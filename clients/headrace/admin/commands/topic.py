@@ -140,10 +140,13 @@ def create(
                 f"--compacted contradicts cleanup.policy={policy}: leave one of them out"
             )
     if static:
+        if compacted:
+            raise ConfigurationError(
+                "--static can't be combined with --compacted: no topic can be both"
+            )
         if attributes or if_not_exists or perm != "rw":
             raise ConfigurationError(
-                "--static can't be combined with --compacted, --attribute, --perm or "
-                "--if-not-exists; "
+                "--static can't be combined with --attribute, --perm or --if-not-exists; "
                 "`headrace topic alter` changes permission and attributes"
             )
         static_commands.create_static(
@@ -502,13 +505,13 @@ def purge(name: str, nameserver: str | None, *, yes: bool) -> None:
     """
     import trio
 
-    from headrace.admin.client import Admin
+    from headrace.admin.statictopic import StaticTopicAdmin
 
     if not yes:
         options.confirm(f"delete all messages of topic {name}")
 
     async def run() -> None:
-        async with Admin(nameserver=nameserver) as admin:
+        async with StaticTopicAdmin(nameserver=nameserver) as admin:
             await admin.purge_topic(name)
 
     trio.run(run)
