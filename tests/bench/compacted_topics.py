@@ -42,13 +42,13 @@ if TYPE_CHECKING:
 PLAIN, COMPACTED = "PLAIN_BENCH", "KEYED_BENCH"
 _TOPICS = (PLAIN, COMPACTED)
 _BODY = bytes(100)
-_FRAMES = 200
+FRAMES = 200
 _BATCH, _BULK = 100, 1000
 _IN_FLIGHT = 32
-_ROUND_S = 1.0
+ROUND_S = 1.0
 _BULK_BYTES = 8 << 20
 # So that a round takes long enough for the CPU time, which is shown in steps of 10 ms.
-_BULK_DRAINS = 10
+BULK_DRAINS = 10
 _SETTLE_S = 120
 
 
@@ -68,20 +68,20 @@ def measure(home: Path, key_count: int, rounds: int) -> None:
     """Print a line per case."""
     with running("headrace", home, settings={}) as peer, Client(peer.broker) as client:
         for topic in (*_TOPICS, *(f"{topic}_FULL" for topic in _TOPICS)):
-            client.call(frame(RequestCode.UPDATE_AND_CREATE_TOPIC, _topic_fields(topic)))
+            client.call(frame(RequestCode.UPDATE_AND_CREATE_TOPIC, topic_fields(topic)))
         compare = partial(_compare, peer, rounds)
         for way in WAYS:
             _compare_sends(client, way, compare)
         for topic in _TOPICS:
-            _fill(client, f"{topic}_FULL", key_count)
-        _wait_for_follower(peer)
+            fill(client, f"{topic}_FULL", key_count)
+        wait_for_follower(peer)
         _compare_drains(client, key_count, compare)
         _measure_lookups(client, key_count, rounds)
         for topic in _TOPICS:
             _measure_table(peer.nameserver, f"{topic}_FULL", key_count, rounds)
 
 
-def _topic_fields(topic: str) -> dict[str, Any]:
+def topic_fields(topic: str) -> dict[str, Any]:
     attributes = "+cleanup.policy=COMPACTION" if topic.startswith(COMPACTED) else ""
     return {
         "topic": topic,
@@ -103,7 +103,7 @@ def _frame(code: RequestCode, header: msgspec.Struct, body: bytes = b"") -> byte
     return frame(code, fields, body)
 
 
-def _say(line: str) -> None:
+def say(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
@@ -126,13 +126,13 @@ def _compare(peer: Peer, rounds: int, name: str, work: Callable[[str], int]) -> 
             cpu, start = cpu_s([peer.broker_pid]), time.perf_counter()
             count = work(topic)
             seconds = time.perf_counter() - start
-            _wait_for_follower(peer)
+            wait_for_follower(peer)
             used_s = cpu_s([peer.broker_pid]) - cpu
             costs[topic].append(Cost(count / seconds, used_s / count * 1e6))
     plain, compacted = (
         Cost(*map(statistics.median, zip(*costs[topic], strict=True))) for topic in _TOPICS
     )
-    _say(
+    say(
         f"{name:24} {plain.per_s:9.0f}/s plain {compacted.per_s:9.0f}/s compacted "
         f"{compacted.per_s / plain.per_s:5.2f}   CPU {plain.cpu_us:6.2f} us plain "
         f"{compacted.cpu_us:6.2f} us compacted {plain.cpu_us / compacted.cpu_us:5.2f}"
@@ -194,14 +194,14 @@ WAYS = (
 def _compare_sends(client: Client, way: Way, compare: Compare) -> None:
     groups: dict[str, list[bytes]] = {}
     for topic in _TOPICS:
-        frames = [way.make(topic, number * way.messages) for number in range(_FRAMES)]
+        frames = [way.make(topic, number * way.messages) for number in range(FRAMES)]
         groups[topic] = [
             b"".join(frames[at : at + way.in_flight])
-            for at in range(0, _FRAMES - way.in_flight + 1, way.in_flight)
+            for at in range(0, FRAMES - way.in_flight + 1, way.in_flight)
         ]
 
     def send(topic: str) -> int:
-        end, sent = time.perf_counter() + _ROUND_S, 0
+        end, sent = time.perf_counter() + ROUND_S, 0
         for group in itertools.cycle(groups[topic]):
             client.send(group)
             client.take_answers(way.in_flight)
@@ -216,12 +216,12 @@ def _compare_sends(client: Client, way: Way, compare: Compare) -> None:
 # -- drains ----------------------------------------------------------------------------------------
 
 
-def _fill(client: Client, topic: str, key_count: int) -> None:
+def fill(client: Client, topic: str, key_count: int) -> None:
     for number in range(0, key_count, _BULK):
         call_until_accepted(client, _bulk(topic, number))
 
 
-def _wait_for_follower(peer: Peer) -> None:
+def wait_for_follower(peer: Peer) -> None:
     end = time.monotonic() + _SETTLE_S
     with Admin(nameserver=peer.nameserver) as admin:
         while admin.runtime_info(peer.broker)["follower.compaction.behindMessages"] != "0":
@@ -231,7 +231,10 @@ def _wait_for_follower(peer: Peer) -> None:
 
 
 def _compare_drains(client: Client, count: int, compare: Compare) -> None:
-    for name, make, times in (("pulls of 32", _pull, 1), ("bulk pulls", _bulk_pull, _BULK_DRAINS)):
+    for name, make, times in (
+        ("pulls of 32", pull_of, 1),
+        ("bulk pulls", bulk_pull_of, BULK_DRAINS),
+    ):
 
         def drain(topic: str, make: Callable[[str, int], bytes] = make, times: int = times) -> int:
             for _ in range(times):
@@ -244,11 +247,11 @@ def _compare_drains(client: Client, count: int, compare: Compare) -> None:
         compare(f"drain, {name}", drain)
 
 
-def _pull(topic: str, offset: int) -> bytes:
+def pull_of(topic: str, offset: int) -> bytes:
     return pull_frame("bench_group", topic, 0, offset, 4)
 
 
-def _bulk_pull(topic: str, offset: int) -> bytes:
+def bulk_pull_of(topic: str, offset: int) -> bytes:
     header = BulkPullHeader(
         topic=topic,
         queue_id=0,
@@ -282,7 +285,7 @@ def _measure_lookups(client: Client, key_count: int, rounds: int) -> None:
         start = time.perf_counter()
         client.call(request)
         times_us.append((time.perf_counter() - start) * 1e6)
-    _say(
+    say(
         f"GET_BY_KEY, {key_count} keys: {statistics.median(rates):.0f}/s with 32 unanswered, "
         f"p50 {np.percentile(times_us, 50):.0f} us, p99 {np.percentile(times_us, 99):.0f} us"
     )
@@ -303,4 +306,4 @@ def _measure_table(nameserver: str, topic: str, key_count: int, rounds: int) -> 
             return key_count / (time.perf_counter() - start)
 
     rate = statistics.median([trio.run(load) for _ in range(rounds)])
-    _say(f"Table of {key_count} keys, {topic}: {rate:.0f}/s")
+    say(f"Table of {key_count} keys, {topic}: {rate:.0f}/s")

@@ -38,7 +38,7 @@ from headrace_broker.store.queues.queue_blocks import QueueBlock
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.columns import UNIT_DTYPE, RecordColumns, encode_records
 from headrace_protocol.message import encode_batch, encode_properties
-from tests.bench import compacted_topics
+from tests.bench import compacted_topics, compaction_beside
 from tests.bench.kafka_peer import running_kafka
 from tests.bench.options import option_parser, parse
 from tests.bench.processes import cpu_s
@@ -54,8 +54,12 @@ FILE_BYTES = 100 * MIB
 MAP_BYTES = 100 * MIB
 BLOCK_MESSAGES = 4000
 TIMEOUT_S = 300
-# The case that needs no other system: a compacted topic beside a plain one.
-TOPICS = "topics"
+# The cases that need no other system: a compacted topic compared with a plain one, and what it
+# costs a plain one of the same broker.
+PARTS: dict[str, Callable[[Path, int, int], None]] = {
+    "topics": compacted_topics.measure,
+    "beside": compaction_beside.measure,
+}
 LOOK_S = 0.005
 
 
@@ -303,20 +307,22 @@ def _wait_until(look: Callable[[], Any]) -> Any:
 
 
 def main(options: list[str]) -> None:
-    """Print a row per system, then what a compacted topic costs."""
-    parser = option_parser("compaction", __doc__, [*SYSTEMS, TOPICS])
+    """Print a row per system, then what compacted topics cost."""
+    parser = option_parser("compaction", __doc__, [*SYSTEMS, *PARTS])
     parser.add_argument("--mib", type=int, default=1024, help="size of all bodies")
     parser.add_argument("--body-bytes", type=int, default=1024)
     parser.add_argument("--keys", type=int, default=100_000)
-    parser.add_argument("--table-keys", type=int, default=1_000_000, help=f"for {TOPICS}")
-    parser.add_argument("--rounds", type=int, default=5, help=f"for {TOPICS}")
+    parser.add_argument(
+        "--table-keys", type=int, default=1_000_000, help=f"for {' and '.join(PARTS)}"
+    )
+    parser.add_argument("--rounds", type=int, default=5, help=f"for {' and '.join(PARTS)}")
     chosen = parse(parser, options)
-    wanted = chosen.only or [*SYSTEMS, TOPICS]
-    if systems := [name for name in wanted if name != TOPICS]:
+    wanted = chosen.only or [*SYSTEMS, *PARTS]
+    if systems := [name for name in wanted if name not in PARTS]:
         _compare(Load.of(chosen.mib, chosen.body_bytes, chosen.keys), systems)
-    if TOPICS in wanted:
+    for part in (name for name in PARTS if name in wanted):
         with tempfile.TemporaryDirectory(prefix="headrace-topics-") as home:
-            compacted_topics.measure(Path(home), chosen.table_keys, chosen.rounds)
+            PARTS[part](Path(home), chosen.table_keys, chosen.rounds)
 
 
 def _compare(load: Load, systems: list[str]) -> None:

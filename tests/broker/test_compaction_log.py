@@ -44,6 +44,7 @@ from tests.support.golden import golden_store, manifest
 from tests.support.stores import ready
 
 if TYPE_CHECKING:
+    from headrace_broker.store.files.filesystem import Paged
     from headrace_broker.store.store_source import GetResult
 
 
@@ -614,6 +615,31 @@ def test_a_read_while_units_are_written_again_is_repeated(tmp_path: Path, read: 
     log.segments = before  # those that a request has taken just before
     with pytest.raises(NotReady):
         getattr(reader_of(log), read)(1, 32, 1 << 20, None, 99)
+
+
+class ColdFiles(Files):
+    """Nothing is in memory before ``warm`` is set."""
+
+    warm = False
+
+    def is_cached(self, file: Paged, start: int, end: int) -> bool:  # noqa: ARG002
+        return self.warm
+
+
+@pytest.mark.parametrize("read", ["get", "get_bulk"])
+def test_a_read_of_old_pages_waits_for_a_thread(tmp_path: Path, read: str) -> None:
+    log = open_log(tmp_path, sizes=FileSizes.of(8 << 20, 1 << 20))
+    log.append(block(0, bodies(0, 200, 20_000)))
+    files = ColdFiles()
+    reader = LogReader(log, PageCache(files))
+    with pytest.raises(NotReady):
+        getattr(reader, read)(1, 32, 1 << 20, None, 200)
+    files.warm = True
+    assert getattr(reader, read)(1, 32, 1 << 20, None, 200).status is GetStatus.FOUND
+    # The end of the file is being written, so it is in memory.
+    files.warm = False
+    reader = LogReader(log, PageCache(files))
+    assert getattr(reader, read)(199, 1, 1 << 20, None, 200).status is GetStatus.FOUND
 
 
 # --- swaps ---------------------------------------------------------------------------------

@@ -250,6 +250,7 @@ async def test_a_request_compacts_at_once(tmp_path: Path) -> None:
         assert not schedule.is_pending(TOPIC)
         nursery.cancel_scope.cancel()
     assert len(store.entries) == 5
+    assert totals.run_s > 0
     assert totals.runtime_info()["compactionDropped"] == "5"
 
 

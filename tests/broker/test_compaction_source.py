@@ -417,6 +417,29 @@ def test_a_topic_made_again_is_empty(tmp_path: Path, is_told: bool, is_killed: b
     broker.close()
 
 
+def test_a_topic_made_again_is_empty_without_its_id(tmp_path: Path) -> None:
+    """As after a kill in the middle of its second deletion."""
+    broker = start(tmp_path)
+    create(broker)
+    fill(broker, 0, 30)
+    follow(broker)
+    delete(broker)
+    create(broker)
+    fill(broker, 100, 102)
+    broker.store.flusher.flush_now()
+    broker.topics.saved.finish()
+    crash(broker.store)
+    for path in (tmp_path / "store/config").glob("topicIncarnation.json*"):
+        path.unlink()
+    broker = start(tmp_path)
+    assert numbers(broker) == [100, 101]
+    fill(broker, 102, 110)
+    assert numbers(broker) == list(range(100, 110))
+    follow(broker)
+    assert log_end(broker) == 10
+    broker.close()
+
+
 # -- stores of Apache RocketMQ ---------------------------------------------------------------------
 
 

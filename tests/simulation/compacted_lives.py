@@ -3,7 +3,8 @@
 A life ends by a power cut or a kill at any operation of the disk, or by a stop. Whatever a life
 has brought to disk is found by the next one, by reading from offset 0 and by key: of each key the
 newest value that was flushed, or a later one. After a stop the older messages may be lost, and
-another broker, which has them all, brings them back. A seed decides everything.
+another broker, which has them all, brings them back. The topic may be deleted and created again,
+empty. A seed decides everything.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from headrace_broker.compaction.master import Pulled
 from headrace_broker.compaction.rebuilds import Rebuild
 from headrace_broker.store.errors import StoreError
 from headrace_broker.topics.attributes import CompactionPolicy
+from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.columns import RecordColumns
+from headrace_protocol.headers import DeleteTopicHeader
 from headrace_protocol.key_lookup import NoRecord
 from headrace_protocol.message import decode_record
 from tests.broker.test_compaction_lookups import get, key
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
 
 NAME = "broker with a compacted topic"
 QUEUE = (C, 0)
+OTHER = "OTHER"
 KEYS = [f"k{number}" for number in range(12)]
 POLICY = CompactionPolicy(delete_retention_ms=1000, max_lag_ms=0)
 LIVES = 5
@@ -48,6 +52,8 @@ MASTER = "127.0.0.1:1"
 MASTER_COUNT_MAX = 5
 # Two or three pulls.
 SAVE_BYTES = 1000
+# Of lives in which the topic may be deleted: it must live long enough to be compacted.
+DELETE_SHARE = 0.3
 
 
 class Table:
@@ -74,6 +80,11 @@ class Table:
             self._values[name] = [value]
         self.flushed()
 
+    def delete_all(self) -> None:
+        """All keys are gone, once ``flushed`` says so."""
+        for values in self._values.values():
+            values.append(b"")
+
     def check(self, found: dict[str, bytes]) -> None:
         """Check what a life finds while it lasts."""
         newest = {name: values[-1] for name, values in self._values.items()}
@@ -85,18 +96,27 @@ class Master:
     """Another broker with the queue: the record at each queue offset, dropped ones are None.
 
     is_needed: whether the broker has lost its older messages, and not all are back.
+    is_whole: whether it has all messages; not after a crash in the middle of a deletion.
     """
 
     def __init__(self) -> None:
         self._records: list[bytes | None] = []
         self.is_needed = False
+        self.is_whole = True
 
     def follow(self, broker: BrokerUnderTest) -> None:
         """Copy what has been stored since."""
+        if not self.is_whole:
+            return
         queue = broker.store.queue(*QUEUE)
         while len(self._records) < queue.next_offset:
             result = broker.store.source(queue).get(len(self._records), 1, 1 << 16, None)
             self._records.append(b"".join(result.buffers))
+
+    def begin_anew(self) -> None:
+        """The topic was created again."""
+        self._records = []
+        self.is_whole = True
 
     def compact(self, end: int) -> None:
         """Drop what was superseded before a queue offset."""
@@ -151,6 +171,8 @@ class Life:
             self.fail,
             self.look,
         ]
+        if rng.random() < DELETE_SHARE:
+            self.steps.append(self.delete)
 
     def send(self) -> None:
         for _ in range(self.rng.randrange(1, 9)):
@@ -187,6 +209,8 @@ class Life:
         return Request(QUEUE, POLICY, self.broker.clock.ms, map_bytes, is_forced=True)
 
     def rebuild(self) -> None:
+        if not self._master.is_whole:
+            return
         self.follow()
         if self.rng.random() < 0.5:
             self._master.compact(
@@ -211,7 +235,29 @@ class Life:
             self.rng.choice(steps)()
         self.files.is_full = False
 
+    def delete(self) -> None:
+        """Delete the topic and create it again, empty."""
+        self._table.delete_all()
+        # A crash on the way leaves the old topic, an empty one or none.
+        self._master.is_whole = False
+        answer = self.broker.ask(RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicHeader(topic=C))
+        if answer.code != ResponseCode.SUCCESS:
+            raise PromiseBroken(f"topic not deleted: {answer.remark}")
+        if self.rng.random() < 0.5:
+            self.broker.store.followers.all[0].catch_up()
+        self.create()
+        self._master.begin_anew()
+        self._table.flushed()
+        self._counts["topics deleted"] += 1
+
+    def create(self) -> None:
+        create(self.broker)
+        self.broker.topics.incarnations.saved.finish()
+        self.broker.topics.saved.finish()
+
     def settle(self) -> None:
+        if self.broker.topics.get(C) is None:
+            self.create()
         if self._master.is_needed:
             self.rebuild()
         self._table.settle(self.found())
@@ -249,8 +295,17 @@ def run(seed: int) -> Outcome:
 def _run(folder: Path, rng: Random, outcome: Outcome) -> None:
     table, master, clock = Table(), Master(), SetClock()
     files = FaultyFiles(folder / "store", Random(rng.random()))
-    first = BrokerUnderTest(folder, broker_config(folder, **SIZES), clock, files=files)
+    first = BrokerUnderTest(
+        folder,
+        broker_config(folder, **SIZES),
+        clock,
+        files=files,
+        commit_log_file_bytes=COMMIT_LOG_FILE_BYTES,
+    )
     create(first)
+    # A store whose queues are all gone rebuilds them, also those of a deleted topic.
+    first.create_topic(OTHER, 1)
+    first.store_message(OTHER, 0)
     first.topics.saved.finish()
     first.topics.incarnations.saved.finish()
     first.close()
@@ -258,7 +313,7 @@ def _run(folder: Path, rng: Random, outcome: Outcome) -> None:
     for number in range(LIVES):
         was_stopped = files.image is None and not files.faults["kill"]
         files = next_life(folder / "store", Random(rng.random()), before=files)
-        if was_stopped and rng.random() < 0.5:
+        if was_stopped and master.is_whole and rng.random() < 0.5:
             lose_older(files)
             master.is_needed = True
             outcome.counts["losses of older messages"] += 1

@@ -153,7 +153,7 @@ def test_rows_from_the_log_are_those_of_the_appends(
     for _ in range(150):
         producer.send()
     appended = store.ring.copy(slice(0, store.ring.written))
-    log_rows = LogRows(store.queue, frozenset(), store.settings.delay_levels_ms)
+    log_rows = LogRows(store.queue, frozenset(), store.settings.delay_levels_ms, {})
     found = [log_rows.rows(columns) for columns in read(store)]
     read_back = np.concatenate([rows for rows, _ in found])
     assert as_columns(read_back) == as_columns(appended), f"seed {seed}"
@@ -174,7 +174,7 @@ def records(*names: tuple[str, int]) -> RecordColumns:
 
 def test_records_of_queues_that_no_folder_can_have_get_no_row(tmp_path: Path) -> None:
     store = open_store(tmp_path)
-    log_rows = LogRows(store.queue, frozenset(), store.settings.delay_levels_ms)
+    log_rows = LogRows(store.queue, frozenset(), store.settings.delay_levels_ms, {})
     columns = records(("A", 0), ("..", 0), ("B", 1), ("a/b", 0), ("A", 0))
     rows, queues = log_rows.rows(columns)
     assert [queues[key].topic for key in rows["queue_key"].tolist()] == ["A", "B", "A"]
@@ -186,7 +186,7 @@ def test_records_of_queues_that_no_folder_can_have_get_no_row(tmp_path: Path) ->
 def test_a_queue_made_again_is_found_by_its_new_key(tmp_path: Path) -> None:
     """At run time topics come and go, so nothing may be remembered from block to block."""
     store = open_store(tmp_path)
-    log_rows = LogRows(store.queue, frozenset(), store.settings.delay_levels_ms)
+    log_rows = LogRows(store.queue, frozenset(), store.settings.delay_levels_ms, {})
     columns = records(("A", 0))
     log_rows.rows(columns)
     store.delete_topic("A")
@@ -198,7 +198,7 @@ def test_a_queue_made_again_is_found_by_its_new_key(tmp_path: Path) -> None:
 
 def test_records_of_topics_of_inner_batches_get_no_unit(tmp_path: Path) -> None:
     store = open_store(tmp_path)
-    log_rows = LogRows(store.queue, frozenset(["B"]), store.settings.delay_levels_ms)
+    log_rows = LogRows(store.queue, frozenset(["B"]), store.settings.delay_levels_ms, {})
     rows, _ = log_rows.rows(records(("A", 0), ("B", 0), ("A", 0)))
     assert (rows["sys_flag"] & INNER_BATCH != 0).tolist() == [False, True, False]
     store.close()

@@ -14,6 +14,7 @@ class RunTotals:
     """Sums over all runs. map_bytes_max: the largest map of a run."""
 
     run_count: int = 0
+    run_s: float = 0.0
     failure_count: int = 0
     round_count: int = 0
     kept_count: int = 0
@@ -23,9 +24,10 @@ class RunTotals:
     bytes_written: int = 0
     map_bytes_max: int = 0
 
-    def add(self, result: Result) -> None:
-        """Count a finished run."""
+    def add(self, result: Result, seconds: float) -> None:
+        """Count a finished run, which took so long."""
         self.run_count += 1
+        self.run_s += seconds
         self.round_count += result.round_count
         self.kept_count += result.kept_count
         self.dropped_count += result.dropped_count
@@ -38,6 +40,7 @@ class RunTotals:
         """For GET_BROKER_RUNTIME_INFO."""
         return {
             "compactionRuns": str(self.run_count),
+            "compactionRunMs": str(round(self.run_s * 1000)),
             "compactionFailures": str(self.failure_count),
             "compactionRounds": str(self.round_count),
             "compactionKept": str(self.kept_count),

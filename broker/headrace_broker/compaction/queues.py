@@ -100,13 +100,21 @@ class CompactedQueues:
 
     def open(self, topic: str, queue_id: int) -> CompactedQueue:
         """A queue's log, read from disk or created. Raises OSError, StoreError."""
-        created_at = self._topics.incarnations.created_at(topic)
+        created_at = self._created_at(topic)
         queue = self._queues.get((topic, queue_id))
         if queue is None or queue.created_at != created_at:
             self._adopt(topic, queue_id, created_at)
             queue = self._load(topic, queue_id, created_at)
             self._queues[topic, queue_id] = queue
         return queue
+
+    def _created_at(self, topic: str) -> int:
+        """Where the CommitLog ended when a topic was created; see ``Incarnations``.
+
+        A crash in the middle of another deletion may have taken its id.
+        """
+        deleted_end = self._store.dispatcher.deletions.ends.get(topic, 0)
+        return max(self._topics.incarnations.created_at(topic), deleted_end)
 
     def _load(self, topic: str, queue_id: int, created_at: int) -> CompactedQueue:
         store, fs = self._store, self._store.fs
@@ -244,7 +252,7 @@ class CompactedQueues:
         found = self._queues.get((queue.topic, queue.queue_id))
         if found is None:
             return None
-        created_at = self._topics.incarnations.created_at(queue.topic)
+        created_at = self._created_at(queue.topic)
         return found if found.created_at == created_at else None
 
     def all(self) -> dict[Name, CompactedQueue]:

@@ -1,6 +1,6 @@
 """COMPACT_TOPIC: compacts or rebuilds a topic, and describes its compaction logs.
 
-Source: docs/protocol.md "Compact a topic"; tests/broker/test_compaction_requests.py.
+Source: docs/protocol.md "Compact a topic"; tests/clients/test_cli_compacted.py.
 """
 
 from __future__ import annotations

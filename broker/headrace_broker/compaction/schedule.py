@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from functools import partial
+from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -127,6 +128,7 @@ class CompactionSchedule:
             return
         map_bytes = self._config.max_offset_map_size // int(limiter.total_tokens)
         request = Request(name, policy, self._now_ms(), map_bytes, is_forced)
+        start_s = monotonic()
         try:
             result = await trio.to_thread.run_sync(partial(self._compactor.compact, request))
         except RunStopped:
@@ -136,7 +138,7 @@ class CompactionSchedule:
             log.error("queue not compacted, retrying", queue=name, reason=str(error))
             return
         if result is not None:
-            self._totals.add(result)
+            self._totals.add(result, monotonic() - start_s)
             queue = self._queues.all().get(name)
             if queue is not None:
                 queue.log.release_replaced()

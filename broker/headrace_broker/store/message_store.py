@@ -30,6 +30,7 @@ from headrace_broker.store.log.record_checksum import SLOT_BYTES
 from headrace_broker.store.log.ring import Ring
 from headrace_broker.store.log.takers import taken_offset
 from headrace_broker.store.queues.consume_queue import ConsumeQueue
+from headrace_broker.store.queues.deletions import Deletions
 from headrace_broker.store.queues.dispatch import Dispatcher
 from headrace_broker.store.queues.peer_queues import BATCH_FOLDER, PeerQueues
 from headrace_broker.store.reader import Reader
@@ -139,7 +140,7 @@ class MessageStore:
             settings, self.fs, self.ring, self.clock, self._request_next_file, self._on_file_full
         )
         self.index_files = IndexFiles(settings, self.fs, log_vanished)
-        self.dispatcher = Dispatcher(self.ring, self.queues)
+        self.dispatcher = Dispatcher(self.ring, self.queues, Deletions(self.root, self.fs))
         self.indexer = Indexer(self.ring, self.commit_log, self.index_files, self.queues)
         for taker in more_takers:
             taker.join(self.ring)
@@ -226,6 +227,7 @@ class MessageStore:
         abort = self.root / "abort"
         is_clean = not abort.exists()
         self.flusher.checkpoint = Checkpoint.load(self.flusher.checkpoint_path)
+        self.dispatcher.deletions.load()
         self.commit_log.files.load(is_clean=is_clean)
         if not is_clean:
             self._check_peer_queues()
@@ -295,6 +297,7 @@ class MessageStore:
     def _load_queues(self, *, is_clean: bool) -> None:
         self._batch_topics = frozenset(path.name for path in (self.root / BATCH_FOLDER).glob("*"))
         folders = _queue_folders(self.root / "consumequeue")
+        ends = self.dispatcher.deletions.ends
         for number, (topic, name) in enumerate(folders, 1):
             if not name.isdigit():
                 raise StoreFormatError(
@@ -304,6 +307,10 @@ class MessageStore:
                 )
             queue = self.queue(topic, int(name))
             queue.consume_queue.load(is_clean, self.flusher.checkpoint.logics_physical_offset)
+            if 0 <= queue.consume_queue.last_physical_offset < ends.get(topic, 0):
+                # Of a deleted topic: a power cut has undone its removal.
+                self._forget_queue(queue)
+                queue.consume_queue.delete()
             queue.next_offset = queue.consume_queue.max_offset
             self.on_progress(LoadStage.QUEUES, number, len(folders))
 
@@ -311,7 +318,12 @@ class MessageStore:
         recovery = Recovery(
             self.commit_log,
             self.takers,
-            LogRows(self.queue, self._batch_topics, self.settings.delay_levels_ms),
+            LogRows(
+                self.queue,
+                self._batch_topics,
+                self.settings.delay_levels_ms,
+                self.dispatcher.deletions.ends,
+            ),
         )
         plan = self._plan_recovery(is_clean=is_clean)
         saved_ms = self.clock.now_ms()
@@ -325,6 +337,7 @@ class MessageStore:
 
         report = recovery.run(plan, is_clean=is_clean, on_progress=save_and_report)
         self._note_recovered(recovery)
+        self.dispatcher.deletions.settle(self.commit_log.min_offset, report.log_end)
         if not is_clean:
             # The bytes that a killed process wrote may still be only in the page cache.
             self.commit_log.flushed_offset = report.scanned_from
@@ -530,6 +543,7 @@ class MessageStore:
         thorough flush, a start after a crash may bring the topic back. Raises OSError.
         """
         self._finish_dispatch()
+        self.dispatcher.deletions.note(topic, self.commit_log.max_offset)
         folder = self.root / "consumequeue"
         for queue in self.queues_of(topic):
             self._forget_queue(queue)

@@ -235,8 +235,10 @@ class Recovery:
 
     def _rows(self, columns: RecordColumns, plan: RecoveryPlan) -> Rows:
         """The records' rows, without those of impossible queues; impossible offsets get no unit."""
+        deleted_count = self._log_rows.deleted_count
         rows, queues = self._log_rows.rows(columns)
-        self.unplaced_count += len(columns) - len(rows)
+        deleted_count = self._log_rows.deleted_count - deleted_count
+        self.unplaced_count += len(columns) - len(rows) - deleted_count
         for key, numbers in _by_queue(rows["queue_key"]):
             self._place(queues[key], rows, numbers[self._needs_unit(rows[numbers], plan)])
         return rows

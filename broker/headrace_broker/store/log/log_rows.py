@@ -26,7 +26,7 @@ from headrace_protocol.message import (
 from headrace_protocol.system_topics import SCHEDULE_TOPIC
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from headrace_broker.store.files.mapped_file import MappedFile
     from headrace_broker.store.files.mapped_file_queue import MappedFileQueue
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 TAGS_MARK: Final = b"TAGS\x01"
 # Some thousands of records: larger blocks save nothing, and progress is reported after each.
 SCAN_BYTES: Final = 4 << 20
+# Stands for the queue of a deleted topic.
+_GONE: Final = (b"", -1)
 
 FindQueue = Callable[[str, int], "StoreQueue"]
 
@@ -114,6 +116,8 @@ class LogRows:
     find_queue: returns the queue of a topic and queue id, created if missing; raises ValueError
     for a topic that cannot be a folder name.
     batch_topics: topics whose units are inner batches, which no plain ConsumeQueue holds.
+    deleted_ends: physical offset below which the records are those of a deleted topic.
+    deleted_count: the number of such records so far.
     """
 
     def __init__(
@@ -121,7 +125,10 @@ class LogRows:
         find_queue: FindQueue,
         batch_topics: frozenset[str],
         delay_levels_ms: tuple[int, ...],
+        deleted_ends: Mapping[str, int],
     ) -> None:
+        self.deleted_count = 0
+        self._deleted_ends = {topic.encode(): end for topic, end in deleted_ends.items()}
         self._find_queue = find_queue
         self._batch_topics = batch_topics
         self._delay_levels_ms = delay_levels_ms
@@ -129,7 +136,7 @@ class LogRows:
     def rows(self, columns: RecordColumns) -> tuple[Rows, dict[int, StoreQueue]]:
         """One row per record, in order, and the rows' queues by queue_key.
 
-        Records of impossible queues have no row.
+        Records of impossible queues and of deleted topics have no row.
         """
         queues, queue_keys = self._queues(columns)
         is_owned = queue_keys >= 0
@@ -150,12 +157,15 @@ class LogRows:
         return rows, queues
 
     def _queues(self, columns: RecordColumns) -> tuple[dict[int, StoreQueue], Array]:
-        """The queues, and the queue_key of each record; -1 if its queue is impossible."""
+        """The queues, and the queue_key of each record; -1 if its queue is impossible or gone."""
         topics = split(columns.data, columns.topic_start, columns.topic_bytes.astype(np.int64))
         names = list(zip(topics, columns.queue_id.tolist(), strict=True))
         queues: dict[int, StoreQueue] = {}
         known: dict[tuple[bytes, int], int] = {}
-        for name in dict.fromkeys(names):
+        if not self._deleted_ends.keys().isdisjoint(topics):
+            known[_GONE] = -1
+            names = self._without_deleted(names, columns.physical_offset.tolist())
+        for name in (each for each in dict.fromkeys(names) if each not in known):
             topic, queue_id = name
             try:
                 queue = self._find_queue(topic.decode(), queue_id)
@@ -165,6 +175,18 @@ class LogRows:
                 known[name] = queue.key
                 queues[queue.key] = queue
         return queues, np.array([known[name] for name in names], np.int32)
+
+    def _without_deleted(
+        self, names: list[tuple[bytes, int]], physical_offsets: list[int]
+    ) -> list[tuple[bytes, int]]:
+        """The names of queues, _GONE for records of deleted topics."""
+        ends = self._deleted_ends
+        found = [
+            name if offset >= ends.get(name[0], 0) else _GONE
+            for name, offset in zip(names, physical_offsets, strict=True)
+        ]
+        self.deleted_count += found.count(_GONE)
+        return found
 
     def _set_due_ms(self, rows: Rows, numbers: Array, properties: list[bytes]) -> None:
         """Put the delivery time of delayed messages where their units have the tags code."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from headrace_broker.store.integrity.checkpoint import Checkpoint
     from headrace_broker.store.log.ring import Run
     from headrace_broker.store.queues.consume_queue import ConsumeQueue
+    from headrace_broker.store.queues.deletions import Deletions
     from headrace_broker.store.store_queue import StoreQueue
 
 # PREPARED and ROLLBACK records (they share this bit) and inner batches have no unit of their own.
@@ -38,9 +39,10 @@ class Dispatcher(Taker):
 
     name = "consumequeue"
 
-    def __init__(self, ring: Ring, queues: list[StoreQueue]) -> None:
-        """queues: indexed by queue_key; the store appends to it."""
+    def __init__(self, ring: Ring, queues: list[StoreQueue], deletions: Deletions) -> None:
+        """queues: indexed by queue_key; the store appends to it. deletions: saved by flushes."""
         self.join(ring)
+        self.deletions = deletions
         self.queues = queues
         # Dictionaries, since the order of sets differs from run to run.
         self.touched: dict[StoreQueue, None] = {}
@@ -190,7 +192,8 @@ class Dispatcher(Taker):
                 logics_msg_timestamp=store_ms, logics_physical_offset=physical_offset
             )
 
-        return TakerFlush([queue.start_flush() for queue in queues], flushed)
+        syncs = [queue.start_flush() for queue in queues]
+        return TakerFlush(syncs, flushed, self.deletions.save)
 
     def due_flushes(self, least_bytes: int) -> Iterator[TakerFlush]:
         """Queues with many new units; they stay dirty until the checkpoint covers them."""

@@ -1,0 +1,67 @@
+"""Where the records of deleted topics end: ``deletedTopics.json``, headrace's own.
+
+Records stay in the log when their topic is deleted, and a start reads the log again: all of it
+without queues, and from the newest unit on otherwise. Records below the end of a deleted topic get
+no unit then, so a topic that was created again does not get the messages of the deleted one.
+
+Source: docs/store-format.md "Files"; tests/store/test_deletions.py.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Final
+
+from headrace_broker.store.files.config_file import ConfigFile
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from headrace_broker.store.files.filesystem import Files
+
+DELETIONS_NAME: Final = "deletedTopics.json"
+
+
+class Deletions:
+    """Physical offsets by topic; the records of the deleted topic are below.
+
+    ends: for reading.
+    """
+
+    def __init__(self, root: Path, files: Files) -> None:
+        self.ends: dict[str, int] = {}
+        self._file = ConfigFile(root / DELETIONS_NAME, files)
+        self._saved: dict[str, int] = {}
+
+    def load(self) -> None:
+        """Read the file. Raises OSError, StoreFormatError."""
+        self._saved = self._file.read(_parse) or {}
+        self.ends = dict(self._saved)
+
+    def note(self, topic: str, log_end: int) -> None:
+        """A topic is deleted, whose records are below ``log_end``."""
+        self.ends[topic] = log_end
+
+    def settle(self, log_start: int, log_end: int) -> None:
+        """Forget what the log has lost, and save: what is appended now is of no deleted topic.
+
+        Raises OSError.
+        """
+        ends = {topic: min(end, log_end) for topic, end in self.ends.items()}
+        self.ends = {topic: end for topic, end in ends.items() if end > log_start}
+        self.save()
+
+    def save(self) -> None:
+        """Bring the file to disk if it has changed; in any thread. Raises OSError."""
+        ends = self.ends.copy()
+        if ends != self._saved:
+            self._file.save(json.dumps(ends).encode())
+            self._saved = ends
+
+
+def _parse(text: bytes) -> dict[str, int]:
+    """Raises ValueError for another text."""
+    ends = json.loads(text)
+    if not isinstance(ends, dict) or not all(isinstance(end, int) for end in ends.values()):
+        raise ValueError("holds no offsets by topic")
+    return ends
