@@ -81,6 +81,7 @@ class Delivered:
         """Read the log from ``from_offset`` to its end. Raises OSError."""
         if from_offset >= store.commit_log.max_offset:
             return  # no record begins there, so that a scan would read the whole file
+        from_offset = max(from_offset, store.commit_log.min_offset)  # the files before may be gone
         for block in scan_from(store.commit_log.files, from_offset):
             self._note(block)
 
