@@ -60,6 +60,18 @@ class ManifestFile:
                 return put
         return Failure(FailureKind.UNREACHABLE, self.path, "other brokers replace it all the time")
 
+    def look(self) -> Failure | None:
+        """Read the manifest without taking an epoch; it can't be replaced then.
+
+        Fails with MISSING, UNREACHABLE, DAMAGED.
+        """
+        found = self._read()
+        if isinstance(found, Failure):
+            return found
+        self.manifest = found.manifest
+        self.replaced = Failure(FailureKind.CHANGED, self.path, "was opened for reading only")
+        return None
+
     def commit(self, catalogs: list[Reference], tail: list[Reference]) -> Failure | None:
         """Replace the lists. After UNREACHABLE they may be replaced nevertheless.
 

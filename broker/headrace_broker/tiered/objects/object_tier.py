@@ -112,6 +112,23 @@ class ObjectTier:
         self._is_loaded = failure is None
         return failure
 
+    def look(self) -> Failure | None:
+        """Open the queues for reading only, beside a broker that may run.
+
+        Fails as ``start``, and with MISSING without a manifest.
+        """
+        self._manifest = ManifestFile(self.driver, self.folder, *self._home)
+        return self._manifest.look() or self._load()
+
+    def named(self) -> set[str]:
+        """The objects that must stay: all that the manifest names, or named until recently."""
+        inventory = self.inventory
+        named = {*inventory.objects, *inventory.catalogs, *inventory.unused}
+        named |= {name for name, _ in self._unused}
+        if self._merger is not None:
+            named |= {row.name for row, _ in self._merger.made}
+        return named
+
     def _open_manifest(self) -> Failure | None:
         manifest = ManifestFile(self.driver, self.folder, *self._home)
         etag = self.driver.etag(manifest.path)
@@ -287,13 +304,10 @@ class ObjectTier:
         # one that had no answer not what the manifest names.
         with self.lock:
             failure = self.manifest.settle()
-            named = {*self.inventory.objects, *self.inventory.catalogs, *self.inventory.unused}
-            named |= {name for name, _ in self._unused}
-            if self._merger is not None:
-                named |= {row.name for row, _ in self._merger.made}
+            named = self.named()
         if failure is not None:
             return failure
-        old = [name for name in found if name not in named and _made_ms(name) + _DAY_MS < now_ms]
+        old = [name for name in found if name not in named and is_old(name, now_ms)]
         failure = self._delete(old)
         if failure is None:
             self._swept_ms = now_ms
@@ -346,10 +360,10 @@ class ObjectTier:
         """As ``StoredTier.close``."""
 
 
-def _made_ms(name: str) -> int:
-    """When an object was made; one with another name is never old."""
+def is_old(name: str, now_ms: int) -> bool:
+    """Whether an object was made more than a day ago; one with another name is never old."""
     text = name.rpartition("-")[2]
-    return int(text) if text.isdecimal() else 1 << 62
+    return text.isdecimal() and int(text) + _DAY_MS < now_ms
 
 
 def _contents(name: Name, log_base: int, group: Group) -> list[Content]:
