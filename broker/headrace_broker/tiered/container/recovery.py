@@ -236,9 +236,11 @@ def _date(queue: FlatQueue, file: FlatFile) -> Failure | None:
             continue
         if row.end_timestamp == LONG_MAX:
             first = _first_record(queue, file, row)
-            if isinstance(first, Failure):
+            if isinstance(first, Failure) and first.kind is not FailureKind.SHORT:
                 return first
-            begin_ms = min(row.begin_timestamp, first.store_ms)
+            # A unit whose record is in a hole of the log says no time.
+            first_ms = last if isinstance(first, Failure) else first.store_ms
+            begin_ms = min(row.begin_timestamp, first_ms)
             end_ms = max(begin_ms, last)
             row = msgspec.structs.replace(row, begin_timestamp=begin_ms, end_timestamp=end_ms)
             rows[number] = row

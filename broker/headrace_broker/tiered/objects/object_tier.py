@@ -120,6 +120,17 @@ class ObjectTier:
         self._manifest = ManifestFile(self.driver, self.folder, *self._home)
         return self._manifest.look() or self._load()
 
+    def adopt(self, manifest: ManifestFile, rows: list[ObjectRow], now_ms: int) -> Failure | None:
+        """Have a manifest name these objects, and nothing else but where queues have ended."""
+        self._manifest = manifest
+        ended = {name: queue.state for name, queue in self.queues.items() if queue.state.end}
+        self.inventory = Inventory(self._home.broker, self.reader)
+        self.inventory.load([], rows, [])
+        for name, state in ended.items():
+            if name not in self.queues:
+                self.inventory.new_queue(name).state = state._replace(pieces=())
+        return self.checkpoint(now_ms)
+
     def named(self) -> set[str]:
         """The objects that must stay: all that the manifest names, or named until recently."""
         inventory = self.inventory

@@ -21,7 +21,6 @@ from headrace_broker.tiered.objects.object_tier import CATALOGS, DATA
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from headrace_broker.tiered.access.settings import TierSettings
     from headrace_broker.tiered.container.metadata import SegmentRow, TierMetadata
@@ -42,11 +41,6 @@ def open_objects(settings: TierSettings) -> PutDriver:
         return open_place(settings, Files())
     except (ValueError, ImportError) as error:
         raise StoreError(str(error)) from error
-
-
-def metadata_path(settings: TierSettings) -> Path:
-    """The metadata of a tier in Apache's layout."""
-    return settings.root / "config" / "tieredStoreMetadata.json"
 
 
 def entries(driver: Driver, folder: str) -> list[Entry]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from headrace_broker.store.errors import StoreError, StoreFormatError
+from headrace_broker.tiered.access.tier_access import metadata_path
 from headrace_broker.tiered.container.flat_queue import FlatQueue
 from headrace_broker.tiered.container.metadata import TierMetadata
 from headrace_broker.tiered.container.paths import FileKind, cluster_folder
@@ -18,7 +19,6 @@ from headrace_broker.tiered.objects.object_tier import ObjectTier
 from headrace_broker.tiered.rescue.place import (
     FileListing,
     list_objects,
-    metadata_path,
     open_folder,
     open_objects,
 )
@@ -69,7 +69,7 @@ def verify(settings: TierSettings, *, deep: bool) -> Report:
 
 
 def _verify_files(settings: TierSettings, driver: PosixDriver, deep: bool) -> Report:
-    path = metadata_path(settings)
+    path = metadata_path(settings.root)
     try:
         metadata = TierMetadata(path)
     except StoreFormatError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ import click
 
 from headrace.admin import completion, options
 from headrace.admin.failures import CommandFailed
-from headrace.admin.output import print_json, print_rows, warned, with_problems
+from headrace.admin.output import print_json, print_record, print_rows, warned, with_problems
 from headrace.errors import ConfigurationError
 from headrace_daemon.command import FAILED, warn
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from headrace_broker.config import BrokerConfig
     from headrace_broker.tiered.access.settings import TierSettings
+    from headrace_broker.tiered.container.stored_tier import StoredTier
     from headrace_protocol.tier_bodies import TierQueueStatus, TierStatus
 
 
@@ -181,6 +183,37 @@ def verify(config: Path, *, deep: bool, as_json: bool) -> None:
         sys.stderr.write(f"{text}\n")
     if damaged:
         sys.exit(FAILED)
+
+
+@command.command("rebuild", epilog=options.examples("headrace tier rebuild -c broker.conf"))
+@_config
+@options.as_json
+def rebuild(config: Path, *, as_json: bool) -> None:
+    """Write the tier's metadata or manifest anew, from what the place has.
+
+    For a tier whose metadata or manifest is lost or torn. Stop the broker first. No file or object
+    is deleted, and what is replaced is kept as .bak. Topics that were deleted within the last day
+    may come back.
+    """
+    from headrace_broker.tiered.rescue.rebuild import rebuild as run
+
+    with _opened(config) as (_, settings):
+        done = run(settings, _now_ms())
+    for problem in done.problems:
+        warn(f"left out: {problem}")
+    print_record(_counts(done.tier, left_out=len(done.problems)), as_json=as_json)
+    if done.problems:
+        sys.exit(FAILED)
+
+
+def _counts(tier: StoredTier, **more: int) -> dict[str, int]:
+    queues = tier.queues.values()
+    messages = sum(queue.commit_offset - queue.min_offset for queue in queues)
+    return {"queues": len(queues), "messages": messages, **more}
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)
 
 
 @contextmanager
