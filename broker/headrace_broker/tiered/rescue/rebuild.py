@@ -83,7 +83,8 @@ def rebuild_files(driver: PosixDriver, settings: TierSettings, now_ms: int) -> R
     """As ``rebuild``; the caller has the store's lock."""
     path = metadata_path(settings.root)
     new_path = path.with_name(path.name + _NEW_SUFFIX)
-    for left in (new_path, new_path.with_name(new_path.name + BACKUP_SUFFIX)):
+    new_backup = new_path.with_name(new_path.name + BACKUP_SUFFIX)
+    for left in (new_path, new_backup):
         left.unlink(missing_ok=True)
     is_readable, topics = _known_topics(driver, settings)
     metadata = TierMetadata(new_path)
@@ -97,6 +98,7 @@ def rebuild_files(driver: PosixDriver, settings: TierSettings, now_ms: int) -> R
     if path.exists():
         path.rename(path.with_name(path.name + (BACKUP_SUFFIX if is_readable else DAMAGED_SUFFIX)))
     new_path.rename(path)
+    new_backup.unlink(missing_ok=True)
     Files().fsync_directory(path.parent)
     return Rebuilt(tier, [str(failure) for failure in tier.damaged.values()])
 

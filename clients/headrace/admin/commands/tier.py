@@ -206,6 +206,30 @@ def rebuild(config: Path, *, as_json: bool) -> None:
         sys.exit(FAILED)
 
 
+@command.command("restore", epilog=options.examples("headrace tier restore -c broker.conf"))
+@_config
+@options.as_json
+def restore(config: Path, *, as_json: bool) -> None:
+    """Fill the empty store of a broker that lost its disk, so that it continues on its tier.
+
+    Restores topics, groups and their offsets as the tier has them. Queues continue where the tier
+    ends: messages that were not uploaded are lost, as are delayed messages, timers and open
+    transactions. Then start the broker.
+    """
+    from headrace_broker.tiered.rescue.restore import restore as run
+
+    with _opened(config) as (broker, settings):
+        done = run(settings, broker.store_settings(bytes(8)), _now_ms())
+    if done is None:
+        sys.stderr.write("completed what an earlier command had begun\n")
+        return
+    for problem in done.problems:
+        warn(f"not restored: {problem}")
+    print_record(_counts(done.tier, topics=done.topic_count), as_json=as_json)
+    if done.problems:
+        sys.exit(FAILED)
+
+
 def _counts(tier: StoredTier, **more: int) -> dict[str, int]:
     queues = tier.queues.values()
     messages = sum(queue.commit_offset - queue.min_offset for queue in queues)
