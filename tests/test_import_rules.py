@@ -159,6 +159,17 @@ MAY_IMPORT = {
         "msgspec",
         *RECORDS,
     },
+    "headrace_broker.tiered.rescue": {
+        STORE,
+        "headrace_broker.persistence",
+        "headrace_broker.tiered.access",
+        "headrace_broker.tiered.container",
+        "headrace_broker.tiered.driver",
+        "headrace_broker.tiered.objects",
+        "headrace_protocol",
+        "msgspec",
+        *RECORDS,
+    },
     STORE: {
         STORE,
         "headrace_broker.clock",

@@ -644,6 +644,7 @@ def services(parts: Parts) -> tuple[Service, ...]:
             partial(parts.offsets.run, lambda: parts.config.flush_consumer_offset_interval / 1000),
             finish=parts.offsets.persist,
         ),
+        *(() if parts.tier is None else (parts.tier.tables_service(),)),
         # The server handles the errors of each client; any other error must end the broker.
         Service(
             partial(parts.network.serve, parts.listener, parts.server),

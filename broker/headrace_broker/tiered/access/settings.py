@@ -61,3 +61,8 @@ class TierSettings:
     window_count: int
     window_bytes: int
     expire_ms: int
+
+    @property
+    def is_lasting(self) -> bool:
+        """Whether what is kept outlives the broker."""
+        return self.folder is not None or self.place is not None

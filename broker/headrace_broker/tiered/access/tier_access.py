@@ -16,9 +16,11 @@ from headrace_broker.tiered.objects.object_tier import ObjectTier
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from headrace_broker.store.files.filesystem import Files
     from headrace_broker.tiered.access.settings import TierSettings
+    from headrace_broker.tiered.container.metadata import TopicRow
     from headrace_broker.tiered.container.stored_queue import StoredQueue
     from headrace_broker.tiered.container.stored_tier import StoredTier
     from headrace_broker.tiered.driver.interface import AppendDriver, PutDriver
@@ -76,18 +78,8 @@ class TierAccess:
         if settings.keeps_objects:
             objects = _open_objects(settings, self._files)
             return ObjectTier(MeteredPuts(objects, self.operations), settings.home)
-        metadata = TierMetadata(settings.root / "config" / "tieredStoreMetadata.json", self._files)
-        index = TierIndex(
-            settings.root,
-            self._driver,
-            metadata,
-            cluster_folder(settings.home.cluster),
-            settings.home.broker,
-            self._files,
-            settings.index_size,
-        )
-        index.open(is_clean=False)
-        return Tier(self._driver, settings.home, metadata, settings.limits, index)
+        metadata = TierMetadata(metadata_path(settings.root), self._files)
+        return open_files(settings, self._driver, metadata, self._files)
 
     def queue(self, topic: str, queue_id: int) -> StoredQueue | None:
         """A queue that has messages; None also before the tier is open."""
@@ -103,11 +95,33 @@ class TierAccess:
             return place.url, place.endpoint, place.region
         return (folder.resolve().as_uri(), "", "") if folder is not None else None
 
+    def topics(self) -> list[TopicRow]:
+        """The ids of topics in index files; none before the tier is open, and none of objects."""
+        tier = self._tier
+        return tier.metadata.topics() if isinstance(tier, Tier) else []
+
     def close(self) -> None:
         """Release local files; the tier may be opened again."""
         tier, self._tier, self.is_open = self._tier, None, False
         if tier is not None:
             tier.close()
+
+
+def metadata_path(root: Path) -> Path:
+    """The metadata of a tier in Apache's layout, in the store's directory."""
+    return root / "config" / "tieredStoreMetadata.json"
+
+
+def open_files(
+    settings: TierSettings, driver: AppendDriver, metadata: TierMetadata, files: Files
+) -> Tier:
+    """A tier in Apache's layout, not started yet. Raises StoreFormatError, OSError."""
+    home = settings.home
+    folder = cluster_folder(home.cluster)
+    size = settings.index_size
+    index = TierIndex(settings.root, driver, metadata, folder, home.broker, files, size)
+    index.open(is_clean=False)
+    return Tier(driver, home, metadata, settings.limits, index)
 
 
 def open_place(settings: TierSettings, files: Files) -> PutDriver:

@@ -10,9 +10,10 @@ import trio
 from headrace_broker.queue_directory import Use
 from headrace_broker.store.errors import StoreError
 from headrace_broker.tiered.access.lookups import TierLookups
+from headrace_broker.tiered.access.saved_tables import TableSaver
 from headrace_broker.tiered.access.settings import StorageLevel
 from headrace_broker.tiered.access.status import TierState
-from headrace_broker.tiered.access.tier_access import TierAccess
+from headrace_broker.tiered.access.tier_access import TierAccess, open_place
 from headrace_broker.tiered.access.tier_reader import TierReader
 from headrace_broker.tiered.access.tiered_source import TieredSource
 from headrace_broker.tiered.access.upload import Upload
@@ -36,6 +37,9 @@ log = structlog.get_logger("headrace.broker")
 
 _RETRY_S: Final = 10.0
 _MERGE_S: Final = 60.0
+_TABLES_S: Final = 60.0
+# A stop waits so long for the tier to take the tables.
+_LAST_TABLES_S: Final = 5.0
 _READS: Final = {Use.PULL, Use.READ, Use.BEGIN, Use.INSPECT, Use.LIST}
 
 
@@ -68,9 +72,17 @@ class TieredStorage:
         self.state = TierState(
             store, topics, settings, self._access, self._reader, self.upload, following
         )
+        self._tables = TableSaver(
+            lambda: open_place(settings, store.fs),
+            settings.home,
+            settings.root,
+            store.fs,
+            self._access.topics,
+        )
         # Apart from the threads of all other work: the store may hang.
         self._threads = trio.CapacityLimiter(1)
         self._merging = trio.CapacityLimiter(1)
+        self._saving = trio.CapacityLimiter(1)
 
     def _wants(self, topic: str) -> bool:
         config = self._topics.get(topic)
@@ -115,6 +127,31 @@ class TieredStorage:
             Service(self._run_expiry),
             Service(self._run_merges),
         )
+
+    def tables_service(self) -> Service:
+        """Saves the broker's tables in the tier; at a stop after they are on disk."""
+        return Service(self._run_tables, finish=self._save_last_tables)
+
+    async def _run_tables(self) -> None:
+        while True:
+            await self._save_tables()
+            await trio.sleep(_TABLES_S)
+
+    async def _save_last_tables(self) -> None:
+        with trio.move_on_after(_LAST_TABLES_S):
+            await self._save_tables()
+
+    async def _save_tables(self) -> None:
+        if not self._settings.is_lasting:
+            return
+        try:
+            now_ms = self._access.now_ms()
+            # A put is whole or nothing, so it may be left alone.
+            await trio.to_thread.run_sync(
+                self._tables.save, now_ms, limiter=self._saving, abandon_on_cancel=True
+            )
+        except (OSError, StoreError) as error:
+            log.warning("tables not saved in the tier, retrying", reason=str(error))
 
     def _load(self) -> None:
         """Open the tier; if its store is away, the follower and the readers try again."""

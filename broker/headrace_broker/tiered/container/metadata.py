@@ -124,6 +124,19 @@ class TierMetadata:
         """A topic's row."""
         return self._tables.topic_metadata_table.get(topic)
 
+    def topics(self) -> list[TopicRow]:
+        """The rows of all topics."""
+        with self._lock:
+            return list(self._tables.topic_metadata_table.values())
+
+    def adopt_topics(self, rows: Iterable[TopicRow]) -> None:
+        """Take over the ids of topics; new topics get later ones."""
+        with self._lock:
+            for row in rows:
+                self._tables.topic_metadata_table[row.topic] = row
+                serial = max(self._tables.topic_serial_number, row.topic_id)
+                self._tables.topic_serial_number = serial
+
     def set_reserve_hours(self, topic: str, hours: int, now_ms: int) -> None:
         """Note how long to keep a known topic's messages; -1 for the broker's setting."""
         row = self.topic(topic)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from headrace_broker.tiered.container.flat_queue import FlatQueue
     from headrace_broker.tiered.container.stored_queue import RecordHead, UnitRange
     from headrace_broker.tiered.driver.interface import Entry
+    from headrace_protocol.columns import Array, RecordColumns
 
 Sizes = dict[int, int]
 
@@ -197,11 +198,16 @@ def _sound_units(queue: FlatQueue, found: UnitRange) -> int | Failure:
     records = queue.records(found.units, offsets)
     if isinstance(records, Failure):
         return records
+    others = np.flatnonzero(found.units["tags_code"] != tags_codes(records))
+    return int(others[0]) if len(others) else len(found.units)
+
+
+def tags_codes(records: RecordColumns) -> Array:
+    """The tags code of each record, as in its unit."""
     begins, data = records.properties_start, bytes(records.data)
     ends = begins + records.properties_bytes
     codes = [tags_code_of(data[a:b]) for a, b in zip(begins.tolist(), ends.tolist(), strict=True)]
-    others = np.flatnonzero(found.units["tags_code"] != codes)
-    return int(others[0]) if len(others) else len(codes)
+    return np.array(codes, np.int64)
 
 
 def _has_record(queue: FlatQueue, queue_offset: int, unit: np.void) -> bool | Failure:
@@ -230,9 +236,11 @@ def _date(queue: FlatQueue, file: FlatFile) -> Failure | None:
             continue
         if row.end_timestamp == LONG_MAX:
             first = _first_record(queue, file, row)
-            if isinstance(first, Failure):
+            if isinstance(first, Failure) and first.kind is not FailureKind.SHORT:
                 return first
-            begin_ms = min(row.begin_timestamp, first.store_ms)
+            # A unit whose record is in a hole of the log says no time.
+            first_ms = last if isinstance(first, Failure) else first.store_ms
+            begin_ms = min(row.begin_timestamp, first_ms)
             end_ms = max(begin_ms, last)
             row = msgspec.structs.replace(row, begin_timestamp=begin_ms, end_timestamp=end_ms)
             rows[number] = row

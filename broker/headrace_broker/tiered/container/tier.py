@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
 from headrace_broker.tiered.container.flat_file import Place
 from headrace_broker.tiered.container.flat_queue import FlatQueue, SegmentLimits
-from headrace_broker.tiered.container.metadata import UNKNOWN_OFFSET
+from headrace_broker.tiered.container.metadata import UNKNOWN_OFFSET, SegmentRow
 from headrace_broker.tiered.container.paths import (
     FileKind,
     QueueName,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from headrace_broker.tiered.container.metadata import TierMetadata
+    from headrace_broker.tiered.container.recovery import Sizes
     from headrace_broker.tiered.container.stored_tier import Group, Limits
     from headrace_broker.tiered.container.tier_index import TierIndex
     from headrace_broker.tiered.driver.interface import AppendDriver
@@ -295,13 +297,22 @@ class Tier:
         entries = self._driver.entries(f"{self._folder}/{self._home.broker}")
         if isinstance(entries, Failure):
             return entries
-        for folder in sorted(sizes_by_folder(entries)):
+        for folder, found in sorted(sizes_by_folder(entries).items()):
             topic, queue_id, kind = folder.split("/")[-3:]
             name = QueueName(self._home.broker, topic, int(queue_id))
             if kind == FileKind.COMMIT_LOG.name and self.metadata.queue(name) is None:
                 self.metadata.topic_id(topic, now_ms)
                 self.metadata.set_queue(name, 0, UNKNOWN_OFFSET, now_ms)
+                if _has_hole(found):
+                    # Without rows all behind the hole would count as what a crash left.
+                    log = FileKind.COMMIT_LOG
+                    rows = [SegmentRow(name.path, log, base, size=found[base]) for base in found]
+                    self.metadata.set_segments(name, log, rows)
         failure = self.open(now_ms)
         if failure is None:
             self.metadata.save()
         return failure
+
+
+def _has_hole(found: Sizes) -> bool:
+    return any(base + found[base] != other for base, other in pairwise(sorted(found)))

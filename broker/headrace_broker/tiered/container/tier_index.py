@@ -14,14 +14,21 @@ import numpy as np
 
 from headrace_broker.store.index.index_keys import Regions, index_prefixes, key_hashes
 from headrace_broker.tiered.container.flat_file import Place
-from headrace_broker.tiered.container.index_file import ITEM, SLOT, IndexSize, OpenIndex
+from headrace_broker.tiered.container.index_file import (
+    FINISHED_MAGIC,
+    HEADER,
+    ITEM,
+    SLOT,
+    IndexSize,
+    OpenIndex,
+)
 from headrace_broker.tiered.container.metadata import STATUS_SEALED, SegmentRow
 from headrace_broker.tiered.container.paths import FileKind, index_queue
 from headrace_broker.tiered.driver.interface import Failure, FailureKind
 from headrace_protocol.message import index_key_hash
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from headrace_broker.store.files.filesystem import Files
@@ -96,6 +103,37 @@ class TierIndex:
 
     def _rows(self) -> list[SegmentRow]:
         return self._metadata.segments(self._place.queue, self._place.kind)
+
+    def adopt(self, sizes: Mapping[int, int], now_ms: int) -> int | Failure:
+        """Name the finished files that the store has, instead of what the metadata says.
+
+        sizes: by base. Returns the begin of the last one, 0 without any; later records may be in
+        none. Fails as a read.
+        """
+        rows: list[SegmentRow] = []
+        for base in sorted(sizes):
+            if base != (rows[-1].end if rows else base):
+                break
+            read = self._driver.read(self._place.segment_path(base), [(0, HEADER.size)])
+            if isinstance(read, Failure) and read.kind is not FailureKind.SHORT:
+                return read
+            header = HEADER.unpack(read[0]) if isinstance(read, list) else (0, 0, 0)
+            if header[0] != FINISHED_MAGIC:  # the upload was cut short
+                break
+            row = SegmentRow(
+                self._place.queue.path,
+                self._place.kind,
+                base,
+                status=STATUS_SEALED,
+                size=sizes[base],
+                create_timestamp=now_ms,
+                begin_timestamp=header[1],
+                end_timestamp=header[2],
+                seal_timestamp=now_ms,
+            )
+            rows.append(row)
+        self._metadata.set_segments(self._place.queue, self._place.kind, rows)
+        return rows[-1].begin_timestamp if rows else 0
 
     # -- writing -----------------------------------------------------------------------------------
 

@@ -91,6 +91,12 @@ def joined(columns: list[Array], kind: np.dtype[Any]) -> Array:
     return np.concatenate(columns).astype(kind, copy=False)
 
 
+def object_bytes_min(row: ObjectRow) -> int:
+    """The least size of an object, since its directory follows the parts and keys."""
+    stops = [part.stop for parts in row.parts.values() for part in parts]
+    return max([row.keys_at + row.key_count * KEY_ITEM.itemsize, *stops]) + _TRAILER.size
+
+
 def read_directory(driver: Driver, path: str) -> ObjectRow | Failure:
     """The directory of an object that no manifest names. Fails with DAMAGED and as a read."""
     size = driver.size(path)

@@ -61,6 +61,31 @@ class ManifestFile:
                 return put
         return Failure(FailureKind.UNREACHABLE, self.path, "other brokers replace it all the time")
 
+    def look(self) -> Failure | None:
+        """Read the manifest without taking an epoch; it can't be replaced then.
+
+        Fails with MISSING, UNREACHABLE, DAMAGED.
+        """
+        found = self._read()
+        if isinstance(found, Failure):
+            return found
+        self.manifest = found.manifest
+        self.replaced = Failure(FailureKind.CHANGED, self.path, "was opened for reading only")
+        return None
+
+    def take_anew(self, epoch: int) -> Failure | None:
+        """Begin an epoch although there is no manifest that can be read.
+
+        The first ``commit`` writes it. Fails with UNREACHABLE.
+        """
+        etag = self._driver.etag(self.path)
+        if isinstance(etag, Failure) and etag.kind is not FailureKind.MISSING:
+            return etag
+        self._etag = etag if isinstance(etag, str) else ""
+        writer = secrets.token_hex(_WRITER_BYTES)
+        self.manifest = msgspec.structs.replace(self.manifest, epoch=epoch, writer=writer)
+        return None
+
     def commit(self, catalogs: list[Reference], tail: list[Reference]) -> Failure | None:
         """Replace the lists. After UNREACHABLE they may be replaced nevertheless.
 

@@ -113,6 +113,34 @@ class ObjectTier:
         self._is_loaded = failure is None
         return failure
 
+    def look(self) -> Failure | None:
+        """Open the queues for reading only, beside a broker that may run.
+
+        Fails as ``start``, and with MISSING without a manifest.
+        """
+        self._manifest = ManifestFile(self.driver, self.folder, *self._home)
+        return self._manifest.look() or self._load()
+
+    def adopt(self, manifest: ManifestFile, rows: list[ObjectRow], now_ms: int) -> Failure | None:
+        """Have a manifest name these objects, and nothing else but where queues have ended."""
+        self._manifest = manifest
+        ended = {name: queue.state for name, queue in self.queues.items() if queue.state.end}
+        self.inventory = Inventory(self._home.broker, self.reader)
+        self.inventory.load([], rows, [])
+        for name, state in ended.items():
+            if name not in self.queues:
+                self.inventory.new_queue(name).state = state._replace(pieces=())
+        return self.checkpoint(now_ms)
+
+    def named(self) -> set[str]:
+        """The objects that must stay: all that the manifest names, or named until recently."""
+        inventory = self.inventory
+        named = {*inventory.objects, *inventory.catalogs, *inventory.unused}
+        named |= {name for name, _ in self._unused}
+        if self._merger is not None:
+            named |= {row.name for row, _ in self._merger.made}
+        return named
+
     def _open_manifest(self) -> Failure | None:
         manifest = ManifestFile(self.driver, self.folder, *self._home)
         etag = self.driver.etag(manifest.path)
@@ -290,11 +318,10 @@ class ObjectTier:
             if self._merger is not None:  # may have stored an object that it has not noted yet
                 return None
             failure = self.manifest.settle()
-            named = {*self.inventory.objects, *self.inventory.catalogs, *self.inventory.unused}
-            named |= {name for name, _ in self._unused}
+            named = self.named()
         if failure is not None:
             return failure
-        old = [name for name in found if name not in named and _made_ms(name) + _DAY_MS < now_ms]
+        old = [name for name in found if name not in named and is_old(name, now_ms)]
         failure = self._delete(old)
         if failure is None:
             self._swept_ms = now_ms
@@ -347,10 +374,10 @@ class ObjectTier:
         """As ``StoredTier.close``."""
 
 
-def _made_ms(name: str) -> int:
-    """When an object was made; one with another name is never old."""
+def is_old(name: str, now_ms: int) -> bool:
+    """Whether an object was made more than a day ago; one with another name is never old."""
     text = name.rpartition("-")[2]
-    return int(text) if text.isdecimal() else 1 << 62
+    return text.isdecimal() and int(text) + _DAY_MS < now_ms
 
 
 def _contents(name: Name, log_base: int, group: Group) -> list[Content]:

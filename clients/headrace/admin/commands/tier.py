@@ -1,22 +1,43 @@
-"""``headrace tier``: shows what is in tiered storage, and what is not yet."""
+"""``headrace tier``: shows what is in tiered storage, and what is not yet; repairs and moves it."""
 
 from __future__ import annotations
 
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from headrace.admin import completion, options
-from headrace.admin.output import print_json, print_rows, warned, with_problems
-from headrace_daemon.command import warn
+from headrace.admin.failures import CommandFailed
+from headrace.admin.output import print_json, print_record, print_rows, warned, with_problems
+from headrace.errors import ConfigurationError
+from headrace_daemon.command import FAILED, warn
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from headrace_broker.config import BrokerConfig
+    from headrace_broker.tiered.access.settings import TierSettings
+    from headrace_broker.tiered.container.stored_tier import StoredTier
     from headrace_protocol.tier_bodies import TierQueueStatus, TierStatus
 
 
 @click.group("tier", epilog=options.examples("headrace tier status"))
 def command() -> None:
-    """Show what is in tiered storage, and what is still to be uploaded."""
+    """Show, check, repair and move tiered storage."""
+
+
+_config = click.option(
+    "--config",
+    "-c",
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="FILE",
+    help="The broker's config file.",
+)
 
 
 @command.command(
@@ -119,3 +140,124 @@ def _behind(queue: TierQueueStatus) -> dict[str, Any]:
         "behind_bytes": queue.behind_bytes,
         "behind_seconds": queue.behind_seconds,
     }
+
+
+# -- without a broker ------------------------------------------------------------------------------
+
+
+@command.command(
+    "verify",
+    epilog=options.examples(
+        "headrace tier verify -c broker.conf",
+        "headrace tier verify -c broker.conf --deep --json",
+    ),
+)
+@_config
+@click.option("--deep", is_flag=True, help="Read and check every message, too.")
+@options.as_json
+def verify(config: Path, *, deep: bool, as_json: bool) -> None:
+    """Compare what the tier names with what its place has.
+
+    Needs no broker, and may run beside one. The exit code is 1 if anything is damaged; a note is
+    something that the broker's next start puts right, or that takes up room.
+    """
+    from headrace_broker.tiered.rescue.verify import verify as run
+
+    with _opened(config) as (_, settings):
+        report = run(settings, deep=deep)
+    rows = [
+        {
+            "state": "damage" if found.is_damage else "note",
+            "path": found.path,
+            "problem": found.problem,
+        }
+        for found in report.problems
+    ]
+    damaged = sum(found.is_damage for found in report.problems)
+    counts = {"queues": report.queue_count, "messages": report.message_count, "damaged": damaged}
+    if as_json:
+        print_json({**counts, "findings": rows})
+    else:
+        print_rows(rows, as_json=False, empty="no problems found")
+        text = ", ".join(f"{name} {value}" for name, value in counts.items())
+        sys.stderr.write(f"{text}\n")
+    if damaged:
+        sys.exit(FAILED)
+
+
+@command.command("rebuild", epilog=options.examples("headrace tier rebuild -c broker.conf"))
+@_config
+@options.as_json
+def rebuild(config: Path, *, as_json: bool) -> None:
+    """Write the tier's metadata or manifest anew, from what the place has.
+
+    For a tier whose metadata or manifest is lost or torn. Stop the broker first. No file or object
+    is deleted, and what is replaced is kept as .bak. Topics that were deleted within the last day
+    may come back.
+    """
+    from headrace_broker.tiered.rescue.rebuild import rebuild as run
+
+    with _opened(config) as (_, settings):
+        done = run(settings, _now_ms())
+    for problem in done.problems:
+        warn(f"left out: {problem}")
+    print_record(_counts(done.tier, left_out=len(done.problems)), as_json=as_json)
+    if done.problems:
+        sys.exit(FAILED)
+
+
+@command.command("restore", epilog=options.examples("headrace tier restore -c broker.conf"))
+@_config
+@options.as_json
+def restore(config: Path, *, as_json: bool) -> None:
+    """Fill the empty store of a broker that lost its disk, so that it continues on its tier.
+
+    Restores topics, groups and their offsets as the tier has them. Queues continue where the tier
+    ends: messages that were not uploaded are lost, as are delayed messages, timers and open
+    transactions. Then start the broker.
+    """
+    from headrace_broker.tiered.rescue.restore import restore as run
+
+    with _opened(config) as (broker, settings):
+        done = run(settings, broker.store_settings(bytes(8)), _now_ms())
+    if done is None:
+        sys.stderr.write("completed what an earlier command had begun\n")
+        return
+    for problem in done.problems:
+        warn(f"not restored: {problem}")
+    print_record(_counts(done.tier, topics=done.topic_count), as_json=as_json)
+    if done.problems:
+        sys.exit(FAILED)
+
+
+def _counts(tier: StoredTier, **more: int) -> dict[str, int]:
+    queues = tier.queues.values()
+    messages = sum(queue.commit_offset - queue.min_offset for queue in queues)
+    return {"queues": len(queues), "messages": messages, **more}
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[BrokerConfig, TierSettings]]:
+    """A broker's settings, and those of its tier; errors of the tier as errors of a command."""
+    from headrace_broker.config import ConfigError, load_config
+    from headrace_broker.store.errors import StoreError
+    from headrace_broker.tiered.container.tier import Home
+
+    try:
+        config = load_config(path)[0]
+    except ConfigError as error:
+        raise ConfigurationError(str(error)) from error
+    home = Home(config.broker_cluster_name, config.broker_name)
+    settings = config.tier_settings(config.store_path_root_dir, home)
+    if settings is None:
+        raise ConfigurationError(
+            f"{path} has no tiered storage: set messageStorePlugIn, or name another file"
+        )
+    try:
+        yield config, settings
+    except StoreError as error:
+        raise CommandFailed(str(error)) from error

@@ -1,0 +1,1 @@
+"""Checks, repairs and moves a tier without its broker."""

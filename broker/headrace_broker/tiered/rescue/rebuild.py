@@ -1,0 +1,205 @@
+"""``headrace tier rebuild``: writes the metadata or the manifest of a tier anew, from its objects.
+
+No object is deleted, and what is replaced is kept as ``.bak``.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager, suppress
+from shutil import rmtree
+from typing import TYPE_CHECKING, NamedTuple
+
+from headrace_broker.store.errors import StoreError, StoreFormatError
+from headrace_broker.store.files.config_file import BACKUP_SUFFIX, DAMAGED_SUFFIX
+from headrace_broker.store.files.filesystem import Files, make_private
+from headrace_broker.store.integrity.lock import StoreLock
+from headrace_broker.tiered.access.saved_tables import read_tables
+from headrace_broker.tiered.access.tier_access import metadata_path, open_files
+from headrace_broker.tiered.container.metadata import TierMetadata
+from headrace_broker.tiered.container.paths import FileKind, cluster_folder, index_queue
+from headrace_broker.tiered.container.recovery import sizes_by_folder
+from headrace_broker.tiered.container.tier_index import FOLDER
+from headrace_broker.tiered.driver.interface import Failure, FailureKind
+from headrace_broker.tiered.objects.batch import read_directory
+from headrace_broker.tiered.objects.manifest_file import ManifestFile
+from headrace_broker.tiered.objects.object_tier import DATA, ObjectTier
+from headrace_broker.tiered.rescue.choice import choose
+from headrace_broker.tiered.rescue.place import entries, open_folder, open_objects
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from headrace_broker.tiered.access.settings import TierSettings
+    from headrace_broker.tiered.container.metadata import TopicRow
+    from headrace_broker.tiered.container.stored_tier import StoredTier
+    from headrace_broker.tiered.container.tier import Tier
+    from headrace_broker.tiered.container.tier_index import TierIndex
+    from headrace_broker.tiered.driver.interface import PutDriver
+    from headrace_broker.tiered.driver.posix import PosixDriver
+    from headrace_protocol.tier_rows import ObjectRow
+
+_NEW_SUFFIX = ".new"
+
+
+class Rebuilt(NamedTuple):
+    """What the tier names now. problems: queues and objects that are left out."""
+
+    tier: StoredTier
+    problems: list[str]
+
+
+def rebuild(settings: TierSettings, now_ms: int) -> Rebuilt:
+    """Find all queues by the objects alone. Raises StoreError, StoreLocked, OSError."""
+    if settings.keeps_objects:
+        return rebuild_objects(open_objects(settings), settings, now_ms)
+    driver = open_folder(settings)
+    with locked(settings.root):
+        return rebuild_files(driver, settings, now_ms)
+
+
+@contextmanager
+def locked(root: Path) -> Iterator[None]:
+    """Keep brokers off a store, which is made if it is missing. Raises StoreLocked."""
+    make_private(root)
+    lock = StoreLock(root)
+    lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def expect(failure: Failure | None) -> None:
+    """Raise StoreError for a failure."""
+    if failure is not None:
+        raise StoreError(str(failure))
+
+
+# -- Apache's layout -------------------------------------------------------------------------------
+
+
+def rebuild_files(driver: PosixDriver, settings: TierSettings, now_ms: int) -> Rebuilt:
+    """As ``rebuild``; the caller has the store's lock."""
+    path = metadata_path(settings.root)
+    new_path = path.with_name(path.name + _NEW_SUFFIX)
+    new_backup = new_path.with_name(new_path.name + BACKUP_SUFFIX)
+    for left in (new_path, new_backup):
+        left.unlink(missing_ok=True)
+    is_readable, topics = _known_topics(driver, settings)
+    metadata = TierMetadata(new_path)
+    metadata.adopt_topics(topics)
+    _put_aside(settings.root / FOLDER)
+    tier = open_files(settings, driver, metadata, Files())
+    expect(tier.rebuild(now_ms))
+    _index(driver, settings, tier, now_ms, has_ids=bool(topics))
+    tier.sync()
+    tier.close()
+    if path.exists():
+        path.rename(path.with_name(path.name + (BACKUP_SUFFIX if is_readable else DAMAGED_SUFFIX)))
+    new_path.rename(path)
+    new_backup.unlink(missing_ok=True)
+    Files().fsync_directory(path.parent)
+    return Rebuilt(tier, [str(failure) for failure in tier.damaged.values()])
+
+
+def _known_topics(driver: PosixDriver, settings: TierSettings) -> tuple[bool, list[TopicRow]]:
+    """Whether the old metadata is readable, and the ids of topics: its own, or those saved."""
+    with suppress(StoreFormatError):
+        topics = TierMetadata(metadata_path(settings.root)).topics()
+        if topics:
+            return True, topics
+    saved = read_tables(driver, settings.home)
+    return False, [] if isinstance(saved, Failure) else saved.topics
+
+
+def _put_aside(folder: Path) -> None:
+    if folder.exists():
+        backup = folder.with_name(folder.name + BACKUP_SUFFIX)
+        if backup.exists():
+            rmtree(backup)
+        folder.rename(backup)
+
+
+def _index(
+    driver: PosixDriver, settings: TierSettings, tier: Tier, now_ms: int, *, has_ids: bool
+) -> None:
+    """Name the index files in the tier, and index what they may lack: all, without their ids."""
+    index: TierIndex | None = tier.index
+    assert index is not None
+    name = index_queue(settings.home.broker)
+    folder = f"{cluster_folder(settings.home.cluster)}/{name.path}"
+    sizes = sizes_by_folder(entries(driver, folder))
+    finished = sizes.get(f"{folder}/{FileKind.INDEX.name}", {}) if has_ids else {}
+    since_ms = index.adopt(finished, now_ms)
+    if isinstance(since_ms, Failure):
+        raise StoreError(str(since_ms))
+    for (topic, queue_id), queue in tier.queues.items():
+        at = queue.offset_by_time(since_ms) if since_ms else queue.min_offset
+        # Damaged records can't be found by key, and must not keep the others from being read.
+        if isinstance(at, int):
+            failure = tier.index_again(topic, queue_id, at, now_ms)
+            if failure is not None and failure.kind is FailureKind.UNREACHABLE:
+                expect(failure)
+
+
+# -- object layout ---------------------------------------------------------------------------------
+
+
+def rebuild_objects(driver: PutDriver, settings: TierSettings, now_ms: int) -> Rebuilt:
+    """As ``rebuild``. A broker that runs sees that its epoch has ended, and uploads no more."""
+    tier = ObjectTier(driver, settings.home)
+    _keep_backup(driver, f"{tier.folder}/manifest.json")
+    old = tier.look()
+    if old is not None and old.kind is FailureKind.UNREACHABLE:
+        expect(old)
+    manifest = ManifestFile(driver, tier.folder, *settings.home)
+    is_readable = manifest.look() is None
+    if is_readable:
+        manifest = ManifestFile(driver, tier.folder, *settings.home)
+        expect(manifest.take())
+    names = [entry.path for entry in entries(driver, f"{tier.folder}/{DATA}")]
+    rows, problems = _directories(driver, tier.folder, names)
+    if not is_readable:
+        epochs = [_epoch(row.name) for row in rows]
+        expect(manifest.take_anew(max(epochs, default=0) + 1))
+    expect(tier.adopt(manifest, choose(rows), now_ms))
+    return Rebuilt(tier, problems)
+
+
+def _keep_backup(driver: PutDriver, path: str) -> None:
+    size = driver.size(path)
+    if isinstance(size, Failure) and size.kind is FailureKind.MISSING:
+        return
+    read = size if isinstance(size, Failure) else driver.read(path, [(0, size)])
+    if isinstance(read, Failure):
+        raise StoreError(str(read))
+    backup = path + BACKUP_SUFFIX
+    etag = driver.etag(backup)
+    put = driver.put(backup, read[0], etag if isinstance(etag, str) else "")
+    expect(put if isinstance(put, Failure) else None)
+
+
+def _directories(
+    driver: PutDriver, folder: str, paths: list[str]
+) -> tuple[list[ObjectRow], list[str]]:
+    rows, problems = [], []
+    for path in paths:
+        row = read_directory(driver, path)
+        if not isinstance(row, Failure):
+            # Its own name, whatever it says: objects may have been copied.
+            name = path.removeprefix(f"{folder}/")
+            if row.name == name:
+                rows.append(row)
+            else:
+                problems.append(f"{path}: is a copy of {row.name}")
+        elif row.kind is FailureKind.UNREACHABLE:
+            expect(row)
+        else:
+            problems.append(str(row))
+    return rows, problems
+
+
+def _epoch(name: str) -> int:
+    text = name.rpartition("/")[2].partition("-")[0]
+    return int(text) if text.isdecimal() else 0

@@ -1,0 +1,192 @@
+"""``headrace tier restore``: a broker that lost its disk continues on its tier.
+
+Queues continue at their end in the tier: their ConsumeQueues have blank units up to there, and the
+log begins past the place that these name. All is made in a folder inside the store and then moved,
+tables last, so a command that was cut short is run again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from shutil import rmtree
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+
+from headrace_broker.store.errors import StoreError
+from headrace_broker.store.files.config_file import ConfigFile
+from headrace_broker.store.files.filesystem import Files
+from headrace_broker.store.queues.consume_queue import BLANK_SIZE, ConsumeQueue
+from headrace_broker.tiered.access.saved_tables import Owner, SavedTables, owner_file, read_tables
+from headrace_broker.tiered.driver.interface import FailureKind
+from headrace_broker.tiered.objects.object_tier import ObjectTier
+from headrace_broker.tiered.rescue.place import open_folder, open_objects
+from headrace_broker.tiered.rescue.rebuild import expect, locked, rebuild_files
+from headrace_protocol.bodies import (
+    ConsumerOffsetSerializeWrapper,
+    TopicConfig,
+    TopicConfigSerializeWrapper,
+)
+from headrace_protocol.message import BLANK_RECORD, MAGIC_BLANK
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from headrace_broker.store.settings import StoreSettings
+    from headrace_broker.tiered.access.settings import TierSettings
+    from headrace_broker.tiered.container.stored_tier import Name, StoredTier
+
+_BUILT: Final = "restore.unfinished"
+_DONE: Final = "built"
+# What a start must not see without the rest is last.
+_MOVED: Final = ("commitlog", "consumequeue", "tiered_index_file", "config")
+
+
+class Restored(NamedTuple):
+    """What a store was given. problems: what is missing in it."""
+
+    tier: StoredTier
+    topic_count: int
+    problems: list[str]
+
+
+def restore(settings: TierSettings, sizes: StoreSettings, now_ms: int) -> Restored | None:
+    """Fill an empty store; None if an earlier call had done so, but for moving it in place.
+
+    Raises StoreError for a store that isn't empty and for a tier without messages; StoreLocked;
+    OSError.
+    """
+    root = settings.root
+    built = root / _BUILT
+    with locked(root):
+        restored = None
+        if not (built / _DONE).exists():
+            _check_empty(settings)
+            if built.exists():
+                rmtree(built)
+            built.mkdir()
+            restored = _build(replace(settings, root=built), replace(sizes, root=built), now_ms)
+            Files().fsync_directory(built)
+            (built / _DONE).touch()
+        for name in _MOVED:
+            if (built / name).exists():
+                (built / name).rename(root / name)
+        Files().fsync_directory(root)
+        rmtree(built)
+    return restored
+
+
+def _check_empty(settings: TierSettings) -> None:
+    root = settings.root
+    spared = {root / "lock", root / _BUILT, settings.folder}
+    found = sorted(path.name for path in root.iterdir() if path not in spared)
+    if found:
+        raise StoreError(
+            f"{root} is not empty, it has {', '.join(found[:3])}: move it away, or set "
+            "storePathRootDir to a new directory"
+        )
+
+
+def _build(settings: TierSettings, sizes: StoreSettings, now_ms: int) -> Restored:
+    tier, tables, problems = _read_tier(settings, now_ms)
+    ends = {name: queue.commit_offset for name, queue in tier.queues.items()}
+    fs = Files()
+    for (topic, queue_id), end in ends.items():
+        if end:
+            folder = sizes.root / "consumequeue" / topic / str(queue_id)
+            queue = ConsumeQueue(folder, sizes.consume_queue_file_bytes, fs)
+            queue.put(end - 1, 0, BLANK_SIZE, 0)
+            queue.start_flush()()
+            queue.unmap()
+    fs.sync_names()
+    _write_log(sizes)
+    config = sizes.root / "config"
+    texts = dict(tables.files) if tables is not None else {}
+    topics = _topics(texts.pop("topics.json", ""), ends)
+    ConfigFile(config / "topics.json").save(topics.encode())
+    offsets = _offsets(texts.pop("consumerOffset.json", ""), ends)
+    ConfigFile(config / "consumerOffset.json").save(offsets.encode())
+    for name, text in texts.items():
+        ConfigFile(config / name).save(text.encode())
+    if tables is not None:
+        owner_file(sizes.root).save(msgspec.json.encode(Owner(tables.store)))
+    return Restored(tier, len(topics.topic_config_table), problems)
+
+
+def _read_tier(
+    settings: TierSettings, now_ms: int
+) -> tuple[StoredTier, SavedTables | None, list[str]]:
+    """All queues, and the tables if there are any."""
+    problems: list[str] = []
+    if settings.keeps_objects:
+        driver = open_objects(settings)
+        expect(ObjectTier(driver, settings.home).look())
+        tier: StoredTier = ObjectTier(driver, settings.home)
+        # From here on a broker that still runs uploads nothing more.
+        expect(tier.start(now_ms))
+    else:
+        folder = open_folder(settings)
+        driver = folder
+        rebuilt = rebuild_files(folder, settings, now_ms)
+        tier, problems = rebuilt.tier, rebuilt.problems
+    tables = read_tables(driver, settings.home)
+    if isinstance(tables, SavedTables):
+        return tier, tables, problems
+    if tables.kind is FailureKind.UNREACHABLE:
+        expect(tables)
+    if not tier.queues:
+        raise StoreError(f"the tier has no messages of {settings.home.broker}: nothing to restore")
+    problem = f"no groups, settings of topics and consumer offsets: {tables}"
+    return tier, None, [*problems, problem]
+
+
+def _write_log(sizes: StoreSettings) -> None:
+    """A log without records past physical offset 0, which the blank units name.
+
+    Its file is blank to the end: a start deletes files that begin at the end of the log.
+    """
+    folder = sizes.root / "commitlog"
+    folder.mkdir()
+    with (folder / f"{sizes.commit_log_file_bytes:020}").open("wb") as file:
+        file.write(BLANK_RECORD.pack(sizes.commit_log_file_bytes, MAGIC_BLANK))
+        file.truncate(sizes.commit_log_file_bytes)
+    Files().fsync_directory(folder)
+
+
+def _topics(text: str, ends: Mapping[Name, int]) -> TopicConfigSerializeWrapper:
+    """The topics that were saved, with as many queues as the tier has."""
+    saved = (
+        TopicConfigSerializeWrapper.decode(text.encode()) if text else TopicConfigSerializeWrapper()
+    )
+    table = dict(saved.topic_config_table)
+    for topic, queue_id in ends:
+        known = table.get(topic)
+        count = queue_id + 1
+        if known is None:
+            known = TopicConfig(topic_name=topic, read_queue_nums=count, write_queue_nums=count)
+        if known.read_queue_nums < count:
+            known = msgspec.structs.replace(known, read_queue_nums=count)
+        table[topic] = known
+    return msgspec.structs.replace(saved, topic_config_table=table)
+
+
+def _offsets(text: str, ends: Mapping[Name, int]) -> ConsumerOffsetSerializeWrapper:
+    """Progress of groups, none past the end of its queue: new messages get these offsets again."""
+    if not text:
+        return ConsumerOffsetSerializeWrapper()
+    saved = ConsumerOffsetSerializeWrapper.decode(text.encode())
+
+    def within(table: dict[str, dict[int, int]]) -> dict[str, dict[int, int]]:
+        return {
+            key: {
+                queue_id: min(offset, ends.get((key.partition("@")[0], queue_id), 0))
+                for queue_id, offset in offsets.items()
+            }
+            for key, offsets in table.items()
+        }
+
+    return msgspec.structs.replace(
+        saved,
+        offset_table=within(saved.offset_table),
+        pull_offset_table=within(saved.pull_offset_table),
+    )

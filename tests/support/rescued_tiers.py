@@ -1,0 +1,72 @@
+"""Config files of brokers that don't run, and tiers with messages for them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from headrace_broker.config import load_config
+from headrace_broker.tiered.container.flat_queue import SegmentLimits
+from headrace_broker.tiered.driver.posix import PosixDriver
+from tests.support.object_tiers import HOME, append_next, open_objects_tier
+from tests.support.tiers import TOPIC, append, open_tier, queue_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from headrace_broker.tiered.access.settings import TierSettings
+    from headrace_broker.tiered.container.stored_tier import Name
+    from headrace_broker.tiered.container.tier import Home
+
+Layout = Literal["posix", "file"]
+QUEUES: dict[Name, int] = {(TOPIC, 0): 40, (TOPIC, 1): 25, ("other", 0): 7}
+LIMITS = SegmentLimits(log_bytes=2000, units_bytes=200)
+
+
+def write_config(root: Path, layout: Layout, home: Home = HOME) -> Path:
+    """The config file of a broker whose store is ``root`` and whose tier is ``root``.tier."""
+    lines = {
+        "brokerName": home.broker,
+        "brokerClusterName": home.cluster,
+        "storePathRootDir": root,
+        "messageStorePlugIn": "tieredstore",
+        "tieredBackendServiceProvider": layout,
+        "tieredStoreFilePath": folder(root),
+        "tieredStoreCommitLogMaxSize": LIMITS.log_bytes,
+        "tieredStoreConsumeQueueMaxSize": LIMITS.units_bytes,
+        "tieredStoreIndexFileMaxHashSlotNum": 13,
+        "tieredStoreIndexFileMaxIndexNum": 50,
+        "mappedFileSizeCommitLog": 1 << 20,
+        "mappedFileSizeConsumeQueue": 20 * 30,
+    }
+    path = root.with_name(f"{root.name}.conf")
+    path.write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
+    return path
+
+
+def folder(root: Path) -> Path:
+    """The place of the tier."""
+    return root / "tier"
+
+
+def settings_of(config: Path, home: Home = HOME) -> TierSettings:
+    """The settings of the tier in a config file."""
+    read = load_config(config)[0]
+    settings = read.tier_settings(read.store_path_root_dir, home)
+    assert settings is not None
+    return settings
+
+
+def fill(root: Path, layout: Layout) -> Path:
+    """Fill a tier with ``QUEUES``; returns the config file of its broker."""
+    if layout == "posix":
+        tier = open_tier(root, has_index=True, limits=LIMITS)
+        for (topic, queue_id), count in QUEUES.items():
+            assert append(queue_of(tier, queue_id, topic), count) is None
+        tier.sync()
+        tier.close()
+    else:
+        objects = open_objects_tier(PosixDriver(folder(root)))
+        for number in range(5):
+            counts = {name: count // 5 + (count % 5 > number) for name, count in QUEUES.items()}
+            assert append_next(objects, counts) is None
+    return write_config(root, layout)
