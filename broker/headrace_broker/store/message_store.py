@@ -33,6 +33,7 @@ from headrace_broker.store.queues.consume_queue import ConsumeQueue
 from headrace_broker.store.queues.deletions import Deletions
 from headrace_broker.store.queues.dispatch import Dispatcher
 from headrace_broker.store.queues.peer_queues import BATCH_FOLDER, PeerQueues
+from headrace_broker.store.queues.queue_table import QueueTable
 from headrace_broker.store.reader import Reader
 from headrace_broker.store.recovery import (
     LoadStage,
@@ -129,13 +130,10 @@ class MessageStore:
         self.fs = files or Files()
         # Whether the last process stopped in order; known once this is loaded.
         self.was_clean = False
-        self.queues: list[StoreQueue] = []
-        self._names: dict[tuple[str, int], StoreQueue] = {}
-        self._topics: dict[str, dict[int, StoreQueue]] = {}
-        # Keys of deleted queues, and how many rows had been written to the ring by then.
-        self._gone_keys: deque[tuple[int, int]] = deque()
         self._batch_topics: frozenset[str] = frozenset()
         self.ring = Ring(settings.ring_rows)
+        self._table = QueueTable(self.ring)
+        self.queues = self._table.by_key
         self.commit_log = CommitLog(
             settings, self.fs, self.ring, self.clock, self._request_next_file, self._on_file_full
         )
@@ -162,7 +160,7 @@ class MessageStore:
             self.root, self.clock, self.commit_log, self.dispatcher, self.takers, confirmation
         )
         self.followers = Followers(
-            settings.root, self.commit_log, self._topics, self._dispatched_offset
+            settings.root, self.commit_log, self._table.by_topic, self._dispatched_offset
         )
         self.write_path.on_published(self.followers.notify)
         self.cleaner = self._new_cleaner()
@@ -181,7 +179,7 @@ class MessageStore:
             self.settings,
             self.commit_log,
             self.index_files,
-            self._topics,
+            self._table.by_topic,
             self._settled_offset,
             self.flusher.flush_thoroughly,
             self._durable_offset,
@@ -497,12 +495,12 @@ class MessageStore:
 
         Raises ValueError for a topic that cannot be a folder name.
         """
-        queue = self._names.get((topic, queue_id))
+        queue = self._table.by_name.get((topic, queue_id))
         return queue if queue is not None else self._add_queue(topic, queue_id)
 
     def find_queue(self, topic: str, queue_id: int) -> StoreQueue | None:
         """The queue, or None if it does not exist."""
-        return self._names.get((topic, queue_id))
+        return self._table.by_name.get((topic, queue_id))
 
     def source(self, queue: StoreQueue) -> StoreSource:
         """The source that reads a queue of this store."""
@@ -510,7 +508,7 @@ class MessageStore:
 
     def queues_of(self, topic: str) -> list[StoreQueue]:
         """All queues of a topic that exist, by queue id."""
-        return [queue for _, queue in sorted(self._topics.get(topic, {}).items())]
+        return self._table.of_topic(topic)
 
     def _add_queue(self, topic: str, queue_id: int) -> StoreQueue:
         if topic in {"", ".", ".."} or "/" in topic or "\0" in topic or queue_id < 0:
@@ -518,19 +516,11 @@ class MessageStore:
         directory = self.root / f"consumequeue/{topic}/{queue_id}"
         consume_queue = ConsumeQueue(directory, self.settings.consume_queue_file_bytes, self.fs)
         checksum_bytes = SLOT_BYTES if self.settings.appends_checksums else 0
-        key = self._free_key()
+        key = self._table.free_key()
         queue = StoreQueue(topic, queue_id, key, consume_queue, checksum_bytes)
-        self.queues[key : key + 1] = [queue]
+        self._table.add(queue)
         self.indexer.note(queue)
-        self._names[topic, queue_id] = queue
-        self._topics.setdefault(topic, {})[queue_id] = queue
         return queue
-
-    def _free_key(self) -> int:
-        """The key of a deleted queue whose rows every taker has taken, else a new one."""
-        if self._gone_keys and self._gone_keys[0][1] <= self.ring.taken:
-            return self._gone_keys.popleft()[0]
-        return len(self.queues)
 
     def delete_topic(self, topic: str) -> None:
         """As ``delete_queues`` in one step, then flush. Raises OSError."""
@@ -557,15 +547,10 @@ class MessageStore:
             self.fs.mark_names_unsynced(folder)
 
     def _forget_queue(self, queue: StoreQueue) -> None:
-        del self._names[queue.topic, queue.queue_id]
-        queues = self._topics[queue.topic]
-        del queues[queue.queue_id]
-        if not queues:
-            del self._topics[queue.topic]
+        self._table.remove(queue)
         self.followers.forget(queue)
         self.dispatcher.forget(queue)
         self.fs.map_budget.forget(queue.consume_queue)
-        self._gone_keys.append((queue.key, self.ring.written))
 
     def when_log_flushed(self, callback: Callable[[bool], None]) -> None:
         """Call back with True once the log so far is on disk, False if that fails.
@@ -615,7 +600,7 @@ class MessageStore:
         record = self.commit_log.record_at(physical_offset)
         if record is None:
             return None
-        if self.reader.has_unit(self._names, physical_offset):
+        if self.reader.has_unit(self._table.by_name, physical_offset):
             return record
         confirmed_offset = self.write_path.confirmation.offset
         is_confirmed = confirmed_offset is None or physical_offset < confirmed_offset
@@ -767,7 +752,7 @@ class MessageStore:
             disk_ratio=disk.ratio,
             disk_used_bytes=disk.used_bytes,
             refusal=str(refusal) if refusal else None,
-            queue_count=len(self._names),
+            queue_count=len(self._table.by_name),
             cleaner=self.cleaner.status(),
             followers=self.followers.statistics(),
         )
