@@ -265,7 +265,7 @@ def test_a_broker_does_not_pass_requests_to_itself(broker: BrokerUnderTest) -> N
         run_at_end(broker.parts.static.mappings.infos()).text, type=dict[str, MappingInfo]
     )["T"]
     assert info.curr_id_map == {0: 0, 1: 1}
-    leaders.note_route("T", [info])
+    leaders.note_route("T", [info], {})
     assert leaders.leader_of("T", 0) == "broker-b"
 
 

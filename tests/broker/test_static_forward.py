@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 import trio
 
@@ -21,6 +22,8 @@ from tests.support.static_brokers import GROUP, TOPIC, Brokers, item, pull_heade
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from headrace_protocol.statictopic.mapping import MappingInfo
 
 A, B = item("a", 0, 0), item("b", 1, 2)
 
@@ -179,4 +182,26 @@ async def test_a_broker_with_an_old_chain_finds_the_leader_by_the_route(tmp_path
     assert offset_in(channel) == 2
     assert offset_in(send(brokers, b"2")) == 3
     assert brokers["c"].store.queue(TOPIC, 0).next_offset == 2
+    brokers.close()
+
+
+async def test_a_route_is_not_believed_about_a_broker_that_has_just_denied(tmp_path: Path) -> None:
+    """Apache's tools give both the same epoch, and a closed queue stays registered for a while."""
+    brokers = Brokers(tmp_path, "abc")
+    brokers.map((A,))
+    brokers.map((A, item("b", 1, 1)), only="ab")
+    brokers.map((A, item("b", 1, 1), item("c", 2, 2)), only="cb")
+    forwarding = brokers["a"].parts.static.forwarding
+
+    async def infos(topic: str) -> list[MappingInfo]:
+        found = {info.bname[-1]: info for info in await brokers.infos(topic)}
+        claimed = msgspec.structs.replace(found["b"], curr_id_map={0: 1})
+        return [found["a"], found["c"], claimed]
+
+    forwarding._find_infos = infos
+    channel = send(brokers, b"1")
+    assert not channel.written
+    await forwarding.look_up()
+    forwarding.retry()
+    assert offset_in(channel) == 2
     brokers.close()

@@ -162,8 +162,8 @@ class Forwarding:
         self._subscription = subscription
         self.forwarded_count = 0
         self._find_infos = find_infos
-        # Topics whose leaders have denied that they lead.
-        self._doubted: set[str] = set()
+        # By topic and queue, the broker that has denied that it leads.
+        self._denied: dict[str, dict[int, str]] = {}
         self._brokers = brokers
         self._timeout_ms = timeout_ms
         self._sends: dict[tuple[str, int], _Sends] = {}
@@ -199,10 +199,10 @@ class Forwarding:
 
     async def look_up(self) -> None:
         """Ask for the leaders of the topics whose leaders have denied that they lead."""
-        doubted, self._doubted = self._doubted, set()
-        for topic in doubted:
+        denied, self._denied = self._denied, {}
+        for topic, brokers in denied.items():
             try:
-                self.leaders.note_route(topic, await self._find_infos(topic))
+                self.leaders.note_route(topic, await self._find_infos(topic), brokers)
             except HeadraceError as error:
                 log.warning("route of a static topic not found", topic=topic, reason=str(error))
 
@@ -245,7 +245,7 @@ class Forwarding:
 
     def _doubt(self, passed: _Passed) -> None:
         if passed.leader:
-            self._doubted.add(passed.topic)
+            self._denied.setdefault(passed.topic, {})[passed.queue_id] = passed.leader
 
     # -- single requests ---------------------------------------------------------------------------
 

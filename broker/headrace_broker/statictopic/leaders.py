@@ -15,7 +15,7 @@ from headrace_protocol.errors import RequestError
 from headrace_protocol.serving import ServedElsewhere
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from headrace_broker.statictopic.packed import BrokerMapping, PackedChain
     from headrace_broker.statictopic.table import MappingTable
@@ -98,8 +98,13 @@ class Leaders:
             self._change_count = self.mappings.change_count
         return self._routed
 
-    def note_route(self, topic: str, infos: Iterable[MappingInfo]) -> None:
-        """Note the leaders that a route names, if it is as new as this broker's mapping."""
+    def note_route(
+        self, topic: str, infos: Iterable[MappingInfo], denied: Mapping[int, str]
+    ) -> None:
+        """Note the leaders that a route names, if it is as new as this broker's mapping.
+
+        denied: by queue, a broker that does not lead it although the route may say so.
+        """
         mapping = self.mappings.get(topic)
         if mapping is None:
             return
@@ -108,7 +113,8 @@ class Leaders:
             # A queue that was closed here stays registered until its new leader is.
             if info.epoch >= mapping.epoch and info.bname != mapping.bname:
                 for queue in info.curr_id_map:
-                    routed[topic, queue] = info.bname
+                    if denied.get(queue) != info.bname:
+                        routed[topic, queue] = info.bname
 
 
 def _unknown(mapping: BrokerMapping, queue: int) -> RequestError:
