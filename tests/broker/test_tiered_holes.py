@@ -84,6 +84,29 @@ async def test_pulls_advance_over_the_border_of_the_tiers(tmp_path: Path, level:
     broker.close()
 
 
+async def test_messages_behind_a_gap_have_their_own_offsets(tmp_path: Path) -> None:
+    """A record that is missing does not shift what is read ahead with it."""
+    broker = start(tmp_path, tiered_storage_level="FORCE", delete_untiered_enable=True)
+    put(broker, 0, 4)
+    upload(broker)
+    put(broker, 4, 20)
+    broker.store.index_tick()
+    broker.store.flusher.flush_now()
+    gap_end = await expire_log(broker)
+    put(broker, 24, 6)
+    upload(broker)
+    reader, offset, found = source(broker), 0, []
+    while offset < 30:
+        result = ready(partial(reader.get, offset, 3, 100_000, None))
+        messages = [each for part in result.buffers for each in decode_records(part)]
+        found += [(each.queue_offset, int(each.body.split()[0])) for each in messages]
+        assert result.next_offset > offset
+        offset = result.next_offset
+    assert gap_end > 4
+    assert found == [(number, number) for number in (*range(4), *range(gap_end, 30))]
+    broker.close()
+
+
 async def test_an_answer_keeps_to_the_size_asked_for(tmp_path: Path) -> None:
     """#9080: what was read ahead may be larger."""
     broker = start(tmp_path)

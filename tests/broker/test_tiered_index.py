@@ -185,6 +185,24 @@ def test_a_time_range_asks_all_files_that_overlap_it(tmp_path: Path) -> None:
     assert offsets(index, "k95", 95, 95) == [95]
 
 
+def test_a_file_has_its_times_after_a_restart(tmp_path: Path) -> None:
+    """Apache's broker takes another end time then, so that a time range misses the file."""
+    index = open_index(tmp_path)
+    add(index, 0, 20)
+    index._metadata.save()
+    index.close()
+    index = open_index(tmp_path)
+    assert offsets(index, "k15", 15, 15) == [15]
+    add(index, 20, 10)
+    index._metadata.save()
+    index.close()
+    index = open_index(tmp_path)
+    index.upload(BEGIN_MS)
+    assert offsets(index, "k15", 15, 15) == [15]
+    assert offsets(index, "k25", 25, 25) == [25]
+    index.close()
+
+
 def test_a_file_begins_at_its_first_record(tmp_path: Path) -> None:
     """Apache's broker asks no file that begins after the oldest message of its log."""
     index = open_index(tmp_path)

@@ -1,0 +1,122 @@
+"""A topic larger than the disk: the tier takes it, sends wait for room, Java reads all of it."""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from headrace import Message
+from headrace.blocking import Admin, Producer
+from headrace.errors import HeadraceError
+from tests.conformance.peer import TIMEOUT_MS, Peer
+from tests.support.cluster import Cluster
+from tests.support.own_disk import OwnDisk, may_mount
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.conformance.console import Console
+
+pytestmark = [pytest.mark.conformance, pytest.mark.slow, pytest.mark.long]
+
+TOPIC = "tier_small_disk"
+QUEUES = 4
+COUNT = 6000
+BODY_BYTES = 32_000
+# Little more than half of what is sent.
+DISK_BYTES = 128 << 20
+TAGS = 100
+WAIT_S = 50
+_QUEUE, _OFFSET = 2, 3
+
+
+def message(number: int) -> Message:
+    body = random.Random(number).randbytes(BODY_BYTES)  # does not compress
+    return Message(TOPIC, body, key=f"k{number}", tag=f"t{number % TAGS}")
+
+
+def send_all(nameserver: str) -> set[str]:
+    """Send until all are stored; returns with which remarks the broker refused some meanwhile."""
+    refusals, number = set(), 0
+    until_s = time.monotonic() + WAIT_S
+    with Producer(nameserver=nameserver, timeout_ms=TIMEOUT_MS) as producer:
+        while number < COUNT:
+            assert time.monotonic() < until_s, (number, refusals)
+            try:
+                producer.send(message(number))
+                number += 1
+            except HeadraceError as error:
+                refusals.add(str(error))
+                time.sleep(0.1)
+    return refusals
+
+
+def wait_until_uploaded(nameserver: str) -> None:
+    """Until the tier has everything, and the log the end only."""
+    until_s = time.monotonic() + WAIT_S
+    with Admin(nameserver=nameserver) as admin:
+        while True:
+            (tier,) = admin.tier_status(TOPIC).values()
+            is_behind = any(queue.behind_messages for queue in tier.queues)
+            if tier.queues and not is_behind and all(queue.local_min for queue in tier.queues):
+                return
+            assert time.monotonic() < until_s, tier
+            time.sleep(0.2)
+
+
+def check(console: Console, peer: Peer) -> None:
+    """Java's client gets all of it in order; by tag, key and time as well."""
+    offsets: dict[str, list[int]] = {}
+    for line in console.dump(peer, [TOPIC], ["dumping"]):
+        kind, *_ = fields = line.split("\t")
+        if kind == "message":
+            offsets.setdefault(fields[_QUEUE], []).append(int(fields[_OFFSET]))
+        elif kind == "index":
+            assert fields[-1] not in {"nothing", "[]"}, line
+    assert sum(map(len, offsets.values())) == COUNT
+    assert all(sorted(numbers) == [*range(len(numbers))] for numbers in offsets.values())
+    times = ("-b", "0", "-e", str(int(time.time() * 1000)))
+    printed = console.printed(peer, "printMsg", "-t", TOPIC, "-s", "t7", "-d", "false", *times)
+    assert len(re.findall("^MSGID", printed, re.MULTILINE)) == COUNT // TAGS
+
+
+@contextmanager
+def small_broker(folder: Path) -> Iterator[tuple[Cluster, Peer]]:
+    """A broker on a disk that is too small for its messages; its tier is on another one."""
+    settings = {
+        "messageStorePlugIn": "tieredstore",
+        "tieredBackendServiceProvider": "posix",
+        "tieredStoreFilePath": str(folder / "tier"),
+        "tieredStoreGroupCommitTimeout": "1000",
+        "cleanResourceInterval": "500",
+    }
+    with (
+        OwnDisk(folder / "broker-a", DISK_BYTES) as disk,
+        Cluster(folder, "broker-a", before=disk.command, **settings) as cluster,
+    ):
+        address = cluster.brokers["broker-a"].address
+        yield cluster, Peer("headrace", cluster.nameserver.address, address, {}, 0.0)
+
+
+@pytest.mark.skipif(not may_mount(), reason="this user may not mount")
+def test_a_topic_larger_than_the_disk(tmp_path: Path, console: Console) -> None:
+    with small_broker(tmp_path) as (cluster, peer):
+        with Admin(nameserver=peer.nameserver) as admin:
+            admin.create_topic(TOPIC, queues=QUEUES)
+        refusals = send_all(peer.nameserver)
+        assert all("full" in refusal for refusal in refusals), refusals
+        wait_until_uploaded(peer.nameserver)
+        check(console, peer)
+        broker = cluster.brokers["broker-a"]
+        for end in (broker.stop, broker.kill):
+            end()
+            broker.start()
+            broker.wait_up()
+            cluster.wait_registered()
+            check(console, peer)
