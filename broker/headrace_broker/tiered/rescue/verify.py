@@ -120,8 +120,8 @@ def _files(listing: FileListing) -> Iterator[Problem]:
                 if one.end != other.base_offset:
                     problem = f"follows {one.end} with a gap: messages are lost"
                     yield Problem(place.segment_path(other.base_offset), problem)
-    for path in listing.unnamed:
-        yield Problem(path, _UNNAMED, is_damage=False)
+    for entry in listing.unnamed:
+        yield Problem(entry.path, _UNNAMED, is_damage=False)
 
 
 # -- object layout ---------------------------------------------------------------------------------

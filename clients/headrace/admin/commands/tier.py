@@ -230,6 +230,31 @@ def restore(config: Path, *, as_json: bool) -> None:
         sys.exit(FAILED)
 
 
+@command.command(
+    "sweep",
+    epilog=options.examples(
+        "headrace tier sweep -c broker.conf", "headrace tier sweep -c broker.conf --yes"
+    ),
+)
+@_config
+@click.option("--yes", is_flag=True, help="Delete them.")
+@options.as_json
+def sweep(config: Path, *, yes: bool, as_json: bool) -> None:
+    """List what nothing in the tier names; with --yes, delete it.
+
+    A running broker sweeps once a day by itself. In a bucket, objects younger than a day are left
+    alone; in a folder, stop the broker first.
+    """
+    from headrace_broker.tiered.rescue.sweep import sweep as run
+
+    with _opened(config) as (_, settings):
+        found = run(settings, _now_ms(), deletes=yes)
+    rows = [{"path": entry.path, "bytes": entry.size, "deleted": yes} for entry in found]
+    print_rows(rows, as_json=as_json, empty="nothing is left over")
+    if rows and not yes:
+        sys.stderr.write("nothing was deleted: --yes deletes these\n")
+
+
 def _counts(tier: StoredTier, **more: int) -> dict[str, int]:
     queues = tier.queues.values()
     messages = sum(queue.commit_offset - queue.min_offset for queue in queues)
