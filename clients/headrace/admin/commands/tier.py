@@ -255,6 +255,47 @@ def sweep(config: Path, *, yes: bool, as_json: bool) -> None:
         sys.stderr.write("nothing was deleted: --yes deletes these\n")
 
 
+@command.command(
+    "copy", epilog=options.examples("headrace tier copy --from broker.conf --to bucket.conf")
+)
+@click.option(
+    "--from",
+    "source",
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="FILE",
+    help="Config file whose tier is read.",
+)
+@click.option(
+    "--to",
+    "target",
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="FILE",
+    help="Config file whose tier is written.",
+)
+@options.as_json
+def copy(source: Path, target: Path, *, as_json: bool) -> None:
+    """Copy a tier to another place, from a folder to a bucket or back.
+
+    Checks all messages that it reads, and afterwards all of the copy. May be run again: it copies
+    what the target lacks. Stop the broker before the last run, then start it with the new settings.
+    """
+    from headrace_broker.tiered.rescue.copy import copy as run
+    from headrace_broker.tiered.rescue.verify import verify as check
+
+    with _opened(source) as (_, old), _opened(target) as (_, new):
+        copied = run(old, new, _now_ms())
+        report = check(new, deep=True)
+    for found in report.problems:
+        warn(f"{found.path}: {found.problem}")
+    damaged = sum(found.is_damage for found in report.problems)
+    counts = {"queues": report.queue_count, "messages": report.message_count, "copied": copied}
+    print_record({**counts, "damaged": damaged}, as_json=as_json)
+    if damaged:
+        sys.exit(FAILED)
+
+
 def _counts(tier: StoredTier, **more: int) -> dict[str, int]:
     queues = tier.queues.values()
     messages = sum(queue.commit_offset - queue.min_offset for queue in queues)
