@@ -93,6 +93,12 @@ def test_a_damaged_source(tmp_path: Path) -> None:
     assert "headrace tier verify --deep" in said.stderr
 
 
+def test_two_folders_of_one_store(tmp_path: Path) -> None:
+    old, new = fill(tmp_path / "a", "posix"), tmp_path / "new.conf"
+    new.write_text(old.read_text().replace(str(tmp_path / "a" / "tier"), str(tmp_path / "b")))
+    assert "copy the folder" in fail(1, "tier", "copy", "--from", str(old), "--to", str(new))
+
+
 def test_a_tier_onto_itself(tmp_path: Path) -> None:
     config = str(fill(tmp_path / "a", "posix"))
     assert "the same tier" in fail(1, "tier", "copy", "--from", config, "--to", config)
