@@ -76,8 +76,9 @@ class FileListing:
         found = entries(driver, f"{self._folder}/{home.broker}")
         self.sizes = sizes_by_folder(found)
         kept = set(self._kept())
-        paths = [entry.path for entry in found]
-        self.unnamed = [path for path in paths if is_segment(path) and path not in kept]
+        self.unnamed = [
+            entry for entry in found if is_segment(entry.path) and entry.path not in kept
+        ]
 
     def files(self) -> Iterator[tuple[Place, list[SegmentRow]]]:
         """Each file in the metadata, with the rows of its segments."""

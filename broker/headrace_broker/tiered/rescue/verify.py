@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from headrace_broker.tiered.access.settings import TierSettings
     from headrace_broker.tiered.container.stored_queue import StoredQueue
+    from headrace_broker.tiered.container.stored_tier import Name
     from headrace_broker.tiered.container.tier import Home
     from headrace_broker.tiered.driver.interface import PutDriver
     from headrace_broker.tiered.driver.posix import PosixDriver
@@ -80,16 +81,37 @@ def _verify_files(settings: TierSettings, driver: PosixDriver, deep: bool) -> Re
         problems.insert(
             0, Problem(str(path), f"names no queue, but the tier has messages; {_REBUILD}")
         )
-    queues = []
-    for name in listing.names:
-        folder = cluster_folder(settings.home.cluster)
-        queue = FlatQueue(driver, folder, name, metadata, settings.limits)
-        row = metadata.queue(name)
-        queue.min_offset = row.min_offset if row is not None else 0
-        queues.append(queue)
-        if deep:
+    queues = _flat_queues(settings, driver, metadata)
+    if deep:
+        for queue in queues.values():
             problems += _records(queue)
-    return _report(queues, problems)
+    return _report(queues.values(), problems)
+
+
+def read_queues(settings: TierSettings) -> dict[Name, StoredQueue]:
+    """All queues that a tier names, to be read only. Raises StoreError, StoreFormatError."""
+    if settings.keeps_objects:
+        tier = ObjectTier(open_objects(settings), settings.home)
+        failure = tier.look()
+        if failure is not None:
+            raise StoreError(str(failure))
+        return dict(tier.queues)
+    metadata = TierMetadata(metadata_path(settings.root))
+    return dict(_flat_queues(settings, open_folder(settings), metadata))
+
+
+def _flat_queues(
+    settings: TierSettings, driver: PosixDriver, metadata: TierMetadata
+) -> dict[Name, FlatQueue]:
+    queues = {}
+    folder = cluster_folder(settings.home.cluster)
+    for name in metadata.queues():
+        if name.broker == settings.home.broker:
+            queue = FlatQueue(driver, folder, name, metadata, settings.limits)
+            row = metadata.queue(name)
+            queue.min_offset = row.min_offset if row is not None else 0
+            queues[name.topic, name.queue_id] = queue
+    return queues
 
 
 def _alien_queues(settings: TierSettings, metadata: TierMetadata) -> Iterator[Problem]:
@@ -120,8 +142,8 @@ def _files(listing: FileListing) -> Iterator[Problem]:
                 if one.end != other.base_offset:
                     problem = f"follows {one.end} with a gap: messages are lost"
                     yield Problem(place.segment_path(other.base_offset), problem)
-    for path in listing.unnamed:
-        yield Problem(path, _UNNAMED, is_damage=False)
+    for entry in listing.unnamed:
+        yield Problem(entry.path, _UNNAMED, is_damage=False)
 
 
 # -- object layout ---------------------------------------------------------------------------------
@@ -199,12 +221,12 @@ def _records(queue: StoredQueue) -> Iterator[Problem]:
             return
         if not len(found.units):
             return
-        for begin, end in _portions(found.units):
+        for begin, end in portions(found.units):
             yield from _check(queue, found.units[begin:end], found.first + begin)
         at = found.first + len(found.units)
 
 
-def _portions(units: Array) -> Iterator[tuple[int, int]]:
+def portions(units: Array) -> Iterator[tuple[int, int]]:
     """Ranges of units whose records take some MiB together."""
     totals = np.cumsum(np.maximum(units["size"].astype(np.int64), 0))
     begin = 0

@@ -230,6 +230,72 @@ def restore(config: Path, *, as_json: bool) -> None:
         sys.exit(FAILED)
 
 
+@command.command(
+    "sweep",
+    epilog=options.examples(
+        "headrace tier sweep -c broker.conf", "headrace tier sweep -c broker.conf --yes"
+    ),
+)
+@_config
+@click.option("--yes", is_flag=True, help="Delete them.")
+@options.as_json
+def sweep(config: Path, *, yes: bool, as_json: bool) -> None:
+    """List what nothing in the tier names; with --yes, delete it.
+
+    A running broker sweeps once a day by itself. In a bucket, objects younger than a day are left
+    alone; in a folder, stop the broker first.
+    """
+    from headrace_broker.tiered.rescue.sweep import sweep as run
+
+    with _opened(config) as (_, settings):
+        found = run(settings, _now_ms(), deletes=yes)
+    rows = [{"path": entry.path, "bytes": entry.size, "deleted": yes} for entry in found]
+    print_rows(rows, as_json=as_json, empty="nothing is left over")
+    if rows and not yes:
+        sys.stderr.write("nothing was deleted: --yes deletes these\n")
+
+
+@command.command(
+    "copy", epilog=options.examples("headrace tier copy --from broker.conf --to bucket.conf")
+)
+@click.option(
+    "--from",
+    "source",
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="FILE",
+    help="Config file whose tier is read.",
+)
+@click.option(
+    "--to",
+    "target",
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="FILE",
+    help="Config file whose tier is written.",
+)
+@options.as_json
+def copy(source: Path, target: Path, *, as_json: bool) -> None:
+    """Copy a tier to another place, from a folder to a bucket or back.
+
+    Checks all messages that it reads, and afterwards all of the copy. May be run again: it copies
+    what the target lacks. Stop the broker before the last run, then start it with the new settings.
+    """
+    from headrace_broker.tiered.rescue.copy import copy as run
+    from headrace_broker.tiered.rescue.verify import verify as check
+
+    with _opened(source) as (_, old), _opened(target) as (_, new):
+        copied = run(old, new, _now_ms())
+        report = check(new, deep=True)
+    for found in report.problems:
+        warn(f"{found.path}: {found.problem}")
+    damaged = sum(found.is_damage for found in report.problems)
+    counts = {"queues": report.queue_count, "messages": report.message_count, "copied": copied}
+    print_record({**counts, "damaged": damaged}, as_json=as_json)
+    if damaged:
+        sys.exit(FAILED)
+
+
 def _counts(tier: StoredTier, **more: int) -> dict[str, int]:
     queues = tier.queues.values()
     messages = sum(queue.commit_offset - queue.min_offset for queue in queues)

@@ -1,0 +1,161 @@
+"""``headrace tier copy``: copies a tier to another place, in either layout.
+
+A copy that was cut short is run again: each queue continues at its end in the target.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import numpy as np
+
+from headrace_broker.store.errors import StoreError
+from headrace_broker.store.files.filesystem import Files
+from headrace_broker.tiered.access.saved_tables import SavedTables, read_tables, tables_path
+from headrace_broker.tiered.access.tier_access import metadata_path, open_files
+from headrace_broker.tiered.container.metadata import TierMetadata
+from headrace_broker.tiered.container.stored_tier import Group
+from headrace_broker.tiered.driver.interface import Failure
+from headrace_broker.tiered.objects.object_tier import ObjectTier
+from headrace_broker.tiered.rescue.place import open_folder, open_objects
+from headrace_broker.tiered.rescue.rebuild import expect, locked
+from headrace_broker.tiered.rescue.verify import portions, read_queues
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from headrace_broker.tiered.access.settings import TierSettings
+    from headrace_broker.tiered.container.stored_queue import StoredQueue
+    from headrace_broker.tiered.container.stored_tier import Name, StoredTier
+    from headrace_broker.tiered.driver.interface import PutDriver
+
+_UNITS_AT_ONCE: Final = 4096
+# Appended together: in a bucket an object for each queue would be many small ones.
+_TOGETHER_BYTES: Final = 16 << 20
+
+
+def copy(source: TierSettings, target: TierSettings, now_ms: int) -> int:
+    """Copy all messages that the target lacks; returns their number.
+
+    Raises StoreError for a damaged source, a target with other messages, and a place that can't be
+    reached; StoreLocked while a broker runs on the store of a target in a folder.
+    """
+    if (source.folder, source.place, source.home) == (target.folder, target.place, target.home):
+        raise StoreError("source and target are the same tier: name two config files")
+    if source.root == target.root and not source.keeps_objects and not target.keeps_objects:
+        raise StoreError(
+            f"both tiers have their metadata in {source.root}: copy the folder as it is, and set "
+            "tieredStoreFilePath to the copy"
+        )
+    queues = read_queues(source)
+    with _opened(target, now_ms) as tier:
+        count = _copy_queues(queues, tier, now_ms)
+        tier.sync()
+    _copy_tables(_driver(source), source, _driver(target), target)
+    return count
+
+
+@contextmanager
+def _opened(settings: TierSettings, now_ms: int) -> Iterator[StoredTier]:
+    if settings.keeps_objects:
+        objects = ObjectTier(open_objects(settings), settings.home)
+        expect(objects.start(now_ms))
+        yield objects
+        return
+    driver = open_folder(settings)
+    with locked(settings.root):
+        metadata = TierMetadata(metadata_path(settings.root))
+        tier = open_files(settings, driver, metadata, Files())
+        expect(tier.start(now_ms))
+        for failure in tier.damaged.values():
+            expect(failure)
+        try:
+            yield tier
+        finally:
+            tier.close()
+
+
+def _copy_queues(queues: dict[Name, StoredQueue], tier: StoredTier, now_ms: int) -> int:
+    count = byte_count = 0
+    groups: dict[Name, Group] = {}
+    for name, queue in sorted(queues.items()):
+        if name not in tier.queues:
+            expect(tier.create([name], now_ms))
+        _compare_ends(name, queue, tier.queues[name])
+        for group in _groups(queue, tier.queues[name].commit_offset):
+            if name in groups or byte_count >= _TOGETHER_BYTES:
+                expect(tier.append_all(groups, now_ms))
+                groups, byte_count = {}, 0
+            groups[name] = group
+            byte_count += int(group.records.size.sum())
+            count += len(group.records)
+    expect(tier.append_all(groups, now_ms))
+    return count
+
+
+def _compare_ends(name: Name, source: StoredQueue, target: StoredQueue) -> None:
+    """Raise StoreError if the target has other messages than the source."""
+    end = target.commit_offset
+    if end > source.commit_offset:
+        raise StoreError(
+            f"queue {name[0]}/{name[1]} ends at {end} in the target and at {source.commit_offset} "
+            "in the source: this target has other messages, name an empty one"
+        )
+    if not source.min_offset < end or target.min_offset == end:
+        return
+    found = [_size_and_time(queue, end - 1) for queue in (source, target)]
+    if found[0] != found[1]:
+        raise StoreError(
+            f"queue {name[0]}/{name[1]} has another message at {end - 1} in the target than in the "
+            "source: name an empty one"
+        )
+
+
+def _size_and_time(queue: StoredQueue, queue_offset: int) -> tuple[int, int]:
+    units, store_ms = queue.units(queue_offset, 1), queue.store_time(queue_offset)
+    if isinstance(units, Failure):
+        raise StoreError(str(units))
+    if isinstance(store_ms, Failure):
+        raise StoreError(str(store_ms))
+    return int(units.units["size"][0]), store_ms
+
+
+def _groups(queue: StoredQueue, queue_offset: int) -> Iterator[Group]:
+    """The records from an offset on, each checked. Raises StoreError for a damaged one."""
+    at = max(queue_offset, queue.min_offset)
+    while at < queue.commit_offset:
+        found = queue.units(at, _UNITS_AT_ONCE)
+        if isinstance(found, Failure):
+            raise StoreError(str(found))
+        if not len(found.units):
+            return
+        for begin, end in portions(found.units):
+            units = found.units[begin:end]
+            offsets = np.arange(found.first + begin, found.first + end)
+            records = queue.records(units, offsets, check_bodies=True)
+            if isinstance(records, Failure):
+                raise StoreError(
+                    f"{records}; headrace tier verify --deep names each damaged message"
+                )
+            yield Group(records, units["tags_code"].astype(np.int64))
+        at = found.first + len(found.units)
+
+
+def _driver(settings: TierSettings) -> PutDriver:
+    return open_objects(settings) if settings.keeps_objects else open_folder(settings)
+
+
+def _copy_tables(
+    source: PutDriver, settings: TierSettings, target: PutDriver, target_settings: TierSettings
+) -> None:
+    tables = read_tables(source, settings.home)
+    if not isinstance(tables, SavedTables):
+        return
+    home = target_settings.home
+    moved = msgspec.structs.replace(tables, cluster=home.cluster, broker=home.broker)
+    etag = target.etag(tables_path(home))
+    replaces = etag if isinstance(etag, str) else ""
+    put = target.put(tables_path(home), msgspec.json.encode(moved), replaces)
+    expect(put if isinstance(put, Failure) else None)
