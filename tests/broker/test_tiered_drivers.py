@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -184,7 +185,7 @@ def test_a_file_is_cut(files: Any) -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_a_failed_append_is_repeated_after_a_cut(tmp_path: Path, seed: int) -> None:
     disk = FaultyFiles(tmp_path, Random(seed), FaultRates(write=0.3, sync=0.3))
-    driver, written = PosixDriver(tmp_path, disk), b""
+    driver, written = PosixDriver(tmp_path / "tier", disk), b""
     for number in range(20):
         data = bytes([number]) * 100
         while driver.append("a/b", len(written), data) is not None:
@@ -194,14 +195,14 @@ def test_a_failed_append_is_repeated_after_a_cut(tmp_path: Path, seed: int) -> N
     assert contents(driver, "a/b") == written
     disk.cut_power()
     assert disk.image is not None
-    assert disk.image.files[Path("a/b")] == written, f"seed {seed}"
+    assert disk.image.files[Path("tier/a/b")] == written, f"seed {seed}"
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_put_is_whole_after_a_power_cut(tmp_path: Path, seed: int) -> None:
     rng = Random(seed)
     disk = FaultyFiles(tmp_path, rng)
-    driver = PosixDriver(tmp_path, disk)
+    driver = PosixDriver(tmp_path / "tier", disk)
     texts = [bytes([number]) * rng.randrange(1, 9000) for number in range(6)]
     tag, done = "", -1
     disk.cut_after = rng.randrange(60)
@@ -214,8 +215,24 @@ def test_a_put_is_whole_after_a_power_cut(tmp_path: Path, seed: int) -> None:
         pass
     disk.cut_power()
     assert disk.image is not None
-    found = disk.image.files.get(Path("a/manifest"))
+    found = disk.image.files.get(Path("tier/a/manifest"))
     assert found in [*texts[max(done, 0) : done + 2], *([None] if done < 0 else [])], f"seed {seed}"
+
+
+@pytest.mark.parametrize("kill_after", range(12))
+def test_a_folder_made_by_a_killed_process_keeps_its_name(tmp_path: Path, kill_after: int) -> None:
+    disk = FaultyFiles(tmp_path, Random(kill_after))
+    disk.kill_after = kill_after
+    with suppress(PowerCut):
+        PosixDriver(tmp_path / "tier", disk).append("a/b", 0, b"x")
+    disk.kill()
+    again = FaultyFiles(tmp_path, Random(kill_after), before=disk)
+    driver = PosixDriver(tmp_path / "tier", again)
+    assert driver.append("a/c", 0, b"x") is None
+    assert isinstance(driver.put("d/e", b"x"), str)
+    again.cut_power()
+    assert again.image is not None
+    assert {Path("tier/a/c"), Path("tier/d/e")} <= again.image.files.keys()
 
 
 def test_what_a_folder_refuses_is_unreachable(tmp_path: Path) -> None:

@@ -124,6 +124,9 @@ class PosixDriver:
         """Have all names of a path synced: a killed process may have made them and not done so."""
         for folder in Path(path).parents:
             self._files.mark_names_unsynced(self._root / folder)
+        # The root may be one of these names, unless somebody else made it.
+        if os.access(self._root.parent, os.W_OK):
+            self._files.mark_names_unsynced(self._root.parent)
 
     @_returning_failures
     def cut(self, path: str, size: int) -> Failure | None:
@@ -150,6 +153,7 @@ class PosixDriver:
                 kind = FailureKind.CHANGED if replaces else FailureKind.EXISTS
                 return Failure(kind, path, "was written by another")
             self._replace(target, data)
+        self._mark_names(path)
         self._files.sync_names()
         return _etag(data)
 
@@ -167,7 +171,6 @@ class PosixDriver:
         finally:
             self._files.close(descriptor)
         self._files.rename(temporary, target)
-        self._files.mark_names_unsynced(target.parent)
 
     @contextmanager
     def _opened(self, path: str, flags: int) -> Iterator[int]:
