@@ -493,6 +493,10 @@ class MessageStore:
         """The source that reads a queue of this store."""
         return StoreSource(queue, self.commit_log)
 
+    def topics(self) -> set[str]:
+        """The topics that have queues."""
+        return {*self._topics}
+
     def queues_of(self, topic: str) -> list[StoreQueue]:
         """All queues of a topic that exist, by queue id."""
         return [queue for _, queue in sorted(self._topics.get(topic, {}).items())]
