@@ -335,11 +335,14 @@ class Life:
 
     def settle(self) -> None:
         """Compare what a new life finds; what it lacks is gone for good."""
-        for topic in sorted({name[0] for name, model in self.models.items() if model.is_deleted}):
-            self.replace_topic(topic)
+        deleted = {name[0] for name, model in self.models.items() if model.is_deleted}
         for name, model in self.models.items():
-            end = self.store.queue(*name).consume_queue.max_offset
-            model.settle(name, ready(self.source(name, Use.BEGIN).min_offset), end)
+            if name[0] not in deleted:
+                end = self.store.queue(*name).consume_queue.max_offset
+                model.settle(name, ready(self.source(name, Use.BEGIN).min_offset), end)
+        # Afterwards: this flushes what the others have.
+        for topic in sorted(deleted):
+            self.replace_topic(topic)
 
     def live(self, step_count: int) -> None:
         if self.rng.random() < 0.5:
