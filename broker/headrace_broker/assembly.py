@@ -298,7 +298,12 @@ def _tables(
 
     return (
         TopicTable(
-            config, file("topics.json"), now_ms, budget, lambda: store.commit_log.max_offset
+            config,
+            file("topics.json"),
+            now_ms,
+            budget,
+            lambda: store.commit_log.max_offset,
+            store.topics(),
         ),
         MappingTable(config.broker_name, file(MAPPING_NAME), now_ms),
         SubscriptionGroups(config, file("subscriptionGroup.json"), now_ms, budget),

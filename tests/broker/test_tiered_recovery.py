@@ -298,3 +298,16 @@ def test_a_topic_is_deleted_although_the_first_try_was_cut_short(tmp_path: Path)
     queue = queue_of(again)
     append(queue, 5, first=3)
     assert read_all(queue) == list(range(3, 8))
+
+
+def test_leftovers_of_the_last_topic_do_not_return(tmp_path: Path) -> None:
+    """Metadata without queues is not lost metadata."""
+    tier = filled(tmp_path)
+    for queue_id in range(2):
+        tier.metadata.remove_queue(QueueName("broker", TOPIC, queue_id))
+    tier.metadata.save()
+    again = open_tier(tmp_path)
+    assert again.start(BEGIN_MS) is None
+    assert not again.queues
+    assert again.sweep() is None
+    assert not list((tmp_path / "tier").rglob("COMMIT_LOG/*"))

@@ -43,7 +43,8 @@ def message(number: int) -> Message:
 
 def send_all(nameserver: str) -> set[str]:
     """Send until all are stored; returns with which remarks the broker refused some meanwhile."""
-    refusals, number = set(), 0
+    refusals: set[str] = set()
+    number = 0
     until_s = time.monotonic() + WAIT_S
     with Producer(nameserver=nameserver, timeout_ms=TIMEOUT_MS) as producer:
         while number < COUNT:

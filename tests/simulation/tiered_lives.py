@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
     from headrace_broker.config import BrokerConfig
     from headrace_broker.queue_directory import Source
+    from headrace_broker.store.followers.followers import Following
     from headrace_broker.tiered.container.stored_tier import StoredTier
     from tests.simulation.tiered_model import Name
 
@@ -192,10 +194,20 @@ class Life:
         self.clock.ms += PAUSE_MS
 
     def delete_topic(self) -> None:
-        """Delete a topic whose positions are saved; see docs/reliability.md for others."""
-        self.mend_tier()
-        self.follow()
+        """Delete a topic, also one of which only a part is uploaded, and make it anew."""
+        if self.rng.random() < 0.3:
+            self.upload_a_part()
         self.replace_topic(self.rng.choice(TOPICS))
+
+    def upload_a_part(self) -> None:
+        """Upload for a while, and save no positions."""
+        self.flush()
+        following = self.tier_following()
+        with suppress(*([OSError] if self.weather.trouble else [])):
+            for work in islice(following._follow(), self.rng.randrange(1, 4)):
+                work.run()
+            following.follower.sync()
+        following._restart()
 
     def replace_topic(self, topic: str) -> None:
         """Delete a topic and make it anew; a crash meanwhile may bring the old one back."""
@@ -205,7 +217,9 @@ class Life:
         with self.broker.topics.deleting(topic):
             self.store.delete_topic(topic)
         self.broker.store_message(KEPT, 0)
-        self.follow()
+        self.flush()
+        if self.rng.random() < 0.3:
+            self.follow()
         self.save_tables()
         self.broker.create_topic(topic, QUEUES)
         self.save_tables()
@@ -308,20 +322,27 @@ class Life:
 
     def unsettled(self) -> set[Name]:
         """Queues whose tier is compared with the log by the next upload."""
-        following = next(f for f in self.store.followers.all if f.follower.name == "tier")
+        following = self.tier_following()
         return {
             name for name in self.models if name not in {t.name for t in following._tracks.values()}
         }
+
+    def tier_following(self) -> Following:
+        """The upload's follower."""
+        return next(f for f in self.store.followers.all if f.follower.name == "tier")
 
     # -- begin and end -----------------------------------------------------------------------------
 
     def settle(self) -> None:
         """Compare what a new life finds; what it lacks is gone for good."""
-        for topic in sorted({name[0] for name, model in self.models.items() if model.is_deleted}):
-            self.replace_topic(topic)
+        deleted = {name[0] for name, model in self.models.items() if model.is_deleted}
         for name, model in self.models.items():
-            end = self.store.queue(*name).consume_queue.max_offset
-            model.settle(name, ready(self.source(name, Use.BEGIN).min_offset), end)
+            if name[0] not in deleted:
+                end = self.store.queue(*name).consume_queue.max_offset
+                model.settle(name, ready(self.source(name, Use.BEGIN).min_offset), end)
+        # Afterwards: this flushes what the others have.
+        for topic in sorted(deleted):
+            self.replace_topic(topic)
 
     def live(self, step_count: int) -> None:
         if self.rng.random() < 0.5:

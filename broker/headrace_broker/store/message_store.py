@@ -506,6 +506,10 @@ class MessageStore:
         """The source that reads a queue of this store."""
         return StoreSource(queue, self.commit_log)
 
+    def topics(self) -> set[str]:
+        """The topics that have queues."""
+        return {*self._table.by_topic}
+
     def queues_of(self, topic: str) -> list[StoreQueue]:
         """All queues of a topic that exist, by queue id."""
         return self._table.of_topic(topic)

@@ -29,14 +29,24 @@ _decoder = msgspec.json.Decoder(dict[str, str])
 class Incarnations:
     """The id of each topic, created with the topic: where the log ended then, and random digits.
 
-    The log offset is 0 for topics that are older than this file.
+    The log offset is 0 for topics that are older than this file or were lost with the table.
 
     saved: the table's file. An id must be on disk before a client sees it.
     """
 
-    def __init__(self, file: ConfigFile, topics: Iterable[str], log_end: Callable[[], int]) -> None:
-        """topics: all that exist. Raises StoreFormatError if the file can't be read."""
+    def __init__(
+        self,
+        file: ConfigFile,
+        topics: Iterable[str],
+        log_end: Callable[[], int],
+        lost: Iterable[str] = (),
+    ) -> None:
+        """topics: all that exist. lost: those of which only queues exist.
+
+        Raises StoreFormatError if the file can't be read.
+        """
         self._log_end = log_end
+        self._lost = {*lost}
         self.saved = SavedFile(file, self._snapshot)
         known = load_table(file, _decoder.decode) or {}
         self._ids = {topic: known.get(topic) or _new_id(0) for topic in topics}
@@ -58,8 +68,9 @@ class Incarnations:
         """Give ids to new topics."""
         log_end = self._log_end()
         for topic in topics:
-            self._ids[topic] = _new_id(log_end)
-            self._created_at[topic] = log_end
+            self._created_at[topic] = 0 if topic in self._lost else log_end
+            self._ids[topic] = _new_id(self._created_at[topic])
+            self._lost.discard(topic)
         self.saved.changed()
 
     def assign(self, topic: str, incarnation: str) -> None:

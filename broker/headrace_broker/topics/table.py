@@ -128,10 +128,12 @@ class TopicTable:
         now_ms: NowMs,
         budget: HostBudget | None = None,
         log_end: Callable[[], int] = lambda: 0,
+        in_store: Iterable[str] = (),
     ) -> None:
         """Load the table. Raises StoreFormatError if its file can't be read.
 
-        log_end: returns the physical offset of the end of the log.
+        log_end: returns the physical offset of the end of the log. in_store: topics of which
+        the store has queues.
         """
         self.change_count = 0
         self._budget = budget or HostBudget()
@@ -154,6 +156,7 @@ class TopicTable:
             file.beside("topicIncarnation.json"),
             self._topics.keys() - self._system_names,
             log_end,
+            () if found is not None else in_store,
         )
         if found is None:
             warn_if_missing(

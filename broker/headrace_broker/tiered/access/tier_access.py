@@ -5,6 +5,8 @@ from __future__ import annotations
 from threading import Lock
 from typing import TYPE_CHECKING
 
+import structlog
+
 from headrace_broker.tiered.container.metadata import TierMetadata
 from headrace_broker.tiered.container.paths import cluster_folder
 from headrace_broker.tiered.container.tier import Tier
@@ -19,18 +21,21 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from headrace_broker.store.files.filesystem import Files
+    from headrace_broker.tiered.access.lives import Lives
     from headrace_broker.tiered.access.settings import TierSettings
     from headrace_broker.tiered.container.metadata import TopicRow
     from headrace_broker.tiered.container.stored_queue import StoredQueue
     from headrace_broker.tiered.container.stored_tier import StoredTier
     from headrace_broker.tiered.driver.interface import AppendDriver, PutDriver
 
+log = structlog.get_logger("headrace.broker")
+
 
 class TierAccess:
     """Opens the tier once, and names its queues.
 
     writing: held by whoever appends, deletes or expires. is_open: whether all queues are known.
-    operations: what was asked of its place.
+    operations: what was asked of its place. lives: which life of a topic its queues are of.
     """
 
     def __init__(
@@ -38,12 +43,14 @@ class TierAccess:
         settings: TierSettings,
         files: Files,
         now_ms: Callable[[], int],
+        lives: Lives,
         driver: AppendDriver | None = None,
     ) -> None:
         """driver: by default that of the settings."""
         self.writing = Lock()
         self.is_open = False
         self.now_ms = now_ms
+        self.lives = lives
         self._settings = settings
         self._files = files
         self.operations = Operations()
@@ -71,6 +78,7 @@ class TierAccess:
             failure = tier.start(now_ms)
             if failure is not None:
                 raise OSError(str(failure))
+            self.end_old_lives()
             self.is_open = True
 
     def _new_tier(self) -> StoredTier:
@@ -81,9 +89,34 @@ class TierAccess:
         metadata = TierMetadata(metadata_path(settings.root), self._files)
         return open_files(settings, self._driver, metadata, self._files)
 
+    def end_old_lives(self) -> None:
+        """Delete the queues of topics that were deleted or made again. Raises OSError.
+
+        Once the tier is open, whoever calls this holds ``writing``.
+        """
+        over = self.lives.over()
+        if not over:
+            return
+        tier = self.tier
+        for name in [*tier.queues, *tier.damaged]:
+            if name[0] in over:
+                self.delete(*name)
+        # The ids are forgotten last: a crash until then repeats this.
+        tier.sync()
+        self.lives.forget(over)
+
+    def delete(self, topic: str, queue_id: int) -> None:
+        """Delete a queue. Raises OSError."""
+        failure = self.tier.delete(topic, queue_id)
+        if failure is not None:  # the clean-up removes what is left
+            log.warning("files of a deleted queue are left in the tier", reason=str(failure))
+
     def queue(self, topic: str, queue_id: int) -> StoredQueue | None:
-        """A queue that has messages; None also before the tier is open."""
-        if self._tier is None:
+        """A queue that has messages; None also before the tier is open.
+
+        Of a topic that was made again, None until the tier has a queue of the present life.
+        """
+        if self._tier is None or self.lives.is_over(topic):
             return None
         queue = self._tier.queues.get((topic, queue_id))
         return queue if queue is not None and queue.commit_offset else None

@@ -56,15 +56,32 @@ class TieredSource:
         self._reader = reader
         self._level = level
 
-    def _tiered(self) -> StoredQueue | None:
-        """The queue in the tier; None if it has no message there, or is not open yet."""
-        return self._reader.access.queue(self._queue.topic, self._queue.queue_id)
+    def _known(self) -> StoredQueue | None:
+        """The queue in the tier; None if it has no message there, or only ``_opened`` can tell."""
+        access, topic = self._reader.access, self._queue.topic
+        return access.queue(topic, self._queue.queue_id) if access.lives.is_current(topic) else None
 
     def _opened(self) -> StoredQueue | None:
-        """As ``_tiered``. Raises NotReady before the tier is open."""
-        if not self._reader.access.is_open:
+        """The queue in the tier; None if it has no message there.
+
+        Raises NotReady before the tier is open, or for a topic of which the tier may have an
+        earlier life.
+        """
+        access, topic = self._reader.access, self._queue.topic
+        if not access.is_open:
             raise self._reader.open_first()
-        return self._tiered()
+        queue = access.queue(topic, self._queue.queue_id)
+        if queue is None or access.lives.is_current(topic) or self._is_same(queue):
+            return queue
+        return None
+
+    def _is_same(self, queue: StoredQueue) -> bool:
+        """Whether the tier has this queue's messages, judging by one that both have."""
+        at = max(queue.min_offset, self._local.min_offset())
+        local_ms = self._local.store_time_at(at)
+        if local_ms is None or at >= queue.commit_offset:
+            return True
+        return local_ms == self._reader.answer((queue, at), lambda: queue.store_time(at))
 
     # -- by queue offset ---------------------------------------------------------------------------
 
@@ -85,9 +102,12 @@ class TieredSource:
     def _read(
         self, wanted: _Wanted, read_local: Callable[..., GetResult], *, is_bulk: bool
     ) -> GetResult:
-        queue = self._tiered()
-        if queue is not None and self._level is StorageLevel.FORCE and _has(queue, wanted):
-            return self._read_tier(queue, wanted, is_bulk)
+        queue, is_open = self._known(), self._reader.access.is_open
+        if self._level is StorageLevel.FORCE and is_open:
+            queue = self._opened()
+            is_past = wanted.queue_offset >= self._local.max_offset()
+            if queue is not None and not is_past and _has(queue, wanted):
+                return self._read_tier(queue, wanted, is_bulk)
         try:
             result = read_local(*wanted)
         except NotReady:
@@ -138,7 +158,7 @@ class TieredSource:
 
     def known_range(self) -> tuple[int, int]:
         """As ``StoreSource.known_range``, over both tiers."""
-        queue, (low, high) = self._tiered(), self._local.known_range()
+        queue, (low, high) = self._known(), self._local.known_range()
         return (low if queue is None else min(queue.min_offset, low)), high
 
     def unit(self, queue_offset: int) -> tuple[int, int, int]:

@@ -9,6 +9,8 @@ import trio
 
 from headrace_broker.queue_directory import Use
 from headrace_broker.store.errors import StoreError
+from headrace_broker.store.files.config_file import ConfigFile
+from headrace_broker.tiered.access.lives import Lives
 from headrace_broker.tiered.access.lookups import TierLookups
 from headrace_broker.tiered.access.saved_tables import TableSaver
 from headrace_broker.tiered.access.settings import StorageLevel
@@ -37,6 +39,7 @@ log = structlog.get_logger("headrace.broker")
 
 _RETRY_S: Final = 10.0
 _MERGE_S: Final = 60.0
+LIVES_FILE: Final = "tieredTopicIncarnation.json"
 _TABLES_S: Final = 60.0
 # A stop waits so long for the tier to take the tables.
 _LAST_TABLES_S: Final = 5.0
@@ -63,11 +66,16 @@ class TieredStorage:
         self._settings = settings
         self._store = store
         self._topics = topics
-        self._access = TierAccess(settings, store.fs, store.clock.now_ms)
+        lives = Lives(
+            ConfigFile(settings.root / "config" / LIVES_FILE, store.fs),
+            topics.incarnations.of,
+            lambda topic: bool(store.queues_of(topic)),
+        )
+        self._access = TierAccess(settings, store.fs, store.clock.now_ms, lives)
         self._reader = TierReader(self._access, settings)
         is_read = settings.level is not StorageLevel.DISABLE
         self.lookups = TierLookups(self._reader) if is_read else None
-        self.upload = Upload(self._access, settings, self._wants)
+        self.upload = Upload(self._access, settings, self._wants, self._exists)
         following = store.followers.add(self.upload, settings.commit_ms / 1000, holds_log)
         self.state = TierState(
             store, topics, settings, self._access, self._reader, self.upload, following
@@ -83,6 +91,9 @@ class TieredStorage:
         self._threads = trio.CapacityLimiter(1)
         self._merging = trio.CapacityLimiter(1)
         self._saving = trio.CapacityLimiter(1)
+
+    def _exists(self, topic: str) -> bool:
+        return self._topics.get(topic) is not None
 
     def _wants(self, topic: str) -> bool:
         config = self._topics.get(topic)
@@ -115,6 +126,8 @@ class TieredStorage:
         return lowest_local
 
     def _is_kept(self, topic: str, queue_id: int, queue_offset: int) -> bool:
+        if not self._access.lives.is_current(topic):
+            return False
         queue = self._access.queue(topic, queue_id)
         return queue is not None and queue.min_offset <= queue_offset < queue.commit_offset
 

@@ -75,11 +75,17 @@ class Upload:
     is_part_of_stop = False
 
     def __init__(
-        self, access: TierAccess, settings: TierSettings, wants: Callable[[str], bool]
+        self,
+        access: TierAccess,
+        settings: TierSettings,
+        wants: Callable[[str], bool],
+        exists: Callable[[str], bool],
     ) -> None:
+        """exists: whether there is a topic."""
         self.wants = wants
         self.stuck: dict[Name, str] = {}
         self.message_counts: Counter[str] = Counter()
+        self._exists = exists
         self._access = access
         self._settings = settings
         # The queue that has waited longest is first.
@@ -96,16 +102,19 @@ class Upload:
         self._drop(name)
         self._access.open()
         with self._access.writing:
+            self._end_old_lives()
             tier, now_ms = self._access.tier, self._access.now_ms()
             if (damage := tier.damaged.get(name)) is not None:
                 self._note_stuck(name, str(damage))
             if name in self.stuck:
                 return queue_offset
+            is_known = self._is_life_known(topic)
             if name not in tier.queues:
                 self._check(name, tier.create([name], now_ms))
             queue = tier.queues[name]
-            if queue.commit_offset > queue_offset:
+            if queue.commit_offset > queue_offset or not is_known:
                 self._unproven.add(name)
+            if queue.commit_offset > queue_offset:
                 self._check(name, tier.index_again(topic, queue_id, queue_offset, now_ms))
             return min(queue.commit_offset, queue_offset)
 
@@ -133,6 +142,8 @@ class Upload:
     def sync(self) -> None:
         """See ``Follower``."""
         with self._access.writing:
+            if self._access.is_open:
+                self._end_old_lives()
             while self._waiting:
                 names = list(self._waiting)
                 self._append(names if self._access.tier.takes_all else names[:1])
@@ -140,15 +151,15 @@ class Upload:
                 self._access.tier.sync()
 
     def gone(self, topic: str, queue_id: int) -> None:
-        """See ``Follower``."""
+        """See ``Follower``. Of a topic that still exists, a queue that is gone was lost."""
         name = topic, queue_id
         self._drop(name)
         self.stuck.pop(name, None)
         self._access.open()
         with self._access.writing:
-            failure = self._access.tier.delete(topic, queue_id)
-        if failure is not None:  # the clean-up removes what is left
-            log.warning("files of a deleted queue are left in the tier", reason=str(failure))
+            self._end_old_lives()
+            if not self._exists(topic):
+                self._access.delete(*name)
 
     def used(self) -> list[tuple[MappedFile, int]]:
         """See ``Follower``. The tier's files have checks of their own."""
@@ -157,6 +168,31 @@ class Upload:
     def close(self) -> None:
         """See ``Follower``."""
         self._access.close()
+
+    # -- lives of topics ---------------------------------------------------------------------------
+
+    def _end_old_lives(self) -> None:
+        """Forget and delete queues of topics that were deleted or made again. Raises OSError."""
+        over = self._access.lives.over()
+        for name in [*self._waiting, *self.stuck]:
+            if name[0] in over:
+                self._drop(name)
+                self.stuck.pop(name, None)
+        self._access.end_old_lives()
+
+    def _is_life_known(self, topic: str) -> bool:
+        """Whether the tier has no other life of a topic; false if that is to be proven."""
+        lives, tier = self._access.lives, self._access.tier
+        if not lives.is_current(topic):
+            if any(name[0] == topic for name in (*tier.queues, *tier.damaged)):
+                return False
+            lives.note(topic)
+        return True
+
+    def _note_life(self, topic: str) -> None:
+        lives = self._access.lives
+        if not lives.is_current(topic) and not any(name[0] == topic for name in self.stuck):
+            lives.note(topic)
 
     # -- groups ------------------------------------------------------------------------------------
 
@@ -192,11 +228,15 @@ class Upload:
     def _prove(self, name: Name, queue: StoredQueue, known: RecordColumns) -> None:
         """Check that the tier has this queue, and not another one of its name. Raises OSError."""
         kept = known.select(known.queue_offset >= queue.min_offset)
-        if not len(kept) and len(known):
+        if len(kept):
+            self._compare(name, queue, kept)
+        elif len(known):
+            self._check_age(name, queue, known)
             return
         self._unproven.discard(name)
-        if not len(kept):
-            return
+        self._note_life(name[0])
+
+    def _compare(self, name: Name, queue: StoredQueue, kept: RecordColumns) -> None:
         offset = int(kept.queue_offset[0])
         found = queue.units(offset, 1)
         self._check(name, found if isinstance(found, Failure) else None)
@@ -207,12 +247,24 @@ class Upload:
         self._check(name, head if isinstance(head, Failure) else None)
         assert not isinstance(head, Failure)
         if (head.size, head.store_ms) != (int(kept.size[0]), int(kept.store_timestamp[0])):
-            reason = (
-                f"the tier has another message at queue offset {offset}: the local store was "
-                "replaced or has lost its end; delete the topic, or move its folder in the tier "
-                "away and start again"
-            )
-            self._check(name, Failure(FailureKind.DAMAGED, queue.name.path, reason))
+            self._refuse(name, queue, offset)
+
+    def _check_age(self, name: Name, queue: StoredQueue, expired: RecordColumns) -> None:
+        """What precedes the messages of the tier must be older than these."""
+        oldest_ms = queue.store_time(queue.min_offset)
+        self._check(name, oldest_ms if isinstance(oldest_ms, Failure) else None)
+        assert not isinstance(oldest_ms, Failure)
+        if int(expired.store_timestamp[-1]) > oldest_ms:
+            self._refuse(name, queue, int(expired.queue_offset[-1]))
+
+    def _refuse(self, name: Name, queue: StoredQueue, queue_offset: int) -> None:
+        self._access.lives.forget([name[0]])
+        reason = (
+            f"the tier has another message at queue offset {queue_offset}: the local store was "
+            "replaced or has lost its end; delete the topic, or move its folder in the tier "
+            "away and start again"
+        )
+        self._check(name, Failure(FailureKind.DAMAGED, queue.name.path, reason))
 
     def _check(self, name: Name, failure: Failure | None) -> None:
         """Raise OSError after a failure; unless a retry may help, the queue is stuck."""

@@ -103,7 +103,10 @@ class TierMetadata:
     def __init__(self, path: Path, files: Files | None = None) -> None:
         """Load the file. Raises StoreFormatError, OSError."""
         self._file = ConfigFile(path, files)
-        self._tables = self._file.read(parse) or _Tables()
+        found = self._file.read(parse)
+        # Whether there was no file: it was lost, unless nothing was uploaded yet.
+        self.is_new = found is None
+        self._tables = found or _Tables()
         self._lock = Lock()
         # By table and name: a value, and its text.
         self._texts: dict[str, dict[str, tuple[object, bytes]]] = {}

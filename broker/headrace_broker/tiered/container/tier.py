@@ -68,8 +68,8 @@ class Tier:
     def start(self, now_ms: int) -> Failure | None:
         """As ``StoredTier.start``."""
         # Without metadata all files would count as leftovers: a lost disk must not cost the tier
-        # as well.
-        return self.open(now_ms) if self.metadata.queues() else self.rebuild(now_ms)
+        # as well. If all queues were deleted, files are leftovers indeed.
+        return self.rebuild(now_ms) if self.metadata.is_new else self.open(now_ms)
 
     def open(self, now_ms: int) -> Failure | None:
         """Bring all queues in line with the store.
