@@ -19,6 +19,7 @@ GROUPS = {
     "waiting": "waiting",
     "compaction": "compaction",
     "static": "static",
+    "tier": "tier",
     "python-clients": "python_clients",
     "spark": "spark",
     "spark-tier": "spark_tier",

@@ -320,7 +320,9 @@ def placed(records: RecordColumns, places: Array) -> bytearray:
     if (records.start == start + ends - records.size).all():
         data = bytearray(memoryview(records.data)[start : start + size])
     else:
-        data = bytearray().join([records.record(number) for number in range(len(records))])
+        view, stops = memoryview(records.data), records.start + records.size
+        pairs = zip(records.start.tolist(), stops.tolist(), strict=True)
+        data = bytearray().join([view[begin:stop] for begin, stop in pairs])
     at = (ends - records.size)[:, None] + np.arange(_PLACE_AT, _PLACE_AT + _PLACE_BYTES)
     stated = np.ascontiguousarray(places, ">i8").view(np.uint8).reshape(-1, _PLACE_BYTES)
     np.frombuffer(data, np.uint8)[at] = stated

@@ -44,46 +44,44 @@ class Content(NamedTuple):
 class Batch(NamedTuple):
     """An object to put. directory: what a manifest says to have it read."""
 
-    data: bytearray
+    data: bytes
     row: ObjectRow
     directory: Reference
 
 
 def build(name: str, contents: list[Content], level: int = 0, run: str = "") -> Batch:
     """An object of these parts; see ``ObjectRow``."""
-    data = bytearray()
+    # Joined once: bytes that grow are copied again and again.
+    pieces: list[Buffer] = []
+    position = 0
     parts: dict[str, list[Part]] = {}
     keys = []
     for number, content in enumerate(contents):
-        count, position = len(content.units), len(data)
-        data += content.units.tobytes()
-        data += content.times.astype(">i8").tobytes()
-        records_at = len(data)
-        for piece in content.records:
-            data += piece
+        count, log_bytes = len(content.units), sum(map(len, content.records))
+        pieces += [content.units.tobytes(), content.times.astype(">i8").tobytes()]
+        pieces += content.records
         part = Part(
             number,
             content.queue_id,
             content.first,
             count,
             content.log_base,
-            len(data) - records_at,
+            log_bytes,
             int(content.times.min()),
             int(content.times.max()),
             position,
         )
+        position = part.stop
         parts.setdefault(content.topic, []).append(part)
         keys.append(content.keys)
         content.keys["part"] = number
     items = joined(keys, KEY_ITEM)
     items = items[np.lexsort((items["record"], items["part"], items["key_hash"]))]
-    row = ObjectRow(name, level, run or name, len(data), len(items), parts)
-    data += items.tobytes()
+    row = ObjectRow(name, level, run or name, position, len(items), parts)
     directory = encode(row)
-    named = reference(name, len(data), directory)
-    data += directory
-    data += _TRAILER.pack(_MAGIC, FORMAT, len(directory), named.crc)
-    return Batch(data, row, named)
+    named = reference(name, position + items.nbytes, directory)
+    trailer = _TRAILER.pack(_MAGIC, FORMAT, len(directory), named.crc)
+    return Batch(b"".join([*pieces, items.tobytes(), directory, trailer]), row, named)
 
 
 def joined(columns: list[Array], kind: np.dtype[Any]) -> Array:

@@ -1,0 +1,208 @@
+"""Tiered storage beside a bare loop over its driver: make bench BENCH=tier.
+
+Brokers in processes of their own upload a filled store to a folder and to a real S3 server, and
+serve it by bulk pulls. The bare loop moves as many bytes in the same sizes. What a pull by tag
+reads is counted in this process. ``--short`` takes a tenth of the messages.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from headrace_broker.queue_directory import Use
+from headrace_broker.store.store_source import GetStatus
+from headrace_broker.tiered.driver.posix import PosixDriver
+from headrace_protocol.message import encode_properties, tags_code
+from tests.bench.load import say
+from tests.bench.processes import cpu_s
+from tests.bench.tier_load import (
+    BODY_BYTES,
+    PIECE_BYTES,
+    PLACES,
+    SAMPLE_S,
+    Cost,
+    Place,
+    cost_here,
+    cost_of_upload,
+    drain,
+    fill,
+)
+from tests.bench.tier_load import broker as broker_on
+from tests.support.broker import BrokerUnderTest, broker_config
+from tests.support.stores import HOST, ready
+
+if TYPE_CHECKING:
+    from tests.conformance.peer import Peer
+
+TOPIC: Final = "history"
+MESSAGES: Final = 200_000
+BODY: Final = bytes(1024)
+TAGS: Final = 100
+TURN: Final = 1000
+BULK: Final = 4096, 4 << 20
+
+
+class Calls:
+    """The calls of the driver, as the broker makes them."""
+
+    def __init__(self) -> None:
+        self.reads: list[tuple[str, Any]] = []
+
+    @property
+    def read_bytes(self) -> int:
+        return sum(end - start for _, ranges in self.reads for start, end in ranges)
+
+    def watch(self) -> None:
+        read = PosixDriver.read
+
+        def noted_read(driver: PosixDriver, path: str, ranges: Any) -> Any:
+            self.reads.append((path, ranges))
+            return read(driver, path, ranges)
+
+        PosixDriver.read = noted_read  # type: ignore[method-assign]
+
+
+def start(folder: Path) -> BrokerUnderTest:
+    config = broker_config(
+        folder,
+        message_store_plug_in="tieredstore",
+        tiered_backend_service_provider="posix",
+        tiered_store_file_path=folder / "tier",
+        tiered_storage_level="FORCE",
+    )
+    broker = BrokerUnderTest(
+        folder,
+        config,
+        commit_log_file_bytes=1 << 28,
+        consume_queue_file_bytes=6_000_000,
+        index_slot_count=5000,
+        index_entry_count=20_000,
+        ring_rows=1 << 17,
+    )
+    broker.create_topic(TOPIC, 1)
+    return broker
+
+
+def fill_tags(broker: BrokerUnderTest, count: int) -> None:
+    store, queue = broker.store, broker.store.queue(TOPIC, 0)
+    properties = [(encode_properties({"TAGS": f"t{n}"}), tags_code(f"t{n}")) for n in range(TAGS)]
+    for first in range(0, count, TURN):
+        store.write_path.begin()
+        for number in range(first, first + TURN):
+            raw, code = properties[number % TAGS]
+            store.write_path.append(queue, BODY, raw, code, 0, 0, 1, HOST, 0)
+        store.write_path.commit()
+        store.write_path.publish()
+        store.index_tick()
+    store.flusher.flush_now()
+
+
+def upload(broker: BrokerUnderTest) -> None:
+    for following in broker.store.followers.all:
+        following.catch_up()
+
+
+def read_all(broker: BrokerUnderTest, tags: frozenset[int] | None) -> int:
+    """Bytes of the messages read; nothing is in memory before."""
+    assert broker.parts.tier is not None
+    broker.parts.tier._reader.blocks.expire(math.inf)
+    source = broker.parts.directory.serve(TOPIC, 0, Use.PULL).source
+    at, byte_count = 0, 0
+    while at < source.max_offset():
+        result = ready(partial(source.get_bulk, at, *BULK, tags))
+        at = result.next_offset
+        byte_count += result.body_bytes if result.status is GetStatus.FOUND else 0
+    return byte_count
+
+
+def one_tag(folder: Path, count: int) -> None:
+    """Bytes that a pull of one tag reads, beside the messages that match and all units."""
+    calls = Calls()
+    broker = start(folder)
+    fill_tags(broker, count)
+    upload(broker)
+    calls.watch()
+    matching = read_all(broker, frozenset({tags_code("t7")}))
+    wanted = matching + 20 * count
+    say(f"one tag of {TAGS}: reads {calls.read_bytes / wanted:.2f} x of messages and units")
+    broker.close()
+
+
+class Pair(NamedTuple):
+    """What a broker and a bare loop cost."""
+
+    ours: Cost
+    bare: Cost
+
+
+def rounds(name: str, directory: Path, byte_count: int, count: int) -> None:
+    """Upload to a place and drain it, each beside the bare loop."""
+    filled = directory / "filled"
+    with broker_on(directory, filled, {}) as (peer, _):
+        messages = fill(peer, byte_count)
+    pairs: dict[str, list[Pair]] = {"upload": [], "bulk pull": []}
+    for number in range(count):
+        folder = directory / f"{name}-{number}"
+        home = folder / "home"
+        home.mkdir(parents=True)
+        store = shutil.copytree(filled, folder / "store")
+        with (
+            PLACES[name](folder) as place,
+            broker_on(home, store, place.settings) as (peer, sums),
+        ):
+            pairs["upload"].append(upload_beside(place, peer.broker_pid, messages))
+            while sums().get("rocketmq_tiered_store_dispatch_behind", 1):
+                time.sleep(SAMPLE_S)
+            for _ in range(2):
+                pairs["bulk pull"].append(drain_beside(place, peer))
+        shutil.rmtree(folder)
+    for case, measured in pairs.items():
+        _say(f"{case}, {name}", measured)
+
+
+def upload_beside(place: Place, pid: int, messages: int) -> Pair:
+    """An upload, and then as many bytes by the driver."""
+    ours = cost_of_upload(place, pid, messages * BODY_BYTES)
+    bare = cost_here(lambda: place.write_bare(ours.byte_count, "bare"), ours.byte_count)
+    for folder in list(place.folder.rglob("bare")):
+        shutil.rmtree(folder)
+    return Pair(ours, bare)
+
+
+def drain_beside(place: Place, peer: Peer) -> Pair:
+    """A drain of all queues, and then a read of all by the driver; neither finds files cached."""
+    size = place.kept_bytes
+    place.drop_cached()
+    cpu, began = cpu_s([peer.broker_pid]), time.monotonic()
+    drain(peer.broker)
+    ours = Cost(size, time.monotonic() - began, cpu_s([peer.broker_pid]) - cpu)
+    place.drop_cached()
+    return Pair(ours, cost_here(lambda: place.read_bare(PIECE_BYTES), size))
+
+
+def _say(what: str, pairs: list[Pair]) -> None:
+    rate = statistics.median(bare.seconds / ours.seconds for ours, bare in pairs)
+    cpu = statistics.median(bare.cpu_s / ours.cpu_s for ours, bare in pairs)
+    say(
+        f"{what}: {rate:.2f} x of the bare driver by time, {cpu:.2f} by CPU time; "
+        f"load {os.getloadavg()[0]:.1f}"
+    )
+
+
+def main(options: list[str]) -> None:
+    is_short = "--short" in options
+    with tempfile.TemporaryDirectory() as folder:
+        for name in PLACES:
+            directory = Path(folder, f"of-{name}")
+            directory.mkdir()
+            rounds(name, directory, (100 if is_short else 1000) << 20, 1 if is_short else 3)
+        (tags := Path(folder, "tags")).mkdir()
+        one_tag(tags, MESSAGES // 10 if is_short else MESSAGES)
