@@ -14,6 +14,7 @@ import trio.testing
 
 from headrace_broker.inner.delivery import REASON
 from headrace_broker.timer import waiting_timers
+from headrace_broker.timer.wheel import TimerWheel
 from headrace_protocol import fastjson
 from headrace_protocol.bodies import KVTable, WaitingList
 from headrace_protocol.codes import RequestCode, ResponseCode
@@ -111,6 +112,29 @@ async def test_timers_that_keep_coming_hold_none_up(
         clockwork.clock.ms += 1000
         await keep_sending()
         assert clockwork.bodies() == [b"due"]
+
+
+async def test_a_stop_in_the_first_turn_goes_through_few_slots(
+    clockwork: Clockwork, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replaced: list[int] = []
+    replace_slot = TimerWheel.replace_slot
+
+    def note(wheel: TimerWheel, slot: int, rows: Any) -> None:
+        assert len(replaced) < 10
+        replaced.append(slot)
+        replace_slot(wheel, slot, rows)
+
+    monkeypatch.setattr(TimerWheel, "replace_slot", note)
+    clockwork.runs = []
+    async with clockwork.running():
+        clockwork.send(b"late", TIMER_DELAY_SEC=2)
+        await clockwork.timers._adopt_all()
+        clockwork.clock.ms += 2000
+        await clockwork.timers._turn()
+        assert clockwork.bodies() == [b"late"]
+        clockwork.timers.finish()
+    assert len(replaced) == 1
 
 
 # --- what is delivered ---------------------------------------------------------------------

@@ -287,7 +287,7 @@ class Timers:
         """Keep only waiting timers in slots with deliveries that an Apache broker reads again."""
         if self._last is None:
             return
-        for slot in range(self._read_slot(self._settled), self._done_slot + 1):
+        for slot in self.wheel.used_slots(self._read_slot(self._settled), self._done_slot):
             self.wheel.replace_slot(slot, self.waiting.of_slot(slot))
             self.wheel.end_with(self._last, slot)
 

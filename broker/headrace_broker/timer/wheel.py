@@ -127,6 +127,12 @@ class TimerWheel:
         self._chain(units, slots, np.zeros(1, np.int64))
         self._append(units, slots)
 
+    def used_slots(self, first: int, last: int) -> list[int]:
+        """The slots from ``first`` to ``last`` that lead to units."""
+        times = self._slots["time"]
+        used: list[int] = np.sort(times[(times >= max(first, 1)) & (times <= last)]).tolist()
+        return used
+
     def replace_slot(self, slot: int, rows: Array) -> None:
         """Let a slot lead to these timers and recalls only."""
         place = slot % WHEEL_SLOTS
