@@ -39,7 +39,7 @@ PANELS = {
         "topic": "Create, list, describe, alter, purge and delete topics.",
         "group": "List, describe, move and delete consumer groups, and replay dead letters.",
         "timer": "List and cancel timers: messages that wait for their time.",
-        "tier": "Show what is in tiered storage, and what is still to be uploaded.",
+        "tier": "Show, check, repair and move tiered storage.",
         "transaction": "List transactions without a decision, and resume discarded ones.",
         "cluster": "List the brokers with their rates.",
         "context": "Name clusters, and choose the one that commands and clients use.",
