@@ -77,6 +77,19 @@ def serving(folder: Path) -> Iterator[ObjectPlace]:
             process.kill()
 
 
+def bucket_settings(place: ObjectPlace, prefix: str = "") -> dict[str, object]:
+    """The settings of a broker whose tier is in the bucket, by key of the file."""
+    return {
+        "messageStorePlugIn": "tieredstore",
+        "tieredBackendServiceProvider": "s3",
+        "objectStoreEndpoint": place.endpoint,
+        "objectStoreBucket": place.bucket,
+        "objectStorePrefix": prefix,
+        "objectStoreAccessKey": place.access_key,
+        "objectStoreSecretKey": place.secret_key,
+    }
+
+
 def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

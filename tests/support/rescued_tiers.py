@@ -16,14 +16,18 @@ if TYPE_CHECKING:
     from headrace_broker.tiered.access.settings import TierSettings
     from headrace_broker.tiered.container.stored_tier import Name
     from headrace_broker.tiered.container.tier import Home
+    from headrace_broker.tiered.driver.interface import PutDriver
 
 Layout = Literal["posix", "file"]
 QUEUES: dict[Name, int] = {(TOPIC, 0): 40, (TOPIC, 1): 25, ("other", 0): 7}
 LIMITS = SegmentLimits(log_bytes=2000, units_bytes=200)
 
 
-def write_config(root: Path, layout: Layout, home: Home = HOME) -> Path:
-    """The config file of a broker whose store is ``root`` and whose tier is ``root``.tier."""
+def write_config(root: Path, layout: Layout, home: Home = HOME, **more: object) -> Path:
+    """The config file of a broker whose store is ``root``, with its tier in ``folder(root)``.
+
+    more: settings by key of the file, which replace the others.
+    """
     lines = {
         "brokerName": home.broker,
         "brokerClusterName": home.cluster,
@@ -37,6 +41,7 @@ def write_config(root: Path, layout: Layout, home: Home = HOME) -> Path:
         "tieredStoreIndexFileMaxIndexNum": 50,
         "mappedFileSizeCommitLog": 1 << 20,
         "mappedFileSizeConsumeQueue": 20 * 30,
+        **more,
     }
     path = root.with_name(f"{root.name}.conf")
     path.write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
@@ -65,8 +70,13 @@ def fill(root: Path, layout: Layout) -> Path:
         tier.sync()
         tier.close()
     else:
-        objects = open_objects_tier(PosixDriver(folder(root)))
-        for number in range(5):
-            counts = {name: count // 5 + (count % 5 > number) for name, count in QUEUES.items()}
-            assert append_next(objects, counts) is None
+        fill_objects(PosixDriver(folder(root)))
     return write_config(root, layout)
+
+
+def fill_objects(driver: PutDriver) -> None:
+    """Fill a tier of objects with ``QUEUES``, in five uploads."""
+    objects = open_objects_tier(driver)
+    for number in range(5):
+        counts = {name: count // 5 + (count % 5 > number) for name, count in QUEUES.items()}
+        assert append_next(objects, counts) is None
