@@ -194,9 +194,9 @@ def test_secrets_are_shown_nowhere(tmp_path: Path, capsys: pytest.CaptureFixture
     with pytest.raises(OSError, match="manifest") as refused:
         tier._clean_up({})
     logs = capsys.readouterr()
-    place = tier._settings.place
+    place = tier.settings.place
     assert place is not None
-    shown = f"{bytes(answer.body)!r} {config!r} {refused.value} {tier._settings!r} {place} {logs}"
+    shown = f"{bytes(answer.body)!r} {config!r} {refused.value} {tier.settings!r} {place} {logs}"
     assert "a-bucket" in shown
     for secret in ("an-access-key", "a-secret-key"):
         assert secret not in shown

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from shutil import rmtree
 from typing import TYPE_CHECKING, Literal
 
 from headrace_broker.config import load_config
 from headrace_broker.tiered.container.flat_queue import SegmentLimits
 from headrace_broker.tiered.driver.posix import PosixDriver
+from headrace_broker.tiered.rescue.restore import restore
 from tests.support.object_tiers import HOME, append_next, open_objects_tier
+from tests.support.stores import crash
 from tests.support.tiers import TOPIC, append, open_tier, queue_of
 
 if TYPE_CHECKING:
@@ -17,6 +20,8 @@ if TYPE_CHECKING:
     from headrace_broker.tiered.container.stored_tier import Name
     from headrace_broker.tiered.container.tier import Home
     from headrace_broker.tiered.driver.interface import PutDriver
+    from headrace_broker.tiered.rescue.restore import Restored
+    from tests.support.broker import BrokerUnderTest
 
 Layout = Literal["posix", "file"]
 QUEUES: dict[Name, int] = {(TOPIC, 0): 40, (TOPIC, 1): 25, ("other", 0): 7}
@@ -80,3 +85,14 @@ def fill_objects(driver: PutDriver) -> None:
     for number in range(5):
         counts = {name: count // 5 + (count % 5 > number) for name, count in QUEUES.items()}
         assert append_next(objects, counts) is None
+
+
+def lose_disk(broker: BrokerUnderTest) -> Restored:
+    """End a broker as a kill does, lose its store, and restore that from its tier."""
+    assert broker.parts.tier is not None
+    settings = broker.parts.tier.settings
+    crash(broker.store)
+    rmtree(settings.root)
+    restored = restore(settings, broker.store.settings, broker.clock.now_ms())
+    assert restored is not None
+    return restored
