@@ -14,7 +14,7 @@ import socket
 import subprocess
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -77,7 +77,7 @@ def serving(folder: Path) -> Iterator[ObjectPlace]:
             process.kill()
 
 
-def bucket_settings(place: ObjectPlace, prefix: str = "") -> dict[str, object]:
+def bucket_settings(place: ObjectPlace, prefix: str = "") -> dict[str, Any]:
     """The settings of a broker whose tier is in the bucket, by key of the file."""
     return {
         "messageStorePlugIn": "tieredstore",
