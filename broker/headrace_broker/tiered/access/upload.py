@@ -256,7 +256,12 @@ class Upload:
             self._refuse(name, queue, offset)
 
     def _check_age(self, name: Name, queue: StoredQueue, expired: RecordColumns) -> None:
-        """What precedes the messages of the tier must be older than these."""
+        """What precedes the messages of the tier must be older than these.
+
+        If all of the tier's have expired, nothing can be compared.
+        """
+        if queue.min_offset == queue.commit_offset:
+            return
         oldest_ms = queue.store_time(queue.min_offset)
         self._check(name, oldest_ms if isinstance(oldest_ms, Failure) else None)
         assert not isinstance(oldest_ms, Failure)
