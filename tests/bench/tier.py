@@ -2,7 +2,8 @@
 
 Brokers in processes of their own upload a filled store to a folder and to a real S3 server, and
 serve it by bulk pulls. The bare loop moves as many bytes in the same sizes. What a pull by tag
-reads is counted in this process. ``--short`` takes a tenth of the messages.
+reads is counted in this process. The official Java client drains a tier on a folder, headrace's and
+Apache RocketMQ's. ``--short`` takes a tenth of the messages.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from headrace_broker.tiered.driver.posix import PosixDriver
 from headrace_protocol.message import encode_properties, tags_code
 from tests.bench.load import say
 from tests.bench.processes import cpu_s
+from tests.bench.tier_java import drains
 from tests.bench.tier_load import (
     BODY_BYTES,
     PIECE_BYTES,
@@ -206,3 +208,4 @@ def main(options: list[str]) -> None:
             rounds(name, directory, (100 if is_short else 1000) << 20, 1 if is_short else 3)
         (tags := Path(folder, "tags")).mkdir()
         one_tag(tags, MESSAGES // 10 if is_short else MESSAGES)
+        drains(Path(folder), MESSAGES // 10 if is_short else MESSAGES, 1 if is_short else 3)
