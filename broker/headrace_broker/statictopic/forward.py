@@ -48,11 +48,6 @@ _SUSPEND: Final = "suspendTimeoutMillis"
 _NO_LEADER: Final = Answer(
     ResponseCode.NOT_LEADER_FOR_QUEUE, "no broker leads the queue now: ask for the route again"
 )
-# The answer to sends: Java's client repeats them at this code, and fails at the other.
-_NOT_OPEN: Final = Answer(
-    ResponseCode.SERVICE_NOT_AVAILABLE,
-    f"the queue is moving, and had no leader for {WAIT_S:g} s: send again",
-)
 _FULL: Final = Answer(
     ResponseCode.SYSTEM_BUSY,
     f"over {WAITING_BYTES_MAX >> 20} MiB of messages wait for the queue's new leader: send again "
@@ -313,8 +308,10 @@ class Forwarding:
         sends.held_bytes -= passed.held_bytes
         is_stored = isinstance(outcome, Answer) and outcome.code not in _NOT_YET
         sends.open_leader = passed.leader if is_stored else ""
-        is_not_led = isinstance(outcome, Answer) and outcome.code == _NO_LEADER.code
-        passed.finish(_NOT_OPEN if is_not_led else outcome)
+        if isinstance(outcome, Answer) and outcome.code == ResponseCode.NOT_LEADER_FOR_QUEUE:
+            # Java's client sends again at this code, and fails at the other.
+            outcome = outcome._replace(code=ResponseCode.SERVICE_NOT_AVAILABLE)
+        passed.finish(outcome)
         self._advance(sends)
 
     def _resume(self, sends: _Sends) -> None:
