@@ -366,6 +366,7 @@ def _connect(parts: Parts) -> None:
         parts.scrapes.collectors = collectors(parts)
     store.connect(
         unconsumed=partial(_unconsumed, parts),
+        carriers={TIMER_TOPIC: parts.waiting.timers.carry_over},
         topic_limits=lambda: topic_limits(topics.all()),
         # With synchronous flush, a message on disk is useful only if its topic is too.
         wait_tables_saved=topics.saved.wait_saved,

@@ -109,6 +109,7 @@ class Life:
             *[self.pass_time] * 8,
             self.stall,
             self.save_offsets,
+            self.carry_over,
             self.flush,
             self.jump_clock,
             self.fill_disk,
@@ -216,6 +217,11 @@ class Life:
 
     async def save_offsets(self) -> None:
         self.broker.offsets.persist()
+
+    async def carry_over(self) -> None:
+        """As clean-up does before a log file goes."""
+        log_end = self.store.commit_log.max_offset
+        await self.broker.parts.waiting.timers.carry_over(self.rng.randrange(log_end + 1))
 
     async def flush(self) -> None:
         self.store.flusher.flush_now()
