@@ -183,7 +183,7 @@ def assemble(
         long_polling=long_polling,
         client_requests=client_requests,
         staging=staging,
-        dead_letters=DeadLetters(topics, groups, locks, store.clock.now_ms),
+        dead_letters=DeadLetters(topics, groups, locks, store.clock.steady_ms),
         waiting=waiting_services(config, store, *of_waiting, static.deliveries),
         registration=registration,
         frames=frames,

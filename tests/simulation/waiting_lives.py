@@ -228,8 +228,7 @@ class Life:
 
     async def jump_clock(self) -> None:
         before_ms, jump_ms = self.clock.ms, self.rng.choice((-HOUR_MS, HOUR_MS, 8 * 24 * HOUR_MS))
-        self.clock.ms += jump_ms
-        self.clock.jumped_ms += jump_ms
+        self.clock.jump(jump_ms)
         if jump_ms < 0:
             self.jumps.append(Jump(self.store.commit_log.max_offset, before_ms, self.clock.ms))
 
