@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from tests.conformance.peer import Peer
 
 SIZES = (100, 1024)
+# What a start leaves to do would count for the first case.
+SETTLED_S = 2
 
 
 class Sends(NamedTuple):
@@ -79,6 +82,7 @@ def beside(directory: Path, rounds: int) -> Iterator[tuple[str, Report]]:
             if number == 0:
                 for peer, client in zip(peers, clients, strict=True):
                     _prepare(peer, client)
+            time.sleep(SETTLED_S)
             pids = [pid_of(peer) for peer in peers]
             for case, messages, works in _cases(clients):
                 for report in pairs([number], messages, pids, *works):
