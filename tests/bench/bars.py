@@ -6,6 +6,7 @@ import statistics
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace_daemon.serving.server import ServerLimits
+from tests.bench.static_beside import BESIDE
 from tests.bench.table import OURS, THEIRS, rows_as_table
 
 if TYPE_CHECKING:
@@ -114,6 +115,11 @@ WAITING = (
     Bar("with what waits", "first_send_s", -5, is_ratio=False),
 )
 STATIC = (
+    *(
+        Bar(case, key, limit, is_ratio=False)
+        for key, limit in (("rate_ratio", 0.98), ("cpu_ratio", -1.02))
+        for case in BESIDE
+    ),
     *(
         Bar(f"{work} on the leader", key, limit, is_ratio=False)
         for work in ("sends", "pulls")
