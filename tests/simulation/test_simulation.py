@@ -90,6 +90,7 @@ SEEDS = [
     "waiting_lives 5",
     "simulation 64",
     "static_topics 5",
+    "compacted_chains 3",
     "compacted_lives 6",
     "tiered_lives 3",
 ]
@@ -104,8 +105,8 @@ time.monotonic = itertools.count(9000.0).__next__
 RUN_SEEDS = """
 import logging, structlog
 from tests.simulation import (
-    compacted_lives, followed_lives, simulation, static_topics, store_lives, tiered_lives,
-    waiting_lives,
+    compacted_chains, compacted_lives, followed_lives, simulation, static_topics, store_lives,
+    tiered_lives, waiting_lives,
 )
 
 structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
@@ -195,6 +196,18 @@ def test_seeds_of_compacted_topics(count: int, tmp_path: Path) -> None:
     assert kind.counts["compactions"] > count
     assert kind.counts["rebuilds"] > count
     assert {"full disk", "kill", "lost page", "power cut"} <= kind.faults.keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "count", [10, pytest.param(100, marks=pytest.mark.long)], ids=["1 to 10", "1 to 100"]
+)
+def test_seeds_of_compacted_static_topics(count: int, tmp_path: Path) -> None:
+    kind = totals_of("chains", count, tmp_path)
+    assert kind.counts["messages dropped"] > 10 * count
+    assert kind.counts["moves"] > 2 * count
+    assert kind.counts["markers kept for older items"] > 0
+    assert {"kill", "restart"} <= kind.faults.keys()
 
 
 @pytest.mark.slow
