@@ -49,9 +49,16 @@ def build() -> Path | None:
 
 @contextlib.contextmanager
 def serving(folder: Path) -> Iterator[ObjectPlace]:
+    """As ``running``; yields only the bucket."""
+    with running(folder) as (place, _):
+        yield place
+
+
+@contextlib.contextmanager
+def running(folder: Path) -> Iterator[tuple[ObjectPlace, subprocess.Popen[bytes]]]:
     """A server for the length of a block; skips the test where it can't be built.
 
-    folder: an empty one. Yields the only bucket.
+    folder: an empty one. Yields the only bucket, and the process.
     """
     program = build()
     if program is None:
@@ -72,7 +79,7 @@ def serving(folder: Path) -> Iterator[ObjectPlace]:
         try:
             _wait_until_open(process, port)
             endpoint = f"http://127.0.0.1:{port}"
-            yield ObjectPlace("s3", BUCKET, endpoint, "", ACCESS_KEY, SECRET_KEY)
+            yield ObjectPlace("s3", BUCKET, endpoint, "", ACCESS_KEY, SECRET_KEY), process
         finally:
             process.kill()
 

@@ -48,8 +48,8 @@ class FaultyFiles(Files):
         self.synced: list[str] = []
 
     def apart(self) -> FaultyFiles:
-        """As ``Files.apart``: one disk has all files, and its faults."""
-        return self
+        """As ``Files.apart``; without faults."""
+        return FaultyFiles()
 
     def allocate(self, descriptor: int, position: int, byte_count: int) -> None:
         if self.is_full:
