@@ -41,8 +41,9 @@ def waits_for_lock(pid: int) -> bool:
     return any("->" in line and f" {pid} " in line for line in locks)
 
 
-def is_uploaded(runtime_info: dict[str, str]) -> bool:
-    return runtime_info["follower.tier.behindMessages"] == "0"
+def is_uploaded(admin: blocking.Admin) -> bool:
+    status = next(iter(admin.tier_status(TOPIC).values()))
+    return bool(status.queues) and not any(queue.behind_messages for queue in status.queues)
 
 
 def cluster_of(folder: Path, **settings: str) -> Cluster:
@@ -98,7 +99,7 @@ def test_a_server_that_accepts_and_never_answers(tmp_path: Path) -> None:
             with blocking.Admin(nameserver=nameserver) as admin:
                 admin.create_topic(TOPIC, queues=2)
                 send(nameserver, 0, 1000)
-                wait_until(lambda: is_uploaded(admin.runtime_info(broker.address)), broker.said)
+                wait_until(lambda: is_uploaded(admin), broker.said)
             server.send_signal(signal.SIGSTOP)
             try:
                 send(nameserver, 1000, 1000)
