@@ -23,7 +23,12 @@ def cpu_s(pids: Iterable[int]) -> float:
     return sum(_cpu_ticks(pid) for pid in pids) / CLOCK_TICKS
 
 
-def _cpu_ticks(pid: int) -> int:
+def loop_cpu_s(pid: int) -> float:
+    """The same of a daemon's first thread, which has its loop."""
+    return _cpu_ticks(f"{pid}/task/{pid}") / CLOCK_TICKS
+
+
+def _cpu_ticks(pid: int | str) -> int:
     # The name in parentheses may hold blanks, so count the fields from behind it.
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return int(fields[11]) + int(fields[12])

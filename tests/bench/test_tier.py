@@ -25,7 +25,7 @@ def test_one_tag_reads_little_more_than_its_messages(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_sends_beside_uploads_are_paced(tmp_path: Path) -> None:
-    case, report = next(beside_folder(tmp_path, 1, 0.2))
+    case, report = next(beside_folder(tmp_path, 1, 0.2, 0.5))
     assert case == UPLOADING
     assert report["p99_ratio"] == report["p99_us"] / report["alone_p99_us"]
 

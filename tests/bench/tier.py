@@ -213,9 +213,10 @@ def _ratios(pair: Pair) -> Report:
 class Run:
     """One run. reports: all figures so far, by case."""
 
-    def __init__(self, directory: Path, *, is_short: bool) -> None:
+    def __init__(self, directory: Path, *, is_short: bool, share: float = 0.5) -> None:
         self.reports: dict[str, list[Report]] = {}
         self._directory = directory
+        self._share = share
         self._rounds = 1 if is_short else 3
         self._byte_count = (100 if is_short else 1000) << 20
         self._seconds = 2.0 if is_short else 8.0
@@ -229,8 +230,9 @@ class Run:
         self._add([(ONE_TAG, report)])
 
     def sends(self) -> None:
-        self._add(beside_folder(self._folder("beside"), 2 * self._rounds + 1, self._seconds))
-        self._add(beside_hanging(self._folder("hanging"), 2 * self._rounds + 1, self._seconds))
+        length = 2 * self._rounds + 1, self._seconds, self._share
+        self._add(beside_folder(self._folder("beside"), *length))
+        self._add(beside_hanging(self._folder("hanging"), *length))
 
     def memory(self) -> None:
         self._add(idle_memory(self._folder("memory"), self._rounds))
@@ -259,10 +261,11 @@ def markdown(reports: dict[str, list[Report]]) -> str:
 def main(options: list[str]) -> None:
     parser = argparse.ArgumentParser("tests.bench tier", description=__doc__)
     parser.add_argument("--short", action="store_true", help="a tenth of the messages, one round")
+    parser.add_argument("--share", type=float, default=0.5, help="of the peak, for paced sends")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, metavar="PART")
     chosen = parser.parse_args(options)
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
-        run = Run(Path(folder), is_short=chosen.short)
+        run = Run(Path(folder), is_short=chosen.short, share=chosen.share)
         for part in chosen.only:
             getattr(run, part)()
     sys.stdout.write(markdown(run.reports))
