@@ -12,7 +12,7 @@ from headrace_broker.tiered.driver.interface import Failure, FailureKind
 from headrace_broker.tiered.driver.memory import MemoryDriver
 from tests.support.hanging import Hanging, Patience, When
 from tests.support.object_tiers import append_next, one, open_objects_tier
-from tests.support.tiers import BEGIN_MS, TOPIC, append, open_tier, queue_of, read_all
+from tests.support.tiers import BEGIN_MS, TOPIC, append, block, open_tier, queue_of, read_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -99,6 +99,31 @@ def test_a_late_first_append_is_no_part_of_the_next_life(tmp_path: Path) -> None
     queue = queue_of(tier)
     assert append(queue, 3) is None
     assert read_all(queue) == [*range(3)]
+
+
+@pytest.mark.parametrize("when", When)
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_late_part_of_an_index_file_is_not_in_the_next_one(
+    tmp_path: Path, number: int, when: When
+) -> None:
+    place, patience = Hanging(MemoryDriver()), Patience()
+    tier = open_tier(tmp_path, patience.appends(place), limits=SegmentLimits(), has_index=True)
+    queue_of(tier)
+    assert tier.index is not None
+    for first in range(0, 60, 20):
+        assert tier.append(TOPIC, 0, *block(first, 20), BEGIN_MS) is None
+    index = tier.index
+    hang_at(place, "append", number, when)
+    fails(patience.abandon(place, lambda: index.upload(BEGIN_MS)))
+    fails(index.upload(BEGIN_MS))
+    place.release_all()
+    patience.settle()
+    assert index.upload(BEGIN_MS) is None
+    for offset in range(60):
+        hits = index.query(TOPIC, f"k{offset}", 0, 1 << 60, 10)
+        assert not isinstance(hits, Failure)
+        assert len(hits) == 1
+    tier.close()
 
 
 @pytest.mark.parametrize("seed", SEEDS)
