@@ -26,6 +26,11 @@ def _cpu_clock(pid: int) -> int:
     return (~pid << 3) | 2
 
 
+def loop_cpu_s(pid: int) -> float:
+    """The same of a daemon's first thread, which has its loop."""
+    return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) / 1e9
+
+
 def idle_cpu_percent(peer: Peer, seconds: float) -> float:
     """CPU of all daemons of a peer that nobody uses for ``seconds``, as a share of one core."""
     before = cpu_s(peer.pids)

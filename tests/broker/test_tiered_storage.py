@@ -276,8 +276,9 @@ async def test_a_start_without_the_store(tmp_path: Path, away: type[Away]) -> No
     broker = start(tmp_path, broker.clock)
     tier_of(broker)._load()
     assert read_all(broker, offset=local_min) == [*range(local_min, 20)]
-    with pytest.raises(OSError, match="away"):
+    with pytest.raises(RequestError, match=r"unreachable since .* away") as refused:
         ready(lambda: source(broker).get(0, 3, 100_000, None))
+    assert refused.value.code == ResponseCode.SYSTEM_BUSY
     away.is_away = False
     assert read_all(broker) == [*range(20)]
     broker.close()

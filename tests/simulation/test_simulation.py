@@ -110,8 +110,7 @@ RUN_SEEDS = """
 import logging, structlog
 from tests.simulation import (
     compacted_chains, compacted_lives, followed_lives, object_lives, simulation, static_topics,
-    store_lives,
-    tiered_lives, waiting_lives,
+    store_lives, tiered_lives, waiting_lives,
 )
 
 structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))

@@ -115,6 +115,8 @@ class TableSaver:
         self._driver: PutDriver | None = None
         self._saved: tuple[dict[str, str], list[TopicRow]] | None = None
         self._is_warned = False
+        # Of the tables that this object has put; "" if the tier may have others.
+        self._etag = ""
 
     def save(self, now_ms: int) -> None:
         """Save what the disk has now, unless the tier has it. Raises OSError, StoreFormatError."""
@@ -126,21 +128,27 @@ class TableSaver:
             return
         if self._driver is None:
             self._driver = self._open_driver()
-        path = tables_path(self._home)
-        found = read_tables(self._driver, self._home)
-        if isinstance(found, Failure) and found.kind is FailureKind.UNREACHABLE:
-            raise OSError(str(found))
-        owner = self._owner()
-        if not isinstance(found, Failure) and found.store != owner.store:
-            self._warn(path)
+        path, owner = tables_path(self._home), self._owner()
+        if not self._etag and not self._may_replace(self._driver, path, owner):
             return
         tables = SavedTables(FORMAT, *self._home, owner.store, now_ms, texts, topics)
-        etag = self._driver.etag(path)
-        replaces = etag if isinstance(etag, str) else ""
-        put = self._driver.put(path, msgspec.json.encode(tables), replaces)
+        put = self._driver.put(path, msgspec.json.encode(tables), self._etag)
         if isinstance(put, Failure):
+            self._etag = ""  # looked for again, since the put may have taken place
             raise OSError(str(put))
-        self._saved = texts, topics
+        self._saved, self._etag = (texts, topics), put
+
+    def _may_replace(self, driver: PutDriver, path: str, owner: Owner) -> bool:
+        """Find what the tier has, which may be another store's. Raises OSError."""
+        found = read_tables(driver, self._home)
+        if isinstance(found, Failure) and found.kind is FailureKind.UNREACHABLE:
+            raise OSError(str(found))
+        if not isinstance(found, Failure) and found.store != owner.store:
+            self._warn(path)
+            return False
+        etag = driver.etag(path)
+        self._etag = etag if isinstance(etag, str) else ""
+        return True
 
     def _owner(self) -> Owner:
         file = owner_file(self._root, self._files)

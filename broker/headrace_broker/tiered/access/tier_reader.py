@@ -36,6 +36,8 @@ _ANSWERS_MAX: Final = 4096
 # Of a read by tags.
 _SCANNED_UNITS: Final = 16_384
 _LOCKS: Final = 64
+# A request waits so long for the tier to be opened.
+_OPEN_S: Final = 5.0
 T = TypeVar("T")
 
 
@@ -65,7 +67,7 @@ class TierReader:
     def open_first(self) -> NotReady:
         """The error of a request that needs the tier before it is open. Raises RequestError."""
         self.breaker.check()
-        return NotReady(self.access.open, TIERED_DATA)
+        return NotReady(self.open, TIERED_DATA)
 
     def block(self, stream: Stream, queue_offset: int, count_asked: int) -> ReadBlock:
         """The messages of a stream from a queue offset on."""
@@ -95,6 +97,13 @@ class TierReader:
         self.blocks.expire(monotonic() - self._settings.expire_ms / 1000)
 
     # -- in a thread -------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Open the tier. Raises RequestError if its store is away, StoreFormatError."""
+        try:
+            self.access.open(_OPEN_S)
+        except OSError as error:
+            raise self.breaker.unreachable(str(error)) from None
 
     def _fetch_block(self, stream: Stream, queue_offset: int, count_asked: int) -> None:
         with self._locks[hash((stream, queue_offset)) % _LOCKS]:
