@@ -38,14 +38,13 @@ def start(folder: Path, clock: Any = None, **settings: Any) -> BrokerUnderTest:
     config = broker_config(
         folder,
         message_store_plug_in="tieredstore",
-        tiered_backend_service_provider="posix",
         tiered_store_file_path=folder / "tier",
         tiered_store_index_file_max_hash_slot_num=13,
         tiered_store_index_file_max_index_num=50,
         tiered_store_commit_log_max_size=5000,
         tiered_store_consume_queue_max_size=200,
         delete_when="",
-        **settings,
+        **{"tiered_backend_service_provider": "posix", **settings},
     )
     broker = BrokerUnderTest(folder, config, clock)
     if broker.topics.get(TOPIC) is None:

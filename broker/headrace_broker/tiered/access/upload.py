@@ -19,7 +19,7 @@ from headrace_broker.tiered.driver.interface import Failure, FailureKind
 from headrace_protocol.columns import RecordColumns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from headrace_broker.store.files.mapped_file import MappedFile
     from headrace_broker.store.queues.queue_blocks import QueueBlock
@@ -80,12 +80,17 @@ class Upload:
         settings: TierSettings,
         wants: Callable[[str], bool],
         exists: Callable[[str], bool],
+        name_lives: Callable[[Iterable[str]], None] = lambda _topics: None,
     ) -> None:
-        """exists: whether there is a topic."""
+        """exists: whether there is a topic.
+
+        name_lives: called with the topics of messages before these are uploaded. Raises OSError.
+        """
         self.wants = wants
         self.stuck: dict[Name, str] = {}
         self.message_counts: Counter[str] = Counter()
         self._exists = exists
+        self._name_lives = name_lives
         self._access = access
         self._settings = settings
         # The queue that has waited longest is first.
@@ -212,6 +217,7 @@ class Upload:
         """Upload what waits of queues: of one, or of any if the tier takes all. Raises OSError."""
         tier = self._access.tier
         groups = {name: self._missing(name) for name in names}
+        self._name_lives({topic for topic, _ in names})
         self._check_write(names[0], tier.append_all(groups, self._access.now_ms()))
         for name, group in groups.items():
             self.message_counts[name[0]] += len(group.records)
