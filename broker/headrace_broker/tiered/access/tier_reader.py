@@ -17,6 +17,7 @@ from headrace_broker.tiered.access.read_blocks import (
     ReadBlocks,
     Windows,
 )
+from headrace_broker.tiered.container.stored_queue import read_bytes
 from headrace_broker.tiered.driver.interface import Failure
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import Lane, NotReady, RequestError
@@ -138,7 +139,7 @@ class TierReader:
         if tags is not None:
             matching = np.isin(units["tags_code"], list(tags))
             units, offsets = units[matching], offsets[matching]
-        ends = np.cumsum(units["size"], dtype=np.int64)
+        ends = read_bytes(units)
         bytes_max = min(self._settings.window_bytes, BLOCK_BYTES_MAX)
         fitting = min(max(int(np.searchsorted(ends, bytes_max, "right")), 1), count)
         if fitting < len(units):
