@@ -46,6 +46,7 @@ TOPIC: Final = "history"
 MESSAGES: Final = 200_000
 BODY: Final = bytes(1024)
 TAGS: Final = 100
+TAG_ROUNDS: Final = 7
 TURN: Final = 1000
 BULK: Final = 4096, 4 << 20
 
@@ -124,7 +125,7 @@ def read_all(broker: BrokerUnderTest, tags: frozenset[int] | None) -> int:
 
 
 def one_tag(folder: Path, count: int) -> None:
-    """Bytes that a pull of one tag reads, beside the messages that match and all units."""
+    """What a pull of one tag reads and costs, beside what matches, all units, and all messages."""
     calls = Calls()
     broker = start(folder)
     fill_tags(broker, count)
@@ -133,6 +134,17 @@ def one_tag(folder: Path, count: int) -> None:
     matching = read_all(broker, frozenset({tags_code("t7")}))
     wanted = matching + 20 * count
     say(f"one tag of {TAGS}: reads {calls.read_bytes / wanted:.2f} x of messages and units")
+    costs = [
+        [
+            cost_here(partial(read_all, broker, tags), 0)
+            for tags in (frozenset({tags_code("t7")}), None)
+        ]
+        for _ in range(TAG_ROUNDS)
+    ]
+    shares = (statistics.median(one[at] / every[at] for one, every in costs) for at in (1, 2))
+    say(
+        "one tag of {}: {:.2f} x of the time of all, {:.2f} x of the CPU time".format(TAGS, *shares)
+    )
     broker.close()
 
 
