@@ -158,6 +158,7 @@ TIER = (
         for place in ("folder", "S3")
     ),
     Bar("one tag of 100", "read_ratio", -1.5, is_ratio=False),
+    Bar("one tag of 100", "rate_ratio", 1.0, is_ratio=False),
     *(
         Bar(case, "p99_ratio", -1.2, is_ratio=False)
         for case in ("sends beside uploads", "sends beside 4 readers", "sends, store hangs")
