@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tests.bench.driver import Report
     from tests.bench.load import Load
 
+CASE: Final = "Java client, folder"
 TOPIC: Final = "HISTORY"
 BODY_BYTES: Final = 1024
 UPLOAD_TIMEOUT_S: Final = 600
@@ -26,8 +27,8 @@ LOG_FILE_BYTES: Final = 32 << 20
 FORGOTTEN_S: Final = 20.0
 
 
-def drains(directory: Path, messages: int, rounds: int) -> None:
-    """Report the rates of both, and their ratio."""
+def drains(directory: Path, messages: int, rounds: int) -> Report:
+    """How headrace's tier compares with Apache's."""
     medians = {}
     for name in PEERS:
         reports = _drains_of(name, directory / f"java-{name}", messages, rounds)
@@ -41,8 +42,10 @@ def drains(directory: Path, messages: int, rounds: int) -> None:
             f"{figures['broker_cpu_us']:.1f} µs of the broker's CPU for each"
         )
     ours, theirs = medians["headrace"], medians["apache"]
-    rate, cpu = ours["rate"] / theirs["rate"], theirs["broker_cpu_us"] / ours["broker_cpu_us"]
-    say(f"Java client: {rate:.1f} x of Apache's tier by time, {cpu:.1f} by the broker's CPU time")
+    return {
+        "rate_ratio": ours["rate"] / theirs["rate"],
+        "cpu_ratio": theirs["broker_cpu_us"] / ours["broker_cpu_us"],
+    }
 
 
 def _drains_of(name: str, folder: Path, messages: int, rounds: int) -> list[Report]:

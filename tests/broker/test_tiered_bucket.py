@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
     from headrace_broker.tiered.driver.object_place import ObjectPlace
 
+YEAR_MS = 365 * 24 * 3_600_000
+
 
 def start(folder: Path, clock: Any = None, **settings: Any) -> BrokerUnderTest:
     config = broker_config(
@@ -136,6 +138,57 @@ async def test_a_second_broker_of_the_same_name_takes_over(tmp_path: Path) -> No
     assert await expire_log(first) == 0
     assert read_all(first) == [*range(10)]
     first.close()
+    second.close()
+
+
+def test_a_takeover_makes_no_single_queue_stuck(tmp_path: Path) -> None:
+    first = start(tmp_path / "one", tiered_store_file_path=tmp_path / "tier")
+    put(first, 0, 5)
+    upload(first)
+    second = start(tmp_path / "two", tiered_store_file_path=tmp_path / "tier")
+    tier_of(second)._load()
+    first.clock.ms += YEAR_MS
+    with pytest.raises(OSError, match="has taken over the tier"):
+        tier_of(first)._clean_up({})
+    first.create_topic("Others")
+    put(first, 0, 1, "Others")
+    with pytest.raises(OSError, match="has taken over the tier"):
+        upload(first)
+    assert not tier_of(first).upload.stuck
+    first.close()
+    second.close()
+
+
+def test_a_queue_is_uploaded_further_after_all_its_messages_have_expired(tmp_path: Path) -> None:
+    broker = start(tmp_path)
+    put(broker, 0, 5)
+    upload(broker)
+    broker.clock.ms += YEAR_MS
+    tier_of(broker)._clean_up({})
+    crash(broker.store)
+    # As if the crash had come before the upload's position was saved.
+    (tmp_path / "store" / "followers" / "tier.json").unlink()
+    broker = start(tmp_path, broker.clock)
+    put(broker, 5, 2)
+    upload(broker)
+    queue = tier_of(broker)._access.tier.queues[TOPIC, 0]
+    assert (queue.min_offset, queue.commit_offset) == (5, 7)
+    assert read_all(broker) == [*range(7)]
+    broker.close()
+
+
+def test_an_empty_store_begins_anew_where_all_messages_have_expired(tmp_path: Path) -> None:
+    first = start(tmp_path / "one", tiered_store_file_path=tmp_path / "tier")
+    put(first, 0, 5)
+    upload(first)
+    first.clock.ms += YEAR_MS
+    tier_of(first)._clean_up({})
+    first.close()
+    second = start(tmp_path / "two", first.clock, tiered_store_file_path=tmp_path / "tier")
+    put(second, 0, 3)
+    upload(second)
+    queue = tier_of(second)._access.tier.queues[TOPIC, 0]
+    assert (queue.min_offset, queue.commit_offset) == (0, 3)
     second.close()
 
 

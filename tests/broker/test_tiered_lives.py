@@ -7,9 +7,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from headrace_broker.tiered.container.flat_queue import FlatQueue
-from headrace_broker.tiered.driver.interface import Failure, FailureKind
-from headrace_broker.tiered.driver.posix import PosixDriver
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import DeleteTopicHeader
 from tests.broker.test_tiered_storage import (
@@ -188,27 +185,4 @@ async def test_without_a_known_life_other_messages_are_not_continued(
     assert read_all(broker) == [*range(100, 108)]
     assert await expire_log(broker) == 0
     assert files(tmp_path)
-    broker.close()
-
-
-def test_messages_that_have_all_expired_in_the_tier_are_delivered_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    broker = start(tmp_path)
-    put(broker, 0, 20)
-    upload_unsaved(broker)
-    queue = tier_of(broker)._access.tier.queues[TOPIC, 0]
-    assert isinstance(queue, FlatQueue)
-    queue.log.roll(queue.log.end, 0)
-    assert queue.log.drop_before(len(queue.log.segments) - 1)
-    queue.min_offset = queue.commit_offset
-    put(broker, 20, 5)
-    failed = Failure(FailureKind.UNREACHABLE, "tier", "it is away")
-    with monkeypatch.context() as patch:
-        patch.setattr(PosixDriver, "append", lambda *_: failed)
-        with pytest.raises(OSError, match="it is away"):
-            upload(broker)
-    upload(broker)
-    assert (queue.min_offset, queue.commit_offset) == (20, 25)
-    assert not tier_of(broker).upload.stuck
     broker.close()

@@ -135,6 +135,8 @@ class TableSaver:
         self._lock = Lock()
         self._driver: PutDriver | None = None
         self._saved: tuple[dict[str, str], list[TopicRow]] | None = None
+        # Of the tables that this object has put or found; "" if the tier may have others.
+        self._etag = ""
         # The lives that the tables in the tier name; None before the first look.
         self._named: dict[str, str] | None = None
         # The tables in the tier are those of another store.
@@ -162,17 +164,18 @@ class TableSaver:
         texts, topics = self._texts(), self._topics()
         if (texts, topics) == self._saved:
             return
-        owner = self._look()
+        if not self._etag:
+            self._look()
         if self._is_foreign:
             return
-        path, driver = tables_path(self._home), self._open()
-        tables = SavedTables(FORMAT, *self._home, owner.store, now_ms, texts, topics)
-        etag = driver.etag(path)
-        replaces = etag if isinstance(etag, str) else ""
-        put = driver.put(path, msgspec.json.encode(tables), replaces)
+        tables = SavedTables(FORMAT, *self._home, self._owner().store, now_ms, texts, topics)
+        path, body = tables_path(self._home), msgspec.json.encode(tables)
+        put = self._open().put(path, body, self._etag)
         if isinstance(put, Failure):
+            self._etag = ""  # looked for again, since the put may have taken place
             raise OSError(str(put))
-        self._saved, self._named = (texts, topics), ids_in(texts, LIVES_FILE)
+        self._saved, self._etag = (texts, topics), put
+        self._named = ids_in(texts, LIVES_FILE)
 
     def _texts(self) -> dict[str, str]:
         """The files' texts. Raises OSError, StoreFormatError."""
@@ -190,24 +193,25 @@ class TableSaver:
             self._driver = self._open_driver()
         return self._driver
 
-    def _look(self) -> Owner:
-        """Compare the owner of the tables in the tier with this store's, which is returned."""
-        found = read_tables(self._open(), self._home)
+    def _look(self) -> None:
+        """Find what the tier has, which may be another store's. Raises OSError."""
+        driver, path = self._open(), tables_path(self._home)
+        found = read_tables(driver, self._home)
         if isinstance(found, Failure) and found.kind is FailureKind.UNREACHABLE:
             raise OSError(str(found))
-        owner = self._owner()
         tables = None if isinstance(found, Failure) else found
-        is_foreign = tables is not None and tables.store != owner.store
+        is_foreign = tables is not None and tables.store != self._owner().store
         if is_foreign and not self._is_foreign:
             log.warning(
                 "the tier has the tables of another store of this name, they are kept",
-                path=tables_path(self._home),
+                path=path,
                 remedy="if that store is lost, stop this broker and run headrace tier restore on "
                 "an empty store; else remove the object",
             )
         self._is_foreign = is_foreign
         self._named = ids_in(tables.files, LIVES_FILE) if tables is not None else {}
-        return owner
+        etag = "" if is_foreign else driver.etag(path)
+        self._etag = etag if isinstance(etag, str) else ""
 
     def _owner(self) -> Owner:
         file = owner_file(self._root, self._files)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -15,13 +16,13 @@ from headrace_broker.tiered.access.lookups import TierLookups
 from headrace_broker.tiered.access.saved_tables import TableSaver
 from headrace_broker.tiered.access.settings import StorageLevel
 from headrace_broker.tiered.access.status import TierState
-from headrace_broker.tiered.access.tier_access import TierAccess, open_place
+from headrace_broker.tiered.access.tier_access import TierAccess
 from headrace_broker.tiered.access.tier_reader import TierReader
 from headrace_broker.tiered.access.tiered_source import TieredSource
 from headrace_broker.tiered.access.upload import Upload
 from headrace_broker.tiered.driver.interface import Failure
 from headrace_broker.topics.attributes import CLEANUP_POLICY, COMPACTED, TIERED, topic_limits
-from headrace_daemon.services import Service
+from headrace_daemon.services import Service, StopStage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
 log = structlog.get_logger("headrace.broker")
 
 _RETRY_S: Final = 10.0
+# A start waits so long for the tier, and a stop for all that is still to be written there.
+_START_S: Final = 5.0
+_STOP_S: Final = 10.0
 _MERGE_S: Final = 60.0
 _TABLES_S: Final = 60.0
 # After a change of the topics, whose files are written meanwhile.
@@ -78,7 +82,7 @@ class TieredStorage:
         is_read = settings.level is not StorageLevel.DISABLE
         self.lookups = TierLookups(self._reader) if is_read else None
         self._tables = TableSaver(
-            lambda: open_place(settings, store.fs),
+            self._access.open_place,
             settings.home,
             settings.root,
             store.fs,
@@ -141,7 +145,7 @@ class TieredStorage:
     def services(self) -> tuple[Service, ...]:
         """The tier's tasks."""
         return (
-            Service(self._run_clean_up, self._load),
+            Service(self._run_clean_up, self._load, finish=self._hurry, stage=StopStage.ANSWER),
             Service(self._run_expiry),
             Service(self._run_merges),
         )
@@ -181,9 +185,13 @@ class TieredStorage:
     def _load(self) -> None:
         """Open the tier; if its store is away, the follower and the readers try again."""
         try:
-            self._access.open()
+            self._access.open(_START_S)
         except OSError as error:
             log.error("tier not open, retrying", reason=str(error))
+
+    def _hurry(self) -> None:
+        """Have a place that does not answer delay the stop no longer than this."""
+        self._access.limits.end_by(monotonic() + _STOP_S)
 
     async def _run_expiry(self) -> None:
         """Drop what was read and is not read any further."""
@@ -257,6 +265,7 @@ class TieredStorage:
             "tierOpen": str(self._access.is_open).lower(),
             "tierProblem": self._reader.breaker.problem,
             "tierStuckQueues": str(len(self.upload.stuck)),
+            "tierUnansweredOperations": str(self._access.limits.abandoned_count),
             "tierReadAheadBytes": str(self._reader.blocks.byte_count),
         }
 
