@@ -184,7 +184,7 @@ def assemble(
         long_polling=long_polling,
         client_requests=client_requests,
         staging=staging,
-        dead_letters=DeadLetters(topics, groups, locks, store.clock.now_ms),
+        dead_letters=DeadLetters(topics, groups, locks, store.clock.steady_ms),
         waiting=waiting_services(config, store, *of_waiting, static.deliveries),
         registration=registration,
         frames=frames,
@@ -369,6 +369,7 @@ def _connect(parts: Parts) -> None:
         parts.scrapes.collectors = collectors(parts)
     store.connect(
         unconsumed=partial(_unconsumed, parts),
+        carriers={TIMER_TOPIC: parts.waiting.timers.carry_over},
         topic_limits=lambda: topic_limits(topics.all()),
         # With synchronous flush, a message on disk is useful only if its topic is too.
         wait_tables_saved=topics.saved.wait_saved,
@@ -489,7 +490,8 @@ def _message_processors(parts: Parts) -> tuple[Processor, ...]:
         parts.pull_watch,
     )
     bulk = BulkProcessor(store, sends, pulls, table, statistics)
-    lookups = KeyLookups(store, topics, parts.directory, parts.compaction.queues)
+    compaction = parts.compaction
+    lookups = KeyLookups(store, topics, parts.directory, compaction.queues, compaction.index_builds)
     tier = parts.tier
     return (
         sends,
@@ -529,7 +531,7 @@ def _message_processors(parts: Parts) -> tuple[Processor, ...]:
         ),
         lookups,
         QueryProcessor(store, parts.directory, lookups, tier.lookups if tier else None),
-        CompactionRequests(topics, parts.compaction),
+        CompactionRequests(topics, compaction),
         TierStatusRequests(tier.state if tier else None),
         TierPlanRequests(tier.state.reader if tier else None, topics),
     )
@@ -629,6 +631,7 @@ def services(parts: Parts) -> tuple[Service, ...]:
             parts.compaction.schedule.run, parts.compaction.load, finish=parts.compaction.finish
         ),
         Service(parts.compaction.rebuilds.run),
+        Service(parts.compaction.index_builds.run),
         *(() if parts.tier is None else parts.tier.services()),
         *_waiting_services(parts),
         Service(parts.pace.sliced_work.run),

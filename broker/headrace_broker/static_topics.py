@@ -108,7 +108,7 @@ def static_topics(
         places=StaticPlaces(leaders, make_reader, progress),
         requests=StaticRequests(leaders, workers, progress),
         workers=workers,
-        locks=StaticLocks(leaders, workers, store.clock.now_ms),
+        locks=StaticLocks(leaders, workers, store.clock.steady_ms),
         groups=StaticGroups(
             leaders,
             workers,

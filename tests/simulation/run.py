@@ -4,8 +4,9 @@ A seed stands for a whole cluster and its clients, or for many lives of one stor
 ``--kind=followed`` for many lives of one store with a follower, with ``--kind=waiting`` for many
 lives of one broker with messages that wait, with ``--kind=compacted`` for those of one with a
 compacted topic, with ``--kind=chains`` for brokers with a compacted static topic, with
-``--kind=static`` for a cluster with a static topic whose queues move, with
-``--kind=tiered`` for many lives of one broker with tiered topics.
+``--kind=static`` for a cluster with a static topic whose queues move, with ``--kind=tiered`` for
+many lives of one broker with tiered topics, with ``--kind=objects`` for those of one whose tier is
+in a bucket.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from tests.simulation import (
     compacted_chains,
     compacted_lives,
     followed_lives,
+    object_lives,
     simulation,
     static_topics,
     store_lives,
@@ -53,6 +55,7 @@ KINDS: dict[str, Callable[[int], Outcome]] = {
     "chains": compacted_chains.run,
     "compacted": compacted_lives.run,
     "followed": followed_lives.run,
+    "objects": object_lives.run,
     "static": static_topics.run,
     "tiered": tiered_lives.run,
     "waiting": waiting_lives.run,
