@@ -490,7 +490,8 @@ def _message_processors(parts: Parts) -> tuple[Processor, ...]:
         parts.pull_watch,
     )
     bulk = BulkProcessor(store, sends, pulls, table, statistics)
-    lookups = KeyLookups(store, topics, parts.directory, parts.compaction.queues)
+    compaction = parts.compaction
+    lookups = KeyLookups(store, topics, parts.directory, compaction.queues, compaction.index_builds)
     tier = parts.tier
     return (
         sends,
@@ -530,7 +531,7 @@ def _message_processors(parts: Parts) -> tuple[Processor, ...]:
         ),
         lookups,
         QueryProcessor(store, parts.directory, lookups, tier.lookups if tier else None),
-        CompactionRequests(topics, parts.compaction),
+        CompactionRequests(topics, compaction),
         TierStatusRequests(tier.state if tier else None),
         TierPlanRequests(tier.state.reader if tier else None, topics),
     )
@@ -630,6 +631,7 @@ def services(parts: Parts) -> tuple[Service, ...]:
             parts.compaction.schedule.run, parts.compaction.load, finish=parts.compaction.finish
         ),
         Service(parts.compaction.rebuilds.run),
+        Service(parts.compaction.index_builds.run),
         *(() if parts.tier is None else parts.tier.services()),
         *_waiting_services(parts),
         Service(parts.pace.sliced_work.run),

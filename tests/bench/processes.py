@@ -47,6 +47,12 @@ def resident_mb(pids: Iterable[int], *, mapped_files: bool = True) -> float:
     return kib * 1024 / 1e6
 
 
+def status_kib(pid: int, *names: str) -> tuple[int, ...]:
+    """Values of a process's status, such as VmHWM. Raises OSError, KeyError after its end."""
+    values = _process_status(pid)
+    return tuple(values[name] for name in names)
+
+
 def _process_status(pid: int) -> dict[str, int]:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     pairs = (line.split(":", 1) for line in lines if line.endswith("kB"))

@@ -11,6 +11,7 @@ import trio
 from headrace_broker.compaction.checkpoint import PositionCheckpoint
 from headrace_broker.compaction.compactor import Compactor
 from headrace_broker.compaction.follower import CompactionFollower
+from headrace_broker.compaction.index_builds import IndexBuilds
 from headrace_broker.compaction.key_check import KeyCheck
 from headrace_broker.compaction.keys import KeyDemand
 from headrace_broker.compaction.metrics import RunTotals
@@ -20,7 +21,7 @@ from headrace_broker.compaction.schedule import CompactionSchedule
 from headrace_broker.compaction.source import CompactedSource
 from headrace_broker.compaction.throttle import Throttle
 from headrace_broker.compaction.units import FileSizes
-from headrace_broker.compaction.worker import run_here, run_in_process
+from headrace_broker.compaction.worker import index_in_process, run_here, run_in_process
 from headrace_broker.topics.attributes import CompactionPolicy, is_compacted
 
 if TYPE_CHECKING:
@@ -63,7 +64,14 @@ class Compaction:
         self.queues = CompactedQueues(store, topics, sizes, self._positions)
         self.demand = KeyDemand(topics.get, sizes.record_bytes_max, logic_queues)
         self.follower = CompactionFollower(self.queues)
-        self.compactor, self.schedule = self._new_runs(config)
+        # Shared by all that reads many messages.
+        throttle = Throttle(
+            lambda: config.compaction_bytes_per_second, lambda: store.ring.pressure() is not None
+        )
+        self.compactor, self.schedule = self._new_runs(config, throttle)
+        # A broker that shares its process with a program doesn't start others.
+        indexer = index_in_process if store.use_threads else None
+        self.index_builds = IndexBuilds(self.queues, indexer, throttle)
         self.rebuilds = Rebuilds(
             self.queues,
             self.compactor,
@@ -73,12 +81,10 @@ class Compaction:
             config.max_offset_map_size,
         )
 
-    def _new_runs(self, config: BrokerConfig) -> tuple[Compactor, CompactionSchedule]:
+    def _new_runs(
+        self, config: BrokerConfig, throttle: Throttle
+    ) -> tuple[Compactor, CompactionSchedule]:
         store = self._store
-        throttle = Throttle(
-            lambda: config.compaction_bytes_per_second, lambda: store.ring.pressure() is not None
-        )
-        # A broker that shares its process with a program doesn't start others.
         runner = run_in_process if store.use_threads else partial(run_here, fs=store.fs)
         compactor = Compactor(self.queues, self._positions, runner, throttle)
         schedule = CompactionSchedule(
@@ -114,7 +120,7 @@ class Compaction:
 
     def runtime_info(self) -> dict[str, str]:
         """For GET_BROKER_RUNTIME_INFO."""
-        return self._totals.runtime_info()
+        return self._totals.runtime_info() | self.index_builds.runtime_info()
 
     def find_check(self, topic: str, queue_id: int) -> KeyCheck | None:
         """The quick check of a queue; None where a single message may be too large."""
