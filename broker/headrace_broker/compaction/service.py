@@ -25,6 +25,7 @@ from headrace_broker.compaction.worker import index_in_process, run_here, run_in
 from headrace_broker.topics.attributes import CompactionPolicy, is_compacted
 
 if TYPE_CHECKING:
+    from headrace_broker.compaction.keys import LogicQueues
     from headrace_broker.config import BrokerConfig
     from headrace_broker.queue_directory import Lookup
     from headrace_broker.store.followers.followers import Following
@@ -37,11 +38,17 @@ if TYPE_CHECKING:
 class Compaction:
     """What the assembly lists of compacted topics.
 
-    queues: their logs. demand: what their messages must have. follower: copies their messages.
+    queues: their logs. logic_queues: those of static topics. demand: what their messages must have.
+    follower: copies their messages.
     """
 
     def __init__(
-        self, config: BrokerConfig, store: MessageStore, topics: TopicTable, connect: Connect
+        self,
+        config: BrokerConfig,
+        store: MessageStore,
+        topics: TopicTable,
+        connect: Connect,
+        logic_queues: LogicQueues,
     ) -> None:
         """connect: opens connections to other brokers."""
         sizes = FileSizes.of(
@@ -49,12 +56,13 @@ class Compaction:
         )
         self._store = store
         self._topics = topics
+        self.logic_queues = logic_queues
         self._message_bytes_max = config.max_message_size
         self._record_bytes_max = sizes.record_bytes_max
         self._totals = RunTotals()
         self._positions = PositionCheckpoint(store.root, store.fs)
         self.queues = CompactedQueues(store, topics, sizes, self._positions)
-        self.demand = KeyDemand(topics.get, sizes.record_bytes_max)
+        self.demand = KeyDemand(topics.get, sizes.record_bytes_max, logic_queues)
         self.follower = CompactionFollower(self.queues)
         # Shared by all that reads many messages.
         throttle = Throttle(
@@ -84,6 +92,7 @@ class Compaction:
             compactor,
             throttle,
             self._policy,
+            self.logic_queues.has_older,
             config,
             store.clock.now_ms,
             Random(),
@@ -119,8 +128,8 @@ class Compaction:
         policy = self._policy(topic)
         if config is None or policy is None or self._message_bytes_max > self._record_bytes_max:
             return None
-        queue_count = config.write_queue_nums
-        return KeyCheck(queue_id, queue_count, policy.key_queue, self._record_bytes_max)
+        here = self.logic_queues.of_keys(topic, queue_id, config.write_queue_nums)
+        return KeyCheck(*here, policy.key_queue, self._record_bytes_max)
 
     def find_source(self, lookup: Lookup, queue: StoreQueue) -> CompactedSource | None:
         """The source of a compacted queue; see ``FindSource``."""
