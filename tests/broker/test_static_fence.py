@@ -197,7 +197,7 @@ async def test_a_claim_is_found_among_many_topics(tmp_path: Path) -> None:
     async with nameserver(network), connected(network, NAMESERVER) as routes:
         await register_other(routes, claim(0))
         async with running(network, tmp_path) as broker:
-            assert await send(broker, 0) == NOT_LEADER
+            assert await send(broker, 0) == NO_LEADER
             assert await send(broker, 1) == ResponseCode.SUCCESS
 
 
