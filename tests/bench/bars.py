@@ -159,6 +159,7 @@ TIER = (
     ),
     Bar("one tag of 100", "read_ratio", -1.5, is_ratio=False),
     Bar("one tag of 100", "rate_ratio", 1.0, is_ratio=False),
+    Bar("Java client, folder", "rate_ratio", 5, is_ratio=False),
     *(
         Bar(case, "p99_ratio", -1.2, is_ratio=False)
         for case in ("sends beside uploads", "sends beside 4 readers", "sends, store hangs")

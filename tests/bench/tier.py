@@ -2,7 +2,8 @@
 
 Brokers in processes of their own upload a filled store to a folder and to a real S3 server, and
 serve it by bulk pulls. The bare loop moves as many bytes in the same sizes. What a pull by tag
-reads is counted in this process. ``tier_beside`` measures what others notice of it.
+reads is counted in this process. ``tier_beside`` measures what others notice of it, ``tier_java``
+drains a tier with the official Java client, and Apache RocketMQ's own tier as well.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from headrace_broker.queue_directory import Use
 from headrace_broker.store.store_source import GetStatus
 from headrace_broker.tiered.driver.posix import PosixDriver
 from headrace_protocol.message import encode_properties, tags_code
-from tests.bench import tier_beside
+from tests.bench import tier_beside, tier_java
 from tests.bench.bars import TIER, bars_table
 from tests.bench.load import say
 from tests.bench.processes import cpu_s
@@ -57,15 +58,17 @@ TAGS: Final = 100
 TAG_ROUNDS: Final = 7
 TURN: Final = 1000
 BULK: Final = 4096, 4 << 20
-PARTS: Final = ("throughput", "tags", "sends", "memory", "requests")
+JAVA_MESSAGES: Final = 50_000
+PARTS: Final = ("throughput", "tags", "java", "sends", "memory", "requests")
 ONE_TAG: Final = f"one tag of {TAGS}"
 CASES: Final = (
     *(f"{work}, {place}" for work in ("upload", "bulk pull") for place in PLACES),
     ONE_TAG,
+    tier_java.CASE,
     *tier_beside.CASES,
 )
 COLUMNS: Final = (
-    ("rate_ratio", "rate ÷ that of the bare driver, or without the tag", 1, 2),
+    ("rate_ratio", "rate ÷ that of the bare driver, without the tag, of Apache's tier", 1, 2),
     ("cpu_ratio", "CPU of the same ÷ ours", 1, 2),
     ("read_ratio", "bytes read ÷ matching messages and all units", 1, 2),
     *tier_beside.COLUMNS,
@@ -240,6 +243,10 @@ class Run:
     def tags(self) -> None:
         report = one_tag(self._folder("tags"), MESSAGES * self._rounds // 3)
         self._add([(ONE_TAG, report)])
+
+    def java(self) -> None:
+        report = tier_java.drains(self._folder("java"), JAVA_MESSAGES, self._rounds)
+        self._add([(tier_java.CASE, report)])
 
     def sends(self) -> None:
         length = 2 * self._rounds + 1, self._seconds, self._share

@@ -152,7 +152,7 @@ def _index(
 
 
 def _offset_at(queue: StoredQueue, place: int | None) -> int:
-    """The queue offset of the record at a place, some of whose keys may be in the next file."""
+    """The queue offset of the record at a place: the next file may have more of its keys."""
     head = queue.head(place) if place is not None else None
     return head.queue_offset if isinstance(head, RecordHead) else queue.min_offset
 
