@@ -6,6 +6,7 @@ import statistics
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace_daemon.serving.server import ServerLimits
+from tests.bench.static_beside import BESIDE
 from tests.bench.table import OURS, THEIRS, rows_as_table
 
 if TYPE_CHECKING:
@@ -118,6 +119,11 @@ WAITING = (
 )
 STATIC = (
     *(
+        Bar(case, key, limit, is_ratio=False)
+        for key, limit in (("rate_ratio", 0.98), ("cpu_ratio", -1.02))
+        for case in BESIDE
+    ),
+    *(
         Bar(f"{work} on the leader", key, limit, is_ratio=False)
         for work in ("sends", "pulls")
         for key, limit in (("rate_ratio", 0.95), ("cpu_ratio", -1.05))
@@ -152,6 +158,8 @@ TIER = (
         for place in ("folder", "S3")
     ),
     Bar("one tag of 100", "read_ratio", -1.5, is_ratio=False),
+    Bar("one tag of 100", "rate_ratio", 1.0, is_ratio=False),
+    Bar("Java client, folder", "rate_ratio", 5, is_ratio=False),
     *(
         Bar(case, "p99_ratio", -1.2, is_ratio=False)
         for case in ("sends beside uploads", "sends beside 4 readers", "sends, store hangs")

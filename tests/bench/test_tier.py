@@ -32,5 +32,5 @@ def test_sends_beside_uploads_are_paced(tmp_path: Path) -> None:
 
 def test_a_run_is_a_table(tmp_path: Path) -> None:
     run = Run(tmp_path, is_short=True)
-    run._add([(ONE_TAG, {"read_ratio": 1.0})])
+    run._add([(ONE_TAG, {"read_ratio": 1.0, "rate_ratio": 1.0})])
     assert f"| {ONE_TAG} |" in markdown(run.reports)

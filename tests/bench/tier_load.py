@@ -19,7 +19,8 @@ from headrace_broker.tiered.driver.objects import open_objects
 from headrace_broker.tiered.driver.posix import PosixDriver
 from headrace_protocol.codes import RequestCode, ResponseCode
 from tests.bench.processes import cpu_s
-from tests.bench.wire import QUEUES, SUBSCRIPTION, Client, Refused, frame
+from tests.bench.wire import QUEUES, SUBSCRIPTION, Refused, frame
+from tests.bench.wire_headers import HeaderClient
 from tests.conformance.peer import running
 from tests.support.object_server import serving
 
@@ -232,18 +233,18 @@ def bulk_pull_frame(queue: int, offset: int, bytes_max: int, tag: str = "*") -> 
 def drain(address: str, bytes_max: int = PIECE_BYTES, tag: str = "*") -> int:
     """Read all queues by bulk pulls, one of each under way; returns how many were answered."""
     count, unread = 0, QUEUES
-    with Client(address) as client:
+    with HeaderClient(address) as client:
         for queue in range(QUEUES):
             client.send(bulk_pull_frame(queue, 0, bytes_max, tag))
         while unread:
-            for header in client.answers():
-                if header["code"] not in CONTINUES:
-                    raise Refused(header)
-                count += 1
-                queue, fields = header["opaque"], header["extFields"]
-                offset = int(fields["nextBeginOffset"])
-                if offset < int(fields["maxOffset"]):
-                    client.send(bulk_pull_frame(queue, offset, bytes_max, tag))
-                else:
-                    unread -= 1
+            header = client.answer()
+            if header["code"] not in CONTINUES:
+                raise Refused(header)
+            count += 1
+            queue, fields = header["opaque"], header["extFields"]
+            offset = int(fields["nextBeginOffset"])
+            if offset < int(fields["maxOffset"]):
+                client.send(bulk_pull_frame(queue, offset, bytes_max, tag))
+            else:
+                unread -= 1
     return count

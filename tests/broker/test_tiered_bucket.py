@@ -31,11 +31,15 @@ from tests.broker.test_tiered_storage import (
 )
 from tests.support.broker import BrokerUnderTest, broker_config
 from tests.support.cluster import Cluster
-from tests.support.object_server import ACCESS_KEY, BUCKET, SECRET_KEY, serving
+from tests.support.object_server import BUCKET, SECRET_KEY, bucket_settings, serving
 from tests.support.stores import crash, ready
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from headrace_broker.tiered.driver.object_place import ObjectPlace
+
+YEAR_MS = 365 * 24 * 3_600_000
 
 
 def start(folder: Path, clock: Any = None, **settings: Any) -> BrokerUnderTest:
@@ -137,6 +141,57 @@ async def test_a_second_broker_of_the_same_name_takes_over(tmp_path: Path) -> No
     second.close()
 
 
+def test_a_takeover_makes_no_single_queue_stuck(tmp_path: Path) -> None:
+    first = start(tmp_path / "one", tiered_store_file_path=tmp_path / "tier")
+    put(first, 0, 5)
+    upload(first)
+    second = start(tmp_path / "two", tiered_store_file_path=tmp_path / "tier")
+    tier_of(second)._load()
+    first.clock.ms += YEAR_MS
+    with pytest.raises(OSError, match="has taken over the tier"):
+        tier_of(first)._clean_up({})
+    first.create_topic("Others")
+    put(first, 0, 1, "Others")
+    with pytest.raises(OSError, match="has taken over the tier"):
+        upload(first)
+    assert not tier_of(first).upload.stuck
+    first.close()
+    second.close()
+
+
+def test_a_queue_is_uploaded_further_after_all_its_messages_have_expired(tmp_path: Path) -> None:
+    broker = start(tmp_path)
+    put(broker, 0, 5)
+    upload(broker)
+    broker.clock.ms += YEAR_MS
+    tier_of(broker)._clean_up({})
+    crash(broker.store)
+    # As if the crash had come before the upload's position was saved.
+    (tmp_path / "store" / "followers" / "tier.json").unlink()
+    broker = start(tmp_path, broker.clock)
+    put(broker, 5, 2)
+    upload(broker)
+    queue = tier_of(broker)._access.tier.queues[TOPIC, 0]
+    assert (queue.min_offset, queue.commit_offset) == (5, 7)
+    assert read_all(broker) == [*range(7)]
+    broker.close()
+
+
+def test_an_empty_store_begins_anew_where_all_messages_have_expired(tmp_path: Path) -> None:
+    first = start(tmp_path / "one", tiered_store_file_path=tmp_path / "tier")
+    put(first, 0, 5)
+    upload(first)
+    first.clock.ms += YEAR_MS
+    tier_of(first)._clean_up({})
+    first.close()
+    second = start(tmp_path / "two", first.clock, tiered_store_file_path=tmp_path / "tier")
+    put(second, 0, 3)
+    upload(second)
+    queue = tier_of(second)._access.tier.queues[TOPIC, 0]
+    assert (queue.min_offset, queue.commit_offset) == (0, 3)
+    second.close()
+
+
 # -- settings --------------------------------------------------------------------------------------
 
 BUCKET_SETTINGS = {
@@ -192,9 +247,9 @@ def test_secrets_are_shown_nowhere(tmp_path: Path, capsys: pytest.CaptureFixture
     with pytest.raises(OSError, match="manifest") as refused:
         tier._clean_up({})
     logs = capsys.readouterr()
-    place = tier._settings.place
+    place = tier.settings.place
     assert place is not None
-    shown = f"{bytes(answer.body)!r} {config!r} {refused.value} {tier._settings!r} {place} {logs}"
+    shown = f"{bytes(answer.body)!r} {config!r} {refused.value} {tier.settings!r} {place} {logs}"
     assert "a-bucket" in shown
     for secret in ("an-access-key", "a-secret-key"):
         assert secret not in shown
@@ -210,7 +265,7 @@ def test_secrets_are_shown_nowhere(tmp_path: Path, capsys: pytest.CaptureFixture
 @pytest.mark.slow
 def test_a_killed_broker_serves_its_history_from_a_bucket(tmp_path: Path) -> None:
     (tmp_path / "s3").mkdir()
-    with serving(tmp_path / "s3") as place, _cluster(tmp_path, place.endpoint) as cluster:
+    with serving(tmp_path / "s3") as place, _cluster(tmp_path, place) as cluster:
         broker, nameserver = cluster.brokers["a"], cluster.nameserver.address
         with blocking.Admin(nameserver=nameserver) as admin:
             admin.create_topic(TOPIC, queues=2)
@@ -228,20 +283,14 @@ def test_a_killed_broker_serves_its_history_from_a_bucket(tmp_path: Path) -> Non
         assert SECRET_KEY not in broker.said()
 
 
-def _cluster(folder: Path, endpoint: str) -> Cluster:
+def _cluster(folder: Path, place: ObjectPlace) -> Cluster:
     return Cluster(
         folder,
         "a",
-        messageStorePlugIn="tieredstore",
-        tieredBackendServiceProvider="s3",
         tieredStorageLevel="FORCE",
         tieredStoreGroupCommitTimeout=200,
-        objectStoreEndpoint=endpoint,
-        objectStoreBucket=BUCKET,
-        objectStoreAccessKey=ACCESS_KEY,
-        objectStoreSecretKey=SECRET_KEY,
-        objectStorePrefix="brokers",
         flushIntervalCommitLog=50,
+        **bucket_settings(place, "brokers"),
     )
 
 

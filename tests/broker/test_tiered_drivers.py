@@ -20,6 +20,8 @@ from headrace_broker.tiered.driver.posix import PosixDriver
 from headrace_broker.tiered.driver.time_limits import TimeLimits
 from tests.support.faulty_files import FaultRates, FaultyFiles, PowerCut
 from tests.support.object_server import SECRET_KEY, serving
+from tests.support.simulated_store import SimulatedStore, StoreClient, StoreWeather
+from tests.support.stores import SetClock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,6 +48,9 @@ def make(name: str, request: pytest.FixtureRequest) -> Any:
         return MemoryDriver()
     if name == "objects":
         return ObjectDriver(MemoryStore(), "prefix/")
+    if name == "simulated":
+        weather = StoreWeather(Random(1), SetClock())
+        return StoreClient(SimulatedStore(), weather, lambda: None)
     place = request.getfixturevalue("bucket")
     return open_objects(place._replace(prefix=request.node.name))
 
@@ -53,7 +58,7 @@ def make(name: str, request: pytest.FixtureRequest) -> Any:
 SERVER = pytest.param("s3", marks=pytest.mark.slow)
 
 
-@pytest.fixture(params=["posix", "memory", "objects", "limited posix", SERVER])
+@pytest.fixture(params=["posix", "memory", "objects", "limited posix", "simulated", SERVER])
 def driver(request: pytest.FixtureRequest) -> Any:
     return make(request.param, request)
 
@@ -270,6 +275,22 @@ def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
 
 
 # -- object stores ---------------------------------------------------------------------------------
+
+
+class CuttingStore(MemoryStore):
+    """A store behind a proxy that cuts answers."""
+
+    def get_ranges(self, *args: Any, **named: Any) -> Any:
+        return [memoryview(part)[:-1] for part in super().get_ranges(*args, **named)]
+
+
+def test_a_cut_answer_is_no_short_object() -> None:
+    driver = ObjectDriver(CuttingStore())
+    driver.put(PATH, b"12345")
+    failure = driver.read(PATH, [(1, 4)])
+    assert fails(failure, FailureKind.UNREACHABLE)
+    assert "2 bytes at 1 instead of 3" in str(failure)
+    assert fails(driver.read(PATH, [(3, 9)]), FailureKind.SHORT)
 
 
 def test_a_store_that_does_not_answer_is_unreachable() -> None:

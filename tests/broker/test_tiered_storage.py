@@ -11,6 +11,7 @@ import pytest
 from headrace_broker.queue_directory import Use
 from headrace_broker.store.retention.topic_floors import TopicLimit
 from headrace_broker.store.store_source import GetStatus
+from headrace_broker.tiered.access import tier_reader
 from headrace_broker.tiered.container.tier import Tier
 from headrace_broker.tiered.driver.interface import Failure, FailureKind
 from headrace_broker.tiered.driver.posix import PosixDriver
@@ -38,14 +39,13 @@ def start(folder: Path, clock: Any = None, **settings: Any) -> BrokerUnderTest:
     config = broker_config(
         folder,
         message_store_plug_in="tieredstore",
-        tiered_backend_service_provider="posix",
         tiered_store_file_path=folder / "tier",
         tiered_store_index_file_max_hash_slot_num=13,
         tiered_store_index_file_max_index_num=50,
         tiered_store_commit_log_max_size=5000,
         tiered_store_consume_queue_max_size=200,
         delete_when="",
-        **settings,
+        **{"tiered_backend_service_provider": "posix", **settings},
     )
     broker = BrokerUnderTest(folder, config, clock)
     if broker.topics.get(TOPIC) is None:
@@ -433,6 +433,21 @@ async def test_bulk_reads_and_tags(tmp_path: Path) -> None:
     none = ready(lambda: source(broker).get(0, 3, 100_000, frozenset({12345})))
     assert none.status is GetStatus.NO_MATCHED_MESSAGE
     assert none.next_offset > 0
+    broker.close()
+
+
+async def test_a_block_by_tag_holds_no_more_with_what_lies_between_its_messages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tier_reader, "BLOCK_BYTES_MAX", 10 * BODY_BYTES)
+    broker = start(tmp_path)
+    put(broker, 0, 40)
+    upload(broker)
+    await expire_log(broker)
+    wanted = frozenset({tags_code("odd")})
+    result = ready(lambda: source(broker).get_bulk(0, 32, 100_000, wanted))
+    assert 0 < result.count < result.next_offset < 10
+    assert BODY_BYTES < tier_of(broker)._reader.blocks.byte_count < 12 * BODY_BYTES
     broker.close()
 
 

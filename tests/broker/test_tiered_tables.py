@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from headrace_broker.store.files.config_file import ConfigFile
 from headrace_broker.store.files.filesystem import Files
+from headrace_broker.tiered.access.lives import LIVES_FILE, Lives
 from headrace_broker.tiered.access.saved_tables import TableSaver, read_tables
 from headrace_broker.tiered.driver.interface import Failure
 from tests.support.object_tiers import HOME, Fault, FaultyStore
@@ -17,7 +19,8 @@ if TYPE_CHECKING:
 
 
 def saver_on(root: Path, store: Any) -> TableSaver:
-    return TableSaver(lambda: store, HOME, root, Files(), list)
+    lives = Lives(ConfigFile(root / LIVES_FILE), lambda _topic: None, lambda _topic: False)
+    return TableSaver(lambda: store, HOME, root, Files(), list, lives)
 
 
 def write(root: Path, text: str) -> None:

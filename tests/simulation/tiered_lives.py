@@ -10,7 +10,7 @@ that have not expired, once, in order and at their offsets. A seed decides every
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import suppress
+from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from random import Random
@@ -41,7 +41,7 @@ from tests.support.stores import put, ready
 from tests.support.troubled_driver import TROUBLES, TroubledDriver, Weather
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from headrace_broker.config import BrokerConfig
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from headrace_broker.store.followers.followers import Following
     from headrace_broker.tiered.container.stored_tier import StoredTier
     from tests.simulation.tiered_model import Name
+    from tests.support.simulated_store import StoreWeather
 
 NAME: Final = "broker with tiered topics"
 TOPICS: Final = ("One", "Two")
@@ -71,13 +72,15 @@ READ_FAILED: Final = (RequestError, OSError)
 class Life:
     """One life of the broker."""
 
+    troubles: Sequence[str] = TROUBLES
+
     def __init__(
         self,
         config: BrokerConfig,
         files: FaultyFiles,
         clock: StoreClock,
         models: dict[Name, QueueModel],
-        weather: Weather,
+        weather: Weather | StoreWeather,
         counts: Counter[str],
     ) -> None:
         self.rng = files.rng
@@ -120,6 +123,25 @@ class Life:
             self.look_by_key,
         ]
 
+    @property
+    def is_replaced(self) -> bool:
+        """Whether another broker has taken over the tier."""
+        return False
+
+    @property
+    def may_fail(self) -> bool:
+        """Whether the tier may be out of reach."""
+        return bool(self.weather.trouble) or self.is_replaced
+
+    @contextmanager
+    def forgiving(self) -> Iterator[None]:
+        """Let what needs the tier fail if that is out of reach, then or meanwhile."""
+        try:
+            yield
+        except OSError:
+            if not self.may_fail:
+                raise
+
     # -- what happens to a broker ------------------------------------------------------------------
 
     def send(self) -> None:
@@ -148,11 +170,11 @@ class Life:
     def follow(self) -> None:
         """Upload what is there, or as much as the weather allows."""
         self.flush()
-        with suppress(*([OSError] if self.weather.trouble else [])):
+        with self.forgiving():
             for following in self.store.followers.all:
                 following.catch_up()
             self.counts["uploads"] += 1
-        if self.tier.upload.stuck:
+        if self.tier.upload.stuck and not self.is_replaced:
             raise PromiseBroken(f"queues are stuck: {self.tier.upload.stuck}")
 
     def pass_time(self) -> None:
@@ -167,13 +189,19 @@ class Life:
         self.counts["log files cleaned"] += files
 
     def clean_tier(self) -> None:
+        with self.forgiving():
+            before = self.segment_count()
+            try:
+                self.tier._clean_up({})
+            finally:
+                self.note_expiry()
+            self.counts["segments expired"] += max(before - self.segment_count(), 0)
+
+    def note_expiry(self) -> None:
+        """Whatever is old enough now may be gone."""
         expired_ms = self.clock.ms - TIER_HOURS * HOUR_MS
         for model in self.models.values():
             model.expired_ms = max(model.expired_ms, expired_ms)
-        with suppress(*([OSError] if self.weather.trouble else [])):
-            before = self.segment_count()
-            self.tier._clean_up({})
-            self.counts["segments expired"] += max(before - self.segment_count(), 0)
 
     def segment_count(self) -> int:
         access = self.tier._access
@@ -186,7 +214,7 @@ class Life:
         self.files.usage = DiskUsage(used, DISK_FILES * LOG_FILE_BYTES - used)
 
     def spoil_tier(self) -> None:
-        self.weather.trouble = self.rng.choice(TROUBLES)
+        self.weather.trouble = self.rng.choice(self.troubles)
         self.files.faults[f"tier {self.weather.trouble}"] += 1
 
     def mend_tier(self) -> None:
@@ -203,7 +231,7 @@ class Life:
         """Upload for a while, and save no positions."""
         self.flush()
         following = self.tier_following()
-        with suppress(*([OSError] if self.weather.trouble else [])):
+        with self.forgiving():
             for work in islice(following._follow(), self.rng.randrange(1, 4)):
                 work.run()
             following.follower.sync()
@@ -216,6 +244,7 @@ class Life:
             self.models[name].is_deleted = True
         with self.broker.topics.deleting(topic):
             self.store.delete_topic(topic)
+        self.broker.topics.deleted(topic)
         self.broker.store_message(KEPT, 0)
         self.flush()
         if self.rng.random() < 0.3:
@@ -246,7 +275,7 @@ class Life:
             try:
                 self.look_at(name)
             except READ_FAILED:
-                if not self.weather.trouble:
+                if not self.may_fail:
                     raise
                 self.counts["reads that failed"] += 1
                 self.clock.ms += PAUSE_MS
@@ -291,7 +320,7 @@ class Life:
             while at < end:
                 at = self.pull(source, at, frozenset({tags_code(tag)}), found)
         except READ_FAILED:
-            if not self.weather.trouble:
+            if not self.may_fail:
                 raise
             return
         wanted = [
@@ -303,7 +332,7 @@ class Life:
     def look_by_key(self) -> None:
         """The index of the tier has each record that is kept."""
         access = self.tier._access
-        if self.weather.trouble or not access.is_open:
+        if self.may_fail or not access.is_open:
             return
         for name, model in self.models.items():
             queue = access.queue(*name)
@@ -398,13 +427,18 @@ def run(seed: int) -> Outcome:
         patch.setattr(
             tier_access, "PosixDriver", lambda root, files: TroubledDriver(root, files, weather)
         )
-        return _Broker(folder, rng, clock, weather).run()
+        return Broker(folder, rng, clock, weather).run()
 
 
-class _Broker:
+class Broker:
     """A directory, and what happened to it."""
 
-    def __init__(self, folder: Path, rng: Random, clock: StoreClock, weather: Weather) -> None:
+    name = NAME
+    life: type[Life] = Life
+
+    def __init__(
+        self, folder: Path, rng: Random, clock: StoreClock, weather: Weather | StoreWeather
+    ) -> None:
         self.rng = rng
         self.clock = clock
         self.weather = weather
@@ -412,23 +446,30 @@ class _Broker:
             (topic, number): QueueModel() for topic in TOPICS for number in range(QUEUES)
         }
         self.files: FaultyFiles | None = None
-        self.outcome = Outcome(NAME, Counter(), Counter())
+        self.outcome = Outcome(self.name, Counter(), Counter())
         self.config = broker_config(
             folder,
             message_store_plug_in="tieredstore",
-            tiered_backend_service_provider="posix",
-            tiered_store_file_path=folder / "store" / "tier",
-            tiered_store_index_file_max_hash_slot_num=13,
-            tiered_store_index_file_max_index_num=50,
-            tiered_store_commit_log_max_size=rng.choice((2000, 8000)),
-            tiered_store_consume_queue_max_size=rng.choice((100, 600)),
             tiered_store_file_reserved_time=TIER_HOURS,
-            tiered_store_group_commit_count=rng.choice((3, 4096)),
-            tiered_store_group_commit_size=rng.choice((1000, 4 << 20)),
+            **self.place(folder),
             tiered_storage_level=rng.choice(("NOT_IN_DISK", "NOT_IN_DISK", "FORCE")),
-            commit_log_rolling_interval=1,
-            commit_log_rolling_minimum_size=rng.choice((500, 16 << 20)),
         )
+
+    def place(self, folder: Path) -> dict[str, Any]:
+        """The settings that say where the tier is, and how it is kept there."""
+        rng = self.rng
+        return {
+            "tiered_backend_service_provider": "posix",
+            "tiered_store_file_path": folder / "store" / "tier",
+            "tiered_store_index_file_max_hash_slot_num": 13,
+            "tiered_store_index_file_max_index_num": 50,
+            "tiered_store_commit_log_max_size": rng.choice((2000, 8000)),
+            "tiered_store_consume_queue_max_size": rng.choice((100, 600)),
+            "tiered_store_group_commit_count": rng.choice((3, 4096)),
+            "tiered_store_group_commit_size": rng.choice((1000, 4 << 20)),
+            "commit_log_rolling_interval": 1,
+            "commit_log_rolling_minimum_size": rng.choice((500, 16 << 20)),
+        }
 
     def run(self) -> Outcome:
         self.live_calmly(self.begin)
@@ -451,7 +492,7 @@ class _Broker:
     def new_life(self, files: FaultyFiles) -> Life:
         self.weather.trouble = ""
         counts = self.outcome.counts
-        return Life(self.config, files, self.clock, self.models, self.weather, counts)
+        return self.life(self.config, files, self.clock, self.models, self.weather, counts)
 
     def next_files(self) -> FaultyFiles:
         self.files = next_life(self.config.store_path_root_dir, self.rng, before=self.files)

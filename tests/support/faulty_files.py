@@ -344,7 +344,7 @@ class FaultyFiles(Files):
     # -- what the store asks -----------------------------------------------------------------------
 
     def open(self, path: Path, flags: int = os.O_RDWR) -> int:
-        self._operate()
+        self.operate()
         if flags == os.O_RDONLY:
             self._fail_at("read", path)
         is_new = bool(flags & os.O_CREAT) and not path.exists()
@@ -363,23 +363,23 @@ class FaultyFiles(Files):
         super().close(descriptor)
 
     def allocate(self, descriptor: int, position: int, byte_count: int) -> None:
-        self._operate()
+        self.operate()
         self._need_room(None)
         super().allocate(descriptor, position, byte_count)
         self._changed(descriptor)
 
     def truncate(self, descriptor: int, byte_count: int) -> None:
-        self._operate()
+        self.operate()
         super().truncate(descriptor, byte_count)
         self._changed(descriptor)
 
     def clear(self, descriptor: int, position: int, byte_count: int) -> None:
-        self._operate()
+        self.operate()
         super().clear(descriptor, position, byte_count)
         self._changed(descriptor)
 
     def write(self, descriptor: int, data: bytes | bytearray | memoryview, position: int) -> None:
-        self._operate()
+        self.operate()
         if self._happens("write"):
             part = memoryview(data)[: self.rng.randrange(len(data) + 1)]
             super().write(descriptor, part, position)
@@ -405,7 +405,7 @@ class FaultyFiles(Files):
     def fdatasync(self, descriptor: int) -> None:
         if self.cut_at_sync:
             self.cut_power()
-        self._operate()
+        self.operate()
         file = self._file(descriptor)
         if os.fstat(descriptor).st_mtime_ns != file.time_ns:
             # A mapped write, which the machine's clock has dated.
@@ -417,45 +417,45 @@ class FaultyFiles(Files):
         file.sync()
 
     def fsync_directory(self, path: Path) -> None:
-        self._operate()
+        self.operate()
         self._fail_at("sync", path)
         folder = self._look(path)
         del folder.versions[:-1]
 
     def make_directories(self, directory: Path) -> None:
-        self._operate()
+        self.operate()
         super().make_directories(directory)
         self._look(directory)
 
     def is_cached(self, file: Paged, start: int, end: int) -> bool:
-        self._operate()
+        self.operate()
         # What the kernel holds is no seed's to decide, but it can be asked.
         super().is_cached(file, start, end)
         return not self._happens("cold")
 
     def disk_usage(self, path: Path) -> DiskUsage:
         assert path == self.root
-        self._operate()
+        self.operate()
         return self.usage
 
     def rename(self, source: Path, target: Path) -> None:
-        self._operate()
+        self.operate()
         super().rename(source, target)
         self._look(target.parent)
 
     def link(self, source: Path, target: Path) -> None:
-        self._operate()
+        self.operate()
         super().link(source, target)
         self._look(target.parent)
 
     def unlink(self, path: Path) -> None:
-        self._operate()
+        self.operate()
         super().unlink(path)
         self._look(path.parent)
 
     # -- faults ------------------------------------------------------------------------------------
 
-    def _operate(self) -> None:
+    def operate(self) -> None:
         """Every operation begins with this; the power may go, and pages go to the disk."""
         if not self.is_over and self.operation_count == self.cut_after:
             self.cut_power()

@@ -14,7 +14,7 @@ import socket
 import subprocess
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -84,6 +84,19 @@ def running(
             yield ObjectPlace("s3", BUCKET, endpoint, "", ACCESS_KEY, SECRET_KEY), process
         finally:
             process.kill()
+
+
+def bucket_settings(place: ObjectPlace, prefix: str = "") -> dict[str, Any]:
+    """The settings of a broker whose tier is in the bucket, by key of the file."""
+    return {
+        "messageStorePlugIn": "tieredstore",
+        "tieredBackendServiceProvider": "s3",
+        "objectStoreEndpoint": place.endpoint,
+        "objectStoreBucket": place.bucket,
+        "objectStorePrefix": prefix,
+        "objectStoreAccessKey": place.access_key,
+        "objectStoreSecretKey": place.secret_key,
+    }
 
 
 def _free_port() -> int:

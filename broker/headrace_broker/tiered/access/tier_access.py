@@ -144,8 +144,12 @@ class TierAccess:
         for name in [*tier.queues, *tier.damaged]:
             if name[0] in over:
                 self.delete(*name)
-        # The ids are forgotten last: a crash until then repeats this.
         tier.sync()
+        # Files that a crash has left would be taken for queues if the metadata was lost. The ids
+        # are forgotten last: until then this is repeated.
+        failures = tier.clean_up(None, self.now_ms())
+        if failures:
+            raise OSError(str(failures[0]))
         self.lives.forget(over)
 
     def delete(self, topic: str, queue_id: int) -> None:

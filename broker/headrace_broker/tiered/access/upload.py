@@ -19,7 +19,7 @@ from headrace_broker.tiered.driver.interface import Failure, FailureKind
 from headrace_protocol.columns import RecordColumns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from headrace_broker.store.files.mapped_file import MappedFile
     from headrace_broker.store.queues.queue_blocks import QueueBlock
@@ -82,12 +82,17 @@ class Upload:
         settings: TierSettings,
         wants: Callable[[str], bool],
         exists: Callable[[str], bool],
+        name_lives: Callable[[Iterable[str]], None] = lambda _topics: None,
     ) -> None:
-        """exists: whether there is a topic."""
+        """exists: whether there is a topic.
+
+        name_lives: called with the topics of messages before these are uploaded. Raises OSError.
+        """
         self.wants = wants
         self.stuck: dict[Name, str] = {}
         self.message_counts: Counter[str] = Counter()
         self._exists = exists
+        self._name_lives = name_lives
         self._access = access
         self._settings = settings
         # The queue that has waited longest is first.
@@ -112,7 +117,7 @@ class Upload:
                 return queue_offset
             is_known = self._is_life_known(topic)
             if name not in tier.queues:
-                self._check(name, tier.create([name], now_ms))
+                self._check_write(name, tier.create([name], now_ms))
             queue = tier.queues[name]
             if queue.commit_offset > queue_offset or not is_known:
                 self._unproven.add(name)
@@ -186,10 +191,16 @@ class Upload:
     def _is_life_known(self, topic: str) -> bool:
         """Whether the tier has no other life of a topic; false if that is to be proven."""
         lives, tier = self._access.lives, self._access.tier
-        if not lives.is_current(topic):
-            if any(name[0] == topic for name in (*tier.queues, *tier.damaged)):
-                return False
-            lives.note(topic)
+        if lives.is_current(topic):
+            return True
+        for name, queue in list(tier.queues.items()):
+            # Without a message to compare; nothing is lost with it.
+            if name[0] == topic and 0 < queue.commit_offset == queue.min_offset:
+                self._access.delete(*name)
+        if any(name[0] == topic for name in (*tier.queues, *tier.damaged)):
+            return False
+        tier.sync()
+        lives.note(topic)
         return True
 
     def _note_life(self, topic: str) -> None:
@@ -209,10 +220,8 @@ class Upload:
         """Upload what waits of queues: of one, or of any if the tier takes all. Raises OSError."""
         tier = self._access.tier
         groups = {name: self._missing(name) for name in names}
-        failure = tier.append_all(groups, self._access.now_ms())
-        if failure is not None and tier.takes_all:
-            raise OSError(str(failure))
-        self._check(names[0], failure)
+        self._name_lives({topic for topic, _ in names})
+        self._check_write(names[0], tier.append_all(groups, self._access.now_ms()))
         for name, group in groups.items():
             self.message_counts[name[0]] += len(group.records)
             self._waiting_bytes -= self._waiting.pop(name).byte_count
@@ -253,7 +262,12 @@ class Upload:
             self._refuse(name, queue, offset)
 
     def _check_age(self, name: Name, queue: StoredQueue, expired: RecordColumns) -> None:
-        """What precedes the messages of the tier must be older than these."""
+        """What precedes the messages of the tier must be older than these.
+
+        All may have expired, of a topic whose life is known.
+        """
+        if queue.min_offset == queue.commit_offset:
+            return
         oldest_ms = queue.store_time(queue.min_offset)
         self._check(name, oldest_ms if isinstance(oldest_ms, Failure) else None)
         assert not isinstance(oldest_ms, Failure)
@@ -268,6 +282,12 @@ class Upload:
             "away and start again"
         )
         self._check(name, Failure(FailureKind.DAMAGED, queue.name.path, reason))
+
+    def _check_write(self, name: Name, failure: Failure | None) -> None:
+        """As ``_check``, but a failure of a tier that takes all is not that of one queue."""
+        if failure is not None and self._access.tier.takes_all:
+            raise OSError(str(failure))
+        self._check(name, failure)
 
     def _check(self, name: Name, failure: Failure | None) -> None:
         """Raise OSError after a failure; unless a retry may help, the queue is stuck."""

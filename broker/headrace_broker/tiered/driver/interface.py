@@ -53,9 +53,9 @@ class Driver(Protocol):
     """What the tier needs of every place."""
 
     def read(self, path: str, /, ranges: Sequence[Range]) -> list[Buffer] | Failure:
-        """The bytes of each range ``(start, end)``, all of them: a cut answer is SHORT.
+        """The bytes of each range ``(start, end)``, all of them.
 
-        ranges: none is empty. Fails with MISSING, SHORT, UNREACHABLE.
+        ranges: none is empty. Fails with MISSING, UNREACHABLE, and SHORT if there are fewer bytes.
         """
 
     def size(self, path: str, /) -> int | Failure:

@@ -103,8 +103,20 @@ class ObjectDriver:
         # A range that ends behind the object is cut without an error.
         for span, answer in zip(spans, answers, strict=True):
             if len(answer) != span[1] - span[0]:
-                return short_read(path, span, len(answer))
+                return self._cut(path, span, len(answer))
         return _cut_out(ranges, spans, [memoryview(answer) for answer in answers])
+
+    def _cut(self, path: str, wanted: Range, got_bytes: int) -> Failure:
+        """SHORT if the object ends there; else the answer was cut on its way."""
+        size = self.size(path)
+        if isinstance(size, Failure):
+            return size
+        if size < wanted[1]:
+            return short_read(path, wanted, got_bytes)
+        reason = (
+            f"an answer had {got_bytes} bytes at {wanted[0]} instead of {wanted[1] - wanted[0]}"
+        )
+        return Failure(FailureKind.UNREACHABLE, path, reason)
 
     def _short_or(self, failure: Failure, ranges: Sequence[Range]) -> Failure:
         """SHORT if a range begins behind the object, which stores report in words of their own."""
