@@ -68,6 +68,7 @@ COLUMNS = (
     ("more_mb", "more resident memory, MB", 1, 1),
     ("changed_mb", "more resident memory a minute after ten changes, MB", 1, 1),
     ("more_start_s", "longer start, s", 1, 2),
+    ("more_start_cpu_s", "CPU of the longer start, s", 1, 2),
     ("change_ms", "a change on disk, ms", 1, 0),
     ("longest_change_ms", "slowest of ten changes, ms", 1, 0),
     ("long_steps", "steps of the loop over 20 ms during ten changes", 1, 0),

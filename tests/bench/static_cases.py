@@ -313,16 +313,21 @@ def many_items(directory: Path) -> Report:
     for name in ("topics.json", "topicIncarnation.json"):
         text = (config / name).read_bytes()
         (plain / "broker-a" / "config" / name).write_bytes(text)
-    starts: dict[Path, list[float]] = {with_items: [], plain: []}
+    starts: dict[Path, list[tuple[float, float]]] = {with_items: [], plain: []}
     for _, folder in itertools.product(range(STARTS), starts):
-        with broker_on(folder) as (_, seconds):
-            starts[folder].append(seconds)
+        with broker_on(folder) as (peer, seconds):
+            starts[folder].append((seconds, cpu_s([pid_of(peer)])))
     with broker_on(with_items) as (peer, _), broker_on(plain) as (plain_peer, _):
         more_mb = _more_mb(peer, plain_peer)
         change = _changes(peer)
         changed_mb = _more_mb(peer, plain_peer)
-    longer = statistics.median(starts[with_items]) - statistics.median(starts[plain])
-    return {"more_mb": more_mb, "changed_mb": changed_mb, "more_start_s": longer, **change}
+    with_s, without_s = (
+        [statistics.median(times) for times in zip(*starts[folder], strict=True)]
+        for folder in (with_items, plain)
+    )
+    longer_s, longer_cpu_s = (a - b for a, b in zip(with_s, without_s, strict=True))
+    start = {"more_start_s": longer_s, "more_start_cpu_s": longer_cpu_s}
+    return {"more_mb": more_mb, "changed_mb": changed_mb, **start, **change}
 
 
 def store_many_items(folder: Path) -> Path:

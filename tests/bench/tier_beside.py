@@ -64,6 +64,8 @@ _PEAK_S = 2.0
 _READERS = 4
 _IDLE_S = 60.0
 _SETTLE_S = 3.0
+# The default: objects are as large as they get.
+_COMMIT_MS = 30_000
 # In the server's log, as S3 writes it.
 _REQUEST: Any = re.compile(r" s3_(\w+) (\S+) ")
 
@@ -149,7 +151,7 @@ def _read(address: str, is_ready: Event) -> None:
         try:
             drain(address, PIECE_BYTES)
         except Refused:  # the tier is unreachable
-            time.sleep(0.1)
+            time.sleep(1)
 
 
 @contextmanager
@@ -276,7 +278,7 @@ def requests(directory: Path, byte_count: int) -> Iterator[tuple[str, Report]]:
     folder.mkdir()
     with running(folder, ["--access-log", str(log)]) as (bucket, _):
         settings = in_bucket(folder, bucket).settings
-        with broker(directory, directory / "store", settings) as (peer, sums):
+        with broker(directory, directory / "store", settings, commit_ms=_COMMIT_MS) as (peer, sums):
             before = _logged(log)
             fill(peer, byte_count)
             _wait_uploaded(sums)

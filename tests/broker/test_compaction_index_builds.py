@@ -204,6 +204,22 @@ def test_sealed_files_are_entered_without_a_request(
     assert ends == [COUNT], "a request enters the rest"
 
 
+def test_a_request_makes_a_build_urgent(broker: BrokerUnderTest) -> None:
+    """The build of sealed files is given up for one that also has the last file."""
+    client, tasks = Client(), list[IndexTask]()
+
+    def index(task: IndexTask, pace: Callable[[int], None]) -> None:
+        if not tasks:
+            trio.from_thread.run_sync(client.ask, broker, key(f"k{COUNT - 1}"))
+        tasks.append(task)
+        index_here(task, pace)
+
+    use(broker, index)
+    serve(broker, client)
+    assert client.bodies() == [b"%d" % (COUNT - 1)]
+    assert [task.is_wanted for task in tasks] == [False, True]
+
+
 @pytest.mark.parametrize("part", ["head", "entry"])
 def test_a_damaged_index_is_made_again(tmp_path: Path, broker: BrokerUnderTest, part: str) -> None:
     client = Client()
@@ -410,6 +426,7 @@ def test_a_killed_process_leaves_an_index_that_is_resumed(tmp_path: Path) -> Non
         str(tmp_path / "keys"),
         HASH.seed,
         trusts_count=True,
+        is_wanted=True,
     )
 
     class Killed(Exception):

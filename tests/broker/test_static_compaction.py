@@ -21,6 +21,7 @@ from headrace_protocol.headers import (
 )
 from headrace_protocol.key_lookup import NoRecord, WantedKey, decode_found, encode_keys
 from headrace_protocol.message import decode_record
+from tests.broker.test_static_cleanup import clean, expire
 from tests.support.static_brokers import GROUP, TOPIC, Brokers, item, send_header
 
 if TYPE_CHECKING:
@@ -237,6 +238,41 @@ def test_markers_stay_while_the_mapping_is_lost(brokers: Brokers) -> None:
     brokers["a"].parts.static.mappings._mappings.clear()
     assert brokers["a"].parts.compaction.logic_queues.has_older(TOPIC, 1)
     assert not queues.has_older("plain", 0)
+
+
+@pytest.mark.parametrize("has_value", [True, False])
+async def test_an_older_item_goes_when_its_compaction_log_is_empty(
+    tmp_path: Path, has_value: bool
+) -> None:
+    brokers = Brokers(tmp_path, **SIZES)
+    brokers.attributes = "+cleanup.policy=COMPACTION"
+    brokers.map((A,), OTHER)
+    for body in (b"value", b""):
+        put(brokers, "a", "k1", body)
+    put(brokers, "a", "k2", b"2" if has_value else b"")
+    brokers.map((A, item("b", 1, 3, 0)), OTHER)
+    put(brokers, "b", "k2", b"")
+    put(brokers, "b", "k3", b"3")
+    for _ in range(2):
+        for broker, physical in (("a", 1), ("b", 0)):
+            compact(brokers, broker, physical)
+            brokers[broker].clock.ms += 10 * RETENTION_MS
+    await expire(brokers["a"], 0)
+    assert brokers["a"].store.source(brokers["a"].store.queue(TOPIC, 1)).min_offset() == 3
+    await clean(brokers, "ba")
+    mapping = brokers["b"].parts.static.mappings.get(TOPIC)
+    assert mapping is not None
+    chain = mapping.chain(0)
+    assert chain is not None
+    compact(brokers, "b", 0)
+    messages = dict(brokers.read_all("b"))
+    if has_value:
+        assert [each.gen for each in chain] == [0, 1]
+        assert messages == {2: b"2", 3: b"", 4: b"3"}
+    else:
+        assert [each.gen for each in chain] == [1]
+        assert messages == {4: b"3"}
+    brokers.close()
 
 
 # -- keys ------------------------------------------------------------------------------------------

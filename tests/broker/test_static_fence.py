@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+import msgspec
 import structlog.testing
 import trio
 import trio.testing
@@ -130,10 +131,12 @@ async def register_other(nameserver: AsyncConnection, info: MappingInfo) -> None
     answer.expect()
 
 
-def store_with_mapping(folder: Path) -> None:
+def store_with_mapping(folder: Path, *topics: str) -> None:
+    """A store that has the topic T, behind others of these names."""
     table = MappingTable("broker-a", ConfigFile(folder / "config" / MAPPING_NAME), lambda: EPOCH)
-    table.put(BrokerMapping(led_here()))
-    table.marks.add("T", "static-1")
+    for topic in (*topics, "T"):
+        table.put(BrokerMapping(msgspec.structs.replace(led_here(), topic=topic)))
+        table.marks.add(topic, "static-1")
 
 
 @asynccontextmanager
@@ -186,6 +189,16 @@ async def test_a_broker_that_comes_back_asks_before_it_leads(tmp_path: Path) -> 
             assert infos is not None
             assert infos["broker-a"].curr_id_map == {1: 1}
             assert infos["broker-a"].epoch == EPOCH
+
+
+async def test_a_claim_is_found_among_many_topics(tmp_path: Path) -> None:
+    network = MemoryNetwork()
+    store_with_mapping(tmp_path, *(f"T{number}" for number in range(70)))
+    async with nameserver(network), connected(network, NAMESERVER) as routes:
+        await register_other(routes, claim(0))
+        async with running(network, tmp_path) as broker:
+            assert await send(broker, 0) == NO_LEADER
+            assert await send(broker, 1) == ResponseCode.SUCCESS
 
 
 async def test_a_claim_that_appears_later_is_seen_within_a_period(

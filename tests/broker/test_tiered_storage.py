@@ -161,6 +161,34 @@ async def test_statistics_of_a_topic_cover_both_tiers(tmp_path: Path) -> None:
     broker.close()
 
 
+async def test_what_waits_has_no_records_of_other_queues(tmp_path: Path) -> None:
+    """The log is read in pieces that other queues share; only own records are kept and counted."""
+    broker = start(tmp_path)
+    others = ("Others", "More")
+    for name in others:
+        broker.create_topic(name)
+    for number in range(20):
+        for name in (TOPIC, *others):
+            put(broker, number, 1, name)
+    broker.store.index_tick()
+    broker.store.flusher.flush_now()
+    tier = tier_of(broker)
+    for work in tier.state.following._follow():
+        work.run()
+    waiting = tier.upload._waiting[TOPIC, 0]
+    records, codes = waiting.join()
+    assert (len(records), len(codes)) == (20, 20)
+    assert waiting.byte_count == len(records.data) == int(records.size.sum())
+    assert tier.upload._waiting_bytes == sum(
+        group.byte_count for group in tier.upload._waiting.values()
+    )
+    upload(broker)
+    await expire_log(broker)
+    for name in (TOPIC, *others):
+        assert read_all(broker, name) == [*range(20)]
+    broker.close()
+
+
 async def test_a_killed_broker_continues_where_it_was(tmp_path: Path) -> None:
     broker = start(tmp_path)
     put(broker, 0, 10)

@@ -14,12 +14,14 @@ from headrace_broker.topics.table import TopicTable, unread_warning
 from headrace_protocol import fastjson
 from headrace_protocol.bodies import TopicConfig
 from headrace_protocol.bounds import check_topic
-from headrace_protocol.codes import ResponseCode
+from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
-from tests.support.broker import broker_config
+from headrace_protocol.headers import DeleteTopicHeader
+from tests.support.broker import BrokerUnderTest, broker_config
 from tests.support.channel import MemoryChannel
 from tests.support.golden import STORES, golden_store
 from tests.support.golden_frames import golden_frames
+from tests.support.stores import crash
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -215,3 +217,35 @@ def test_queues_that_nobody_reads_are_warned_of() -> None:
     topic = TopicConfig(topic_name="t", write_queue_nums=4, read_queue_nums=2)
     assert "messages in queues 2 to 3 reach no consumer" in (unread_warning(topic) or "")
     assert unread_warning(msgspec.structs.replace(topic, write_queue_nums=1)) is None
+
+
+def test_a_deletion_cut_short_leaves_no_messages_to_a_topic_of_this_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = BrokerUnderTest(tmp_path)
+    broker.create_topic("t", 1)
+    broker.topics.incarnations.saved.finish()
+    broker.topics.saved.finish()
+    for _ in range(3):
+        broker.store_message("t", 0)
+    broker.store.flusher.flush_now()
+    # Killed after the queues are gone and the table is saved, before the flush.
+    monkeypatch.setattr(broker.store, "when_all_flushed", lambda _callback: None)
+    broker.send(
+        RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicHeader(topic="t"), b"", MemoryChannel()
+    )
+    broker.topics.saved.finish()
+    crash(broker.store)
+    monkeypatch.undo()
+    broker = BrokerUnderTest(tmp_path)
+    # The deletion was not acknowledged: done again, it leaves nothing.
+    assert broker.topics.get("t") is not None
+    header = DeleteTopicHeader(topic="t")
+    assert broker.ask(RequestCode.DELETE_TOPIC_IN_BROKER, header).code == ResponseCode.SUCCESS
+    broker.topics.saved.finish()
+    crash(broker.store)
+    broker = BrokerUnderTest(tmp_path)
+    assert broker.topics.get("t") is None
+    broker.create_topic("t", 1)
+    assert broker.store.queue("t", 0).consume_queue.max_offset == 0
+    broker.close()

@@ -162,3 +162,18 @@ async def test_a_purged_topic_stays_compacted(mq: Brokers, admin: StaticTopicAdm
         assert await remote.get("k") is None
     expected = {**attributes, "delete.retention.ms": "5000"}
     assert [config.attributes for config in (await admin.topic("T")).values()] == [expected] * 2
+
+
+async def test_no_leader_is_put_on_a_broker_of_apache(
+    mq: Brokers, admin: StaticTopicAdmin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def is_headrace(address: str) -> bool:
+        return address != mq.brokers["b"].address
+
+    monkeypatch.setattr(admin, "_is_headrace", is_headrace)
+    with pytest.raises(StaticTopicError, match="broker b is not headrace's"):
+        await admin.create_static_topic("T", 2, attributes=COMPACTED)
+    await admin.create_static_topic("T", 2, brokers=["a"], attributes=COMPACTED)
+    with pytest.raises(StaticTopicError, match="broker b is not headrace's"):
+        await admin.remap_static_topic("T", ["b"], mode=Mode.AVAILABLE)
+    await admin.create_static_topic("plain", 2)

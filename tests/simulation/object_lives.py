@@ -77,8 +77,8 @@ class ObjectLife(tiered_lives.Life):
         return tier
 
     @property
-    def may_fail(self) -> bool:
-        return super().may_fail or self.rival.is_writer
+    def is_replaced(self) -> bool:
+        return self.rival.is_writer
 
     def settle(self) -> None:
         super().settle()

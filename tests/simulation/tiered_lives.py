@@ -124,9 +124,14 @@ class Life:
         ]
 
     @property
+    def is_replaced(self) -> bool:
+        """Whether another broker has taken over the tier."""
+        return False
+
+    @property
     def may_fail(self) -> bool:
         """Whether the tier may be out of reach."""
-        return bool(self.weather.trouble)
+        return bool(self.weather.trouble) or self.is_replaced
 
     @contextmanager
     def forgiving(self) -> Iterator[None]:
@@ -169,7 +174,7 @@ class Life:
             for following in self.store.followers.all:
                 following.catch_up()
             self.counts["uploads"] += 1
-        if self.tier.upload.stuck:
+        if self.tier.upload.stuck and not self.is_replaced:
             raise PromiseBroken(f"queues are stuck: {self.tier.upload.stuck}")
 
     def pass_time(self) -> None:
@@ -239,6 +244,7 @@ class Life:
             self.models[name].is_deleted = True
         with self.broker.topics.deleting(topic):
             self.store.delete_topic(topic)
+        self.broker.topics.deleted(topic)
         self.broker.store_message(KEPT, 0)
         self.flush()
         if self.rng.random() < 0.3:

@@ -45,8 +45,8 @@ _TICK_S: Final = 1.0
 _LATE_TICK_S: Final = 0.2
 
 
-class _Replaced(Exception):
-    """The segments that a process reads are no longer those of the queue."""
+class _PlanAgain(Exception):
+    """The segments that a process reads are no longer those of the queue, or a request waits."""
 
 
 class _Held(NamedTuple):
@@ -63,7 +63,7 @@ class _Plan(NamedTuple):
 
 @dataclass
 class _Build:
-    """is_wanted: by a request, so that it also covers the file that is appended to."""
+    """is_wanted: by a request, so that it is urgent and covers the file that is appended to."""
 
     is_wanted: bool
     is_running: bool = False
@@ -148,6 +148,8 @@ class IndexBuilds:
         request.channel.charge(held_bytes)
         held = _Held(request, held_bytes, monotonic() + HOLD_S)
         self._held.setdefault(name, []).append(held)
+        if (build := self._builds.get(name)) is not None:
+            build.is_wanted = True
         self._wakeup.set()
 
     def _answer_late(self) -> None:
@@ -226,7 +228,9 @@ class IndexBuilds:
             log.info("making key index", queue=name, end=plan.task.end)
             try:
                 self._indexer(plan.task, partial(self._pace, name, build, plan))
-            except (_Replaced, FileNotFoundError):
+            except _PlanAgain:
+                pass
+            except FileNotFoundError:
                 if self._is_current(name, plan):
                     raise
             else:
@@ -262,6 +266,7 @@ class IndexBuilds:
                 str(index.folder),
                 index.seed,
                 index.trusts_count,
+                build.is_wanted,
             )
             index.close()
             return _Plan(queue, tuple(lacking), task)
@@ -269,8 +274,9 @@ class IndexBuilds:
     def _pace(self, name: Name, build: _Build, plan: _Plan, byte_count: int) -> None:
         self._throttle.pace(byte_count)
         build.done_bytes += byte_count
-        if not self._is_current(name, plan):
-            raise _Replaced
+        is_more_urgent = build.is_wanted and not plan.task.is_wanted
+        if is_more_urgent or not self._is_current(name, plan):
+            raise _PlanAgain
 
     def _is_current(self, name: Name, plan: _Plan) -> bool:
         """Whether a queue still has the files of the segments of a plan."""

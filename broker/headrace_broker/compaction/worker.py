@@ -1,4 +1,4 @@
-"""Runs, and the entering of many keys, in a process of their own at a low priority.
+"""Runs, and the entering of many keys, in a process of their own, as a rule at a low priority.
 
 In a thread they hold the interpreter lock often enough to delay the broker's loop by 10 ms and
 more. The process only reads segments and writes to ``compacting/``, or to a key index that is not
@@ -64,7 +64,8 @@ class IndexTask(msgspec.Struct, frozen=True, tag=True):
     """The messages that a key index lacks, as another process gets them.
 
     segments: as of ``Task``, also the one that is appended to. end: queue offset after them.
-    keys_folder, seed, trusts_count: of the ``KeyIndex``.
+    keys_folder, seed, trusts_count: of the ``KeyIndex``. is_wanted: clients wait for it, so it gets
+    the broker's priority.
     """
 
     folders: tuple[str, str]
@@ -74,6 +75,7 @@ class IndexTask(msgspec.Struct, frozen=True, tag=True):
     keys_folder: str
     seed: bytes
     trusts_count: bool
+    is_wanted: bool
 
 
 class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -181,11 +183,12 @@ def _supervise(process: subprocess.Popen[bytes], task: Task | IndexTask, pace: P
 
 def main() -> None:
     """Do the task on standard input."""
-    os.nice(_LESS_PRIORITY)
     line = sys.stdin.buffer.readline()
     if not line.endswith(b"\n"):
         raise SystemExit(_BROKER_ENDED)
     task = msgspec.json.decode(line, type=Task | IndexTask)
+    if isinstance(task, Task) or not task.is_wanted:
+        os.nice(_LESS_PRIORITY)
     try:
         result = None
         if isinstance(task, Task):

@@ -288,7 +288,12 @@ class AdminTopicsProcessor:
                 self._statistics.topic_deleted(name)
                 self._changes.info(request.channel.address, "topic deleted", topic=name)
         after = functools.partial(self._deletion.after_delete, name)
-        self._store.when_all_flushed(lambda: self._reply_when_registered(request, Reply(), after))
+
+        def on_flushed() -> None:
+            self._topics.deleted(name)
+            self._reply_when_registered(request, Reply(), after)
+
+        self._store.when_all_flushed(on_flushed)
         return None
 
     # -- reads -------------------------------------------------------------------------------------

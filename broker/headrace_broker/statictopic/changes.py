@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from headrace_broker.consumer.long_polling import LongPolling
     from headrace_broker.consumer.offsets import ConsumerOffsets
     from headrace_broker.queue_directory import QueueDirectory
-    from headrace_broker.statictopic.founders import Founders
+    from headrace_broker.statictopic.founders import Founder, Founders
     from headrace_broker.statictopic.packed import BrokerMapping
     from headrace_broker.statictopic.table import MappingTable
     from headrace_broker.statictopic.work import Workers
@@ -273,7 +273,7 @@ class StaticTopicChanges:
             self._close(accepted)
         yield table.saved.when_saved
         if topic not in table.marks:
-            yield partial(self._mark, mapping)
+            yield partial(self._mark, mapping, config)
         yield table.marks.saved.when_saved
         self._log(request, accepted)
         self._open(accepted, config)
@@ -306,11 +306,14 @@ class StaticTopicChanges:
                 self._table.stop(topic, queue, _BEGINNING)
         self._table.leads_changed()
 
-    def _mark(self, mapping: BrokerMapping, then: Then) -> None:
-        """Mark a new topic with the id that other brokers have for it, if any has."""
+    def _mark(self, mapping: BrokerMapping, config: TopicConfig, then: Then) -> None:
+        """Mark a new topic with the id that other brokers have for it, and take its attributes."""
 
-        def on_found(incarnation: str | None) -> None:
-            self._table.marks.add(mapping.topic, incarnation or new_incarnation(mapping.epoch))
+        def on_found(founder: Founder | None) -> None:
+            incarnation = founder.incarnation if founder else new_incarnation(mapping.epoch)
+            self._table.marks.add(mapping.topic, incarnation)
+            if founder is not None and self._topics.get(mapping.topic) is None:
+                config.attributes = {**founder.attributes, **config.attributes}
             then(None)
 
         self._founders.find(mapping.topic, on_found)

@@ -152,6 +152,8 @@ class TopicTable:
         self.rules: list[Callable[[str, TopicConfig | None], None]] = []
         # Deleted topics whose queues still exist: new queues would reuse their files.
         self._being_deleted: set[str] = set()
+        # Deleted topics that the file keeps until no crash can bring back their queues.
+        self._kept_in_file: dict[str, TopicConfig] = {}
         self.incarnations = Incarnations(
             file.beside("topicIncarnation.json"),
             self._topics.keys() - self._system_names,
@@ -360,15 +362,27 @@ class TopicTable:
 
     @contextmanager
     def deleting(self, topic: str) -> Iterator[bool]:
-        """Delete a topic and reject its re-creation inside the block; yields whether it existed."""
-        if not self.delete(topic):
+        """Delete a topic and reject its re-creation inside the block; yields whether it existed.
+
+        The file keeps it until ``deleted``: a start after a crash must not bring its queues back
+        for a topic that can be created anew.
+        """
+        config = self._topics.get(topic)
+        if config is None:
             yield False
             return
+        self._kept_in_file[topic] = config
+        self.delete(topic)
         self._being_deleted.add(topic)
         try:
             yield True
         finally:
             self._being_deleted.discard(topic)
+
+    def deleted(self, topic: str) -> None:
+        """Drop a deleted topic from the file: the deletion of its queues is on disk."""
+        if self._kept_in_file.pop(topic, None) is not None:
+            self.saved.changed()
 
     def delete(self, topic: str) -> bool:
         """Remove a topic; return whether it existed."""
@@ -468,7 +482,7 @@ class TopicTable:
             subscriber(topic)
 
     def _snapshot(self) -> Callable[[], bytes]:
-        topics, version = dict(self._topics), self.data_version
+        topics, version = {**self._kept_in_file, **self._topics}, self.data_version
         return lambda: file_text(
             {"dataVersion": field_text(version), "topicConfigTable": self._text.text(topics)}
         )
