@@ -33,8 +33,10 @@ pytestmark = [pytest.mark.conformance, pytest.mark.slow, pytest.mark.long]
 TOPIC = "tier_small_disk"
 QUEUES = 4
 BODY_BYTES = 32_000
-TAGS = 100
-COUNT = (int(os.environ.get("HEADRACE_SMALL_DISK_MB", "190")) << 20) // BODY_BYTES // TAGS * TAGS
+_MB = int(os.environ.get("HEADRACE_SMALL_DISK_MB", "190"))
+# So many that the messages of one can be printed.
+TAGS = _MB // 2
+COUNT = (_MB << 20) // BODY_BYTES // TAGS * TAGS
 # Little more than half of what is sent.
 DISK_BYTES = max(COUNT * BODY_BYTES * 55 // 100, 128 << 20)
 WAIT_S = 120 + COUNT // 50
