@@ -151,7 +151,12 @@ MAY_IMPORT = {
         "msgspec",
         *RECORDS,
     },
-    "headrace_broker.tiered.driver": {f"{STORE}.files", "headrace_daemon.metrics.histogram"},
+    "headrace_broker.tiered.driver": {
+        f"{STORE}.files",
+        "headrace_daemon.metrics.histogram",
+        "outcome",
+        "trio",
+    },
     "headrace_broker.tiered.objects": {
         "headrace_broker.tiered.container",
         "headrace_broker.tiered.driver",

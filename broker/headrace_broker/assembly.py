@@ -52,6 +52,7 @@ from headrace_broker.statictopic.changes import StaticTopicChanges
 from headrace_broker.statictopic.cleanup import MappingCleanup
 from headrace_broker.statictopic.fence import Fence
 from headrace_broker.statictopic.left_groups import LeftGroups
+from headrace_broker.statictopic.own_queues import OwnQueues
 from headrace_broker.statictopic.staged import StagedQueues
 from headrace_broker.statictopic.table import MAPPING_NAME, MappingTable
 from headrace_broker.statictopic.undecided import UndecidedQueues
@@ -148,7 +149,7 @@ def assemble(
     registration = _registration(config, network, topics, mappings, fence, listener)
     of_groups = (offsets, groups, consumers, long_polling)
     static = static_topics(config, network, registration, mappings, store, *of_groups)
-    compaction = Compaction(config, store, topics, network.connect)
+    compaction = Compaction(config, store, topics, network.connect, OwnQueues(mappings))
     tier = _tier(config, store, topics)
     found = places(static), sources(compaction, tier)
     directory = QueueDirectory(config.broker_name, store, topics, *found)
@@ -169,7 +170,7 @@ def assemble(
         topics=topics,
         fence=fence,
         undecided=UndecidedQueues(mappings, topics, store.clock.now_ms),
-        mapping_changes=_mapping_changes(static, topics, store, *of_changes),
+        mapping_changes=_mapping_changes(static, topics, directory, store, *of_changes),
         static=static,
         compaction=compaction,
         tier=tier,
@@ -183,7 +184,7 @@ def assemble(
         long_polling=long_polling,
         client_requests=client_requests,
         staging=staging,
-        dead_letters=DeadLetters(topics, groups, locks, store.clock.now_ms),
+        dead_letters=DeadLetters(topics, groups, locks, store.clock.steady_ms),
         waiting=waiting_services(config, store, *of_waiting, static.deliveries),
         registration=registration,
         frames=frames,
@@ -265,6 +266,7 @@ def _registration(
 def _mapping_changes(
     static: StaticTopics,
     topics: TopicTable,
+    directory: QueueDirectory,
     store: MessageStore,
     offsets: ConsumerOffsets,
     long_polling: LongPolling,
@@ -276,6 +278,7 @@ def _mapping_changes(
     return StaticTopicChanges(
         static.mappings,
         topics,
+        directory,
         store,
         offsets,
         long_polling,
@@ -366,6 +369,7 @@ def _connect(parts: Parts) -> None:
         parts.scrapes.collectors = collectors(parts)
     store.connect(
         unconsumed=partial(_unconsumed, parts),
+        carriers={TIMER_TOPIC: parts.waiting.timers.carry_over},
         topic_limits=lambda: topic_limits(topics.all()),
         # With synchronous flush, a message on disk is useful only if its topic is too.
         wait_tables_saved=topics.saved.wait_saved,
@@ -486,7 +490,8 @@ def _message_processors(parts: Parts) -> tuple[Processor, ...]:
         parts.pull_watch,
     )
     bulk = BulkProcessor(store, sends, pulls, table, statistics)
-    lookups = KeyLookups(store, topics, parts.directory, parts.compaction.queues)
+    compaction = parts.compaction
+    lookups = KeyLookups(store, topics, parts.directory, compaction.queues, compaction.index_builds)
     tier = parts.tier
     return (
         sends,
@@ -526,7 +531,7 @@ def _message_processors(parts: Parts) -> tuple[Processor, ...]:
         ),
         lookups,
         QueryProcessor(store, parts.directory, lookups, tier.lookups if tier else None),
-        CompactionRequests(topics, parts.compaction),
+        CompactionRequests(topics, compaction),
         TierStatusRequests(tier.state if tier else None),
         TierPlanRequests(tier.state.reader if tier else None, topics),
     )
@@ -626,6 +631,7 @@ def services(parts: Parts) -> tuple[Service, ...]:
             parts.compaction.schedule.run, parts.compaction.load, finish=parts.compaction.finish
         ),
         Service(parts.compaction.rebuilds.run),
+        Service(parts.compaction.index_builds.run),
         *(() if parts.tier is None else parts.tier.services()),
         *_waiting_services(parts),
         Service(parts.pace.sliced_work.run),

@@ -27,7 +27,7 @@ def client_processors(parts: Parts) -> tuple[Processor, ...]:
             parts.producers,
             parts.offsets,
             parts.locks,
-            parts.store.clock.now_ms,
+            parts.store.clock.steady_ms,
         ),
     )
 
@@ -70,7 +70,7 @@ def admin_processors(parts: Parts, health: Health) -> tuple[Processor, ...]:
             parts.pull_watch,
             parts.client_requests,
             topics.readable_queues,
-            now_ms,
+            store.clock.steady_ms,
         ),
         AdminBrokerProcessor(config, store, topics, offsets, statistics, now_ms, changes, health),
     )

@@ -15,6 +15,8 @@ from headrace_broker.store.files.filesystem import Files
 from headrace_broker.tiered.access.probe import probe
 from headrace_broker.tiered.access.tier_access import open_place
 from headrace_broker.tiered.container.tier import Home
+from headrace_broker.tiered.driver.metered import MeteredPuts, Operations
+from headrace_broker.tiered.driver.time_limits import TimeLimits
 from headrace_daemon.command import daemon_parser, run_daemon
 from headrace_daemon.logs import configure_logs
 from headrace_daemon.process import prepare, run_until_signal
@@ -61,12 +63,13 @@ def _check_tier(config: BrokerConfig) -> None:
     if tier is None:
         return
     try:
-        problem = probe(open_place(tier, Files()))
+        place = MeteredPuts(open_place(tier, Files()), Operations(), TimeLimits())
+        problem = probe(place)
     except (ValueError, ImportError) as error:
         problem = str(error)
     if problem:
-        place = f"{config.tiered_backend_service_provider} {tier.folder or ''}".strip()
-        raise ConfigError([f"tiered storage ({place}): {problem}"])
+        where = f"{config.tiered_backend_service_provider} {tier.folder or ''}".strip()
+        raise ConfigError([f"tiered storage ({where}): {problem}"])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

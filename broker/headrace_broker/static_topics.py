@@ -11,6 +11,7 @@ from headrace_broker.statictopic.deliver import Deliveries
 from headrace_broker.statictopic.forward import Forwarding
 from headrace_broker.statictopic.founders import Founders
 from headrace_broker.statictopic.groups import StaticGroups
+from headrace_broker.statictopic.key_lookups import StaticKeyLookups
 from headrace_broker.statictopic.leaders import Leaders
 from headrace_broker.statictopic.locks import StaticLocks
 from headrace_broker.statictopic.places import StaticPlaces
@@ -50,6 +51,7 @@ class StaticTopics:
     workers: Workers
     locks: StaticLocks
     groups: StaticGroups
+    key_lookups: StaticKeyLookups
 
     def connect(self, registry: Registry, server: RemotingServer) -> None:
         """Connect the parts that serve requests again; after all processors are registered."""
@@ -58,6 +60,7 @@ class StaticTopics:
         self.requests.add_to(registry)
         self.locks.add_to(registry)
         self.groups.add_to(registry)
+        self.key_lookups.add_to(registry)
 
     def runtime_info(self) -> dict[str, str]:
         """Counters for GET_BROKER_RUNTIME_INFO."""
@@ -105,7 +108,7 @@ def static_topics(
         places=StaticPlaces(leaders, make_reader, progress),
         requests=StaticRequests(leaders, workers, progress),
         workers=workers,
-        locks=StaticLocks(leaders, workers, store.clock.now_ms),
+        locks=StaticLocks(leaders, workers, store.clock.steady_ms),
         groups=StaticGroups(
             leaders,
             workers,
@@ -116,4 +119,5 @@ def static_topics(
             lambda: config.use_server_side_reset_offset,
             partial(wake_held, store, long_polling),
         ),
+        key_lookups=StaticKeyLookups(leaders, workers),
     )

@@ -37,8 +37,8 @@ class ClientExpiry:
         """Run at intervals until cancelled."""
         while True:
             await trio.sleep(_EXPIRE_S)
-            self._consumers.expire(self._clock.now_ms())
-            self._producers.expire(self._clock.now_ms())
+            self._consumers.expire(self._clock.steady_ms())
+            self._producers.expire(self._clock.steady_ms())
             self._changes.report()
 
 
@@ -46,4 +46,4 @@ async def expire_locks(consumers: ConsumerManager, clock: Clock) -> None:
     """Remove locks that were not renewed, until cancelled; other members wait for them."""
     while True:
         await trio.sleep(_EXPIRE_LOCKS_S)
-        consumers.expire_locks(clock.now_ms())
+        consumers.expire_locks(clock.steady_ms())

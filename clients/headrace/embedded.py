@@ -223,26 +223,19 @@ def _make_directory(folder: Path) -> None:
 
 async def _start(stack: AsyncExitStack, run: Callable[..., Coroutine[Any, Any, object]]) -> None:
     """Start a daemon, to be stopped by the stack. Raises the error that prevented the start."""
-    from headrace.tasks import Background
+    from headrace.tasks import Background, sole_error
 
     background = Background()
     tasks = await background.start()
     stack.push_async_callback(background.stop)
-    reason = None
+    reason: BaseException | None = None
     try:
         await tasks.start(run)
     except ExceptionGroup as group:
-        reason = _only(group)
+        reason = sole_error(group)
     # Raised inside the except block, the error would have its group as context.
     if reason:
         raise reason
-
-
-def _only(error: Exception) -> Exception:
-    """Unwrap groups of a single exception; groups of several are returned unchanged."""
-    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    return error
 
 
 def _log_to_logging() -> None:

@@ -40,6 +40,13 @@ async def gather(
     return [outcomes[index] for index in range(len(items))]
 
 
+def sole_error(error: BaseException) -> BaseException:
+    """Unwrap groups of a single exception; groups of several are returned unchanged."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
+
+
 class Background:
     """A task group that ends with its block and does not touch the block's own errors.
 

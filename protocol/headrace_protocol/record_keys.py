@@ -62,16 +62,33 @@ def _find_in_rows(rows: Array, lengths: Array) -> tuple[Array, Array, Array]:
     return row, starts - row * width, ends - row * width
 
 
+def _by_width(sizes: Array) -> Iterator[tuple[int, Array]]:
+    """Widths of rows, and the numbers of the slices that need each."""
+    if not len(sizes):
+        return
+    least, most = (_width(int(size)) for size in (sizes.min(), sizes.max()))
+    if least == most:  # as a rule, and then nothing is computed per slice
+        yield most, np.arange(len(sizes))
+        return
+    below, width = 0, least
+    while width <= most:
+        numbers = np.flatnonzero((sizes > below) & (sizes <= width) if below else sizes <= width)
+        if len(numbers):
+            yield width, numbers
+        below, width = width, 2 * width
+
+
+def _width(size: int) -> int:
+    return 1 << (max(size, _WIDTH_MIN) - 1).bit_length()
+
+
 def rows_of(data: Buffer, starts: Array, sizes: Array) -> Iterator[tuple[Array, Array]]:
     """Copies of slices, grouped by width.
 
     Yields the numbers of the slices and a table of shape (n, width), uint8: each row begins with
     one slice, and other bytes follow.
     """
-    exponents = np.ceil(np.log2(np.maximum(sizes, _WIDTH_MIN))).astype(np.int64)
-    for exponent in np.unique(exponents).tolist():
-        numbers = np.flatnonzero(exponents == exponent)
-        width = 1 << exponent
+    for width, numbers in _by_width(sizes):
         mine = starts[numbers]
         if len(data) - int(mine.max()) < width:
             data = bytes(data) + bytes(width)

@@ -6,6 +6,7 @@ import statistics
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace_daemon.serving.server import ServerLimits
+from tests.bench.static_beside import BESIDE
 from tests.bench.table import OURS, THEIRS, rows_as_table
 
 if TYPE_CHECKING:
@@ -58,6 +59,9 @@ TITLES = {
     "remap_p99_ms": "p99 of sends due during a remap, ms",
     "silent_s": "longest time of a queue without acknowledgement, s",
     "latest_s": "latest message read, s after it was due",
+    "read_ratio": "bytes read ÷ matching messages and all units",
+    "behind_s": "oldest message to be uploaded, s",
+    "idle_requests": "requests in an idle minute",
 }
 # Of bars on headrace's own figure, where the words above speak of a ratio.
 OWN_TITLES = {
@@ -115,6 +119,11 @@ WAITING = (
 )
 STATIC = (
     *(
+        Bar(case, key, limit, is_ratio=False)
+        for key, limit in (("rate_ratio", 0.98), ("cpu_ratio", -1.02))
+        for case in BESIDE
+    ),
+    *(
         Bar(f"{work} on the leader", key, limit, is_ratio=False)
         for work in ("sends", "pulls")
         for key, limit in (("rate_ratio", 0.95), ("cpu_ratio", -1.05))
@@ -141,6 +150,23 @@ STATIC = (
             ("latest_s", -1),
         )
     ),
+)
+TIER = (
+    *(
+        Bar(f"{work}, {place}", "rate_ratio", 0.7, is_ratio=False)
+        for work in ("upload", "bulk pull")
+        for place in ("folder", "S3")
+    ),
+    Bar("one tag of 100", "read_ratio", -1.5, is_ratio=False),
+    Bar("one tag of 100", "rate_ratio", 1.0, is_ratio=False),
+    Bar("Java client, folder", "rate_ratio", 5, is_ratio=False),
+    *(
+        Bar(case, "p99_ratio", -1.2, is_ratio=False)
+        for case in ("sends beside uploads", "sends beside 4 readers", "sends, store hangs")
+    ),
+    Bar("upload at half of the peak", "behind_s", -2, is_ratio=False),
+    Bar("an idle broker", "more_mb", -15, is_ratio=False),
+    Bar("requests for 1 GiB", "idle_requests", 0, is_ratio=False),
 )
 
 

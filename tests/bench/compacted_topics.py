@@ -1,4 +1,4 @@
-"""A compacted topic beside a plain one of one running broker: sends, drains, keys and tables.
+"""A compacted topic beside a plain one of one running broker: sends, drains and tables.
 
 Rounds of both topics alternate. The generator shares the machine with the broker. On a busy machine
 only the broker's CPU time can be compared; that of sends includes the copy into the compaction log.
@@ -13,7 +13,6 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import trio
 
 from headrace import Table
@@ -21,8 +20,7 @@ from headrace.blocking import Admin
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.columns import encode_records
 from headrace_protocol.command import header_fields
-from headrace_protocol.headers import BulkPullHeader, BulkSendHeader, GetByKeyHeader
-from headrace_protocol.key_lookup import WantedKey, encode_keys
+from headrace_protocol.headers import BulkPullHeader, BulkSendHeader
 from headrace_protocol.message import encode_batch, encode_properties
 from tests.bench.processes import cpu_s
 from tests.bench.wire import Client, call_until_accepted, frame, pull_frame, send_frame
@@ -76,7 +74,6 @@ def measure(home: Path, key_count: int, rounds: int) -> None:
             fill(client, f"{topic}_FULL", key_count)
         wait_for_follower(peer)
         _compare_drains(client, key_count, compare)
-        _measure_lookups(client, key_count, rounds)
         for topic in _TOPICS:
             _measure_table(peer.nameserver, f"{topic}_FULL", key_count, rounds)
 
@@ -96,7 +93,8 @@ def topic_fields(topic: str) -> dict[str, Any]:
     }
 
 
-def _frame(code: RequestCode, header: msgspec.Struct, body: bytes = b"") -> bytes:
+def encoded_frame(code: RequestCode, header: msgspec.Struct, body: bytes = b"") -> bytes:
+    """A request with the fields of a header."""
     fields = {
         name: value for name, value in (header_fields(header) or {}).items() if value is not None
     }
@@ -180,7 +178,7 @@ def _bulk(topic: str, number: int) -> bytes:
         queue_id=0,
         count=_BULK,
     )
-    return _frame(RequestCode.BULK_SEND, header, bytes(block.body))
+    return encoded_frame(RequestCode.BULK_SEND, header, bytes(block.body))
 
 
 WAYS = (
@@ -263,38 +261,10 @@ def bulk_pull_of(topic: str, offset: int) -> bytes:
         commit_offset=0,
         suspend_timeout_millis=0,
     )
-    return _frame(RequestCode.BULK_PULL, header)
+    return encoded_frame(RequestCode.BULK_PULL, header)
 
 
-# -- keys and tables -------------------------------------------------------------------------------
-
-
-def _measure_lookups(client: Client, key_count: int, rounds: int) -> None:
-    numbers = np.random.default_rng(1).integers(0, key_count, 20_000).tolist()
-    frames = [_get_by_key(number) for number in numbers]
-    client.call(frames[0])  # makes the index
-    rates, times_us = [], []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        for at in range(0, len(frames), _IN_FLIGHT):
-            group = frames[at : at + _IN_FLIGHT]
-            client.send(b"".join(group))
-            client.take_answers(len(group))
-        rates.append(len(frames) / (time.perf_counter() - start))
-    for request in frames[:5000]:
-        start = time.perf_counter()
-        client.call(request)
-        times_us.append((time.perf_counter() - start) * 1e6)
-    say(
-        f"GET_BY_KEY, {key_count} keys: {statistics.median(rates):.0f}/s with 32 unanswered, "
-        f"p50 {np.percentile(times_us, 50):.0f} us, p99 {np.percentile(times_us, 99):.0f} us"
-    )
-
-
-def _get_by_key(number: int) -> bytes:
-    header = GetByKeyHeader(topic=f"{COMPACTED}_FULL", count=1, max_msg_bytes=_BULK_BYTES)
-    body = encode_keys([WantedKey(f"user-{number}".encode(), 0)])
-    return _frame(RequestCode.GET_BY_KEY, header, body)
+# -- tables ----------------------------------------------------------------------------------------
 
 
 def _measure_table(nameserver: str, topic: str, key_count: int, rounds: int) -> None:

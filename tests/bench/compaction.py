@@ -38,7 +38,7 @@ from headrace_broker.store.queues.queue_blocks import QueueBlock
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.columns import UNIT_DTYPE, RecordColumns, encode_records
 from headrace_protocol.message import encode_batch, encode_properties
-from tests.bench import compacted_topics, compaction_beside
+from tests.bench import compacted_topics, compaction_beside, compaction_lookups
 from tests.bench.kafka_peer import running_kafka
 from tests.bench.options import option_parser, parse
 from tests.bench.processes import cpu_s
@@ -54,11 +54,12 @@ FILE_BYTES = 100 * MIB
 MAP_BYTES = 100 * MIB
 BLOCK_MESSAGES = 4000
 TIMEOUT_S = 300
-# The cases that need no other system: a compacted topic compared with a plain one, and what it
-# costs a plain one of the same broker.
+# The cases that need no other system: a compacted topic compared with a plain one, what it costs a
+# plain one of the same broker, and look-ups by key.
 PARTS: dict[str, Callable[[Path, int, int], None]] = {
     "topics": compacted_topics.measure,
     "beside": compaction_beside.measure,
+    "lookups": compaction_lookups.measure,
 }
 LOOK_S = 0.005
 

@@ -19,6 +19,7 @@ from tests.bench.load import say
 from tests.bench.options import option_parser, parse
 from tests.bench.processes import raise_open_files_limit
 from tests.bench.results import keep, stamp
+from tests.bench.static_beside import BESIDE, beside
 from tests.bench.static_cases import (
     elsewhere,
     elsewhere_headrace,
@@ -49,8 +50,8 @@ LEADER = ("sends on the leader", "pulls on the leader")
 CHAIN = tuple(
     f"5,000 items: {case}" for case in ("sends", "pulls of the leader", "pulls of the first item")
 )
-CASES = (*LEADER, ELSEWHERE, *CHAIN, MANY, REMAP, *LOADED.values())
-PARTS = ("leader", "elsewhere", "chain", "many", "remaps")
+CASES = (*BESIDE, *LEADER, ELSEWHERE, *CHAIN, MANY, REMAP, *LOADED.values())
+PARTS = ("beside", "leader", "elsewhere", "chain", "many", "remaps")
 COLUMNS = (
     ("rate_ratio", "rate, ratio", 1, 2),
     ("cpu_ratio", "broker CPU, ratio", 1, 2),
@@ -67,6 +68,7 @@ COLUMNS = (
     ("more_mb", "more resident memory, MB", 1, 1),
     ("changed_mb", "more resident memory a minute after ten changes, MB", 1, 1),
     ("more_start_s", "longer start, s", 1, 2),
+    ("more_start_cpu_s", "CPU of the longer start, s", 1, 2),
     ("change_ms", "a change on disk, ms", 1, 0),
     ("longest_change_ms", "slowest of ten changes, ms", 1, 0),
     ("long_steps", "steps of the loop over 20 ms during ten changes", 1, 0),
@@ -139,6 +141,10 @@ class Run:
         for part in self._chosen.only or PARTS:
             getattr(self, part)()
 
+    def beside(self) -> None:
+        for case, report in beside(_folder(self._directory, "beside"), self._length.rounds):
+            self._add(OURS, case, report)
+
     def leader(self) -> None:
         folder, length = _folder(self._directory, "leader"), self._length
         for case, report in on_leader(folder, length.rounds, length.messages):
@@ -171,7 +177,7 @@ class Run:
     def _add(self, name: str, case: str, report: Report) -> None:
         self.reports[name].setdefault(case, []).append(report)
         figures = (f"{key} {report[key]:,.2f}" for key, *_ in COLUMNS if key in report)
-        say(f"{name:9} {case:32} {'  '.join(figures)}")
+        say(f"{name:9} {case:40} {'  '.join(figures)}")
 
 
 def markdown(results: dict[str, Any]) -> str:
@@ -184,7 +190,7 @@ def markdown(results: dict[str, Any]) -> str:
     parts = [
         heading,
         bars_table(STATIC, results["peers"]),
-        tables(ours, (*LEADER, *CHAIN), COLUMNS),
+        tables(ours, (*BESIDE, *LEADER, *CHAIN), COLUMNS),
         case_table(results, ELSEWHERE, COLUMNS),
         case_table(ours, MANY, COLUMNS),
         case_table(ours, REMAP, COLUMNS),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import random
 import re
@@ -18,7 +19,8 @@ from headrace_broker.tiered.driver.objects import open_objects
 from headrace_broker.tiered.driver.posix import PosixDriver
 from headrace_protocol.codes import RequestCode, ResponseCode
 from tests.bench.processes import cpu_s
-from tests.bench.wire import QUEUES, SUBSCRIPTION, Client, Refused, frame
+from tests.bench.wire import QUEUES, SUBSCRIPTION, Refused, frame
+from tests.bench.wire_headers import HeaderClient
 from tests.conformance.peer import running
 from tests.support.object_server import serving
 
@@ -117,14 +119,19 @@ def server_place(directory: Path) -> Iterator[Place]:
     folder = directory / "s3"
     folder.mkdir()
     with serving(folder) as place:
-        more = {
-            "tieredBackendServiceProvider": "s3",
-            "objectStoreEndpoint": place.endpoint,
-            "objectStoreBucket": place.bucket,
-            "objectStoreAccessKey": place.access_key,
-            "objectStoreSecretKey": place.secret_key,
-        }
-        yield Place({**_ALL, **more}, folder / "objects", place)
+        yield in_bucket(folder, place)
+
+
+def in_bucket(folder: Path, place: ObjectPlace) -> Place:
+    """A bucket of a server on a folder."""
+    more = {
+        "tieredBackendServiceProvider": "s3",
+        "objectStoreEndpoint": place.endpoint,
+        "objectStoreBucket": place.bucket,
+        "objectStoreAccessKey": place.access_key,
+        "objectStoreSecretKey": place.secret_key,
+    }
+    return Place({**_ALL, **more}, folder / "objects", place)
 
 
 PLACES = {"folder": folder_place, "S3": server_place}
@@ -151,14 +158,15 @@ _SAMPLE = re.compile(r"^(\w+)(\{[^}]*\})? ([-+0-9.e]+)$", re.MULTILINE)
 
 
 def metrics(port: int) -> dict[str, float]:
-    """The metrics of a broker, summed over all labels but ``operation``."""
+    """The metrics of a broker, summed over all labels but ``operation``; of ages, the largest."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
         text = answer.read().decode()
     sums: dict[str, float] = {}
     for name, labels, value in _SAMPLE.findall(text):
         operation = re.search(r'operation="(\w+)"', labels)
         key = f"{name}.{operation[1]}" if operation else name
-        sums[key] = sums.get(key, 0) + float(value)
+        join = max if name.endswith("_dispatch_latency") else operator.add
+        sums[key] = join(sums.get(key, 0), float(value))
     return sums
 
 
@@ -225,18 +233,18 @@ def bulk_pull_frame(queue: int, offset: int, bytes_max: int, tag: str = "*") -> 
 def drain(address: str, bytes_max: int = PIECE_BYTES, tag: str = "*") -> int:
     """Read all queues by bulk pulls, one of each under way; returns how many were answered."""
     count, unread = 0, QUEUES
-    with Client(address) as client:
+    with HeaderClient(address) as client:
         for queue in range(QUEUES):
             client.send(bulk_pull_frame(queue, 0, bytes_max, tag))
         while unread:
-            for header in client.answers():
-                if header["code"] not in CONTINUES:
-                    raise Refused(header)
-                count += 1
-                queue, fields = header["opaque"], header["extFields"]
-                offset = int(fields["nextBeginOffset"])
-                if offset < int(fields["maxOffset"]):
-                    client.send(bulk_pull_frame(queue, offset, bytes_max, tag))
-                else:
-                    unread -= 1
+            header = client.answer()
+            if header["code"] not in CONTINUES:
+                raise Refused(header)
+            count += 1
+            queue, fields = header["opaque"], header["extFields"]
+            offset = int(fields["nextBeginOffset"])
+            if offset < int(fields["maxOffset"]):
+                client.send(bulk_pull_frame(queue, offset, bytes_max, tag))
+            else:
+                unread -= 1
     return count

@@ -243,12 +243,14 @@ def _cut(received: bytes, count: int, headers: list[bytes]) -> bytes:
 
 
 class Rotation:
-    """Requests sent in turn over connections in turn, 32 unanswered at a time."""
+    """Requests sent in turn over connections in turn, 32 unanswered at a time by default."""
 
-    def __init__(self, clients: Sequence[Client], frames: Iterable[bytes]) -> None:
+    def __init__(
+        self, clients: Sequence[Client], frames: Iterable[bytes], in_flight: int = IN_FLIGHT
+    ) -> None:
         """frames: without end."""
-        self._width = min(IN_FLIGHT, len(clients))
-        self._depth = IN_FLIGHT // self._width
+        self._width = min(in_flight, len(clients))
+        self._depth = in_flight // self._width
         self._clients = itertools.cycle(clients)
         self._frames = iter(frames)
 

@@ -36,13 +36,26 @@ _PIECES = (
 )
 
 
+class PlainQueues:
+    """Queues of topics that are not static."""
+
+    def is_static(self, _topic: str) -> bool:
+        return False
+
+    def of_keys(self, _topic: str, queue_id: int, queue_count: int) -> tuple[int, int]:
+        return queue_id, queue_count
+
+    def has_older(self, _topic: str, _queue_id: int) -> bool:
+        return False
+
+
 def _is_left_alone(properties: bytes, rule: str) -> bool:
     attributes = {"cleanup.policy": "COMPACTION", "key.queue": rule}
     topic = TopicConfig(topic_name="C", write_queue_nums=2, attributes=attributes)
     items = properties.decode().split("\x02")
     message = SentMessage("C", 1, items, record_bytes=100)
     try:
-        KeyDemand(lambda _: topic, 200).serve(message)
+        KeyDemand(lambda _: topic, 200, PlainQueues()).serve(message)
     except RequestError:
         return False
     return message.body is None

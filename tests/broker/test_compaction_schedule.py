@@ -222,6 +222,7 @@ def make_schedule(store: Store, interval_ms: int = 1_000) -> tuple[CompactionSch
         store.compactor,
         store.throttle,
         lambda _topic: POLICY,
+        lambda _topic, _queue_id: False,
         config,
         lambda: 1_000,
         Random(1),

@@ -49,19 +49,6 @@ def test_a_lock_that_is_not_renewed_ends() -> None:
     assert locks.lock("g", "c1", [Q0], 2 * LOCK_LIFE_MS + 2, HOST) == []
 
 
-@pytest.mark.parametrize("back_ms", [1, 3_600_000])
-def test_a_lock_ends_in_time_though_the_clock_was_set_back(back_ms: int) -> None:
-    locks = QueueLocks()
-    now_ms = 10_000_000
-    locks.lock("g", "c1", [Q0], now_ms, HOST)
-    now_ms -= back_ms
-    assert locks.lock("g", "c2", [Q0], now_ms, HOST) == []
-    assert list(locks.of_group("g", now_ms)) == [(Q0, "c1", LOCK_LIFE_MS)]
-    now_ms += LOCK_LIFE_MS
-    assert locks.lock("g", "c2", [Q0], now_ms, HOST) == []
-    assert locks.lock("g", "c2", [Q0], now_ms + 1, HOST) == [Q0]
-
-
 def test_the_lock_of_a_client_that_left_ends_sooner() -> None:
     locks = QueueLocks()
     locks.lock("g", "c1", [Q0], 0, HOST)
@@ -173,3 +160,23 @@ async def test_expired_locks_are_reported_within_a_second(
         await trio.sleep(1.5)
         nursery.cancel_scope.cancel()
     assert set(notices(two)) == {"g"}
+
+
+@pytest.mark.parametrize("jump_ms", [-3_600_000, 3_600_000])
+async def test_members_and_locks_stay_when_the_wall_clock_is_set(
+    broker: BrokerUnderTest, autojump_clock: MockClock, jump_ms: int
+) -> None:
+    two_members(broker)
+    broker.clock.jump(jump_ms)
+    expiry = upkeep.ClientExpiry(
+        broker.consumers, broker.parts.producers, broker.parts.changes, broker.clock
+    )
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(upkeep.expire_locks, broker.consumers, broker.clock)
+        nursery.start_soon(expiry.run)
+        await trio.sleep(15)
+        nursery.cancel_scope.cancel()
+    assert {member.client_id for member in broker.consumers.members("g")} == {"c1", "c2"}
+    assert ask_locks(broker, "c2") == []
+    broker.clock.ms += LOCK_LIFE_MS + 1
+    assert ask_locks(broker, "c2") == QUEUES

@@ -431,15 +431,32 @@ def test_a_plain_topic_with_messages(broker: BrokerUnderTest) -> None:
     assert_refused(change(broker, led_here(topic="U")), "topic U exists and is not static")
 
 
-@pytest.mark.parametrize("is_plain_first", [False, True])
-def test_a_compacted_topic(broker: BrokerUnderTest, is_plain_first: bool) -> None:
-    if is_plain_first:
-        broker.create_topic("T", attributes={"cleanup.policy": "COMPACTION"})
-        answer = change(broker, led_here(), 8)
-    else:
-        answer = change(broker, led_here(), attributes="+cleanup.policy=COMPACTION")
-    assert_refused(answer, "topic T can't be both static and compacted")
-    assert not broker.parts.static.mappings.is_static("T")
+def test_attributes(broker: BrokerUnderTest) -> None:
+    """Each step of a tool may name them. A broker without messages takes them later, too."""
+    compacted = {"cleanup.policy": "COMPACTION", "key.queue": "java"}
+    text = ",".join(f"+{key}={value}" for key, value in compacted.items())
+    change(broker, led_here())
+    assert broker.topics.expect("T").attributes == {}
+    for step in range(2):
+        answer = change(broker, led_here(epoch=EPOCH + 1000 * (step + 1)), attributes=text)
+        assert answer.code == ResponseCode.SUCCESS, answer.remark
+        assert broker.topics.expect("T").attributes == compacted
+    broker.store_message("T", 0, KEYS="k")
+    later = led_here(epoch=EPOCH + 5000)
+    assert change(broker, later, attributes=text).code == ResponseCode.SUCCESS
+    latest = led_here(epoch=EPOCH + 6000)
+    answer = change(broker, latest, attributes="+cleanup.policy=DELETE")
+    assert_refused(answer, "'cleanup.policy' can't change")
+    assert broker.topics.expect("T").attributes == compacted
+
+
+def test_more_queues_of_a_compacted_topic(broker: BrokerUnderTest) -> None:
+    change(broker, led_here(), attributes="+cleanup.policy=COMPACTION")
+    more = led_here(3, EPOCH + 1000)
+    assert_refused(
+        change(broker, more, 3), "totalQueues of a compacted topic", "--queues 3 --force"
+    )
+    assert change(broker, more, 3, read_epoch=EPOCH).code == ResponseCode.SUCCESS
 
 
 def test_a_system_topic(broker: BrokerUnderTest) -> None:

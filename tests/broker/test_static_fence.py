@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+import msgspec
 import structlog.testing
 import trio
 import trio.testing
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
 NAMESERVER = "127.0.0.1:9876"
 OTHER = "10.0.0.2:10911"
-NOT_LEADER = ResponseCode.NOT_LEADER_FOR_QUEUE
+NO_LEADER = ResponseCode.SERVICE_NOT_AVAILABLE
 
 
 def claim(*queues: int, epoch: int = EPOCH + 1000, bname: str = "broker-b") -> MappingInfo:
@@ -130,10 +131,12 @@ async def register_other(nameserver: AsyncConnection, info: MappingInfo) -> None
     answer.expect()
 
 
-def store_with_mapping(folder: Path) -> None:
+def store_with_mapping(folder: Path, *topics: str) -> None:
+    """A store that has the topic T, behind others of these names."""
     table = MappingTable("broker-a", ConfigFile(folder / "config" / MAPPING_NAME), lambda: EPOCH)
-    table.put(BrokerMapping(led_here()))
-    table.marks.add("T", "static-1")
+    for topic in (*topics, "T"):
+        table.put(BrokerMapping(msgspec.structs.replace(led_here(), topic=topic)))
+        table.marks.add(topic, "static-1")
 
 
 @asynccontextmanager
@@ -177,7 +180,7 @@ async def test_a_broker_that_comes_back_asks_before_it_leads(tmp_path: Path) -> 
     async with nameserver(network), connected(network, NAMESERVER) as routes:
         await register_other(routes, claim(0))
         async with running(network, tmp_path) as broker:
-            assert await send(broker, 0) == NOT_LEADER
+            assert await send(broker, 0) == NO_LEADER
             assert await send(broker, 1) == ResponseCode.SUCCESS
             answer = await routes.request(
                 RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteInfoHeader(topic="T"), timeout_ms=9000
@@ -186,6 +189,16 @@ async def test_a_broker_that_comes_back_asks_before_it_leads(tmp_path: Path) -> 
             assert infos is not None
             assert infos["broker-a"].curr_id_map == {1: 1}
             assert infos["broker-a"].epoch == EPOCH
+
+
+async def test_a_claim_is_found_among_many_topics(tmp_path: Path) -> None:
+    network = MemoryNetwork()
+    store_with_mapping(tmp_path, *(f"T{number}" for number in range(70)))
+    async with nameserver(network), connected(network, NAMESERVER) as routes:
+        await register_other(routes, claim(0))
+        async with running(network, tmp_path) as broker:
+            assert await send(broker, 0) == NO_LEADER
+            assert await send(broker, 1) == ResponseCode.SUCCESS
 
 
 async def test_a_claim_that_appears_later_is_seen_within_a_period(
@@ -198,7 +211,7 @@ async def test_a_claim_that_appears_later_is_seen_within_a_period(
         async with connected(network, NAMESERVER) as routes:
             await register_other(routes, claim(0))
             await trio.sleep(31)
-        assert await send(broker, 0) == NOT_LEADER
+        assert await send(broker, 0) == NO_LEADER
 
 
 async def test_without_a_nameserver_the_broker_goes_by_its_own_mapping(

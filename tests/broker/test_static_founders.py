@@ -1,4 +1,4 @@
-"""A static topic has one incarnation id, also at a broker that joins later."""
+"""A static topic has one incarnation id, and is compacted, also at a broker that joins later."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from headrace.admin import statictopic
 from headrace.admin.statictopic import StaticTopicAdmin
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.drivers.aio import AsyncConnection, open_stream
@@ -14,6 +15,8 @@ from tests.support.running_brokers import Brokers, brokers
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pytest
 
 
 async def incarnation(mq: Brokers, name: str) -> str | None:
@@ -36,3 +39,19 @@ async def test_a_broker_that_joins_later_asks_another(tmp_path: Path) -> None:
             await mq.start("c")
             await admin.create_static_topic("T", 3, brokers=["c"])
         assert {await incarnation(mq, name) for name in "abc"} == first
+
+
+async def test_a_broker_that_joins_by_a_tool_without_attributes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attributes = {"cleanup.policy": "COMPACTION", "key.queue": "java"}
+    async with brokers(tmp_path, ["a", "b"]) as mq:
+        async with StaticTopicAdmin(nameserver=mq.nameserver, connect=mq.network.connect) as admin:
+            await admin.create_static_topic("T", 2, attributes=attributes)
+            await mq.start("c")
+            monkeypatch.setattr(statictopic, "_attributes", lambda _configs: {})
+            await admin.remap_static_topic("T", ["c"])
+            found = await admin.topic("T")
+        assert {name: config.attributes for name, config in found.items()} == dict.fromkeys(
+            "abc", attributes
+        )

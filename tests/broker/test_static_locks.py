@@ -74,12 +74,12 @@ def test_a_broker_that_lost_a_queue_asks_its_leader(brokers: Brokers) -> None:
     assert lock(brokers, "a", "one") == [0]
 
 
-@pytest.mark.parametrize("set_back_ms", [0, 3_600_000])
-def test_the_old_leader_is_asked_for_a_minute(brokers: Brokers, set_back_ms: int) -> None:
+@pytest.mark.parametrize("jump_ms", [0, -3_600_000, 3_600_000])
+def test_the_old_leader_is_asked_for_a_minute(brokers: Brokers, jump_ms: int) -> None:
     move(brokers)
     brokers.away.add("a")
     assert 0 not in lock(brokers, "b", "one")
-    pass_ms(brokers, -set_back_ms)
+    brokers["b"].clock.jump(jump_ms)
     assert 0 not in lock(brokers, "b", "one")
     pass_ms(brokers, 61_000)
     asked = len(brokers.asked)

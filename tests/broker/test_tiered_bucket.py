@@ -31,11 +31,13 @@ from tests.broker.test_tiered_storage import (
 )
 from tests.support.broker import BrokerUnderTest, broker_config
 from tests.support.cluster import Cluster
-from tests.support.object_server import ACCESS_KEY, BUCKET, SECRET_KEY, serving
+from tests.support.object_server import BUCKET, SECRET_KEY, bucket_settings, serving
 from tests.support.stores import crash, ready
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from headrace_broker.tiered.driver.object_place import ObjectPlace
 
 YEAR_MS = 365 * 24 * 3_600_000
 
@@ -245,9 +247,9 @@ def test_secrets_are_shown_nowhere(tmp_path: Path, capsys: pytest.CaptureFixture
     with pytest.raises(OSError, match="manifest") as refused:
         tier._clean_up({})
     logs = capsys.readouterr()
-    place = tier._settings.place
+    place = tier.settings.place
     assert place is not None
-    shown = f"{bytes(answer.body)!r} {config!r} {refused.value} {tier._settings!r} {place} {logs}"
+    shown = f"{bytes(answer.body)!r} {config!r} {refused.value} {tier.settings!r} {place} {logs}"
     assert "a-bucket" in shown
     for secret in ("an-access-key", "a-secret-key"):
         assert secret not in shown
@@ -263,7 +265,7 @@ def test_secrets_are_shown_nowhere(tmp_path: Path, capsys: pytest.CaptureFixture
 @pytest.mark.slow
 def test_a_killed_broker_serves_its_history_from_a_bucket(tmp_path: Path) -> None:
     (tmp_path / "s3").mkdir()
-    with serving(tmp_path / "s3") as place, _cluster(tmp_path, place.endpoint) as cluster:
+    with serving(tmp_path / "s3") as place, _cluster(tmp_path, place) as cluster:
         broker, nameserver = cluster.brokers["a"], cluster.nameserver.address
         with blocking.Admin(nameserver=nameserver) as admin:
             admin.create_topic(TOPIC, queues=2)
@@ -281,20 +283,14 @@ def test_a_killed_broker_serves_its_history_from_a_bucket(tmp_path: Path) -> Non
         assert SECRET_KEY not in broker.said()
 
 
-def _cluster(folder: Path, endpoint: str) -> Cluster:
+def _cluster(folder: Path, place: ObjectPlace) -> Cluster:
     return Cluster(
         folder,
         "a",
-        messageStorePlugIn="tieredstore",
-        tieredBackendServiceProvider="s3",
         tieredStorageLevel="FORCE",
         tieredStoreGroupCommitTimeout=200,
-        objectStoreEndpoint=endpoint,
-        objectStoreBucket=BUCKET,
-        objectStoreAccessKey=ACCESS_KEY,
-        objectStoreSecretKey=SECRET_KEY,
-        objectStorePrefix="brokers",
         flushIntervalCommitLog=50,
+        **bucket_settings(place, "brokers"),
     )
 
 

@@ -13,9 +13,11 @@ from obstore.store import MemoryStore
 
 from headrace_broker.tiered.driver.interface import Entry, Failure, FailureKind
 from headrace_broker.tiered.driver.memory import MemoryDriver
+from headrace_broker.tiered.driver.metered import MeteredAppends, MeteredPuts, Operations
 from headrace_broker.tiered.driver.object_place import ObjectPlace
 from headrace_broker.tiered.driver.objects import ObjectDriver, open_objects
 from headrace_broker.tiered.driver.posix import PosixDriver
+from headrace_broker.tiered.driver.time_limits import TimeLimits
 from tests.support.faulty_files import FaultRates, FaultyFiles, PowerCut
 from tests.support.object_server import SECRET_KEY, serving
 from tests.support.simulated_store import SimulatedStore, StoreClient, StoreWeather
@@ -36,6 +38,10 @@ def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectPlace]:
 
 
 def make(name: str, request: pytest.FixtureRequest) -> Any:
+    if name.startswith("limited "):
+        inner = make(name.partition(" ")[2], request)
+        kind = MeteredAppends if request.fixturename == "files" else MeteredPuts
+        return kind(inner, Operations(), TimeLimits())
     if name == "posix":
         return PosixDriver(request.getfixturevalue("tmp_path"))
     if name == "memory":
@@ -52,12 +58,12 @@ def make(name: str, request: pytest.FixtureRequest) -> Any:
 SERVER = pytest.param("s3", marks=pytest.mark.slow)
 
 
-@pytest.fixture(params=["posix", "memory", "objects", "simulated", SERVER])
+@pytest.fixture(params=["posix", "memory", "objects", "limited posix", "simulated", SERVER])
 def driver(request: pytest.FixtureRequest) -> Any:
     return make(request.param, request)
 
 
-@pytest.fixture(params=["posix", "memory"])
+@pytest.fixture(params=["posix", "memory", "limited posix"])
 def files(request: pytest.FixtureRequest) -> Any:
     return make(request.param, request)
 

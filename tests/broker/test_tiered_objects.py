@@ -19,7 +19,8 @@ from headrace_broker.tiered.objects.batch import read_directory
 from headrace_broker.tiered.objects.inventory import StoredObject
 from headrace_broker.tiered.objects.merge import Merger, choose, plan
 from headrace_broker.tiered.objects.object_tier import ObjectTier
-from headrace_protocol.columns import UNIT_DTYPE
+from headrace_protocol.columns import UNIT_DTYPE, RecordColumns
+from headrace_protocol.message import encode_host, encode_record
 from headrace_protocol.tier_rows import FINAL, ObjectRow, Part
 from tests.support.object_server import serving
 from tests.support.object_tiers import (
@@ -451,6 +452,36 @@ def test_merged_objects_have_the_same_records_and_keys(seed: int) -> None:
     assert tier.clean_up(None, BEGIN_MS + 3 * DAY_MS) == []
     named = {f"{tier.folder}/{name}" for name in tier.inventory.objects}
     assert set(objects(driver)) == named
+
+
+def test_objects_without_keys_are_queried_and_merged() -> None:
+    """Such as of batches; object stores refuse a read of no bytes."""
+    tier = open_objects_tier(MemoryDriver())
+    tier.create([(TOPIC, 0)], BEGIN_MS)
+    host = encode_host("10.0.0.1", 10911)
+    for offset in range(20):
+        data = encode_record(
+            topic=TOPIC,
+            queue_id=0,
+            body=b"body",
+            properties=b"",
+            queue_offset=offset,
+            physical_offset=offset,
+            store_timestamp=store_ms(offset),
+            born_host=host,
+            store_host=host,
+        )
+        group = Group(RecordColumns.from_records(data), np.zeros(1, np.int64))
+        assert tier.append_all({(TOPIC, 0): group}, BEGIN_MS) is None
+    assert tier.index.query(TOPIC, "key", 0, 1 << 60, 10) == []
+    while (merged := tier.merge(BEGIN_MS)) is True:
+        pass
+    assert merged is False
+    assert len(tier.inventory.objects) == 5
+    assert tier.index.query(TOPIC, "key", 0, 1 << 60, 10) == []
+    units = tier.queues[TOPIC, 0].units(0, 100)
+    assert not isinstance(units, Failure)
+    assert len(units.units) == 20
 
 
 def test_sixteen_uploads_of_64_mib_make_large_objects_of_a_queue() -> None:

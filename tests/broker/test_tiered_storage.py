@@ -11,6 +11,7 @@ import pytest
 from headrace_broker.queue_directory import Use
 from headrace_broker.store.retention.topic_floors import TopicLimit
 from headrace_broker.store.store_source import GetStatus
+from headrace_broker.tiered.access import tier_reader
 from headrace_broker.tiered.container.tier import Tier
 from headrace_broker.tiered.driver.interface import Failure, FailureKind
 from headrace_broker.tiered.driver.posix import PosixDriver
@@ -38,14 +39,13 @@ def start(folder: Path, clock: Any = None, **settings: Any) -> BrokerUnderTest:
     config = broker_config(
         folder,
         message_store_plug_in="tieredstore",
-        tiered_backend_service_provider="posix",
         tiered_store_file_path=folder / "tier",
         tiered_store_index_file_max_hash_slot_num=13,
         tiered_store_index_file_max_index_num=50,
         tiered_store_commit_log_max_size=5000,
         tiered_store_consume_queue_max_size=200,
         delete_when="",
-        **settings,
+        **{"tiered_backend_service_provider": "posix", **settings},
     )
     broker = BrokerUnderTest(folder, config, clock)
     if broker.topics.get(TOPIC) is None:
@@ -158,6 +158,34 @@ async def test_statistics_of_a_topic_cover_both_tiers(tmp_path: Path) -> None:
     assert answer.code == ResponseCode.SUCCESS, answer.remark
     offsets = fastjson.decode(answer.body, TopicStatsTable).offset_table
     assert sorted((at.min_offset, at.max_offset) for at in offsets.values()) == [(0, 0), (0, 20)]
+    broker.close()
+
+
+async def test_what_waits_has_no_records_of_other_queues(tmp_path: Path) -> None:
+    """The log is read in pieces that other queues share; only own records are kept and counted."""
+    broker = start(tmp_path)
+    others = ("Others", "More")
+    for name in others:
+        broker.create_topic(name)
+    for number in range(20):
+        for name in (TOPIC, *others):
+            put(broker, number, 1, name)
+    broker.store.index_tick()
+    broker.store.flusher.flush_now()
+    tier = tier_of(broker)
+    for work in tier.state.following._follow():
+        work.run()
+    waiting = tier.upload._waiting[TOPIC, 0]
+    records, codes = waiting.join()
+    assert (len(records), len(codes)) == (20, 20)
+    assert waiting.byte_count == len(records.data) == int(records.size.sum())
+    assert tier.upload._waiting_bytes == sum(
+        group.byte_count for group in tier.upload._waiting.values()
+    )
+    upload(broker)
+    await expire_log(broker)
+    for name in (TOPIC, *others):
+        assert read_all(broker, name) == [*range(20)]
     broker.close()
 
 
@@ -276,8 +304,9 @@ async def test_a_start_without_the_store(tmp_path: Path, away: type[Away]) -> No
     broker = start(tmp_path, broker.clock)
     tier_of(broker)._load()
     assert read_all(broker, offset=local_min) == [*range(local_min, 20)]
-    with pytest.raises(OSError, match="away"):
+    with pytest.raises(RequestError, match=r"unreachable since .* away") as refused:
         ready(lambda: source(broker).get(0, 3, 100_000, None))
+    assert refused.value.code == ResponseCode.SYSTEM_BUSY
     away.is_away = False
     assert read_all(broker) == [*range(20)]
     broker.close()
@@ -404,6 +433,21 @@ async def test_bulk_reads_and_tags(tmp_path: Path) -> None:
     none = ready(lambda: source(broker).get(0, 3, 100_000, frozenset({12345})))
     assert none.status is GetStatus.NO_MATCHED_MESSAGE
     assert none.next_offset > 0
+    broker.close()
+
+
+async def test_a_block_by_tag_holds_no_more_with_what_lies_between_its_messages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tier_reader, "BLOCK_BYTES_MAX", 10 * BODY_BYTES)
+    broker = start(tmp_path)
+    put(broker, 0, 40)
+    upload(broker)
+    await expire_log(broker)
+    wanted = frozenset({tags_code("odd")})
+    result = ready(lambda: source(broker).get_bulk(0, 32, 100_000, wanted))
+    assert 0 < result.count < result.next_offset < 10
+    assert BODY_BYTES < tier_of(broker)._reader.blocks.byte_count < 12 * BODY_BYTES
     broker.close()
 
 

@@ -161,13 +161,13 @@ async def save(folder: Path, *offsets: int) -> None:
     await offset_store.open()
     for offset in offsets:
         await offset_store.commit("g", {queue(1): offset})
-    offset_store.close()
+    await offset_store.close()
 
 
 async def saved(folder: Path) -> int | None:
     offset_store = store(folder)
     await offset_store.open()
-    offset_store.close()
+    await offset_store.close()
     return await offset_store.committed("g", queue(1))
 
 
@@ -184,7 +184,7 @@ async def test_other_queues_stay_in_the_file(tmp_path: Path) -> None:
     offset_store = store(tmp_path)
     await offset_store.open()
     await offset_store.commit("g", {queue(2): 3})
-    offset_store.close()
+    await offset_store.close()
     assert await saved(tmp_path) == 5
 
 
@@ -211,7 +211,7 @@ async def test_two_consumers_do_not_share_a_file(tmp_path: Path) -> None:
     await first.open()
     with pytest.raises(ConfigurationError, match="in use by another broadcasting consumer"):
         await store(tmp_path).open()
-    first.close()
+    await first.close()
     await save(tmp_path, 1)
 
 
@@ -224,7 +224,7 @@ async def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:
     file_in(tmp_path).with_name("offsets.json.tmp").mkdir()
     with pytest.raises(OffsetsNotSaved, match=r"offsets\.json: .*delivered again"):
         await offset_store.commit("g", {queue(1): 1})
-    offset_store.close()
+    await offset_store.close()
 
 
 def test_the_default_is_javas_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

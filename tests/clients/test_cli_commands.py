@@ -524,7 +524,14 @@ def test_only_a_key_of_a_compacted_topic_has_spaces() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [("topic", "list"), ("cluster",), ("send", "t", "x"), ("consume", "t")]
+    "arguments",
+    [
+        ("topic", "list"),
+        ("cluster",),
+        ("send", "t", "x"),
+        ("consume", "t"),
+        ("consume", "t", "--group", "g"),
+    ],
 )
 def test_a_broker_in_place_of_a_nameserver_is_named(
     arguments: tuple[str, ...], mq: Embedded

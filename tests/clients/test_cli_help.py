@@ -220,7 +220,7 @@ def test_the_exit_code_of_a_signal(
         assert process.stdout is not None
         assert process.stdout.readline() == "one\n"
         process.send_signal(number)
-        assert process.communicate(timeout=TIMEOUT_S)[0] == ""
+        assert process.communicate(timeout=TIMEOUT_S) == ("", "")
     assert process.returncode == code
     if group:
         rows = headrace("group", "lag", group[1], "--topic", "signals", "--json", *where).json()

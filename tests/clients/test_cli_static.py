@@ -110,12 +110,31 @@ def test_repair_of_a_whole_topic(topic: str) -> None:
 
 
 def test_options_that_do_not_go_together(topic: str) -> None:
-    assert "--static can't" in fail(2, "topic", "create", "x", "--static", "--attribute", "a=b")
-    assert "be both" in fail(2, "topic", "create", "x", "--static", "--compacted")
+    assert "--static can't" in fail(2, "topic", "create", "x", "--static", "--perm", "r")
+    assert "unknown key" in fail(1, "topic", "create", "x", "--static", "--attribute", "a=b")
     assert "require --static" in fail(2, "topic", "create", "x", "--cluster", "c")
     assert "require --static" in fail(2, "topic", "create", "x", "--dry-run")
+    assert "require --static" in fail(2, "topic", "create", "x", "--force")
     assert "no master named x" in fail(1, "topic", "remap", topic, "--to", "x")
     assert "queues 0 to 1, not 7" in fail(1, "topic", "remap", topic, "--to", "b", "--queue", "7")
+
+
+def test_a_compacted_topic() -> None:
+    succeed("topic", "create", "prices", "--static", "--queues", "2", "--compacted")
+    for value in ("1", "2"):
+        succeed("kv", "put", "prices", "tea", value)
+        succeed("kv", "put", "prices", f"only {value}", value)
+        succeed("topic", "remap", "prices", "--to", "c" if value == "1" else "a,b")
+    succeed("kv", "delete", "prices", "only 2")
+    assert succeed("kv", "get", "prices", "tea").stdout.strip() == "2"
+    assert succeed("kv", "get", "prices", "only 1").stdout.strip() == "1"
+    assert "only 2" not in succeed("kv", "dump", "prices").stdout
+    grown = ("topic", "create", "prices", "--static", "--queues", "3")
+    assert "force the change with --force" in fail(1, *grown)
+    assert len(succeed(*grown, "--compacted", "--force").rows()) == 1
+    described = succeed("topic", "describe", "prices", "--json").json()
+    assert described["brokers"][0]["attributes"] == {"cleanup.policy": "COMPACTION"}
+    assert sum(queue["messages"] for queue in described["queues"]) == 5
 
 
 def test_a_topic_is_purged(topic: str) -> None:

@@ -286,6 +286,20 @@ async def test_a_group_that_cannot_be_looked_up_keeps_its_queues(
     assert "keeps its current queues" in caplog.text
 
 
+async def test_a_member_that_a_broker_has_forgotten_keeps_its_queues(
+    peer: Apache | Headrace, autojump_clock: MockClock
+) -> None:
+    async with Member(peer) as member, member.consumer as consumer:
+        await member.take(1)
+        nobody = Reply(code=ResponseCode.SYSTEM_ERROR, remark="no consumer for this group")
+        member.broker.answer(RequestCode.GET_CONSUMER_LIST_BY_GROUP, nobody, member.log.members)
+        heartbeats = member.broker.count(RequestCode.HEART_BEAT)
+        await trio.sleep(21)  # one rebalance, and no heartbeat of the regular ones
+        assert member.broker.count(RequestCode.HEART_BEAT) == heartbeats + 1
+        assert consumer.assignment == [MessageQueue("T", "broker-0", 0)]
+        assert all(is_oneway for _, is_oneway in member.committed()), "nothing was released"
+
+
 async def test_the_replica_that_the_broker_suggests_is_asked(autojump_clock: MockClock) -> None:
     peer = Apache()
     async with Member(peer) as member:

@@ -300,12 +300,15 @@ async def live(handlers: Handlers, member: int, machine: Machine) -> None:
 
 
 class WallClock:
-    """The broker's clock, which follows the loop's."""
+    """The broker's clocks, which follow the loop's."""
 
     def __init__(self, clock: MockClock) -> None:
         self._clock = clock
 
     def now_ms(self) -> int:
+        return self.steady_ms()
+
+    def steady_ms(self) -> int:
         return int(self._clock.current_time() * 1000)
 
 

@@ -272,12 +272,19 @@ def _start_apache_broker(home: Path, settings: str, jvm: Sequence[str]) -> Daemo
 
 
 @contextlib.contextmanager
-def second_apache(peer: Peer, home: Path, name: str) -> Iterator[str]:
-    """Another broker at the nameserver of an ``"apache"``; yields its address."""
+def second_apache(
+    peer: Peer,
+    home: Path,
+    name: str,
+    *,
+    settings: Mapping[str, str] | None = None,
+    jvm: Sequence[str] = SHIPPED_JVM,
+) -> Iterator[str]:
+    """One more broker of Apache's at the nameserver of a peer; yields its address."""
     port = free_ports(4) + 2
-    settings = BROKER_SETTINGS.format(nameserver=peer.nameserver, port=port, store=home / "store")
-    settings += _lines({"brokerName": name})
-    peer.daemons[name] = _start_apache_broker(home, settings, SHIPPED_JVM)
+    lines = BROKER_SETTINGS.format(nameserver=peer.nameserver, port=port, store=home / "store")
+    lines += _lines({"brokerName": name, **(settings or {})})
+    peer.daemons[name] = _start_apache_broker(home, lines, jvm)
     try:
         register(peer.nameserver, f"{HOST}:{port}", START_TIMEOUT_S)
         yield f"{HOST}:{port}"

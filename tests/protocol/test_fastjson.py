@@ -220,3 +220,22 @@ def test_maps_of_numbers_are_written_like_any_other() -> None:
         with_text = fastjson.dumps({**other, "z": "z"})
         written = fastjson.dumps(other)
         assert with_text.startswith(written[:-1])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{\n\t0:"x",\n\t-1:"y"\n}',
+        b'{\n  0:"x",-1:"y"}',
+        b'{0 : "x",\n "-1":"y"}',
+        b'{"0":"x",\n-1\n:"y"}',
+    ],
+)
+def test_strict_text_has_bare_or_quoted_integer_keys(text: bytes) -> None:
+    assert fastjson.decode_strict(text, dict[int, str]) == {0: "x", -1: "y"}
+
+
+@pytest.mark.parametrize("text", [b'{"a":"\n1:"}', b'{"a":"\n1:","b":"\n2:"}', b'{"a\n1:":"b"}'])
+def test_a_line_break_in_a_string_makes_no_key(text: bytes) -> None:
+    with pytest.raises(MalformedJson):
+        fastjson.decode_strict(text, dict[str, str])

@@ -104,7 +104,7 @@ class ObjectLife(tiered_lives.Life):
             self.rival.act(self)
         access = self.tier._access
         can_work = access.is_open and not self._is_interrupted
-        can_work = can_work and not (access._opening.locked() or access.writing.locked())
+        can_work = can_work and access._opening is None and not access.writing.locked()
         if can_work and not self.objects.lock.locked() and self.rng.random() < INTERRUPTION_RATE:
             self.interrupt()
 
@@ -204,7 +204,7 @@ class Rival:
             self.tier = None
 
     def _take_over(self, life: ObjectLife) -> None:
-        home: Home = life.tier._settings.home
+        home: Home = life.tier.settings.home
         tier = ObjectTier(self._client, home)
         failure = tier.start(self._clock.ms)
         if failure is not None:

@@ -3,9 +3,10 @@
 A seed stands for a whole cluster and its clients, or for many lives of one store; with
 ``--kind=followed`` for many lives of one store with a follower, with ``--kind=waiting`` for many
 lives of one broker with messages that wait, with ``--kind=compacted`` for those of one with a
-compacted topic, with ``--kind=static`` for a cluster with a static topic whose queues move, with
-``--kind=tiered`` for many lives of one broker with tiered topics, with ``--kind=objects`` for those
-of one whose tier is in a bucket.
+compacted topic, with ``--kind=chains`` for brokers with a compacted static topic, with
+``--kind=static`` for a cluster with a static topic whose queues move, with ``--kind=tiered`` for
+many lives of one broker with tiered topics, with ``--kind=objects`` for those of one whose tier is
+in a bucket.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import structlog
 
 from tests.bench.processes import raise_open_files_limit
 from tests.simulation import (
+    compacted_chains,
     compacted_lives,
     followed_lives,
     object_lives,
@@ -50,6 +52,7 @@ def run_seed(seed: int) -> Outcome:
 
 KINDS: dict[str, Callable[[int], Outcome]] = {
     "all": run_seed,
+    "chains": compacted_chains.run,
     "compacted": compacted_lives.run,
     "followed": followed_lives.run,
     "objects": object_lives.run,

@@ -10,7 +10,7 @@ As for a plain cluster (``history``), and besides:
 - the end of a queue never falls;
 - a group's offset is one that the group committed, or the border of an item. It never passes the
   end of the queue, and goes back only by a commit, or because a broker died before it saved them;
-- what has expired had been consumed by the groups that had committed something before it.
+- what has expired had been consumed by the groups whose offset was on disk before.
 """
 
 from __future__ import annotations
@@ -43,18 +43,30 @@ LATE_S_MAX = 10.0
 UNSAVED_S = 6.0
 
 
+class Seen(NamedTuple):
+    """A group's offset as a broker answered it."""
+
+    offset: int
+    asked_s: float
+    answered_s: float
+
+
 @dataclass
 class StaticHistory(History):
     """Everything that happened to a static topic; it loses nothing, whatever is on its way.
 
     is_strict: whether all moves of its queues are. queue_count: with which it was created.
-    commits: by group and queue, each offset, and when it was last sent.
+    commits: by group and queue, each offset that the group was about to commit, and when it last
+    was; the commit may not have arrived. answers: what brokers said the group's offset is.
     """
 
     is_strict: bool = True
     queue_count: int = 0
     commits: dict[tuple[str, MessageQueue], dict[int, float]] = field(
         default_factory=lambda: defaultdict(dict)
+    )
+    answers: dict[tuple[str, MessageQueue], list[Seen]] = field(
+        default_factory=lambda: defaultdict(list)
     )
 
     def check_dense(self) -> None:
@@ -112,21 +124,30 @@ class StaticHistory(History):
         return set()
 
     def _wanted_by(self, group: str) -> set[Place]:
-        """All that is there. What has expired was kept for a group from its first commit on."""
+        """All that is there. What has expired was kept for a group from its first offset on."""
         there = {
             Place(queue, at)
             for queue, messages in self.final.items()
             for at, _ in messages
             if at >= self.firsts.get(queue, 0)
         }
-        committed = {
-            queue: min(offsets) for (name, queue), offsets in self.commits.items() if name == group
-        }
         return there | {
             place
             for place in self._final_places()
-            if place.queue_offset >= committed.get(place.queue, math.inf)
+            if place.queue_offset >= self._kept_from(group, place.queue)
         }
+
+    def _kept_from(self, group: str, queue: MessageQueue) -> float:
+        """The first offset of a group that no broker may have forgotten."""
+        kept = (each.offset for each in self.answers[group, queue] if self._is_saved(each))
+        return next(kept, math.inf)
+
+    def _is_saved(self, seen: Seen) -> bool:
+        """Whether all brokers lived on until an offset that one of them had was on disk."""
+        return not any(
+            life.end and seen.asked_s <= life.ended_s <= seen.answered_s + UNSAVED_S
+            for life in self.lives
+        )
 
     def check_consumed(self) -> None:
         """Nothing is lost, so all that a group skipped had expired before its first commit."""
@@ -138,13 +159,6 @@ class StaticHistory(History):
         return True
 
 
-class _Seen(NamedTuple):
-    """A group's offset, as it was answered to a request that was sent at ``asked_s``."""
-
-    offset: int
-    asked_s: float
-
-
 class OffsetWatch:
     """Looks at the ends of all queues, and at the offsets of groups."""
 
@@ -152,7 +166,7 @@ class OffsetWatch:
         self._history = history
         self._mappings = mappings
         self._ends: dict[MessageQueue, int] = {}
-        self._seen: dict[tuple[str, MessageQueue], _Seen] = {}
+        self._seen: dict[tuple[str, MessageQueue], Seen] = {}
         self._commits = history.commits
 
     def committing(self, group: str, queue: MessageQueue, offset: int) -> None:
@@ -168,24 +182,29 @@ class OffsetWatch:
     def check(self, group: str, queue: MessageQueue, offset: int | None, asked_s: float) -> None:
         """Compare a group's offset with the end of the queue, and with what it was before."""
         what = f"{group}'s offset in {queue}"
-        if offset is None:
-            offset = 0
-        elif offset > self._ends[queue]:
-            raise PromiseBroken(f"{what} is {offset}, behind the end {self._ends[queue]}")
-        elif not self._is_known(group, queue, offset):
-            raise PromiseBroken(f"{what} is {offset}, which the group never committed")
+        seen = Seen(offset or 0, asked_s, trio.current_time())
+        if offset is not None:
+            self._check_known(what, group, queue, offset)
+            self._history.answers[group, queue].append(seen)
         before = self._seen.get((group, queue))
-        if before and offset < before.offset and not self._may_fall(group, queue, offset, before):
-            raise PromiseBroken(f"{what} falls from {before.offset} to {offset}")
-        self._seen[group, queue] = _Seen(offset, asked_s)
+        if (
+            before
+            and seen.offset < before.offset
+            and not self._may_fall(group, queue, seen, before)
+        ):
+            raise PromiseBroken(f"{what} falls from {before.offset} to {seen.offset}")
+        self._seen[group, queue] = seen
 
-    def _is_known(self, group: str, queue: MessageQueue, offset: int) -> bool:
+    def _check_known(self, what: str, group: str, queue: MessageQueue, offset: int) -> None:
+        if offset > self._ends[queue]:
+            raise PromiseBroken(f"{what} is {offset}, behind the end {self._ends[queue]}")
         borders = self._mappings.borders[queue.queue_id]
-        return offset in self._commits[group, queue] or offset in borders
+        if offset not in self._commits[group, queue] and offset not in borders:
+            raise PromiseBroken(f"{what} is {offset}, which the group never committed")
 
-    def _may_fall(self, group: str, queue: MessageQueue, offset: int, before: _Seen) -> bool:
+    def _may_fall(self, group: str, queue: MessageQueue, seen: Seen, before: Seen) -> bool:
         """Whether a commit may have arrived since, or a broker may have forgotten commits."""
-        sent_s = self._commits[group, queue].get(offset, -math.inf)
+        sent_s = self._commits[group, queue].get(seen.offset, -math.inf)
         saved_s = self._commits[group, queue].get(before.offset, before.asked_s) - UNSAVED_S
         return sent_s > before.asked_s - LATE_S_MAX or any(
             life.end and life.ended_s > saved_s for life in self._history.lives

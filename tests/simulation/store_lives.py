@@ -80,15 +80,11 @@ FREE_BYTES = 1500
 class StoreClock(SetClock, trio.abc.Clock):
     """The wall clock, and trio's, which does not jump when that one does."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.jumped_ms = 0
-
     def start_clock(self) -> None:
         """Both stand still until they are moved."""
 
     def current_time(self) -> float:
-        return (self.ms - self.jumped_ms) / 1000
+        return self.steady_ms() / 1000
 
     def deadline_to_sleep_time(self, deadline: float) -> float:
         return deadline - self.current_time()
@@ -255,8 +251,7 @@ class Life:
 
     def jump_clock(self) -> None:
         jump_ms = self.rng.choice((2, 100)) * HOUR_MS
-        self.clock.ms += jump_ms
-        self.clock.jumped_ms += jump_ms
+        self.clock.jump(jump_ms)
         if self.trusted_s is not None:
             self.trusted_s = self.clock.current_time() + TRUST_S
 

@@ -6,7 +6,7 @@ import pytest
 
 from headrace_protocol.bodies import MessageQueue
 from tests.simulation.history import Ack, Got, History, Life, Place, PromiseBroken, Sent
-from tests.simulation.static_promises import StaticHistory
+from tests.simulation.static_promises import Seen, StaticHistory
 
 QUEUE = MessageQueue("Simulated", "broker-0", 0)
 GROUP = "ordered"
@@ -171,12 +171,35 @@ def test_who_does_not_wait_for_the_disk_may_lose() -> None:
         seen.check()
 
 
-def test_a_group_of_a_static_topic_need_not_read_what_expired_before_it_began() -> None:
+def late_group(*answers: Seen) -> StaticHistory:
+    """Of a static topic, the first messages expired before a group read; what brokers answered."""
     seen = StaticHistory(is_sync=True, window_s=0.0, reserved_s=5)
     seen.final[QUEUE] = list(enumerate(BODIES))
-    seen.got.append(Got(GROUP, 0, Place(QUEUE, 2), BODIES[2]))
-    assert not seen.is_consumed({GROUP})
     seen.firsts[QUEUE] = 2
-    assert seen.is_consumed({GROUP})
+    seen.got.append(Got(GROUP, 0, Place(QUEUE, 2), BODIES[2]))
     seen.commits[GROUP, QUEUE][1] = 0.0
+    seen.answers[GROUP, QUEUE] += answers
+    return seen
+
+
+def test_a_group_of_a_static_topic_need_not_read_what_expired_before_it_began() -> None:
+    seen = late_group()
+    assert seen.is_consumed({GROUP})
+    seen.check_consumed()
+    seen.firsts[QUEUE] = 0
     assert not seen.is_consumed({GROUP})
+
+
+def test_what_expires_after_a_group_of_a_static_topic_began_is_read() -> None:
+    seen = late_group(Seen(1, 1.0, 1.1))
+    assert not seen.is_consumed({GROUP})
+    with pytest.raises(PromiseBroken, match=r"ordered never got .*queue_offset=1"):
+        seen.check_consumed()
+
+
+@pytest.mark.parametrize(("ended_s", "is_kept"), [(0.9, True), (1.0, False), (8.0, True)])
+def test_a_broker_may_forget_what_it_has_not_saved(ended_s: float, is_kept: bool) -> None:
+    seen = late_group(Seen(1, 1.0, 1.1))
+    seen.lives.append(Life("broker-0", has_started=True))
+    with_power_cut(seen, ended_s)
+    assert seen.is_consumed({GROUP}) is not is_kept

@@ -109,6 +109,7 @@ class Life:
             *[self.pass_time] * 8,
             self.stall,
             self.save_offsets,
+            self.carry_over,
             self.flush,
             self.jump_clock,
             self.fill_disk,
@@ -217,13 +218,17 @@ class Life:
     async def save_offsets(self) -> None:
         self.broker.offsets.persist()
 
+    async def carry_over(self) -> None:
+        """As clean-up does before a log file goes."""
+        log_end = self.store.commit_log.max_offset
+        await self.broker.parts.waiting.timers.carry_over(self.rng.randrange(log_end + 1))
+
     async def flush(self) -> None:
         self.store.flusher.flush_now()
 
     async def jump_clock(self) -> None:
         before_ms, jump_ms = self.clock.ms, self.rng.choice((-HOUR_MS, HOUR_MS, 8 * 24 * HOUR_MS))
-        self.clock.ms += jump_ms
-        self.clock.jumped_ms += jump_ms
+        self.clock.jump(jump_ms)
         if jump_ms < 0:
             self.jumps.append(Jump(self.store.commit_log.max_offset, before_ms, self.clock.ms))
 

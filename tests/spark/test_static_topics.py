@@ -9,6 +9,7 @@ import anyio
 import pyarrow as pa
 import pytest
 
+from headrace import Message
 from headrace.admin.statictopic import StaticTopicAdmin
 from headrace.errors import BrokerError
 from headrace.spark.cluster import Cluster, Topics
@@ -17,10 +18,13 @@ from headrace.spark.options import Limits
 from headrace.spark.plan.limits import limited
 from headrace.spark.plan.ranges import Range, extent
 from headrace.spark.plan.splits import read_tasks, size_curves
+from headrace.spark.plan.tables import table_tasks
 from headrace.spark.plan.tasks import ReadPlan
 from headrace.spark.read.columns import arrow_schema
 from headrace.spark.read.progress import MicroBatch
+from headrace.spark.read.schema import source_schema
 from headrace.spark.read.stream import StreamReader
+from headrace.spark.read.table import read_table
 from headrace.spark.read.task import read_range
 from headrace.spark.source import HeadraceSource
 from headrace.spark.write.sink import BatchWriter, write_options
@@ -110,6 +114,67 @@ def whole(cluster: Cluster, topic: Topic) -> dict[MessageQueue, Range]:
     queues = cluster.queues(Topics((topic.name,)))
     has = extent(cluster, queues)
     return {queue: Range(has.min[queue], has.max[queue]) for queue in queues}
+
+
+def compact(mq: Embedded, topic: str, kept: int) -> None:
+    """Compact until so many messages are left."""
+
+    async def run() -> None:
+        messages = -1
+        async with StaticTopicAdmin(nameserver=mq.nameserver) as admin:
+            while messages != kept:
+                await admin.compact_topic(topic)
+                await anyio.sleep(0.1)
+                messages = sum(each.messages for each in await admin.logic_queues(topic))
+
+    anyio.run(run)
+
+
+@pytest.mark.parametrize("mode", [Mode.STRICT, Mode.AVAILABLE])
+def test_a_compacted_topic_is_a_table_wherever_its_queues_are(
+    mq: Embedded, more: None, producer: blocking.Producer, cluster: Cluster, mode: Mode
+) -> None:
+    name = f"table{mode.value}"
+    change(
+        mq,
+        "create_static_topic",
+        name,
+        QUEUES,
+        brokers=["broker-a"],
+        attributes={"cleanup.policy": "COMPACTION", "key.queue": "headrace"},
+    )
+    values: dict[str, bytes] = {}
+    for round_, target in enumerate(("b", "c", "broker-a", "b")):
+        for number in range(60):
+            # The keys of each round begin and end later than those before.
+            key, body = f"k{round_ * 5 + number % 20}", b"%d-%d" % (round_, number)
+            body = b"" if number % 20 == 7 else body
+            producer.send(Message(name, body, key=key))
+            values[key] = body
+        compact(mq, name, 20 * (round_ + 1))
+        if round_ < 3:
+            change(mq, "remap_static_topic", name, [target], mode=mode)
+    expected = {key: body for key, body in values.items() if body}
+    queues = cluster.queues(Topics((name,)))
+    schema = arrow_schema(source_schema(table=True), table=True)
+    rows = [
+        row
+        for task in table_tasks(cluster, queues)
+        for batch in read_table(ReadPlan(table=True), task, schema)
+        for row in batch.to_pylist()
+    ]
+    assert {row["keys"]: row["value"] for row in rows} == expected
+    assert len(rows) == len(expected)
+    # As messages: the newest value of each key comes last.
+    has = extent(cluster, queues)
+    ranges = {queue: Range(0, has.max[queue]) for queue in queues}
+    schema = arrow_schema(HeadraceSource({"nameserver": "x:1", "topic": "t"}).schema(), None)
+    found: dict[str, bytes] = {}
+    for task in read_tasks(cluster, queues, ranges, 1 << 20):
+        for part in task.ranges:
+            for batch in read_range(ReadPlan(), part, schema):
+                found |= {row["keys"]: row["value"] for row in batch.to_pylist()}
+    assert {key: body for key, body in found.items() if body} == expected
 
 
 @pytest.mark.parametrize("mode", [Mode.STRICT, Mode.AVAILABLE])

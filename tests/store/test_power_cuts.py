@@ -9,6 +9,7 @@ import pytest
 import trio
 import trio.testing
 
+from headrace_broker.store.errors import StoreNotWritable
 from headrace_broker.store.log.ring import Ring
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.retention import cleaner
@@ -145,6 +146,24 @@ def test_a_row_whose_place_is_taken_is_not_the_newest_any_more() -> None:
     ring.put(rows[3:])
     assert ring.last_of(1) is None
     assert ring.last_of(2) == (1, 0)
+
+
+def test_after_a_failed_flush_no_other_one_counts_its_pages_as_on_disk(tmp_path: Path) -> None:
+    files = BrokenFiles()
+    store = open_store(tmp_path, files=files)
+    store.flusher.flush_now()
+    checkpoint = (tmp_path / "checkpoint").read_bytes()
+    put(store, store.queue("Topic", 0))
+    files.is_broken = True
+    with pytest.raises(OSError, match="Input/output error"):
+        store.flusher.flush_now()
+    files.is_broken = False
+    for flush in (store.flusher.flush_now, store.flusher.flush_log_now):
+        with pytest.raises(StoreNotWritable, match="a flush failed, so messages may be lost"):
+            flush()
+    assert (tmp_path / "checkpoint").read_bytes() == checkpoint
+    assert store.commit_log.flushed_offset == 0
+    crash(store)
 
 
 async def test_after_a_failed_flush_the_loop_rests(tmp_path: Path) -> None:

@@ -143,7 +143,11 @@ class BrokerUnderTest:
     ) -> Answer:
         """The answer to one request; what else was written to the channel is dropped."""
         channel = channel or MemoryChannel()
-        self.send(code, header, body, channel)
+        try:
+            self.send(code, header, body, channel)
+        except BaseException:
+            channel.replies()  # a turn that fails ends the server, and no client gets its answers
+            raise
         (answer,) = (Answer(*reply) for reply in channel.replies() if reply[0].is_response)
         return answer
 

@@ -278,6 +278,10 @@ class FaultyFiles(Files):
             assert before.image is None
             self._files, self._folders = before._files, before._folders
 
+    def apart(self) -> FaultyFiles:
+        """As ``Files.apart``: one disk has all files, and its faults."""
+        return self
+
     def _begin(self) -> None:
         self._find_all(self.root)
         for file in self._files.values():

@@ -14,14 +14,14 @@ import socket
 import subprocess
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from headrace_broker.tiered.driver.object_place import ObjectPlace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 CACHE = Path(__file__).resolve().parents[2] / ".cache" / "bin"
 MODULE = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
@@ -49,9 +49,18 @@ def build() -> Path | None:
 
 @contextlib.contextmanager
 def serving(folder: Path) -> Iterator[ObjectPlace]:
+    """As ``running``; yields only the bucket."""
+    with running(folder) as (place, _):
+        yield place
+
+
+@contextlib.contextmanager
+def running(
+    folder: Path, options: Sequence[str] = ()
+) -> Iterator[tuple[ObjectPlace, subprocess.Popen[bytes]]]:
     """A server for the length of a block; skips the test where it can't be built.
 
-    folder: an empty one. Yields the only bucket.
+    folder: an empty one. options: more of the program's. Yields the only bucket, and the process.
     """
     program = build()
     if program is None:
@@ -61,7 +70,7 @@ def serving(folder: Path) -> Iterator[ObjectPlace]:
     (objects / BUCKET).mkdir(parents=True)
     attributes.mkdir()
     port = _free_port()
-    command = [str(program), "--port", f"127.0.0.1:{port}", "--quiet", "posix"]
+    command = [str(program), "--port", f"127.0.0.1:{port}", "--quiet", *options, "posix"]
     environment = {"ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY}
     with subprocess.Popen(
         [*command, "--sidecar", str(attributes), str(objects)],
@@ -72,9 +81,22 @@ def serving(folder: Path) -> Iterator[ObjectPlace]:
         try:
             _wait_until_open(process, port)
             endpoint = f"http://127.0.0.1:{port}"
-            yield ObjectPlace("s3", BUCKET, endpoint, "", ACCESS_KEY, SECRET_KEY)
+            yield ObjectPlace("s3", BUCKET, endpoint, "", ACCESS_KEY, SECRET_KEY), process
         finally:
             process.kill()
+
+
+def bucket_settings(place: ObjectPlace, prefix: str = "") -> dict[str, Any]:
+    """The settings of a broker whose tier is in the bucket, by key of the file."""
+    return {
+        "messageStorePlugIn": "tieredstore",
+        "tieredBackendServiceProvider": "s3",
+        "objectStoreEndpoint": place.endpoint,
+        "objectStoreBucket": place.bucket,
+        "objectStorePrefix": prefix,
+        "objectStoreAccessKey": place.access_key,
+        "objectStoreSecretKey": place.secret_key,
+    }
 
 
 def _free_port() -> int:

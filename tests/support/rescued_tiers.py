@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from shutil import rmtree
 from typing import TYPE_CHECKING, Literal
 
 from headrace_broker.config import load_config
 from headrace_broker.tiered.container.flat_queue import SegmentLimits
 from headrace_broker.tiered.driver.posix import PosixDriver
+from headrace_broker.tiered.rescue.restore import restore
 from tests.support.object_tiers import HOME, append_next, open_objects_tier
+from tests.support.stores import crash
 from tests.support.tiers import TOPIC, append, open_tier, queue_of
 
 if TYPE_CHECKING:
@@ -16,14 +19,20 @@ if TYPE_CHECKING:
     from headrace_broker.tiered.access.settings import TierSettings
     from headrace_broker.tiered.container.stored_tier import Name
     from headrace_broker.tiered.container.tier import Home
+    from headrace_broker.tiered.driver.interface import PutDriver
+    from headrace_broker.tiered.rescue.restore import Restored
+    from tests.support.broker import BrokerUnderTest
 
 Layout = Literal["posix", "file"]
 QUEUES: dict[Name, int] = {(TOPIC, 0): 40, (TOPIC, 1): 25, ("other", 0): 7}
 LIMITS = SegmentLimits(log_bytes=2000, units_bytes=200)
 
 
-def write_config(root: Path, layout: Layout, home: Home = HOME) -> Path:
-    """The config file of a broker whose store is ``root`` and whose tier is ``root``.tier."""
+def write_config(root: Path, layout: Layout, home: Home = HOME, **more: object) -> Path:
+    """The config file of a broker whose store is ``root``, with its tier in ``folder(root)``.
+
+    more: settings by key of the file, which replace the others.
+    """
     lines = {
         "brokerName": home.broker,
         "brokerClusterName": home.cluster,
@@ -37,6 +46,7 @@ def write_config(root: Path, layout: Layout, home: Home = HOME) -> Path:
         "tieredStoreIndexFileMaxIndexNum": 50,
         "mappedFileSizeCommitLog": 1 << 20,
         "mappedFileSizeConsumeQueue": 20 * 30,
+        **more,
     }
     path = root.with_name(f"{root.name}.conf")
     path.write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
@@ -65,8 +75,24 @@ def fill(root: Path, layout: Layout) -> Path:
         tier.sync()
         tier.close()
     else:
-        objects = open_objects_tier(PosixDriver(folder(root)))
-        for number in range(5):
-            counts = {name: count // 5 + (count % 5 > number) for name, count in QUEUES.items()}
-            assert append_next(objects, counts) is None
+        fill_objects(PosixDriver(folder(root)))
     return write_config(root, layout)
+
+
+def fill_objects(driver: PutDriver) -> None:
+    """Fill a tier of objects with ``QUEUES``, in five uploads."""
+    objects = open_objects_tier(driver)
+    for number in range(5):
+        counts = {name: count // 5 + (count % 5 > number) for name, count in QUEUES.items()}
+        assert append_next(objects, counts) is None
+
+
+def lose_disk(broker: BrokerUnderTest) -> Restored:
+    """End a broker as a kill does, lose its store, and restore that from its tier."""
+    assert broker.parts.tier is not None
+    settings = broker.parts.tier.settings
+    crash(broker.store)
+    rmtree(settings.root)
+    restored = restore(settings, broker.store.settings, broker.clock.now_ms())
+    assert restored is not None
+    return restored

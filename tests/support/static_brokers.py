@@ -52,6 +52,7 @@ class Brokers(dict[str, BrokerUnderTest]):
     """Brokers by the last letter of their names.
 
     asked: what they asked of each other: broker, code, fields. away: brokers that don't answer.
+    attributes: of the topic, as changes.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Brokers(dict[str, BrokerUnderTest]):
         self.asked: list[tuple[str, int, Mapping[str, str]]] = []
         self.away: set[str] = set()
         self.epoch = 0
+        self.attributes = ""
         self._folder = folder
         self._settings = settings
         self._store = store or {}
@@ -146,6 +148,7 @@ class Brokers(dict[str, BrokerUnderTest]):
                 topic_sys_flag=0,
                 order=False,
                 force=False,
+                attributes=self.attributes or None,
             )
             code = RequestCode.UPDATE_AND_CREATE_STATIC_TOPIC
             answer = self[name].ask(code, header, encode_detail(mapping))

@@ -28,13 +28,23 @@ HOST = bytes((10, 0, 0, 1)) + (4711).to_bytes(4, "big")
 
 
 class SetClock:
-    """A clock that stands still until it is moved."""
+    """Clocks that stand still until they are moved."""
 
     def __init__(self, ms: int = 1_700_000_000_000) -> None:
         self.ms = ms
+        # By how much the wall clock was set ahead, or back; no time has passed then.
+        self.jumped_ms = 0
 
     def now_ms(self) -> int:
         return self.ms
+
+    def steady_ms(self) -> int:
+        return self.ms - self.jumped_ms
+
+    def jump(self, ms: int) -> None:
+        """Set the wall clock ahead, or back."""
+        self.ms += ms
+        self.jumped_ms += ms
 
 
 class FaultyFiles(Files):
@@ -46,6 +56,10 @@ class FaultyFiles(Files):
         self.is_broken = False
         self.is_unwritable = False
         self.synced: list[str] = []
+
+    def apart(self) -> FaultyFiles:
+        """As ``Files.apart``; without faults."""
+        return FaultyFiles()
 
     def allocate(self, descriptor: int, position: int, byte_count: int) -> None:
         if self.is_full:

@@ -36,13 +36,18 @@ _DIRTY_SHARE: Final = 0.5
 
 
 class Request(NamedTuple):
-    """A queue to look at. is_forced: compact it whatever its age and share of new messages."""
+    """A queue to look at.
+
+    is_forced: compact it whatever its age and share of new messages.
+    keeps_markers: keep delete markers whose time is over: other queues may have values of the key.
+    """
 
     name: Name
     policy: CompactionPolicy
     now_ms: int
     map_bytes_max: int
     is_forced: bool
+    keeps_markers: bool = False
 
 
 class _Plan(NamedTuple):
@@ -173,6 +178,7 @@ class Compactor:
             kept_end=result.kept_end,
             marker_times=result.marker_times,
             marker_count=result.marker_count,
+            keeps_markers=request.keeps_markers,
             last_run_ms=request.now_ms,
             last_run_s=round(monotonic() - start_s, 3),
             bytes_before=sum(segment.log_end for segment in segments),
@@ -221,6 +227,7 @@ def _job(state: RunState, request: Request) -> Job:
         markers_before_ms=now_ms - policy.delete_retention_ms,
         marker_times=state.marker_times,
         map_bytes_max=request.map_bytes_max,
+        keeps_markers=request.keeps_markers,
     )
 
 
@@ -241,12 +248,12 @@ def _is_due(segments: Sequence[Segment], state: RunState, request: Request) -> b
     all_bytes = sum(segment.log_end for segment in segments)
     if dirty and dirty_bytes >= _DIRTY_SHARE * all_bytes:
         return True
-    # Delete markers whose time has ended since the last run.
+    if request.keeps_markers or not state.marker_count:
+        return False
+    # Delete markers whose time has ended since the last run, or that it kept all the same.
     retention_ms = request.policy.delete_retention_ms
     ended = range(state.last_run_ms - retention_ms, request.now_ms - retention_ms)
-    return bool(state.marker_count) and any(
-        time_ms in ended for time_ms in state.marker_times.times_ms
-    )
+    return state.keeps_markers or any(time_ms in ended for time_ms in state.marker_times.times_ms)
 
 
 def _is_old(segment: Segment, position: int, request: Request) -> bool:

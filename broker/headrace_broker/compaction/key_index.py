@@ -5,7 +5,8 @@ number of slots: a head, then per slot the hash of a key and its place, which is
 the key's newest message, plus one, below 16 bits of checksum. The hash has 64 bits, keyed with the
 store's seed; whoever reads the message compares its key. The table only grows: an entry is changed
 in place or takes a free slot, so after a crash it is as good as before, once the messages from the
-saved position on are entered again.
+saved position on are entered again. A larger table is filled in ``keys-new`` and then renamed, so a
+file in ``keys`` is complete.
 
 The checksum is the slot's other 16-bit words, combined by exclusive or, so it shows each flipped
 bit. A slot on the way to a key that fails the check makes the index anew.
@@ -37,9 +38,12 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("headrace.broker")
 
-_MAGIC: Final = b"keyindx2"
-# Magic, the seed of the hash, queue offset up to which messages are entered; then their CRC.
-_HEAD: Final = struct.Struct("<8s32sq")
+_MAGIC: Final = b"keyindx3"
+# Magic, the seed of the hash, queue offset up to which messages are entered, number of keys; then
+# their CRC.
+_HEAD: Final = struct.Struct("<8s32sqq")
+# The number of keys while some are being entered.
+_UNKNOWN: Final = -1
 _CRC: Final = struct.Struct("<I")
 _HEAD_BYTES: Final = 64
 _SLOT: Final = struct.Struct("<QQ")
@@ -51,6 +55,8 @@ _CHECK_AT: Final = 48
 _NUMBER_MASK: Final = (1 << _CHECK_AT) - 1
 _FILL_MAX: Final = 0.7
 _SLOTS_MIN: Final = 1024
+# Slots that are read at a time, so that memory does not grow with the table.
+_PART_SLOTS: Final = 1 << 16
 _HALF_BITS: Final = np.uint64(32)
 
 
@@ -69,35 +75,60 @@ class KeyIndex:
     """All but ``find``, which is for the loop, is called in one thread at a time.
 
     position: messages below this queue offset are entered. is_open: whether keys may be looked up
-    and new messages must be entered.
+    and new messages must be entered; until then another process may enter messages. is_damaged:
+    whether an entry was found damaged, so that ``load`` begins with an empty table.
     """
 
-    def __init__(self, folder: Path, fs: Files, key_hash: KeyHash, page_cache: PageCache) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        fs: Files,
+        key_hash: KeyHash,
+        page_cache: PageCache,
+        *,
+        trusts_count: bool,
+    ) -> None:
+        """trusts_count: no power cut came after the saved number of keys was written."""
         self.position = 0
         self.is_open = False
-        self._folder = folder
+        self.is_damaged = False
+        self.trusts_count = trusts_count
+        self.folder = folder
+        self._new_folder = folder.with_name(f"{folder.name}-new")
         self._fs = fs
         self._hash = key_hash
         self._page_cache = page_cache
         self._key_count = 0
-        self._is_damaged = False
+        self._is_count_saved = False
         self._table: _Table | None = None
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether ``position`` is that of the file."""
+        return self._table is not None and not self.is_damaged
+
+    @property
+    def seed(self) -> bytes:
+        """Of the hash."""
+        return self._hash.seed
 
     def load(self, end: int) -> None:
         """Read the file, or create an empty one if it is missing, of another seed or damaged.
 
         end: of the log; an index that goes beyond is not of this log. Raises OSError.
         """
-        paths = sorted(self._folder.iterdir()) if self._folder.exists() else []
+        for path in _files(self._new_folder):
+            self._fs.unlink(path)
+        paths = _files(self.folder)
         for path in paths[:-1]:
             self._fs.unlink(path)  # a crash came before the old table was removed
-        if paths and not self._is_damaged and self._read_head(paths[-1], end):
-            return
-        if paths:
-            self._fs.unlink(paths[-1])
-        self._is_damaged = False
-        self.position = self._key_count = 0
-        self._table = self._create(_SLOTS_MIN)
+        is_whole = bool(paths) and not self.is_damaged and self._read_head(paths[-1], end)
+        self.is_damaged = False
+        if not is_whole:
+            if paths:
+                self._fs.unlink(paths[-1])
+            self.position = self._key_count = 0
+            self._table = self._put_in_place(self._create(_SLOTS_MIN))
 
     def open(self, end: int) -> None:
         """Begin to serve: the messages below ``end`` are entered."""
@@ -113,78 +144,102 @@ class KeyIndex:
             return False
         table = _Table.of(MappedFile(path, file_bytes, self._fs))
         head = table.file.view[: _HEAD.size]
-        magic, seed, position = _HEAD.unpack(head)
+        magic, seed, position, key_count = _HEAD.unpack(head)
         if _CRC.unpack_from(table.file.view, _HEAD.size)[0] != crc32(head):
             return False
         if magic != _MAGIC or seed != self._hash.seed or not 0 <= position <= end:
             return False
         self._table, self.position = table, position
-        # Of the messages after the position some may have been entered too.
-        self._key_count = int(np.count_nonzero(table.slots["place"]))
+        self._is_count_saved = key_count != _UNKNOWN
+        is_known = self._is_count_saved and self.trusts_count
+        self._key_count = key_count if is_known else _used_count(table.slots)
+        self.trusts_count = True
         return True
 
     def _create(self, slot_count: int) -> _Table:
+        """A larger table, to be filled; removes one that a crash or an error has left."""
         file_bytes = _HEAD_BYTES + slot_count * _SLOT.size
-        path = self._folder / f"{slot_count:020d}"
-        table = _Table.of(MappedFile.create(path, file_bytes, self._fs, file_bytes))
-        self._write_head(table)
+        path = self._new_folder / f"{slot_count:020d}"
+        if path.exists():
+            self._fs.unlink(path)
+        return _Table.of(MappedFile.create(path, file_bytes, self._fs, file_bytes))
+
+    def _put_in_place(self, table: _Table) -> _Table:
+        """Give a filled table its name, when it is on disk. Raises OSError."""
+        self._write_head(table, _UNKNOWN)
+        table.file.sync()
+        self._fs.make_directories(self.folder)
+        path = self.folder / table.file.path.name
+        self._fs.rename(table.file.path, path)
+        for folder in (self.folder, self._new_folder):
+            self._fs.mark_names_unsynced(folder)
+        self._fs.sync_names()
+        table.file.path = path
         return table
 
-    def _write_head(self, table: _Table) -> None:
-        head = _HEAD.pack(_MAGIC, self._hash.seed, self.position)
+    def _write_head(self, table: _Table, key_count: int) -> None:
+        head = _HEAD.pack(_MAGIC, self._hash.seed, self.position, key_count)
         table.file.view[: _HEAD.size + _CRC.size] = head + _CRC.pack(crc32(head))
+        self._is_count_saved = key_count != _UNKNOWN
 
     # --- entering ----------------------------------------------------------------------------
 
     def put(self, records: RecordColumns, end: int) -> None:
         """Enter records newer than all before; ``end`` is the queue offset after them.
 
-        Raises OSError.
+        Afterwards the index may be damaged. Raises OSError.
         """
         starts, sizes = find_keys(records)
         has_key = sizes > 0
         if has_key.any():
             lanes = self._hash.of_slices(records.data, starts[has_key], sizes[has_key])
-            hashes, numbers = _mixed(lanes), records.queue_offset[has_key].astype(np.uint64) + 1
-            self._enter(hashes, _places(hashes, numbers))
-        self.position = end
+            numbers = records.queue_offset[has_key].astype(np.uint64) + 1
+            self._enter(*_newest(_mixed(lanes), numbers))
+        if not self.is_damaged:
+            self.position = end
 
-    def _enter(self, hashes: Array, places: Array) -> None:
+    def _enter(self, hashes: Array, numbers: Array) -> None:
         table = self._table
         assert table is not None
         if self._key_count + len(hashes) > _FILL_MAX * len(table.slots):
-            entries = _entries(table.slots)
-            if entries is None:
+            grown = self._grown(table, len(hashes))
+            if grown is None:
                 self._report_damage(table)
                 return
-            table = self._table = self._grown(table, entries, len(hashes))
-        self._key_count += _enter(table.slots, hashes, places)
+            table = self._table = grown
+        if self._is_count_saved:
+            self._write_head(table, _UNKNOWN)
+        self._key_count += _enter(table.slots, hashes, _places(hashes, numbers))
 
     def _report_damage(self, table: _Table) -> None:
         """Have the next look-up make the index anew."""
-        self._is_damaged, self.is_open = True, False
+        self.is_damaged, self.is_open = True, False
         log.warning("key index is damaged, it is made anew", path=str(table.file.path))
 
-    def _grown(self, old: _Table, entries: Array, room: int) -> _Table:
-        """A copy with at least twice as many slots; the old file is removed."""
+    def _grown(self, old: _Table, room: int) -> _Table | None:
+        """A copy with at least twice as many slots in place of the old file; None if damaged."""
         slot_count = max(2 * len(old.slots), int((self._key_count + room) / _FILL_MAX) + 1)
         table = self._create(slot_count)
-        _enter(table.slots, entries["hash"], entries["place"])
-        table.file.sync()
-        self._fs.sync_names()
+        for first in range(0, len(old.slots), _PART_SLOTS):
+            entries = _entries(old.slots[first : first + _PART_SLOTS])
+            if entries is None:
+                return None
+            _enter(table.slots, entries["hash"], entries["place"])
+        self._put_in_place(table)
         self._fs.unlink(old.file.path)
         return table
 
     def sync(self) -> None:
         """Bring all entries to disk, and then how far they go. Raises OSError."""
-        if self._table is not None:
+        if self._table is not None and not self.is_damaged:
             try:
                 self._table.file.sync()
             except OSError:
                 # The system may have dropped entries: the next look-up enters them again.
                 self.is_open = False
+                self._table = None
                 raise
-            self._write_head(self._table)
+            self._write_head(self._table, self._key_count)
             self._fs.sync_names()
 
     # --- looking up --------------------------------------------------------------------------
@@ -195,7 +250,8 @@ class KeyIndex:
         It may be that of another key. Raises NotReady.
         """
         table = self._table
-        assert table is not None
+        if table is None:  # closed by the follower's thread just now
+            raise NotReady(lambda: None, OLD_DATA)
         first, second = self._hash.of_key(key)
         wanted = first ^ (second >> 32 | (second & 0xFFFFFFFF) << 32)
         slot = (wanted >> 32) * len(table.slots) >> 32
@@ -214,12 +270,33 @@ class KeyIndex:
                 return (place & _NUMBER_MASK) - 1 if place != _TAKEN else None
             slot = slot + 1 if slot + 1 < len(table.slots) else 0
 
+    def delete_files(self) -> None:
+        """Remove the files, also those that another process has made. Raises OSError."""
+        for folder in (self.folder, self._new_folder):
+            for path in _files(folder):
+                self._fs.unlink(path)
+        self._fs.sync_names()
+
     def close(self) -> None:
         """Release the map."""
         self.is_open = False
         table, self._table = self._table, None
         if table is not None:
             table.file.unmap()
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.exists() else []
+
+
+def _newest(hashes: Array, numbers: Array) -> tuple[Array, Array]:
+    """Each hash once, with its greatest number, in the order of the table's slots."""
+    order = np.argsort(hashes)
+    hashes, numbers = hashes[order], numbers[order]
+    firsts = np.flatnonzero(np.append(True, hashes[1:] != hashes[:-1]))
+    if len(firsts) == len(hashes):
+        return hashes, numbers
+    return hashes[firsts], np.maximum.reduceat(numbers, firsts)
 
 
 def _mixed(lanes: Array) -> Array:
@@ -256,23 +333,26 @@ def _first_slots(hashes: Array, slot_count: int) -> Array:
     return slots.astype(np.int64)
 
 
+def _used_count(slots: Array) -> int:
+    parts = range(0, len(slots), _PART_SLOTS)
+    return sum(int(np.count_nonzero(slots["place"][at : at + _PART_SLOTS])) for at in parts)
+
+
 def _enter(slots: Array, hashes: Array, places: Array) -> int:
-    """Enter keys, of equal ones the last; returns how many are new."""
-    new_count, where = 0, np.empty(len(hashes), np.int64)
-    pending, at = np.arange(len(hashes)), _first_slots(hashes, len(slots))
-    while len(pending):
-        mine = hashes[pending]
-        is_free = slots["place"][at] == _FREE
+    """Enter different keys; returns how many are new."""
+    new_count, at = 0, _first_slots(hashes, len(slots))
+    slot_hashes, slot_places = slots["hash"], slots["place"]
+    while len(hashes):
+        is_free = slot_places[at] == _FREE
         free = at[is_free]
         # If several keys want a slot, the last one gets it. A reader that finds the slot taken
         # takes the key for missing, as it was before.
-        slots["hash"][free] = mine[is_free]
-        slots["place"][free] = _TAKEN
-        new_count += len(np.unique(free))
-        is_same = slots["hash"][at] == mine
-        where[pending[is_same]] = at[is_same]
-        pending, at = pending[~is_same], at[~is_same] + 1
+        slot_hashes[free] = hashes[is_free]
+        slot_places[free] = _TAKEN
+        is_mine = slot_hashes[at] == hashes
+        slot_places[at[is_mine]] = places[is_mine]
+        new_count += int(np.count_nonzero(is_mine & is_free))
+        others = ~is_mine
+        hashes, places, at = hashes[others], places[others], at[others] + 1
         at[at == len(slots)] = 0
-    # Of equal indices the last value stays, which is the newest.
-    slots["place"][where] = places
     return new_count

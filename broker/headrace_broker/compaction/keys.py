@@ -8,7 +8,7 @@ Source: docs/compaction.md "Messages"; tests/broker/test_compaction_keys.py.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from zlib_ng.zlib_ng import crc32
 
@@ -28,14 +28,34 @@ if TYPE_CHECKING:
 _RECORD_REST_BYTES: Final = 1024
 
 
+class LogicQueues(Protocol):
+    """The queues of static topics, each a chain of physical queues; of others, the queues."""
+
+    def is_static(self, topic: str) -> bool:
+        """Whether a topic is static."""
+
+    def of_keys(self, topic: str, queue_id: int, queue_count: int) -> tuple[int, int]:
+        """The number of a queue among those that producers choose from, and the number of these.
+
+        queue_count: of the topic at this broker.
+        """
+
+    def has_older(self, topic: str, queue_id: int) -> bool:
+        """Whether other queues may have values that the delete markers of a queue hide."""
+
+
 class KeyDemand:
     """Rejects messages without a key or in another queue than their key's; empties markers."""
 
     def __init__(
-        self, find_topic: Callable[[str], TopicConfig | None], record_bytes_max: int
+        self,
+        find_topic: Callable[[str], TopicConfig | None],
+        record_bytes_max: int,
+        logic_queues: LogicQueues,
     ) -> None:
         """record_bytes_max: most bytes of a record that a compaction log can hold."""
         self._find_topic = find_topic
+        self._logic_queues = logic_queues
         self._record_bytes_max = record_bytes_max
 
     def matches(self, topic: str) -> bool:
@@ -76,11 +96,14 @@ class KeyDemand:
         policy = CompactionPolicy.of(topic) if topic is not None else None
         if topic is None or policy is None or policy.key_queue == "any":
             return
-        queue_id = queue_of_key(policy.key_queue, key, topic.write_queue_nums)
-        if queue_id != message.queue_id:
+        here, queue_count = self._logic_queues.of_keys(
+            message.topic, message.queue_id, topic.write_queue_nums
+        )
+        queue_id = queue_of_key(policy.key_queue, key, queue_count)
+        if queue_id != here:
             raise _illegal(
                 message.topic,
-                f"with key {key[:64]!r} belongs to queue {queue_id}, not {message.queue_id} "
+                f"with key {key[:64]!r} belongs to queue {queue_id}, not {here} "
                 f"(key.queue={policy.key_queue}): send all messages of a key to its queue",
             )
 
@@ -89,7 +112,7 @@ def queue_of_key(rule: str, key: str, queue_count: int) -> int:
     """The queue of a key on a broker, by the ``key.queue`` of its topic, ``java`` or ``headrace``.
 
     Clients choose among the queues of all brokers; if these have equally many, the choice on the
-    broker is the same.
+    broker is the same. A static topic's queues are those of all brokers.
     """
     if rule == "java":
         return abs(java_hash(key)) % queue_count

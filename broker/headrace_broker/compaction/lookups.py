@@ -1,7 +1,7 @@
 """GET_BY_KEY: the newest messages of keys; also for queries by key and by the producer's id.
 
 A key is looked up among the messages that the key index lacks so far, then in the index. The index
-is made when a queue is asked for the first time, and followed from then on.
+is opened when a queue is asked for the first time, and followed from then on.
 
 Source: docs/protocol.md "Get by key"; tests/broker/test_compaction_lookups.py.
 """
@@ -31,11 +31,12 @@ from headrace_protocol.key_lookup import (
 )
 from headrace_protocol.message import CorruptRecord, decode_record, property_value
 from headrace_protocol.record_keys import find_keys
-from headrace_protocol.serving import Reply, all_ready, until_done
+from headrace_protocol.serving import Reply, ServedElsewhere, all_ready, until_done
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
+    from headrace_broker.compaction.index_builds import IndexBuilds
     from headrace_broker.compaction.queues import CompactedQueue, CompactedQueues
     from headrace_broker.queue_directory import QueueDirectory
     from headrace_broker.store.message_store import MessageStore
@@ -103,15 +104,18 @@ class KeyLookups:
         topics: TopicTable,
         directory: QueueDirectory,
         queues: CompactedQueues,
+        index_builds: IndexBuilds,
     ) -> None:
         self._store = store
         self._topics = topics
         self._directory = directory
         self._queues = queues
+        self._index_builds = index_builds
         self._tails: dict[tuple[str, int], tuple[CompactedQueue, _Tail]] = {}
 
     def register(self, registry: Registry) -> None:
         """Route the request."""
+        self._index_builds.registry = registry
         registry.route(RequestCode.GET_BY_KEY, self.get)
 
     def get(self, request: Request) -> Reply:
@@ -126,7 +130,7 @@ class KeyLookups:
         for wanted in decode_keys(header.count, request.body):
             try:
                 result = self._find(topic, wanted, until_s)
-            except NotReady:
+            except (NotReady, ServedElsewhere):
                 if not found:
                     raise
                 break
@@ -211,11 +215,12 @@ class KeyLookups:
         return record if is_found and record is not None else NoRecord.NEVER
 
     def _indexed(self, queue: StoreQueue) -> CompactedQueue:
-        """A queue whose key index can be read. Raises NotReady."""
+        """A queue whose key index can be read. Raises NotReady, ServedElsewhere."""
         compacted = self._queues.find(queue)
         if compacted is None or not compacted.key_index.is_open:
-            build = partial(self._queues.build_index, queue.topic, queue.queue_id)
-            raise NotReady(build, OLD_DATA)
+            name = queue.topic, queue.queue_id
+            self._index_builds.check(name)
+            raise NotReady(partial(self._index_builds.prepare, name), OLD_DATA)
         return compacted
 
     def _tail(self, queue: StoreQueue, compacted: CompactedQueue) -> _Tail:

@@ -96,8 +96,11 @@ class OffsetMap:
             # If several keys want a slot, the last one gets it, in each of the arrays.
             for lane in range(LANES):
                 self._hashes[lane, free] = mine[lane, is_free]
+            # For each slot one of the keys that want it reads back its own number.
+            own = np.arange(len(free))
+            self._numbers[free] = own
+            self.key_count += int(np.count_nonzero(self._numbers[free] == own))
             self._numbers[free] = _TAKEN
-            self.key_count += len(np.unique(free))
             is_same = self._is_same(slots, mine)
             taken[pending[is_same]] = slots[is_same]
             pending, slots = pending[~is_same], self._next(slots[~is_same])

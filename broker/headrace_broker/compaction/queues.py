@@ -17,10 +17,10 @@ import structlog
 
 from headrace_broker.compaction.key_hash import SEED_BYTES, KeyHash
 from headrace_broker.compaction.key_index import KeyIndex
+from headrace_broker.compaction.key_index_build import enter_all
 from headrace_broker.compaction.log_reader import LogReader
 from headrace_broker.compaction.peer_swap import end_peer_swap
 from headrace_broker.compaction.queue_log import QueueLog
-from headrace_broker.compaction.record_blocks import Marks, RecordSequence
 from headrace_broker.compaction.replica import Replica
 from headrace_broker.compaction.run_state import OWN_FOLDER, StateFile, own_folder
 from headrace_broker.compaction.segments import COMPACTION_FOLDER, Folders
@@ -155,19 +155,23 @@ class CompactedQueues:
 
     def _new_index(self, own: Path) -> KeyIndex:
         store = self._store
-        return KeyIndex(own / _KEYS_FOLDER, store.fs, self._key_hash(), store.commit_log.page_cache)
+        return KeyIndex(
+            own / _KEYS_FOLDER,
+            store.fs,
+            self._key_hash(),
+            store.commit_log.page_cache,
+            trusts_count=store.was_clean,
+        )
 
     def renew_index(self, topic: str, queue_id: int) -> None:
         """Have the key index made anew when a key is looked up: older messages are to come.
 
         Raises OSError.
         """
-        own, fs = own_folder(self._store.root, topic, queue_id), self._store.fs
-        for path in sorted((own / _KEYS_FOLDER).glob("*")):
-            fs.unlink(path)
-        fs.sync_names()
-        # Lookups keep the old index until they are done.
         queue = self._queues[topic, queue_id]
+        queue.key_index.delete_files()
+        # Lookups keep the old index until they are done.
+        own = own_folder(self._store.root, topic, queue_id)
         self._queues[topic, queue_id] = queue._replace(key_index=self._new_index(own))
 
     def oldest_offset(self, topic: str, queue_id: int) -> int:
@@ -200,12 +204,9 @@ class CompactedQueues:
             if queue.key_index.is_open:
                 return
             queue.swap.resume(queue.log)
-            queue.key_index.load(queue.log.end_offset)
-            sequence = RecordSequence(queue.log.segments, _without_pause)
-            first, end = sequence.range_of(queue.key_index.position, sys.maxsize)
-            for block in sequence.blocks(first, end, Marks(sequence.count)):
-                queue.key_index.put(block.records, int(block.records.queue_offset[-1]) + 1)
-            queue.key_index.open(queue.log.end_offset)
+            end = queue.log.end_offset
+            enter_all(queue.key_index, queue.log.segments, end, _without_pause)
+            queue.key_index.open(end)
             queue.key_index.sync()
 
     def sync_indexes(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -97,6 +97,14 @@ class RecordSequence:
             return self.segments[-1].last_queue_offset + 1 if self.segments else 0
         at = bisect_right(self.firsts, number) - 1
         return int(self.segments[at].read_units(number - self.firsts[at], 1)["queue_offset"][0])
+
+    def number_of(self, queue_offset: int) -> int:
+        """The number of the first record at or after a queue offset; ``count`` without one."""
+        at = bisect_left(self.segments, queue_offset, key=lambda each: each.last_queue_offset)
+        if at == len(self.segments):
+            return self.count
+        offsets = self.segments[at].read_units()["queue_offset"]
+        return self.firsts[at] + int(np.searchsorted(offsets, queue_offset))
 
     def range_of(self, queue_offset: int, stored_until_ms: int) -> tuple[int, int]:
         """Numbers of the records from a queue offset to the first one that was stored too late."""

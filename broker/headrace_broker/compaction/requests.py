@@ -32,6 +32,7 @@ class CompactionRequests:
         self._queues = compaction.queues
         self._schedule = compaction.schedule
         self._rebuilds = compaction.rebuilds
+        self._logic_queues = compaction.logic_queues
 
     def register(self, registry: Registry) -> None:
         """Route the request."""
@@ -66,6 +67,12 @@ class CompactionRequests:
         return Reply(body=(state.encode(),))
 
     def _rebuild(self, topic: str, address: str) -> None:
+        if self._logic_queues.is_static(topic):
+            raise RequestError(
+                ResponseCode.INVALID_PARAMETER,
+                f"topic {topic} is static: no other broker has its physical queues, so they can't "
+                "be rebuilt",
+            )
         try:
             split_address(address)
         except ValueError as error:

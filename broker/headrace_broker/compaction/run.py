@@ -7,8 +7,9 @@ touches records past its end. After all rounds the kept records are written once
 costs reads and no writes.
 
 A record is dropped only if the log has a newer record of its key, or if it is a delete marker that
-an earlier run contained long enough ago. All others are kept, also those without a key. A run
-writes nothing but new files in ``compacting/``; ``swap.py`` puts them in place.
+an earlier run contained long enough ago and that hides no value in another queue. All others are
+kept, also those without a key. A run writes nothing but new files in ``compacting/``; ``swap.py``
+puts them in place.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class Job(NamedTuple):
 
     position: first queue offset whose key no run has entered yet.
     stored_until_ms: the run ends before the first record that was stored later (minimum lag).
-    markers_before_ms: delete markers that a run contained before this time are dropped.
+    markers_before_ms: delete markers that a run contained before this time are dropped, unless the
+    run ``keeps_markers``.
     """
 
     position: int
@@ -49,6 +51,7 @@ class Job(NamedTuple):
     markers_before_ms: int
     marker_times: MarkerTimes
     map_bytes_max: int
+    keeps_markers: bool = False
 
 
 class Merge(NamedTuple):
@@ -199,7 +202,8 @@ class Run:
         offsets, before_ms = block.records.queue_offset, self._job.markers_before_ms
         is_over = is_marker & self._job.marker_times.is_over(offsets, before_ms)
         self._markers.set(block.numbers[is_marker])
-        self._dropped.set(block.numbers[is_over])
+        if not self._job.keeps_markers:
+            self._dropped.set(block.numbers[is_over])
 
     def _drop_hiding(self, merge: Merge, end: int, next_position: int) -> int:
         """Drop the master's records that only supersede; returns the next run's position."""

@@ -27,7 +27,8 @@ class RunState(msgspec.Struct, frozen=True, rename="camel"):
     """How far the runs of a queue are, and what the last one did.
 
     position: the first queue offset whose key no run has entered yet.
-    marker_count: delete markers that the last run has kept.
+    marker_count: delete markers that the last run has kept; keeps_markers: even those whose time
+    was over.
     last_run_ms, last_run_s: when it ended, and how long it took; 0 if there was none.
     bytes_before, bytes_after: of the segments that it read, and of those that it left.
     kept_end: one past the queue offset of the last message that it kept.
@@ -36,6 +37,7 @@ class RunState(msgspec.Struct, frozen=True, rename="camel"):
     position: int = 0
     marker_times: MarkerTimes = MarkerTimes([], [])
     marker_count: int = 0
+    keeps_markers: bool = False
     last_run_ms: int = 0
     last_run_s: float = 0.0
     bytes_before: int = 0

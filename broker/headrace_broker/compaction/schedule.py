@@ -39,16 +39,21 @@ class CompactionSchedule:
         compactor: Compactor,
         throttle: Throttle,
         policy_of: Callable[[str], CompactionPolicy | None],
+        has_older: Callable[[str, int], bool],
         config: BrokerConfig,
         now_ms: Callable[[], int],
         rng: Random,
         totals: RunTotals,
     ) -> None:
-        """policy_of: the policy of a topic, None if it is not compacted."""
+        """policy_of: the policy of a topic, None if it is not compacted.
+
+        has_older: whether other queues may have values that the delete markers of a queue hide.
+        """
         self._queues = queues
         self._compactor = compactor
         self._throttle = throttle
         self._policy_of = policy_of
+        self._has_older = has_older
         self._config = config
         self._now_ms = now_ms
         self._rng = rng
@@ -127,7 +132,8 @@ class CompactionSchedule:
         if policy is None or not (self._config.enable_compaction or is_forced):
             return
         map_bytes = self._config.max_offset_map_size // int(limiter.total_tokens)
-        request = Request(name, policy, self._now_ms(), map_bytes, is_forced)
+        keeps_markers = self._has_older(*name)
+        request = Request(name, policy, self._now_ms(), map_bytes, is_forced, keeps_markers)
         start_s = monotonic()
         try:
             result = await trio.to_thread.run_sync(partial(self._compactor.compact, request))

@@ -11,6 +11,7 @@ import trio
 from headrace_broker.compaction.checkpoint import PositionCheckpoint
 from headrace_broker.compaction.compactor import Compactor
 from headrace_broker.compaction.follower import CompactionFollower
+from headrace_broker.compaction.index_builds import IndexBuilds
 from headrace_broker.compaction.key_check import KeyCheck
 from headrace_broker.compaction.keys import KeyDemand
 from headrace_broker.compaction.metrics import RunTotals
@@ -20,10 +21,11 @@ from headrace_broker.compaction.schedule import CompactionSchedule
 from headrace_broker.compaction.source import CompactedSource
 from headrace_broker.compaction.throttle import Throttle
 from headrace_broker.compaction.units import FileSizes
-from headrace_broker.compaction.worker import run_here, run_in_process
+from headrace_broker.compaction.worker import index_in_process, run_here, run_in_process
 from headrace_broker.topics.attributes import CompactionPolicy, is_compacted
 
 if TYPE_CHECKING:
+    from headrace_broker.compaction.keys import LogicQueues
     from headrace_broker.config import BrokerConfig
     from headrace_broker.queue_directory import Lookup
     from headrace_broker.store.followers.followers import Following
@@ -36,11 +38,17 @@ if TYPE_CHECKING:
 class Compaction:
     """What the assembly lists of compacted topics.
 
-    queues: their logs. demand: what their messages must have. follower: copies their messages.
+    queues: their logs. logic_queues: those of static topics. demand: what their messages must have.
+    follower: copies their messages.
     """
 
     def __init__(
-        self, config: BrokerConfig, store: MessageStore, topics: TopicTable, connect: Connect
+        self,
+        config: BrokerConfig,
+        store: MessageStore,
+        topics: TopicTable,
+        connect: Connect,
+        logic_queues: LogicQueues,
     ) -> None:
         """connect: opens connections to other brokers."""
         sizes = FileSizes.of(
@@ -48,14 +56,22 @@ class Compaction:
         )
         self._store = store
         self._topics = topics
+        self.logic_queues = logic_queues
         self._message_bytes_max = config.max_message_size
         self._record_bytes_max = sizes.record_bytes_max
         self._totals = RunTotals()
         self._positions = PositionCheckpoint(store.root, store.fs)
         self.queues = CompactedQueues(store, topics, sizes, self._positions)
-        self.demand = KeyDemand(topics.get, sizes.record_bytes_max)
+        self.demand = KeyDemand(topics.get, sizes.record_bytes_max, logic_queues)
         self.follower = CompactionFollower(self.queues)
-        self.compactor, self.schedule = self._new_runs(config)
+        # Shared by all that reads many messages.
+        throttle = Throttle(
+            lambda: config.compaction_bytes_per_second, lambda: store.ring.pressure() is not None
+        )
+        self.compactor, self.schedule = self._new_runs(config, throttle)
+        # A broker that shares its process with a program doesn't start others.
+        indexer = index_in_process if store.use_threads else None
+        self.index_builds = IndexBuilds(self.queues, indexer, throttle)
         self.rebuilds = Rebuilds(
             self.queues,
             self.compactor,
@@ -65,12 +81,10 @@ class Compaction:
             config.max_offset_map_size,
         )
 
-    def _new_runs(self, config: BrokerConfig) -> tuple[Compactor, CompactionSchedule]:
+    def _new_runs(
+        self, config: BrokerConfig, throttle: Throttle
+    ) -> tuple[Compactor, CompactionSchedule]:
         store = self._store
-        throttle = Throttle(
-            lambda: config.compaction_bytes_per_second, lambda: store.ring.pressure() is not None
-        )
-        # A broker that shares its process with a program doesn't start others.
         runner = run_in_process if store.use_threads else partial(run_here, fs=store.fs)
         compactor = Compactor(self.queues, self._positions, runner, throttle)
         schedule = CompactionSchedule(
@@ -78,6 +92,7 @@ class Compaction:
             compactor,
             throttle,
             self._policy,
+            self.logic_queues.has_older,
             config,
             store.clock.now_ms,
             Random(),
@@ -105,7 +120,7 @@ class Compaction:
 
     def runtime_info(self) -> dict[str, str]:
         """For GET_BROKER_RUNTIME_INFO."""
-        return self._totals.runtime_info()
+        return self._totals.runtime_info() | self.index_builds.runtime_info()
 
     def find_check(self, topic: str, queue_id: int) -> KeyCheck | None:
         """The quick check of a queue; None where a single message may be too large."""
@@ -113,8 +128,8 @@ class Compaction:
         policy = self._policy(topic)
         if config is None or policy is None or self._message_bytes_max > self._record_bytes_max:
             return None
-        queue_count = config.write_queue_nums
-        return KeyCheck(queue_id, queue_count, policy.key_queue, self._record_bytes_max)
+        here = self.logic_queues.of_keys(topic, queue_id, config.write_queue_nums)
+        return KeyCheck(*here, policy.key_queue, self._record_bytes_max)
 
     def find_source(self, lookup: Lookup, queue: StoreQueue) -> CompactedSource | None:
         """The source of a compacted queue; see ``FindSource``."""

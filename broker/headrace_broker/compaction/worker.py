@@ -1,9 +1,9 @@
-"""Runs in a process of their own, at a low priority.
+"""Runs, and the entering of many keys, in a process of their own, as a rule at a low priority.
 
-In a thread a run holds the interpreter lock often enough to delay the broker's loop by 10 ms and
-more. The process only reads sealed segments and writes to ``compacting/``. It asks before each
-block by a line on its standard output and waits for a line on its standard input, so the broker
-sets its pace, and it ends with the broker.
+In a thread they hold the interpreter lock often enough to delay the broker's loop by 10 ms and
+more. The process only reads segments and writes to ``compacting/``, or to a key index that is not
+open. It asks before each block by a line on its standard output and waits for a line on its
+standard input, so the broker sets its pace, and it ends with the broker.
 """
 
 from __future__ import annotations
@@ -17,12 +17,16 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from headrace_broker.compaction.key_hash import KeyHash
+from headrace_broker.compaction.key_index import KeyIndex
+from headrace_broker.compaction.key_index_build import enter_all
 from headrace_broker.compaction.record_blocks import SegmentDamaged
 from headrace_broker.compaction.run import Job, Merge, Result, Run
 from headrace_broker.compaction.segments import Folders, Segment
 from headrace_broker.compaction.units import FileSizes  # noqa: TC001 - msgspec decodes it
 from headrace_broker.store.errors import StoreError
 from headrace_broker.store.files.filesystem import Files
+from headrace_broker.store.files.page_cache import PageCache
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +46,7 @@ class Older(msgspec.Struct, frozen=True):
     hides_from: int
 
 
-class Task(msgspec.Struct, frozen=True):
+class Task(msgspec.Struct, frozen=True, tag=True):
     """A run as another process gets it.
 
     segments: name and number of records of each sealed segment. target: ``compacting/``.
@@ -56,17 +60,36 @@ class Task(msgspec.Struct, frozen=True):
     older: Older | None = None
 
 
+class IndexTask(msgspec.Struct, frozen=True, tag=True):
+    """The messages that a key index lacks, as another process gets them.
+
+    segments: as of ``Task``, also the one that is appended to. end: queue offset after them.
+    keys_folder, seed, trusts_count: of the ``KeyIndex``. is_wanted: clients wait for it, so it gets
+    the broker's priority.
+    """
+
+    folders: tuple[str, str]
+    sizes: FileSizes
+    segments: list[tuple[int, int]]
+    end: int
+    keys_folder: str
+    seed: bytes
+    trusts_count: bool
+    is_wanted: bool
+
+
 class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A line of the process: bytes that it is about to read or write, or how the run ended."""
+    """A line of the process: bytes that it is about to read or write, or how its work ended."""
 
     next_bytes: int = 0
+    is_done: bool = False
     result: Result | None = None
     error: str = ""
     error_number: int = 0
 
 
 class RunFailed(StoreError):
-    """A run has ended with an error that the process reported."""
+    """The work of a process has ended with an error that it reported."""
 
 
 def run_here(task: Task, pace: Pace, fs: Files | None = None) -> Result:
@@ -87,11 +110,39 @@ def _open(
     return [Segment.open(folders, base, sizes, files).cut(count) for base, count in segments]
 
 
+def index_here(task: IndexTask, pace: Pace) -> None:
+    """Enter messages in this process. Raises OSError, SegmentDamaged.
+
+    pace: also called once the segments are open. From then on a file that a run has replaced is an
+    error.
+    """
+    files = Files()
+    segments = _open(task.folders, task.segments, task.sizes, files)
+    pace(0)
+    keys = Path(task.keys_folder)
+    index = KeyIndex(
+        keys, files, KeyHash(task.seed), PageCache(files), trusts_count=task.trusts_count
+    )
+    enter_all(index, segments, task.end, pace)
+    index.sync()
+
+
 def run_in_process(task: Task, pace: Pace) -> Result:
     """Run in a new process and wait for it; what ``pace`` raises ends the process.
 
     Raises OSError, RunFailed.
     """
+    result = _in_process(task, pace).result
+    assert result is not None
+    return result
+
+
+def index_in_process(task: IndexTask, pace: Pace) -> None:
+    """Enter messages in a new process, as ``run_in_process``. Raises OSError, RunFailed."""
+    _in_process(task, pace)
+
+
+def _in_process(task: Task | IndexTask, pace: Pace) -> Answer:
     with subprocess.Popen(  # noqa: S603 - this very program
         [sys.executable, "-m", __name__],
         stdin=subprocess.PIPE,
@@ -104,7 +155,7 @@ def run_in_process(task: Task, pace: Pace) -> Result:
             process.kill()
 
 
-def _supervise(process: subprocess.Popen[bytes], task: Task, pace: Pace) -> Result:
+def _supervise(process: subprocess.Popen[bytes], task: Task | IndexTask, pace: Pace) -> Answer:
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(msgspec.json.encode(task) + b"\n")
@@ -117,10 +168,10 @@ def _supervise(process: subprocess.Popen[bytes], task: Task, pace: Pace) -> Resu
             pace(0)
         line = process.stdout.readline()
         if not line:
-            raise RunFailed(f"the process of the run ended with status {process.wait()}")
+            raise RunFailed(f"the process has ended with status {process.wait()}")
         answer = msgspec.json.decode(line, type=Answer)
-        if answer.result is not None:
-            return answer.result
+        if answer.is_done:
+            return answer
         if answer.error_number:
             raise OSError(answer.error_number, answer.error)
         if answer.error:
@@ -131,14 +182,20 @@ def _supervise(process: subprocess.Popen[bytes], task: Task, pace: Pace) -> Resu
 
 
 def main() -> None:
-    """Run the task on standard input."""
-    os.nice(_LESS_PRIORITY)
+    """Do the task on standard input."""
     line = sys.stdin.buffer.readline()
     if not line.endswith(b"\n"):
         raise SystemExit(_BROKER_ENDED)
-    task = msgspec.json.decode(line, type=Task)
+    task = msgspec.json.decode(line, type=Task | IndexTask)
+    if isinstance(task, Task) or not task.is_wanted:
+        os.nice(_LESS_PRIORITY)
     try:
-        _say(Answer(result=run_here(task, _ask)))
+        result = None
+        if isinstance(task, Task):
+            result = run_here(task, _ask)
+        else:
+            index_here(task, _ask)
+        _say(Answer(is_done=True, result=result))
     except SegmentDamaged as error:
         _say(Answer(error=str(error)))
     except OSError as error:

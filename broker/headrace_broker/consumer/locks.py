@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import OrderedDict, defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
-from headrace_broker.clock import RisingTime
 from headrace_broker.host_budget import HostBudget
 from headrace_protocol.errors import RequestError
 
@@ -30,15 +29,13 @@ class _Lock(NamedTuple):
 
 
 class QueueLocks:
-    """The locks of all groups. A lock that is not renewed expires.
+    """The locks of all groups. A lock that is not renewed expires. Times are ``Clock.steady_ms``.
 
     A lock outlives its client's connection, since the client may keep reading until it expires.
     """
 
     def __init__(self, budget: HostBudget | None = None) -> None:
         self._budget = budget or HostBudget()
-        # A lock must not outlive its client by as much as the wall clock is set back.
-        self._time = RisingTime()
         # Least recently renewed first.
         self._locks: OrderedDict[_Key, _Lock] = OrderedDict()
         # By group and client, the locked queues.
@@ -62,7 +59,6 @@ class QueueLocks:
         Queues for which ``host`` has no budget left stay unlocked.
         """
         held = []
-        now_ms = self._time.of(now_ms)
         for queue in queues:
             key = group, queue
             known = self._locks.get(key)
@@ -120,7 +116,6 @@ class QueueLocks:
 
     def of_group(self, group: str, now_ms: int) -> Iterator[tuple[MessageQueue, str, int]]:
         """The locked queues of a group, each with its client id and the ms until it expires."""
-        now_ms = self._time.of(now_ms)
         for client_id, queues in list(self._of.get(group, {}).items()):
             life_ms = self._life_ms(group, client_id)
             for queue in list(queues):
@@ -132,7 +127,6 @@ class QueueLocks:
 
     def is_any_held(self, group: str, now_ms: int) -> bool:
         """Whether a client holds a queue of a group now."""
-        now_ms = self._time.of(now_ms)
         return group in self._of and any(
             not self._is_expired(group, self._locks[group, queue], now_ms)
             for queues in self._of[group].values()
@@ -141,7 +135,6 @@ class QueueLocks:
 
     def expire(self, now_ms: int) -> Iterator[str | None]:
         """Remove expired locks; yields the group of each, and None for a lock that stays."""
-        now_ms = self._time.of(now_ms)
         while self._locks:
             key, lock = next(iter(self._locks.items()))
             if not self._is_expired(key[0], lock, now_ms):

@@ -79,7 +79,7 @@ class ClientProcessor:
         producers: ProducerManager,
         offsets: ConsumerOffsets,
         locks: QueueLocks,
-        now_ms: NowMs,
+        steady_ms: NowMs,
     ) -> None:
         self._store = store
         self._topics = topics
@@ -89,7 +89,7 @@ class ClientProcessor:
         self._producers = producers
         self._offsets = offsets
         self._locks = locks
-        self._now_ms = now_ms
+        self._steady_ms = steady_ms
 
     def register(self, registry: Registry) -> None:
         """Route the requests of clients."""
@@ -124,7 +124,7 @@ class ClientProcessor:
     def _handle_heartbeat(self, data: HeartbeatData, request: Request) -> LongWork:
         channel, command = request.channel, request.command
         member = Member(channel, data.client_id, command.language, command.version)
-        now_ms = self._now_ms()
+        now_ms = self._steady_ms()
         for producer in data.producer_data_set:
             self._producers.heartbeat(member, producer.group_name, now_ms)
             yield None
@@ -191,7 +191,7 @@ class ClientProcessor:
         group, client_id, host = body.consumer_group, body.client_id, Host.of(request.channel)
         held = []
         for queues in _slices(body.mq_set):
-            held += self._locks.lock(group, client_id, queues, self._now_ms(), host)
+            held += self._locks.lock(group, client_id, queues, self._steady_ms(), host)
             yield None
         written = yield from fastjson.dumps_list_sliced(held)
         return Reply(body=(fastjson.dumps({"lockOKMQSet": written}),))

@@ -40,7 +40,7 @@ class MembersProcessor:
         watch: PullWatch,
         client_requests: ClientRequests,
         queue_count: Callable[[str], int],
-        now_ms: NowMs,
+        steady_ms: NowMs,
     ) -> None:
         """queue_count: number of queues of a topic that can be read."""
         self._consumers = consumers
@@ -48,7 +48,7 @@ class MembersProcessor:
         self._watch = watch
         self._client_requests = client_requests
         self._queue_count = queue_count
-        self._now_ms = now_ms
+        self._steady_ms = steady_ms
 
     def register(self, registry: Registry) -> None:
         """Route both requests."""
@@ -93,7 +93,7 @@ class MembersProcessor:
     def _add_locks(
         self, name: str, queues: dict[tuple[str, int], GroupQueue]
     ) -> Generator[None, None, None]:
-        locks = self._locks.of_group(name, self._now_ms())
+        locks = self._locks.of_group(name, self._steady_ms())
         for number, (queue, client_id, ms_left) in enumerate(locks):
             key = queue.topic, queue.queue_id
             row = queues.setdefault(key, GroupQueue(topic=queue.topic, queue_id=queue.queue_id))

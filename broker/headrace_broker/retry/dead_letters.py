@@ -41,12 +41,12 @@ class DeadLetters:
     """
 
     def __init__(
-        self, topics: TopicTable, groups: SubscriptionGroups, locks: QueueLocks, now_ms: NowMs
+        self, topics: TopicTable, groups: SubscriptionGroups, locks: QueueLocks, steady_ms: NowMs
     ) -> None:
         self._topics = topics
         self._groups = groups
         self._locks = locks
-        self._now_ms = now_ms
+        self._steady_ms = steady_ms
         self.buried_count = self.lost_count = 0
 
     def serve(self, message: SentMessage) -> None:
@@ -62,7 +62,7 @@ class DeadLetters:
         times_max = message.max_reconsume_times
         if times_max is None:
             times_max = config.retry_max_times
-        is_ordered = self._locks.is_any_held(group, self._now_ms())
+        is_ordered = self._locks.is_any_held(group, self._steady_ms())
         if is_ordered or message.reconsume_times > times_max:
             self.bury(message, group)
 

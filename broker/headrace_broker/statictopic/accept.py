@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from headrace_broker.statictopic.packed import BrokerMapping
+from headrace_broker.topics.attributes import is_compacted
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import RequestError
 from headrace_protocol.statictopic.checks import (
@@ -71,6 +72,7 @@ def accept(header: CreateStaticTopicHeader, body: Buffer, found: Situation) -> A
         check_epoch(new, old.epoch if old else 0, found.now_ms)
         stored = check_change(old, new, force=bool(header.force))
         _check_read_epoch(header, old)
+        _check_keys(header, found.config, old, stored)
         _check_queues(header, found, old, stored)
         _check_dropped(found, old, stored)
     except BadMapping as error:
@@ -95,6 +97,25 @@ def _check_read_epoch(header: CreateStaticTopicHeader, old: TopicMapping | None)
         raise BadMapping(
             header.topic, "epoch", f"{reason}: another tool changes the topic; run it again"
         )
+
+
+def _check_keys(
+    header: CreateStaticTopicHeader,
+    config: TopicConfig | None,
+    old: TopicMapping | None,
+    stored: TopicMapping,
+) -> None:
+    """Raise BadMapping if Apache's tool gives a compacted topic another number of queues.
+
+    headrace's tool does that only if its user forces it; it names the epoch that it has read.
+    """
+    is_checked = header.read_epoch is not None
+    is_same = old is None or old.total_queues == stored.total_queues
+    if not (is_same or is_checked) and config is not None and is_compacted(config):
+        reason = "of a compacted topic can't change, since keys would go to other queues while "
+        reason += "their old values stay: create another topic, or run `headrace topic create "
+        reason += f"{stored.topic} --static --queues {stored.total_queues} --force`"
+        raise BadMapping(stored.topic, "totalQueues", reason)
 
 
 def _check_queues(

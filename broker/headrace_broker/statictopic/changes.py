@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
+from headrace_broker.queue_directory import Lookup, Use
 from headrace_broker.statictopic.accept import Accepted, Situation, accept
 from headrace_broker.statictopic.close import answer_held, wake_held, when_on_disk
 from headrace_broker.statictopic.table import new_incarnation
 from headrace_broker.statictopic.takeover import LeftOffsets
-from headrace_broker.topics.attributes import apply_changes, is_compacted, parse_changes
+from headrace_broker.topics.attributes import apply_changes, parse_changes
 from headrace_broker.topics.table import check_config
 from headrace_protocol.bodies import TopicConfig
 from headrace_protocol.codes import RequestCode, ResponseCode
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
 
     from headrace_broker.consumer.long_polling import LongPolling
     from headrace_broker.consumer.offsets import ConsumerOffsets
-    from headrace_broker.statictopic.founders import Founders
+    from headrace_broker.queue_directory import QueueDirectory
+    from headrace_broker.statictopic.founders import Founder, Founders
     from headrace_broker.statictopic.packed import BrokerMapping
     from headrace_broker.statictopic.table import MappingTable
     from headrace_broker.statictopic.work import Workers
@@ -85,6 +87,7 @@ class StaticTopicChanges:
         self,
         table: MappingTable,
         topics: TopicTable,
+        directory: QueueDirectory,
         store: MessageStore,
         offsets: ConsumerOffsets,
         long_polling: LongPolling,
@@ -98,6 +101,7 @@ class StaticTopicChanges:
         self.refused_count = 0
         self._table = table
         self._topics = topics
+        self._directory = directory
         self._store = store
         self._long_polling = long_polling
         self._staging = staging
@@ -155,7 +159,10 @@ class StaticTopicChanges:
         name = header.topic
         self._topics.check_puttable(name)
         known = self._topics.get(name)
-        attributes = parse_changes(header.attributes or "")
+        current = known.attributes if known else {}
+        changes = parse_changes(header.attributes or "")
+        # A tool sends them with each step, and after a crash to a broker that lacks them.
+        new = {key: value for key, value in changes.items() if current.get(key[1:]) != value}
         config = TopicConfig(
             topic_name=name,
             read_queue_nums=header.read_queue_nums,
@@ -164,16 +171,15 @@ class StaticTopicChanges:
             topic_filter_type=header.topic_filter_type,
             topic_sys_flag=header.topic_sys_flag or 0,
             order=bool(header.order),
-            attributes=apply_changes(
-                known.attributes if known else {}, attributes, is_new=known is None
-            ),
+            attributes=apply_changes(current, new, is_new=not self._had_messages(name)),
         )
         check_config(config)
-        if is_compacted(config):
-            raise _compacted(name)
         if known is not None and not self._table.is_static(name):
             self._check_empty(name)
         return config
+
+    def _had_messages(self, topic: str) -> bool:
+        return any(queue.next_offset for queue in self._store.queues_of(topic))
 
     def _check_empty(self, topic: str) -> None:
         """Raise RequestError for a plain topic with messages, whose queues are not logic ones."""
@@ -217,8 +223,11 @@ class StaticTopicChanges:
         return outcome[0]
 
     def _range_of(self, topic: str, queue_id: int) -> tuple[int, int]:
-        queue = self._store.find_queue(topic, queue_id)
-        return (queue.consume_queue.min_offset_seen, queue.next_offset) if queue else (0, 0)
+        queue, config = self._store.find_queue(topic, queue_id), self._topics.get(topic)
+        if queue is None or config is None:
+            return 0, 0
+        source = self._directory.local_source(Lookup(config, queue_id, Use.LIST))
+        return source.known_range()[0], queue.next_offset
 
     # -- the steps of a change ---------------------------------------------------------------------
 
@@ -264,7 +273,7 @@ class StaticTopicChanges:
             self._close(accepted)
         yield table.saved.when_saved
         if topic not in table.marks:
-            yield partial(self._mark, mapping)
+            yield partial(self._mark, mapping, config)
         yield table.marks.saved.when_saved
         self._log(request, accepted)
         self._open(accepted, config)
@@ -297,11 +306,14 @@ class StaticTopicChanges:
                 self._table.stop(topic, queue, _BEGINNING)
         self._table.leads_changed()
 
-    def _mark(self, mapping: BrokerMapping, then: Then) -> None:
-        """Mark a new topic with the id that other brokers have for it, if any has."""
+    def _mark(self, mapping: BrokerMapping, config: TopicConfig, then: Then) -> None:
+        """Mark a new topic with the id that other brokers have for it, and take its attributes."""
 
-        def on_found(incarnation: str | None) -> None:
-            self._table.marks.add(mapping.topic, incarnation or new_incarnation(mapping.epoch))
+        def on_found(founder: Founder | None) -> None:
+            incarnation = founder.incarnation if founder else new_incarnation(mapping.epoch)
+            self._table.marks.add(mapping.topic, incarnation)
+            if founder is not None and self._topics.get(mapping.topic) is None:
+                config.attributes = {**founder.attributes, **config.attributes}
             then(None)
 
         self._founders.find(mapping.topic, on_found)
@@ -400,15 +412,6 @@ class StaticTopicChanges:
         """Remove the mark of a topic whose deletion is on disk, then call back."""
         self._table.marks.remove(topic)
         self._table.marks.saved.when_saved(then)
-
-
-def _compacted(topic: str) -> RequestError:
-    """A delete marker would go from its own queue, and older queues of the chain have the key."""
-    return RequestError(
-        ResponseCode.INVALID_PARAMETER,
-        f"topic {topic} can't be both static and compacted, since each of its physical queues "
-        "would be compacted by itself: create one of them, with --static or with --compacted",
-    )
 
 
 def _wait(event: threading.Event) -> None:

@@ -24,13 +24,15 @@ if TYPE_CHECKING:
     from headrace_broker.statictopic.table import MappingTable
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.topics.table import TopicTable
-    from headrace_protocol.drivers.aio import AsyncConnection
+    from headrace_protocol.drivers.aio import Answer, AsyncConnection
     from headrace_protocol.statictopic.mapping import MappingInfo
 
 log = structlog.get_logger("headrace.broker")
 
 _FIRST_LOOK_S: Final = 3.0
 _TIMEOUT_MS: Final = 3000
+# Requests for routes: a thousand topics one by one cost a start as many switches between processes.
+_AT_ONCE: Final = 32
 
 
 class Fence:
@@ -79,16 +81,15 @@ class Fence:
 
     async def look(self, nameserver: AsyncConnection) -> None:
         """Compare all mappings with the routes that a nameserver has. Raises HeadraceError."""
-        for mapping in self._table.all():
-            if mapping.led_count:
-                response = await nameserver.request(
-                    RequestCode.GET_ROUTEINFO_BY_TOPIC,
-                    GetRouteInfoHeader(topic=mapping.topic, accept_standard_json_only=True),
-                    timeout_ms=_TIMEOUT_MS,
-                )
+        led = [mapping.topic for mapping in self._table.all() if mapping.led_count]
+        for start in range(0, len(led), _AT_ONCE):
+            topics = led[start : start + _AT_ONCE]
+            answers = [_ask_route(nameserver, topic) for topic in topics]
+            for topic, answer in zip(topics, answers, strict=True):
+                response = await answer.response(_TIMEOUT_MS)
                 if response.command.code == ResponseCode.SUCCESS:
                     route = response.decode(TopicRouteData)
-                    self.compare(mapping.topic, route.topic_queue_mapping_by_broker or {})
+                    self.compare(topic, route.topic_queue_mapping_by_broker or {})
         self._has_looked.set()
         self._verified()
 
@@ -97,10 +98,13 @@ class Fence:
         mapping = self._table.get(topic)
         if mapping is None:
             return
-        led, has_changed = mapping.led(), False
-        for info in infos.values():
-            if info.bname == mapping.bname or info.epoch <= mapping.epoch:
-                continue
+        newer = [
+            info
+            for info in infos.values()
+            if info.bname != mapping.bname and info.epoch > mapping.epoch
+        ]
+        led, has_changed = mapping.led() if newer else {}, False
+        for info in newer:
             for queue in info.curr_id_map.keys() & led.keys():
                 if self._table.fence(topic, queue, info.epoch, info.bname):
                     has_changed = True
@@ -108,3 +112,8 @@ class Fence:
         if has_changed:
             self._table.leads_changed()
             self._topics.registration_changed()
+
+
+def _ask_route(nameserver: AsyncConnection, topic: str) -> Answer:
+    header = GetRouteInfoHeader(topic=topic, accept_standard_json_only=True)
+    return nameserver.begin(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)

@@ -308,6 +308,9 @@ class Forwarding:
         sends.held_bytes -= passed.held_bytes
         is_stored = isinstance(outcome, Answer) and outcome.code not in _NOT_YET
         sends.open_leader = passed.leader if is_stored else ""
+        if isinstance(outcome, Answer) and outcome.code == ResponseCode.NOT_LEADER_FOR_QUEUE:
+            # Java's client sends again at this code, and fails at the other.
+            outcome = outcome._replace(code=ResponseCode.SERVICE_NOT_AVAILABLE)
         passed.finish(outcome)
         self._advance(sends)
 

@@ -1,6 +1,7 @@
-"""The incarnation id of a static topic that is new at this broker but not in the cluster.
+"""What a broker must learn of a static topic that is new there but not in the cluster.
 
-It derives from the epoch at which the topic was created, which only the brokers of that time know.
+Its incarnation id derives from the epoch at which the topic was created, which only the brokers of
+that time know. Apache's tools do not send attributes, such as that the topic is compacted.
 Source: docs/protocol.md "Topics"; tests/broker/test_static_founders.py.
 """
 
@@ -8,26 +9,36 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import trio
 
 from headrace_broker.statictopic.remote import Answer
 from headrace_broker.statictopic.table import INCARNATION_PREFIX
+from headrace_protocol.bodies import TopicConfigAndQueueMapping
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.drivers.errors import HeadraceError
+from headrace_protocol.fastjson import MalformedJson
 
 if TYPE_CHECKING:
     from headrace_broker.statictopic.remote import OtherBrokers
 
 _LIMIT_S: Final = 3.0
 
-# Gets the id, None if no other broker has one.
-OnFound = Callable[[str | None], None]
+
+class Founder(NamedTuple):
+    """A topic as another broker has it."""
+
+    incarnation: str
+    attributes: dict[str, str]
+
+
+# Gets None if no other broker has the topic.
+OnFound = Callable[[Founder | None], None]
 
 
 class Founders:
-    """Asks the other brokers of a topic for its incarnation id."""
+    """Asks the other brokers of a topic for its incarnation id and attributes."""
 
     def __init__(
         self, find_brokers: Callable[[str], Awaitable[list[str]]], brokers: OtherBrokers
@@ -40,7 +51,7 @@ class Founders:
         self._is_running = False
 
     def find(self, topic: str, on_found: OnFound) -> None:
-        """Call back with the id within three seconds; immediately while ``run`` does not run."""
+        """Call back within three seconds; immediately while ``run`` does not run."""
         if self._is_running:
             self._asked.append((topic, on_found))
             self._has_work.set()
@@ -60,19 +71,27 @@ class Founders:
         finally:
             self._is_running = False
 
-    async def _find(self, topic: str) -> str | None:
+    async def _find(self, topic: str) -> Founder | None:
         with trio.move_on_after(_LIMIT_S):
             try:
                 for broker in await self._find_brokers(topic):
-                    incarnation = await self._ask(broker, topic)
-                    if incarnation.startswith(INCARNATION_PREFIX):
-                        return incarnation
+                    founder = await self._ask(broker, topic)
+                    if founder is not None:
+                        return founder
             except HeadraceError:
                 return None
         return None
 
-    async def _ask(self, broker: str, topic: str) -> str:
+    async def _ask(self, broker: str, topic: str) -> Founder | None:
         fields = {"topic": topic}
         outcome = await self._brokers.request(broker, RequestCode.GET_TOPIC_CONFIG, fields)
-        found = outcome.fields.get("incarnation") if isinstance(outcome, Answer) else None
-        return str(found or "")
+        if not isinstance(outcome, Answer):
+            return None
+        incarnation = str(outcome.fields.get("incarnation") or "")
+        if not incarnation.startswith(INCARNATION_PREFIX):
+            return None
+        try:
+            config = TopicConfigAndQueueMapping.decode(b"".join(outcome.body))
+        except MalformedJson:
+            return None
+        return Founder(incarnation, config.attributes)

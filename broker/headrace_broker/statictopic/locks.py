@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from headrace_broker.clock import RisingTime
 from headrace_broker.consumer.locks import LOCK_LIFE_MS
 from headrace_broker.statictopic.remote import Answer
 from headrace_broker.statictopic.rows import FORWARDED
@@ -38,11 +37,10 @@ if TYPE_CHECKING:
 class StaticLocks:
     """Serves requests for locks that two brokers must grant."""
 
-    def __init__(self, leaders: Leaders, workers: Workers, now_ms: NowMs) -> None:
+    def __init__(self, leaders: Leaders, workers: Workers, steady_ms: NowMs) -> None:
         self._leaders = leaders
         self._workers = workers
-        self._now_ms = now_ms
-        self._time = RisingTime()
+        self._steady_ms = steady_ms
         # Topic and logic queue -> the gen of its leader, and since when it is known here.
         self._known: dict[tuple[str, int], tuple[int, int]] = {}
 
@@ -76,7 +74,7 @@ class StaticLocks:
         leader = chain[-1]
         if leader.bname != mapping.bname:
             return leader.bname
-        key, now_ms = (queue.topic, queue.queue_id), self._time.of(self._now_ms())
+        key, now_ms = (queue.topic, queue.queue_id), self._steady_ms()
         gen, since_ms = self._known.get(key, (-1, 0))
         if gen != leader.gen:
             since_ms = now_ms

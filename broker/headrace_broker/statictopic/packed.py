@@ -13,7 +13,7 @@ import numpy as np
 from headrace_protocol.statictopic.mapping import MappingItem, TopicMapping
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 _ITEM: Final = np.dtype(
     [
@@ -32,19 +32,18 @@ _ITEM: Final = np.dtype(
 class BrokerMapping:
     """One broker's mapping of a static topic; never changed, only replaced.
 
-    led_count: number of logic queues whose leader is this broker.
-    The other fields are those of ``TopicMapping``. Memory: 52 bytes per item, 4 per logic queue of
-    the topic, and about 600 for the objects.
+    Its fields are those of ``TopicMapping``. Memory: 52 bytes per item, 4 per logic queue of the
+    topic, some 100 per queue that this broker leads, and about 600 for the objects.
     """
 
     __slots__ = (
         "_brokers",
         "_items",
+        "_led",
         "_starts",
         "bname",
         "dirty",
         "epoch",
-        "led_count",
         "scope",
         "topic",
         "total_queues",
@@ -80,7 +79,13 @@ class BrokerMapping:
         self._items = np.array(rows, _ITEM)
         # The chain of a queue is the rows from starts[queue] up to starts[queue + 1].
         self._starts = np.cumsum(counts, dtype=np.int32)
-        self.led_count = len(self.led())
+        # Kept because every registration has the queues of all topics.
+        self._led = self._find_led()
+
+    @property
+    def led_count(self) -> int:
+        """The number of logic queues whose leader is this broker."""
+        return len(self._led)
 
     @property
     def item_count(self) -> int:
@@ -99,8 +104,11 @@ class BrokerMapping:
         start, end = self._starts[queue : queue + 2].tolist()
         return PackedChain(self, start, end) if start < end else None
 
-    def led(self) -> dict[int, int]:
+    def led(self) -> Mapping[int, int]:
         """Physical queue of each logic queue whose leader is this broker."""
+        return self._led
+
+    def _find_led(self) -> dict[int, int]:
         if self.bname not in self._brokers:
             return {}
         ours = self._brokers.index(self.bname)

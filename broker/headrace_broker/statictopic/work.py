@@ -26,12 +26,13 @@ if TYPE_CHECKING:
 
 
 class Ask(NamedTuple):
-    """A request for a broker."""
+    """A request for a broker. answer_bytes: room to keep for the answer of another one."""
 
     broker: str
     code: int
     fields: Mapping[str, str]
     body: Buffer = b""
+    answer_bytes: int = 0
 
 
 Work = Generator[Ask, Answer, Answer]
@@ -86,12 +87,14 @@ class Workers:
             return
 
         def answered(outcome: Answer | HeadraceError) -> None:
+            request.channel.charge(-ask.answer_bytes)
             if isinstance(outcome, HeadraceError):
                 remark = f"broker {ask.broker} is needed for this request: {outcome}"
                 outcome = Answer(ResponseCode.SYSTEM_ERROR, remark)
             then(outcome)
 
-        self._brokers.ask(ask.broker, ask.code, ask.fields, answered, ask.body)
+        request.channel.charge(ask.answer_bytes)
+        self._brokers.ask(ask.broker, ask.code, ask.fields, answered, ask.body, ask.answer_bytes)
 
 
 class _Run:

@@ -400,6 +400,7 @@ class MessageStore:
         self,
         *,
         unconsumed: Callable[[], LowestUnconsumed],
+        carriers: Mapping[str, Callable[[int], Awaitable[None]]],
         topic_limits: Callable[[], Mapping[str, TopicLimit]],
         wait_tables_saved: Callable[[], Awaitable[None]],
         answering: Callable[[], AbstractContextManager[None]],
@@ -410,6 +411,7 @@ class MessageStore:
         are loaded only after it is locked.
         """
         self.cleaner.unconsumed = unconsumed
+        self.cleaner.carriers = carriers
         self.cleaner.topic_limits = topic_limits
         self.flusher.wait_tables_saved = wait_tables_saved
         self.flusher.answering = answering

@@ -66,6 +66,8 @@ _CLOCK_MARGIN_MS: Final = 60_000
 # the last save on.
 _IDLE_SAVE_S: Final = 10.0
 _ADDED_AT_ONCE: Final = 1 << 18
+# Bytes of records that one round of clean-up may have stored again.
+_CARRIED_BYTES: Final = 32 << 20
 # Newest messages to read in the loop, which takes less than a millisecond.
 _FRESH_MAX: Final = 1024
 # As in Apache's broker, for a timer that was due when it arrived.
@@ -132,6 +134,8 @@ class Timers:
         self._clock_ms = self._clock_offset = 0
         self._threads = trio.CapacityLimiter(1)
         self._under_way = np.empty(0, TIMER)  # taken out of `waiting` to be delivered
+        self._to_carry = np.empty(0, TIMER)  # to store again before their log file goes
+        self._is_wheel_stale = False  # whether it leads to records that were carried over
         # Of the latest delivery: this slot and those before it may lead to delivered timers.
         self._done_slot = -1
         self._last: np.void | None = None  # the row of the newest message of the queue
@@ -255,6 +259,9 @@ class Timers:
         """As ``save``, after all tasks have ended. Raises OSError."""
         if self._offset and self._store.commit_log.life.is_writable:
             self._store.flusher.flush_log_now()
+            if self._is_wheel_stale:
+                self.wheel.begin_anew()
+                self._fill_wheel()
             self._close_slots()
             saving = self._snapshot()
             self._write(saving)
@@ -353,8 +360,10 @@ class Timers:
                 self._clock_ms = max(self._clock_ms, now_ms)
                 self._clock_offset = self._offset
                 await self._deliver(due)
+            else:
+                self._settle(now_ms)
+            if await self._carry_some() or len(due):
                 return
-            self._settle(now_ms)
         await self._sleep(now_ms)
 
     async def _sleep(self, now_ms: int) -> None:
@@ -463,6 +472,32 @@ class Timers:
         finally:
             self.waiting.forget(rows[is_done & ~np.isin(rows["queue_offset"], full)])
             self.waiting.roll_again(rows[~is_done], self._store.clock.now_ms())
+
+    async def carry_over(self, physical_offset: int) -> None:
+        """Have records before a place in the log stored again soon, some at each call.
+
+        Recalls too: each has to follow the copies of its timer.
+        """
+        if len(self._to_carry):
+            return
+        found, byte_count = [self._to_carry], 0
+        for rows in self.waiting.stored_before(physical_offset):
+            found.append(rows)
+            byte_count += int(rows["size"].sum())
+            if byte_count >= _CARRIED_BYTES:
+                break
+            await trio.lowlevel.checkpoint()
+        self._to_carry = np.concatenate(found)
+        self.wake()
+
+    async def _carry_some(self) -> bool:
+        """Store some records again; returns whether there were any. Raises OSError."""
+        some = self._to_carry[:RECORDS_AT_ONCE]
+        if len(rows := self.waiting.still_waiting(some)):
+            self._is_wheel_stale = True
+            await self._roll(rows)
+        self._to_carry = self._to_carry[len(some) :]
+        return len(some) > 0
 
     async def _append(
         self,

@@ -285,7 +285,6 @@ class WaitingTimers:
             self._replace(slot, copies.take(numbers))
         recalls = arrived.rows[arrived.rows["topic"] < 0]
         for slot, numbers in groups(slots_of(recalls)):
-            self._recalls_of[slot] += len(numbers)
             for row in recalls[numbers]:
                 self._drop(slot, _is_of(~int(row["topic"]), int(row["key"])))
         self._drop_recalled(arrived.rows)
@@ -317,9 +316,13 @@ class WaitingTimers:
         self._count(rows, 1)
 
     def _count(self, rows: Array, sign: int) -> None:
-        topics = rows["topic"][rows["topic"] >= 0]
-        more = np.bincount(topics, minlength=len(self.topics.names))
+        is_recall = rows["topic"] < 0
+        more = np.bincount(rows["topic"][~is_recall], minlength=len(self.topics.names))
         self._counts = np.pad(self._counts, (0, len(more) - len(self._counts))) + sign * more
+        for slot, numbers in groups(slots_of(rows[is_recall])):
+            self._recalls_of[slot] += sign * len(numbers)
+            if not self._recalls_of[slot]:
+                del self._recalls_of[slot]
 
     def _add_rolls(self, rows: Array, slots: Array) -> None:
         rolls = np.empty(len(rows), _ROLL)
@@ -400,10 +403,6 @@ class WaitingTimers:
         """Take out timers and recalls that are due, at most ``count``, in order."""
         rows = self._timers.take_due(now_ms, count)
         self._count(rows, -1)
-        if self._recalls_of:
-            for slot, numbers in groups(slots_of(rows)):
-                self._recalls_of[slot] -= int((rows["topic"][numbers] < 0).sum())
-                self._recalls_of += Counter()  # forgets what is zero
         return rows
 
     def take_rolled(self, now_ms: int, count: int) -> Array:
@@ -412,9 +411,27 @@ class WaitingTimers:
 
     def _rolled(self, rolls: Array) -> Array:
         """The timers of rolls, without those that don't wait any more."""
-        found = [self._timers.of_slot(slot) for slot in set(rolls["slot"].tolist())]
+        return self._still_waiting(rolls["slot"], rolls["queue_offset"])
+
+    def _still_waiting(self, slots: Array, queue_offsets: Array) -> Array:
+        found = [self._timers.of_slot(slot) for slot in set(slots.tolist())]
         rows = np.concatenate([*found, np.empty(0, TIMER)])
-        return rows[np.isin(rows["queue_offset"], rolls["queue_offset"])]
+        return rows[np.isin(rows["queue_offset"], queue_offsets)]
+
+    def still_waiting(self, rows: Array) -> Array:
+        """Timers and recalls without those that don't wait any more."""
+        return self._still_waiting(slots_of(rows), rows["queue_offset"])
+
+    def stored_before(self, physical_offset: int) -> Generator[Array, None, None]:
+        """Timers and recalls whose records lie before a place in the log; in slices.
+
+        The last due come first, except within a shared table.
+        """
+        for table in reversed(self._timers.tables()):
+            rows = table.rows if isinstance(table, _Table) else table
+            for start in range(0, len(rows), _LOOKED_AT_ONCE):
+                part = rows[start : start + _LOOKED_AT_ONCE]
+                yield _sorted(part[part["physical_offset"] < physical_offset])
 
     def roll_again(self, rows: Array, now_ms: int) -> None:
         """Roll timers again as soon as possible, after a failure."""

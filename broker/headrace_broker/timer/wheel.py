@@ -81,6 +81,10 @@ class TimerWheel:
         self._file_units = units_per_file(file_bytes)
         self._topics = topics
         self._hashes: list[int] = []
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Forget all units; the next write creates both files anew."""
         self._is_anew = True
         self._slots = np.zeros(WHEEL_SLOTS, SLOT)
         self._count = 0  # of units in the log

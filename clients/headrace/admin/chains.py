@@ -18,7 +18,7 @@ from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import GetTopicConfigHeader, GetTopicStatsHeader
 from headrace_protocol.statictopic.checks import chains_of
 from headrace_protocol.statictopic.mapping import MappingItem, TopicMapping, logic_broker_name
-from headrace_protocol.statictopic.offsets import end_of, item_of, static_offset
+from headrace_protocol.statictopic.offsets import end_of, index_of, item_of, static_offset
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -79,6 +79,14 @@ class LogicQueue(NamedTuple):
         """The physical queue that holds an offset."""
         item = item_of(self.chain, offset)
         return MessageQueue(self.queue.topic, item.bname, item.queue_id)
+
+    def physical_from(self, offset: int) -> list[MessageQueue]:
+        """The physical queues that hold an offset and those after it, as far as they have some."""
+        items = [item for item in self.chain if item.logic_offset >= 0]
+        return [
+            MessageQueue(self.queue.topic, item.bname, item.queue_id)
+            for item in items[index_of(items, offset) if items else 0 :]
+        ]
 
     def missing(self, start: int) -> int:
         """Number of offsets from ``start`` on that have no message because offsets jump."""

@@ -63,7 +63,9 @@ def report(error: BaseException) -> int:
 
     Raises ``error`` itself if it, or a part of it, is unexpected and therefore a bug.
     """
-    return command.report(_explained(error), _expected(), _exit_code)
+    from headrace.tasks import sole_error
+
+    return command.report(_explained(sole_error(error)), _expected(), _exit_code)
 
 
 def _explained(error: BaseException) -> BaseException:

@@ -20,6 +20,7 @@ from headrace_protocol.bodies import (
     GroupList,
     GroupQueue,
     MessageQueue,
+    OffsetWrapper,
     ResetOffsetBody,
     SubscriptionGroupConfig,
     SubscriptionGroupWrapper,
@@ -39,6 +40,8 @@ from headrace_protocol.statictopic.mapping import logic_broker_name
 from headrace_protocol.system_topics import GROUP_PREFIXES
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from headrace.admin.requests import BrokerProblem
 
 _MEMBER_TIMEOUT_MS = 2000
@@ -138,15 +141,8 @@ class GroupAdmin(ChainAdmin):
         self, group: str, topic: str | None = None, *, problems: list[BrokerProblem] | None = None
     ) -> list[QueueLag]:
         """A group's lag in each queue where it has a position, sorted."""
-        header = GetConsumeStatsHeader(consumer_group=group, topic=topic)
-
-        async def ask(address: str) -> ConsumeStats:
-            response = await self._ask(address, RequestCode.GET_CONSUME_STATS, header)
-            return response.decode(ConsumeStats)
-
-        found = await self._gather(await self._masters(), ask, problems)
-        rows = [row for stats in found.values() for row in stats.offset_table.items()]
-        static = [name for name in {queue.topic for queue, _ in rows} if await self.is_static(name)]
+        rows = await self._progress(group, topic, problems)
+        static = [name for name in {queue.topic for queue in rows} if await self.is_static(name)]
         lags = [
             QueueLag(
                 queue,
@@ -155,25 +151,36 @@ class GroupAdmin(ChainAdmin):
                 offset.last_timestamp,
                 offset.missing_count or 0,
             )
-            for queue, offset in rows
+            for queue, offset in rows.items()
             if queue.topic not in static
         ]
         for name in static:
-            times = {queue: offset.last_timestamp for queue, offset in rows}
-            lags += await self._static_lags(group, name, times, problems)
+            # Also of brokers at which the group has no progress.
+            found = rows if topic else await self._progress(group, name, problems)
+            lags += await self._static_lags(group, name, found, problems)
         return sorted(lags)
+
+    async def _progress(
+        self, group: str, topic: str | None, problems: list[BrokerProblem] | None
+    ) -> dict[MessageQueue, OffsetWrapper]:
+        """A group's progress in each physical queue, of one topic or of all that it has read."""
+        header = GetConsumeStatsHeader(consumer_group=group, topic=topic)
+
+        async def ask(address: str) -> ConsumeStats:
+            response = await self._ask(address, RequestCode.GET_CONSUME_STATS, header)
+            return response.decode(ConsumeStats)
+
+        found = await self._gather(await self._masters(), ask, problems)
+        return {queue: row for each in found.values() for queue, row in each.offset_table.items()}
 
     async def _static_lags(
         self,
         group: str,
         topic: str,
-        times: dict[MessageQueue, int],
+        rows: Mapping[MessageQueue, OffsetWrapper],
         problems: list[BrokerProblem] | None,
     ) -> list[QueueLag]:
-        """The lag in the queues of a static topic.
-
-        times: store time of the last consumed message in each physical queue.
-        """
+        """The lag in the queues of a static topic. rows: the progress in each physical queue."""
         offsets = OffsetStore(self._instance)
         lags = []
         queues = await self.logic_queues(topic, problems=problems)
@@ -183,13 +190,16 @@ class GroupAdmin(ChainAdmin):
                 continue
             committed = await offsets.committed(group, each.queue)
             start = -1 if committed is None else committed
+            last = rows.get(each.physical(start - 1))
+            unread = [rows.get(queue) for queue in each.physical_from(max(start, 0))]
+            compacted = sum(row.missing_count or 0 for row in unread if row)
             lags.append(
                 QueueLag(
                     each.queue,
                     start,
                     each.offsets.max_offset,
-                    times.get(each.physical(start - 1), 0),
-                    each.missing(max(start, 0)),
+                    last.last_timestamp if last else 0,
+                    each.missing(max(start, 0)) + compacted,
                 )
             )
         return lags

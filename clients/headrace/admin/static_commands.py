@@ -12,7 +12,7 @@ from headrace.admin.output import print_json, print_rows, time_text, warned, wit
 from headrace_daemon.command import warn
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from headrace.admin.chains import QueuePart
     from headrace.admin.statictopic import Change, StaticTopicAdmin
@@ -188,8 +188,10 @@ def create_static(
     queues: int,
     nameserver: str | None,
     *,
+    attributes: Mapping[str, str],
     brokers: str | None,
     cluster: str | None,
+    force: bool,
     dry_run: bool,
     as_json: bool,
 ) -> None:
@@ -197,7 +199,13 @@ def create_static(
 
     async def change(admin: StaticTopicAdmin) -> Change:
         return await admin.create_static_topic(
-            name, queues, brokers=names(brokers), cluster=cluster, dry_run=dry_run
+            name,
+            queues,
+            attributes=attributes,
+            brokers=names(brokers),
+            cluster=cluster,
+            force=force,
+            dry_run=dry_run,
         )
 
     print_changes([_run(change, nameserver)], as_json=as_json, dry_run=dry_run)

@@ -9,7 +9,7 @@ import tempfile
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import anyio
 import msgspec
@@ -39,12 +39,15 @@ from headrace_protocol.statictopic.repair import plan_repair
 from headrace_protocol.system_topics import DEFAULT_TOPIC
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from headrace_protocol.statictopic.mapping import MappingItem
     from headrace_protocol.statictopic.plans import Plan, Step
 
 Result = TypeVar("Result")
+
+_POLICY: Final = "cleanup.policy"
+_COMPACTED: Final = "COMPACTION"
 
 
 class StaticTopicError(HeadraceError):
@@ -71,12 +74,19 @@ class Found(NamedTuple):
 
     masters: addresses of all masters, by broker name. configs: of the brokers that have the topic.
     exact: brokers that are headrace's. remembered: brokers that nameservers know for the topic.
+    attributes: of the topic.
     """
 
     masters: dict[str, str]
     configs: dict[str, StaticConfig]
     exact: frozenset[str]
     remembered: frozenset[str]
+    attributes: dict[str, str]
+
+    @property
+    def is_compacted(self) -> bool:
+        """Whether the topic keeps the newest message of each key."""
+        return self.attributes.get(_POLICY) == _COMPACTED
 
     def brokers(self) -> dict[str, BrokerTopic]:
         """The state that plans are made of."""
@@ -114,16 +124,24 @@ class StaticTopicAdmin(Admin):
         topic: str,
         queues: int,
         *,
+        attributes: Mapping[str, str] | None = None,
         brokers: Collection[str] = (),
         cluster: str | None = None,
+        force: bool = False,
         dry_run: bool = False,
     ) -> Change:
         """Create a topic of ``queues`` logic queues, or add queues to one that has fewer.
 
+        attributes: as for ``create_topic``; those of a topic that exists must be the same.
         brokers: get the new queues; by default all masters, or those of ``cluster``.
+        force: add queues to a compacted topic, too, whose keys then move.
         """
         check_topic(topic)
         found = await self.read_static_topic(topic)
+        if found.configs:
+            _check_growth(found, queues, attributes or {}, force=force)
+        else:
+            found = found._replace(attributes=dict(attributes or {}))
         targets = brokers or await self._names_of(found, cluster)
         with _as_admin_errors():
             plan = plan_create(topic, queues, targets, found.brokers(), _now_ms())
@@ -186,7 +204,9 @@ class StaticTopicAdmin(Admin):
         leaders = {chain[-1].bname for chain in chains.values()}
         with anyio.CancelScope(shield=True):  # requests have time limits of their own
             await self.delete_topic(topic)
-            await self.create_static_topic(topic, len(chains), brokers=sorted(leaders))
+            await self.create_static_topic(
+                topic, len(chains), attributes=found.attributes, brokers=sorted(leaders)
+            )
             await self._restore_settings(topic, found)
 
     async def _restore_settings(self, topic: str, before: Found) -> None:
@@ -196,6 +216,12 @@ class StaticTopicAdmin(Admin):
                 before.configs[name],
                 read_queue_nums=created.read_queue_nums,
                 write_queue_nums=created.write_queue_nums,
+                # Without those that the topic was created with, which may not be changeable.
+                attributes={
+                    key: value
+                    for key, value in before.configs[name].attributes.items()
+                    if created.attributes.get(key) != value
+                },
             )
             for name, created in (await self.topic(topic)).items()
             if name in before.configs
@@ -220,7 +246,8 @@ class StaticTopicAdmin(Admin):
         masters = await self._masters()
         configs = await self._static_configs(topic, masters)
         exact = [name for name in configs if await self._is_headrace(masters[name])]
-        return Found(masters, configs, frozenset(exact), await self._remembered(topic))
+        remembered = await self._remembered(topic)
+        return Found(masters, configs, frozenset(exact), remembered, _attributes(configs))
 
     async def _existing_static(self, topic: str) -> Found:
         found = await self.read_static_topic(topic)
@@ -253,6 +280,8 @@ class StaticTopicAdmin(Admin):
     async def _change(self, plan: Plan, found: Found, *, dry_run: bool) -> Change:
         """Carry out a plan, or show what it would do."""
         after = _table(plan, _mappings(plan.final({}, found.exact)), plan.queues)
+        if found.is_compacted:
+            await self._check_exact(plan.topic, _leaders(after).values(), found)
         # A folder of this user alone: in a shared one, others could put links in the files' places.
         folder = Path(tempfile.mkdtemp(prefix=f"headrace-{plan.topic}-{plan.epoch}-"))
         change = Change(plan, _before(plan), after, folder / "before.json", folder / "after.json")
@@ -278,6 +307,15 @@ class StaticTopicAdmin(Admin):
         _write(change.after_file, change.after)
         return change
 
+    async def _check_exact(self, topic: str, leaders: Iterable[MappingItem], found: Found) -> None:
+        """Raise StaticTopicError if a compacted topic would have a leader at one of Apache's."""
+        for name in sorted({item.bname for item in leaders} - found.exact):
+            if not await self._is_headrace(found.masters[name]):
+                raise StaticTopicError(
+                    f"topic {topic} is compacted, and broker {name} is not headrace's: it would "
+                    "drop delete markers whose values are in older items; choose another broker"
+                )
+
     async def _carry_out(
         self, plan: Plan, found: Found, epochs: dict[str, int]
     ) -> dict[str, TopicMapping | None]:
@@ -299,7 +337,7 @@ class StaticTopicAdmin(Admin):
         """
 
         async def send(step: Step) -> None:
-            header = _header(step, found.configs.get(step.broker), epochs[step.broker])
+            header = _header(step, found, epochs[step.broker])
             body = encode_detail(step.mapping, step.emptied)
             code = RequestCode.UPDATE_AND_CREATE_STATIC_TOPIC
             await self._ask(found.masters[step.broker], code, header, body)
@@ -346,8 +384,39 @@ def _broker_topic(config: StaticConfig | None) -> BrokerTopic:
     )
 
 
-def _header(step: Step, config: StaticConfig | None, read_epoch: int) -> CreateStaticTopicHeader:
-    known = config or StaticConfig(topic_name=step.mapping.topic)
+def _attributes(configs: Mapping[str, StaticConfig]) -> dict[str, str]:
+    """The attributes of a topic; a broker that was killed when it joined may lack them."""
+    found = [configs[name].attributes for name in sorted(configs)]
+    compacted = [each for each in found if each.get(_POLICY) == _COMPACTED]
+    return dict([*compacted, *found, {}][0])
+
+
+def _check_growth(found: Found, queues: int, attributes: Mapping[str, str], *, force: bool) -> None:
+    """Raise StaticTopicError if a topic that exists must not become what is asked for."""
+    for key, value in attributes.items():
+        if (known := found.attributes.get(key)) != value:
+            raise StaticTopicError(
+                f"the topic exists with {key}={known or 'its default'}, not {value}; "
+                "`headrace topic alter --attribute` changes attributes, and cleanup.policy is "
+                "fixed at the creation"
+            )
+    totals = {each.mapping.total_queues for each in found.brokers().values() if each.mapping}
+    if found.is_compacted and not force and totals and queues > max(totals):
+        raise StaticTopicError(
+            f"the topic is compacted and has {max(totals)} queues: with {queues} its keys would "
+            "go to other queues, and their old values would stay in the old ones. Create another "
+            "topic, or force the change with --force"
+        )
+
+
+def _header(step: Step, found: Found, read_epoch: int) -> CreateStaticTopicHeader:
+    """The request of a step. A broker that is new to the topic gets the settings of another one."""
+    config = found.configs.get(step.broker)
+    others = [found.configs[name] for name in sorted(found.configs)]
+    known = config or [*others, StaticConfig(topic_name=step.mapping.topic)][0]
+    attributes = ""
+    if config is None or config.attributes.get(_POLICY) != found.attributes.get(_POLICY):
+        attributes = ",".join(f"+{key}={value}" for key, value in found.attributes.items())
     return CreateStaticTopicHeader(
         topic=step.mapping.topic,
         default_topic=DEFAULT_TOPIC,
@@ -358,6 +427,7 @@ def _header(step: Step, config: StaticConfig | None, read_epoch: int) -> CreateS
         topic_sys_flag=known.topic_sys_flag,
         order=known.order,
         force=step.force,
+        attributes=attributes or None,
         read_epoch=read_epoch,
     )
 

@@ -294,6 +294,14 @@ class Assignment:
         raise next(iter(failures.values()))
 
     async def _members_at(self, address: str) -> list[str]:
+        """A broker's list, after a heartbeat if it has forgotten this member."""
+        members = await self._listed_at(address)
+        if self._instance.client_id in members:
+            return members
+        await self._instance.heartbeat([address])
+        return await self._listed_at(address)
+
+    async def _listed_at(self, address: str) -> list[str]:
         header = ConsumerGroupHeader(consumer_group=self._group)
         response = await self._instance.request(
             address, RequestCode.GET_CONSUMER_LIST_BY_GROUP, header

@@ -87,7 +87,7 @@ class LocalOffsetStore(OffsetStore):
             )
         return {}
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Let another client open it."""
         if self._lock is not None:
             self._lock.close()

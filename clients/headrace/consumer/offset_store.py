@@ -30,6 +30,12 @@ class OffsetStore:
     def __init__(self, instance: ClientInstance) -> None:
         self._instance = instance
 
+    async def open(self) -> None:
+        """Prepare to keep progress; brokers are always ready for that."""
+
+    async def close(self) -> None:
+        """Let go of what ``open`` has taken."""
+
     async def committed(self, group: str, queue: MessageQueue) -> int | None:
         """The offset that ``group`` resumes from; None if it has committed none."""
         header = QueryConsumerOffsetHeader(

@@ -11,11 +11,11 @@ from headrace.config import check_limits
 from headrace.consumer.broker_watch import BrokerWatch
 from headrace.consumer.fetcher import Fetcher
 from headrace.consumer.inbox import Inbox, Receiver
-from headrace.consumer.offset_store import OffsetStore
 from headrace.consumer.process_queue import Limits, ProcessQueue
 from headrace.consumer.pulls import READER_GROUP
 from headrace.consumer.start import DEFAULT_START, Start, check_start, start_offset
 from headrace.consumer.subscription import ALL, Subscription
+from headrace.consumer.topic_offsets import offset_store
 from headrace.errors import ConfigurationError
 from headrace.instance import ClientInstance
 from headrace.lifecycle import Startable
@@ -40,6 +40,8 @@ class PullConsumer(Startable):
     group: the group whose progress ``committed`` reads and ``commit`` stores; both require it.
     start: where to start in an assigned queue unless the group has committed or you ``seek``:
         "earliest", "latest", a datetime or milliseconds since 1970.
+    offsets_topic: keep the group's progress in this compacted topic instead of its brokers. See
+        "Progress in a topic" in docs/clients.md.
     queue_messages_max, queue_bytes_max: how much of each queue is fetched ahead.
     body_bytes_max: reading a compressed body that is larger when decompressed raises an error.
     batch_bytes_max: the same limit for all bodies of a batch, when they are read together.
@@ -53,6 +55,7 @@ class PullConsumer(Startable):
         *,
         nameserver: str | Sequence[str] | None = None,
         start: Start = DEFAULT_START,
+        offsets_topic: str | None = None,
         queue_messages_max: int = 100_000,
         queue_bytes_max: int = 16 * 1024 * 1024,
         body_bytes_max: int = BODY_BYTES_MAX,
@@ -61,6 +64,8 @@ class PullConsumer(Startable):
     ) -> None:
         check_group(group or READER_GROUP)
         check_start(start)
+        if offsets_topic is not None and group is None:
+            raise ConfigurationError(f"offsets_topic={offsets_topic!r} requires a group")
         check_limits(
             queue_messages_max=queue_messages_max,
             queue_bytes_max=queue_bytes_max,
@@ -71,7 +76,7 @@ class PullConsumer(Startable):
         self._start = start
         self._limits = Limits(queue_messages_max, queue_bytes_max)
         self._instance = ClientInstance(nameserver, connect=connect)
-        self._offsets = OffsetStore(self._instance)
+        self._offsets = offset_store(self._instance, offsets_topic, nameserver, connect)
         self._inbox = Inbox("PullConsumer")
         self._fetcher = Fetcher(
             self._instance,
@@ -85,13 +90,21 @@ class PullConsumer(Startable):
         self._tasks: TaskGroup | None = None
 
     async def __aenter__(self) -> Self:
-        self._tasks = await self._instance.start()
+        await self._offsets.open()
+        try:
+            self._tasks = await self._instance.start()
+        except BaseException:
+            await self._offsets.close()
+            raise
         self._inbox.open()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self._inbox.close()
-        await self._instance.stop()
+        try:
+            await self._instance.stop()
+        finally:
+            await self._offsets.close()
 
     # -- queues and positions ----------------------------------------------------------------------
 

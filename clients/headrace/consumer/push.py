@@ -11,13 +11,13 @@ from headrace.config import check_limits
 from headrace.consumer.assignment import Assignment
 from headrace.consumer.inbox import BatchIterator, Inbox, MessageIterator
 from headrace.consumer.local_offsets import LocalOffsetStore
-from headrace.consumer.offset_store import OffsetStore
 from headrace.consumer.process_queue import Limits
 from headrace.consumer.returns import NoReturns, Returns
 from headrace.consumer.running_info import running_info
 from headrace.consumer.start import DEFAULT_START, Start, check_start, consume_from_where
 from headrace.consumer.strategies import Strategy, averagely, name_of, named
 from headrace.consumer.subscription import ALL, Subscription
+from headrace.consumer.topic_offsets import offset_store
 from headrace.errors import ConfigurationError
 from headrace.instance import ClientInstance
 from headrace.lifecycle import Startable
@@ -40,7 +40,7 @@ Item = TypeVar("Item", ReceivedMessage, MessageBatch)
 _LEAVE_S = 5.0
 # RocketMQ's name of an instance. Each start of a broadcasting consumer must find its file again.
 _INSTANCE = "DEFAULT"
-_NOT_OF_BROADCASTING = ("ordered", "strategy", "max_attempts", "retry_delay")
+_NOT_OF_BROADCASTING = ("ordered", "strategy", "max_attempts", "retry_delay", "offsets_topic")
 
 
 class Consumer(Startable):
@@ -60,6 +60,8 @@ class Consumer(Startable):
     broadcast: every consumer of the group gets all messages, and keeps its own progress in a file;
         see "Broadcasting" in docs/clients.md.
     offsets_dir: folder of that file; ``~/.rocketmq_offsets`` by default.
+    offsets_topic: keep the group's progress in this compacted topic instead of its brokers; all
+        members must use the same. See "Progress in a topic" in docs/clients.md.
     strategy: how the members share queues: "averagely", "averagely_by_circle", "consistent_hash",
         one of ``headrace.consumer.strategies``, or a function like those; all members must use the
         same.
@@ -91,6 +93,7 @@ class Consumer(Startable):
         ordered: bool = False,
         broadcast: bool = False,
         offsets_dir: str | Path | None = None,
+        offsets_topic: str | None = None,
         strategy: Strategy | str = averagely,
         max_attempts: int | None = None,
         retry_delay: float | None = None,
@@ -117,13 +120,17 @@ class Consumer(Startable):
         if offsets_dir is not None and not broadcast:
             raise ConfigurationError(f"offsets_dir={str(offsets_dir)!r} requires broadcast=True")
         if broadcast:
-            given = (ordered, strategy is not averagely, max_attempts, retry_delay)
+            given = (ordered, strategy is not averagely, max_attempts, retry_delay, offsets_topic)
             _check_not_given(given)
         self._subscriptions = _subscriptions(group, topics, retries=not broadcast)
         self._instance = ClientInstance(
             nameserver, connect=connect, instance_name=_INSTANCE if broadcast else None
         )
-        self._local = LocalOffsetStore(self._instance, group, offsets_dir) if broadcast else None
+        self._offsets = (
+            LocalOffsetStore(self._instance, group, offsets_dir)
+            if broadcast
+            else offset_store(self._instance, offsets_topic, nameserver, connect)
+        )
         self._inbox = Inbox("Consumer", ordered=ordered, single_user=self._single_user)
         self._assignment = Assignment(
             self._instance,
@@ -134,34 +141,32 @@ class Consumer(Startable):
             ordered=ordered,
             broadcast=broadcast,
             strategy=self._strategy,
-            offsets=self._local or OffsetStore(self._instance),
+            offsets=self._offsets,
             limits=Limits(queue_messages_max, queue_bytes_max),
             body_limits=BodyLimits(body_bytes_max, batch_bytes_max),
         )
-        self._inbox.returns = (
-            NoReturns()
-            if broadcast
-            else Returns(
-                self._instance,
-                group,
-                self._inbox,
-                self._assignment,
-                ordered=ordered,
-                max_attempts=max_attempts,
-                retry_delay=retry_delay,
-            )
+        self._inbox.returns = NoReturns() if broadcast else self._retries(max_attempts, retry_delay)
+
+    def _retries(self, max_attempts: int | None, retry_delay: float | None) -> Returns:
+        return Returns(
+            self._instance,
+            self.group,
+            self._inbox,
+            self._assignment,
+            ordered=self._ordered,
+            max_attempts=max_attempts,
+            retry_delay=retry_delay,
         )
 
     # -- for users ---------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
         self._register()
-        if self._local is not None:
-            await self._local.open()
+        await self._offsets.open()
         try:
             await self._open()
         except BaseException:
-            self._close_offsets()
+            await self._offsets.close()
             raise
         return self
 
@@ -174,10 +179,6 @@ class Consumer(Startable):
             await self._instance.stop()
             raise
 
-    def _close_offsets(self) -> None:
-        if self._local is not None:
-            self._local.close()
-
     async def __aexit__(self, error_type: type[BaseException] | None = None, *_: object) -> None:
         self._inbox.close()
         try:
@@ -186,8 +187,10 @@ class Consumer(Startable):
             with anyio.move_on_after(_LEAVE_S, shield=True):
                 await self._assignment.release_all()
         finally:
-            self._close_offsets()
-            await self._instance.stop()
+            try:
+                await self._instance.stop()
+            finally:
+                await self._offsets.close()
 
     async def stop(self) -> None:
         """End the loops over the messages, and close a consumer that was opened by ``start``.
@@ -283,7 +286,7 @@ def _check_not_given(values: Iterable[object]) -> None:
         if value:
             raise ConfigurationError(
                 f"{name}= cannot be combined with broadcast=True: a broadcasting consumer reads "
-                "all queues without locks, and returns no messages"
+                "all queues without locks, keeps its own progress, and returns no messages"
             )
 
 

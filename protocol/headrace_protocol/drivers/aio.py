@@ -136,9 +136,16 @@ class AsyncConnection:
 
         Raises RequestTimeout, ConnectionLost, LocalProtocolError (too large for a frame).
         """
+        return await self.begin(code, header, body).response(timeout_ms)
+
+    def begin(self, code: int, header: msgspec.Struct | None = None, body: Buffer = b"") -> Answer:
+        """Queue a request; returns a handle for its response.
+
+        Raises ConnectionLost, LocalProtocolError (too large for a frame).
+        """
         answer = Answer(self, code)
         answer.opaque = self.submit(code, header, body, answer)
-        return await answer.response(timeout_ms)
+        return answer
 
     def begin_encoded(self, code: int, encode: Encode) -> Answer:
         """Queue a request that the caller encodes; returns a handle for its response.

@@ -60,6 +60,19 @@ class Files:
         self._syncing_names = threading.Lock()
         self.map_budget = MapBudget()
 
+    def apart(self) -> Files:
+        """The same calls for another place, whose names are synced by themselves.
+
+        A place that hangs or fails then stops no ``sync_names`` of the store.
+        """
+
+        def check_owner() -> None:  # of the store, whose lock may be taken later
+            self.check_owner()
+
+        other = Files()
+        other.check_owner = check_owner
+        return other
+
     def open(self, path: Path, flags: int = os.O_RDWR) -> int:
         """Open a file and return its descriptor; a file that ``flags`` create has mode 0600.
 

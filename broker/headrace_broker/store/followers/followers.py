@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import heapq
 import math
+import random
 import sys
 from contextlib import ExitStack, contextmanager
 from time import monotonic
@@ -50,7 +51,9 @@ log = structlog.get_logger("headrace.broker")
 TICK_S: Final = 0.5
 # Between two saves: each costs some flushes; a start follows again what came after the last.
 SAVE_S: Final = 5.0
+# After an error; twice as long after each further one.
 RETRY_S: Final = 10.0
+RETRY_S_MAX: Final = 60.0
 # A stop lets followers catch up for this long; the next start resumes with the rest.
 FINISH_S: Final = 5.0
 # Takes the loop some two milliseconds.
@@ -217,6 +220,7 @@ class Following:
 
     async def run(self) -> None:
         """Follow until cancelled; disk errors are logged and retried."""
+        pause_s = RETRY_S
         self._restart()
         while True:
             await self._wakeup.wait()
@@ -226,7 +230,10 @@ class Following:
             except OSError as error:
                 self._log_failure(error)
                 self._restart()
-                await trio.sleep(RETRY_S)
+                await trio.sleep(pause_s * random.uniform(0.75, 1.0))
+                pause_s = min(2 * pause_s, RETRY_S_MAX)
+            else:
+                pause_s = RETRY_S
             await trio.sleep(TICK_S)  # messages that arrive meanwhile make one block
             if self._behind or self._is_unsaved:
                 self._wakeup.set()

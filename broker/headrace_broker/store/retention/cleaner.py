@@ -67,6 +67,8 @@ class Cleaner:
     retention: may be replaced at any time.
     unconsumed: returns the ``LowestUnconsumed`` for one scan of all queues.
     topic_limits: returns the limits of all topics that have their own.
+    carriers: by topic, appends its unconsumed records before a physical offset anew, some at each
+    call, so that they don't keep their files.
     settled_from: returns the physical offset from which records are still to be flushed, taken by
     takers or followed.
     flush: brings log, queues and index to disk. durable_from: returns the physical offset up to
@@ -92,6 +94,7 @@ class Cleaner:
         self.use_threads = False
         self.unconsumed: Callable[[], LowestUnconsumed] = lambda: nothing_to_consume
         self.topic_limits: Callable[[], Mapping[str, TopicLimit]] = dict
+        self.carriers: Mapping[str, Callable[[int], Awaitable[None]]] = {}
         self.is_refusing = False
         # Files that the store has detached, still to be removed from the disk.
         self.detached: list[MappedFile] = []
@@ -171,7 +174,23 @@ class Cleaner:
             await self._find_unconsumed()
             keep_from = min(facts.keep_from, self._disk_forecast.keep_from)
             plan = plan_clean(facts._replace(keep_from=keep_from), self.retention)
+            if plan.held_back and not plan.refuses_writes:
+                held = facts.files[len(plan.reasons)]
+                await self._carry_over(held.end_offset, facts.keep_from)
         return plan
+
+    async def _carry_over(self, end_offset: int, keep_from: int) -> None:
+        """Free a file that only records of carriers keep; a later round removes it.
+
+        end_offset: of the file.
+        """
+        find_oldest = self._disk_forecast.find_oldest
+        oldest = await self._in_thread(lambda: find_oldest(self.carriers))
+        if oldest is not None:
+            keep_from = min(keep_from, oldest.physical_offset)
+        if keep_from >= end_offset:
+            for carry_over in self.carriers.values():
+                await carry_over(end_offset)
 
     async def _facts(self) -> Facts:
         now_ms = self.commit_log.clock.now_ms()

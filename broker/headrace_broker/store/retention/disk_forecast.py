@@ -10,7 +10,7 @@ from headrace_broker.store.files.cold_files import ColdFiles
 from headrace_broker.store.retention.growth import Growth
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from headrace_broker.store.files.filesystem import DiskUsage
     from headrace_broker.store.log.commit_log import CommitLog
@@ -97,11 +97,15 @@ class DiskForecast:
             return queue_offset
         return max(queue_offset, consume_queue.min_offset(self._commit_log.min_offset))
 
-    def find_oldest(self) -> UnconsumedRecord | None:
-        """The oldest unconsumed record of the last scan, from any thread. Raises OSError."""
+    def find_oldest(self, left_out: Collection[str] = ()) -> UnconsumedRecord | None:
+        """The oldest unconsumed record of the last scan, from any thread. Raises OSError.
+
+        left_out: topics whose records don't count.
+        """
         found = (
             UnconsumedRecord(units.place(first), topic, queue_id, group)
             for units, first, topic, queue_id, group in self._candidates
+            if topic not in left_out
         )
         # -1: the queue was deleted since the scan, so nothing is left to consume.
         return min((each for each in found if each.physical_offset >= 0), default=None)

@@ -15,6 +15,7 @@ import structlog
 import trio
 
 from headrace_broker.store.integrity.checkpoint import Checkpoint
+from headrace_broker.store.life import State
 from headrace_broker.store.log.takers import taken_offset
 from headrace_broker.store.write.confirmation import wait_for
 
@@ -238,7 +239,10 @@ class Flusher:
                     await trio.to_thread.run_sync(self._save, work, limiter=self._threads)
 
     def flush_now(self) -> None:
-        """As ``flush_thoroughly`` but in this thread, for start and stop. Raises OSError."""
+        """As ``flush_thoroughly`` but in this thread, for start and stop.
+
+        Raises OSError, StoreNotWritable after a failed flush.
+        """
         self.flush_log_now()
         work = self._start_thorough_flush()
         try:
@@ -266,7 +270,14 @@ class Flusher:
         self.checkpoint.save(self.checkpoint_path, self.fs)
 
     def flush_log_now(self) -> None:
-        """Bring the log to disk in this thread. Raises OSError."""
+        """Bring the log to disk in this thread.
+
+        Raises OSError, StoreNotWritable after a failed flush.
+        """
+        life = self.commit_log.life
+        if life.state is State.FAILED and (refusal := life.refusal):
+            # Another flush would succeed and count the lost pages as on disk.
+            raise refusal
         end_offset, flush = self.commit_log.start_flush()
         try:
             flush()

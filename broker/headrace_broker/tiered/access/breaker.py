@@ -17,12 +17,15 @@ if TYPE_CHECKING:
 _FAILURES_MAX: Final = 3
 _PAUSE_S_MIN: Final = 1.0
 _PAUSE_S_MAX: Final = 60.0
+# A read that tries whether the store is back has so long; then another one tries.
+_TRIAL_S: Final = 10.0
 
 
 class Breaker:
     """Counts failures in a row, for all threads. After three, reads fail at once for a while.
 
-    The pause doubles with each further failure, up to a minute, less up to a quarter at random.
+    After the pause one read tries. Each try that fails doubles the pause, up to a minute, less up
+    to a quarter at random.
     """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -30,6 +33,7 @@ class Breaker:
         self._lock = Lock()
         self._failure_count = 0
         self._next_try_s = 0.0
+        self._is_trying = False
         self._since = ""
         self._reason = ""
 
@@ -43,32 +47,44 @@ class Breaker:
     @property
     def is_paused(self) -> bool:
         """Whether reads fail at once."""
-        return bool(self._failure_count) and self._next_try_s > self._monotonic()
+        return self._failure_count >= _FAILURES_MAX and self._next_try_s > self._monotonic()
 
     def check(self) -> None:
-        """Raise RequestError during a pause."""
+        """Raise RequestError during a pause; the first caller after it is the one to try."""
         with self._lock:
-            wait_s = self._next_try_s - self._monotonic()
-            if self._failure_count and wait_s > 0:
-                raise self._rejection(wait_s)
+            if self._failure_count < _FAILURES_MAX:
+                return
+            now_s = self._monotonic()
+            if self._next_try_s > now_s:
+                raise self._rejection(self._next_try_s - now_s)
+            self._is_trying, self._next_try_s = True, now_s + _TRIAL_S
 
     def succeeded(self) -> None:
-        """Note a read that succeeded."""
+        """Note an answer of the store."""
         with self._lock:
-            self._failure_count, self._next_try_s = 0, 0.0
+            self._failure_count, self._is_trying = 0, False
 
     def failed(self, failure: Failure) -> RequestError:
         """Note a failed read; returns the error for the request that needs it."""
-        if failure.kind is not FailureKind.UNREACHABLE:
-            return RequestError(
-                ResponseCode.SYSTEM_ERROR, f"the tier can't serve this read: {failure}; try again"
-            )
+        if failure.kind is FailureKind.UNREACHABLE:
+            return self.unreachable(str(failure))
+        self.succeeded()
+        return RequestError(
+            ResponseCode.SYSTEM_ERROR, f"the tier can't serve this read: {failure}; try again"
+        )
+
+    def unreachable(self, reason: str) -> RequestError:
+        """Note that the store did not answer; returns the error for the request that needs it."""
         with self._lock:
             now_s = self._monotonic()
+            if self.is_paused and not self._is_trying:
+                # It began before the pause, like the reads that have opened it.
+                return self._rejection(self._next_try_s - now_s)
             if not self._failure_count:
                 self._since = time.strftime("%Y-%m-%d %H:%M:%S")
             self._failure_count += 1
-            self._reason = str(failure)
+            self._is_trying = False
+            self._reason = reason
             doublings = self._failure_count - _FAILURES_MAX
             pause_s = 0.0
             if doublings >= 0:

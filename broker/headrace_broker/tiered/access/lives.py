@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from headrace_broker.store.files.config_file import ConfigFile
 
+LIVES_FILE: Final = "tieredTopicIncarnation.json"
 # Begins the ids of topics whose id was lost, or that have queues since before they were made.
 _LOST: Final = "0-"
 _decoder = msgspec.json.Decoder(dict[str, str])
@@ -44,6 +45,10 @@ class Lives:
         """Whether the tier is known to have the topic's present life."""
         known = self._ids.get(topic)
         return known is not None and known == self._incarnation(topic)
+
+    def current(self, topics: Iterable[str]) -> dict[str, str]:
+        """The ids of those topics of which the tier is known to have the present life."""
+        return {topic: self._ids[topic] for topic in topics if self.is_current(topic)}
 
     def is_over(self, topic: str) -> bool:
         """Whether the tier is known to have an earlier life of the topic."""

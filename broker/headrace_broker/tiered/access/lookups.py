@@ -50,7 +50,7 @@ class TierLookups:
         found: list[list[Buffer]] = []
 
         def fetch() -> None:
-            self._reader.access.open()
+            self._reader.open()
             index = self._reader.access.tier.index
             assert index is not None
             text = TAGS_MARK + key if index_type == "T" else key

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+from functools import partial
 from threading import Lock
+from time import monotonic
 from typing import TYPE_CHECKING
 
 import structlog
+import trio
 
 from headrace_broker.tiered.container.metadata import TierMetadata
 from headrace_broker.tiered.container.paths import cluster_folder
@@ -14,6 +18,7 @@ from headrace_broker.tiered.container.tier_index import TierIndex
 from headrace_broker.tiered.driver.memory import MemoryDriver
 from headrace_broker.tiered.driver.metered import MeteredAppends, MeteredPuts, Operations
 from headrace_broker.tiered.driver.posix import PosixDriver
+from headrace_broker.tiered.driver.time_limits import TimeLimits
 from headrace_broker.tiered.objects.object_tier import ObjectTier
 
 if TYPE_CHECKING:
@@ -35,7 +40,8 @@ class TierAccess:
     """Opens the tier once, and names its queues.
 
     writing: held by whoever appends, deletes or expires. is_open: whether all queues are known.
-    operations: what was asked of its place. lives: which life of a topic its queues are of.
+    operations: what was asked of its place. limits: how long that may take. lives: which life of a
+    topic its queues are of.
     """
 
     def __init__(
@@ -44,18 +50,20 @@ class TierAccess:
         files: Files,
         now_ms: Callable[[], int],
         lives: Lives,
-        driver: AppendDriver | None = None,
     ) -> None:
-        """driver: by default that of the settings."""
         self.writing = Lock()
         self.is_open = False
         self.now_ms = now_ms
         self.lives = lives
         self._settings = settings
         self._files = files
+        self._place_files = files.apart()
         self.operations = Operations()
-        self._driver = MeteredAppends(driver or _new_driver(settings, files), self.operations)
-        self._opening = Lock()
+        self.limits = TimeLimits()
+        driver = _new_driver(settings, self._place_files)
+        self._driver = MeteredAppends(driver, self.operations, self.limits)
+        self._lock = Lock()
+        self._opening: Future[None] | None = None
         self._tier: StoredTier | None = None
 
     @property
@@ -64,28 +72,63 @@ class TierAccess:
         assert self._tier is not None
         return self._tier
 
-    def open(self) -> None:
-        """Open all queues unless that is done. Raises OSError if the store can't be reached.
+    def open(self, wait_s: float | None = None) -> None:
+        """Open all queues unless that is done; one thread does it for all that wait.
 
-        Raises StoreFormatError if the metadata or an index file can't be read.
+        wait_s: how long to wait for it; it continues afterwards.
+
+        Raises OSError if the store can't be reached in time, StoreFormatError if the metadata or an
+        index file can't be read.
         """
-        with self._opening:
-            if self.is_open:
-                return
-            if self._tier is None:
-                self._tier = self._new_tier()
-            tier, now_ms = self._tier, self.now_ms()
-            failure = tier.start(now_ms)
-            if failure is not None:
-                raise OSError(str(failure))
-            self.end_old_lives()
-            self.is_open = True
+        if self.is_open:
+            return
+        with self._lock:
+            opening = self._opening
+            if opening is None:
+                opening = self._opening = Future()
+                trio.lowlevel.start_thread_soon(partial(self._open_for, opening), lambda _: None)
+        try:
+            opening.result(wait_s)
+        except TimeoutError as error:
+            raise OSError(str(error) or "its queues are still being opened") from None
+
+    def _open_for(self, opening: Future[None]) -> None:
+        problem: BaseException | None = None
+        try:
+            self._open()
+        except BaseException as error:  # noqa: BLE001 - raised by those that wait
+            problem = error
+        with self._lock:
+            self._opening = None
+        if problem is None:
+            opening.set_result(None)
+        else:
+            opening.set_exception(problem)
+
+    def _open(self) -> None:
+        if self.is_open:
+            return
+        if self._tier is None:
+            self._tier = self._new_tier()
+        tier, now_ms = self._tier, self.now_ms()
+        failure = tier.start(now_ms)
+        if failure is not None:
+            raise OSError(str(failure))
+        self.end_old_lives()
+        self.is_open = True
+
+    def open_place(self) -> PutDriver:
+        """The driver that puts objects into the place, within the same limits of time.
+
+        Raises ValueError for a bucket that can't be addressed.
+        """
+        driver = open_place(self._settings, self._place_files)
+        return MeteredPuts(driver, self.operations, self.limits)
 
     def _new_tier(self) -> StoredTier:
         settings = self._settings
         if settings.keeps_objects:
-            objects = _open_objects(settings, self._files)
-            return ObjectTier(MeteredPuts(objects, self.operations), settings.home)
+            return ObjectTier(self.open_place(), settings.home)
         metadata = TierMetadata(metadata_path(settings.root), self._files)
         return open_files(settings, self._driver, metadata, self._files)
 
@@ -101,8 +144,12 @@ class TierAccess:
         for name in [*tier.queues, *tier.damaged]:
             if name[0] in over:
                 self.delete(*name)
-        # The ids are forgotten last: a crash until then repeats this.
         tier.sync()
+        # Files that a crash has left would be taken for queues if the metadata was lost. The ids
+        # are forgotten last: until then this is repeated.
+        failures = tier.clean_up(None, self.now_ms())
+        if failures:
+            raise OSError(str(failures[0]))
         self.lives.forget(over)
 
     def delete(self, topic: str, queue_id: int) -> None:
@@ -126,7 +173,8 @@ class TierAccess:
         place, folder = self._settings.place, self._settings.folder
         if place is not None:
             return place.url, place.endpoint, place.region
-        return (folder.resolve().as_uri(), "", "") if folder is not None else None
+        # Not resolved: the folder may hang.
+        return (folder.absolute().as_uri(), "", "") if folder is not None else None
 
     def topics(self) -> list[TopicRow]:
         """The ids of topics in index files; none before the tier is open, and none of objects."""
@@ -134,7 +182,11 @@ class TierAccess:
         return tier.metadata.topics() if isinstance(tier, Tier) else []
 
     def close(self) -> None:
-        """Release local files; the tier may be opened again."""
+        """Release local files, and ask nothing more of the place."""
+        self.limits.end_by(monotonic())
+        opening = self._opening
+        if opening is not None:
+            opening.exception()
         tier, self._tier, self.is_open = self._tier, None, False
         if tier is not None:
             tier.close()

@@ -17,6 +17,7 @@ from headrace_broker.tiered.access.read_blocks import (
     ReadBlocks,
     Windows,
 )
+from headrace_broker.tiered.container.stored_queue import read_bytes
 from headrace_broker.tiered.driver.interface import Failure
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import Lane, NotReady, RequestError
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from headrace_broker.tiered.access.read_blocks import Stream
     from headrace_broker.tiered.access.settings import TierSettings
     from headrace_broker.tiered.access.tier_access import TierAccess
+    from headrace_broker.tiered.container.stored_queue import UnitRange
     from headrace_protocol.columns import Array
 
 # Apart from the threads that read the local disk: a slow store must not take those.
@@ -36,6 +38,8 @@ _ANSWERS_MAX: Final = 4096
 # Of a read by tags.
 _SCANNED_UNITS: Final = 16_384
 _LOCKS: Final = 64
+# A request waits so long for the tier to be opened.
+_OPEN_S: Final = 5.0
 T = TypeVar("T")
 
 
@@ -65,7 +69,7 @@ class TierReader:
     def open_first(self) -> NotReady:
         """The error of a request that needs the tier before it is open. Raises RequestError."""
         self.breaker.check()
-        return NotReady(self.access.open, TIERED_DATA)
+        return NotReady(self.open, TIERED_DATA)
 
     def block(self, stream: Stream, queue_offset: int, count_asked: int) -> ReadBlock:
         """The messages of a stream from a queue offset on."""
@@ -96,6 +100,13 @@ class TierReader:
 
     # -- in a thread -------------------------------------------------------------------------------
 
+    def open(self) -> None:
+        """Open the tier. Raises RequestError if its store is away, StoreFormatError."""
+        try:
+            self.access.open(_OPEN_S)
+        except OSError as error:
+            raise self.breaker.unreachable(str(error)) from None
+
     def _fetch_block(self, stream: Stream, queue_offset: int, count_asked: int) -> None:
         with self._locks[hash((stream, queue_offset)) % _LOCKS]:
             if self.blocks.find(stream, queue_offset, monotonic()) is not None:
@@ -122,24 +133,27 @@ class TierReader:
                 f"the tier has nothing from queue offset {queue_offset} of {queue.name.path} on: "
                 "its messages have expired meanwhile",
             )
-        numbers, seen = self._choose(found.units, tags, count)
-        units, offsets = found.units[numbers], numbers + found.first
+        units, offsets, end = self._choose(found, tags, count)
         records = queue.records(units, offsets, check_bodies=self._settings.checks_bodies)
         if isinstance(records, Failure):
             return records
-        return ReadBlock(queue_offset, found.first + seen, offsets, units, records)
+        return ReadBlock(queue_offset, end, offsets, units, records)
 
-    def _choose(self, units: Array, tags: frozenset[int] | None, count: int) -> tuple[Array, int]:
-        """Indexes of the units that match and fit, and the number of units seen for them."""
-        numbers = np.arange(len(units))
+    def _choose(
+        self, found: UnitRange, tags: frozenset[int] | None, count: int
+    ) -> tuple[Array, Array, int]:
+        """The units that match and fit, their queue offsets, and where those not seen begin."""
+        units, end = found.units, found.first + len(found.units)
+        offsets = np.arange(found.first, end)
         if tags is not None:
-            numbers = np.flatnonzero(np.isin(units["tags_code"], list(tags)))
-        ends = np.cumsum(units["size"][numbers], dtype=np.int64)
+            matching = np.isin(units["tags_code"], list(tags))
+            units, offsets = units[matching], offsets[matching]
+        ends = read_bytes(units)
         bytes_max = min(self._settings.window_bytes, BLOCK_BYTES_MAX)
         fitting = min(max(int(np.searchsorted(ends, bytes_max, "right")), 1), count)
-        if fitting < len(numbers):
-            return numbers[:fitting], int(numbers[fitting])
-        return numbers, len(units)
+        if fitting < len(units):
+            return units[:fitting], offsets[:fitting], int(offsets[fitting])
+        return units, offsets, end
 
     def _fetch_answer(self, key: Hashable, read: Callable[[], T | Failure]) -> None:
         self._answers[key] = self.result(read())

@@ -43,6 +43,19 @@ class _Wanted(NamedTuple):
     tags: frozenset[int] | None
 
 
+class _Part(NamedTuple):
+    """Some records of a block, as columns. starts, sizes: where they are in its data."""
+
+    offsets: Array
+    units: Array
+    starts: Array
+    sizes: Array
+
+    def at(self, where: slice | Array) -> _Part:
+        """A part of it. where: a slice costs a twentieth of what other indexes do."""
+        return _Part(*[column[where] for column in self])
+
+
 class TieredSource:
     """A queue whose messages may be in the tier, in the local store, or in both."""
 
@@ -124,24 +137,24 @@ class TieredSource:
     def _read_tier(self, queue: StoredQueue, wanted: _Wanted, is_bulk: bool) -> GetResult:
         stream = queue, wanted.tags
         block = self._reader.block(stream, wanted.queue_offset, max(wanted.count_max, 1))
-        numbers, next_offset = _choose(block, wanted)
+        part, next_offset = _choose(block, wanted)
         range_shown = queue.min_offset, self._local.max_offset()
-        if not len(numbers):
+        count = len(part.offsets)
+        if not count:
             status = GetStatus.NO_MATCHED_MESSAGE
             return GetResult(status, [], 0, 0, next_offset, *range_shown)
-        self._reader.message_counts[self._queue.topic] += len(numbers)
+        self._reader.message_counts[self._queue.topic] += count
         front: list[Buffer] = []
-        offsets = block.offsets[numbers]
-        has_gaps = next_offset - int(offsets[0]) != len(offsets)
+        has_gaps = next_offset - int(part.offsets[0]) != count
         if is_bulk:
-            front.append(block.units[numbers].view(np.uint8).data)
+            front.append(part.units.view(np.uint8).data)
             if has_gaps:
-                front.append(offsets.astype(QUEUE_OFFSET_DTYPE).tobytes())
+                front.append(part.offsets.astype(QUEUE_OFFSET_DTYPE).tobytes())
         return GetResult(
             GetStatus.FOUND,
-            [*front, *_pieces(block, numbers)],
-            len(numbers),
-            int(block.records.size[numbers].sum()),
+            [*front, *_pieces(block, part)],
+            count,
+            int(part.sizes.sum()),
             next_offset,
             *range_shown,
             has_queue_offsets=is_bulk and has_gaps,
@@ -234,27 +247,26 @@ def _widened(result: GetResult, queue: StoredQueue, queue_offset: int) -> GetRes
     return result._replace(min_offset=low)
 
 
-def _choose(block: ReadBlock, wanted: _Wanted) -> tuple[Array, int]:
-    """Indexes of the records to return, at least one if any matches, and the next queue offset."""
+def _choose(block: ReadBlock, wanted: _Wanted) -> tuple[_Part, int]:
+    """The records to return, at least one if any matches, and the next queue offset."""
     begin = int(np.searchsorted(block.offsets, wanted.queue_offset))
-    numbers = np.arange(begin, len(block.units))
+    records = block.records
+    part = _Part(block.offsets, block.units, records.start, records.size).at(slice(begin, None))
     if wanted.tags is not None:
-        codes = block.units["tags_code"][begin:]
-        numbers = numbers[np.isin(codes, list(wanted.tags))]
-    ends = np.cumsum(block.records.size[numbers])
+        part = part.at(np.isin(part.units["tags_code"], list(wanted.tags)))
+    ends = np.cumsum(part.sizes)
     fitting = int(np.searchsorted(ends, wanted.bytes_max, "right"))
     count = min(max(fitting, 1), max(wanted.count_max, 1))
-    if count < len(numbers):
-        return numbers[:count], int(block.offsets[numbers[count]])
-    return numbers, block.end
+    if count < len(ends):
+        return part.at(slice(count)), int(part.offsets[count])
+    return part, block.end
 
 
-def _pieces(block: ReadBlock, numbers: Array) -> list[Buffer]:
+def _pieces(block: ReadBlock, part: _Part) -> list[Buffer]:
     """The bytes of records; neighbours are one piece."""
-    starts = block.records.start[numbers]
-    ends = starts + block.records.size[numbers]
-    is_cut = starts[1:] != ends[:-1]
-    firsts = starts[np.append(True, is_cut)].tolist()
-    lasts = ends[np.append(is_cut, True)].tolist()
+    ends = part.starts + part.sizes
+    cuts = np.flatnonzero(part.starts[1:] != ends[:-1])
+    firsts = [int(part.starts[0]), *part.starts[cuts + 1].tolist()]
+    lasts = [*ends[cuts].tolist(), int(ends[-1])]
     data = memoryview(block.records.data)
     return [data[first:last] for first, last in zip(firsts, lasts, strict=True)]

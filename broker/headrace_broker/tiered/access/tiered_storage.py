@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -10,18 +11,18 @@ import trio
 from headrace_broker.queue_directory import Use
 from headrace_broker.store.errors import StoreError
 from headrace_broker.store.files.config_file import ConfigFile
-from headrace_broker.tiered.access.lives import Lives
+from headrace_broker.tiered.access.lives import LIVES_FILE, Lives
 from headrace_broker.tiered.access.lookups import TierLookups
 from headrace_broker.tiered.access.saved_tables import TableSaver
 from headrace_broker.tiered.access.settings import StorageLevel
 from headrace_broker.tiered.access.status import TierState
-from headrace_broker.tiered.access.tier_access import TierAccess, open_place
+from headrace_broker.tiered.access.tier_access import TierAccess
 from headrace_broker.tiered.access.tier_reader import TierReader
 from headrace_broker.tiered.access.tiered_source import TieredSource
 from headrace_broker.tiered.access.upload import Upload
 from headrace_broker.tiered.driver.interface import Failure
 from headrace_broker.topics.attributes import CLEANUP_POLICY, COMPACTED, TIERED, topic_limits
-from headrace_daemon.services import Service
+from headrace_daemon.services import Service, StopStage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -38,17 +39,22 @@ if TYPE_CHECKING:
 log = structlog.get_logger("headrace.broker")
 
 _RETRY_S: Final = 10.0
+# A start waits so long for the tier, and a stop for all that is still to be written there.
+_START_S: Final = 5.0
+_STOP_S: Final = 10.0
 _MERGE_S: Final = 60.0
-LIVES_FILE: Final = "tieredTopicIncarnation.json"
 _TABLES_S: Final = 60.0
+# After a change of the topics, whose files are written meanwhile.
+_CHANGED_TABLES_S: Final = 1.0
 # A stop waits so long for the tier to take the tables.
 _LAST_TABLES_S: Final = 5.0
 _READS: Final = {Use.PULL, Use.READ, Use.BEGIN, Use.INSPECT, Use.LIST}
 
 
 class TieredStorage:
-    """The tier of a running broker. upload: its follower. state: how far that is.
+    """The tier of a running broker.
 
+    settings: its own. upload: its follower. state: how far that is.
     lookups: queries by key; None if the tier is not to be read.
     """
 
@@ -63,7 +69,7 @@ class TieredStorage:
 
         holds_log: whether the log keeps what is still to be uploaded.
         """
-        self._settings = settings
+        self.settings = settings
         self._store = store
         self._topics = topics
         lives = Lives(
@@ -75,18 +81,21 @@ class TieredStorage:
         self._reader = TierReader(self._access, settings)
         is_read = settings.level is not StorageLevel.DISABLE
         self.lookups = TierLookups(self._reader) if is_read else None
-        self.upload = Upload(self._access, settings, self._wants, self._exists)
-        following = store.followers.add(self.upload, settings.commit_ms / 1000, holds_log)
-        self.state = TierState(
-            store, topics, settings, self._access, self._reader, self.upload, following
-        )
         self._tables = TableSaver(
-            lambda: open_place(settings, store.fs),
+            self._access.open_place,
             settings.home,
             settings.root,
             store.fs,
             self._access.topics,
+            lives,
         )
+        self.upload = Upload(self._access, settings, self._wants, self._exists, self._name_lives)
+        following = store.followers.add(self.upload, settings.commit_ms / 1000, holds_log)
+        self.state = TierState(
+            store, topics, settings, self._access, self._reader, self.upload, following
+        )
+        self._topics_changed = trio.Event()
+        topics.subscribe(lambda _topic: self._topics_changed.set())
         # Apart from the threads of all other work: the store may hang.
         self._threads = trio.CapacityLimiter(1)
         self._merging = trio.CapacityLimiter(1)
@@ -101,18 +110,18 @@ class TieredStorage:
 
     def find_source(self, lookup: Lookup, queue: StoreQueue) -> TieredSource | None:
         """The source of a queue of a user's topic; see ``QueueDirectory``."""
-        is_read = lookup.use in _READS and self._settings.level is not StorageLevel.DISABLE
+        is_read = lookup.use in _READS and self.settings.level is not StorageLevel.DISABLE
         if not is_read or self._topics.is_system(queue.topic):
             return None
         local = self._store.source(queue)
-        return TieredSource(queue, local, self._reader, self._settings.level)
+        return TieredSource(queue, local, self._reader, self.settings.level)
 
     def unconsumed(self, lowest: LowestUnconsumed) -> LowestUnconsumed:
         """What must stay in the log until groups have consumed it: nothing that the tier has.
 
         What is not uploaded yet stays because this follower needs it.
         """
-        if self._settings.level is StorageLevel.DISABLE:
+        if self.settings.level is StorageLevel.DISABLE:
             return lowest
 
         def lowest_local(topic: str, queue_ids: Iterable[int]) -> Mapping[int, tuple[int, str]]:
@@ -136,7 +145,7 @@ class TieredStorage:
     def services(self) -> tuple[Service, ...]:
         """The tier's tasks."""
         return (
-            Service(self._run_clean_up, self._load),
+            Service(self._run_clean_up, self._load, finish=self._hurry, stage=StopStage.ANSWER),
             Service(self._run_expiry),
             Service(self._run_merges),
         )
@@ -147,15 +156,18 @@ class TieredStorage:
 
     async def _run_tables(self) -> None:
         while True:
+            self._topics_changed = trio.Event()
             await self._save_tables()
-            await trio.sleep(_TABLES_S)
+            with trio.move_on_after(_TABLES_S):
+                await self._topics_changed.wait()
+            await trio.sleep(_CHANGED_TABLES_S)
 
     async def _save_last_tables(self) -> None:
         with trio.move_on_after(_LAST_TABLES_S):
             await self._save_tables()
 
     async def _save_tables(self) -> None:
-        if not self._settings.is_lasting:
+        if not self.settings.is_lasting:
             return
         try:
             now_ms = self._access.now_ms()
@@ -166,17 +178,25 @@ class TieredStorage:
         except (OSError, StoreError) as error:
             log.warning("tables not saved in the tier, retrying", reason=str(error))
 
+    def _name_lives(self, topics: Iterable[str]) -> None:
+        if self.settings.is_lasting:
+            self._tables.name_lives(topics, self._access.now_ms())
+
     def _load(self) -> None:
         """Open the tier; if its store is away, the follower and the readers try again."""
         try:
-            self._access.open()
+            self._access.open(_START_S)
         except OSError as error:
             log.error("tier not open, retrying", reason=str(error))
+
+    def _hurry(self) -> None:
+        """Have a place that does not answer delay the stop no longer than this."""
+        self._access.limits.end_by(monotonic() + _STOP_S)
 
     async def _run_expiry(self) -> None:
         """Drop what was read and is not read any further."""
         while True:
-            await trio.sleep(self._settings.expire_ms / 2000)
+            await trio.sleep(self.settings.expire_ms / 2000)
             self._reader.expire()
 
     async def _run_merges(self) -> None:
@@ -198,7 +218,7 @@ class TieredStorage:
 
     async def _run_clean_up(self) -> None:
         while True:
-            wait_s = self._settings.clean_ms / 1000
+            wait_s = self.settings.clean_ms / 1000
             try:
                 limits = self._limits()
                 await trio.to_thread.run_sync(self._clean_up, limits, limiter=self._threads)
@@ -228,11 +248,11 @@ class TieredStorage:
 
         def before_ms(topic: str) -> int:
             own_ms = limits[topic].reserved_ms if topic in limits else None
-            return now_ms - (self._settings.reserved_ms if own_ms is None else own_ms)
+            return now_ms - (self.settings.reserved_ms if own_ms is None else own_ms)
 
         with self._access.writing:
             failures = self._access.tier.clean_up(
-                before_ms if self._settings.deletes else None, now_ms, limits
+                before_ms if self.settings.deletes else None, now_ms, limits
             )
         for failure in failures:
             raise OSError(str(failure))
@@ -245,6 +265,7 @@ class TieredStorage:
             "tierOpen": str(self._access.is_open).lower(),
             "tierProblem": self._reader.breaker.problem,
             "tierStuckQueues": str(len(self.upload.stuck)),
+            "tierUnansweredOperations": str(self._access.limits.abandoned_count),
             "tierReadAheadBytes": str(self._reader.blocks.byte_count),
         }
 

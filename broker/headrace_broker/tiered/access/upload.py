@@ -19,13 +19,14 @@ from headrace_broker.tiered.driver.interface import Failure, FailureKind
 from headrace_protocol.columns import RecordColumns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from headrace_broker.store.files.mapped_file import MappedFile
     from headrace_broker.store.queues.queue_blocks import QueueBlock
     from headrace_broker.tiered.access.settings import TierSettings
     from headrace_broker.tiered.access.tier_access import TierAccess
     from headrace_broker.tiered.container.stored_queue import StoredQueue
+    from headrace_protocol.columns import Array
 
 log = structlog.get_logger("headrace.broker")
 
@@ -41,18 +42,19 @@ class _Waiting:
     """Messages of a queue that wait for their upload."""
 
     def __init__(self) -> None:
-        self.blocks: list[QueueBlock] = []
+        self.records: list[RecordColumns] = []
+        self.codes: list[Array] = []
         self.count = self.byte_count = 0
 
-    def add(self, block: QueueBlock) -> None:
-        self.blocks.append(block)
-        self.count += len(block.units)
-        self.byte_count += len(block.records.data)
+    def add(self, records: RecordColumns, codes: Array) -> None:
+        self.records.append(records)
+        self.codes.append(codes)
+        self.count += len(records)
+        self.byte_count += len(records.data)
 
     def join(self) -> Group:
         """All records, and their tags codes."""
-        codes = np.concatenate([block.units["tags_code"] for block in self.blocks])
-        records = [block.records for block in self.blocks]
+        codes, records = np.concatenate(self.codes), self.records
         if len(records) == 1:
             return Group(records[0], codes)
         lengths = np.array([len(part.data) for part in records])
@@ -80,12 +82,17 @@ class Upload:
         settings: TierSettings,
         wants: Callable[[str], bool],
         exists: Callable[[str], bool],
+        name_lives: Callable[[Iterable[str]], None] = lambda _topics: None,
     ) -> None:
-        """exists: whether there is a topic."""
+        """exists: whether there is a topic.
+
+        name_lives: called with the topics of messages before these are uploaded. Raises OSError.
+        """
         self.wants = wants
         self.stuck: dict[Name, str] = {}
         self.message_counts: Counter[str] = Counter()
         self._exists = exists
+        self._name_lives = name_lives
         self._access = access
         self._settings = settings
         # The queue that has waited longest is first.
@@ -127,8 +134,9 @@ class Upload:
             )
         with self._access.writing:
             group = self._waiting.setdefault(name, _Waiting())
-            group.add(block)
-            self._waiting_bytes += len(block.records.data)
+            records = _packed(block.records)
+            group.add(records, block.units["tags_code"])
+            self._waiting_bytes += len(records.data)
             settings = self._settings
             if self._access.tier.takes_all:
                 if self._waiting_bytes >= _TOGETHER_BYTES:
@@ -212,6 +220,7 @@ class Upload:
         """Upload what waits of queues: of one, or of any if the tier takes all. Raises OSError."""
         tier = self._access.tier
         groups = {name: self._missing(name) for name in names}
+        self._name_lives({topic for topic, _ in names})
         self._check_write(names[0], tier.append_all(groups, self._access.now_ms()))
         for name, group in groups.items():
             self.message_counts[name[0]] += len(group.records)
@@ -292,3 +301,17 @@ class Upload:
         if name not in self.stuck:
             self.stuck[name] = reason
             log.error("queue is not uploaded", queue=f"{name[0]}/{name[1]}", reason=reason)
+
+
+def _packed(records: RecordColumns) -> RecordColumns:
+    """Records without those of other queues that lie between them in the log.
+
+    A block may have been read as one piece of the log, eight times as large as its own records.
+    """
+    ends = np.cumsum(records.size)
+    if not len(ends) or int(ends[-1]) == len(records.data):
+        return records
+    view, stops = memoryview(records.data), records.start + records.size
+    pairs = zip(records.start.tolist(), stops.tolist(), strict=True)
+    data = b"".join([view[begin:stop] for begin, stop in pairs])
+    return RecordColumns(data, ends - records.size, records.size)

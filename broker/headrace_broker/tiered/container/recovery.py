@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 Sizes = dict[int, int]
 
+_REBUILD: Final = "headrace tier rebuild writes the missing units"
+
 _UNITS_AT_ONCE: Final = 4096
 # Most units that are compared, if the metadata is very old.
 _COMPARED_UNITS: Final = 1 << 16
@@ -77,9 +79,10 @@ def recover(queue: FlatQueue, stored: dict[str, Sizes], now_ms: int) -> Failure 
 
 def _settle_end(queue: FlatQueue, saved: dict[FlatFile, tuple[SegmentRow, ...]]) -> Failure | None:
     """Cut what is not whole, and bring the rest to disk. saved: rows before the start."""
-    failure = _cut_units(queue)
-    if failure is None and saved[queue.units_file]:
-        failure = _cut_torn_units(queue, saved[queue.units_file][-1].end)
+    rows = saved[queue.units_file]
+    failure = _cut_units(queue, rows[-1].end if rows else 0)
+    if failure is None and rows:
+        failure = _cut_torn_units(queue, rows[-1].end)
     for file, rows in saved.items():
         failure = failure or file.secure(rows)
     return failure
@@ -117,15 +120,18 @@ def _without_units(queue: FlatQueue) -> Failure | None:
     return Failure(
         FailureKind.DAMAGED,
         queue.units_file.place.path,
-        "has no consume queue, but the log beside it has records; restore its files, or move the "
-        "folder of this queue away to begin anew",
+        f"has no consume queue, but the log beside it has records; {_REBUILD}",
     )
 
 
 # -- the end ---------------------------------------------------------------------------------------
 
 
-def _cut_units(queue: FlatQueue) -> Failure | None:
+def _cut_units(queue: FlatQueue, saved_end: int = 0) -> Failure | None:
+    """Cut what is not whole. DAMAGED if units before ``saved_end`` are gone, and their records not.
+
+    These records are kept: a crash loses no units that were on disk.
+    """
     file = queue.units_file
     failure = _cut(file, file.end - (file.end - file.segments[-1].base_offset) % UNIT_BYTES)
     if failure is not None:
@@ -134,6 +140,9 @@ def _cut_units(queue: FlatQueue) -> Failure | None:
     if isinstance(last, Failure):
         return last
     position, log_end = last
+    if file.end < saved_end and log_end < queue.log.end:
+        reason = f"ends at {file.end} instead of {saved_end}, but records are there; {_REBUILD}"
+        return Failure(FailureKind.DAMAGED, file.place.path, reason)
     queue.log_end = log_end
     failure = _cut(file, position)
     if failure is None and queue.log.segments:

@@ -196,6 +196,14 @@ class StoredQueue(ABC):
         return max(found - 1, self.min_offset)
 
 
+def read_bytes(units: Array) -> Array:
+    """Bytes that ``StoredQueue.records`` reads for the first, the first two ... of some units."""
+    starts, sizes = units["physical_offset"].astype(np.int64), units["size"].astype(np.int64)
+    gaps = starts[1:] - starts[:-1] - sizes[:-1]
+    sizes[1:] += np.where(gaps <= _GAP_BYTES_MAX, gaps, 0)
+    return np.cumsum(sizes)
+
+
 def read_head(data: Buffer) -> RecordHead | None:
     """The head of the record at the start of ``data``; None if there is none."""
     if len(data) < _HEAD_BYTES:

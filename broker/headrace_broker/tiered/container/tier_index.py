@@ -40,6 +40,7 @@ FOLDER: Final = "tiered_index_file"
 # Items count seconds, and Apache rounds towards the file's begin.
 _SECOND_MS: Final = 1000
 _ITEMS_MAX: Final = 1024
+_PART_BYTES: Final = ITEM.itemsize << 18
 
 
 class IndexHit(NamedTuple):
@@ -104,11 +105,10 @@ class TierIndex:
     def _rows(self) -> list[SegmentRow]:
         return self._metadata.segments(self._place.queue, self._place.kind)
 
-    def adopt(self, sizes: Mapping[int, int], now_ms: int) -> int | Failure:
+    def adopt(self, sizes: Mapping[int, int], now_ms: int) -> list[SegmentRow] | Failure:
         """Name the finished files that the store has, instead of what the metadata says.
 
-        sizes: by base. Returns the begin of the last one, 0 without any; later records may be in
-        none. Fails as a read.
+        sizes: by base. Returns those that follow each other. Fails as a read.
         """
         rows: list[SegmentRow] = []
         for base in sorted(sizes):
@@ -117,8 +117,9 @@ class TierIndex:
             read = self._driver.read(self._place.segment_path(base), [(0, HEADER.size)])
             if isinstance(read, Failure) and read.kind is not FailureKind.SHORT:
                 return read
-            header = HEADER.unpack(read[0]) if isinstance(read, list) else (0, 0, 0)
-            if header[0] != FINISHED_MAGIC:  # the upload was cut short
+            header = HEADER.unpack(read[0]) if isinstance(read, list) else (0, 0, 0, 0, 0)
+            least = self._size.items_at + header[4] * ITEM.itemsize
+            if header[0] != FINISHED_MAGIC or sizes[base] < least:  # the upload was cut short
                 break
             row = SegmentRow(
                 self._place.queue.path,
@@ -133,7 +134,33 @@ class TierIndex:
             )
             rows.append(row)
         self._metadata.set_segments(self._place.queue, self._place.kind, rows)
-        return rows[-1].begin_timestamp if rows else 0
+        return rows
+
+    def last_places(self) -> dict[tuple[str, int], int] | Failure:
+        """The last place of each queue in the finished files, by topic and queue id.
+
+        Fails as a read.
+        """
+        places: dict[int, int] = {}
+        for row in self._rows():
+            path = self._place.segment_path(row.base_offset)
+            for at in range(self._size.items_at, row.size, _PART_BYTES):
+                read = self._driver.read(path, [(at, min(at + _PART_BYTES, row.size))])
+                if isinstance(read, Failure):
+                    return read
+                items = np.frombuffer(read[0], ITEM, len(read[0]) // ITEM.itemsize)
+                keys = items["topic_id"].astype(np.int64) << 32 | items["queue_id"]
+                queues, numbers = np.unique(keys, return_inverse=True)
+                last = np.zeros(len(queues), np.int64)
+                np.maximum.at(last, numbers, items["place"])
+                for queue, place in zip(queues.tolist(), last.tolist(), strict=True):
+                    places[queue] = max(places.get(queue, 0), place)
+        names = {row.topic_id: row.topic for row in self._metadata.topics()}
+        return {
+            (names[queue >> 32], queue & 0xFFFFFFFF): place
+            for queue, place in places.items()
+            if queue >> 32 in names
+        }
 
     # -- writing -----------------------------------------------------------------------------------
 

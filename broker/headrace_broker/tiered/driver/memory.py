@@ -28,6 +28,7 @@ class MemoryDriver:
 
     def read(self, path: str, ranges: Sequence[Range]) -> list[Buffer] | Failure:
         """As ``Driver.read``."""
+        assert all(start < end for start, end in ranges), "object stores refuse empty ranges"
         with self._lock:
             stored = self._stored.get(path)
             if stored is None:

@@ -1,4 +1,4 @@
-"""A driver that times and counts what another one does."""
+"""A driver that limits the time of another one's operations, and counts them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from headrace_broker.tiered.driver.interface import Failure
+from headrace_broker.tiered.driver.time_limits import Operation
 from headrace_daemon.metrics.histogram import Histogram
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
         PutDriver,
         Range,
     )
+    from headrace_broker.tiered.driver.time_limits import TimeLimits
 
 T = TypeVar("T")
 
@@ -58,71 +60,81 @@ class Operations:
 class _Metered:
     """What all drivers do; see ``Driver``."""
 
-    def __init__(self, driver: Driver, operations: Operations) -> None:
+    def __init__(self, driver: Driver, operations: Operations, limits: TimeLimits) -> None:
         self._driver = driver
         self._operations = operations
+        self._limits = limits
 
-    def _timed(self, name: str, operate: Callable[[], T]) -> T:
+    def _run(self, operation: Operation, operate: Callable[[], T]) -> T | Failure:
         begin_s = monotonic()
-        result = operate()
+        result = self._limits.run(operation, operate)
         self._operations.add(
-            name, is_success=not isinstance(result, Failure), seconds=monotonic() - begin_s
+            operation.name,
+            is_success=not isinstance(result, Failure),
+            seconds=monotonic() - begin_s,
         )
         return result
 
     def read(self, path: str, ranges: Sequence[Range]) -> list[Buffer] | Failure:
         """As ``Driver.read``."""
-        found = self._timed("read", lambda: self._driver.read(path, ranges))
+        operation = Operation("read", path, sum(end - start for start, end in ranges))
+        found = self._run(operation, lambda: self._driver.read(path, ranges))
         if not isinstance(found, Failure):
-            self._operations.add_bytes(self._operations.downloaded, sum(map(len, found)))
+            self._operations.add_bytes(self._operations.downloaded, operation.byte_count)
         return found
 
     def size(self, path: str) -> int | Failure:
         """As ``Driver.size``."""
-        return self._timed("size", lambda: self._driver.size(path))
+        return self._run(Operation("size", path), lambda: self._driver.size(path))
 
     def entries(self, folder: str) -> list[Entry] | Failure:
         """As ``Driver.entries``."""
-        return self._timed("list", lambda: self._driver.entries(folder))
+        return self._run(Operation("list", folder), lambda: self._driver.entries(folder))
 
     def delete(self, paths: Sequence[str]) -> Failure | None:
         """As ``Driver.delete``."""
-        return self._timed("delete", lambda: self._driver.delete(paths)) if paths else None
+        if not paths:
+            return None
+        operation = Operation("delete", paths[0], changes=tuple(paths))
+        return self._run(operation, lambda: self._driver.delete(paths))
 
 
 class MeteredAppends(_Metered):
     """See ``AppendDriver``."""
 
-    def __init__(self, driver: AppendDriver, operations: Operations) -> None:
-        super().__init__(driver, operations)
+    def __init__(self, driver: AppendDriver, operations: Operations, limits: TimeLimits) -> None:
+        super().__init__(driver, operations, limits)
         self._appends = driver
 
     def append(self, path: str, position: int, data: Buffer) -> Failure | None:
         """As ``AppendDriver.append``."""
-        failure = self._timed("write", lambda: self._appends.append(path, position, data))
+        operation = Operation("write", path, len(data), (path,))
+        failure = self._run(operation, lambda: self._appends.append(path, position, data))
         if failure is None:
             self._operations.add_bytes(self._operations.uploaded, len(data))
         return failure
 
     def cut(self, path: str, size: int) -> Failure | None:
         """As ``AppendDriver.cut``."""
-        return self._timed("cut", lambda: self._appends.cut(path, size))
+        operation = Operation("cut", path, changes=(path,))
+        return self._run(operation, lambda: self._appends.cut(path, size))
 
 
 class MeteredPuts(_Metered):
     """See ``PutDriver``."""
 
-    def __init__(self, driver: PutDriver, operations: Operations) -> None:
-        super().__init__(driver, operations)
+    def __init__(self, driver: PutDriver, operations: Operations, limits: TimeLimits) -> None:
+        super().__init__(driver, operations, limits)
         self._puts = driver
 
     def put(self, path: str, data: Buffer, replaces: str = "") -> str | Failure:
         """As ``PutDriver.put``."""
-        etag = self._timed("write", lambda: self._puts.put(path, data, replaces))
+        operation = Operation("write", path, len(data), (path,))
+        etag = self._run(operation, lambda: self._puts.put(path, data, replaces))
         if not isinstance(etag, Failure):
             self._operations.add_bytes(self._operations.uploaded, len(data))
         return etag
 
     def etag(self, path: str) -> str | Failure:
         """As ``PutDriver.etag``."""
-        return self._timed("etag", lambda: self._puts.etag(path))
+        return self._run(Operation("etag", path), lambda: self._puts.etag(path))

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 
+# Of all puts into a folder, which exclude each other: the next one replaces what a crash has left.
 _TEMPORARY: Final = ".tmp"
 
 
@@ -75,7 +76,7 @@ class PosixDriver:
         found = []
         for place, _folders, names in os.walk(self._root / folder, onerror=_raise_unless_missing):
             for name in names:
-                if not name.endswith(_TEMPORARY):
+                if name != _TEMPORARY:
                     path = Path(place, name)
                     with suppress(FileNotFoundError):  # deleted since
                         size = path.stat().st_size
@@ -163,11 +164,15 @@ class PosixDriver:
         return _etag(read_file(self._root / path))
 
     def _replace(self, target: Path, data: Buffer) -> None:
-        temporary = target.with_name(target.name + _TEMPORARY)
+        temporary = target.with_name(_TEMPORARY)
         descriptor = self._files.create_temporary(temporary)
         try:
             self._files.write(descriptor, data, 0)
             self._files.fsync(descriptor)
+        except OSError:  # a full disk needs the room
+            with suppress(OSError):
+                self._files.unlink(temporary)
+            raise
         finally:
             self._files.close(descriptor)
         self._files.rename(temporary, target)

@@ -85,7 +85,9 @@ class KeyIndex:
             window *= 8
 
     def items(self, stored: StoredObject, begin: int, end: int) -> Array | Failure:
-        """Key items of an object."""
+        """Key items of an object, whose messages may have none."""
+        if begin == end:
+            return np.empty(0, KEY_ITEM)
         at, size = stored.keys_at, KEY_ITEM.itemsize
         region = at, at + stored.key_count * size
         read = self._reader.read(stored.name, region, [(at + begin * size, at + end * size)])

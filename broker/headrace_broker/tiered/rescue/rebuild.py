@@ -18,6 +18,7 @@ from headrace_broker.tiered.access.tier_access import metadata_path, open_files
 from headrace_broker.tiered.container.metadata import TierMetadata
 from headrace_broker.tiered.container.paths import FileKind, cluster_folder, index_queue
 from headrace_broker.tiered.container.recovery import sizes_by_folder
+from headrace_broker.tiered.container.stored_queue import RecordHead
 from headrace_broker.tiered.container.tier_index import FOLDER
 from headrace_broker.tiered.driver.interface import Failure, FailureKind
 from headrace_broker.tiered.objects.batch import read_directory
@@ -25,6 +26,7 @@ from headrace_broker.tiered.objects.manifest_file import ManifestFile
 from headrace_broker.tiered.objects.object_tier import DATA, ObjectTier
 from headrace_broker.tiered.rescue.choice import choose
 from headrace_broker.tiered.rescue.place import entries, open_folder, open_objects
+from headrace_broker.tiered.rescue.units import complete_units
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
     from headrace_broker.tiered.access.settings import TierSettings
     from headrace_broker.tiered.container.metadata import TopicRow
+    from headrace_broker.tiered.container.stored_queue import StoredQueue
     from headrace_broker.tiered.container.stored_tier import StoredTier
     from headrace_broker.tiered.container.tier import Tier
     from headrace_broker.tiered.container.tier_index import TierIndex
@@ -90,6 +93,9 @@ def rebuild_files(driver: PosixDriver, settings: TierSettings, now_ms: int) -> R
     metadata = TierMetadata(new_path)
     metadata.adopt_topics(topics)
     _put_aside(settings.root / FOLDER)
+    home = settings.home
+    units_bytes = settings.limits.units_bytes
+    complete_units(driver, f"{cluster_folder(home.cluster)}/{home.broker}", units_bytes)
     tier = open_files(settings, driver, metadata, Files())
     expect(tier.rebuild(now_ms))
     _index(driver, settings, tier, now_ms, has_ids=bool(topics))
@@ -131,16 +137,31 @@ def _index(
     folder = f"{cluster_folder(settings.home.cluster)}/{name.path}"
     sizes = sizes_by_folder(entries(driver, folder))
     finished = sizes.get(f"{folder}/{FileKind.INDEX.name}", {}) if has_ids else {}
-    since_ms = index.adopt(finished, now_ms)
-    if isinstance(since_ms, Failure):
-        raise StoreError(str(since_ms))
+    rows = index.adopt(finished, now_ms)
+    if not isinstance(rows, Failure) and rows and _has_older(tier, rows[0].begin_timestamp):
+        rows = index.adopt({}, now_ms)
+    places = rows if isinstance(rows, Failure) else index.last_places()
+    if isinstance(places, Failure):
+        raise StoreError(str(places))
     for (topic, queue_id), queue in tier.queues.items():
-        at = queue.offset_by_time(since_ms) if since_ms else queue.min_offset
+        at = _offset_at(queue, places.get((topic, queue_id)))
+        failure = tier.index_again(topic, queue_id, at, now_ms)
         # Damaged records can't be found by key, and must not keep the others from being read.
-        if isinstance(at, int):
-            failure = tier.index_again(topic, queue_id, at, now_ms)
-            if failure is not None and failure.kind is FailureKind.UNREACHABLE:
-                expect(failure)
+        if failure is not None and failure.kind is FailureKind.UNREACHABLE:
+            expect(failure)
+
+
+def _offset_at(queue: StoredQueue, place: int | None) -> int:
+    """The queue offset of the record at a place: the next file may have more of its keys."""
+    head = queue.head(place) if place is not None else None
+    return head.queue_offset if isinstance(head, RecordHead) else queue.min_offset
+
+
+def _has_older(tier: Tier, begin_ms: int) -> bool:
+    """Whether there is a message that was stored before a time."""
+    used = [queue for queue in tier.queues.values() if queue.min_offset < queue.commit_offset]
+    times = [queue.store_time(queue.min_offset) for queue in used]
+    return any(isinstance(ms, int) and ms < begin_ms for ms in times)
 
 
 # -- object layout ---------------------------------------------------------------------------------

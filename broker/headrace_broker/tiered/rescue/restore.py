@@ -17,7 +17,15 @@ from headrace_broker.store.errors import StoreError
 from headrace_broker.store.files.config_file import ConfigFile
 from headrace_broker.store.files.filesystem import Files
 from headrace_broker.store.queues.consume_queue import BLANK_SIZE, ConsumeQueue
-from headrace_broker.tiered.access.saved_tables import Owner, SavedTables, owner_file, read_tables
+from headrace_broker.tiered.access.lives import LIVES_FILE, Lives
+from headrace_broker.tiered.access.saved_tables import (
+    INCARNATIONS_FILE,
+    Owner,
+    SavedTables,
+    ids_in,
+    owner_file,
+    read_tables,
+)
 from headrace_broker.tiered.driver.interface import FailureKind
 from headrace_broker.tiered.objects.object_tier import ObjectTier
 from headrace_broker.tiered.rescue.place import open_folder, open_objects
@@ -31,6 +39,7 @@ from headrace_protocol.message import BLANK_RECORD, MAGIC_BLANK
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from headrace_broker.store.settings import StoreSettings
     from headrace_broker.tiered.access.settings import TierSettings
@@ -40,6 +49,8 @@ _BUILT: Final = "restore.unfinished"
 _DONE: Final = "built"
 # What a start must not see without the rest is last.
 _MOVED: Final = ("commitlog", "consumequeue", "tiered_index_file", "config")
+# Saved as they fit the tier's queues.
+_ADAPTED: Final = {"topics.json", "consumerOffset.json"}
 
 
 class Restored(NamedTuple):
@@ -89,7 +100,12 @@ def _check_empty(settings: TierSettings) -> None:
 
 def _build(settings: TierSettings, sizes: StoreSettings, now_ms: int) -> Restored:
     tier, tables, problems = _read_tier(settings, now_ms)
-    ends = {name: queue.commit_offset for name, queue in tier.queues.items()}
+    config = sizes.root / "config"
+    texts = dict(tables.files) if tables is not None else {}
+    for name in texts.keys() - _ADAPTED:
+        ConfigFile(config / name).save(texts[name].encode())
+    over = _over(config, texts)
+    ends = {name: queue.commit_offset for name, queue in tier.queues.items() if name[0] not in over}
     fs = Files()
     for (topic, queue_id), end in ends.items():
         if end:
@@ -100,14 +116,10 @@ def _build(settings: TierSettings, sizes: StoreSettings, now_ms: int) -> Restore
             queue.unmap()
     fs.sync_names()
     _write_log(sizes)
-    config = sizes.root / "config"
-    texts = dict(tables.files) if tables is not None else {}
-    topics = _topics(texts.pop("topics.json", ""), ends)
+    topics = _topics(texts.get("topics.json", ""), ends)
     ConfigFile(config / "topics.json").save(topics.encode())
-    offsets = _offsets(texts.pop("consumerOffset.json", ""), ends)
+    offsets = _offsets(texts.get("consumerOffset.json", ""), ends)
     ConfigFile(config / "consumerOffset.json").save(offsets.encode())
-    for name, text in texts.items():
-        ConfigFile(config / name).save(text.encode())
     if tables is not None:
         owner_file(sizes.root).save(msgspec.json.encode(Owner(tables.store)))
     return Restored(tier, len(topics.topic_config_table), problems)
@@ -138,6 +150,12 @@ def _read_tier(
         raise StoreError(f"the tier has no messages of {settings.home.broker}: nothing to restore")
     problem = f"no groups, settings of topics and consumer offsets: {tables}"
     return tier, None, [*problems, problem]
+
+
+def _over(config: Path, texts: Mapping[str, str]) -> set[str]:
+    """Topics of which the tier has an earlier life; the broker's start deletes it."""
+    ids = ids_in(texts, INCARNATIONS_FILE)
+    return Lives(ConfigFile(config / LIVES_FILE), ids.get, lambda _topic: False).over()
 
 
 def _write_log(sizes: StoreSettings) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,7 +15,7 @@ from headrace.errors import ConfigurationError, HeadraceError
 from headrace_daemon.command import warn
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     import trio
 
@@ -200,23 +199,32 @@ class _Reader:
 
     async def run(self, nameserver: str | None) -> None:
         """Print until the maximum count or the end of the queues is reached."""
+        from headrace.admin.interrupts import deferred_interrupts
         from headrace.consumer.pull import PullConsumer
 
+        place = self._wanted.place
+        start = "earliest" if isinstance(place, int) else place
+        with deferred_interrupts() as interrupts:
+            async with (
+                PullConsumer(nameserver=nameserver, start=start) as consumer,
+                interrupts.cancel_block(),
+            ):
+                await self._read(consumer)
+
+    async def _read(self, consumer: PullConsumer) -> None:
         wanted = self._wanted
-        start = "earliest" if isinstance(wanted.place, int) else wanted.place
-        async with PullConsumer(nameserver=nameserver, start=start) as consumer:
-            queues = self._choose(await consumer.queues(wanted.topic))
-            ends = await self._ends(consumer, queues)
-            await consumer.assign(ends, wanted.tags)
-            await self._seek(consumer, ends)
-            while not self._printer.is_done:
-                if not _is_open(consumer, ends):
-                    self._print_tail()
-                    if not wanted.follow:
-                        break
-                batch = await consumer.receive_many(timeout_ms=_CHECK_S * 1000)
-                if batch:
-                    self._take(batch, ends[batch.queue])
+        queues = self._choose(await consumer.queues(wanted.topic))
+        ends = await self._ends(consumer, queues)
+        await consumer.assign(ends, wanted.tags)
+        await self._seek(consumer, ends)
+        while not self._printer.is_done:
+            if not _is_open(consumer, ends):
+                self._print_tail()
+                if not wanted.follow:
+                    break
+            batch = await consumer.receive_many(timeout_ms=_CHECK_S * 1000)
+            if batch:
+                self._take(batch, ends[batch.queue])
 
     async def _seek(self, consumer: PullConsumer, ends: dict[MessageQueue, int]) -> None:
         for queue, end in ends.items():
@@ -332,26 +340,22 @@ class _Member:
         self._tags = tags
         self._printer = printer
         self._follow = follow
-        self._is_interrupted = False
 
     async def run(self, nameserver: str | None) -> None:
         """Print until the maximum count, or until all messages that existed at first are read."""
-        import trio
-
+        from headrace.admin.interrupts import deferred_interrupts
         from headrace.consumer.pull import PullConsumer
         from headrace.consumer.push import Consumer
 
-        # From here on, a signal cannot prevent the commit of messages already printed. SIGTERM
-        # arrives as SIGINT.
-        with trio.open_signal_receiver(signal.SIGINT) as signals:
+        # From here on, a signal cannot prevent the commit of messages already printed.
+        with deferred_interrupts() as interrupts:
             async with (
                 PullConsumer(self._group, nameserver=nameserver) as offsets,
                 Consumer(
                     self._group, {self._topic: self._tags}, nameserver=nameserver, start=self._place
                 ) as consumer,
-                trio.open_nursery() as nursery,
+                interrupts.cancel_block() as nursery,
             ):
-                nursery.start_soon(self._stop_at_signal, signals, nursery.cancel_scope)
                 if not self._follow:
                     nursery.start_soon(self._stop_at_end, consumer, offsets, nursery.cancel_scope)
                 async for message in consumer:
@@ -359,15 +363,6 @@ class _Member:
                     sys.stdout.flush()
                     if self._printer.is_done:
                         break
-                nursery.cancel_scope.cancel()
-        if self._is_interrupted:
-            raise KeyboardInterrupt
-
-    async def _stop_at_signal(self, signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
-        """Leave the group cleanly at a signal, so that printed messages are committed."""
-        async for _ in signals:
-            self._is_interrupted = True
-            scope.cancel()
 
     async def _stop_at_end(
         self, consumer: Consumer, offsets: PullConsumer, scope: trio.CancelScope

@@ -163,16 +163,18 @@ def watch(
     """
     import trio
 
+    from headrace.admin.interrupts import deferred_interrupts
     from headrace.table.client import Table
 
     async def run() -> None:
-        async with Table(topic, nameserver=nameserver) as table:
-            if not with_values:
-                await table.synced()
-            changes = table.changes()
-            for _ in range(count or sys.maxsize):
-                _print_change(await anext(changes), as_json=as_json)
-                sys.stdout.flush()
+        with deferred_interrupts() as interrupts:
+            async with Table(topic, nameserver=nameserver) as table, interrupts.cancel_block():
+                if not with_values:
+                    await table.synced()
+                changes = table.changes()
+                for _ in range(count or sys.maxsize):
+                    _print_change(await anext(changes), as_json=as_json)
+                    sys.stdout.flush()
 
     trio.run(run)
 

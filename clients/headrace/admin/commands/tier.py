@@ -191,8 +191,9 @@ def verify(config: Path, *, deep: bool, as_json: bool) -> None:
 def rebuild(config: Path, *, as_json: bool) -> None:
     """Write the tier's metadata or manifest anew, from what the place has.
 
-    For a tier whose metadata or manifest is lost or torn. Stop the broker first. No file or object
-    is deleted, and what is replaced is kept as .bak. Topics that were deleted within the last day
+    For a tier whose metadata or manifest is lost or torn; in a folder also for consume queues and
+    index files. Stop the broker first. No file or object is deleted, and what is replaced is kept
+    as .bak. Topics that were deleted within the last day
     may come back.
     """
     from headrace_broker.tiered.rescue.rebuild import rebuild as run

@@ -76,6 +76,7 @@ for _static in (
         "headrace topic create steps --attribute message.type=FIFO --if-not-exists",
         "headrace topic create clicks --static --queues 16",
         "headrace topic create users --compacted --attribute key.queue=headrace",
+        "headrace topic create prices --static --queues 8 --compacted",
     ),
 )
 @click.argument("name", metavar="TOPIC")
@@ -106,6 +107,12 @@ for _static in (
     help="Only on the broker with this name; of a static topic, on those named, as A,B,C.",
 )
 @click.option("--cluster", metavar="CLUSTER", help="Static topic: on the brokers of a cluster.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Add queues also to a compacted static topic, whose keys then go to other queues while "
+    "their old values stay.",
+)
 @static_commands.dry_run
 @click.option(
     "--if-not-exists", is_flag=True, help="Succeed if the topic already exists with these settings."
@@ -123,6 +130,7 @@ def create(
     *,
     static: bool,
     compacted: bool,
+    force: bool,
     dry_run: bool,
     if_not_exists: bool,
     as_json: bool,
@@ -140,27 +148,25 @@ def create(
                 f"--compacted contradicts cleanup.policy={policy}: leave one of them out"
             )
     if static:
-        if compacted:
+        if if_not_exists or perm != "rw":
             raise ConfigurationError(
-                "--static can't be combined with --compacted: no topic can be both"
-            )
-        if attributes or if_not_exists or perm != "rw":
-            raise ConfigurationError(
-                "--static can't be combined with --attribute, --perm or --if-not-exists; "
-                "`headrace topic alter` changes permission and attributes"
+                "--static can't be combined with --perm or --if-not-exists; "
+                "`headrace topic alter` changes the permission"
             )
         static_commands.create_static(
             name,
             queues,
             nameserver,
+            attributes=attributes,
             brokers=broker,
             cluster=cluster,
+            force=force,
             dry_run=dry_run,
             as_json=as_json,
         )
         return
-    if cluster or dry_run:
-        raise ConfigurationError("--cluster and --dry-run require --static")
+    if cluster or dry_run or force:
+        raise ConfigurationError("--cluster, --dry-run and --force require --static")
 
     async def run() -> None:
         async with Admin(nameserver=nameserver) as admin:

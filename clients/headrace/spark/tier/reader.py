@@ -79,21 +79,20 @@ class TierReader:
         self, start: int, end: int, tags: frozenset[int] | None, slice_bytes: int
     ) -> Iterator[_Job]:
         for first, stop in self._windows(start, end):
-            units = self.units(first, stop)
-            numbers = np.arange(len(units))
+            units, offsets = self.units(first, stop), np.arange(first, stop)
             if tags is not None:
-                numbers = np.flatnonzero(np.isin(units["tags_code"], list(tags)))
-            if not len(numbers):
-                yield _Job(stop, units[:0], numbers)
+                matching = np.isin(units["tags_code"], list(tags))
+                units, offsets = units[matching], offsets[matching]
+            if not len(units):
+                yield _Job(stop, units, offsets)
                 continue
-            ends = self._read_bytes(units[numbers])
+            ends = self._read_bytes(units)
             at = 0
-            while at < len(numbers):
+            while at < len(units):
                 before = int(ends[at - 1]) if at else 0
                 upto = max(int(np.searchsorted(ends, before + slice_bytes, "right")), at + 1)
-                some = numbers[at:upto]
-                after = first + int(numbers[upto]) if upto < len(numbers) else stop
-                yield _Job(after, units[some], some + first)
+                after = int(offsets[upto]) if upto < len(units) else stop
+                yield _Job(after, units[at:upto], offsets[at:upto])
                 at = upto
 
     def _windows(self, start: int, end: int) -> Iterator[Range]:
