@@ -231,7 +231,7 @@ def test_seeds_of_tiered_topics(count: int, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "count", [10, pytest.param(150, marks=pytest.mark.long)], ids=["1 to 10", "1 to 150"]
+    "count", [10, pytest.param(300, marks=pytest.mark.long)], ids=["1 to 10", "1 to 300"]
 )
 def test_seeds_of_tiered_topics_in_a_bucket(count: int, tmp_path: Path) -> None:
     kind = totals_of("objects", count, tmp_path)
