@@ -24,6 +24,7 @@ from tests.support.golden_frames import golden_frames
 from tests.support.stores import crash
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 NOW_MS = 1_700_000_000_000
@@ -248,4 +249,27 @@ def test_a_deletion_cut_short_leaves_no_messages_to_a_topic_of_this_name(
     assert broker.topics.get("t") is None
     broker.create_topic("t", 1)
     assert broker.store.queue("t", 0).consume_queue.max_offset == 0
+    broker.close()
+
+
+def test_a_deletion_that_can_not_be_flushed_is_no_success(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = BrokerUnderTest(tmp_path)
+    broker.create_topic("t", 1)
+    broker.store_message("t", 0)
+    broker.store.flusher.flush_now()
+
+    def fail(callback: Callable[[], None]) -> None:
+        broker.store.flusher.stop_writing("a flush failed")
+        callback()
+
+    monkeypatch.setattr(broker.store, "when_all_flushed", fail)
+    answer = broker.ask(RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicHeader(topic="t"))
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "topic t may come back at the next start, delete it then" in answer.remark
+    broker.topics.saved.finish()
+    crash(broker.store)
+    broker = BrokerUnderTest(tmp_path)
+    assert broker.topics.get("t") is not None
     broker.close()

@@ -290,6 +290,12 @@ class AdminTopicsProcessor:
         after = functools.partial(self._deletion.after_delete, name)
 
         def on_flushed() -> None:
+            life = self._store.commit_log.life
+            if not life.is_writable:
+                remark = f"topic {name} may come back at the next start, delete it then"
+                remark += f": {life.refusal}"
+                request.reply(Reply(code=ResponseCode.SYSTEM_ERROR, remark=remark))
+                return
             self._topics.deleted(name)
             self._reply_when_registered(request, Reply(), after)
 
