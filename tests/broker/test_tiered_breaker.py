@@ -139,7 +139,7 @@ async def test_a_place_that_hangs_fails_only_reads_of_the_tier(
     put(broker, 0, 20)
     upload(broker)
     local_min = await expire_log(broker)
-    (place,), patience = places, Patience(tier_of(broker)._access.limits)
+    (place, _tables), patience = places, Patience(tier_of(broker)._access.limits)
     place.hang("read", "append", "entries", "cut", when=When.LATE)
     put(broker, 20, 5)
     with pytest.raises(OSError, match="no answer to write in 1000 s"):
