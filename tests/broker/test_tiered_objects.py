@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from headrace_broker.tiered.container.stored_tier import Name
     from headrace_broker.tiered.driver.object_place import ObjectPlace
+    from headrace_broker.tiered.objects.batch import Batch
 
 DAY_MS = 24 * 3600 * 1000
 
@@ -517,6 +518,27 @@ def test_what_is_dropped_during_a_merge_does_not_come_back() -> None:
     for found in (tier, open_objects_tier(driver)):
         assert read_all(found.queues[TOPIC, 0]) in ([], [0])
         assert read_all(found.queues[TOPIC, 1]) == read_all(found.queues[TOPIC, 2]) == [2, 3, 4, 5]
+
+
+@pytest.mark.usefixtures("few")
+def test_an_object_that_goes_during_a_merge_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = MemoryDriver()
+    tier = open_objects_tier(driver)
+    for queue_id in (0, 1, 1, 1):
+        append_next(tier, {(TOPIC, queue_id): 2})
+    make = Merger.make
+
+    def delete_first(merger: Merger, name: str) -> Batch | Failure:
+        monkeypatch.setattr(Merger, "make", make)
+        tier.delete(TOPIC, 0)
+        for days in (0, 5):
+            assert tier.clean_up(None, BEGIN_MS + days * DAY_MS) == []
+        return merger.make(name)
+
+    monkeypatch.setattr(Merger, "make", delete_first)
+    assert tier.merge(BEGIN_MS) is True
+    merge_all(tier)
+    assert read_all(tier.queues[TOPIC, 1]) == [0, 1, 2, 3, 4, 5]
 
 
 @pytest.mark.usefixtures("few")

@@ -21,7 +21,7 @@ from headrace_protocol.message import CorruptRecord
 from headrace_protocol.tier_rows import FINAL, TIME_BYTES, UNIT_BYTES, ObjectRow, Part
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Container, Iterable, Iterator
 
     from headrace_broker.tiered.container.stored_tier import Name
     from headrace_broker.tiered.driver.interface import Buffer, Driver
@@ -126,6 +126,10 @@ class Merger:
             return read
         contents = [_content(joint, read) for joint in joints]
         return build(name, contents, level, self.made[0][0].run if self.made else name)
+
+    def has_all_of(self, objects: Container[str]) -> bool:
+        """Whether all its sources are among the objects of these names."""
+        return all(name in objects for name in self._sources)
 
     def note_made(self, row: ObjectRow) -> None:
         """Note that the next object is stored."""

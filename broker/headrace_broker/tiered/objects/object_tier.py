@@ -344,6 +344,8 @@ class ObjectTier:
         if failure is None:
             return True
         self._merger = None
+        if failure.kind is FailureKind.MISSING and not merger.has_all_of(self.inventory.objects):
+            return True  # a source was dropped meanwhile: the next merge does without it
         return failure
 
     def _make(self, merger: Merger, now_ms: int) -> Failure | None:
