@@ -384,6 +384,7 @@ def _unconsumed(parts: Parts) -> LowestUnconsumed:
         parts.consumers,
         inner_consumers(parts),
         parts.compaction.queues.wants,
+        OwnQueues(parts.static.mappings).later,
     )
     return lowest if parts.tier is None else parts.tier.unconsumed(lowest)
 

@@ -17,11 +17,13 @@ from headrace_protocol.bodies import (
     TopicConfig,
 )
 from headrace_protocol.codes import RequestCode, ResponseCode
+from tests.broker.test_static_cleanup import expire
 from tests.support.broker import BrokerUnderTest, broker_config
 from tests.support.channel import MemoryChannel
+from tests.support.static_brokers import GROUP, TOPIC, Brokers, item
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 
@@ -102,6 +104,71 @@ def test_groups_of_compacted_topics_do_not_count(broker: BrokerUnderTest) -> Non
     lowest = broker.store.cleaner.unconsumed()
     assert lowest("plain", [0]) == {0: (5, "a")}
     assert lowest("table", [0]) == {}
+
+
+# --- static topics --------------------------------------------------------------------------
+
+ITEMS = (item("b", 0, 0), item("a", 1, 4))
+
+
+@pytest.fixture
+def brokers(tmp_path: Path) -> Iterator[Brokers]:
+    """A queue that has moved from b to a, with messages on both; a group has read what b has."""
+    brokers = Brokers(tmp_path)
+    for chain, names in ((ITEMS[:1], "b"), (ITEMS, "ab")):
+        brokers.map(chain, only=names)
+        for _ in range(4):
+            brokers.send(chain[-1].bname[-1], bytes(900))
+    for broker in brokers.values():
+        make_group(broker, GROUP)
+    brokers["b"].offsets.commit(GROUP, TOPIC, 0, 4)
+    yield brokers
+    brokers.close()
+
+
+async def test_what_a_group_has_only_pulled_of_a_later_item_stays(brokers: Brokers) -> None:
+    """Its member died before the first commit there: the group goes on where b says."""
+    leader = brokers["a"]
+    leader.join(GROUP, "client", TOPIC)
+    assert len(brokers.read_all("a", 4)) == 4
+    assert leader.offsets.query_pull(GROUP, TOPIC, 0) == 4
+    await expire(leader, end=0)
+    assert len(brokers.read_all("a", 4)) == 4
+    leader.offsets.commit(GROUP, TOPIC, 0, 4)
+    assert leader.store.cleaner.unconsumed()(TOPIC, [0]) == {0: (4, GROUP)}
+
+
+async def test_a_later_item_stays_for_a_group_that_is_not_connected(brokers: Brokers) -> None:
+    """The broker knows that the group reads the topic: it has an offset in another queue."""
+    leader = brokers["a"]
+    leader.offsets.commit(GROUP, TOPIC, 7, 0)
+    await expire(leader, end=0)
+    leader.offsets.commit(GROUP, TOPIC, 0, 4)
+    assert leader.store.cleaner.unconsumed()(TOPIC, [0]) == {0: (4, GROUP)}
+
+
+async def test_what_a_group_without_offsets_has_pulled_of_a_first_item_goes(
+    brokers: Brokers,
+) -> None:
+    first = brokers["b"]
+    first.offsets.delete_group(GROUP)
+    first.offsets.commit(GROUP, TOPIC, 7, 0)
+    first.join(GROUP, "client", TOPIC)
+    first.offsets.commit_pull(GROUP, TOPIC, 0, 4)
+    await expire(first)
+
+
+def test_all_items_count_as_later_ones_while_the_mapping_is_lost(
+    brokers: Brokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = brokers["b"]
+    broker.offsets.commit("other", TOPIC, 7, 0)
+    make_group(broker, "other")
+    lowest = broker.store.cleaner.unconsumed
+    assert lowest()(TOPIC, [0]) == {0: (4, GROUP)}
+    monkeypatch.setattr(broker.parts.static.mappings, "get", lambda _topic: None)
+    assert lowest()(TOPIC, [0]) == {0: (0, "other")}
+    assert lowest()("plain", [0]) == {}
 
 
 # --- limits of topics -----------------------------------------------------------------------

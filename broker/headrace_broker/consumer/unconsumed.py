@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from headrace_broker.consumer.groups import BROADCASTING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Container, Iterable, Mapping
 
     from headrace_broker.consumer.groups import ConsumerManager
     from headrace_broker.consumer.offsets import ConsumerOffsets
@@ -33,6 +34,9 @@ class UnconsumedOffsets:
     connected, from the offset it last pulled, else from 0. Groups of broadcasting consumers, which
     keep their offsets themselves, don't count.
 
+    A static topic's queue may continue another one, in which a group has its offset. So a group
+    without one there counts from 0 if it is connected or has committed offsets in the topic.
+
     Queues in which messages wait for the broker itself have its service in the place of a group.
     Groups that read compacted topics don't count: the compaction log has their messages.
     """
@@ -44,18 +48,25 @@ class UnconsumedOffsets:
         consumers: ConsumerManager,
         waiting: Mapping[str, InnerConsumer] | None = None,
         is_compacted: Callable[[str], bool] = lambda _topic: False,
+        later_queues: Callable[[str], Container[int]] = lambda _topic: (),
     ) -> None:
-        """waiting: by topic, the service for which messages wait there."""
+        """waiting: by topic, the service for which messages wait there.
+
+        later_queues: of a topic, those that continue another queue.
+        """
         self._waiting = waiting or {}
         self._is_compacted = is_compacted
+        self._later_queues = later_queues
         self._offsets = offsets
         self._groups = groups
         self._consumers = consumers
-        # Kept for the last topic, since its queues come in several calls: its connected groups, and
-        # by queue id the lowest offset of a group without members.
+        # Kept for the last topic, since its queues come in several calls: its groups with and
+        # without members, by queue id the lowest offset of one without, and its later queues.
         self._topic = ""
         self._connected: list[str] = []
+        self._offline: list[str] = []
         self._offline_lowest: dict[int, tuple[int, str]] = {}
+        self._later: Container[int] = ()
 
     def __call__(self, topic: str, queue_ids: Iterable[int]) -> Mapping[int, tuple[int, str]]:
         """By queue id, the lowest queue offset that a group has yet to consume, and the group."""
@@ -75,14 +86,16 @@ class UnconsumedOffsets:
 
     def _load_topic(self, topic: str) -> None:
         self._topic = topic
+        self._later = self._later_queues(topic)
         connected = self._consumers.groups_of_topic(topic)
         self._connected = sorted(group for group in connected if self.counts(group, topic))
+        offline = self._offsets.groups_of(topic) - connected
+        self._offline = sorted(group for group in offline if self.counts(group, topic))
         self._offline_lowest = {}
-        for group in self._offsets.groups_of(topic) - connected:
-            if self.counts(group, topic):
-                for queue_id, offset in self._offsets.offsets_of(group, topic).items():
-                    lowest = self._offline_lowest.get(queue_id, (offset, group))
-                    self._offline_lowest[queue_id] = min(lowest, (offset, group))
+        for group in self._offline:
+            for queue_id, offset in self._offsets.offsets_of(group, topic).items():
+                lowest = self._offline_lowest.get(queue_id, (offset, group))
+                self._offline_lowest[queue_id] = min(lowest, (offset, group))
 
     def counts(self, group: str, topic: str) -> bool:
         """Whether messages of a topic are kept until a group has consumed them."""
@@ -98,7 +111,8 @@ class UnconsumedOffsets:
 
     def _lowest(self, queue_id: int) -> tuple[int, str] | None:
         lowest = self._offline_lowest.get(queue_id)
-        for group in self._connected:
+        is_later = queue_id in self._later
+        for group in chain(self._connected, self._offline if is_later else ()):
             offset = self._offset(group, queue_id)
             if lowest is None or (offset, group) < lowest:
                 lowest = offset, group
@@ -108,6 +122,6 @@ class UnconsumedOffsets:
 
     def _offset(self, group: str, queue_id: int) -> int:
         offset = self._offsets.query(group, self._topic, queue_id)
-        if offset is None:
+        if offset is None and queue_id not in self._later:
             offset = self._offsets.query_pull(group, self._topic, queue_id)
         return offset or 0

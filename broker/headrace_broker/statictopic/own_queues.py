@@ -1,18 +1,24 @@
 """Answers about this broker's physical queues, for services that know no logic ones.
 
-Source: docs/static-topics.md "Compacted topics"; tests/broker/test_static_compaction.py.
+Source: docs/static-topics.md "Compacted topics", "Offsets"; tests/broker/test_static_compaction.py,
+tests/broker/test_unconsumed.py.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+
     from headrace_broker.statictopic.table import MappingTable
 
 
+_ALL: Final = range(1 << 31)
+
+
 class OwnQueues:
-    """See ``LogicQueues`` of ``compaction/keys.py``."""
+    """See ``LogicQueues`` of ``compaction/keys.py``, and ``UnconsumedOffsets``."""
 
     def __init__(self, mappings: MappingTable) -> None:
         self._mappings = mappings
@@ -39,3 +45,14 @@ class OwnQueues:
         if chain is None:
             return True
         return (chain[0].bname, chain[0].queue_id) != (mapping.bname, queue_id)
+
+    def later(self, topic: str) -> Container[int]:
+        """The queues that continue others; all of them while that is not known.
+
+        They stay later ones when clean-up has dropped the items before them: the leader may still
+        have to move groups on from there.
+        """
+        mapping = self._mappings.get(topic)
+        if mapping is None:
+            return _ALL if self._mappings.is_static(topic) else ()
+        return mapping.later_queues()

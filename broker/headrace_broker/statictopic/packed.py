@@ -137,6 +137,14 @@ class BrokerMapping:
         queue_ids: list[int] = self._items["queue_id"][is_ours].tolist()
         return queue_ids
 
+    def later_queues(self) -> set[int]:
+        """The physical queues of this broker that do not begin their logic queue."""
+        if self.bname not in self._brokers:
+            return set()
+        items = self._items
+        is_ours = items["broker"] == self._brokers.index(self.bname)
+        return set(items["queue_id"][is_ours & (items["logic_offset"] != 0)].tolist())
+
     def undecided(self) -> list[int]:
         """The logic queues whose last item has no logicOffset yet."""
         queues = np.flatnonzero(np.diff(self._starts))
