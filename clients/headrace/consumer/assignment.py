@@ -232,7 +232,8 @@ class Assignment:
         asked = self._served(mine - self._leaving, failures)
         locked_at = anyio.current_time()
         locked = await self._lock(sorted(asked), failures) if self._ordered else asked
-        for queue in self._served(held & asked - locked, failures):
+        # A consumer that closes meanwhile has released its queues.
+        for queue in self._served(held & asked - locked, failures) & self.process_queues.keys():
             # Another member already holds the queue, so there is nothing to commit.
             self.process_queues.pop(queue).drop()
         for queue in sorted(locked - held):
