@@ -39,7 +39,10 @@ def table(mq: Brokers, *, local: bool) -> Table[str]:
 
 
 async def compact(admin: StaticTopicAdmin, kept: int) -> None:
-    """Compact until so many messages are left in all physical queues together."""
+    """Compact until so many messages are left in all physical queues together.
+
+    The compaction logs alone don't tell: messages may still be on their way to them.
+    """
     found = -1
     with trio.fail_after(30):
         while found != kept:
@@ -47,8 +50,8 @@ async def compact(admin: StaticTopicAdmin, kept: int) -> None:
             while any(state.is_running for state in states.values()):
                 await trio.sleep(0.05)
                 states = await admin.compact_topic("T", start=False)
-            queues = [queue for state in states.values() for queue in state.queues]
-            found = sum(queue.messages for queue in queues)
+            totals = {each.topic: each for each in await admin.topic_totals()}
+            found = totals["T"].messages
 
 
 async def put_all(written: Table[str], values: dict[str, str], round_: int) -> None:
@@ -112,8 +115,6 @@ async def test_a_push_consumer_gets_the_newest_values(mq: Brokers, admin: Static
         await admin.remap_static_topic("T", ["b"], mode=Mode.AVAILABLE)
         await put_all(remote, values, 1)
     await compact(admin, 14)
-    totals = {each.topic: each for each in await admin.topic_totals()}
-    assert totals["T"].messages == 14
     seen: dict[str, list[str]] = {}
     for part in (1, 2):
         async with Consumer(
