@@ -168,6 +168,8 @@ def _newest(searches: Sequence[_Search]) -> Found | None:
     if None in results:
         return None
     records = [each for each in results if each is not None and not isinstance(each, NoRecord)]
+    if len(records) == 1:  # as a rule, and then nothing is decoded
+        return records[0]
     if records:
         return max(records, key=lambda record: decode_record(record).store_timestamp)
     return NoRecord.NOT_YET if NoRecord.NOT_YET in results else NoRecord.NEVER
