@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Interrupts:
-    """SIGINT, as long as the block of ``deferred_interrupts`` runs."""
+    """SIGINT while a block of ``deferred_interrupts`` runs."""
 
     def __init__(self, signals: AsyncIterator[int]) -> None:
         self.has_arrived = False
@@ -40,7 +40,7 @@ class Interrupts:
 
 @contextmanager
 def deferred_interrupts() -> Iterator[Interrupts]:
-    """Raise KeyboardInterrupt behind the block if SIGINT has cancelled a part of it."""
+    """After the block, raise KeyboardInterrupt if SIGINT cancelled a part of it."""
     with trio.open_signal_receiver(signal.SIGINT) as signals:
         interrupts = Interrupts(signals)
         yield interrupts

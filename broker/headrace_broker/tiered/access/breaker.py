@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _FAILURES_MAX: Final = 3
 _PAUSE_S_MIN: Final = 1.0
 _PAUSE_S_MAX: Final = 60.0
-# A read that tries whether the store is back has so long; then another one tries.
+# Time for the read that checks whether the store is back; after it another one tries.
 _TRIAL_S: Final = 10.0
 
 

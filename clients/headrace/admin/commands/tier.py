@@ -192,9 +192,9 @@ def rebuild(config: Path, *, as_json: bool) -> None:
     """Write the tier's metadata or manifest anew, from what the place has.
 
     For a tier whose metadata or manifest is lost or torn; in a folder also for consume queues and
-    index files. Stop the broker first. No file or object is deleted, and what is replaced is kept
-    as .bak. Topics that were deleted within the last day
-    may come back.
+    index files. Stop the broker first. Records and objects are not deleted, but torn ends of
+    consume queues are cut. A replaced manifest or metadata file is kept as .bak. Topics that were
+    deleted within the last day may come back.
     """
     from headrace_broker.tiered.rescue.rebuild import rebuild as run
 
