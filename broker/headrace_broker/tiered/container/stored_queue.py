@@ -27,7 +27,7 @@ Boundary = Literal["LOWER", "UPPER"]
 
 # What is read of a record to find its queue offset and store time.
 _HEAD: Final = struct.Struct(">ii12xqqi")  # size, magic, queue offset, place, sysFlag
-_HEAD_BYTES: Final = 80
+HEAD_BYTES: Final = 80
 _STORE_TIME_AT: Final = 56  # after an IPv4 born host
 _V6_MORE: Final = 12
 # Records closer than this are read together with what lies between them.
@@ -177,7 +177,7 @@ class StoredQueue(ABC):
 
     def head(self, place: int) -> RecordHead | Failure:
         """The start of the record at a place in the log."""
-        end = min(place + _HEAD_BYTES, self._log_limit)
+        end = min(place + HEAD_BYTES, self._log_limit)
         read = self._read_log([(place, end)])
         if isinstance(read, Failure):
             return read
@@ -206,7 +206,7 @@ def read_bytes(units: Array) -> Array:
 
 def read_head(data: Buffer) -> RecordHead | None:
     """The head of the record at the start of ``data``; None if there is none."""
-    if len(data) < _HEAD_BYTES:
+    if len(data) < HEAD_BYTES:
         return None
     size, magic, queue_offset, place, sys_flag = _HEAD.unpack_from(data)
     if magic not in {MAGIC_V1, MAGIC_V2}:

@@ -19,8 +19,8 @@ from headrace_broker.tiered.container.metadata import TierMetadata
 from headrace_broker.tiered.container.stored_tier import Group
 from headrace_broker.tiered.driver.interface import Failure
 from headrace_broker.tiered.objects.object_tier import ObjectTier
-from headrace_broker.tiered.rescue.place import open_folder, open_objects
-from headrace_broker.tiered.rescue.rebuild import expect, locked
+from headrace_broker.tiered.rescue.place import expect, open_folder, open_objects
+from headrace_broker.tiered.rescue.rebuild import locked
 from headrace_broker.tiered.rescue.verify import portions, read_queues
 
 if TYPE_CHECKING:

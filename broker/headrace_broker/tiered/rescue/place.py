@@ -51,6 +51,12 @@ def entries(driver: Driver, folder: str) -> list[Entry]:
     return found
 
 
+def expect(failure: Failure | None) -> None:
+    """Raise StoreError for a failure."""
+    if failure is not None:
+        raise StoreError(str(failure))
+
+
 def list_objects(driver: Driver, folder: str) -> dict[str, int]:
     """The objects of a broker by name, with their sizes. Raises StoreError."""
     return {

@@ -25,7 +25,7 @@ from headrace_broker.tiered.objects.batch import read_directory
 from headrace_broker.tiered.objects.manifest_file import ManifestFile
 from headrace_broker.tiered.objects.object_tier import DATA, ObjectTier
 from headrace_broker.tiered.rescue.choice import choose
-from headrace_broker.tiered.rescue.place import entries, open_folder, open_objects
+from headrace_broker.tiered.rescue.place import entries, expect, open_folder, open_objects
 from headrace_broker.tiered.rescue.units import complete_units
 
 if TYPE_CHECKING:
@@ -71,12 +71,6 @@ def locked(root: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-def expect(failure: Failure | None) -> None:
-    """Raise StoreError for a failure."""
-    if failure is not None:
-        raise StoreError(str(failure))
 
 
 # -- Apache's layout -------------------------------------------------------------------------------

@@ -28,8 +28,8 @@ from headrace_broker.tiered.access.saved_tables import (
 )
 from headrace_broker.tiered.driver.interface import FailureKind
 from headrace_broker.tiered.objects.object_tier import ObjectTier
-from headrace_broker.tiered.rescue.place import open_folder, open_objects
-from headrace_broker.tiered.rescue.rebuild import expect, locked, rebuild_files
+from headrace_broker.tiered.rescue.place import expect, open_folder, open_objects
+from headrace_broker.tiered.rescue.rebuild import locked, rebuild_files
 from headrace_protocol.bodies import (
     ConsumerOffsetSerializeWrapper,
     TopicConfig,

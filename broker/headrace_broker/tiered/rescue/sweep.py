@@ -11,11 +11,12 @@ from headrace_broker.tiered.driver.interface import Entry
 from headrace_broker.tiered.objects.object_tier import ObjectTier, is_old
 from headrace_broker.tiered.rescue.place import (
     FileListing,
+    expect,
     list_objects,
     open_folder,
     open_objects,
 )
-from headrace_broker.tiered.rescue.rebuild import expect, locked
+from headrace_broker.tiered.rescue.rebuild import locked
 
 if TYPE_CHECKING:
     from headrace_broker.tiered.access.settings import TierSettings

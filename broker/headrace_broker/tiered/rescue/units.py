@@ -13,9 +13,9 @@ from headrace_broker.store.errors import StoreError
 from headrace_broker.tiered.container.flat_queue import UNIT_BYTES
 from headrace_broker.tiered.container.paths import FileKind, segment_name
 from headrace_broker.tiered.container.recovery import sizes_by_folder, tags_codes
-from headrace_broker.tiered.container.stored_queue import read_head
+from headrace_broker.tiered.container.stored_queue import HEAD_BYTES, read_head
 from headrace_broker.tiered.driver.interface import Failure
-from headrace_broker.tiered.rescue.place import entries
+from headrace_broker.tiered.rescue.place import entries, expect
 from headrace_protocol.columns import UNIT_DTYPE, RecordColumns
 from headrace_protocol.message import MAGIC_V1, MAGIC_V2, CorruptRecord
 
@@ -30,8 +30,6 @@ _BYTES_AT_ONCE: Final = 8 << 20
 _UNITS_AT_ONCE: Final = 4096
 _MAGICS: Final = tuple(struct.pack(">i", magic) for magic in (MAGIC_V1, MAGIC_V2))
 _MAGIC_AT: Final = 4
-# Enough of a record for ``read_head``.
-_HEAD_BYTES: Final = 80
 
 
 def complete_units(driver: AppendDriver, folder: str, units_bytes: int) -> None:
@@ -124,7 +122,7 @@ def _records(data: bytes, place: int) -> tuple[list[Range], int]:
     found: list[Range] = []
     at = first = 0
     while at < len(data):
-        head = read_head(data[at : at + _HEAD_BYTES])
+        head = read_head(data[at : at + HEAD_BYTES])
         if head is not None and head.place == place + at and head.size > 0:
             if at + head.size > len(data):
                 break
@@ -135,7 +133,7 @@ def _records(data: bytes, place: int) -> tuple[list[Range], int]:
         following = _next_record(data, at + 1, place)
         if following is None:
             # The rest may be the begin of a record.
-            first = at = max(at, len(data) - _HEAD_BYTES)
+            first = at = max(at, len(data) - HEAD_BYTES)
             break
         first = at = following
     if first < at:
@@ -150,7 +148,7 @@ def _next_record(data: bytes, at: int, place: int) -> int | None:
         hit = data.find(magic, at + _MAGIC_AT)
         while hit >= 0:
             begin = hit - _MAGIC_AT
-            head = read_head(data[begin : begin + _HEAD_BYTES])
+            head = read_head(data[begin : begin + HEAD_BYTES])
             if head is not None and head.place == place + begin:
                 found.append(begin)
                 break
@@ -163,7 +161,7 @@ def _sound_units(data: bytes, place: int) -> list[_Units]:
     with suppress(CorruptRecord):
         return _units_of(data, place)
     found, at = [], 0
-    while (head := read_head(data[at : at + _HEAD_BYTES])) is not None:
+    while (head := read_head(data[at : at + HEAD_BYTES])) is not None:
         with suppress(CorruptRecord):
             found += _units_of(data[at : at + head.size], place + at)
         at += head.size
@@ -210,11 +208,11 @@ class _Files:
                 break
             end = begin
         if not end:
-            _expect(self._driver.delete([path]))
+            expect(self._driver.delete([path]))
             del self.sizes[base]
             return None
         if end < size:
-            _expect(self._driver.cut(path, end))
+            expect(self._driver.cut(path, end))
             self.sizes[base] = end
         ends = [(0, UNIT_BYTES), (end - UNIT_BYTES, end)]
         read = [np.frombuffer(_read(self._driver, path, wanted), UNIT_DTYPE)[0] for wanted in ends]
@@ -238,7 +236,7 @@ class _Files:
                 base = at
             size = self.sizes.get(base, 0)
             some = units[: min(count, (self._limit - size) // UNIT_BYTES)]
-            _expect(self._driver.append(self._segment(base), size, some.tobytes()))
+            expect(self._driver.append(self._segment(base), size, some.tobytes()))
             self.sizes[base] = size + some.nbytes
             at, units = at + some.nbytes, units[len(some) :]
 
@@ -248,8 +246,3 @@ def _read(driver: AppendDriver, path: str, wanted: Range) -> bytes | bytearray |
     if isinstance(read, Failure):
         raise StoreError(str(read))
     return read[0]
-
-
-def _expect(failure: Failure | None) -> None:
-    if failure is not None:
-        raise StoreError(str(failure))
