@@ -147,11 +147,85 @@ async def test_what_came_at_once_is_one_batch() -> None:
 
 async def test_a_large_answer_leaves_in_turns_with_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket_loop, "_SEND_BYTES", 1000)
+    monkeypatch.setattr(socket_loop, "_SMALL_BYTES", 1000)
     async with serving() as (_, echo, connect):
         stream = await connect()
         await stream.send_all(frame(b"a") + frame(b"big:50000"))
         assert await receive_frames(stream, 2) == [b"a", b"x" * 50_000]
         assert len(echo.batches) >= 50
+
+
+@contextmanager
+def driven_loop(count: int) -> Iterator[tuple[Any, list[ServerChannel], list[socket.socket]]]:
+    """A loop whose turns a test makes, with clients that it knows already."""
+    server = RemotingServer(Echo())
+    loop = socket_loop._SocketLoop(server, [])
+    pairs = [socket.socketpair() for _ in range(count)]
+    for ours, _ in pairs:
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            ours.setsockopt(socket.SOL_SOCKET, option, 4 << 20)
+        loop._add(ours, ("127.0.0.1", 1))
+    clients = [theirs for _, theirs in pairs]
+    try:
+        yield loop, [*loop._channels.values()], clients
+    finally:
+        server.close_all()
+        loop.close()
+        for client in clients:
+            client.close()
+
+
+def make_turn(loop: Any, readable: list[int], writable: list[int]) -> None:
+    events = dict.fromkeys(readable, socket_loop._READ)
+    for fd in writable:
+        events[fd] = events.get(fd, 0) | socket_loop._WRITE
+    loop._handle([*events.items()])
+
+
+async def test_large_answers_of_all_clients_share_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket_loop, "_SEND_BYTES", 1000)
+    monkeypatch.setattr(socket_loop, "_SMALL_BYTES", 100)
+    with driven_loop(3) as (loop, channels, clients):
+        fds = list(loop._channels)
+        for client in clients:
+            client.sendall(frame(b"big:5000"))
+        make_turn(loop, fds, [])
+        begun = [channel.out_bytes for channel in channels]
+        left = sum(begun)
+        # The first fills the turn; each of the others gets what most answers need.
+        assert begun[1] == begun[2] == begun[0] + 900
+        order = []
+        for _ in range(6):
+            before = [channel.out_bytes for channel in channels]
+            make_turn(loop, [], fds)
+            after = [channel.out_bytes for channel in channels]
+            order.append([n for n in range(3) if before[n] != after[n]])
+            assert left - sum(after) == 1000
+            left = sum(after)
+    assert order[:3] == order[3:] == [[0], [1], [2]]
+
+
+async def test_requests_come_before_the_rest_of_large_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s = 100.0
+    monkeypatch.setattr(socket_loop, "perf_counter", lambda: now_s)
+    with driven_loop(2) as (loop, (reader, _), clients):
+        large, other = loop._channels
+        clients[0].sendall(frame(b"big:3000000"))
+        make_turn(loop, [large], [])
+        make_turn(loop, [], [large])
+        left = reader.out_bytes
+        assert left < 3_000_000 - socket_loop._SEND_BYTES
+        for _ in range(10):
+            clients[1].sendall(frame(b"small"))
+            make_turn(loop, [other], [large])
+        assert reader.out_bytes == left
+        now_s += socket_loop._LARGE_WAIT_S * 1.01
+        clients[1].sendall(frame(b"small"))
+        make_turn(loop, [other], [large])
+        small = len(frame_prefix(0, 2, 5)) + len(b"{}small")
+        assert reader.out_bytes == left - (socket_loop._SEND_BYTES - small)
 
 
 async def test_replies_that_are_joined_leave_together() -> None:

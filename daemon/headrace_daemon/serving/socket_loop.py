@@ -35,14 +35,18 @@ _COMPANY_S = 0.1
 _RECEIVE_S_MAX = 0.01
 _RECEIVE_BYTES_MIN = 512
 _BUFFERS_PER_SEND = 1024  # IOV_MAX on Linux
-# Most bytes of large answers that leave in one turn: a quarter of a millisecond.
+# Most bytes of large answers that leave in one turn, of all clients: a quarter of a millisecond.
 _SEND_BYTES = 512 * 1024
+# What each client gets of its answers whatever others got in this turn: all of most answers.
+_SMALL_BYTES = 64 * 1024
 _ACCEPT_PAUSE_S = 1.0
 _ACCEPTED_AT_ONCE = 64
 # Longest time that the replies of a turn wait for the rest of it.
 _LIGHT_TURN_S = 0.005
 # Longest time that light clients keep heavy ones waiting.
 _HEAVY_WAIT_S = 0.02
+# Longest time that requests keep the rest of large answers waiting: 100 MB/s leave beside them.
+_LARGE_WAIT_S = 0.005
 _READ = select.EPOLLIN
 _WRITE = select.EPOLLOUT
 
@@ -84,7 +88,11 @@ class _SocketLoop:
         self._postponed: list[tuple[int, int]] = []
         # Heavy clients with something to serve, the next one first.
         self._heavy: dict[int, ServerChannel] = {}
-        self._light_at = self._heavy_at = 0.0
+        # Clients that accept more of their answers, the next one first.
+        self._writable: dict[int, ServerChannel] = {}
+        # Bytes of large answers that may still leave in this turn.
+        self.room = _SEND_BYTES
+        self._light_at = self._heavy_at = self._large_at = 0.0
         for listener in listeners:
             listener.setblocking(False)
             self.epoll.register(listener, _READ)
@@ -126,9 +134,14 @@ class _SocketLoop:
         Events for which a turn has no time come first in the next, so no client starves. A heavy
         client is served when no light one is left, and at least every ``_HEAVY_WAIT_S``: while
         other processes keep the CPU busy, there is always a light client left.
+
+        The rest of large answers leaves last, and of all clients together only so much: readers of
+        history, however many, take a share of each turn and no more.
         """
+        self.room = _SEND_BYTES
         server = self._server
         waiting = iter(events)
+        served = bool(self._heavy)
         end = perf_counter() + _LIGHT_TURN_S
         server.begin_turn()
         try:
@@ -139,13 +152,15 @@ class _SocketLoop:
                         self._accept(self._listeners[fd])
                     continue
                 if mask & _WRITE:
-                    server.guard(channel, server.send_more)
+                    self._writable[fd] = channel
                 if mask & ~_WRITE and channel.is_open:
                     if channel.is_heavy:
                         self._heavy[fd] = channel
+                        served = True
                         continue
                     self._readable(channel, self._buffer)
                     self._light_at = end
+                    served = True
                 if perf_counter() > end:
                     break
         finally:
@@ -153,6 +168,15 @@ class _SocketLoop:
         self._postponed = list(waiting)
         if self._heavy and (not self._postponed or end > self._heavy_at + _HEAVY_WAIT_S):
             self._handle_heavy(end)
+        if self._writable and (not served or end > self._large_at + _LARGE_WAIT_S):
+            self._send_large(end)
+
+    def _send_large(self, now: float) -> None:
+        self._large_at = now
+        while self._writable and self.room > 0:
+            channel = self._writable.pop(next(iter(self._writable)))
+            if channel.is_open:
+                self._server.guard(channel, self._server.send_more)
 
     def _handle_heavy(self, now: float) -> None:
         self._heavy_at = now
@@ -232,26 +256,27 @@ class _SocketLoop:
         with contextlib.suppress(OSError):  # not TCP
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         fd = client.fileno()
-        transport = _SocketTransport(client, self.epoll, self._channels)
+        transport = _SocketTransport(client, self, self._channels)
         channel = self._server.open_channel(transport, address[0], address[1])
         self._channels[fd] = channel
         self._server.guard(channel, lambda _: self.epoll.register(fd, _READ))
 
 
 class _SocketTransport:
-    __slots__ = ("_channels", "_epoll", "_mask", "socket")
+    __slots__ = ("_channels", "_loop", "_mask", "socket")
 
     def __init__(
-        self, client: socket.socket, epoll: select.epoll, channels: dict[int, ServerChannel]
+        self, client: socket.socket, loop: _SocketLoop, channels: dict[int, ServerChannel]
     ) -> None:
         self.socket = client
-        self._epoll = epoll
+        self._loop = loop
         self._channels = channels
         self._mask = _READ
 
     def flush(self, channel: ServerChannel) -> None:
-        """Send as much as the client accepts, up to ``_SEND_BYTES`` in a turn."""
-        out, room = channel.out, _SEND_BYTES
+        """Send as much as the client accepts and the turn has room for."""
+        out, begin = channel.out, channel.out_bytes
+        room = max(self._loop.room, _SMALL_BYTES)
         try:
             while out and room:
                 if channel.out_bytes > room:
@@ -268,6 +293,7 @@ class _SocketTransport:
         except OSError:
             channel.close("")
             return
+        self._loop.room -= begin - channel.out_bytes
         self._set_mask(self._mask | _WRITE if out else self._mask & ~_WRITE)
 
     def set_reading(self, *, reading: bool) -> None:
@@ -276,13 +302,13 @@ class _SocketTransport:
     def close(self) -> None:
         self._channels.pop(self.socket.fileno(), None)
         with contextlib.suppress(OSError):  # never registered
-            self._epoll.unregister(self.socket)
+            self._loop.epoll.unregister(self.socket)
         self.socket.close()
 
     def _set_mask(self, mask: int) -> None:
         if mask != self._mask:
             self._mask = mask
-            self._epoll.modify(self.socket, mask)
+            self._loop.epoll.modify(self.socket, mask)
 
 
 def _first_of(out: list[Buffer], bytes_max: int) -> list[Buffer]:
