@@ -72,6 +72,7 @@ def show_arenas(*_: Any) -> None:
     stream = ctypes.c_void_p(library.fopen(b"/dev/stdout", b"w"))
     library.malloc_info(0, stream)
     library.fclose(stream)
+    sys.stdout.write(f"switch interval: {sys.getswitchinterval()}\n")
 
 
 def serve_broker(config: Path) -> None:
@@ -85,7 +86,7 @@ def serve_nameserver(config: Path) -> None:
 
 
 @pytest.mark.parametrize("serve", [serve_broker, serve_nameserver])
-def test_all_threads_of_a_daemon_share_one_arena(serve: Any, tmp_path: Path) -> None:
+def test_threads_share_an_arena_and_take_short_turns(serve: Any, tmp_path: Path) -> None:
     config = tmp_path / "daemon.conf"
     config.touch()
     code = f"import sys, pathlib; from {__name__} import {serve.__name__} as serve; "
@@ -96,6 +97,7 @@ def test_all_threads_of_a_daemon_share_one_arena(serve: Any, tmp_path: Path) -> 
         check=True,
     )
     assert done.stdout.count("<heap nr=") == 1
+    assert "switch interval: 0.0005\n" in done.stdout
 
 
 @pytest.mark.slow
