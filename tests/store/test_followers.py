@@ -136,15 +136,19 @@ def test_a_block_has_the_units_and_records_of_its_queue(tmp_path: Path) -> None:
     assert block.units.tolist() == list(queue.consume_queue.iter_units(0))
     assert block.records.physical_offset.tolist() == block.units["physical_offset"].tolist()
     assert block.records.queue_offset.tolist() == [0, 1, 2, 3]
+    assert len(block.records.data) == block.records.size.sum()
     assert [m.body for m in map(block.records.message, range(4))] == [b"0", b"1", b"3", b"4"]
     store.close()
 
 
-@pytest.mark.parametrize("span_share", [0, 8])
+@pytest.mark.parametrize(
+    ("span_share", "span_bytes"), [(0, 4 << 20), (8, 4 << 20), (8, 1), (8, 1000), (2, 2000)]
+)
 def test_records_are_read_one_by_one_or_with_what_lies_between(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, span_share: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, span_share: int, span_bytes: int
 ) -> None:
     monkeypatch.setattr(queue_blocks, "_SPAN_SHARE", span_share)
+    monkeypatch.setattr(queue_blocks, "_SPAN_BYTES", span_bytes)
     rng = Random(7)
     store = open_store(tmp_path, ring_rows=1024)
     for _ in range(200):

@@ -20,8 +20,11 @@ if TYPE_CHECKING:
 
 BLOCK_UNITS: Final = 4096
 BLOCK_BYTES_MAX: Final = 4 << 20
-# One read that spans the gaps costs less than many reads, up to this factor.
+# Reading what lies between records costs less than many reads, up to this factor.
 _SPAN_SHARE: Final = 8
+# Of one read: larger buffers come from the system each time, and a page of them costs more than the
+# bytes that are read into it.
+_SPAN_BYTES: Final = 4 << 20
 
 
 class QueueNotFollowed(StoreError):
@@ -45,7 +48,7 @@ class QueueBlock(NamedTuple):
 
     first, end: the range of queue offsets covered, without ``end``. Blank units, as at the start
     of a queue that begins late, are left out.
-    units: shape (n,), UNIT_DTYPE. records: the same n; there may be gaps in ``records.data``.
+    units: shape (n,), UNIT_DTYPE. records: the same n, back to back.
     """
 
     topic: str
@@ -111,22 +114,36 @@ def _readable_count(units: Array, flushed_offset: int) -> int:
 
 
 def _gather(units: Array, log: ColdFiles) -> RecordColumns:
+    """The records of units, back to back."""
     sizes = units["size"].astype(np.int64)
     starts = units["physical_offset"].astype(np.int64)
-    if not len(units):
-        return RecordColumns(b"", starts, sizes)
     ends = starts + sizes
+    parts, at = [], 0
+    while at < len(starts):
+        fitting = int(np.searchsorted(ends, starts[at] + _SPAN_BYTES, "right"))
+        stop = max(fitting, at + 1)
+        parts.append(_read_span(starts[at:stop], ends[at:stop], log))
+        at = stop
+    data = parts[0] if len(parts) == 1 else b"".join(parts)
+    return RecordColumns(data, np.cumsum(sizes) - sizes, sizes)
+
+
+def _read_span(starts: Array, ends: Array, log: ColdFiles) -> bytes:
+    """The bytes of some records."""
     first, span_bytes = int(starts[0]), int(ends[-1] - starts[0])
-    if span_bytes <= _SPAN_SHARE * int(sizes.sum()):
+    own_bytes = int((ends - starts).sum())
+    if span_bytes <= _SPAN_SHARE * own_bytes:
         data = log.read(first, span_bytes)
+        if len(data) == span_bytes == own_bytes:
+            return data
         if len(data) == span_bytes:  # fewer at the end of a file
-            return RecordColumns(data, starts - first, sizes)
+            bounds = zip((starts - first).tolist(), (ends - first).tolist(), strict=True)
+            return b"".join([data[begin:end] for begin, end in bounds])
     is_apart = (starts[1:] != ends[:-1]) | (starts[1:] % log.file_bytes == 0)
     run_starts = starts[np.append(True, is_apart)].tolist()
     run_ends = ends[np.append(is_apart, True)].tolist()
     runs = zip(run_starts, run_ends, strict=True)
-    data = b"".join([log.read(start, end - start) for start, end in runs])
-    return RecordColumns(data, np.cumsum(sizes) - sizes, sizes)
+    return b"".join([log.read(start, end - start) for start, end in runs])
 
 
 def _check(records: RecordColumns, queue: QueueView, units: Array, queue_offsets: Array) -> None:

@@ -134,9 +134,8 @@ class Upload:
             )
         with self._access.writing:
             group = self._waiting.setdefault(name, _Waiting())
-            records = _packed(block.records)
-            group.add(records, block.units["tags_code"])
-            self._waiting_bytes += len(records.data)
+            group.add(block.records, block.units["tags_code"])
+            self._waiting_bytes += len(block.records.data)
             settings = self._settings
             if self._access.tier.takes_all:
                 if self._waiting_bytes >= _TOGETHER_BYTES:
@@ -301,17 +300,3 @@ class Upload:
         if name not in self.stuck:
             self.stuck[name] = reason
             log.error("queue is not uploaded", queue=f"{name[0]}/{name[1]}", reason=reason)
-
-
-def _packed(records: RecordColumns) -> RecordColumns:
-    """Records without those of other queues that lie between them in the log.
-
-    A block may have been read as one piece of the log, eight times as large as its own records.
-    """
-    ends = np.cumsum(records.size)
-    if not len(ends) or int(ends[-1]) == len(records.data):
-        return records
-    view, stops = memoryview(records.data), records.start + records.size
-    pairs = zip(records.start.tolist(), stops.tolist(), strict=True)
-    data = b"".join([view[begin:stop] for begin, stop in pairs])
-    return RecordColumns(data, ends - records.size, records.size)
