@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from headrace_broker.tiered.driver.interface import Failure
+from headrace_broker.tiered.driver.interface import Failure, FailureKind
+from headrace_broker.tiered.driver.posix import PosixDriver
 from tests.support.cli import headrace, succeed
 from tests.support.rescued_tiers import LIMITS, QUEUES, fill, folder
-from tests.support.tiers import TOPIC, append, open_tier, queue_of, read_all
+from tests.support.tiers import BEGIN_MS, TOPIC, append, open_tier, queue_of, read_all
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
+
+    from headrace_broker.tiered.driver.interface import Buffer, Range
 
 Files = list["Path"]
 COUNT = QUEUES[TOPIC, 0]
@@ -154,3 +157,50 @@ def test_a_start_deletes_no_records_whose_units_are_lost(tmp_path: Path, loss: s
     succeed("tier", "rebuild", "-c", str(config))
     tier = open_tier(root, limits=LIMITS, has_index=True)
     assert read_all(tier.queues[TOPIC, 0]) == [*range(COUNT)]
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_start_without_metadata_writes_lost_units(tmp_path: Path, loss: str) -> None:
+    """The disk of the broker is gone, and with it the only other copy of the records."""
+    root = tmp_path / "a"
+    fill(root, "posix")
+    LOSSES[loss](units_of(root))
+    for path in (root / "config").glob("tieredStoreMetadata.json*"):
+        path.unlink()
+    tier = open_tier(root, limits=LIMITS, has_index=True)
+    assert tier.start(BEGIN_MS) is None
+    assert not tier.damaged
+    assert read_all(tier.queues[TOPIC, 0]) == [*range(COUNT)]
+    tier.close()
+
+
+def test_a_start_without_metadata_cuts_a_torn_record_alone(tmp_path: Path) -> None:
+    root = tmp_path / "a"
+    fill(root, "posix")
+    LOSSES["last"](units_of(root))
+    log = max(folder(root).rglob(f"{TOPIC}/0/COMMIT_LOG/*"), key=lambda path: path.name[8:])
+    cut(log, log.stat().st_size - 1)
+    shutil.rmtree(root / "config")
+    tier = open_tier(root, limits=LIMITS)
+    assert tier.start(BEGIN_MS) is None
+    queue = tier.queues[TOPIC, 0]
+    assert read_all(queue) == [*range(COUNT - 1)]
+    append(queue, 2)
+    assert read_all(queue) == [*range(COUNT + 1)]
+    tier.close()
+
+
+def test_a_start_without_metadata_fails_while_the_place_is_away(tmp_path: Path) -> None:
+    class Away(PosixDriver):
+        def read(self, path: str, _ranges: Sequence[Range]) -> list[Buffer] | Failure:
+            return Failure(FailureKind.UNREACHABLE, path, "away")
+
+    root = tmp_path / "a"
+    fill(root, "posix")
+    shutil.rmtree(root / "config")
+    before = contents(root)
+    tier = open_tier(root, Away(root / "tier"), limits=LIMITS)
+    failure = tier.start(BEGIN_MS)
+    assert failure is not None
+    assert failure.reason == "away"
+    assert contents(root) == before

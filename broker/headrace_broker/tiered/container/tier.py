@@ -9,6 +9,7 @@ import numpy as np
 
 from headrace_broker.tiered.container.flat_file import Place
 from headrace_broker.tiered.container.flat_queue import FlatQueue, SegmentLimits
+from headrace_broker.tiered.container.lost_units import complete_units
 from headrace_broker.tiered.container.metadata import UNKNOWN_OFFSET, SegmentRow
 from headrace_broker.tiered.container.paths import (
     FileKind,
@@ -292,12 +293,17 @@ class Tier:
     def rebuild(self, now_ms: int) -> Failure | None:
         """Open all queues that the store has, also those that the metadata lost. Raises OSError.
 
-        Files of deleted queues that no ``sweep`` removed are found too.
+        Records without units get them: nothing tells what a crash left from what was lost with the
+        metadata. Files of deleted queues that no ``sweep`` removed are found too.
         """
         entries = self._driver.entries(f"{self._folder}/{self._home.broker}")
         if isinstance(entries, Failure):
             return entries
-        for folder, found in sorted(sizes_by_folder(entries).items()):
+        stored = sizes_by_folder(entries)
+        failure = complete_units(self._driver, stored, self._limits.units_bytes)
+        if failure is not None:
+            return failure
+        for folder, found in sorted(stored.items()):
             topic, queue_id, kind = folder.split("/")[-3:]
             name = QueueName(self._home.broker, topic, int(queue_id))
             if kind == FileKind.COMMIT_LOG.name and self.metadata.queue(name) is None:

@@ -26,7 +26,6 @@ from headrace_broker.tiered.objects.manifest_file import ManifestFile
 from headrace_broker.tiered.objects.object_tier import DATA, ObjectTier
 from headrace_broker.tiered.rescue.choice import choose
 from headrace_broker.tiered.rescue.place import entries, expect, open_folder, open_objects
-from headrace_broker.tiered.rescue.units import complete_units
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -87,9 +86,6 @@ def rebuild_files(driver: PosixDriver, settings: TierSettings, now_ms: int) -> R
     metadata = TierMetadata(new_path)
     metadata.adopt_topics(topics)
     _put_aside(settings.root / FOLDER)
-    home = settings.home
-    units_bytes = settings.limits.units_bytes
-    complete_units(driver, f"{cluster_folder(home.cluster)}/{home.broker}", units_bytes)
     tier = open_files(settings, driver, metadata, Files())
     expect(tier.rebuild(now_ms))
     _index(driver, settings, tier, now_ms, has_ids=bool(topics))

@@ -1,4 +1,8 @@
-"""Writes units that a queue in Apache's layout has lost, by the records in its log."""
+"""Writes units that a queue in Apache's layout has lost, by the records in its log.
+
+Only while no metadata says how far the units went: with metadata, units that are missing are
+reported (``recovery``), and ``headrace tier rebuild`` does without.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +13,19 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from headrace_broker.store.errors import StoreError
 from headrace_broker.tiered.container.flat_queue import UNIT_BYTES
 from headrace_broker.tiered.container.paths import FileKind, segment_name
-from headrace_broker.tiered.container.recovery import sizes_by_folder, tags_codes
+from headrace_broker.tiered.container.recovery import tags_codes
 from headrace_broker.tiered.container.stored_queue import HEAD_BYTES, read_head
 from headrace_broker.tiered.driver.interface import Failure
-from headrace_broker.tiered.rescue.place import entries, expect
 from headrace_protocol.columns import UNIT_DTYPE, RecordColumns
 from headrace_protocol.message import MAGIC_V1, MAGIC_V2, CorruptRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from headrace_broker.tiered.container.recovery import Sizes
-    from headrace_broker.tiered.driver.interface import AppendDriver, Range
+    from headrace_broker.tiered.driver.interface import AppendDriver, Buffer, Range
     from headrace_protocol.columns import Array
 
 _BYTES_AT_ONCE: Final = 8 << 20
@@ -32,18 +34,29 @@ _MAGICS: Final = tuple(struct.pack(">i", magic) for magic in (MAGIC_V1, MAGIC_V2
 _MAGIC_AT: Final = 4
 
 
-def complete_units(driver: AppendDriver, folder: str, units_bytes: int) -> None:
-    """Complete the consume queues of all queues of a broker, whose folder this is.
+class _Failed(Exception):
+    """An operation failed. args: the failure."""
 
-    units_bytes: where a segment ends. Raises StoreError.
+
+def complete_units(
+    driver: AppendDriver, stored: Mapping[str, Sizes], units_bytes: int
+) -> Failure | None:
+    """Complete the consume queues of all queues of a broker.
+
+    stored: as ``sizes_by_folder`` returns it. units_bytes: where a segment ends. Fails as the
+    driver does.
     """
-    found = sizes_by_folder(entries(driver, folder))
-    for path, log in found.items():
-        queue, _, kind = path.rpartition("/")
-        if kind == FileKind.COMMIT_LOG.name:
-            units = f"{queue}/{FileKind.CONSUME_QUEUE.name}"
-            files = _Files(driver, units, found.get(units, {}), units_bytes)
-            _complete(_Log(driver, path, log), files)
+    try:
+        for path, log in sorted(stored.items()):
+            queue, _, kind = path.rpartition("/")
+            if kind == FileKind.COMMIT_LOG.name:
+                units = f"{queue}/{FileKind.CONSUME_QUEUE.name}"
+                files = _Files(driver, units, stored.get(units, {}), units_bytes)
+                _complete(_Log(driver, path, log), files)
+    except _Failed as error:
+        failure: Failure = error.args[0]
+        return failure
+    return None
 
 
 class _Units(NamedTuple):
@@ -208,11 +221,11 @@ class _Files:
                 break
             end = begin
         if not end:
-            expect(self._driver.delete([path]))
+            _expect(self._driver.delete([path]))
             del self.sizes[base]
             return None
         if end < size:
-            expect(self._driver.cut(path, end))
+            _expect(self._driver.cut(path, end))
             self.sizes[base] = end
         ends = [(0, UNIT_BYTES), (end - UNIT_BYTES, end)]
         read = [np.frombuffer(_read(self._driver, path, wanted), UNIT_DTYPE)[0] for wanted in ends]
@@ -236,13 +249,18 @@ class _Files:
                 base = at
             size = self.sizes.get(base, 0)
             some = units[: min(count, (self._limit - size) // UNIT_BYTES)]
-            expect(self._driver.append(self._segment(base), size, some.tobytes()))
+            _expect(self._driver.append(self._segment(base), size, some.tobytes()))
             self.sizes[base] = size + some.nbytes
             at, units = at + some.nbytes, units[len(some) :]
 
 
-def _read(driver: AppendDriver, path: str, wanted: Range) -> bytes | bytearray | memoryview:
+def _read(driver: AppendDriver, path: str, wanted: Range) -> Buffer:
     read = driver.read(path, [wanted])
     if isinstance(read, Failure):
-        raise StoreError(str(read))
+        raise _Failed(read)
     return read[0]
+
+
+def _expect(failure: Failure | None) -> None:
+    if failure is not None:
+        raise _Failed(failure)
