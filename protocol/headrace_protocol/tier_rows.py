@@ -95,8 +95,9 @@ class Reference(msgspec.Struct, frozen=True, array_like=True):
 class Manifest(msgspec.Struct, frozen=True, rename="camel"):
     """What counts. The tier's only object that is replaced.
 
-    epoch, writer: who may replace it. generation: number of the replacement in the epoch.
-    catalogs: lists of rows. tail: directories of objects uploaded since.
+    epoch, writer: who may replace it. generation: number of the replacement in the epoch. number:
+    of the last object that the epoch has named before. catalogs: lists of rows. tail: directories
+    of objects uploaded since.
     """
 
     format: int
@@ -105,6 +106,7 @@ class Manifest(msgspec.Struct, frozen=True, rename="camel"):
     epoch: int
     writer: str
     generation: int
+    number: int
     catalogs: list[Reference]
     tail: list[Reference]
 

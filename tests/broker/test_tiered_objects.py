@@ -237,6 +237,56 @@ def test_a_lost_manifest_is_no_new_beginning(driver: Any) -> None:
     assert "is missing, but there are 2 objects" in failure.reason
 
 
+def put_back(driver: Any, path: str, data: bytes) -> None:
+    etag = driver.etag(path)
+    assert isinstance(etag, str)
+    assert isinstance(driver.put(path, data, etag), str)
+
+
+def kept(driver: Any, path: str) -> bytes:
+    (data,) = driver.read(path, [(0, driver.size(path))])
+    return bytes(data)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("uploads", [1, 2, 40])
+def test_an_old_copy_of_the_manifest_is_refused(
+    driver: Any, uploads: int, *, restarts: bool
+) -> None:
+    tier = open_objects_tier(driver)
+    append_next(tier, one(5))
+    old = kept(driver, tier.manifest.path)
+    if restarts:
+        tier = open_objects_tier(driver)
+    for _ in range(uploads):
+        append_next(tier, one(2, 1) | one(1))
+    put_back(driver, tier.manifest.path, old)
+    failure = ObjectTier(driver, HOME).start(BEGIN_MS)
+    if uploads == 1 and not restarts:  # a crash before the manifest was replaced leaves the same
+        assert failure is None
+        return
+    assert failure is not None
+    assert (failure.kind, failure.path) == (FailureKind.DAMAGED, tier.manifest.path)
+    assert "is an old copy" in failure.reason
+    assert kept(driver, tier.manifest.path) == old
+
+
+def test_what_was_uploaded_in_vain_does_not_make_a_manifest_old(
+    driver: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = open_objects_tier(driver)
+    append_next(tier, one(5) | {("gone", 0): 3})
+    append_next(tier, {("gone", 0): 3})
+    assert tier.delete("gone", 0) is None
+    tier.sync()
+    away = Failure(FailureKind.UNREACHABLE, tier.manifest.path, "away")
+    monkeypatch.setattr(tier.manifest, "commit", lambda *_: away)
+    for _ in range(3):
+        assert append_next(tier, one(4)) == away
+    assert len(objects(driver)) >= 5
+    assert read_all(open_objects_tier(driver).queues[TOPIC, 0]) == list(range(5))
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [({"format": 2}, "format 2"), ({"broker": "another"}, "belongs to broker another")],
@@ -393,7 +443,7 @@ def test_objects_without_an_entry_are_swept_after_a_day() -> None:
     tier = open_objects_tier(driver)
     append_next(tier, one(2))
     folder = tier.folder
-    left = f"{folder}/{tier.new_name('data', BEGIN_MS)}"
+    left = f"{folder}/{tier.manifest.new_name('data', BEGIN_MS)}"
     foreign = f"{folder}/data/notes.txt"
     for path in (left, foreign):
         driver.put(path, b"x")

@@ -154,8 +154,9 @@ def test_files_that_are_ahead_of_the_metadata_are_notes(tmp_path: Path) -> None:
 def test_objects_without_a_name_are_notes(tmp_path: Path) -> None:
     config = fill(tmp_path / "a", "file")
     (path,) = (tmp_path / "a").rglob("manifest.json")
+    tier = open_objects_tier(PosixDriver(folder(tmp_path / "a")))
     before = path.read_bytes()
-    append_next(open_objects_tier(PosixDriver(folder(tmp_path / "a"))), {(TOPIC, 0): 5})
+    append_next(tier, {(TOPIC, 0): 5})
     path.write_bytes(before)
     done = verify(config)
     assert done.exit_code == 0

@@ -37,7 +37,16 @@ class ManifestFile:
         self._driver = driver
         self.path = f"{folder}/{NAME}"
         self._etag = ""
-        self.manifest = Manifest(FORMAT, cluster, broker, 0, "", 0, [], [])
+        self.manifest = Manifest(FORMAT, cluster, broker, 0, "", 0, 0, [], [])
+        self._number = 0
+
+    def new_name(self, folder: str, now_ms: int) -> str:
+        """A name that was never used: the epoch is this broker's alone.
+
+        It tells the age of its object as well.
+        """
+        self._number += 1
+        return f"{folder}/{self.manifest.epoch:08}-{self._number:010}-{now_ms:014}"
 
     def take(self) -> Failure | None:
         """Take the next epoch. Fails with UNREACHABLE, DAMAGED."""
@@ -52,7 +61,9 @@ class ManifestFile:
                 self.manifest, self._etag = found
                 return None
             old = found.manifest
-            taken = msgspec.structs.replace(old, epoch=old.epoch + 1, writer=writer, generation=0)
+            taken = msgspec.structs.replace(
+                old, epoch=old.epoch + 1, writer=writer, generation=0, number=0
+            )
             put = self._driver.put(self.path, encode(taken), found.etag)
             if isinstance(put, str):
                 self.manifest, self._etag = taken, put
@@ -95,7 +106,11 @@ class ManifestFile:
             return self.replaced
         now = self.manifest
         wanted = msgspec.structs.replace(
-            now, generation=now.generation + 1, catalogs=catalogs, tail=tail
+            now,
+            generation=now.generation + 1,
+            number=self._number,
+            catalogs=catalogs,
+            tail=tail,
         )
         data = encode(wanted)
         for _ in range(_TRIES):

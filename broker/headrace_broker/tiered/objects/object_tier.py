@@ -7,7 +7,6 @@ they say into catalogs. So neither depends on the number of queues.
 
 from __future__ import annotations
 
-from itertools import count
 from threading import Lock
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -18,7 +17,13 @@ from headrace_broker.tiered.container.paths import cluster_folder
 from headrace_broker.tiered.container.stored_tier import sizes
 from headrace_broker.tiered.container.tier_index import record_keys
 from headrace_broker.tiered.driver.interface import Failure, FailureKind
-from headrace_broker.tiered.objects.batch import KEY_ITEM, Batch, Content, build
+from headrace_broker.tiered.objects.batch import (
+    KEY_ITEM,
+    Batch,
+    Content,
+    build,
+    read_directory,
+)
 from headrace_broker.tiered.objects.inventory import Inventory
 from headrace_broker.tiered.objects.key_index import KeyIndex
 from headrace_broker.tiered.objects.manifest_file import ManifestFile
@@ -70,7 +75,6 @@ class ObjectTier:
         self.lock = Lock()
         self._home = home
         self._manifest: ManifestFile | None = None
-        self._numbers = count(1)
         self._is_loaded = False
         self._unused: list[tuple[str, int]] = []
         self._merger: Merger | None = None
@@ -89,14 +93,9 @@ class ObjectTier:
         assert self._manifest is not None
         return self._manifest
 
-    def new_name(self, folder: str, now_ms: int) -> str:
-        """A name that was never used: the epoch is this broker's alone.
-
-        It tells the age of its object as well.
-        """
+    def _new_name(self, folder: str, now_ms: int) -> str:
         self._latest_ms = now_ms
-        number = next(self._numbers)
-        return f"{folder}/{self.manifest.manifest.epoch:08}-{number:010}-{now_ms:014}"
+        return self.manifest.new_name(folder, now_ms)
 
     # -- start -------------------------------------------------------------------------------------
 
@@ -142,24 +141,61 @@ class ObjectTier:
         return named
 
     def _open_manifest(self) -> Failure | None:
+        """Take the manifest over, unless it is missing or older than the objects."""
+        # Before the manifest is read: a broker that still runs names what it has put.
+        entries = self.driver.entries(f"{self.folder}/{DATA}")
+        if isinstance(entries, Failure):
+            return entries
         manifest = ManifestFile(self.driver, self.folder, *self._home)
-        etag = self.driver.etag(manifest.path)
-        if isinstance(etag, Failure):
-            if etag.kind is not FailureKind.MISSING:
-                return etag
-            entries = self.driver.entries(f"{self.folder}/{DATA}")
-            if isinstance(entries, Failure):
-                return entries
-            if entries:
-                reason = (
-                    f"is missing, but there are {len(entries)} objects: restore it, or move the "
-                    "folder of this broker away to begin anew"
-                )
-                return Failure(FailureKind.DAMAGED, manifest.path, reason)
+        failure = manifest.look()
+        if failure is None:
+            failure = self.check_age(manifest, [entry.path for entry in entries])
+        elif failure.kind is FailureKind.MISSING:
+            failure = _missing(manifest, len(entries))
+        if failure is not None:
+            return failure
+        manifest = ManifestFile(self.driver, self.folder, *self._home)
         failure = manifest.take()
         if failure is None:
             self._manifest = manifest
         return failure
+
+    def check_age(self, manifest: ManifestFile, paths: Iterable[str]) -> Failure | None:
+        """DAMAGED for a manifest that is an old copy. paths: of the data objects.
+
+        What a crash or a failed replacement has left continues a queue where the manifest says that
+        it ends. An object that continues it further on was uploaded after another one.
+        """
+        named = manifest.manifest.epoch, manifest.manifest.number
+        newer = [path for path in paths if _place(path) > named]
+        if not newer:
+            return None
+        known = ObjectTier(self.driver, self._home)
+        failure = known.look()
+        if failure is not None:
+            return failure
+        for path in newer:
+            row = read_directory(self.driver, path)
+            if isinstance(row, Failure) and row.kind is FailureKind.UNREACHABLE:
+                return row
+            if not isinstance(row, Failure) and known._is_behind(row, path):
+                reason = (
+                    f"is an old copy: it does not name what was uploaded before {path}; run "
+                    "headrace tier rebuild, or restore the newest copy"
+                )
+                return Failure(FailureKind.DAMAGED, manifest.path, reason)
+        return None
+
+    def _is_behind(self, row: ObjectRow, path: str) -> bool:
+        """Whether an upload that the manifest does not name follows another such upload."""
+        if _place(path)[0] > self.manifest.manifest.epoch:
+            return True
+        ends = {name: queue.log_end for name, queue in self.queues.items()}
+        return not row.level and any(
+            part.log_base > ends.get((topic, part.queue_id), 0)
+            for topic, parts in row.parts.items()
+            for part in parts
+        )
 
     def _load(self) -> Failure | None:
         manifest = self.manifest.manifest
@@ -206,7 +242,7 @@ class ObjectTier:
                 contents += _contents(name, self.queues[name].log_end, groups[name])
         if not contents:
             return None
-        batch = build(self.new_name(DATA, now_ms), contents)
+        batch = build(self._new_name(DATA, now_ms), contents)
         failure = self.put(batch.row.name, batch.data)
         return failure or self._name(batch, now_ms)
 
@@ -247,7 +283,7 @@ class ObjectTier:
         kept, new = inventory.kept(), []
         for rows in inventory.rows_beside(kept):
             data = encode(rows)
-            named = reference(self.new_name(CATALOGS, now_ms), 0, data)
+            named = reference(self._new_name(CATALOGS, now_ms), 0, data)
             failure = self.put(named.name, data)
             if failure is not None:
                 return failure
@@ -349,7 +385,7 @@ class ObjectTier:
         return failure
 
     def _make(self, merger: Merger, now_ms: int) -> Failure | None:
-        name = self.new_name(DATA, now_ms)
+        name = self._new_name(DATA, now_ms)
         batch = merger.make(name)
         if isinstance(batch, Failure):
             if batch.kind in {FailureKind.DAMAGED, FailureKind.SHORT}:
@@ -374,6 +410,24 @@ class ObjectTier:
 
     def close(self) -> None:
         """As ``StoredTier.close``."""
+
+
+def _missing(manifest: ManifestFile, count: int) -> Failure | None:
+    """DAMAGED if there are objects without a manifest."""
+    if not count:
+        return None
+    reason = (
+        f"is missing, but there are {count} objects: restore it, run headrace tier rebuild, or "
+        "move the folder of this broker away to begin anew"
+    )
+    return Failure(FailureKind.DAMAGED, manifest.path, reason)
+
+
+def _place(path: str) -> tuple[int, int]:
+    """Epoch and number in an object's name; zeros for another name."""
+    epoch, _, rest = path.rpartition("/")[2].partition("-")
+    number = rest.partition("-")[0]
+    return (int(epoch), int(number)) if epoch.isdecimal() and number.isdecimal() else (0, 0)
 
 
 def is_old(name: str, now_ms: int) -> bool:

@@ -160,6 +160,8 @@ def _verify_objects(home: Home, driver: PutDriver, deep: bool) -> Report:
         problem = f"{failure.reason}; {_REBUILD}"
         return Report(0, 0, [] if is_new else [Problem(failure.path, problem)])
     problems = list(_objects(tier, sizes))
+    old = tier.check_age(tier.manifest, [tier.reader.path(name) for name in sizes])
+    problems += [] if old is None else [_of(old)]
     for queue in tier.queues.values():
         for one, other in pairwise(piece.part for piece in queue.state.pieces):
             if one.end > other.first or one.log_end != other.log_base:
