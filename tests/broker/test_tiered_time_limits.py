@@ -5,13 +5,21 @@ from __future__ import annotations
 import math
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
+from typing import TYPE_CHECKING
 
 import pytest
 
+from headrace_broker.tiered.driver import time_limits
 from headrace_broker.tiered.driver.interface import Failure, FailureKind
 from headrace_broker.tiered.driver.memory import MemoryDriver
+from headrace_broker.tiered.driver.posix import PosixDriver
 from headrace_broker.tiered.driver.time_limits import Operation, TimeLimits
+from tests.support.cli import fail
 from tests.support.hanging import Hanging, Patience, When
+from tests.support.rescued_tiers import Layout, fill, folder, write_config
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 PATH = "a/b/segment"
 
@@ -115,3 +123,22 @@ def test_large_operations_have_more_time() -> None:
     assert upload.limit_s == 46
     assert Operation("delete", PATH, changes=("a",) * 11).limit_s == 40
     assert Operation("list", PATH).limit_s == 300
+
+
+@pytest.mark.parametrize("command", ["verify", "rebuild", "sweep", "restore", "copy"])
+@pytest.mark.parametrize("layout", ["posix", "file"])
+def test_a_command_that_meets_a_hanging_folder_says_so_and_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: Layout, command: str
+) -> None:
+    config, released = fill(tmp_path / "a", layout), Event()
+    empty = write_config(tmp_path / "b", layout, tieredStoreFilePath=folder(tmp_path / "a"))
+    target = write_config(tmp_path / "c", "file")
+    (tmp_path / "c").mkdir()
+    for name in ("read", "entries", "size"):
+        monkeypatch.setattr(PosixDriver, name, lambda *_: released.wait())
+    limits_s = dict.fromkeys(time_limits._LIMITS_S, 0.05)
+    monkeypatch.setattr(time_limits, "_LIMITS_S", limits_s)
+    options = {"restore": ["-c", str(empty)], "copy": ["--from", str(config), "--to", str(target)]}
+    said = fail(1, "tier", command, *options.get(command, ["-c", str(config)]))
+    released.set()
+    assert "no answer to " in said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import time
 from dataclasses import replace
@@ -24,6 +25,7 @@ from headrace.spark.read.schema import source_schema
 from headrace.spark.read.task import read_range
 from headrace.spark.tier import direct, places, plans
 from headrace.spark.tier.manifest import open_tier
+from headrace.spark.tier import places
 from headrace.spark.tier.places import Place, TierAccess, open_place
 from headrace_protocol.bodies import MessageQueue
 from headrace_protocol.codes import RequestCode
@@ -350,6 +352,17 @@ def test_a_folder_that_is_not_mounted(tmp_path: Path) -> None:
         store.read("x", [(0, 1)])
     with pytest.raises(OptionError, match=r"neither a manifest\.json nor a folder"):
         open_tier(TierAccess(str(tmp_path / "away")))
+
+
+def test_a_folder_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(tmp_path / "segment")  # opening one waits for a writer
+    monkeypatch.setattr(places, "_LIMIT_S", 0.05)
+    store = open_place(Place(tmp_path.as_uri()))
+    for read in (lambda: store.read("segment", [(0, 5)]), lambda: store.read_all("segment")):
+        with pytest.raises(TierUnreachable, match="segment.*no answer"):
+            read()
+    for _ in range(2):  # lets the threads go
+        (tmp_path / "segment").open("wb").close()
 
 
 def test_without_obstore(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,7 +53,7 @@ def copy(source: TierSettings, target: TierSettings, now_ms: int) -> int:
     with _opened(target, now_ms) as tier:
         count = _copy_queues(queues, tier, now_ms)
         tier.sync()
-    _copy_tables(_driver(source), source, _driver(target), target)
+    _copy_tables(open_objects(source), source, open_objects(target), target)
     return count
 
 
@@ -141,10 +141,6 @@ def _groups(queue: StoredQueue, queue_offset: int) -> Iterator[Group]:
                 )
             yield Group(records, units["tags_code"].astype(np.int64))
         at = found.first + len(found.units)
-
-
-def _driver(settings: TierSettings) -> PutDriver:
-    return open_objects(settings) if settings.keeps_objects else open_folder(settings)
 
 
 def _copy_tables(

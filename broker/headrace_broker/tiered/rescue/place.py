@@ -16,7 +16,9 @@ from headrace_broker.tiered.container.paths import (
 )
 from headrace_broker.tiered.container.recovery import sizes_by_folder
 from headrace_broker.tiered.driver.interface import Failure
+from headrace_broker.tiered.driver.metered import MeteredAppends, MeteredPuts, Operations
 from headrace_broker.tiered.driver.posix import PosixDriver
+from headrace_broker.tiered.driver.time_limits import TimeLimits
 from headrace_broker.tiered.objects.object_tier import CATALOGS, DATA
 
 if TYPE_CHECKING:
@@ -25,20 +27,26 @@ if TYPE_CHECKING:
     from headrace_broker.tiered.access.settings import TierSettings
     from headrace_broker.tiered.container.metadata import SegmentRow, TierMetadata
     from headrace_broker.tiered.container.tier import Home
-    from headrace_broker.tiered.driver.interface import Driver, Entry, PutDriver
+    from headrace_broker.tiered.driver.interface import AppendDriver, Driver, Entry, PutDriver
 
 
-def open_folder(settings: TierSettings) -> PosixDriver:
-    """The driver of a tier in Apache's layout. Raises StoreError for one in memory."""
+def open_folder(settings: TierSettings) -> AppendDriver:
+    """The driver of a tier in Apache's layout, within limits of time.
+
+    Raises StoreError for one in memory.
+    """
     if settings.folder is None:
         raise StoreError("tieredBackendServiceProvider=memory: nothing of it outlives its broker")
-    return PosixDriver(settings.folder)
+    return MeteredAppends(PosixDriver(settings.folder), Operations(), TimeLimits())
 
 
 def open_objects(settings: TierSettings) -> PutDriver:
-    """The driver of a tier of objects. Raises StoreError for a bucket that can't be addressed."""
+    """The driver that puts objects into the place of a tier, within limits of time.
+
+    Raises StoreError for a bucket that can't be addressed.
+    """
     try:
-        return open_place(settings, Files())
+        return MeteredPuts(open_place(settings, Files()), Operations(), TimeLimits())
     except (ValueError, ImportError) as error:
         raise StoreError(str(error)) from error
 

@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     from headrace_broker.tiered.container.stored_tier import StoredTier
     from headrace_broker.tiered.container.tier import Tier
     from headrace_broker.tiered.container.tier_index import TierIndex
-    from headrace_broker.tiered.driver.interface import PutDriver
-    from headrace_broker.tiered.driver.posix import PosixDriver
+    from headrace_broker.tiered.driver.interface import AppendDriver, PutDriver
     from headrace_protocol.tier_rows import ObjectRow
 
 _NEW_SUFFIX = ".new"
@@ -75,7 +74,7 @@ def locked(root: Path) -> Iterator[None]:
 # -- Apache's layout -------------------------------------------------------------------------------
 
 
-def rebuild_files(driver: PosixDriver, settings: TierSettings, now_ms: int) -> Rebuilt:
+def rebuild_files(driver: AppendDriver, settings: TierSettings, now_ms: int) -> Rebuilt:
     """As ``rebuild``; the caller has the store's lock."""
     path = metadata_path(settings.root)
     new_path = path.with_name(path.name + _NEW_SUFFIX)
@@ -99,7 +98,7 @@ def rebuild_files(driver: PosixDriver, settings: TierSettings, now_ms: int) -> R
     return Rebuilt(tier, [str(failure) for failure in tier.damaged.values()])
 
 
-def _known_topics(driver: PosixDriver, settings: TierSettings) -> tuple[bool, list[TopicRow]]:
+def _known_topics(driver: AppendDriver, settings: TierSettings) -> tuple[bool, list[TopicRow]]:
     """Whether the old metadata is readable, and the ids of topics: its own, or those saved."""
     with suppress(StoreFormatError):
         topics = TierMetadata(metadata_path(settings.root)).topics()
@@ -118,7 +117,7 @@ def _put_aside(folder: Path) -> None:
 
 
 def _index(
-    driver: PosixDriver, settings: TierSettings, tier: Tier, now_ms: int, *, has_ids: bool
+    driver: AppendDriver, settings: TierSettings, tier: Tier, now_ms: int, *, has_ids: bool
 ) -> None:
     """Name the index files in the tier, and index what they may lack: all, without their ids."""
     index: TierIndex | None = tier.index

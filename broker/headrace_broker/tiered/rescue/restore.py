@@ -130,16 +130,14 @@ def _read_tier(
 ) -> tuple[StoredTier, SavedTables | None, list[str]]:
     """All queues, and the tables if there are any."""
     problems: list[str] = []
+    driver = open_objects(settings)
     if settings.keeps_objects:
-        driver = open_objects(settings)
         expect(ObjectTier(driver, settings.home).look())
         tier: StoredTier = ObjectTier(driver, settings.home)
         # From here on a broker that still runs uploads nothing more.
         expect(tier.start(now_ms))
     else:
-        folder = open_folder(settings)
-        driver = folder
-        rebuilt = rebuild_files(folder, settings, now_ms)
+        rebuilt = rebuild_files(open_folder(settings), settings, now_ms)
         tier, problems = rebuilt.tier, rebuilt.problems
     tables = read_tables(driver, settings.home)
     if isinstance(tables, SavedTables):

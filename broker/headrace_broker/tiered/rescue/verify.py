@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from headrace_broker.tiered.container.stored_queue import StoredQueue
     from headrace_broker.tiered.container.stored_tier import Name
     from headrace_broker.tiered.container.tier import Home
-    from headrace_broker.tiered.driver.interface import PutDriver
-    from headrace_broker.tiered.driver.posix import PosixDriver
+    from headrace_broker.tiered.driver.interface import AppendDriver, PutDriver
     from headrace_protocol.columns import Array
 
 _REBUILD: Final = "headrace tier rebuild writes it anew"
@@ -69,7 +68,7 @@ def verify(settings: TierSettings, *, deep: bool) -> Report:
 # -- Apache's layout -------------------------------------------------------------------------------
 
 
-def _verify_files(settings: TierSettings, driver: PosixDriver, deep: bool) -> Report:
+def _verify_files(settings: TierSettings, driver: AppendDriver, deep: bool) -> Report:
     path = metadata_path(settings.root)
     try:
         metadata = TierMetadata(path)
@@ -101,7 +100,7 @@ def read_queues(settings: TierSettings) -> dict[Name, StoredQueue]:
 
 
 def _flat_queues(
-    settings: TierSettings, driver: PosixDriver, metadata: TierMetadata
+    settings: TierSettings, driver: AppendDriver, metadata: TierMetadata
 ) -> dict[Name, FlatQueue]:
     queues = {}
     folder = cluster_folder(settings.home.cluster)

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from headrace.spark.errors import OptionError, TierGone, TierUnreachable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+T = TypeVar("T")
 
 Range = tuple[int, int]
 # Reading what lies between two ranges costs less than another read of so many bytes.
 _FILE_GAP_BYTES: Final = 64 << 10
 _OBJECT_GAP_BYTES: Final = 1 << 20
-_CLIENT: Final = {"timeout": "60s", "connect_timeout": "5s"}
+# Of a read from a folder, and of a request.
+_LIMIT_S: Final = 60.0
+_CLIENT: Final = {"timeout": f"{_LIMIT_S:.0f}s", "connect_timeout": "5s"}
 _REASON_CHARACTERS_MAX: Final = 300
 
 
@@ -82,22 +88,45 @@ class _Files:
 
     def read(self, path: str, ranges: Sequence[Range]) -> list[bytes | memoryview]:
         """As ``Store.read``."""
-        found: list[bytes | memoryview] = []
-        with ExitStack() as stack:
-            try:
-                file = stack.enter_context((self._folder / path).open("rb", buffering=0))
-                found += [os.pread(file.fileno(), end - start, start) for start, end in ranges]
-            except OSError as error:
-                raise self._error(path, error) from error
-        _check_lengths(path, ranges, found)
-        return found
+        return self._within_limit(path, lambda: self._read(path, ranges))
 
     def read_all(self, path: str) -> bytes:
         """As ``Store.read_all``."""
+        return self._within_limit(path, (self._folder / path).read_bytes)
+
+    def _read(self, path: str, ranges: Sequence[Range]) -> list[bytes | memoryview]:
+        with (self._folder / path).open("rb", buffering=0) as file:
+            found: list[bytes | memoryview] = [
+                os.pread(file.fileno(), end - start, start) for start, end in ranges
+            ]
+        _check_lengths(path, ranges, found)
+        return found
+
+    def _within_limit(self, path: str, read: Callable[[], T]) -> T:
+        """What a read returns, by a thread that is abandoned when it takes too long.
+
+        A call into a folder whose server is gone may never return, and nothing can interrupt it.
+        """
+        answers: SimpleQueue[Callable[[], T]] = SimpleQueue()
+
+        def run() -> None:
+            try:
+                found = read()
+            except OSError as error:
+                problem = self._error(path, error)
+                answers.put(partial(_raise, problem, error))
+            except Exception as error:  # noqa: BLE001 - raised by whoever waits
+                answers.put(partial(_raise, error, None))
+            else:
+                answers.put(lambda: found)
+
+        Thread(target=run, daemon=True).start()
         try:
-            return (self._folder / path).read_bytes()
-        except OSError as error:
-            raise self._error(path, error) from error
+            answer = answers.get(timeout=_LIMIT_S)
+        except Empty:
+            reason = f"no answer in {_LIMIT_S:.0f} s: is the folder's server gone?"
+            raise TierUnreachable(f"{self._folder}/{path}", reason) from None
+        return answer()
 
     def _error(self, path: str, error: OSError) -> TierGone | TierUnreachable:
         if isinstance(error, FileNotFoundError):
@@ -106,6 +135,10 @@ class _Files:
             reason = "this machine does not have the folder: mount it on the driver and all workers"
             return TierUnreachable(str(self._folder), reason)
         return TierUnreachable(f"{self._folder}/{path}", str(error))
+
+
+def _raise(error: Exception, cause: Exception | None) -> Any:
+    raise error from cause
 
 
 def _open_bucket(place: Place) -> _Bucket:
