@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from obstore.store import MemoryStore
 
+from headrace_broker.tiered.driver import posix
 from headrace_broker.tiered.driver.interface import Entry, Failure, FailureKind
 from headrace_broker.tiered.driver.memory import MemoryDriver
 from headrace_broker.tiered.driver.metered import MeteredAppends, MeteredPuts, Operations
@@ -190,6 +191,15 @@ def test_a_file_is_cut(files: Any) -> None:
     assert contents(files, PATH) == b"first!"
 
 
+def test_a_file_is_rewritten(files: Any) -> None:
+    assert fails(files.rewrite(PATH, 0), FailureKind.MISSING)
+    files.append(PATH, 0, b"firstsecond")
+    assert fails(files.rewrite(PATH, 12), FailureKind.SHORT)
+    for start in (0, 5, 11):
+        assert files.rewrite(PATH, start) is None
+        assert contents(files, PATH) == b"firstsecond"
+
+
 # -- posix -----------------------------------------------------------------------------------------
 
 
@@ -207,6 +217,23 @@ def test_a_failed_append_is_repeated_after_a_cut(tmp_path: Path, seed: int) -> N
     disk.cut_power()
     assert disk.image is not None
     assert disk.image.files[Path("tier/a/b")] == written, f"seed {seed}"
+
+
+@pytest.mark.parametrize("start", [0, 5])
+def test_a_rewrite_saves_what_a_failed_sync_has_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: int
+) -> None:
+    monkeypatch.setattr(posix, "_REWRITTEN_AT_ONCE", 4)
+    disk = FaultyFiles(tmp_path, Random(1))
+    driver = PosixDriver(tmp_path / "tier", disk)
+    assert driver.append("a/b", 0, b"first") is None
+    disk.rates = FaultRates(sync=1.0)
+    assert driver.append("a/b", 5, b"second") is not None
+    disk.rates = FaultRates()
+    assert driver.rewrite("a/b", start) is None
+    disk.cut_power()
+    assert disk.image is not None
+    assert disk.image.files[Path("tier/a/b")] == b"firstsecond"
 
 
 @pytest.mark.parametrize("seed", range(20))

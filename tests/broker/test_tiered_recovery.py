@@ -112,8 +112,7 @@ def test_nothing_is_lost_or_repeated_by_a_crash(tmp_path: Path, seed: int, end: 
         except (PowerCut, OSError, AssertionError) as error:
             if isinstance(error, AssertionError) and "seed" in str(error):
                 raise
-        # A failed sync drops pages, which only a power cut shows.
-        if end == "kill" or (is_kill and not life.faults["failed sync"]):
+        if is_kill:
             life.kill()
         else:
             life.cut_power()

@@ -25,7 +25,6 @@ from headrace.spark.read.schema import source_schema
 from headrace.spark.read.task import read_range
 from headrace.spark.tier import direct, places, plans
 from headrace.spark.tier.manifest import open_tier
-from headrace.spark.tier import places
 from headrace.spark.tier.places import Place, TierAccess, open_place
 from headrace_protocol.bodies import MessageQueue
 from headrace_protocol.codes import RequestCode
@@ -359,7 +358,7 @@ def test_a_folder_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(places, "_LIMIT_S", 0.05)
     store = open_place(Place(tmp_path.as_uri()))
     for read in (lambda: store.read("segment", [(0, 5)]), lambda: store.read_all("segment")):
-        with pytest.raises(TierUnreachable, match="segment.*no answer"):
+        with pytest.raises(TierUnreachable, match="no answer in"):
             read()
     for _ in range(2):  # lets the threads go
         (tmp_path / "segment").open("wb").close()

@@ -63,6 +63,13 @@ class TroubledDriver(PosixDriver):
         with self._flaky():
             return self._after(path, super().cut(path, size))
 
+    def rewrite(self, path: str, start: int) -> Any:
+        failure = self._before(path)
+        if failure is not None:
+            return failure
+        with self._flaky():
+            return self._after(path, super().rewrite(path, start))
+
     def delete(self, paths: Any) -> Any:
         if not paths:
             return None

@@ -13,7 +13,7 @@ import msgspec
 
 from headrace_broker.tiered.container.metadata import LONG_MAX, STATUS_SEALED, SegmentRow
 from headrace_broker.tiered.container.paths import segment_name
-from headrace_broker.tiered.driver.interface import Failure, FailureKind
+from headrace_broker.tiered.driver.interface import REWRITTEN_BYTES_MAX, Failure, FailureKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -189,11 +189,17 @@ class FlatFile:
         return [self.place.segment_path(row.base_offset) for row in dropped]
 
     def secure(self, saved: Sequence[SegmentRow]) -> Failure | None:
-        """Bring what a killed process wrote to disk. saved: the rows before the start."""
-        known = {(row.base_offset, row.size) for row in saved}
+        """Bring what a killed process wrote to disk. saved: the rows before the start.
+
+        It is written once more: after a sync that failed there, a sync alone does nothing. That was
+        of an append, and the last one.
+        """
+        known = {row.base_offset: row.size for row in saved}
         for row in self.segments:
-            if row.size and (row.base_offset, row.size) not in known:
-                failure = self._driver.cut(self.place.segment_path(row.base_offset), row.size)
+            if row.size and row.size != known.get(row.base_offset):
+                start = min(known.get(row.base_offset, 0), row.size)
+                start = max(start, row.size - REWRITTEN_BYTES_MAX)
+                failure = self._driver.rewrite(self.place.segment_path(row.base_offset), start)
                 if failure is not None:
                     return failure
         return None

@@ -75,7 +75,7 @@ class Tier:
     def open(self, now_ms: int) -> Failure | None:
         """Bring all queues in line with the store.
 
-        Fails with UNREACHABLE; the next call continues with the remaining queues.
+        Fails with UNREACHABLE; the next call continues with the remaining queues. Raises OSError.
         """
         entries = self._driver.entries(f"{self._folder}/{self._home.broker}")
         if isinstance(entries, Failure):
@@ -93,6 +93,8 @@ class Tier:
                 return failure
             else:
                 self.damaged[key] = failure
+        # What a killed process has saved may be in memory only.
+        self.metadata.save()
         return None
 
     def _queue(self, name: QueueName) -> FlatQueue:
@@ -314,10 +316,7 @@ class Tier:
                     log = FileKind.COMMIT_LOG
                     rows = [SegmentRow(name.path, log, base, size=found[base]) for base in found]
                     self.metadata.set_segments(name, log, rows)
-        failure = self.open(now_ms)
-        if failure is None:
-            self.metadata.save()
-        return failure
+        return self.open(now_ms)
 
 
 def _has_hole(found: Sizes) -> bool:

@@ -8,10 +8,13 @@ driver may be used by several threads at once. What a place can't do or does not
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+# More than an append has, so that an append that failed is rewritten as a whole.
+REWRITTEN_BYTES_MAX: Final = 64 << 20
 
 Buffer = bytes | bytearray | memoryview
 Range = tuple[int, int]
@@ -85,6 +88,13 @@ class AppendDriver(Driver, Protocol):
         """Discard all bytes from ``size`` on; those before are durable when this returns.
 
         Fails with MISSING, SHORT, UNREACHABLE.
+        """
+
+    def rewrite(self, path: str, /, start: int) -> Failure | None:
+        """Write all bytes from ``start`` on once more; all are durable when this returns.
+
+        After a write that failed, a sync may succeed without them: they are in memory as if they
+        were on disk. Fails with MISSING, SHORT, UNREACHABLE.
         """
 
 

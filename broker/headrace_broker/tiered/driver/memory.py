@@ -82,6 +82,13 @@ class MemoryDriver:
             del stored.data[size:]
         return None
 
+    def rewrite(self, path: str, start: int) -> Failure | None:
+        """As ``AppendDriver.rewrite``."""
+        size = self.size(path)
+        if isinstance(size, Failure):
+            return size
+        return short_read(path, (0, start), size) if size < start else None
+
     def put(self, path: str, data: Buffer, replaces: str = "") -> str | Failure:
         """As ``PutDriver.put``."""
         with self._lock:

@@ -6,7 +6,7 @@ from threading import Lock
 from time import monotonic
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from headrace_broker.tiered.driver.interface import Failure
+from headrace_broker.tiered.driver.interface import REWRITTEN_BYTES_MAX, Failure
 from headrace_broker.tiered.driver.time_limits import Operation
 from headrace_daemon.metrics.histogram import Histogram
 
@@ -118,6 +118,11 @@ class MeteredAppends(_Metered):
         """As ``AppendDriver.cut``."""
         operation = Operation("cut", path, changes=(path,))
         return self._run(operation, lambda: self._appends.cut(path, size))
+
+    def rewrite(self, path: str, start: int) -> Failure | None:
+        """As ``AppendDriver.rewrite``."""
+        operation = Operation("write", path, REWRITTEN_BYTES_MAX, (path,))
+        return self._run(operation, lambda: self._appends.rewrite(path, start))
 
 
 class MeteredPuts(_Metered):

@@ -22,6 +22,7 @@ T = TypeVar("T")
 
 # Of all puts into a folder, which exclude each other: the next one replaces what a crash has left.
 _TEMPORARY: Final = ".tmp"
+_REWRITTEN_AT_ONCE: Final = 4 << 20
 
 
 def _returning_failures(
@@ -138,6 +139,21 @@ class PosixDriver:
                 return short_read(path, (0, size), size_before)
             if size_before > size:
                 self._files.truncate(descriptor, size)
+            self._files.fsync(descriptor)
+        self._mark_names(path)
+        self._files.sync_names()
+        return None
+
+    @_returning_failures
+    def rewrite(self, path: str, start: int) -> Failure | None:
+        """As ``AppendDriver.rewrite``."""
+        with self._opened(path, os.O_RDWR) as descriptor:
+            size = os.fstat(descriptor).st_size
+            if size < start:
+                return short_read(path, (0, start), size)
+            for begin in range(start, size, _REWRITTEN_AT_ONCE):
+                end = min(begin + _REWRITTEN_AT_ONCE, size)
+                self._files.write(descriptor, _read_all(descriptor, begin, end), begin)
             self._files.fsync(descriptor)
         self._mark_names(path)
         self._files.sync_names()
