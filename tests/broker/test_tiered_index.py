@@ -291,6 +291,26 @@ def test_a_file_of_full_size_takes_little_room(tmp_path: Path) -> None:
     assert offsets(again, "k7") == [7]
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_a_file_of_a_killed_process_survives_a_power_cut(tmp_path: Path, seed: int) -> None:
+    rng, root = Random(seed), tmp_path / "disk"
+    life = next_life(root, rng)
+    index = open_index(root, life, is_clean=False)
+    index._metadata.topic_id(TOPIC, BEGIN_MS)
+    index._metadata.save()
+    add(index, 0, 5)
+    life.kill()
+    index.close()
+    life = next_life(root, rng, before=life)
+    index = open_index(root, life, is_clean=False)
+    index.sync()
+    life.cut_power()
+    index.close()
+    index = open_index(root, next_life(root, rng, before=life), is_clean=False)
+    assert offsets(index, "k3") == [3]
+    index.close()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(15))
 @pytest.mark.parametrize("end", ["power cut", "kill"])

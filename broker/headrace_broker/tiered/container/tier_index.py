@@ -101,6 +101,13 @@ class TierIndex:
                 file.link_anew()
             opened.append(file)
         self._open = tuple(opened)
+        if opened and not is_clean:
+            self._mark_names_unsynced()
+
+    def _mark_names_unsynced(self) -> None:
+        """Have ``sync`` cover the names too that a killed process gave to folder and files."""
+        for folder in (self._local, self._local.parent):
+            self._files.mark_names_unsynced(folder)
 
     def _rows(self) -> list[SegmentRow]:
         return self._metadata.segments(self._place.queue, self._place.kind)
