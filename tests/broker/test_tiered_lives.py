@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,6 +20,7 @@ from tests.broker.test_tiered_storage import (
     tier_of,
     upload,
 )
+from tests.support.faulty_files import FaultyFiles, PowerCut, next_life
 from tests.support.stores import crash
 
 if TYPE_CHECKING:
@@ -128,6 +130,37 @@ def test_a_deleted_topic_does_not_return_after_a_crash(tmp_path: Path, *, is_sav
     assert not files(tmp_path)
     assert json.loads((tmp_path / "store/config/tieredTopicIncarnation.json").read_text()) == {}
     broker.close()
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("name", ["config/tieredTopicIncarnation.json", "followers/tier.json"])
+def test_a_power_cut_takes_nothing_back_that_a_start_has_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, seed: int
+) -> None:
+    """A kill has left the new file before its name was durable."""
+    path = tmp_path / "store" / name
+    files = FaultyFiles(tmp_path / "store", Random(seed))
+    broker = start(tmp_path, files=files, tiered_backend_service_provider="memory")
+    put(broker, 0, 20)
+    sync_names = files.fsync_directory
+
+    def kill_first(folder: Path) -> None:
+        if folder == path.parent and path.exists():
+            files.kill()
+        sync_names(folder)
+
+    monkeypatch.setattr(files, "fsync_directory", kill_first)
+    with pytest.raises(PowerCut):
+        upload(broker)
+    crash(broker.store)
+    files = next_life(files.root, files.rng, before=files)
+    broker = start(tmp_path, broker.clock, files, tiered_backend_service_provider="memory")
+    found = path.read_bytes()
+    files.cut_power()
+    crash(broker.store)
+    next_life(files.root, files.rng, before=files)
+    assert path.exists(), f"seed {seed}"
+    assert path.read_bytes() == found
 
 
 async def test_a_lost_table_of_topics_costs_no_history(tmp_path: Path) -> None:

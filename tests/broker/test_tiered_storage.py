@@ -29,13 +29,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from headrace_broker.queue_directory import Source
+    from headrace_broker.store.files.filesystem import Files
     from headrace_broker.tiered.access.tiered_storage import TieredStorage
 
 TOPIC = "Orders"
 BODY_BYTES = 900
 
 
-def start(folder: Path, clock: Any = None, **settings: Any) -> BrokerUnderTest:
+def start(
+    folder: Path, clock: Any = None, files: Files | None = None, **settings: Any
+) -> BrokerUnderTest:
     config = broker_config(
         folder,
         message_store_plug_in="tieredstore",
@@ -47,7 +50,7 @@ def start(folder: Path, clock: Any = None, **settings: Any) -> BrokerUnderTest:
         delete_when="",
         **{"tiered_backend_service_provider": "posix", **settings},
     )
-    broker = BrokerUnderTest(folder, config, clock)
+    broker = BrokerUnderTest(folder, config, clock, files=files)
     if broker.topics.get(TOPIC) is None:
         broker.create_topic(TOPIC)
     return broker

@@ -18,6 +18,7 @@ from headrace_broker.store.files.file_seal import FileSeal
 from headrace_broker.store.files.filesystem import DiskUsage, Files, make_private
 from headrace_broker.store.files.warmup import newest_files, warm
 from headrace_broker.store.followers.followers import Followers
+from headrace_broker.store.followers.position_file import FOLDER as POSITIONS_FOLDER
 from headrace_broker.store.index.index_file import HEADER_BYTES, IndexFiles
 from headrace_broker.store.index.indexer import BLOCK_ROWS_MAX, Indexer, log_vanished
 from headrace_broker.store.integrity.checkpoint import INDEX_MARK_NAME, Checkpoint
@@ -384,10 +385,16 @@ class MessageStore:
         self.flusher.flush_now()
 
     def _mark_names_unsynced(self) -> None:
-        """Have the next flush sync all folders that may have new files since the checkpoint."""
+        """Have the next flush sync all folders that may have new files since the checkpoint.
+
+        Tables and positions too: what they say is acted on, so a power cut must not bring back
+        those that a killed process was about to replace.
+        """
         queue_folders = {queue.files.directory for queue in self.dispatcher.dirty}
         for folder in (
             self.root,
+            self.root / "config",
+            self.root / POSITIONS_FOLDER,
             self.commit_log.files.directory,
             self.index_files.directory,
             self.root / "consumequeue",
