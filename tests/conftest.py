@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import tempfile
 from typing import TYPE_CHECKING
 
+import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
 from tests.support.spread import ByDuration, durations
 
 if TYPE_CHECKING:
-    import pytest
     from xdist.remote import Producer
 
 # Machines of CI are shared and slow at times; slow examples are no failure. A failing example is
@@ -34,10 +36,27 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# Tests write some gigabytes before they end.
+USED_RATIO_MAX = 0.88
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--keep-durations", action="store_true", help="write each test's duration to durations.json"
     )
+
+
+def pytest_sessionstart() -> None:
+    folder = tempfile.gettempdir()
+    disk = os.statvfs(folder)
+    used = disk.f_blocks - disk.f_bfree
+    ratio = used / (used + disk.f_bavail)
+    if ratio > USED_RATIO_MAX:
+        pytest.exit(
+            f"{folder} is on a disk that is {ratio:.0%} full, and brokers reject messages above "
+            f"90%: free some of it, or set TMPDIR to a folder on another disk",
+            returncode=pytest.ExitCode.USAGE_ERROR,
+        )
 
 
 def pytest_configure(config: pytest.Config) -> None:

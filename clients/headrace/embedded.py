@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 _BROKER_NAME = "broker-a"
-# Large enough for the largest message, small on disk and quick to create.
+# Large enough for the largest message, small on disk and quick to create. They go soon anyway, so a
+# full disk is no reason to remove messages before.
 _SMALL_FILES: dict[str, Any] = {
+    "clean_file_forcibly_enable": False,
     "mapped_file_size_commit_log": 16 * 1024 * 1024,
     "mapped_file_size_consume_queue": 20 * 10_000,
     "max_hash_slot_num": 20_000,

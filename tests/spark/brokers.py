@@ -21,6 +21,7 @@ _SMALL_FILES: dict[str, Any] = {
     "mapped_file_size_consume_queue": 20 * 1000,
     "max_hash_slot_num": 2000,
     "max_index_num": 8000,
+    "clean_file_forcibly_enable": False,  # however full the disk of the machine is
 }
 
 

@@ -195,6 +195,8 @@ class BrokerUnderTest:
 
 
 def broker_config(folder: Path, **settings: Any) -> BrokerConfig:
+    """Messages stay, however full the disk of the machine is, unless the settings say otherwise."""
+    settings = {"clean_file_forcibly_enable": False} | settings
     return BrokerConfig(broker_name="broker-a", store_path_root_dir=folder / "store", **settings)
 
 

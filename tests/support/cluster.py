@@ -142,6 +142,7 @@ def _broker(
         "mappedFileSizeConsumeQueue": 20 * 10_000,
         "maxHashSlotNum": 20_000,
         "maxIndexNum": 80_000,
+        "cleanFileForciblyEnable": "false",  # however full the disk of the machine is
         **settings,
     }
     config = folder / f"{name}.conf"
