@@ -148,12 +148,12 @@ class BrokerMachine:
             self._over(fault)
         elif fault == "failed sync":
             self._life.failed_s = self._life.failed_s or trio.current_time()
-            self._network.nursery.start_soon(self._replace_disk, self.files)
+            self._network.nursery.start_soon(self._end_soon, self.files)
 
-    async def _replace_disk(self, files: FaultyFiles) -> None:
+    async def _end_soon(self, files: FaultyFiles) -> None:
         await trio.sleep(self.rng.random())
         if not files.is_over:
-            self.cut_power()
+            self.rng.choice((self.cut_power, self.kill))()
 
     def _over(self, how: str) -> None:
         life = self._life

@@ -495,7 +495,8 @@ class Store:
         before, appended = self.files, self.appended
         is_on = before is not None and before.image is None
         self.files = next_life(self.settings.root, self.rng, rates, before)
-        least_count = appended.written_count if is_on else appended.flushed_count
+        if not is_on:
+            appended.written_count = appended.flushed_count
         settings = replace(
             self.settings,
             retention=random_retention(self.rng),
@@ -506,7 +507,7 @@ class Store:
             self.files,
             self.clock,
             appended,
-            least_count,
+            appended.written_count,
             self.shown_from,
             is_after_kill=is_on,
         )
@@ -529,7 +530,7 @@ class Store:
         except (StoreError, OSError):
             if not (files.faults["failed write"] or files.faults["failed sync"] or files.is_full):
                 raise
-            files.cut_power()
+            files.cut_power_or_kill()
         finally:
             self.over(life)
 
@@ -618,8 +619,4 @@ def end(life: Life, *, is_clean: bool) -> None:
         life.store.close()
         if not (files.root / "abort").exists():
             appended.flushed_count = appended.written_count = len(appended.records)
-    if files.faults["failed sync"] or files.rng.random() < 0.5:
-        # What a failed sync dropped is still in memory: only a restart of the machine shows it.
-        files.cut_power()
-    else:
-        files.kill()
+    files.cut_power_or_kill()

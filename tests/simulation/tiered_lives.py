@@ -449,6 +449,7 @@ class Broker:
         self.outcome = Outcome(self.name, Counter(), Counter())
         self.config = broker_config(
             folder,
+            clean_file_forcibly_enable=True,  # the disk is the simulation's
             message_store_plug_in="tieredstore",
             tiered_store_file_reserved_time=TIER_HOURS,
             **self.place(folder),
@@ -517,7 +518,7 @@ class Broker:
         except StoreError:
             if not files.faults["failed sync"]:
                 raise
-            files.cut_power()
+            files.cut_power_or_kill()
         finally:
             self.over(life, files)
 
@@ -527,11 +528,7 @@ class Broker:
             if not (life.files.root / "abort").exists():
                 for model in self.models.values():
                     model.flushed_count = len(model.sent)
-        if life.files.faults["failed sync"] or self.rng.random() < 0.5:
-            # What a failed sync dropped is still in memory: only a power cut shows it.
-            life.files.cut_power()
-        else:
-            life.files.kill()
+        life.files.cut_power_or_kill()
 
     def live_calmly(self, do: Callable[[Life], object]) -> None:
         """One life without faults, stopped in order."""

@@ -15,7 +15,7 @@ from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.retention import cleaner
 from headrace_broker.store.retention.topic_floors import TopicLimit
 from headrace_broker.store.settings import Retention
-from tests.support.faulty_files import FaultyFiles, next_life
+from tests.support.faulty_files import FaultRates, FaultyFiles, next_life
 from tests.support.stores import FaultyFiles as BrokenFiles
 from tests.support.stores import SetClock, crash, open_store, put, read_all, small_settings
 
@@ -179,4 +179,33 @@ async def test_after_a_failed_flush_the_loop_rests(tmp_path: Path) -> None:
             assert await told.receive() is False
             await trio.testing.wait_all_tasks_blocked(0.001)  # never, if it asked again and again
         nursery.cancel_scope.cancel()
+    crash(store)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_what_a_failed_flush_dropped_is_on_disk_after_the_next_start(
+    seed: int, tmp_path: Path
+) -> None:
+    files = FaultyFiles(tmp_path / "store", Random(seed))
+    store = loaded(files)
+    queue = store.queue("Topic", 0)
+    put(store, queue, bytes(900))
+    store.flusher.flush_now()
+    bodies = [bytes([number]) * 900 for number in range(1, 12)]  # in four files of the log
+    for body in bodies:
+        put(store, queue, body)
+    files.rates = FaultRates(sync=1.0)
+    with pytest.raises(OSError, match="Input/output error"):
+        store.flusher.flush_now()
+    files.kill()
+    crash(store)
+    again = next_life(files.root, files.rng, before=files)
+    store = loaded(again)
+    put(store, store.queue("Topic", 0), b"acknowledged")
+    store.flusher.flush_log_now()
+    again.cut_power()
+    crash(store)
+    store = loaded(next_life(files.root, files.rng, before=again))
+    read = [message.body for message in read_all(store, store.queue("Topic", 0))]
+    assert read == [bytes(900), *bodies, b"acknowledged"]
     crash(store)

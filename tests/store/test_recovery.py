@@ -27,6 +27,7 @@ from headrace_broker.store.recovery import (
     LoadStage,
     RecoveryPlan,
     index_durable_offset,
+    log_durable_offset,
     plan_recovery,
     queues_durable_offset,
 )
@@ -88,24 +89,31 @@ def planned(
         is_clean=is_clean, index_end=index_end, queues_durable=queues_durable
     )
     offsets = {"consumequeue": queues_durable, "index": index_durable}
-    return plan_recovery(files, newest_unit, offsets)
+    rewrite_from = log_durable_offset(is_clean=is_clean, files=files, checkpoint=checkpoint)
+    return plan_recovery(files, newest_unit, offsets, rewrite_from)
 
 
-def plan_of(scan_from: int, queues_from: int, index_from: int) -> RecoveryPlan:
-    return RecoveryPlan(scan_from, {"consumequeue": queues_from, "index": index_from})
+def plan_of(
+    scan_from: int, queues_from: int, index_from: int, rewrite_from: int | None = None
+) -> RecoveryPlan:
+    put_from = {"consumequeue": queues_from, "index": index_from}
+    return RecoveryPlan(scan_from, put_from, rewrite_from)
 
 
 @pytest.mark.parametrize(
-    ("checkpoint", "queues_from"),
+    ("checkpoint", "queues_from", "rewrite_from"),
     [
-        (NO_CHECKPOINT, 0),
-        (Checkpoint(logics_physical_offset=150), 150),
-        (Checkpoint(physic_msg_timestamp=23_000, logics_msg_timestamp=60_000), 100),
-        (Checkpoint(physic_msg_timestamp=22_999, logics_msg_timestamp=60_000), 0),
-        (Checkpoint(physic_msg_timestamp=60_000, logics_msg_timestamp=53_000), 200),
+        (NO_CHECKPOINT, 0, 0),
+        (Checkpoint(logics_physical_offset=150), 150, 150),
+        (Checkpoint(physic_msg_timestamp=23_000, logics_msg_timestamp=60_000), 100, 100),
+        (Checkpoint(physic_msg_timestamp=22_999, logics_msg_timestamp=60_000), 0, 0),
+        (Checkpoint(physic_msg_timestamp=60_000, logics_msg_timestamp=53_000), 200, 200),
+        (Checkpoint(physic_msg_timestamp=60_000, logics_msg_timestamp=0), 0, 200),
     ],
 )
-def test_how_far_a_crash_start_goes_back(checkpoint: Checkpoint, queues_from: int) -> None:
+def test_how_far_a_crash_start_goes_back(
+    checkpoint: Checkpoint, queues_from: int, rewrite_from: int
+) -> None:
     plan = planned(
         is_clean=False,
         files=FILES,
@@ -113,7 +121,7 @@ def test_how_far_a_crash_start_goes_back(checkpoint: Checkpoint, queues_from: in
         index_end=120,
         checkpoint=checkpoint,
     )
-    assert plan == plan_of(min(queues_from, 120), queues_from, 120)
+    assert plan == plan_of(min(queues_from, 120), queues_from, 120, rewrite_from)
 
 
 def test_a_crash_start_without_a_checkpoint_reads_all() -> None:
@@ -124,7 +132,7 @@ def test_a_crash_start_without_a_checkpoint_reads_all() -> None:
         index_end=-1,
         checkpoint=NO_CHECKPOINT,
     )
-    assert plan == plan_of(0, 0, 0)
+    assert plan == plan_of(0, 0, 0, 0)
 
 
 def test_a_clean_start_reads_from_the_newest_unit() -> None:

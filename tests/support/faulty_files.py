@@ -308,6 +308,13 @@ class FaultyFiles(Files):
             self.stop()
             self._note("kill")
 
+    def cut_power_or_kill(self) -> None:
+        """Either, at random; after a kill the machine is on, with what a failed sync dropped."""
+        if self.rng.random() < 0.5:
+            self.cut_power()
+        else:
+            self.kill()
+
     def stop(self) -> None:
         """The program has ended by itself."""
         if not self.is_over:
@@ -376,6 +383,7 @@ class FaultyFiles(Files):
     def clear(self, descriptor: int, position: int, byte_count: int) -> None:
         self.operate()
         super().clear(descriptor, position, byte_count)
+        self._file(descriptor).written_anew(position, position + byte_count)
         self._changed(descriptor)
 
     def write(self, descriptor: int, data: bytes | bytearray | memoryview, position: int) -> None:

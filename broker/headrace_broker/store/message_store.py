@@ -42,6 +42,7 @@ from headrace_broker.store.recovery import (
     RecoveryReport,
     first_records,
     index_durable_offset,
+    log_durable_offset,
     plan_recovery,
     queues_durable_offset,
     unclean_start,
@@ -348,9 +349,8 @@ class MessageStore:
         checkpoint = self.flusher.checkpoint
         if not is_clean:
             self.index_files.recover(checkpoint.index_msg_timestamp, self.root / INDEX_MARK_NAME)
-        newest_unit = max(
-            (queue.consume_queue.last_physical_offset for queue in self.queues), default=-1
-        )
+        newest_units = [queue.consume_queue.last_physical_offset for queue in self.queues]
+        newest_unit = max(newest_units, default=-1)
         files = first_records(self.commit_log.files.files)
         queues_durable = queues_durable_offset(
             is_clean=is_clean, files=files, newest_unit=newest_unit, checkpoint=checkpoint
@@ -360,12 +360,13 @@ class MessageStore:
             index_end=self.index_files.end_physical_offset,
             queues_durable=queues_durable,
         )
+        rewrite_from = log_durable_offset(is_clean=is_clean, files=files, checkpoint=checkpoint)
         self.dispatcher.loaded(newest_unit, queues_durable)
         self.indexer.loaded(index_durable)
         if newest_unit < 0:
             self.flusher.reset_queue_checkpoint()
         durable_offsets = {taker.name: taker.durable_offset() for taker in self.takers}
-        return plan_recovery(files, newest_unit, durable_offsets)
+        return plan_recovery(files, newest_unit, durable_offsets, rewrite_from)
 
     def _note_recovered(self, recovery: Recovery) -> None:
         """Hand the recovered data to the takers' next flush, which moves the checkpoint."""

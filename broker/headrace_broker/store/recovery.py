@@ -96,10 +96,12 @@ class RecoveryPlan:
 
     scan_from: where reading begins, or at the start of its file if no whole record is there.
     put_from: by the taker's name, where the records begin whose rows the taker gets.
+    rewrite_from: where the part of the log begins that may not be on disk; None if all of it is.
     """
 
     scan_from: int
     put_from: Mapping[str, int]
+    rewrite_from: int | None
 
     @property
     def queues_from(self) -> int:
@@ -108,21 +110,36 @@ class RecoveryPlan:
 
 
 def plan_recovery(
-    files: list[FirstRecord], newest_unit: int, durable_offsets: Mapping[str, int]
+    files: list[FirstRecord],
+    newest_unit: int,
+    durable_offsets: Mapping[str, int],
+    rewrite_from: int | None,
 ) -> RecoveryPlan:
     """Decide how far back to read.
 
     newest_unit: as for ``queues_durable_offset``. durable_offsets: by taker name.
+    rewrite_from: as for the plan.
     """
     if not files:
-        return RecoveryPlan(0, dict.fromkeys(durable_offsets, 0))
+        return RecoveryPlan(0, dict.fromkeys(durable_offsets, 0), None)
     log_start = files[0].start_offset
     put_from = {name: max(offset, log_start) for name, offset in durable_offsets.items()}
     scan_from = min(put_from.values())
     # No record begins at newest_unit + 1; reading the newest record leads to those after it.
     if scan_from == newest_unit + 1 > log_start:
         scan_from = newest_unit
-    return RecoveryPlan(scan_from, put_from)
+    return RecoveryPlan(scan_from, put_from, rewrite_from)
+
+
+def log_durable_offset(
+    *, is_clean: bool, files: list[FirstRecord], checkpoint: Checkpoint
+) -> int | None:
+    """The offset before which the log is on disk for certain; None if all of it is."""
+    if is_clean or not files:
+        return None
+    # Not further back where only the queues are being rebuilt.
+    stamp = checkpoint.physic_msg_timestamp
+    return unclean_start(files, checkpoint._replace(logics_msg_timestamp=stamp))
 
 
 def queues_durable_offset(
@@ -200,7 +217,7 @@ class Recovery:
         self.commit_log = commit_log
         self.takers = takers
         self._log_rows = log_rows
-        self.record_count = self.unplaced_count = 0
+        self.record_count = self.unplaced_count = self._rewritten_to = 0
         self.newest: tuple[int, int] | None = None
 
     def run(self, plan: RecoveryPlan, *, is_clean: bool, on_progress: OnProgress) -> RecoveryReport:
@@ -215,11 +232,13 @@ class Recovery:
         scanned_from = scan.end_offset
         bytes_max = scan.files[-1].end_offset - scanned_from if scan.files else 0
         for block in scan:
+            self._rewrite(plan.rewrite_from, scan.end_offset)
             columns = block.columns
             self.record_count += len(columns)
             self.newest = int(columns.physical_offset[-1]), int(columns.store_timestamp[-1])
             self._put(self._rows(columns, plan), plan)
             on_progress(LoadStage.LOG, scan.end_offset - scanned_from, bytes_max)
+        self._rewrite(plan.rewrite_from, scan.end_offset)  # the end of a full file, too
         cut_count = count_after(scan.files, scan.end_offset)
         self._cut_log(scan.end_offset, is_clean=is_clean)
         for taker in self.takers:
@@ -232,6 +251,16 @@ class Recovery:
             self.unplaced_count,
             cut_count,
         )
+
+    def _rewrite(self, start: int | None, end: int) -> None:
+        """Have the next sync write the log from ``start`` to ``end``, whatever an earlier one did.
+
+        A failed sync leaves its pages in memory as if they were on disk. Records that follow such
+        pages would be lost with them by a power cut, though they are on disk themselves.
+        """
+        if start is not None and end > start:
+            self.commit_log.files.rewrite(max(start, self._rewritten_to), end)
+            self._rewritten_to = end
 
     def _rows(self, columns: RecordColumns, plan: RecoveryPlan) -> Rows:
         """The records' rows, without those of impossible queues; impossible offsets get no unit."""

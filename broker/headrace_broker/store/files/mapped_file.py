@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from headrace_broker.store.files.filesystem import Files
 
 _BLOCK_BYTES = 512  # the unit of st_blocks
+_REWRITE_BYTES = 1 << 20
 
 
 class MappedFile:
@@ -187,6 +188,17 @@ class MappedFile:
         with self._descriptor() as descriptor:
             self.files.clear(descriptor, position, self.file_bytes - position)
         self.allocated_bytes = min(self.allocated_bytes, position)
+
+    def rewrite(self, start: int, end: int) -> None:
+        """Write a range again, as it is, so that the next sync brings all of it to disk.
+
+        A failed sync leaves its pages in memory as if they were on disk, and no later sync writes
+        them. Raises OSError.
+        """
+        with self._descriptor() as descriptor:
+            for begin in range(start, end, _REWRITE_BYTES):
+                data = self.map[begin : min(begin + _REWRITE_BYTES, end)]
+                self.files.write(descriptor, data, begin)
 
     def sync(self) -> None:
         """Bring all written data to disk; a deleted file is skipped. Raises OSError."""

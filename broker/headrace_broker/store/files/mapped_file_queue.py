@@ -98,6 +98,14 @@ class MappedFileQueue:
         index = (offset - files[0].start_offset) // self.file_bytes
         return files[index] if index < len(files) else None
 
+    def rewrite(self, start: int, end: int) -> None:
+        """As ``MappedFile.rewrite``, for a range of this address space."""
+        for file in self.files:
+            if start < file.end_offset and file.start_offset < end:
+                file.rewrite(
+                    max(start - file.start_offset, 0), min(end - file.start_offset, file.file_bytes)
+                )
+
     def prepare(self) -> None:
         """Create the file after the last one, fully allocated; may run in a thread.
 
