@@ -23,8 +23,8 @@ BODY_BYTES: Final = 1024
 UPLOAD_TIMEOUT_S: Final = 600
 SETTLED_S: Final = 5.0
 LOG_FILE_BYTES: Final = 32 << 20
-# Both brokers keep what they have read for 15 s.
-FORGOTTEN_S: Final = 20.0
+# Both brokers keep what they have read for 15 s; headrace looks for what is older each 7.5 s.
+FORGOTTEN_S: Final = 25.0
 
 
 def drains(directory: Path, messages: int, rounds: int) -> Report:
