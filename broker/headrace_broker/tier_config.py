@@ -141,7 +141,11 @@ class TierConfig(BaseModel):
         le=_INT_MAX,
     )
     read_ahead_cache_expire_duration: int = setting(
-        15_000, "How long messages that were read stay in memory.", unit="ms", ge=1, le=_INT_MAX
+        15_000,
+        "How long messages that were read stay in memory after their last use.",
+        unit="ms",
+        ge=1,
+        le=_INT_MAX,
     )
 
     @field_validator("message_store_plug_in")

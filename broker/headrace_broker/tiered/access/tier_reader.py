@@ -15,7 +15,6 @@ from headrace_broker.tiered.access.read_blocks import (
     BLOCK_BYTES_MAX,
     ReadBlock,
     ReadBlocks,
-    Windows,
 )
 from headrace_broker.tiered.container.stored_queue import read_bytes
 from headrace_broker.tiered.driver.interface import Failure
@@ -25,7 +24,7 @@ from headrace_protocol.errors import Lane, NotReady, RequestError
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-    from headrace_broker.tiered.access.read_blocks import Stream
+    from headrace_broker.tiered.access.read_cursors import Stream
     from headrace_broker.tiered.access.settings import TierSettings
     from headrace_broker.tiered.access.tier_access import TierAccess
     from headrace_broker.tiered.container.stored_queue import UnitRange
@@ -55,9 +54,8 @@ class TierReader:
     def __init__(self, access: TierAccess, settings: TierSettings) -> None:
         self.access = access
         self.breaker = Breaker()
-        self.blocks = ReadBlocks()
+        self.blocks = ReadBlocks(settings.expire_ms / 1000, settings.window_count)
         self._settings = settings
-        self._windows = Windows(settings.window_count)
         self.access_count = self.hit_count = 0
         self.message_counts: Counter[str] = Counter()
         # Where blocks were fetched for a request that has not run again yet.
@@ -86,6 +84,10 @@ class TierReader:
         fetch = partial(self._fetch_block, stream, queue_offset, count_asked)
         raise NotReady(fetch, TIERED_DATA)
 
+    def note_read(self, stream: Stream, begin: int, end: int, count_asked: int) -> None:
+        """Note that a reader was given the messages of a range, and will continue at its end."""
+        self.blocks.note_read(stream, begin, end, count_asked, monotonic())
+
     def answer(self, key: Hashable, read: Callable[[], T | Failure]) -> T:
         """The result of a read that stays right; kept under its key."""
         found: T | None = self._answers.get(key)
@@ -95,8 +97,8 @@ class TierReader:
         raise NotReady(partial(self._fetch_answer, key, read), TIERED_DATA)
 
     def expire(self) -> None:
-        """Drop what nobody has read for a while."""
-        self.blocks.expire(monotonic() - self._settings.expire_ms / 1000)
+        """Drop what nobody has read for a while, or will read in time. In any thread."""
+        self.blocks.expire(monotonic())
 
     # -- in a thread -------------------------------------------------------------------------------
 
@@ -113,13 +115,13 @@ class TierReader:
                 return
             count = count_asked
             if self._settings.reads_ahead:
-                count = self._windows.count(stream, queue_offset, count_asked)
+                count = min(count_asked, self._settings.window_count)
+                count = max(count, self.blocks.window(stream, queue_offset))
             block = self.result(self._read_block(stream, queue_offset, count))
             self.blocks.put(stream, block, monotonic())
             self._fetched.add((stream, queue_offset))
             if len(self._fetched) > _ANSWERS_MAX:  # of clients that are gone
                 self._fetched.pop()
-            self._windows.note(stream, block.end, count)
 
     def _read_block(self, stream: Stream, queue_offset: int, count: int) -> ReadBlock | Failure:
         queue, tags = stream

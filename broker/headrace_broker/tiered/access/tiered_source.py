@@ -136,8 +136,10 @@ class TieredSource:
 
     def _read_tier(self, queue: StoredQueue, wanted: _Wanted, is_bulk: bool) -> GetResult:
         stream = queue, wanted.tags
-        block = self._reader.block(stream, wanted.queue_offset, max(wanted.count_max, 1))
+        count_asked = max(wanted.count_max, 1)
+        block = self._reader.block(stream, wanted.queue_offset, count_asked)
         part, next_offset = _choose(block, wanted)
+        self._reader.note_read(stream, wanted.queue_offset, next_offset, count_asked)
         range_shown = queue.min_offset, self._local.max_offset()
         count = len(part.offsets)
         if not count:

@@ -197,7 +197,7 @@ class TieredStorage:
         """Drop what was read and is not read any further."""
         while True:
             await trio.sleep(self.settings.expire_ms / 2000)
-            self._reader.expire()
+            await trio.to_thread.run_sync(self._reader.expire)
 
     async def _run_merges(self) -> None:
         while True:
