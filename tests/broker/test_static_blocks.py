@@ -14,9 +14,9 @@ from headrace_broker.statictopic.blocks import LOOK_S, Blocks, MalformedRecords,
 from headrace_broker.statictopic.remote import Answer
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.drivers.errors import ConnectFailed
-from headrace_protocol.headers import BulkPullHeader, BulkPullResponseHeader
+from headrace_protocol.headers import BulkPullResponseHeader
 from tests.support.channel import MemoryChannel
-from tests.support.static_brokers import Brokers, item, pull_header
+from tests.support.static_brokers import Brokers, bulk_pull_header, item, pull_header
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -252,18 +252,7 @@ def test_answers_in_bulk_are_fetched_ahead(brokers: Brokers) -> None:
     remap(brokers)
     offset, counts = 0, []
     while offset < COUNT:
-        header = BulkPullHeader(
-            consumer_group="g",
-            topic="T",
-            queue_id=0,
-            queue_offset=offset,
-            max_msg_nums=150,
-            max_msg_bytes=1 << 20,
-            sys_flag=0,
-            commit_offset=0,
-            suspend_timeout_millis=0,
-        )
-        answer = brokers["b"].ask(RequestCode.BULK_PULL, header)
+        answer = brokers["b"].ask(RequestCode.BULK_PULL, bulk_pull_header(offset))
         found = answer.command.header(BulkPullResponseHeader)
         counts.append(found.count)
         offset = found.next_begin_offset
@@ -284,17 +273,7 @@ def test_a_bulk_answer_that_is_none(
         then(Answer(ResponseCode.SUCCESS, None, {"nextBeginOffset": 9, "count": count}, (body,)))
 
     monkeypatch.setattr(brokers["b"].parts.static.brokers, "ask", answer)
-    header = BulkPullHeader(
-        consumer_group="g",
-        topic="T",
-        queue_id=0,
-        queue_offset=0,
-        max_msg_nums=150,
-        max_msg_bytes=100,
-        sys_flag=0,
-        commit_offset=0,
-        suspend_timeout_millis=0,
-    )
+    header = bulk_pull_header(0, max_msg_bytes=100)
     answered = brokers["b"].ask(RequestCode.BULK_PULL, header)
     assert answered.code == ResponseCode.SYSTEM_ERROR
     assert "broker-a" in answered.remark

@@ -10,7 +10,6 @@ from headrace_broker.compaction.compactor import Request
 from headrace_broker.topics.attributes import CompactionPolicy
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import (
-    BulkPullHeader,
     BulkPullResponseHeader,
     CompactTopicHeader,
     GetByKeyHeader,
@@ -22,7 +21,13 @@ from headrace_protocol.headers import (
 from headrace_protocol.key_lookup import NoRecord, WantedKey, decode_found, encode_keys
 from headrace_protocol.message import decode_record
 from tests.broker.test_static_cleanup import clean, expire
-from tests.support.static_brokers import GROUP, TOPIC, Brokers, item, send_header
+from tests.support.static_brokers import (
+    TOPIC,
+    Brokers,
+    bulk_pull_header,
+    item,
+    send_header,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -143,18 +148,7 @@ def test_bulk_pulls(brokers: Brokers, broker: str) -> None:
         brokers.map((A, B, item("a", 2, 20, 2)), OTHER)
     found, offset = [], 0
     while True:
-        header = BulkPullHeader(
-            consumer_group=GROUP,
-            topic=TOPIC,
-            queue_id=0,
-            queue_offset=offset,
-            max_msg_nums=3,
-            sys_flag=0,
-            commit_offset=0,
-            suspend_timeout_millis=0,
-            subscription="*",
-            max_msg_bytes=1 << 16,
-        )
+        header = bulk_pull_header(offset, max_msg_nums=3, subscription="*")
         answer = brokers[broker].ask(RequestCode.BULK_PULL, header)
         if answer.code == ResponseCode.PULL_NOT_FOUND:
             break

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.headers import PullMessageResponseHeader
+from headrace_protocol.headers import BulkPullResponseHeader, PullMessageResponseHeader
 from headrace_protocol.message import decode_records
 from tests.support.channel import MemoryChannel
-from tests.support.static_brokers import Brokers, item, pull_header
+from tests.support.static_brokers import Brokers, bulk_pull_header, item, pull_header
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -84,6 +84,24 @@ def test_a_closed_item_ends_where_the_next_begins(brokers: Brokers) -> None:
     assert len(brokers.read_all("b")) == 5
 
 
+@pytest.mark.parametrize("leader", ["a", "b"])
+def test_messages_behind_the_end_of_a_closed_item_are_not_read(
+    brokers: Brokers, leader: str
+) -> None:
+    """As of an old leader that took messages while another broker had closed its item."""
+    brokers.map((item("a", 0, 0),))
+    sent = fill(brokers, "a", 5)
+    brokers.map((item("a", 0, 0, end=3), item(leader, 1, 10_000, 1)))
+    for offset in (3, 4, 5, 9999):
+        code, header, found = brokers.pull(leader, offset)
+        assert (code, found) == (ResponseCode.PULL_RETRY_IMMEDIATELY, [])
+        assert header.next_begin_offset == 10_000
+        answer = brokers[leader].ask(RequestCode.BULK_PULL, bulk_pull_header(offset))
+        assert answer.code == ResponseCode.PULL_RETRY_IMMEDIATELY
+        assert answer.command.header(BulkPullResponseHeader).next_begin_offset == 10_000
+    assert brokers.read_all(leader) == sent[:3]
+
+
 def test_a_queue_that_returns_is_read_through_all_its_items(brokers: Brokers) -> None:
     sent = remap(brokers)
     brokers.map((item("a", 0, 0, 1), item("b", 1, 5, 0), item("a", 2, 10, 2)), OTHER)
@@ -137,6 +155,21 @@ async def test_a_reader_waits_at_the_end_of_an_item_until_the_next_is_decided(
     (answer,) = channel.replies()
     assert answer[0].header(PullMessageResponseHeader).next_begin_offset == 10_000
     assert len(brokers.asked) - asked < 3
+
+
+async def test_a_reader_waits_at_the_end_of_a_closed_item_with_more_messages(
+    brokers: Brokers,
+) -> None:
+    brokers.map((item("a", 0, 0),))
+    fill(brokers, "a", 5)
+    brokers.map((item("a", 0, 0, end=3), item("b", 1, -1)), only="b")
+    fill(brokers, "b", 1, 5)
+    channel = MemoryChannel()
+    brokers["b"].send(RequestCode.PULL_MESSAGE, pull_header(3, sys_flag=SUSPEND), channel=channel)
+    assert not channel.written
+    brokers.map((item("a", 0, 0, end=3), item("b", 1, 10_000)))
+    (answer,) = channel.replies()
+    assert answer[0].header(PullMessageResponseHeader).next_begin_offset == 10_000
 
 
 async def test_a_held_pull_follows_its_queue_to_the_new_leader(brokers: Brokers) -> None:

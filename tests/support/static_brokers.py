@@ -9,6 +9,7 @@ from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.drivers.errors import ConnectFailed
 from headrace_protocol.header_codecs import SerializeType, encode_frame
 from headrace_protocol.headers import (
+    BulkPullHeader,
     CreateStaticTopicHeader,
     PullMessageHeader,
     PullMessageResponseHeader,
@@ -217,6 +218,23 @@ def pull_header(offset: int, queue_id: int = 0, **fields: Any) -> PullMessageHea
             "suspend_timeout_millis": 15_000,
             "sub_version": 0,
             "subscription": "*",
+            **fields,
+        }
+    )
+
+
+def bulk_pull_header(offset: int, **fields: Any) -> BulkPullHeader:
+    return BulkPullHeader(
+        **{
+            "consumer_group": GROUP,
+            "topic": TOPIC,
+            "queue_id": 0,
+            "queue_offset": offset,
+            "max_msg_nums": 150,
+            "max_msg_bytes": 1 << 20,
+            "sys_flag": 0,
+            "commit_offset": 0,
+            "suspend_timeout_millis": 0,
             **fields,
         }
     )

@@ -155,6 +155,8 @@ class StaticReader:
     ) -> GetResult:
         """See ``Reader``."""
         part, offset, count_max = self._locate(queue_offset, count_max)
+        if offset >= part.end:
+            return self._behind(part, offset)
         if part.reader is not None:
             result = part.reader.get(offset, count_max, bytes_max, tags)
         else:
@@ -167,6 +169,8 @@ class StaticReader:
     ) -> GetResult:
         """See ``Reader``."""
         part, offset, count_max = self._locate(queue_offset, count_max)
+        if offset >= part.end:
+            return self._behind(part, offset)
         if part.reader is not None:
             result = part.reader.get_bulk(offset, count_max, bytes_max, tags)
         else:
@@ -207,6 +211,12 @@ class StaticReader:
             self._current = part
         offset = static - part.delta
         return part, offset, max(min(count_max, part.end - offset), 1)
+
+    def _behind(self, part: Part, offset: int) -> GetResult:
+        """A read behind a closed item: it finds nothing, even if its broker took more messages."""
+        status, next_offset = part.outside(offset, 0, part.end)
+        lowest, highest = self.known_range()
+        return GetResult(status, (), 0, 0, next_offset, lowest, highest, offset_delta=part.delta)
 
     def _elsewhere(
         self, part: Part, offset: int, count_max: int, bytes_max: int, wanted: Wanted
