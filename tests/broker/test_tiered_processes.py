@@ -76,7 +76,7 @@ def _cluster(folder: Path, disk: OwnDisk) -> Cluster:
     return Cluster(
         folder,
         "a",
-        before=disk.command,
+        before=disk,
         messageStorePlugIn="org.apache.rocketmq.tieredstore.TieredMessageStore",
         tieredBackendServiceProvider=provider,
         tieredStoreFilePath=folder / "tier",

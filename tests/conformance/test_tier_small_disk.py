@@ -108,7 +108,7 @@ def small_broker(folder: Path) -> Iterator[tuple[Cluster, Peer]]:
     }
     with (
         OwnDisk(folder / "broker-a", DISK_BYTES) as disk,
-        Cluster(folder, "broker-a", before=disk.command, **settings) as cluster,
+        Cluster(folder, "broker-a", before=disk, **settings) as cluster,
     ):
         address = cluster.brokers["broker-a"].address
         yield cluster, Peer("headrace", cluster.nameserver.address, address, {}, 0.0)

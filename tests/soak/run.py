@@ -97,7 +97,7 @@ def cluster() -> Iterator[Cluster]:
     with (
         tempfile.TemporaryDirectory(prefix="headrace-soak-") as folder,
         OwnDisk(Path(folder) / BROKER, DISK_BYTES) as disk,
-        Cluster(Path(folder), BROKER, before=disk.command, **SETTINGS) as running,
+        Cluster(Path(folder), BROKER, before=disk, **SETTINGS) as running,
     ):
         with Admin(nameserver=running.nameserver.address) as admin:
             for topic in (SINGLES, BATCHES, BULK, QUIET):

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Self
 
 from headrace import blocking
+from tests.support.own_disk import OwnDisk
 from tests.support.processes import HEADRACE
 
 if TYPE_CHECKING:
@@ -94,12 +95,21 @@ class Cluster:
     """Use it in a ``with`` block."""
 
     def __init__(
-        self, folder: Path, *brokers: str, before: Sequence[str] = (), **settings: object
+        self,
+        folder: Path,
+        *brokers: str,
+        before: Sequence[str] | OwnDisk = (),
+        **settings: object,
     ) -> None:
         """brokers: their names.
 
-        before: what goes before their commands. settings: theirs, by key of the file.
+        before: what goes before their commands; or the disk with their folder, where they make room
+        when it fills up. settings: theirs, by key of the file.
         """
+        if isinstance(before, OwnDisk):
+            before = before.command
+        else:  # they keep their messages, however full the machine's disk is
+            settings = {"cleanFileForciblyEnable": "false"} | settings
         port = _free_port()
         self.nameserver = Daemon(folder, "nameserver", "nameserver", "--port", str(port), port=port)
         self.brokers = {
@@ -142,7 +152,6 @@ def _broker(
         "mappedFileSizeConsumeQueue": 20 * 10_000,
         "maxHashSlotNum": 20_000,
         "maxIndexNum": 80_000,
-        "cleanFileForciblyEnable": "false",  # however full the disk of the machine is
         **settings,
     }
     config = folder / f"{name}.conf"

@@ -120,7 +120,7 @@ def test_a_full_disk(tmp_path: Path, log_file_bytes: int, reasons: set[str]) -> 
     settings = {**SETTINGS, "mappedFileSizeCommitLog": log_file_bytes}
     with (
         OwnDisk(tmp_path / BROKER, DISK_BYTES) as disk,
-        Cluster(tmp_path, BROKER, before=disk.command, **settings) as cluster,
+        Cluster(tmp_path, BROKER, before=disk, **settings) as cluster,
         Admin(nameserver=cluster.nameserver.address) as admin,
     ):
         broker = FullBroker(cluster)
