@@ -15,7 +15,7 @@ from headrace_daemon import watchdog as module
 from headrace_daemon.watchdog import STALL_MS, Watchdog
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
 
 @pytest.fixture(autouse=True)
@@ -86,6 +86,15 @@ async def test_what_is_slow_is_told_with_its_own_step_only() -> None:
     assert "an earlier request" not in watchdog.longest.ran
 
 
+@pytest.fixture
+def _without_collections() -> Iterator[None]:
+    """A garbage collection is a part, too."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("_without_collections")
 async def test_of_many_slow_parts_the_slowest_are_named() -> None:
     async with watching() as watchdog:
         await trio.lowlevel.checkpoint()
