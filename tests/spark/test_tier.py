@@ -354,14 +354,17 @@ def test_a_folder_that_is_not_mounted(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    os.mkfifo(tmp_path / "segment")  # opening one waits for a writer
+    segment = tmp_path / "segment"
+    os.mkfifo(segment)  # opening one waits for a writer
     monkeypatch.setattr(places, "_LIMIT_S", 0.05)
     store = open_place(Place(tmp_path.as_uri()))
     for read in (lambda: store.read("segment", [(0, 5)]), lambda: store.read_all("segment")):
         with pytest.raises(TierUnreachable, match="no answer in"):
             read()
-    for _ in range(2):  # lets the threads go
-        (tmp_path / "segment").open("wb").close()
+    # Lets the threads go: those that wait, and one that is late.
+    writer = os.open(segment, os.O_RDWR)
+    segment.unlink()
+    os.close(writer)
 
 
 def test_without_obstore(monkeypatch: pytest.MonkeyPatch) -> None:
