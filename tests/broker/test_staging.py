@@ -35,7 +35,7 @@ from tests.support.channel import MemoryChannel
 from tests.support.stores import HOST, FaultyFiles, crash, read_all
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
 SUCCESS = ResponseCode.SUCCESS
@@ -59,10 +59,12 @@ class Waiting(MemoryChannel):
     def __init__(self) -> None:
         super().__init__()
         self.answered = trio.Event()
+        self.when_written: Callable[[], object] = lambda: None
 
     def write(self, *buffers: Any) -> None:
         super().write(*buffers)
         self.answered.set()
+        self.when_written()
 
 
 def send_header(name: str, number: int, batch: int = 0, **changes: Any) -> StageSendHeader:
@@ -246,6 +248,17 @@ async def test_attempts_that_lost_leave_nothing(broker: BrokerUnderTest) -> None
         await commit(broker)
         await until_left(broker, QUERY, state_file.NAME)
     assert bodies(broker) == [b"a"]
+
+
+async def test_an_attempt_that_begins_after_the_commit_is_kept(broker: BrokerUnderTest) -> None:
+    """As of a driver that was killed before it noted the batch."""
+    decide(broker, decision(stage(broker, "won", (b"a",))))
+    async with serving(broker):
+        channel = begin_commit(broker)
+        channel.when_written = lambda: send(broker, "again", 0, b"a")
+        assert (await answered(channel)).code == SUCCESS
+        await until_left(broker, QUERY, state_file.NAME, "0.again.blocks")
+        assert seal(broker, "again", 1).code == SUCCESS
 
 
 async def test_a_decision_that_one_broker_does_not_hold_gives_way(broker: BrokerUnderTest) -> None:

@@ -447,7 +447,7 @@ class Staging:
 
     async def _apply_and_report(self, query: Query) -> None:
         try:
-            await self._apply(query)
+            applied = await self._apply(query)
         except (StoreError, OSError) as error:
             log.error(
                 "staged batch stopped, will resume at its next commit",
@@ -460,10 +460,13 @@ class Staging:
             raise
         else:
             _call_back(query, None)
-            await self._remove_applied(query)
+            await self._remove_applied(query, applied)
 
-    async def _apply(self, query: Query) -> None:
-        """Append the records that are not in the log yet, in the order of the decision."""
+    async def _apply(self, query: Query) -> list[Path]:
+        """Append the records that are not in the log yet, in the order of the decision.
+
+        Returns the files that nobody needs then.
+        """
         decision = query.state.pending
         assert decision is not None
         to_skip = query.applied_records
@@ -474,7 +477,7 @@ class Staging:
                 await self._append_attempt(query, decision, staged, to_skip)
                 to_skip = 0
         await self._store.flusher.wait_flushed()  # the staged blocks go next
-        await self._finish(query, decision)
+        return await self._finish(query, decision)
 
     async def _append_attempt(
         self, query: Query, decision: Decision, staged: StagedAttempt, to_skip: int
@@ -512,17 +515,23 @@ class Staging:
         if store.commit_log.max_offset - store.commit_log.flushed_offset >= _FLUSH_BYTES:
             store.flusher.request_flush()
 
-    async def _finish(self, query: Query, decision: Decision) -> None:
-        """Save that the batch is in the log; its files and those of older ones may go then."""
+    async def _finish(self, query: Query, decision: Decision) -> list[Path]:
+        """Save that the batch is in the log; returns its files and those of older ones."""
         held = query.state
         done = QueryState(decision.batch_id, decision, held.tag, held.from_offset)
-        await trio.to_thread.run_sync(query.write, done)
-        query.finish(done)
 
-    async def _remove_applied(self, query: Query) -> None:
+        def save() -> list[Path]:
+            query.write(done)
+            return query.paths_up_to(done.applied_batch_id)
+
+        # Once the commit is answered, other attempts may begin, which their writers still need.
+        applied = await trio.to_thread.run_sync(save)
+        query.finish(done)
+        return applied
+
+    async def _remove_applied(self, query: Query, paths: list[Path]) -> None:
         """Remove the files of applied batches. Nobody waits for this."""
         try:
-            paths = await trio.to_thread.run_sync(query.paths_up_to, query.state.applied_batch_id)
             await self._remove(query, paths)
         except OSError as error:
             log.error("applied staged blocks not removed", reason=str(error))
