@@ -1,0 +1,49 @@
+"""What a log says about things that are away."""
+
+from headrace_protocol.outages import REPEAT_S, Outages
+
+
+class Clock:
+    """A clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_an_outage_is_a_line_each_half_minute_and_one_at_its_end() -> None:
+    lines: list[str] = []
+    clock = Clock()
+    outages = Outages(lines.append, clock)
+    for _ in range(122):
+        outages.failed("broker a", "connection refused")
+        clock.now += 0.5
+    assert lines == [
+        "broker a is unavailable, retrying: connection refused",
+        "broker a has been unavailable for 30 s (61 attempts): connection refused",
+        "broker a has been unavailable for 60 s (121 attempts): connection refused",
+    ]
+    outages.worked("broker a")
+    outages.worked("broker a")
+    assert lines[3:] == ["broker a is available again after 61 s"]
+
+
+def test_outages_of_different_things_are_told_apart() -> None:
+    lines: list[str] = []
+    clock = Clock()
+    outages = Outages(lines.append, clock)
+    outages.failed("broker a", "reset")
+    clock.now += REPEAT_S / 2
+    outages.failed("nameserver", "timeout")
+    assert outages.names == {"broker a", "nameserver"}
+    assert (outages.seconds("broker a"), outages.seconds("broker b")) == (REPEAT_S / 2, 0.0)
+    outages.forget("broker a")
+    outages.worked("broker a")
+    outages.failed("broker a", "reset")
+    assert lines == [
+        "broker a is unavailable, retrying: reset",
+        "nameserver is unavailable, retrying: timeout",
+        "broker a is unavailable, retrying: reset",
+    ]
