@@ -74,6 +74,13 @@ class BrokerConfig(TierConfig):
         " administration; allow serves anyone everything.",
     )
     listen_port: int = _setting(10911, "Port to listen on; 0 picks a free port.", ge=0, le=65535)
+    fast_listen_port: int = _setting(
+        -1,
+        "Second port for the same requests, to which old Java clients send and dashboards ask;"
+        " -1: listenPort less 2, 0: none.",
+        ge=-1,
+        le=65535,
+    )
     broker_ip1: str = _setting(
         "",
         "IP address advertised to clients; if empty, the address that the broker listens on.",

@@ -15,7 +15,7 @@ from headrace_broker.readiness import Readiness, State
 from headrace_broker.store.errors import LoadInterrupted
 from headrace_broker.store.recovery import LoadStage
 from headrace_daemon.monitor import Monitor
-from headrace_daemon.network import TcpNetwork
+from headrace_daemon.network import TcpNetwork, listen_with_fast
 from headrace_daemon.services import Services, StopStage, finish_all, load_all
 from headrace_protocol.drivers.address import pack_host
 
@@ -98,7 +98,12 @@ class Broker:
 
     async def _open_and_serve(self, stop: trio.Event, task_status: trio.TaskStatus[None]) -> None:
         # Listen first, so that a port in use is reported before a long recovery.
-        listener = self._network.listen(self.config.bind_address, self.config.listen_port)
+        listener = listen_with_fast(
+            self._network,
+            self.config.bind_address,
+            self.config.listen_port,
+            self.config.fast_listen_port,
+        )
         try:
             store = await self._open_store(listener, _LoadProgress(self, stop))
             try:

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
     from headrace_daemon.serving.server import RemotingServer
 
+# Apache RocketMQ's distance between both ports: 10909 beside 10911.
+_FAST_DISTANCE = 2
+_PAIR_ATTEMPTS = 16
+
 
 @dataclass
 class Listener:
@@ -32,16 +36,28 @@ class Listener:
 
     host, port: the address for clients.
     sockets: the bound sockets; none in memory.
+    fast_port: another port of the same server; 0: none.
     """
 
     host: str
     port: int
     sockets: list[socket.socket]
+    fast_port: int = 0
 
     @property
     def address(self) -> str:
         """The address as ``host:port``, as in routes."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return _address(self.host, self.port)
+
+    @property
+    def addresses(self) -> list[str]:
+        """All addresses of the server."""
+        return [_address(self.host, port) for port in (self.port, self.fast_port) if port]
+
+    def add(self, other: Listener) -> None:
+        """Serve the port of ``other`` as well."""
+        self.sockets += other.sockets
+        self.fast_port = other.port
 
     def close(self) -> None:
         """Release the address; for a listener that was never served."""
@@ -120,12 +136,14 @@ class MemoryNetwork:
     ) -> None:
         """See Network."""
         async with trio.open_nursery() as nursery:
-            self._servers[listener.address] = (server, nursery)
+            addresses = listener.addresses
+            self._servers.update(dict.fromkeys(addresses, (server, nursery)))
             try:
                 await serve_sockets(server, [], task_status=task_status)
             finally:
-                del self._servers[listener.address]
-                self._listeners.discard(listener.address)
+                for address in addresses:
+                    del self._servers[address]
+                self._listeners.difference_update(addresses)
                 nursery.cancel_scope.cancel()
 
     async def connect(self, address: str) -> ByteStream:
@@ -193,6 +211,33 @@ class MemoryByteStream(ByteStream):
     def extra_attributes(self) -> Mapping[Any, Callable[[], Any]]:
         """None."""
         return {}
+
+
+def listen_with_fast(network: Network, host: str, port: int, fast_port: int) -> Listener:
+    """Take an address, and for the same server the port of Apache RocketMQ's "VIP channel".
+
+    port: 0 lets the network choose, and choose again while the fast port is taken.
+    fast_port: -1 takes the port below ``port`` by two, where old Java clients send and
+    dashboards ask; 0 takes none.
+    Raises OSError with the address and a remedy.
+    """
+    for attempts_left in reversed(range(_PAIR_ATTEMPTS)):
+        listener = network.listen(host, port)
+        wanted = listener.port - _FAST_DISTANCE if fast_port < 0 else fast_port
+        if wanted <= 0:
+            break
+        try:
+            listener.add(network.listen(host, wanted))
+            break
+        except OSError as error:
+            listener.close()
+            if port or fast_port > 0 or not attempts_left:
+                raise OSError(error.errno, f"{error.strerror}, or set fastListenPort") from error
+    return listener
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _advertised(host: str) -> str:

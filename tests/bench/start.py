@@ -108,6 +108,7 @@ def start_s(root: Path, log: Path) -> tuple[float, float]:
     settings = root.parent / "broker.conf"
     settings.write_text(
         f"brokerName=b\nbindAddress={HOST}\nlistenPort={port}\nmonitorPort={port + 1}\n"
+        "fastListenPort=0\n"
         f"storePathRootDir={root}\nfileReservedTime=100000\n"
     )
     command = [str(Path(sys.executable).with_name("headrace")), "broker", "-c", str(settings)]

@@ -53,6 +53,7 @@ class Daemons:
             bind_address=HOST,
             anonymous_access="allow",
             listen_port=port,
+            fast_listen_port=0,
             namesrv_addr=self.addresses["nameserver"],
             store_path_root_dir=self._folder,
             mapped_file_size_commit_log=1 << 24,

@@ -402,6 +402,7 @@ def _start_headrace_broker(
         "brokerName": name,
         "bindAddress": HOST,
         "listenPort": str(port),
+        "fastListenPort": "0",
         "namesrvAddr": nameserver,
         **more,
     }

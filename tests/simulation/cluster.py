@@ -69,6 +69,7 @@ class BrokerMachine:
             broker_name=self.name,
             bind_address="127.0.0.1",
             listen_port=10911 + number,
+            fast_listen_port=0,
             namesrv_addr=NAMESERVER,
             store_path_root_dir=folder / self.name,
             flush_disk_type="SYNC_FLUSH" if history.is_sync else "ASYNC_FLUSH",

@@ -34,6 +34,7 @@ def broker(
         broker_name=name,
         bind_address=LOOPBACK,
         listen_port=settings.pop("listen_port", 0),
+        fast_listen_port=0,
         namesrv_addr=mq.nameserver,
         store_path_root_dir=folder,
         **(_SMALL_FILES | settings),

@@ -145,6 +145,7 @@ def _broker(
     lines = {
         "brokerName": name,
         "listenPort": port,
+        "fastListenPort": 0,
         "bindAddress": "127.0.0.1",
         "namesrvAddr": nameserver,
         "storePathRootDir": folder / name,

@@ -45,6 +45,7 @@ class Brokers:
             bind_address="127.0.0.1",
             anonymous_access="allow",
             listen_port=self._ports.get(name, 0),
+            fast_listen_port=0,
             namesrv_addr=self.nameserver,
             store_path_root_dir=self._folder / name,
             mapped_file_size_commit_log=1024 * 1024,
