@@ -20,6 +20,7 @@ from headrace_broker.tier_config import TierConfig
 from headrace_daemon.folders import folder_problem
 from headrace_protocol.access import AnonymousAccess, is_loopback, why_exposed
 from headrace_protocol.drivers.address import split_address
+from headrace_protocol.errors import PortableError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,7 +36,7 @@ _UNIT_MS = {"s": 1000, "m": 60_000, "h": _HOUR_MS, "d": 24 * _HOUR_MS}
 _DELAYS = re.compile(r"[1-9][0-9]{0,6}[smhd]( +[1-9][0-9]{0,6}[smhd])*", re.ASCII)
 
 
-class ConfigError(Exception):
+class ConfigError(PortableError):
     """Unusable settings.
 
     problems: a line for each, with its place, key, found value and expected value.

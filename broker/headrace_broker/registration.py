@@ -24,6 +24,7 @@ from headrace_protocol.bodies import (
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.drivers.aio import AsyncConnection, open_stream
 from headrace_protocol.drivers.errors import ConnectFailed, ConnectionLost, HeadraceError
+from headrace_protocol.errors import PortableError
 from headrace_protocol.headers import (
     GetBrokerMemberGroupHeader,
     GetRouteInfoHeader,
@@ -47,7 +48,7 @@ _CRC_MASK = 0x7FFFFFFF
 MASTER_ID = 0
 
 
-class IdentityTaken(Exception):
+class IdentityTaken(PortableError):
     """Another running broker has this name and id."""
 
     def __init__(self, config: BrokerConfig, other_address: str, nameserver: str) -> None:

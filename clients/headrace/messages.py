@@ -15,6 +15,7 @@ from headrace.errors import ConfigurationError, InvalidMessage
 from headrace_protocol import message as record
 from headrace_protocol.bodies import MessageQueue
 from headrace_protocol.codes import ResponseCode
+from headrace_protocol.message import CorruptRecord
 from headrace_protocol.system_topics import GROUP_PREFIXES
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ _DELAY_S_END = 2**53 / 1000
 PROPERTIES_BYTES_MAX = record.PROPERTIES_BYTES_MAX - len(f"{record.UNIQ_KEY}  ") - 32
 # Length in characters of a key and tag that fit, however many bytes each character takes.
 _SURELY_FIT = PROPERTIES_BYTES_MAX // 5
+_SHOWN_MAX = 40
 _TOPIC = re.compile(r"[%|a-zA-Z0-9_-]{1,127}")
 _RETRY_TOPIC = re.compile(r"%(RETRY|DLQ)%[%|a-zA-Z0-9_-]{1,248}")
 _GROUP = re.compile(r"[%|a-zA-Z0-9_-]{1,120}")
@@ -284,12 +286,28 @@ class ReceivedMessage(msgspec.Struct, eq=False, gc=False):
         queue = MessageQueue(topic=stored.topic, broker_name=broker_name, queue_id=stored.queue_id)
         return cls(queue, stored.queue_offset, None, None, 0, stored)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        batch = self._batch and self._batch.part(self._index, self._index + 1)
+        stored = None if batch else self._stored
+        return type(self), (self.queue, self.queue_offset, self._body, batch, 0, stored)
+
     def __repr__(self) -> str:
         queue = self.queue
         return (
             f"<ReceivedMessage {queue.topic}/{queue.broker_name}/{queue.queue_id}"
-            f"@{self.queue_offset}>"
+            f"@{self.queue_offset} {self._contents()}>"
         )
+
+    def _contents(self) -> str:
+        """Key and body, shortened; decompresses nothing."""
+        try:
+            stored, key = self.stored, self.key
+        except CorruptRecord:
+            return "(damaged)"
+        body = self._body
+        if body is None and stored.sys_flag & record.COMPRESSED:
+            return f"key={_short(key)} body of {len(stored.stored_body)} bytes, compressed"
+        return f"key={_short(key)} body={_short(stored.stored_body if body is None else body)}"
 
     @property
     def stored(self) -> StoredMessage:
@@ -353,7 +371,9 @@ class ReceivedMessage(msgspec.Struct, eq=False, gc=False):
     def _returns(self) -> Returns:
         returns = self._batch and self._batch.returns
         if not returns:
-            raise ConfigurationError(f"{self} was not read by a Consumer, so it has no group")
+            raise ConfigurationError(
+                f"{self} was not read by a Consumer of this process, so it has no group"
+            )
         return returns
 
     def copy_to(self, topic: str) -> Message:
@@ -439,6 +459,10 @@ class MessageBatch(Sequence[ReceivedMessage]):
         self.columns = columns
         self.limits = limits
         self.returns: Returns | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        place = (self.queue, self.queue_offset, self.next_offset)
+        return type(self), (*place, self.columns, self.limits)
 
     def __repr__(self) -> str:
         queue = self.queue
@@ -542,6 +566,12 @@ class MessageBatch(Sequence[ReceivedMessage]):
         bodies = columns.stored_bodies()
         is_other = (checksums(bodies) != columns.body_crc) | (columns.sys_flag & record.COMPRESSED)
         return bodies, is_other.nonzero()[0].tolist()
+
+
+def _short(value: str | bytes) -> str:
+    """A value's repr, cut after 40 characters or bytes."""
+    cut = len(value) > _SHOWN_MAX
+    return f"{value[:_SHOWN_MAX]!r}... ({len(value)})" if cut else repr(value)
 
 
 def _values_of(properties: list[bytes], name: str) -> list[str]:

@@ -11,6 +11,7 @@ import msgspec
 from headrace_daemon.folders import folder_problem
 from headrace_nameserver.routes import BROKER_TIMEOUT_MS
 from headrace_protocol.access import AnonymousAccess, is_loopback, why_exposed
+from headrace_protocol.errors import PortableError
 
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
@@ -55,7 +56,7 @@ class NameServerConfig(msgspec.Struct, rename="camel", kw_only=True, frozen=True
         return self.register_from_own_address
 
 
-class ConfigError(Exception):
+class ConfigError(PortableError):
     """An unusable file; the text gives the place of the error and a remedy."""
 
 

@@ -8,7 +8,6 @@ Source: docs/protocol.md "Bulk", docs/store-format.md "record".
 from __future__ import annotations
 
 import struct
-from copy import copy
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -387,9 +386,19 @@ class RecordColumns:
     def __len__(self) -> int:
         return len(self.start)
 
+    def __getstate__(self) -> dict[str, object]:
+        """For pickle: the records' own bytes of the buffer, and what these do not tell."""
+        first = int(self.start.min(initial=len(self.data)))
+        end = int((self.start + self.size).max(initial=first))
+        names = ("size", "tags_code", "physical_offset", "queue_offset")
+        state = {name: value for name, value in vars(self).items() if name in names}
+        data = bytes(memoryview(self.data)[first:end])
+        return {**state, "data": data, "start": self.start - first}
+
     def select(self, where: slice | Array | list[int]) -> RecordColumns:
         """A subset of the records, in the same buffer. where: a numpy index for columns."""
-        part = copy(self)
+        part = RecordColumns.__new__(RecordColumns)
+        vars(part).update(vars(self))
         vars(part).pop("_stride", None)
         for name, column in vars(self).items():
             if name != "data" and isinstance(column, np.ndarray):

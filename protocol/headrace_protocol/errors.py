@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import copyreg
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class ProtocolError(Exception):
+class PortableError(Exception):
+    """An error that survives pickle and copy, whatever arguments its class takes.
+
+    By default Python calls the class again with the error's text alone. A pool of processes hangs
+    on an error for which that fails.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return copyreg.__newobj__, (type(self), *self.args), vars(self)  # type: ignore[attr-defined]
+
+
+class ProtocolError(PortableError):
     """A violation of the remoting protocol."""
 
 
@@ -65,7 +77,7 @@ class NotReady(Exception):
         self.lane = lane
 
 
-class RequestError(Exception):
+class RequestError(PortableError):
     """A request that can't be served; carries the answer to its sender.
 
     code: the peer's response code, e.g. ``ResponseCode.TOPIC_NOT_EXIST``.

@@ -22,6 +22,7 @@ from typing import Any, TypeVar, get_type_hints
 import msgspec
 
 from headrace_protocol.bounds import INTEGER_DIGITS_MAX
+from headrace_protocol.errors import PortableError
 
 T = TypeVar("T")
 Buffer = bytes | bytearray | memoryview
@@ -37,7 +38,7 @@ _QUOTED_KEYS_MAX = 10_000
 DEPTH_MAX = 64
 
 
-class MalformedJson(msgspec.DecodeError, ValueError):
+class MalformedJson(PortableError, msgspec.DecodeError, ValueError):
     """Text that is not JSON in RocketMQ's dialect, or not the expected body.
 
     position: index of the first invalid character; None if the text is well-formed but has the

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 from zlib_ng.zlib_ng import crc32
 
 from headrace_protocol.bounds import HASHED_CHARS_MAX, OutOfBounds
+from headrace_protocol.errors import PortableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -148,7 +149,7 @@ _NAME_VALUE_SEPARATOR: Final = "\x01"
 _PROPERTY_SEPARATOR: Final = "\x02"
 
 
-class CorruptRecord(ValueError):
+class CorruptRecord(PortableError, ValueError):
     """Bytes that are not a valid record, or not a valid batch item."""
 
     def __init__(self, position: int, reason: str) -> None:
@@ -161,7 +162,7 @@ class CodecMissing(ValueError):
     """A body is compressed with a codec whose package is not installed."""
 
 
-class BodyTooLarge(ValueError):
+class BodyTooLarge(PortableError, ValueError):
     """A compressed body is larger than its reader allows."""
 
     def __init__(self, codec: str, stored_bytes: int, body_bytes_max: int) -> None:
@@ -171,7 +172,7 @@ class BodyTooLarge(ValueError):
         )
 
 
-class BatchTooLarge(ValueError):
+class BatchTooLarge(PortableError, ValueError):
     """The bodies of a batch together exceed the reader's limit."""
 
     def __init__(self, message_count: int, batch_bytes_max: int) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from headrace_protocol.errors import PortableError
+
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-class StoreError(Exception):
+class StoreError(PortableError):
     """Base class of all errors of a store."""
 
 

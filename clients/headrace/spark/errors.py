@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import copyreg
-from typing import Any
-
 from headrace.errors import HeadraceError
 
 
 class SparkConnectorError(HeadraceError):
-    """Base of the errors below. Picklable, because Spark passes them between processes."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
+    """Base of the errors below."""
 
 
 class OptionError(SparkConnectorError, ValueError):

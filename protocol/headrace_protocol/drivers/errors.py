@@ -6,10 +6,10 @@ Clients build on these: a retry loop reads only ``retryable`` and ``refresh_rout
 from __future__ import annotations
 
 from headrace_protocol.codes import ResponseCode, code_name
-from headrace_protocol.errors import ForeignProtocol
+from headrace_protocol.errors import ForeignProtocol, PortableError
 
 
-class HeadraceError(Exception):
+class HeadraceError(PortableError):
     """Base of all errors that headrace clients raise deliberately.
 
     retryable: the same request may succeed if sent again, possibly to another broker.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from headrace_protocol.bounds import QUEUE_NUMS_MAX, OutOfBounds, check_name
+from headrace_protocol.errors import PortableError
 from headrace_protocol.statictopic.mapping import UNDECIDED, MappingItem
 from headrace_protocol.statictopic.offsets import max_of
 
@@ -28,7 +29,7 @@ _FIXED = ("bname", "queue_id", "start_offset")
 _DECIDED_ONCE = ("logic_offset", "end_offset", "time_of_start", "time_of_end")
 
 
-class BadMapping(ValueError):
+class BadMapping(PortableError, ValueError):
     """A mapping that is refused.
 
     topic, queue, gen: the place; queue and gen are None if the whole mapping is wrong.

@@ -10,6 +10,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import TYPE_CHECKING
 
+from headrace_protocol.errors import PortableError
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 BLOCK_OFFSETS = 10_000
 
 
-class UndecidedOffset(ValueError):
+class UndecidedOffset(PortableError, ValueError):
     """Arithmetic with an item whose logicOffset is not decided yet."""
 
     def __init__(self, item: MappingItem) -> None:

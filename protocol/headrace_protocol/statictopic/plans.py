@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from headrace_protocol.bounds import QUEUE_NUMS_MAX
+from headrace_protocol.errors import PortableError
 from headrace_protocol.statictopic.checks import check_cluster
 from headrace_protocol.statictopic.mapping import UNDECIDED, MappingItem, TopicMapping
 from headrace_protocol.statictopic.offsets import round_up, static_offset
@@ -291,7 +292,7 @@ class NoChange(ValueError):
     """A change of a topic that is as wanted already."""
 
 
-class LostMapping(ValueError):
+class LostMapping(PortableError, ValueError):
     """A broker has the topic, but not its mapping."""
 
     def __init__(self, broker: str) -> None:
