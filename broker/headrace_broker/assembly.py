@@ -23,6 +23,7 @@ from headrace_broker.consumer.groups import ConsumerManager, ProducerManager
 from headrace_broker.consumer.locks import QueueLocks
 from headrace_broker.consumer.long_polling import LongPolling
 from headrace_broker.consumer.offsets import ConsumerOffsets
+from headrace_broker.consumer.own_groups import guard_own_groups
 from headrace_broker.consumer.pull_watch import PullWatch
 from headrace_broker.consumer.subscriptions import SubscriptionGroups
 from headrace_broker.consumer.unconsumed import InnerConsumer, UnconsumedOffsets
@@ -462,6 +463,7 @@ def delays(parts: Parts) -> tuple[Demand, ...]:
 def add_guards(parts: Parts) -> None:
     """Add the checks that requests must pass, each with one call; see ``Registry.guard``."""
     restrict(parts.registry, parts.config.anonymous_access)
+    guard_own_groups(parts.registry)
     parts.static.connect(parts.registry, parts.server)
 
 

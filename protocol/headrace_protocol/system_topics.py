@@ -1,4 +1,4 @@
-"""Names of the topics that brokers create for themselves, in RocketMQ's spelling."""
+"""Names of the topics and groups that brokers create for themselves, in RocketMQ's spelling."""
 
 from __future__ import annotations
 
@@ -44,6 +44,34 @@ _NOT_OF_USERS = frozenset(
     }
 )
 _PREFIXES_NOT_OF_USERS = (*GROUP_PREFIXES, "RMQ_SYS_", SYSTEM_PREFIX)
+
+# Groups whose progress is the broker's own, such as that of its transactions.
+OWN_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
+TRANSACTION_GROUP: Final = f"{OWN_GROUP_PREFIX}TRANS"
+# Topics whose records the broker interprets.
+_OWN_TOPICS = frozenset(
+    {
+        SCHEDULE_TOPIC,
+        HALF_TOPIC,
+        OP_HALF_TOPIC,
+        ROCKSDB_HALF_TOPIC,
+        ROCKSDB_OP_HALF_TOPIC,
+        CHECK_MAX_TIME_TOPIC,
+        SELF_TEST_TOPIC,
+        OFFSET_MOVED_TOPIC,
+    }
+)
+_OWN_TOPIC_PREFIXES = (SYSTEM_PREFIX, *(f"{prefix}{OWN_GROUP_PREFIX}" for prefix in GROUP_PREFIXES))
+
+
+def is_own_group(group: str) -> bool:
+    """Whether only the broker itself may write the settings and progress of a group."""
+    return group.startswith(OWN_GROUP_PREFIX)
+
+
+def is_own_topic(topic: str) -> bool:
+    """Whether only the broker itself may write to a topic."""
+    return topic in _OWN_TOPICS or topic.startswith(_OWN_TOPIC_PREFIXES)
 
 
 def reply_topic(cluster: str) -> str:

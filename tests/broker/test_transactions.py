@@ -12,7 +12,7 @@ import trio.testing
 
 from headrace_broker.inner.delivery import REASON
 from headrace_broker.transaction import service
-from headrace_broker.transaction.halves import CONSUMER_GROUP, Decision
+from headrace_broker.transaction.halves import Decision
 from headrace_daemon.host_log import LINES_MAX
 from headrace_protocol import fastjson
 from headrace_protocol.codes import RequestCode, ResponseCode
@@ -29,6 +29,7 @@ from headrace_protocol.system_topics import (
     HALF_TOPIC,
     OP_HALF_TOPIC,
     SCHEDULE_TOPIC,
+    TRANSACTION_GROUP,
     UNDELIVERED_TOPIC,
 )
 from tests.support.channel import MemoryChannel
@@ -582,7 +583,7 @@ async def test_both_offsets_are_saved_together(
     def saved() -> tuple[int | None, int | None]:
         offsets = ledger.broker.offsets
         topics = (HALF_TOPIC, OP_HALF_TOPIC)
-        half, op = (offsets.query(CONSUMER_GROUP, topic, 0) for topic in topics)
+        half, op = (offsets.query(TRANSACTION_GROUP, topic, 0) for topic in topics)
         return half, op
 
     async with ledger.running():
@@ -748,8 +749,8 @@ def _golden(folder: Path, name: str, half: int, op: int) -> Ledger:
     root = copy_golden_store(name, folder / "store")
     path = root / "config" / "consumerOffset.json"
     table = fastjson.loads(path.read_bytes())
-    table["offsetTable"][f"{HALF_TOPIC}@{CONSUMER_GROUP}"] = {0: half}
-    table["offsetTable"][f"{OP_HALF_TOPIC}@{CONSUMER_GROUP}"] = {0: op}
+    table["offsetTable"][f"{HALF_TOPIC}@{TRANSACTION_GROUP}"] = {0: half}
+    table["offsetTable"][f"{OP_HALF_TOPIC}@{TRANSACTION_GROUP}"] = {0: op}
     path.write_bytes(fastjson.dumps(table))
     path.with_suffix(".json.bak").unlink(missing_ok=True)
     return Ledger(folder, 1_795_236_000_000, CONFIG, **_GOLDEN_SIZES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from headrace_broker.consumer.own_groups import check_not_own
 from headrace_broker.host_budget import HostBudget
 from headrace_broker.persistence import (
     SavedFile,
@@ -22,6 +23,7 @@ from headrace_protocol.bodies import (
 from headrace_protocol.bounds import check_depth, check_group, check_queue_nums
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import RequestError
+from headrace_protocol.system_topics import TRANSACTION_GROUP
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -43,7 +45,7 @@ _BUILT_IN = (
     "CID_ONSAPI_PULL",
     "CID_ONSAPI_PERMISSION",
     "CID_ONSAPI_OWNER",
-    "CID_RMQ_SYS_TRANS",
+    TRANSACTION_GROUP,
 )
 
 
@@ -102,6 +104,7 @@ class SubscriptionGroups:
 
         Raises RequestError if it does not exist and can't be created.
         """
+        check_not_own(group)
         config = self._groups.get(group)
         if config is None:
             if not self._policy.auto_create_subscription_group:
@@ -165,6 +168,7 @@ class SubscriptionGroups:
 def _check(config: SubscriptionGroupConfig) -> None:
     """Raise RequestError for invalid settings of a group."""
     group = config.group_name
+    check_not_own(group)
     check_group(group)
     check_queue_nums(f"group {group}: retryQueueNums", config.retry_queue_nums)
     # The peer defines their structure. Values nested too deep could be saved, but not read back.

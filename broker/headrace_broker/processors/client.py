@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from headrace_broker.consumer.filters import wanted_tags
 from headrace_broker.consumer.groups import Member
+from headrace_broker.consumer.own_groups import check_not_own
 from headrace_broker.host_budget import Host
 from headrace_broker.queue_directory import Use
 from headrace_protocol import fastjson
@@ -189,6 +190,7 @@ class ClientProcessor:
         body = LockBatchRequestBody.decode(request.body)
         check_items("queues to lock", body.mq_set)
         group, client_id, host = body.consumer_group, body.client_id, Host.of(request.channel)
+        check_not_own(group)
         held = []
         for queues in _slices(body.mq_set):
             held += self._locks.lock(group, client_id, queues, self._steady_ms(), host)

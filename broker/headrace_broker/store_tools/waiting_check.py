@@ -22,7 +22,6 @@ from headrace_broker.store_tools.queue_check import open_queue
 from headrace_broker.store_tools.timer_log import TimerLog
 from headrace_broker.timer.checkpoint import CHECK_BYTES, TIMER_CHECK_FILE, TimerCheck
 from headrace_broker.timer.wheel import SLOT, WHEEL_SLOTS
-from headrace_broker.transaction.halves import CONSUMER_GROUP
 from headrace_protocol import fastjson
 from headrace_protocol.bodies import ConsumerOffsetSerializeWrapper
 from headrace_protocol.system_topics import (
@@ -30,6 +29,7 @@ from headrace_protocol.system_topics import (
     OP_HALF_TOPIC,
     SCHEDULE_TOPIC,
     TIMER_TOPIC,
+    TRANSACTION_GROUP,
 )
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def _transaction_findings(directory: StoreDirectory) -> Iterator[Finding]:
     path, data = found
     table = ConsumerOffsetSerializeWrapper.decode(data).offset_table
     for topic in (HALF_TOPIC, OP_HALF_TOPIC):
-        offset = table.get(f"{topic}@{CONSUMER_GROUP}", {}).get(0, 0)
+        offset = table.get(f"{topic}@{TRANSACTION_GROUP}", {}).get(0, 0)
         end = _end(directory, topic, 0)
         if offset > end:
             problem = f"transactions are at {offset} of {topic}, which ends at {end}: {_BOUNDED}"

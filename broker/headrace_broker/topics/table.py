@@ -35,7 +35,6 @@ from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import RequestError
 from headrace_protocol.system_topics import (
     BENCHMARK_TOPIC,
-    CHECK_MAX_TIME_TOPIC,
     DEFAULT_TOPIC,
     DLQ_PREFIX,
     HALF_TOPIC,
@@ -46,10 +45,9 @@ from headrace_protocol.system_topics import (
     ROCKSDB_OP_HALF_TOPIC,
     SCHEDULE_TOPIC,
     SELF_TEST_TOPIC,
-    SYSTEM_PREFIX,
     TIMER_TOPIC,
-    UNDELIVERED_TOPIC,
     broker_member_topic,
+    is_own_topic,
     reply_topic,
     revive_log_topic,
 )
@@ -66,21 +64,6 @@ if TYPE_CHECKING:
 _TOPIC_BYTES = 3 * 1024
 _PERM_ALL = PERM_READ | PERM_WRITE | PERM_INHERIT
 
-# Topics whose records the broker interprets, so clients can't send to them.
-_NOT_FOR_CLIENTS = frozenset(
-    {
-        SCHEDULE_TOPIC,
-        HALF_TOPIC,
-        OP_HALF_TOPIC,
-        ROCKSDB_HALF_TOPIC,
-        ROCKSDB_OP_HALF_TOPIC,
-        CHECK_MAX_TIME_TOPIC,
-        SELF_TEST_TOPIC,
-        OFFSET_MOVED_TOPIC,
-        TIMER_TOPIC,
-        UNDELIVERED_TOPIC,
-    }
-)
 _DELAY_LEVELS = 18
 
 
@@ -146,7 +129,7 @@ class TopicTable:
         loaded = found or TopicConfigSerializeWrapper()
         self.data_version: DataVersion = loaded.data_version
         self._topics = _system_topics(config)
-        self._system_names = frozenset(self._topics) | _NOT_FOR_CLIENTS | {DEFAULT_TOPIC}
+        self._system_names = frozenset(self._topics) | {DEFAULT_TOPIC}
         self._topics.update(loaded.topic_config_table)
         # Each raises RequestError unless a topic may be created or become the given one.
         self.rules: list[Callable[[str, TopicConfig | None], None]] = []
@@ -156,7 +139,7 @@ class TopicTable:
         self._kept_in_file: dict[str, TopicConfig] = {}
         self.incarnations = Incarnations(
             file.beside("topicIncarnation.json"),
-            self._topics.keys() - self._system_names,
+            {topic for topic in self._topics if not self.is_system(topic)},
             log_end,
             () if found is not None else in_store,
         )
@@ -202,18 +185,12 @@ class TopicTable:
 
     def is_system(self, topic: str) -> bool:
         """Whether a topic belongs to the broker and not to its users."""
-        return topic in self._system_names or topic.startswith(SYSTEM_PREFIX)
+        return topic in self._system_names or is_own_topic(topic)
 
     def check_writable(self, topic: TopicConfig) -> None:
         """Raise RequestError if clients may not send to ``topic``."""
-        name = topic.topic_name
         self.check_broker_writable()
-        if name in _NOT_FOR_CLIENTS:
-            raise RequestError(
-                ResponseCode.NO_PERMISSION,
-                f"Sending message to topic[{name}] is forbidden: the broker itself writes it, "
-                "send to a topic of your own",
-            )
+        _check_not_own(topic.topic_name)
         self.check_deliverable(topic)
 
     def check_broker_writable(self) -> None:
@@ -418,6 +395,7 @@ class TopicTable:
         if known is not None:
             return known
         check_topic(topic)
+        _check_not_own(topic)
         self.check_changeable(topic)
         if topic.startswith(RETRY_PREFIX):
             return self._create(_topic(topic, 1), channel)
@@ -492,6 +470,16 @@ class TopicTable:
             ResponseCode.TOPIC_NOT_EXIST,
             f"topic[{topic}] not exist on broker {self._config.broker_name}: create it with "
             f"`headrace topic create {topic}`",
+        )
+
+
+def _check_not_own(topic: str) -> None:
+    """Raise RequestError for a topic that only the broker itself writes to."""
+    if is_own_topic(topic):
+        raise RequestError(
+            ResponseCode.NO_PERMISSION,
+            f"Sending message to topic[{topic}] is forbidden: the broker itself writes it, "
+            "send to a topic of your own",
         )
 
 

@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from headrace_broker.message_demands import SentMessage
     from headrace_protocol.message import StoredMessage
 
-CONSUMER_GROUP: Final = "CID_RMQ_SYS_TRANS"
 TRAN_MSG: Final = "TRAN_MSG"
 _PRODUCER_GROUP = "PGROUP"
 _TRANSACTION_ID = "__transactionId__"

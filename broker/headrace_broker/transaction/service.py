@@ -31,14 +31,18 @@ from headrace_broker.inner.writer import RETRY_S
 from headrace_broker.store.errors import StoreError
 from headrace_broker.transaction import halves
 from headrace_broker.transaction.halves import (
-    CONSUMER_GROUP,
     Decision,
     HalfDemand,
     HalfNames,
 )
 from headrace_broker.transaction.rebuild import Progress, open_half, rebuilt
 from headrace_broker.transaction.table import HALF_BYTES, HalfTable, OpenHalf
-from headrace_protocol.system_topics import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, OP_HALF_TOPIC
+from headrace_protocol.system_topics import (
+    CHECK_MAX_TIME_TOPIC,
+    HALF_TOPIC,
+    OP_HALF_TOPIC,
+    TRANSACTION_GROUP,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -146,7 +150,7 @@ class Transactions:
             self._must_write.set()
 
     def _saved(self, queue: WaitingQueue) -> int:
-        return self._offsets.query(CONSUMER_GROUP, queue.topic, 0) or 0
+        return self._offsets.query(TRANSACTION_GROUP, queue.topic, 0) or 0
 
     async def run(self) -> None:
         """Ask producers at intervals until cancelled."""
@@ -222,8 +226,14 @@ class Transactions:
             self._mark(half, op, log_end)
 
     def _commit(self, half: int, op: int) -> None:
-        self._offsets.commit(CONSUMER_GROUP, HALF_TOPIC, 0, half)
-        self._offsets.commit(CONSUMER_GROUP, OP_HALF_TOPIC, 0, op)
+        for topic, offset in ((HALF_TOPIC, half), (OP_HALF_TOPIC, op)):
+            if not self._offsets.commit(TRANSACTION_GROUP, topic, 0, offset):
+                log.error(
+                    "progress not saved, a reset is pending",
+                    group=TRANSACTION_GROUP,
+                    topic=topic,
+                    offset=offset,
+                )
 
     def _mark(self, half: int, op: int, log_offset: int) -> None:
         self._marks.save(_MARK_NAME, Mark({HALF_TOPIC: half, OP_HALF_TOPIC: op}, log_offset))
