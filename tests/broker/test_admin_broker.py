@@ -63,6 +63,17 @@ async def test_the_numbers_are_those_of_the_store(broker: BrokerUnderTest) -> No
     assert info["remainHowManyDataToFlush"] == f"{broker.store.commit_log.max_offset} B"
     assert info["runtime"] == "[ 2 days, 3 hours, 4 minutes, 5 seconds ]"
     assert info["refusesWrites"] == "no"
+    assert "refusesWritesSince" not in info
+
+
+async def test_a_refusal_says_why_and_since_when(broker: BrokerUnderTest) -> None:
+    began_ms = broker.clock.ms
+    for reason in ("the disk is 91% full", "the disk is 92% full"):
+        broker.store.commit_log.refuse(reason, broker.store.root)
+        broker.clock.ms += 60_000
+    info = runtime_info(broker)
+    assert "the disk is 92% full" in info["refusesWrites"]
+    assert info["refusesWritesSince"] == str(began_ms)
 
 
 def read_config(broker: BrokerUnderTest) -> tuple[dict[str, str], DataVersion]:

@@ -69,3 +69,25 @@ def test_a_refusal_is_tried_again_after_its_time_or_when_the_clock_goes_back() -
     assert life.may_retry
     life.apply(Event.FAIL, reason("broken"))
     assert not life.may_retry
+
+
+def test_a_refusal_that_is_renewed_began_when_it_was_first_told() -> None:
+    clock = SetClock()
+    life = StoreLife(Path("store"), clock)
+    life.apply(Event.LOADED)
+    began_ms = clock.ms
+    for event in (Event.REFUSE, Event.REFUSE, Event.FAIL):
+        life.apply(event, reason("full"))
+        clock.ms += 1000
+    assert life.since_ms == began_ms
+    assert life.refused_ms == began_ms + 2000
+
+
+def test_a_refusal_after_an_end_is_a_new_one() -> None:
+    clock = SetClock()
+    life = StoreLife(Path("store"), clock)
+    life.apply(Event.LOADED)
+    for event in (Event.REFUSE, Event.RESUME, Event.REFUSE):
+        clock.ms += 1000
+        life.apply(event, reason("full"))
+    assert life.since_ms == clock.ms

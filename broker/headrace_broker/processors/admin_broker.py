@@ -139,6 +139,8 @@ class AdminBrokerProcessor:
             "filesWaitingForReaders": str(store.cleaner.waiting_files),
             "oldestUnconsumed": store.cleaner.oldest_unconsumed,
         }
+        if store.refusal is not None:
+            info["refusesWritesSince"] = str(store.refused_since_ms)
         if store.cleaner.full_in_hours is not None:
             info["diskFullInHours"] = f"{store.cleaner.full_in_hours:.1f}"
         earliest_ms = self._store.commit_log.store_timestamp_at(store.min_offset)

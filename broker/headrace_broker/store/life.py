@@ -61,16 +61,20 @@ TRANSITIONS: Final = {
     (State.CLOSED, Event.CLOSE): State.CLOSED,
 }
 _LIVING: Final = frozenset((State.OPEN, State.REFUSING))
+_REFUSED: Final = frozenset((State.REFUSING, State.FAILED))
 _OVER: Final = frozenset((State.FAILED, State.CLOSED))
 _REFUSALS: Final = frozenset((Event.REFUSE, Event.FAIL, Event.CLOSE))
 
 
 class StoreLife:
-    """A store's state, and the reason while it refuses messages."""
+    """A store's state, and the reason while it refuses messages.
+
+    refused_ms: time of the last refusal. since_ms: time from which on messages are refused.
+    """
 
     def __init__(self, root: Path, clock: Clock) -> None:
         self.state = State.LOADING
-        self.refused_ms = 0
+        self.refused_ms = self.since_ms = 0
         self._clock = clock
         self._retry_ms = 0
         self._reason = StoreNotWritable("not loaded", root)
@@ -112,4 +116,6 @@ class StoreLife:
             assert reason is not None
             self._reason = reason
             self.refused_ms, self._retry_ms = self._clock.now_ms(), retry_ms
+            if self.state not in _REFUSED:
+                self.since_ms = self.refused_ms
         self.state = state

@@ -6,7 +6,6 @@ import os
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -48,6 +47,7 @@ from headrace_broker.store.recovery import (
     unclean_start,
 )
 from headrace_broker.store.retention.cleaner import Cleaner
+from headrace_broker.store.statistics import StoreStatistics
 from headrace_broker.store.store_queue import StoreQueue
 from headrace_broker.store.store_source import StoreSource
 from headrace_broker.store.write.confirmation import Confirmation, Gate
@@ -61,11 +61,9 @@ if TYPE_CHECKING:
 
     from headrace_broker.clock import Clock
     from headrace_broker.store.files.mapped_file import MappedFile
-    from headrace_broker.store.followers.followers import FollowerStatus
     from headrace_broker.store.log.takers import Taker
     from headrace_broker.store.reader import IndexType, KeyQuery
     from headrace_broker.store.recovery import OnProgress, RecoveryPlan
-    from headrace_broker.store.retention.cleaner import CleanerStatus
     from headrace_broker.store.retention.disk_forecast import LowestUnconsumed
     from headrace_broker.store.retention.topic_floors import TopicLimit
     from headrace_broker.store.settings import StoreSettings
@@ -80,26 +78,6 @@ SAVE_PROGRESS_MS = 60_000
 StartSoon = Callable[[trio.Nursery, Callable[[], Awaitable[None]]], None]
 
 LOCK_CHECK_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class StoreStatistics:
-    """A snapshot of the store for the monitor; offsets are physical."""
-
-    min_offset: int
-    max_offset: int
-    flushed_offset: int
-    dispatched_offset: int
-    behind_rows: dict[str, int]  # by taker
-    ring_fill: float
-    slow_taker: str | None
-    longest_flush_ms: float
-    disk_ratio: float
-    disk_used_bytes: int
-    refusal: str | None
-    queue_count: int
-    cleaner: CleanerStatus
-    followers: tuple[FollowerStatus, ...]
 
 
 class MessageStore:
@@ -764,6 +742,7 @@ class MessageStore:
             disk_ratio=disk.ratio,
             disk_used_bytes=disk.used_bytes,
             refusal=str(refusal) if refusal else None,
+            refused_since_ms=self.commit_log.life.since_ms,
             queue_count=len(self._table.by_name),
             cleaner=self.cleaner.status(),
             followers=self.followers.statistics(),
