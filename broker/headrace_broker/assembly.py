@@ -38,6 +38,7 @@ from headrace_broker.metrics.timed_frames import TimedFrameLoop
 from headrace_broker.parts import Pace, Parts, Processor
 from headrace_broker.peer_places import peer_place
 from headrace_broker.processors.bulk import BulkProcessor
+from headrace_broker.processors.client import warn_of_heartbeat
 from headrace_broker.processors.pull import PullProcessor
 from headrace_broker.processors.query import QueryProcessor
 from headrace_broker.processors.send import SendProcessor, rejection
@@ -330,6 +331,7 @@ def _registry(
         turn_s=pace.turn_s,
         answered=client_requests.answered,
         on_slow=watchdog.note,
+        on_refused=partial(warn_of_heartbeat, server.host_log),
     )
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from headrace_protocol import fastjson
+from headrace_protocol import fastjson, java_values
 from headrace_protocol.bounds import (
     BODIES,
     REGISTERED_TOPICS_MAX,
@@ -81,7 +81,7 @@ class TopicConfig(Body):
     order: bool = False
     perm: Int32 = PERM_READ | PERM_WRITE
     read_queue_nums: Int32 = 16
-    topic_filter_type: str = "SINGLE_TAG"
+    topic_filter_type: java_values.TopicFilterType = "SINGLE_TAG"
     topic_name: str = ""
     topic_sys_flag: Int32 = 0
     write_queue_nums: Int32 = 16
@@ -451,9 +451,9 @@ class ConsumerData(Body):
     """
 
     group_name: str = ""
-    consume_type: str = "CONSUME_PASSIVELY"
-    message_model: str = "CLUSTERING"
-    consume_from_where: str = "CONSUME_FROM_LAST_OFFSET"
+    consume_type: java_values.ConsumeType = "CONSUME_PASSIVELY"
+    message_model: java_values.MessageModel = "CLUSTERING"
+    consume_from_where: java_values.ConsumeFromWhere = "CONSUME_FROM_LAST_OFFSET"
     subscription_data_set: list[SubscriptionData] = []
     unit_mode: bool = False
 
@@ -509,14 +509,14 @@ class QueryAssignmentRequestBody(Body):
     consumer_group: str = ""
     client_id: str = ""
     strategy_name: str = ""
-    message_model: str = "CLUSTERING"
+    message_model: java_values.MessageModel = "CLUSTERING"
 
 
 class MessageQueueAssignment(Body):
     """A queue and the mode of reading it, "PULL" or "POP"."""
 
     message_queue: MessageQueue
-    mode: str = "PULL"
+    mode: java_values.MessageRequestMode = "PULL"
     attachments: dict[str, str] | None = None
 
 
@@ -531,7 +531,7 @@ class SetMessageRequestModeRequestBody(Body):
 
     topic: str = ""
     consumer_group: str = ""
-    mode: str = "PULL"
+    mode: java_values.MessageRequestMode = "PULL"
     pop_share_queue_num: Int32 = 0
 
 

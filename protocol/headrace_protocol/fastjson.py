@@ -23,6 +23,7 @@ import msgspec
 
 from headrace_protocol.bounds import INTEGER_DIGITS_MAX
 from headrace_protocol.errors import PortableError
+from headrace_protocol.java_values import java_value
 
 T = TypeVar("T")
 Buffer = bytes | bytearray | memoryview
@@ -101,13 +102,13 @@ def loads(data: Buffer) -> Any:
 def decode(data: Buffer, value_type: type[T]) -> T:
     """Decode text to ``value_type``, a type that msgspec can convert to.
 
-    As lenient as RocketMQ: unknown fields and nulls are ignored, numbers and booleans may be
-    quoted. Raises MalformedJson with the position, or with the mistyped field.
+    As lenient as RocketMQ: see ``java_values``. Raises MalformedJson with the position, or with the
+    mistyped field.
     """
     try:
         return msgspec.json.decode(data, type=value_type, strict=False)
     except _NOT_PLAIN:
-        value = _without_nulls(loads(data))
+        value = java_value(loads(data), value_type)
     try:
         return msgspec.convert(value, value_type, strict=False, str_keys=True)
     except msgspec.ValidationError as error:
@@ -207,14 +208,6 @@ def _check_depth(value: Any, depth: int) -> None:
 
 def _too_deep() -> str:
     return f"more than {DEPTH_MAX} levels of nesting"
-
-
-def _without_nulls(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
-    if isinstance(value, list):
-        return [_without_nulls(item) for item in value]
-    return value
 
 
 _SPACE = re.compile(r"[ \t\r\n\f\b]*")

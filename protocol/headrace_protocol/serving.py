@@ -202,6 +202,7 @@ class Registry:
     on_slow: called after a slow request with the name of its code and its seconds.
     turn_s: longest time for one client in ``handle``.
     answered: handles clients' answers to requests of the daemon.
+    on_refused: called with each refused request and its answer.
     refusals: number of refused requests by stage and response code.
     """
 
@@ -215,6 +216,7 @@ class Registry:
         turn_s: float = math.inf,
         answered: Answered = reject_answer,
         on_slow: Callable[[str, float], None] = lambda _name, _seconds: None,
+        on_refused: Callable[[Request, Reply], None] = lambda _request, _reply: None,
     ) -> None:
         self._functions: dict[int, RequestFunction] = {}
         self._unexpected = unexpected
@@ -224,6 +226,7 @@ class Registry:
         self._serve_again = serve_again
         self.turn_s = turn_s
         self.on_slow = on_slow
+        self._on_refused = on_refused
         self.answered = answered
         # Unfinished long requests of each client, the running one first.
         self._long: dict[Channel, deque[tuple[LongWork, Request]]] = {}
@@ -468,6 +471,7 @@ class Registry:
         """The reply for an error, which is counted."""
         reply = self._failed(request, error)
         self.refusals[stage, reply.code] += 1
+        self._on_refused(request, reply)
         return reply
 
     def _failed(self, request: Request, error: Exception) -> Reply:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import structlog
 
 from headrace_protocol.bodies import (
     CheckClientRequestBody,
@@ -135,9 +136,30 @@ def test_who_leaves_while_its_groups_are_taken_in_is_no_member(broker: BrokerUnd
 
 @pytest.mark.parametrize("body", [b"", b"[1]", b'{"consumerDataSet":3}', b"{"])
 def test_bodies_that_are_no_heartbeat(broker: BrokerUnderTest, body: bytes) -> None:
-    answer = broker.ask(RequestCode.HEART_BEAT, body=body)
+    with structlog.testing.capture_logs() as logs:
+        answer = broker.ask(RequestCode.HEART_BEAT, body=body)
     assert answer.code == ResponseCode.INVALID_PARAMETER
     assert "malformed request HEART_BEAT (34)" in answer.remark
+    # The C++ client ignores the answer, so the broker's owner must learn of it.
+    assert [(line["event"], line["client"], line["language"], line["reason"]) for line in logs] == [
+        ("heartbeat refused", "127.0.0.1:1", "PYTHON", answer.remark)
+    ]
+
+
+def test_a_heartbeat_with_enums_as_numbers_joins_the_group(broker: BrokerUnderTest) -> None:
+    answer = broker.ask(
+        RequestCode.HEART_BEAT,
+        body=b"""{"clientID":"cpp","consumerDataSet":[{"consumeFromWhere":4,"consumeType":1,
+        "groupName":"g","messageModel":0,"subscriptionDataSet":[{"classFilterMode":false,
+        "codeSet":[],"subString":"*","subVersion":"1700000000000","tagsSet":[],"topic":"t"}],
+        "unitMode":false}],"producerDataSet":[{"groupName":"p"}]}""",
+    )
+    assert answer.code == ResponseCode.SUCCESS, answer.remark
+    assert members(broker, "g") == ["cpp"]
+    group = broker.consumers.group("g")
+    assert group is not None
+    assert group.data.consume_type == "CONSUME_PASSIVELY"
+    assert group.data.message_model == "BROADCASTING"
 
 
 def check_subscription(broker: BrokerUnderTest, expression_type: str) -> Answer:

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from headrace_broker.queue_directory import QueueDirectory, Source
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.topics.table import TopicTable
+    from headrace_daemon.host_log import HostLog
     from headrace_protocol.bodies import ConsumerData, MessageQueue
     from headrace_protocol.serving import Channel, LongFunction, LongWork, Registry, Request
 
@@ -59,6 +60,9 @@ _GROUPS_AT_ONCE = 100
 # With lo=false, removes what a group has committed in a queue: the leader of a static topic's queue
 # asks for it, and Apache's broker takes such an offset for none.
 _WITHDRAWN = -1
+
+# As much of a client's language as a log line shows.
+_LANGUAGE_CHARS = 40
 
 # Locks per slice, half a millisecond.
 _LOCKS_AT_ONCE = 128
@@ -264,6 +268,14 @@ class ClientProcessor:
         if self._offsets.commit(group, topic, header.queue_id, header.commit_offset):
             return Reply()
         return Reply(remark="Offset has been previously reset")
+
+
+def warn_of_heartbeat(log: HostLog, request: Request, reply: Reply) -> None:
+    """Log a refused heartbeat: some clients ignore the answer, and then consume nothing."""
+    if request.command.code == RequestCode.HEART_BEAT:
+        language = request.command.language[:_LANGUAGE_CHARS]
+        address = request.channel.address
+        log.warning(address, "heartbeat refused", language=language, reason=reply.remark)
 
 
 def _check_bounds(data: HeartbeatData, language: str) -> None:
