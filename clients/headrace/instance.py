@@ -273,7 +273,7 @@ class ClientInstance:
 
         Raises RouteNotFound, NameserverUnavailable, BrokerError, MalformedAnswer.
         """
-        header = GetRouteInfoHeader(topic=topic, accept_standard_json_only=True)
+        header = GetRouteInfoHeader(topic=topic, accept_standard_json_only=True, departed=True)
         response = await self.ask_nameserver(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
         if response.command.code == ResponseCode.TOPIC_NOT_EXIST:
             raise RouteNotFound(

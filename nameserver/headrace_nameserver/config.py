@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 
 from headrace_daemon.folders import folder_problem
-from headrace_nameserver.routes import BROKER_TIMEOUT_MS
+from headrace_nameserver.routes import BROKER_TIMEOUT_MS, DEPARTED_HOURS
 from headrace_protocol.access import AnonymousAccess, is_loopback, why_exposed
 from headrace_protocol.errors import PortableError
 
@@ -27,7 +27,10 @@ class NameServerConfig(msgspec.Struct, rename="camel", kw_only=True, frozen=True
         them.
     anonymous_access: Access without authentication: deny serves only loopback; read serves anyone,
         but not administration; allow serves anyone everything.
-    kv_config_path: File that keeps key-value settings across restarts; if unset, they are lost.
+    kv_config_path: File that keeps key-value settings across restarts, beside departedBrokers.json,
+        which keeps the brokers that left; if unset, both are lost.
+    departed_broker_hours: How long a broker that left is remembered with its topics, so that
+        clients can tell that they read only a part; `headrace broker forget` ends it.
     broker_timeout_ms: Silence in milliseconds after which a broker is dropped; a broker may
         request a timeout of its own.
     support_acting_master: Present a slave as the master of a broker that has no master, if the
@@ -43,10 +46,17 @@ class NameServerConfig(msgspec.Struct, rename="camel", kw_only=True, frozen=True
     monitor_port: Annotated[int, msgspec.Meta(ge=-1, le=65535)] = -1
     anonymous_access: AnonymousAccess = "deny"
     kv_config_path: str | None = None
+    departed_broker_hours: Annotated[int, msgspec.Meta(ge=0, le=8760)] = DEPARTED_HOURS
     broker_timeout_ms: Annotated[int, msgspec.Meta(ge=1)] = BROKER_TIMEOUT_MS
     support_acting_master: bool = False
     order_message_enable: bool = False
     register_from_own_address: bool | None = None
+
+    @property
+    def departed_path(self) -> Path | None:
+        """The file of departed brokers."""
+        kept = self.kv_config_path
+        return Path(kept).with_name("departedBrokers.json") if kept else None
 
     @property
     def checks_own_address(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import deque
 from concurrent.futures import Future
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from headrace_nameserver.config import ConfigError
+from headrace_nameserver.saved_file import replace_file
 from headrace_protocol import fastjson
 from headrace_protocol.bodies import KVConfigSerializeWrapper
 from headrace_protocol.bounds import (
@@ -88,7 +88,7 @@ class KVConfig:
             try:
                 if self._path and table is not self._table:
                     kept = KVConfigSerializeWrapper(config_table=table)
-                    _replace_file(self._path, fastjson.dumps(kept, pretty=True))
+                    replace_file(self._path, fastjson.dumps(kept, pretty=True))
             except Exception as error:  # noqa: BLE001 - raised where the request is served
                 for change in accepted:
                     change.done.set_exception(error)
@@ -156,22 +156,3 @@ def _read(path: Path) -> KVConfigSerializeWrapper:
         raise ConfigError(
             f"{path}: cannot read key-value settings: {error}; repair it or move it away"
         ) from error
-
-
-def _replace_file(path: Path, data: bytes) -> None:
-    """Replace a file atomically: even after a crash it holds all of the old or the new data."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.tmp")
-    temporary.unlink(missing_ok=True)
-    # Never write through a file or link created by another user.
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-    with os.fdopen(os.open(temporary, flags, 0o600), "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

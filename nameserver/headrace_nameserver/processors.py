@@ -19,10 +19,12 @@ from headrace_protocol.bodies import (
     DataVersion,
     GetBrokerMemberGroupResponseBody,
     KVTable,
+    QueueData,
     TopicRouteData,
 )
 from headrace_protocol.bounds import NAME_CHARS_MAX, check_name, check_text
 from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.departed import ClusterInfoHeader, DepartedBroker, ForgetBrokerHeader
 from headrace_protocol.errors import Lane, NotReady, RequestError
 from headrace_protocol.headers import (
     REGISTRATION_PERIOD_MS,
@@ -51,8 +53,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
     from concurrent.futures import Future
 
+    from headrace_nameserver.departed import Departed
     from headrace_nameserver.kv_config import KVConfig
-    from headrace_nameserver.routes import LostBroker, RouteTable
+    from headrace_nameserver.routes import RouteTable
     from headrace_protocol.serving import LongFunction, LongWork, Registry, RequestFunction
 
 log = structlog.get_logger("headrace.nameserver")
@@ -60,7 +63,7 @@ log = structlog.get_logger("headrace.nameserver")
 # First client version that expects routes as strict JSON (4.9.4).
 _STRICT_JSON_VERSION = 401
 
-_LOST_NAMED_MAX = 3
+_NAMED_MAX = 3
 # One thread is enough: a save writes all pending changes.
 _KEY_VALUES = Lane("key-value table", threads=1, outlives_client=True)
 # Encoding a route with more brokers takes over 0.5 ms.
@@ -91,6 +94,7 @@ class NameServerProcessor:
         self._now_ms = now_ms
         self._started_ms = 0
         self._wall_ms = wall_ms
+        self._clock_ms = 0
         self._order_message_enable = order_message_enable
         self._register_from_own_address = register_from_own_address
         self.log = HostLog(log)
@@ -98,6 +102,7 @@ class NameServerProcessor:
     def begin(self) -> None:
         """Note that the nameserver starts to serve: brokers register within a period from now."""
         self._started_ms = self._now_ms()
+        self._clock_ms = self._wall_ms() - self._started_ms
 
     def register(self, registry: Registry) -> None:
         """Register the handlers of all nameserver codes."""
@@ -110,6 +115,7 @@ class NameServerProcessor:
             RequestCode.GET_ROUTEINFO_BY_TOPIC: self.get_route,
             RequestCode.WIPE_WRITE_PERM_OF_BROKER: self.wipe_write_perm,
             RequestCode.ADD_WRITE_PERM_OF_BROKER: self.add_write_perm,
+            RequestCode.FORGET_BROKER: self.forget_broker,
             RequestCode.DELETE_TOPIC_IN_NAMESRV: self.delete_topic,
             RequestCode.REGISTER_TOPIC_IN_NAMESRV: self.register_topic,
         }
@@ -203,10 +209,14 @@ class NameServerProcessor:
             QueryDataVersionResponseHeader(changed=changed), (ours.encode(),) if ours else ()
         )
 
-    def get_cluster_info(self, _request: Request) -> LongWork:
+    def get_cluster_info(self, request: Request) -> LongWork:
         """GET_BROKER_CLUSTER_INFO (106)."""
+        header = request.header(ClusterInfoHeader)
         yield None
-        return _body(self._table.cluster_info())
+        info = self._table.cluster_info()
+        if header.departed:
+            info.departed_brokers = [self._departed(each) for each in self._table.departed]
+        return _body(info)
 
     def get_member_group(self, request: Request) -> LongWork:
         """GET_BROKER_MEMBER_GROUP (901)."""
@@ -214,6 +224,17 @@ class NameServerProcessor:
         yield None
         group = self._table.member_group(header.cluster_name, header.broker_name)
         return _body(GetBrokerMemberGroupResponseBody(broker_member_group=group))
+
+    def forget_broker(self, request: Request) -> Reply:
+        """FORGET_BROKER (7680030): a departed broker won't come back."""
+        name = request.header(ForgetBrokerHeader).broker_name
+        check_name("brokerName", name)
+        if not self._table.forget(name):
+            raise RequestError(
+                ResponseCode.BROKER_NOT_EXIST, f"no departed broker {name} is remembered here"
+            )
+        self.log.info(request.channel.address, "departed broker forgotten", broker=name)
+        return Reply()
 
     def wipe_write_perm(self, request: Request) -> Reply:
         """WIPE_WRITE_PERM_OF_BROKER (205)."""
@@ -239,7 +260,7 @@ class NameServerProcessor:
         route = self._table.route(header.topic)
         if route is None:
             return self._no_route_reply(header.topic)
-        if len(route.queue_datas) > _BROKERS_AT_ONCE:
+        if len(route.queue_datas) + len(self._table.departed) > _BROKERS_AT_ONCE:
             self._begin_long(functools.partial(self._route_later, header), request)
             return None
         return self._route_reply(header, request, route)
@@ -256,6 +277,9 @@ class NameServerProcessor:
     ) -> Reply:
         if self._order_message_enable:
             route.order_topic_conf = self._kv_config.get(ORDER_TOPIC_CONFIG, header.topic)
+        if header.departed:
+            departed = self._table.departed.with_topic(header.topic)
+            route.departed_brokers = [self._departed(each, header.topic) for each in departed]
         strict = (
             request.command.version >= _STRICT_JSON_VERSION
             or header.accept_standard_json_only is True
@@ -267,10 +291,10 @@ class NameServerProcessor:
 
     def _no_route_reply(self, topic: str) -> Reply:
         age_ms = self._now_ms() - self._started_ms
-        lost = self._table.lost_brokers(topic)
-        awaits_broker = bool(lost) or age_ms < REGISTRATION_PERIOD_MS
-        if lost:
-            reason = self._describe_all(lost)
+        departed = self._table.departed.with_topic(topic)
+        awaits_broker = bool(departed) or age_ms < REGISTRATION_PERIOD_MS
+        if departed:
+            reason = self._describe_all(departed)
         elif awaits_broker:
             reason = (
                 f"no broker has registered it in the {age_ms // 1000} s since this nameserver "
@@ -284,19 +308,38 @@ class NameServerProcessor:
             remark=f"no route for topic {topic}: {reason}",
         )
 
-    def _describe_all(self, lost: list[LostBroker]) -> str:
-        named = [self._describe(broker) for broker in lost[:_LOST_NAMED_MAX]]
-        if len(lost) > _LOST_NAMED_MAX:
-            named.append(f"and {len(lost) - _LOST_NAMED_MAX} more")
+    def _describe_all(self, departed: list[Departed]) -> str:
+        named = [self._describe(broker) for broker in departed[:_NAMED_MAX]]
+        if len(departed) > _NAMED_MAX:
+            named.append(f"and {len(departed) - _NAMED_MAX} more")
         return "; ".join(named)
 
-    def _describe(self, lost: LostBroker) -> str:
-        age_ms = self._now_ms() - lost.since_ms
-        since = datetime.fromtimestamp((self._wall_ms() - age_ms) / 1000, UTC)
+    def _describe(self, broker: Departed) -> str:
+        since = datetime.fromtimestamp(self._wall(broker.since_ms) / 1000, UTC)
         return (
-            f"broker {lost.name} ({lost.address}) {lost.cause} {age_ms // 1000} s ago "
+            f"broker {broker.name} ({broker.address}) {broker.how.value} "
+            f"{(self._now_ms() - broker.since_ms) // 1000} s ago "
             f"(since {since:%Y-%m-%dT%H:%M:%SZ})"
         )
+
+    def _departed(self, broker: Departed, topic: str | None = None) -> DepartedBroker:
+        """A departed broker as answers name it. topic: with its queues of a topic."""
+        queues = broker.queues[topic] if topic is not None else QueueData()
+        return DepartedBroker(
+            broker_name=broker.name,
+            broker_addr=broker.address,
+            cluster=broker.cluster,
+            how=broker.how.name,
+            since=self._wall(broker.since_ms),
+            read_queue_nums=queues.read_queue_nums,
+            write_queue_nums=queues.write_queue_nums,
+            perm=queues.perm,
+            compacted=topic in broker.compacted or None,
+        )
+
+    def _wall(self, at_ms: int) -> int:
+        """A time of the table's clock in ms since 1970; always the same, so that routes are."""
+        return self._clock_ms + at_ms
 
     def delete_topic(self, request: Request) -> Reply:
         """DELETE_TOPIC_IN_NAMESRV (216)."""

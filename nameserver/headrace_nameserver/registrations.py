@@ -59,12 +59,13 @@ _DIALECT_BYTES_MAX = 2 * 1024 * 1024
 class BrokerTopics(msgspec.Struct):
     """The validated topics of a registration.
 
-    queues, mappings: by topic.
+    queues, mappings: by topic. compacted: the topics that keep the newest message of each key.
     """
 
     data_version: DataVersion
     queues: dict[str, QueueData]
     mappings: dict[str, TopicQueueMappingInfo]
+    compacted: frozenset[str] = frozenset()
 
 
 def check_header(header: RegisterBrokerHeader) -> None:
@@ -165,6 +166,11 @@ def check(header: RegisterBrokerHeader, body: Registration | RegisterBrokerBody)
             for topic, config in wrapper.topic_config_table.items()
         },
         mappings=wrapper.topic_queue_mapping_info_map,
+        compacted=frozenset(
+            topic
+            for topic, config in wrapper.topic_config_table.items()
+            if config.attributes.get("cleanup.policy") == "COMPACTION"
+        ),
     )
 
 

@@ -1,9 +1,9 @@
 """The in-memory route table: brokers and their topics, from the brokers' registrations.
 
 Free of clocks, sockets and tasks: time is an argument, in ms of a monotonic clock. A broker and its
-topics stay in the table while it has a live address. The first connection to register an address,
-or a broker's id, owns it until the connection ends. A static topic keeps its number of queues while
-a broker is away: the broker's mappings stay.
+topics stay in the table while it has a live address, and in the memory of departed brokers for
+some time after. The first connection to register an address, or a broker's id, owns it until the
+connection ends. A static topic keeps its number of queues while a broker is away.
 Source: docs/protocol.md "Registration"; tests/nameserver/test_routes.py.
 """
 
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from headrace_nameserver.departed import Departed, DepartedBrokers, Known, mapped_queues
 from headrace_protocol.bodies import (
     MASTER_ID,
     PERM_READ,
@@ -27,6 +28,7 @@ from headrace_protocol.bodies import (
 )
 from headrace_protocol.bounds import REGISTERED_TOPICS_MAX, OutOfBounds
 from headrace_protocol.codes import ResponseCode
+from headrace_protocol.departed import Departure
 from headrace_protocol.errors import RequestError
 from headrace_protocol.system_topics import BROKER_MEMBER_PREFIX
 
@@ -38,20 +40,13 @@ if TYPE_CHECKING:
     from headrace_protocol.serving import Channel
 
 BROKER_TIMEOUT_MS = 120_000
+DEPARTED_HOURS = 24
 
 # Limits for broker addresses and their topics, per host and in total.
 BROKERS_PER_HOST_MAX = 256
 BROKERS_MAX = 1024
 TOPICS_PER_HOST_MAX = 4 * REGISTERED_TOPICS_MAX
 TOPICS_MAX = 16 * REGISTERED_TOPICS_MAX
-
-# Enough to explain a failing cluster. Each entry holds its topics' names, also limited in number.
-LOST_BROKERS_MAX = 100
-LOST_TOPICS_MAX = 10_000
-
-# Mapped queues of brokers that are away, per host and in total.
-AWAY_QUEUES_PER_HOST_MAX = REGISTERED_TOPICS_MAX
-AWAY_QUEUES_MAX = 4 * REGISTERED_TOPICS_MAX
 
 _UNIT = 1
 _UNIT_SUB = 2
@@ -75,70 +70,48 @@ class LiveBroker(msgspec.Struct):
         return self.last_heard_ms + self.timeout_ms
 
 
-class LostBroker(msgspec.Struct):
-    """A broker address that is no longer registered.
-
-    cause: the reason, phrased to follow the broker's name and precede a time: "was shut down".
-    since_ms: time of the loss; for a silent broker, the time it was last heard.
-    topics: the broker's topics; empty if other addresses of the broker remain, or if there were
-        too many topics.
-    """
-
-    name: str
-    address: str
-    cause: str
-    since_ms: int
-    topics: set[str]
-
-
 class _Broker(msgspec.Struct):
     """A broker, with the state shared by all of its addresses.
 
-    queues, mappings: by topic.
+    queues, mappings: by topic. compacted: the topics that keep the newest message of each key.
     """
 
     data: BrokerData
     queues: dict[str, QueueData] = {}
     mappings: dict[str, TopicQueueMappingInfo] = {}
+    compacted: frozenset[str] = frozenset()
 
     @property
     def size(self) -> int:
         """The number of topics and mapped queues that counts towards the limits."""
-        return len(self.queues) + _mapped_queues(self.mappings)
-
-
-class _Away(msgspec.Struct):
-    """The mappings of a broker without a live address. host: the one that it registered from."""
-
-    cluster: str
-    host: str
-    mappings: dict[str, TopicQueueMappingInfo]
-
-    @property
-    def size(self) -> int:
-        """The number of mapped queues that counts towards the limits."""
-        return _mapped_queues(self.mappings)
+        return len(self.queues) + mapped_queues(self.mappings)
 
 
 class RouteTable:
-    """Live brokers with their topics, recently lost brokers, and mappings of those away.
+    """Live brokers with their topics, and the memory of departed ones.
 
     broker_timeout_ms: silence after which a broker expires, unless it requests its own limit.
     support_acting_master: present the slave with the smallest id as master of a broker without
         one, if that broker permits it.
+    departed_ms: how long a departed broker is remembered.
+    departed: see ``DepartedBrokers``.
     lost_count: how many addresses were lost or unregistered so far.
     """
 
     def __init__(
-        self, *, broker_timeout_ms: int = BROKER_TIMEOUT_MS, support_acting_master: bool = False
+        self,
+        *,
+        broker_timeout_ms: int = BROKER_TIMEOUT_MS,
+        support_acting_master: bool = False,
+        departed_ms: int = DEPARTED_HOURS * 3_600_000,
     ) -> None:
         self._broker_timeout_ms = broker_timeout_ms
         self._support_acting_master = support_acting_master
         self._brokers: dict[str, _Broker] = {}
-        self._away: dict[str, _Away] = {}
+        self.departed = DepartedBrokers(departed_ms)
         self._live: dict[str, LiveBroker] = {}
-        self._lost: list[LostBroker] = []
         self.lost_count = 0
+        self._topic_changes = 0
 
     # -- registration ------------------------------------------------------------------------------
 
@@ -160,9 +133,9 @@ class RouteTable:
         self._check_room(header, topics, channel)
         self._remove_previous_name(header, now_ms)
         is_first = self._put_address(header)
-        self._lost = [lost for lost in self._lost if lost.name != header.broker_name]
         if self._sets_topics(header):
             self._put_topics(header, topics, is_first=is_first)
+            self.departed.forget(header.broker_name)
         self._live[header.broker_addr] = LiveBroker(
             name=header.broker_name,
             cluster=header.cluster_name,
@@ -243,7 +216,7 @@ class RouteTable:
     def _remove_previous_name(self, header: RegisterBrokerHeader, now_ms: int) -> None:
         live = self._live.get(header.broker_addr)
         if live and live.name != header.broker_name:
-            self._remove(live, f"became broker {header.broker_name}", now_ms)
+            self._remove(live, Departure.RENAMED, now_ms)
 
     def holder(self, name: str, broker_id: int) -> str | None:
         """The address registered under a broker's name and id; None if there is none."""
@@ -254,7 +227,6 @@ class RouteTable:
         """Store a broker's address; returns whether its id is new."""
         name, address = header.broker_name, header.broker_addr
         broker = self._brokers.setdefault(name, self._returning(name)).data
-        self._away.pop(name, None)
         broker.cluster = header.cluster_name
         broker.enable_acting_master = bool(header.enable_acting_master)
         broker.zone_name = header.zone_name
@@ -267,8 +239,8 @@ class RouteTable:
 
     def _returning(self, name: str) -> _Broker:
         """A broker without an address, with the mappings that it had when it went away."""
-        away = self._away.get(name)
-        mappings = away.mappings if away else {}
+        departed = self.departed.get(name)
+        mappings = dict(departed.mappings) if departed else {}
         return _Broker(BrokerData(broker_name=name), mappings=mappings)
 
     def _sets_topics(self, header: RegisterBrokerHeader) -> bool:
@@ -289,19 +261,21 @@ class RouteTable:
         if self._is_prime_slave(header) and bool(header.enable_acting_master):
             # An acting master accepts no messages: the master may return with its own.
             _change_perm(topics.queues, lambda perm: perm & ~PERM_WRITE)
+        self._topic_changes += 1
         if not _fits(broker, topics):
             broker.queues, broker.mappings = topics.queues, topics.mappings
+            broker.compacted = topics.compacted
         elif is_first or live is None or live.data_version != topics.data_version:
             deleted = _deleted_static_topics(broker, topics)
             kept = {t: queues for t, queues in broker.queues.items() if t not in deleted}
             broker.queues = kept | topics.queues
             broker.mappings = _mappings_after(broker, topics)
+            broker.compacted = broker.compacted - topics.queues.keys() | topics.compacted
+        elif added := topics.queues.keys() - broker.queues.keys():
+            broker.queues |= {topic: topics.queues[topic] for topic in added}
+            broker.compacted |= topics.compacted & added
         else:
-            broker.queues |= {
-                topic: queues
-                for topic, queues in topics.queues.items()
-                if topic not in broker.queues
-            }
+            self._topic_changes -= 1
 
     def _master_of(self, header: RegisterBrokerHeader) -> LiveBroker | None:
         if header.broker_id == MASTER_ID:
@@ -335,65 +309,65 @@ class RouteTable:
                 f"broker {name} registered {address} from {live.channel.address}: "
                 f"{channel.address} cannot unregister it"
             )
-        self._remove(live, "was shut down", now_ms)
+        self._remove(live, Departure.UNREGISTERED, now_ms)
         return True
 
     def close_channel(self, channel: Channel, now_ms: int) -> list[LiveBroker]:
         """Remove the brokers registered through a closed connection; returns them."""
         closed = [live for live in self._live.values() if live.channel is channel]
         for live in closed:
-            self._remove(live, "closed its connection", now_ms)
+            self._remove(live, Departure.DISCONNECTED, now_ms)
         return closed
 
     def expire(self, now_ms: int) -> list[LiveBroker]:
-        """Remove the brokers that were silent for too long; returns them."""
+        """Remove the brokers that were silent for too long; returns them.
+
+        Departed brokers are forgotten in their time.
+        """
+        self.departed.expire(now_ms)
         expired = [live for live in self._live.values() if live.expires_ms <= now_ms]
         for live in expired:
-            self._remove(live, "is silent, last heard", live.last_heard_ms)
+            self._remove(live, Departure.SILENT, live.last_heard_ms)
         return expired
 
     def next_expiry_ms(self) -> int | None:
         """The time of the next expiry if no broker is heard until then; None if none is live."""
         return min((live.expires_ms for live in self._live.values()), default=None)
 
-    def _remove(self, live: LiveBroker, cause: str, since_ms: int) -> None:
+    def _remove(self, live: LiveBroker, how: Departure, since_ms: int) -> None:
         del self._live[live.address]
         self.lost_count += 1
         broker = self._brokers[live.name]
         addresses = broker.data.broker_addrs = _without(broker.data.broker_addrs, live.address)
-        topics: set[str] = set()
         if not addresses:
             del self._brokers[live.name]
-            self._keep_away(live, broker.mappings)
-            topics = set(broker.queues) if len(broker.queues) <= LOST_TOPICS_MAX else topics
+            if broker.queues:
+                self.departed.add(_departed(live, broker, how, since_ms))
         elif broker.data.enable_acting_master and MASTER_ID not in addresses:
             _change_perm(broker.queues, lambda perm: perm & ~PERM_WRITE)
-        self._keep_lost(LostBroker(live.name, live.address, cause, since_ms, topics))
 
-    def _keep_away(self, live: LiveBroker, mappings: dict[str, TopicQueueMappingInfo]) -> None:
-        """Keep a lost broker's mappings. Limited per host, so that no host evicts another's."""
-        if not mappings:
-            return
-        host = _host(live.channel)
-        self._away[live.name] = _Away(live.cluster, host, mappings)
-        self._shrink_away([n for n, a in self._away.items() if a.host == host], of_host=True)
-        self._shrink_away(list(self._away), of_host=False)
+    def forget(self, name: str) -> bool:
+        """Forget a departed broker; returns whether it was remembered.
 
-    def _shrink_away(self, names: list[str], *, of_host: bool) -> None:
-        """Forget the mappings of brokers, the longest away first, beyond the limit."""
-        size_max = AWAY_QUEUES_PER_HOST_MAX if of_host else AWAY_QUEUES_MAX
-        size = sum(self._away[name].size for name in names)
-        for name in names:
-            if size <= size_max:
-                return
-            size -= self._away.pop(name).size
+        Raises RequestError for a broker that is registered.
+        """
+        if name in self._brokers:
+            raise _conflict(f"broker {name} is registered: stop it first")
+        return self.departed.forget(name)
 
-    def _keep_lost(self, lost: LostBroker) -> None:
-        """Keep a lost broker to explain missing routes. Limited: counts towards no connection."""
-        self._lost.append(lost)
-        topic_count = sum(len(each.topics) for each in self._lost)
-        while len(self._lost) > LOST_BROKERS_MAX or topic_count > LOST_TOPICS_MAX:
-            topic_count -= len(self._lost.pop(0).topics)
+    @property
+    def change_count(self) -> int:
+        """Grows with each change of what ``known`` returns."""
+        return self.departed.change_count + self._topic_changes
+
+    def known(self) -> Known:
+        """A copy of all departed and live brokers with their topics, to be saved."""
+        live = [
+            _departed(self._live[address], broker, Departure.NOT_BACK, 0)
+            for broker in self._brokers.values()
+            for address in [*broker.data.broker_addrs.values()][:1]
+        ]
+        return Known([_copy(each) for each in self.departed], [_copy(each) for each in live])
 
     # -- permissions and topics --------------------------------------------------------------------
 
@@ -429,6 +403,7 @@ class RouteTable:
                 )
         for name, queue_data in by_broker.items():
             self._brokers[name].queues[topic] = queue_data
+        self._topic_changes += 1
 
     def delete_topic(self, topic: str, cluster: str | None = None) -> None:
         """Remove a topic, everywhere or in one cluster."""
@@ -436,13 +411,10 @@ class RouteTable:
             if cluster in {None, broker.data.cluster}:
                 broker.queues.pop(topic, None)
                 broker.mappings.pop(topic, None)
-        for name, away in list(self._away.items()):
-            if cluster in {None, away.cluster}:
-                away.mappings.pop(topic, None)
-                if not away.mappings:
-                    del self._away[name]
-        for lost in self._lost:
-            lost.topics.discard(topic)
+                if topic in broker.compacted:
+                    broker.compacted -= {topic}
+        self._topic_changes += 1
+        self.departed.delete_topic(topic, cluster)
 
     # -- queries -----------------------------------------------------------------------------------
 
@@ -475,9 +447,9 @@ class RouteTable:
         if not live:
             return {}
         away = {
-            name: away.mappings[topic]
-            for name, away in self._away.items()
-            if topic in away.mappings
+            departed.name: departed.mappings[topic]
+            for departed in self.departed
+            if topic in departed.mappings
         }
         return away | live
 
@@ -485,10 +457,6 @@ class RouteTable:
         """The longest time that a broker of the route has been silent."""
         addresses = (a for broker in route.broker_datas for a in broker.broker_addrs.values())
         return now_ms - min(self._live[address].last_heard_ms for address in addresses)
-
-    def lost_brokers(self, topic: str) -> list[LostBroker]:
-        """Lost brokers that had a topic, the latest first."""
-        return [lost for lost in reversed(self._lost) if topic in lost.topics]
 
     def cluster_info(self) -> ClusterInfo:
         """All brokers. Shares the table's objects: encode the result, do not keep it."""
@@ -572,7 +540,7 @@ def _size_with(known: _Broker, topics: BrokerTopics) -> int:
     """A broker's size after registering ``topics``. Raises OutOfBounds."""
     fits = _fits(known, topics)
     queues = known.queues.keys() | topics.queues.keys() if fits else topics.queues
-    mapped_count = _mapped_queues(_mappings_after(known, topics))
+    mapped_count = mapped_queues(_mappings_after(known, topics))
     # A single topic is an update, which must not replace the others.
     if mapped_count > REGISTERED_TOPICS_MAX or not (fits or len(queues) > 1):
         raise OutOfBounds(
@@ -606,8 +574,25 @@ def _deleted_static_topics(known: _Broker, topics: BrokerTopics) -> set[str]:
     return known.mappings.keys() - topics.queues.keys()
 
 
-def _mapped_queues(mappings: dict[str, TopicQueueMappingInfo]) -> int:
-    return sum(1 + len(info.curr_id_map) for info in mappings.values())
+def _departed(live: LiveBroker, broker: _Broker, how: Departure, since_ms: int) -> Departed:
+    return Departed(
+        live.name,
+        broker.data.cluster,
+        live.address,
+        _host(live.channel),
+        how,
+        since_ms,
+        broker.queues,
+        broker.mappings,
+        broker.compacted,
+    )
+
+
+def _copy(broker: Departed) -> Departed:
+    """A copy that a thread may read."""
+    return msgspec.structs.replace(
+        broker, queues=dict(broker.queues), mappings=dict(broker.mappings)
+    )
 
 
 def _change_perm(queues: dict[str, QueueData], change: Callable[[int], int]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,14 +19,18 @@ from headrace_daemon.serving.server import RemotingServer, ServerLimits
 from headrace_daemon.serving.server_channel import ServerChannel
 from headrace_daemon.slices import Fetches, SlicedWork
 from headrace_daemon.watchdog import Watchdog
+from headrace_nameserver.departed_file import DepartedFile
 from headrace_nameserver.kv_config import KVConfig
 from headrace_nameserver.metrics import NameServerMetrics
 from headrace_nameserver.processors import NameServerProcessor
 from headrace_nameserver.routes import RouteTable
 from headrace_protocol.access import restrict
+from headrace_protocol.outages import Outages
 from headrace_protocol.serving import TURN_S, Registry
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from headrace_daemon.network import Listener, Network
     from headrace_nameserver.config import NameServerConfig
     from headrace_nameserver.routes import LiveBroker
@@ -36,15 +41,18 @@ log = structlog.get_logger("headrace.nameserver")
 # Upper bound on the wait: a broker that registers meanwhile may request a shorter timeout.
 _EXPIRE_PERIOD_S = 1.0
 _REPORT_PERIOD_S = 5.0
+# Between two looks at whether departed brokers must be saved, and as a multiple of the last save.
+_SAVE_PERIOD_S = 1.0
+_SAVE_SHARE = 20
 
 
 class NameServer:
-    """A nameserver. Routes are kept in memory only.
+    """A nameserver. Routes are kept in memory only, departed brokers also in a file.
 
     network: the network to listen on.
     address: the host:port that it serves, once it runs; monitor_address: that of its monitor.
 
-    Raises ConfigError for an unreadable key-value file.
+    Raises ConfigError for an unreadable file.
     """
 
     def __init__(self, config: NameServerConfig, network: Network | None = None) -> None:
@@ -55,7 +63,14 @@ class NameServer:
         self._table = RouteTable(
             broker_timeout_ms=config.broker_timeout_ms,
             support_acting_master=config.support_acting_master,
+            departed_ms=config.departed_broker_hours * 3_600_000,
         )
+        self._departed_file = DepartedFile(path) if (path := config.departed_path) else None
+        if self._departed_file:
+            self._departed_file.load(0, 0)  # an unreadable file is an error before any start
+        self._saved_changes = 0
+        self._file_thread = trio.CapacityLimiter(1)
+        self._outages = Outages(log.warning)
         processor = NameServerProcessor(
             self._table,
             KVConfig(Path(config.kv_config_path) if config.kv_config_path else None),
@@ -86,6 +101,7 @@ class NameServer:
         self.address = listener.address
         # Not in the constructor: the daemon first raises its limit of open files.
         self._server.limits = ServerLimits()
+        self._load()
         self._begin()
         try:
             async with trio.open_nursery() as nursery:
@@ -142,6 +158,7 @@ class NameServer:
             *watched,
             Service(self._expire),
             Service(self._report),
+            Service(self._save_departed),
             Service(self._sliced_work.run),
             Service(self._fetches.run),
             # The server contains errors of each client; any other error must end the nameserver.
@@ -157,6 +174,43 @@ class NameServer:
         while True:
             await trio.sleep(_REPORT_PERIOD_S)
             self._log.report()
+
+    def _load(self) -> None:
+        """Remember the brokers that the file names, until they register. Raises ConfigError."""
+        if self._departed_file:
+            for broker in self._departed_file.load(_now_ms(), _wall_ms()):
+                self._table.departed.add(broker)
+
+    async def _save_departed(self) -> None:
+        """Save departed brokers after each change; the changes of a second together."""
+        try:
+            while True:
+                await trio.sleep(_SAVE_PERIOD_S)
+                if save := self._unsaved():
+                    began = trio.current_time()
+                    await trio.to_thread.run_sync(save, limiter=self._file_thread)
+                    await trio.sleep(_SAVE_SHARE * (trio.current_time() - began))
+        finally:
+            if save := self._unsaved():
+                save()
+
+    def _unsaved(self) -> Callable[[], None] | None:
+        """Saves what has changed, in any thread; None if nothing has."""
+        file, count = self._departed_file, self._table.change_count
+        if file is None or count == self._saved_changes:
+            return None
+        known, clock_ms = self._table.known(), _wall_ms() - _now_ms()
+
+        def save() -> None:
+            try:
+                file.save(known, clock_ms)
+            except OSError as error:
+                self._outages.failed(str(file.path), error)
+            else:
+                self._outages.worked(str(file.path))
+                self._saved_changes = count
+
+        return save
 
     async def _expire(self) -> None:
         while True:
@@ -196,3 +250,7 @@ class NameServer:
 
 def _now_ms() -> int:
     return int(trio.current_time() * 1000)
+
+
+def _wall_ms() -> int:
+    return time.time_ns() // 1_000_000

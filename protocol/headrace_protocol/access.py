@@ -39,6 +39,7 @@ ADMINISTRATIVE: Final = frozenset(
         RequestCode.REGISTER_TOPIC_IN_NAMESRV,
         RequestCode.RESUME_CHECK_HALF_MESSAGE,
         RequestCode.COMPACT_TOPIC,
+        RequestCode.FORGET_BROKER,
     )
 )
 

@@ -14,12 +14,9 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 
 from headrace_protocol import fastjson, java_values
-from headrace_protocol.bounds import (
-    BODIES,
-    REGISTERED_TOPICS_MAX,
-    inflated_bytes_max,
-)
+from headrace_protocol.bounds import BODIES, REGISTERED_TOPICS_MAX, inflated_bytes_max
 from headrace_protocol.codes import RequestCode
+from headrace_protocol.departed import DepartedBroker  # noqa: TC001 - as below
 from headrace_protocol.fastjson import MalformedJson
 from headrace_protocol.headers import Int32, Int64  # noqa: TC001 - msgspec reads annotations
 
@@ -191,7 +188,7 @@ class BrokerData(Body):
 class TopicRouteData(Body):
     """A topic's route: the answer to GET_ROUTEINFO_BY_TOPIC (105).
 
-    order_topic_conf: "broker:queues;..." for strictly ordered topics.
+    order_topic_conf: "broker:queues;..." for strictly ordered topics. departed_brokers: headrace's.
     """
 
     order_topic_conf: str | None = None
@@ -199,6 +196,7 @@ class TopicRouteData(Body):
     broker_datas: list[BrokerData] = []
     filter_server_table: dict[str, list[str]] = {}
     topic_queue_mapping_by_broker: dict[str, TopicQueueMappingInfo] | None = None
+    departed_brokers: list[DepartedBroker] | None = None
 
 
 class ClusterInfo(Body):
@@ -206,6 +204,7 @@ class ClusterInfo(Body):
 
     broker_addr_table: dict[str, BrokerData] = {}
     cluster_addr_table: dict[str, list[str]] = {}
+    departed_brokers: list[DepartedBroker] | None = None
 
 
 class TopicList(Body):
@@ -314,8 +313,9 @@ class RegisterBrokerBody(Body):
 
 
 class RegisteredTopic(msgspec.Struct, rename="camel", kw_only=True, gc=False):
-    """The fields of a TopicConfig that a route needs."""
+    """The fields of a TopicConfig that a nameserver needs."""
 
+    attributes: dict[str, str] = {}
     perm: Int32 = PERM_READ | PERM_WRITE
     read_queue_nums: Int32 = 16
     topic_sys_flag: Int32 = 0

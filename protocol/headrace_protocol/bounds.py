@@ -180,6 +180,7 @@ BODIES: dict[RequestCode, Body] = {
             RequestCode.GET_BROKER_MEMBER_GROUP,
             RequestCode.WIPE_WRITE_PERM_OF_BROKER,
             RequestCode.ADD_WRITE_PERM_OF_BROKER,
+            RequestCode.FORGET_BROKER,
             RequestCode.DELETE_TOPIC_IN_NAMESRV,
             RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER,
             RequestCode.GET_TOPICS_BY_CLUSTER,

@@ -126,6 +126,7 @@ class RequestCode(IntEnum):
     LIST_TRANSACTIONS = 7_680_022
     TIER_STATUS = 7_680_023
     TIER_PLAN = 7_680_024
+    FORGET_BROKER = 7_680_030
 
 
 class ResponseCode(IntEnum):

@@ -715,9 +715,10 @@ class BrokerHeartbeatHeader(RequestHeader, kw_only=True, gc=False):
 
 
 class GetRouteInfoHeader(TopicHeader, kw_only=True, gc=False):
-    """GET_ROUTEINFO_BY_TOPIC (105)."""
+    """GET_ROUTEINFO_BY_TOPIC (105). departed: headrace's, name the departed brokers, too."""
 
     accept_standard_json_only: bool | None = None
+    departed: bool | None = None
 
 
 # RocketMQ's default. A nameserver that has been up for longer knows every topic of running brokers.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from headrace_nameserver import kv_config
+from headrace_nameserver import kv_config, saved_file
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import GetKVConfigResponseHeader, KVKeyHeader, PutKVConfigHeader
 from tests.support.channel import MemoryChannel
@@ -52,13 +52,13 @@ class Threads:
 def writes(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """The contents written to files."""
     written: list[bytes] = []
-    replace_file = kv_config._replace_file
+    replace_file = saved_file.replace_file
 
     def count(path: Path, data: bytes) -> None:
         written.append(data)
         replace_file(path, data)
 
-    monkeypatch.setattr(kv_config, "_replace_file", count)
+    monkeypatch.setattr(kv_config, "replace_file", count)
     return written
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from headrace_nameserver import registrations, routes
+from headrace_nameserver import departed, registrations, routes
 from headrace_protocol import fastjson
 from headrace_protocol.bodies import (
     QueueData,
@@ -352,15 +352,15 @@ def test_queue_mappings_are_bounded_and_go_with_their_broker(
     assert route.topic_queue_mapping_by_broker is None
 
 
-def test_topics_of_lost_brokers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(routes, "LOST_TOPICS_MAX", 6)
+def test_topics_of_departed_brokers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(departed, "SIZE_PER_HOST_MAX", 7)
     server = NameServerUnderTest()
     for name, topics in (("a", "1234"), ("b", "12345"), ("c", "1234567"), ("d", "1")):
         channel = client()
         register(server, channel, "0", *topics, name=name)
         server.table.close_channel(channel, 0)
-    assert [lost.name for lost in server.table.lost_brokers("1")] == ["d"]
-    assert server.table.lost_brokers("7") == []
+    assert [each.name for each in server.table.departed.with_topic("1")] == ["d"]
+    assert server.table.departed.with_topic("7") == []
 
 
 def test_a_registration_is_dropped_when_its_connection_ends_while_it_is_read() -> None:

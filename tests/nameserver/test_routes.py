@@ -10,17 +10,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from headrace_nameserver.routes import (
-    BROKER_TIMEOUT_MS,
-    LOST_BROKERS_MAX,
-    RouteTable,
-)
+from headrace_nameserver.routes import BROKER_TIMEOUT_MS, RouteTable
 from headrace_protocol.bodies import (
     QueueData,
     TopicConfig,
     TopicQueueMappingInfo,
     TopicRouteData,
 )
+from headrace_protocol.departed import Departure
 from headrace_protocol.errors import RequestError
 from tests.support.channel import MemoryChannel
 from tests.support.nameserver import broker_topics, register_body, register_header
@@ -135,8 +132,8 @@ def test_an_address_belongs_to_one_broker() -> None:
     register(table, "T", "V", name="b1")
     assert addresses(table, "T") == {"b1": {0: "127.0.0.1:10911"}}
     assert table.route("U") is None
-    (lost,) = table.lost_brokers("U")
-    assert (lost.name, lost.cause) == ("b0", "became broker b1")
+    (departed,) = table.departed.with_topic("U")
+    assert (departed.name, departed.how) == ("b0", Departure.RENAMED)
 
 
 def test_no_state_takes_the_place_of_a_live_broker() -> None:
@@ -212,14 +209,15 @@ def test_a_silent_broker_is_dropped_and_named() -> None:
     assert table.route("T") is None
     assert table.cluster_info().broker_addr_table == {}
     assert [
-        (lost.name, lost.address, lost.cause, lost.since_ms) for lost in table.lost_brokers("T")
+        (each.name, each.address, each.how, each.since_ms)
+        for each in table.departed.with_topic("T")
     ] == [
-        ("b0", "127.0.0.1:10911", "is silent, last heard", 800),
-        ("b1", "b:1", "is silent, last heard", 50),
+        ("b0", "127.0.0.1:10911", Departure.SILENT, 800),
+        ("b1", "b:1", Departure.SILENT, 50),
     ]
-    assert table.lost_brokers("V") == []
+    assert table.departed.with_topic("V") == []
     register(table, "U", "V", now_ms=2000)
-    assert [lost.name for lost in table.lost_brokers("T")] == ["b1"]
+    assert [each.name for each in table.departed.with_topic("T")] == ["b1"]
 
 
 def test_nonsense_timeouts_do_not_count() -> None:
@@ -239,7 +237,7 @@ def test_a_closed_channel_drops_what_it_registered_last() -> None:
     assert addresses(table, "T") == {"b0": {0: "127.0.0.1:10911"}}
     assert table.close_channel(old, 7) == []
     assert [live.name for live in table.close_channel(new, 8)] == ["b0"]
-    assert [(lost.name, lost.since_ms) for lost in table.lost_brokers("T")] == [
+    assert [(each.name, each.since_ms) for each in table.departed.with_topic("T")] == [
         ("b0", 8),
         ("b1", 7),
     ]
@@ -253,16 +251,6 @@ def test_unregistering_asks_for_the_right_name() -> None:
     assert unregister(table, "b0", "127.0.0.1:10911", 0)
     assert not unregister(table, "b0", "127.0.0.1:10911", 0)
     assert list(table.topics()) == []
-
-
-def test_lost_brokers_are_bounded() -> None:
-    table = RouteTable()
-    for number in range(LOST_BROKERS_MAX + 5):
-        register(table, "T", "U", name=f"b{number}", address=f"a:{number}")
-        unregister(table, f"b{number}", f"a:{number}", number)
-    lost = table.lost_brokers("T")
-    assert len(lost) == LOST_BROKERS_MAX
-    assert lost[0].name == f"b{LOST_BROKERS_MAX + 4}"
 
 
 # -- the rest --------------------------------------------------------------------------------------
@@ -310,9 +298,9 @@ def test_topics_are_deleted_by_cluster_or_everywhere() -> None:
     assert table.route("T") is None
     unregister(table, "b0", "127.0.0.1:10911", 0)
     unregister(table, "b1", "b:1", 0)
-    assert [lost.name for lost in table.lost_brokers("U")] == ["b1", "b0"]
+    assert [each.name for each in table.departed.with_topic("U")] == ["b1", "b0"]
     table.delete_topic("U")
-    assert table.lost_brokers("U") == []
+    assert table.departed.with_topic("U") == []
 
 
 def test_topics_can_be_added_to_brokers_that_are_there() -> None:
@@ -474,7 +462,7 @@ class AnyHistory(RuleBasedStateMachine):
                 name: self.addresses(name) for name in expected
             }
             assert 0 <= self.table.route_age_ms(found, self.now_ms) < 100
-            assert not {lost.name for lost in self.table.lost_brokers(topic)} & set(expected)
+            assert not {each.name for each in self.table.departed.with_topic(topic)} & set(expected)
 
     @invariant()
     def brokers_are_those_of_the_model(self) -> None:

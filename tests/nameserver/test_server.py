@@ -13,6 +13,7 @@ import trio.testing
 
 from headrace_daemon.network import MemoryNetwork, TcpNetwork
 from headrace_daemon.process import run_until_signal
+from headrace_nameserver import server
 from headrace_nameserver.config import NameServerConfig
 from headrace_nameserver.server import NameServer
 from headrace_protocol.bodies import TopicRouteData
@@ -24,9 +25,11 @@ from headrace_protocol.headers import (
     UnregisterBrokerHeader,
 )
 from tests.support.nameserver import register_body, register_header
+from tests.support.until import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
     from headrace_daemon.network import Network
     from headrace_protocol.drivers.response import Response
@@ -77,9 +80,12 @@ class Client:
     async def route(self, topic: str = "T") -> Response:
         return await self.connection.request(
             RequestCode.GET_ROUTEINFO_BY_TOPIC,
-            GetRouteInfoHeader(topic=topic),
+            GetRouteInfoHeader(topic=topic, departed=True),
             timeout_ms=TIMEOUT_MS,
         )
+
+    async def routed(self) -> TopicRouteData:
+        return TopicRouteData.decode((await self.route()).expect().body)
 
     async def remark_once_gone(self) -> str:
         """Why there is no route, as soon as there is none."""
@@ -94,9 +100,9 @@ async def running(network: Network, **settings: Any) -> AsyncIterator[Cluster]:
     config = NameServerConfig(bind_address="127.0.0.1", listen_port=0, **settings)
     with trio.fail_after(600):
         async with trio.open_nursery() as nursery:
-            server = NameServer(config, network)
-            address = await nursery.start(server.run)
-            assert address == server.address
+            nameserver = NameServer(config, network)
+            address = await nursery.start(nameserver.run)
+            assert address == nameserver.address
             yield Cluster(network, address, nursery)
             nursery.cancel_scope.cancel()
 
@@ -234,3 +240,31 @@ async def test_a_broker_says_goodbye() -> None:
             RequestCode.UNREGISTER_BROKER, header, timeout_ms=TIMEOUT_MS
         )
         assert "was shut down 0 s ago" in await client.remark_once_gone()
+
+
+async def test_departed_brokers_survive_a_restart(tmp_path: Path) -> None:
+    settings = {"kv_config_path": str(tmp_path / "kvConfig.json")}
+    async with running(TcpNetwork(), **settings) as cluster:
+        broker = await cluster.connect()
+        await broker.register()
+        await broker.register(register_header("b1", address="127.0.0.1:2"))
+    async with running(TcpNetwork(), **settings) as cluster:
+        client, broker = await cluster.connect(), await cluster.connect()
+        remark = (await client.route()).command.remark or ""
+        assert "broker b0 (127.0.0.1:10911) has not registered since a start" in remark
+        await broker.register(register_header("b1", address="127.0.0.1:2"))
+        (gone,) = (await client.routed()).departed_brokers or []
+        assert (gone.broker_name, gone.how) == ("b0", "NOT_BACK")
+
+
+async def test_changes_are_saved_while_the_nameserver_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "_SAVE_PERIOD_S", 0.005)
+    path = tmp_path / "departedBrokers.json"
+    async with running(TcpNetwork(), kv_config_path=str(tmp_path / "kv.json")) as cluster:
+        broker = await cluster.connect()
+        await broker.register()
+        await until(lambda: path.exists() and b'"how":"NOT_BACK"' in path.read_bytes())
+        await broker.close()
+        await until(lambda: b'"how":"DISCONNECTED"' in path.read_bytes())

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from headrace_nameserver import routes
+from headrace_nameserver import departed, routes
 from headrace_nameserver.routes import RouteTable
 from headrace_protocol.bodies import TopicQueueMappingInfo, TopicRouteData
 from headrace_protocol.bounds import OutOfBounds
@@ -166,8 +166,8 @@ def test_mappings_of_brokers_away_do_not_make_a_plain_topic_static(cluster: Clus
 
 
 def test_mappings_of_brokers_away_are_limited_by_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(routes, "AWAY_QUEUES_PER_HOST_MAX", 8)
-    monkeypatch.setattr(routes, "AWAY_QUEUES_MAX", 12)
+    monkeypatch.setattr(departed, "SIZE_PER_HOST_MAX", 11)
+    monkeypatch.setattr(departed, "SIZE_MAX", 18)
     cluster = Cluster()
     for name, host in (("x", "1.1.1.1"), ("a", "6.6.6.6"), ("b", "6.6.6.6"), ("y", "2.2.2.2")):
         cluster.channels[name] = MemoryChannel()
@@ -185,7 +185,7 @@ def test_mappings_of_brokers_away_are_limited_by_host(monkeypatch: pytest.Monkey
     assert kept() == ["b", "x", "y"]  # one host's limit costs no other host anything
     cluster.stop("y")
     assert kept() == ["b", "x", "y"]
-    monkeypatch.setattr(routes, "AWAY_QUEUES_MAX", 7)
+    monkeypatch.setattr(departed, "SIZE_MAX", 11)
     cluster.register("y", body("y", "T", mappings=[info("y", [0])]))
     cluster.stop("y")
     assert kept() == ["b", "y"]  # the one that is away for longest goes first

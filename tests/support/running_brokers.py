@@ -93,19 +93,38 @@ async def brokers(
         nursery.cancel_scope.cancel()
 
 
+class BrokersInThread:
+    """Daemons on a loop of their own, for blocking calls from this thread."""
+
+    def __init__(self, brokers: Brokers, token: trio.lowlevel.TrioToken) -> None:
+        self._brokers = brokers
+        self._token = token
+        self.nameserver = brokers.nameserver
+
+    def stop(self, name: str) -> None:
+        """Stop a broker in order."""
+        trio.from_thread.run(self._brokers.stop, name, trio_token=self._token)
+
+    def start(self, name: str) -> None:
+        """Start a broker again, at its address."""
+        trio.from_thread.run(self._brokers.start, name, trio_token=self._token)
+
+
 @contextmanager
-def brokers_in_thread(folder: Path, names: Iterable[str], **settings: Any) -> Iterator[str]:
-    """Daemons on a loop of their own, for commands; yields the nameserver's address."""
+def running_in_thread(
+    folder: Path, names: Iterable[str], **settings: Any
+) -> Iterator[BrokersInThread]:
+    """Daemons on a loop of their own, for commands."""
     is_up = threading.Event()
-    address = ""
+    found: list[BrokersInThread] = []
     stop: trio.Event
     token: trio.lowlevel.TrioToken
 
     async def serve() -> None:
-        nonlocal address, stop, token
+        nonlocal stop, token
         async with brokers(folder, names, memory=False, **settings) as running:
             stop, token = trio.Event(), trio.lowlevel.current_trio_token()
-            address = running.nameserver
+            found.append(BrokersInThread(running, token))
             is_up.set()
             await stop.wait()
 
@@ -113,7 +132,14 @@ def brokers_in_thread(folder: Path, names: Iterable[str], **settings: Any) -> It
     thread.start()
     assert is_up.wait(30)
     try:
-        yield address
+        yield found[0]
     finally:
         token.run_sync_soon(stop.set)
         thread.join()
+
+
+@contextmanager
+def brokers_in_thread(folder: Path, names: Iterable[str], **settings: Any) -> Iterator[str]:
+    """The same; yields the nameserver's address."""
+    with running_in_thread(folder, names, **settings) as running:
+        yield running.nameserver

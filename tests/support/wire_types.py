@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from headrace_protocol import bodies, headers
 from headrace_protocol.codes import RequestCode as Code
+from headrace_protocol.departed import ClusterInfoHeader, ForgetBrokerHeader
 from headrace_protocol.tier_bodies import TierPlan, TierStatus
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ REQUEST_HEADERS: dict[int, type[msgspec.Struct]] = {
     Code.DELETE_KV_CONFIG: headers.KVKeyHeader,
     Code.REGISTER_BROKER: headers.RegisterBrokerHeader,
     Code.UNREGISTER_BROKER: headers.UnregisterBrokerHeader,
+    Code.GET_BROKER_CLUSTER_INFO: ClusterInfoHeader,
     Code.GET_ROUTEINFO_BY_TOPIC: headers.GetRouteInfoHeader,
     Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: headers.GetAllSubscriptionGroupHeader,
     Code.GET_TOPIC_STATS_INFO: headers.GetTopicStatsHeader,
@@ -45,6 +47,7 @@ REQUEST_HEADERS: dict[int, type[msgspec.Struct]] = {
     Code.LIST_TRANSACTIONS: headers.ListTransactionsHeader,
     Code.TIER_STATUS: headers.TierStatusHeader,
     Code.TIER_PLAN: headers.TierPlanHeader,
+    Code.FORGET_BROKER: ForgetBrokerHeader,
     Code.GET_PRODUCER_CONNECTION_LIST: headers.GetProducerConnectionListHeader,
     Code.WIPE_WRITE_PERM_OF_BROKER: headers.WritePermOfBrokerHeader,
     Code.DELETE_SUBSCRIPTIONGROUP: headers.DeleteSubscriptionGroupHeader,

@@ -12,12 +12,14 @@ from headrace.lifecycle import Startable
 from headrace.messages import check_topic
 from headrace.tasks import gather
 from headrace_protocol.bodies import MASTER_ID, ClusterInfo
-from headrace_protocol.codes import RequestCode
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.departed import ClusterInfoHeader, ForgetBrokerHeader
 from headrace_protocol.drivers.aio import Connect, connect_tcp
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+    from headrace_protocol.departed import DepartedBroker
     from headrace_protocol.drivers.response import Response
 
 Result = TypeVar("Result")
@@ -63,14 +65,48 @@ class BrokerRequests(Startable):
 
     async def cluster(self) -> list[BrokerNode]:
         """All brokers that the nameserver knows, sorted."""
-        self._instance.check_open("Admin")
-        response = await self._instance.ask_nameserver(RequestCode.GET_BROKER_CLUSTER_INFO)
-        info = response.expect().decode(ClusterInfo)
+        info = await self._cluster_info()
         return sorted(
             BrokerNode(broker.cluster, broker.broker_name, broker_id, address)
             for broker in info.broker_addr_table.values()
             for broker_id, address in broker.broker_addrs.items()
         )
+
+    async def departed_brokers(self) -> list[DepartedBroker]:
+        """The brokers that left, as the nameserver remembers them, the longest away first.
+
+        Apache RocketMQ's nameservers remember none.
+        """
+        return (await self._cluster_info()).departed_brokers or []
+
+    async def _cluster_info(self) -> ClusterInfo:
+        self._instance.check_open("Admin")
+        code = RequestCode.GET_BROKER_CLUSTER_INFO
+        response = await self._instance.ask_nameserver(code, ClusterInfoHeader(departed=True))
+        return response.expect().decode(ClusterInfo)
+
+    async def forget_broker(self, name: str) -> bool:
+        """Tell all nameservers that a departed broker won't come back.
+
+        From then on answers without it are whole, although its messages are gone.
+        Returns whether any of them remembered it. Raises BrokerError if it is registered, and the
+        error of a nameserver that does not answer after all have been asked.
+        """
+        self._instance.check_open("Admin")
+        header = ForgetBrokerHeader(broker_name=name)
+
+        async def ask(address: str) -> bool:
+            response = await self._instance.request(address, RequestCode.FORGET_BROKER, header)
+            if response.command.code == ResponseCode.BROKER_NOT_EXIST:
+                return False
+            response.expect()
+            return True
+
+        outcomes = await gather(ask, list(self._instance.nameservers))
+        for outcome in outcomes:
+            if isinstance(outcome, HeadraceError):
+                raise outcome
+        return True in outcomes
 
     async def broker_config(self, address: str) -> dict[str, str]:
         """A broker's settings."""

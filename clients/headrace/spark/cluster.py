@@ -213,7 +213,7 @@ class Cluster:
 
     def route(self, topic: str) -> TopicRoute:
         """The current route of a topic. Raises TopicNotFound, NameserverUnavailable."""
-        header = GetRouteInfoHeader(topic=topic, accept_standard_json_only=True)
+        header = GetRouteInfoHeader(topic=topic, accept_standard_json_only=True, departed=True)
         response = self.ask_nameserver(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
         if response.command.code == ResponseCode.TOPIC_NOT_EXIST:
             raise TopicNotFound(

@@ -60,6 +60,31 @@ def _serve(config: Path, log_level: str, *, check_config: bool) -> None:
         raise ConfigurationError(str(error)) from error
 
 
+@command.command("forget", epilog=options.examples("headrace broker forget broker-b --yes"))
+@click.argument("name", metavar="BROKER")
+@options.yes
+@options.nameserver
+def forget(name: str, nameserver: str | None, *, yes: bool) -> None:
+    """Tell all nameservers that a broker that left won't come back.
+
+    From then on reads that lack its messages are no errors any more, and keys of compacted topics
+    go to the brokers that are left.
+    """
+    import trio
+
+    from headrace.admin.client import Admin
+
+    if not yes:
+        options.confirm(f"forget broker {name} with the messages that only it has")
+
+    async def run() -> None:
+        async with Admin(nameserver=nameserver) as admin:
+            if not await admin.forget_broker(name):
+                raise NotFound(f"no nameserver remembers a broker {name} that left")
+
+    trio.run(run)
+
+
 @command.group("config", epilog=options.examples("headrace broker config get"))
 def config_group() -> None:
     """Read and change the settings of running brokers."""
