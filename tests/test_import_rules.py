@@ -264,7 +264,7 @@ MAY_IMPORT_TOO = {
     f"{STORE}.index.indexer": {"trio", "structlog"},
     f"{STORE}.message_store": {"trio", "structlog"},
     # Only the event loops themselves start a task that no scope of the caller contains.
-    "headrace.lifecycle": {"sniffio", "trio"},
+    "headrace.loops": {"sniffio", "trio"},
     "headrace.messages": {"pyarrow"},
     "headrace.producer.arrow": {"numpy", "pyarrow"},
     # How a store refuses to open is a message of the command line.

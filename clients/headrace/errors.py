@@ -40,6 +40,7 @@ __all__ = [
     "RequestTimeout",
     "RouteNotFound",
     "TableNotLoaded",
+    "WrongEventLoop",
     "WrongServer",
 ]
 
@@ -81,10 +82,21 @@ class OffsetsNotSaved(HeadraceError):
 
 
 class ClientClosed(HeadraceError):
-    """A client was used outside its ``async with`` block."""
+    """A client was used outside its block, which begins with ``statement``."""
+
+    def __init__(self, what: str, statement: str = "async with") -> None:
+        super().__init__(f"{what} is not open; use it inside `{statement} {what}(...)`")
+
+
+class WrongEventLoop(HeadraceError):
+    """A client was used on another event loop than the one that it was opened on."""
 
     def __init__(self, what: str) -> None:
-        super().__init__(f"{what} is not open; use it inside `async with {what}(...)`")
+        super().__init__(
+            f"this {what} was opened on another event loop, which may have ended, and works only "
+            "there: open one on each loop, or pass the call to its loop "
+            "(asyncio.run_coroutine_threadsafe, trio.from_thread.run)"
+        )
 
 
 class NameserverUnavailable(HeadraceError):

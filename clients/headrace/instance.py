@@ -27,8 +27,10 @@ from headrace.errors import (
     NoQueue,
     RequestTimeout,
     RouteNotFound,
+    WrongEventLoop,
     WrongServer,
 )
+from headrace.loops import current_loop
 from headrace.route import TopicRoute
 from headrace.tasks import Background
 from headrace.telemetry import tracing
@@ -101,7 +103,8 @@ class ClientInstance:
         instance_name: str | None = None,
     ) -> None:
         self.nameservers = resolve_nameservers(nameserver)
-        self.client_id = f"{local_ip()}@{instance_name or f'{os.getpid()}#{time.time_ns()}'}"
+        self._instance_name = instance_name
+        self.client_id = self._new_client_id()
         self.producer_group = producer_group
         self.consumers: list[ConsumerData] = []
         self.handlers: dict[int, RequestHandler] = {}
@@ -115,15 +118,24 @@ class ClientInstance:
         self.tracing: Tracing | None = None
         self._background = Background()
         self._tasks: TaskGroup | None = None
+        self._loop: object = None
+        self._pid = os.getpid()
         # What brokers said of groups whose members' subscriptions differ.
         self._conflicts: set[str] = set()
 
     # -- life --------------------------------------------------------------------------------------
 
+    def _new_client_id(self) -> str:
+        return f"{local_ip()}@{self._instance_name or f'{os.getpid()}#{time.time_ns()}'}"
+
     async def start(self) -> TaskGroup:
         """Start the background tasks; return the task group for the client's own tasks."""
         if self._tasks is not None:
             raise ConfigurationError("this client is already open; use it in one block at a time")
+        self._loop = current_loop()
+        if self._pid != os.getpid():
+            # Each child of a process that created the client is a member of its own.
+            self._pid, self.client_id = os.getpid(), self._new_client_id()
         self.tracing = tracing(self.client_id)
         self._tasks = await self._background.start()
         self._tasks.start_soon(self._heartbeat_regularly)
@@ -140,11 +152,22 @@ class ClientInstance:
         finally:
             self._tasks = None
             await self._background.stop()
+            # The loop's end may cancel a connection's task before its first step.
+            for connection in self._connections.values():
+                if connection.is_open:
+                    await connection.close()
+            self._connections.clear()
 
-    def check_open(self, what: str) -> None:
+    def check_started(self, what: str) -> None:
         """Raise ClientClosed unless the instance is started and not stopped."""
         if self._tasks is None:
             raise ClientClosed(what)
+
+    def check_open(self, what: str) -> None:
+        """Raise ClientClosed unless it is started; WrongEventLoop if on another event loop."""
+        self.check_started(what)
+        if self._loop is not current_loop():
+            raise WrongEventLoop(what)
 
     # -- connections -------------------------------------------------------------------------------
 
@@ -179,9 +202,14 @@ class ClientInstance:
             raise ClientClosed("the client")
         stream = await open_stream(self._connect, address)
         connection = AsyncConnection(stream, address, self._on_request)
+        try:
+            self._tasks.start_soon(connection.run)
+        except RuntimeError:
+            # The end of the event loop has cancelled the group, before the block is left.
+            await connection.close()
+            raise ClientClosed("the client") from None
         self._connections[address] = connection
         self._opened_at[address] = anyio.current_time()
-        self._tasks.start_soon(connection.run)
         if address not in self.nameservers:
             # A broker tracks the members of a group by the connections that sent a heartbeat.
             self._heartbeat(connection)

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Self
+from typing import Self
 
 import anyio
 
-from headrace.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Callable, Coroutine
+from headrace.errors import ConfigurationError, WrongEventLoop
+from headrace.loops import current_loop, spawn
 
 _log = logging.getLogger("headrace.client")
-
-# An event loop keeps only weak references to its tasks.
-_asyncio_tasks: set[asyncio.Task[None]] = set()
 
 
 class Startable:
@@ -36,7 +30,7 @@ class Startable:
 
     async def start(self) -> Self:
         """Open the client, as entering its ``async with`` block does, until ``stop``."""
-        if self._host is not None:
+        if self._running_host():
             raise ConfigurationError("this client is already started; stop it first")
         host = self._host = _Host(self)
         try:
@@ -52,19 +46,27 @@ class Startable:
         Does nothing if it is not started. Raises an ExceptionGroup if a background task had
         raised, which is a bug.
         """
-        host = self._host
-        if host is None:
-            return
-        try:
-            await host.stop()
-        finally:
-            self._host = None
+        self._running_host()
+        if host := self._host:
+            try:
+                await host.stop()
+            finally:
+                self._host = None
+
+    def _running_host(self) -> _Host | None:
+        """The host of a client that is open. Raises WrongEventLoop."""
+        if self._host is None or self._host.has_ended:
+            return None
+        if self._host.loop is not current_loop():
+            raise WrongEventLoop(type(self).__name__)
+        return self._host
 
 
 class _Host:
-    """The task that holds a client's block open."""
+    """The task that holds a client's block open. loop: the event loop of the task."""
 
     def __init__(self, client: Startable) -> None:
+        self.loop = current_loop()
         self._client = client
         self._scope = anyio.CancelScope()
         self._entered = anyio.Event()
@@ -74,7 +76,7 @@ class _Host:
 
     async def start(self) -> None:
         """Enter the block. Raises its error; if cancelled, leaves the block first."""
-        _spawn(self._run)
+        spawn(self._run)
         try:
             await self._entered.wait()
         except BaseException:
@@ -83,6 +85,11 @@ class _Host:
                 await self._left.wait()
             raise
         self._raise_error()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the block is left, for example because its event loop has ended."""
+        return self._left.is_set()
 
     async def stop(self) -> None:
         """Leave the block. Raises its error."""
@@ -107,19 +114,3 @@ class _Host:
         finally:
             self._entered.set()
             self._left.set()
-
-
-def _spawn(function: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run a function in a task that no scope of the caller contains."""
-    import sniffio
-
-    if sniffio.current_async_library() == "trio":
-        import trio
-
-        trio.lowlevel.spawn_system_task(function)
-        return
-    import asyncio
-
-    task = asyncio.get_running_loop().create_task(function())
-    _asyncio_tasks.add(task)
-    task.add_done_callback(_asyncio_tasks.discard)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
+from anyio.from_thread import start_blocking_portal
 
 import headrace
-from headrace import Consumer, Message, Producer, PullConsumer
-from headrace.errors import ClientClosed, ConfigurationError, RouteNotFound
+from headrace import Admin, Consumer, Message, MessageQueue, Producer, PullConsumer, Table
+from headrace.errors import ClientClosed, ConfigurationError, RouteNotFound, WrongEventLoop
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -162,3 +165,155 @@ def test_a_blocks_client_is_unaffected_by_stop(mq: Embedded, run: Run) -> None:
             await producer.send(Message("Block", b"x"))
 
     run(main)
+
+
+def test_a_client_of_a_loop_that_has_ended_is_closed_and_starts_anew(
+    mq: Embedded, run: Run
+) -> None:
+    producer = Producer(nameserver=mq.nameserver)
+    consumer = Consumer(f"anew-{id(run)}", "Anew", nameserver=mq.nameserver, start="earliest")
+    pulls = PullConsumer(nameserver=mq.nameserver)
+
+    async def leave_open() -> None:
+        await producer.start()
+        await producer.send(Message("Anew", b"1"))
+        await consumer.start()
+        await pulls.start()
+
+    async def use() -> None:
+        with pytest.raises(ClientClosed):
+            await producer.send(Message("Anew", b"x"))
+        with pytest.raises(ClientClosed):
+            await consumer.commit()
+        with pytest.raises(ClientClosed):
+            await pulls.queues("Anew")
+        for client in (producer, consumer, pulls):
+            await client.start()
+        await producer.send(Message("Anew", b"2"))
+        assert len(await pulls.queues("Anew")) > 0
+        bodies = set()
+        async for message in consumer:
+            bodies.add(message.body)
+            if len(bodies) == 2:
+                break
+        for client in (producer, consumer, pulls):
+            await client.stop()
+
+    run(leave_open)
+    run(use)
+
+
+def test_a_client_of_an_abandoned_loop_is_refused_by_each_call(mq: Embedded) -> None:
+    producer = Producer(nameserver=mq.nameserver)
+    abandoned = asyncio.new_event_loop()
+    abandoned.run_until_complete(producer.start())
+
+    async def use() -> None:
+        for call in (producer.start, producer.stop, partial(producer.send, Message("A", b"x"))):
+            with pytest.raises(WrongEventLoop, match="this Producer was opened on another"):
+                await call()
+
+    try:
+        asyncio.run(use())
+    finally:
+        abandoned.run_until_complete(producer.stop())
+        abandoned.close()
+
+
+MESSAGE = Message("Elsewhere", b"x", key="k")
+QUEUE = MessageQueue(topic="Elsewhere", broker_name="broker-a", queue_id=0)
+
+
+class Clients:
+    """One client of each kind, open on the event loop of a thread."""
+
+    def __init__(self, nameserver: str) -> None:
+        self.producer = Producer("g", nameserver=nameserver)
+        self.consumer = Consumer("g", "Elsewhere", nameserver=nameserver)
+        self.pulls = PullConsumer("g", nameserver=nameserver)
+        self.table: Table[bytes] = Table("Elsewhere", nameserver=nameserver)
+        self.admin = Admin(nameserver=nameserver)
+
+    async def start(self) -> None:
+        await self.admin.start()
+        await self.admin.create_topic("Elsewhere", queues=1)
+        for client in (self.producer, self.consumer, self.pulls, self.table):
+            await client.start()
+        self.pipeline = self.producer.pipeline()
+        await self.pipeline.start()
+        self.transaction = self.producer.transaction("Elsewhere")
+
+    async def stop(self) -> None:
+        await self.admin.delete_topic("Elsewhere")
+        clients = (self.pipeline, self.table, self.pulls, self.consumer, self.producer, self.admin)
+        for client in clients:
+            await client.stop()
+
+
+# Calls of each kind of client that is open on another event loop.
+FROM_ELSEWHERE: dict[str, Callable[[Clients], Awaitable[Any]]] = {
+    "Producer.send": lambda its: its.producer.send(MESSAGE),
+    "Producer.send_many": lambda its: its.producer.send_many([MESSAGE]),
+    "Producer.send_oneway": lambda its: its.producer.send_oneway(MESSAGE),
+    "Producer.queues": lambda its: its.producer.queues("Elsewhere"),
+    "Producer.pipeline": lambda its: called(its.producer.pipeline),
+    "Producer.transaction": lambda its: called(its.producer.transaction, "Elsewhere"),
+    "Pipeline.send": lambda its: its.pipeline.send(MESSAGE),
+    "Pipeline.start": lambda its: its.pipeline.start(),
+    "Transaction.send": lambda its: its.transaction.send(MESSAGE),
+    "Consumer.commit": lambda its: its.consumer.commit(),
+    "Consumer.stop": lambda its: its.consumer.stop(),
+    "Consumer.batches": lambda its: called(its.consumer.batches),
+    "Consumer.__aiter__": lambda its: called(its.consumer.__aiter__),
+    "PullConsumer.queues": lambda its: its.pulls.queues("Elsewhere"),
+    "PullConsumer.assign": lambda its: its.pulls.assign([QUEUE]),
+    "PullConsumer.receive_many": lambda its: its.pulls.receive_many(),
+    "PullConsumer.commit": lambda its: its.pulls.commit(),
+    "PullConsumer.committed": lambda its: its.pulls.committed(QUEUE),
+    "PullConsumer.max_offset": lambda its: its.pulls.max_offset(QUEUE),
+    "Table.get": lambda its: its.table.get("k"),
+    "Table.put": lambda its: its.table.put("k", b"x"),
+    "Table.delete": lambda its: its.table.delete("k"),
+    "Table.synced": lambda its: its.table.synced(),
+    "Table.changes": lambda its: called(its.table.changes),
+    "Admin.topics": lambda its: its.admin.topics(),
+    "Admin.topic": lambda its: its.admin.topic("Elsewhere"),
+    "Admin.lag": lambda its: its.admin.lag("g", "Elsewhere"),
+}
+
+
+async def called(function: Callable[..., object], *arguments: object) -> None:
+    function(*arguments)
+
+
+@pytest.fixture(scope="module", params=["trio", "asyncio"])
+def elsewhere(mq: Embedded, request: pytest.FixtureRequest) -> Iterator[Clients]:
+    with start_blocking_portal(request.param) as portal:
+        clients = Clients(mq.nameserver)
+        portal.call(clients.start)
+        yield clients
+        portal.call(clients.stop)
+
+
+@pytest.mark.parametrize("call", FROM_ELSEWHERE)
+def test_a_client_of_another_loop_is_refused_by_name(
+    elsewhere: Clients, run: Run, call: str
+) -> None:
+    async def main() -> None:
+        with pytest.raises(WrongEventLoop) as raised:
+            await FROM_ELSEWHERE[call](elsewhere)
+        assert "was opened on another event loop" in str(raised.value)
+
+    run(main)
+
+
+def test_any_thread_reads_the_copy_of_a_table(mq: Embedded) -> None:
+    async def main() -> None:
+        async with Admin(nameserver=mq.nameserver) as admin:
+            await admin.create_topic("Threads", queues=1)
+        async with Table("Threads", nameserver=mq.nameserver) as table:
+            await table.put("k", b"v")
+            await table.synced()
+            assert await asyncio.to_thread(table.__getitem__, "k") == b"v"
+
+    asyncio.run(main())

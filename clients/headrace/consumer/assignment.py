@@ -104,6 +104,10 @@ class Assignment:
     async def start(self, tasks: TaskGroup) -> None:
         """Take this member's first share, then keep it up to date in ``tasks``."""
         self._tasks = tasks
+        # A rebalance that was cancelled by the end of an earlier block leaves something behind.
+        for left_behind in (self.process_queues, self._leaving, self._strays):
+            left_behind.clear()
+        self._seeks_retry_topic = False
         complete = await self._rebalance()
         self.expect_retries()
         tasks.start_soon(self._rebalance_regularly, complete)

@@ -45,6 +45,8 @@ class Inbox:
 
     def open(self) -> None:
         """Start to hand out deliveries."""
+        self._waiting.clear()
+        self._handed_out.clear()
         self._is_open = True
 
     def close(self) -> None:

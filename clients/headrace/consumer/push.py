@@ -199,7 +199,7 @@ class Consumer(Startable):
         as processed; this waits up to 5 s for that. The current message of this task counts as
         processed.
         """
-        if self._host is not None:
+        if self._running_host():
             self._inbox.close()
             self._inbox.mark_current_processed()
             with anyio.move_on_after(_LEAVE_S):

@@ -160,6 +160,7 @@ class Pipeline(Startable):
         """
         if self._tasks is None:
             raise ClientClosed("producer.pipeline")
+        self._sender.instance.check_open("producer.pipeline")
         if not self._is_full():
             await anyio.lowlevel.checkpoint()
         while self._is_full():

@@ -74,6 +74,7 @@ class Transaction:
 
         Raises InvalidMessage, RouteNotFound, or the error of the last attempt.
         """
+        self._sender.instance.check_open("producer.transaction")
         if message.topic != self._topic:
             raise InvalidMessage(
                 f"a message for {message.topic} in a transaction for {self._topic}: "

@@ -210,7 +210,8 @@ class Table(Startable, Generic[Value]):
         return self._entries
 
     def _following(self) -> Follower:
-        self._instance.check_open("Table")
+        # Any thread may read the copy.
+        self._instance.check_started("Table")
         if self._follower is None:
             raise ConfigurationError(
                 f"table {self.topic} has no local copy: use get, or open it with local=True"
@@ -225,6 +226,7 @@ class Table(Startable, Generic[Value]):
         Changes of one queue come in order. A loop that is slower than the writers gets only the
         newest change of each key.
         """
+        self._instance.check_open("Table")
         self._following()
         waiting = Waiting()
         self._entries.waiting.add(waiting)
@@ -232,6 +234,7 @@ class Table(Startable, Generic[Value]):
 
     async def synced(self) -> None:
         """Wait until the local copy has all messages that are in the topic now."""
+        self._instance.check_open("Table")
         await self._following().synced()
 
     # -- writing -----------------------------------------------------------------------------------

@@ -120,9 +120,13 @@ class AsyncConnection:
                 end = await self._read()
                 tasks.cancel_scope.cancel()
         finally:
-            self._fail(end)
-            # Forcefully: after a half-sent frame there is no graceful close.
-            await anyio.aclose_forcefully(self._stream)
+            await self.close(end)
+
+    async def close(self, reason: object = "this client closed it") -> None:
+        """Fail every pending request and close the stream; ``run`` does so at its end."""
+        self._fail(reason)
+        # Forcefully: after a half-sent frame there is no graceful close.
+        await anyio.aclose_forcefully(self._stream)
 
     async def request(
         self,
