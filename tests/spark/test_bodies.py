@@ -103,8 +103,11 @@ def test_msgpack_by_ddl() -> None:
         (b'{"id": 1, "name": "\xff"}', "utf-8"),
         (b'{"id": 1, "place": {"lat": "x"}}', r"at `\$.place.lat`"),
         (b'{"id": 1, "day": "2026-02-30"}', "Invalid RFC3339 encoded date"),
-        (b'{"id": 1, "amount": "1.255"}', "data loss"),
-        (b'{"id": 1, "amount": "123456789"}', "precision"),
+        (b'{"id": 1, "amount": "1.255"}', r"does not fit decimal\(10,2\) - at `\$.amount`"),
+        (b'{"id": 1, "amount": "123456789"}', r"does not fit decimal\(10,2\)"),
+        (b'{"id": 1, "amount": 1E-500000}', r"does not fit decimal\(10,2\)"),
+        (b'{"id": 1, "amount": 1E-10000000}', r"does not fit decimal\(10,2\)"),
+        (b'{"id": 1, "amount": "NaN"}', r"NaN does not fit decimal\(10,2\)"),
         (b"[" * 100_000, "maximum recursion depth|Expected `object`"),
     ],
 )

@@ -133,6 +133,10 @@ def _logical(schema: dict[str, Any]) -> Kind | None:
             return leaf(t.TimestampType(), read=pa.int64(), via=UTC_MS)
         case "long", "timestamp-micros":
             return leaf(t.TimestampType(), read=pa.int64(), via=UTC_US)
+        case "long", "local-timestamp-millis":
+            return leaf(t.TimestampNTZType(), read=pa.int64(), via=pa.timestamp("ms"))
+        case "long", "local-timestamp-micros":
+            return leaf(t.TimestampNTZType(), read=pa.int64(), via=pa.timestamp("us"))
         case "bytes" | "fixed", "decimal":
             return leaf(t.DecimalType(schema.get("precision", 10), schema.get("scale", 0)))
     return None

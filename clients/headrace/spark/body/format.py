@@ -8,9 +8,7 @@ affecting other bodies.
 from __future__ import annotations
 
 import re
-from functools import cached_property
-from operator import attrgetter
-from types import SimpleNamespace
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -19,15 +17,15 @@ import pydantic
 from pyspark.sql import types as t
 
 from headrace.spark.body.avro import avro_fields
+from headrace.spark.body.columns import UNFIT, Column, nothing
 from headrace.spark.body.ddl import parse_ddl
-from headrace.spark.body.kinds import Field, Kind, attribute, kind_of, python_type, struct
+from headrace.spark.body.kinds import Field, kind_of, python_type, struct
 from headrace.spark.body.models import (
     Model,
     check_allowed,
     is_pickled,
     load_model,
     model_fields,
-    plain,
 )
 from headrace.spark.errors import OptionError, SchemaError
 
@@ -38,9 +36,6 @@ _ENCODINGS = ("json", "msgpack")
 # ``str`` of a model class and of a Spark schema.
 _OBJECT = re.compile(r"<class '(?:.*\.)?(\w+)'>|StructType\(")
 _IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
-# Errors for a body that does not match: from decoders, and from Arrow for values they accept.
-_UNDECODABLE = (msgspec.MsgspecError, pydantic.ValidationError, UnicodeDecodeError, RecursionError)
-_INCONVERTIBLE = (pa.ArrowException, OverflowError)
 
 
 def body_format(schema_option: str, encoding: str) -> BodyFormat:
@@ -92,7 +87,7 @@ class BodyFormat:
         rows, reasons = self._rows(values.to_pylist())
         try:
             columns = self._columns(rows)
-        except _INCONVERTIBLE:
+        except UNFIT:
             self._null_inconvertible(rows, reasons, 0, len(rows))
             columns = self._columns(rows)
         if not reasons:
@@ -105,14 +100,14 @@ class BodyFormat:
         """One object per body with its fields as attributes, and the reasons for corrupt ones."""
         try:
             return list(map(self._decode_one, bodies)), {}
-        except _UNDECODABLE:
+        except UNFIT:
             reasons: dict[int, str] = {}
             return [self._row(number, body, reasons) for number, body in enumerate(bodies)], reasons
 
     def _row(self, number: int, body: bytes, reasons: dict[int, str]) -> Any:
         try:
             return self._decode_one(body)
-        except _UNDECODABLE as error:
+        except UNFIT as error:
             reasons[number] = _reason(error)
             return self._nothing
 
@@ -124,26 +119,30 @@ class BodyFormat:
             return decode
         model = self._model
         if self._encoding == "json":
-            return model.model_validate_json
-        return lambda body: model.model_validate(codec.decode(body))
+            return partial(_validated, model.model_validate_json)
+        return lambda body: _validated(model.model_validate, codec.decode(body))
 
     @cached_property
     def _nothing(self) -> Any:
-        return _nothing(self._kind)
+        return nothing(self._kind)
 
     # --- objects -> columns -------------------------------------------------------------------
 
+    @cached_property
+    def _makers(self) -> list[Column]:
+        is_model = self._model is not None
+        return [Column(name, kind, is_model=is_model) for name, kind, _ in self._kind.fields]
+
     def _columns(self, rows: list[Any]) -> list[Any]:
-        prepare = None if self._model is None else plain
-        return [_column(_part(rows, name), kind, prepare) for name, kind, _ in self._kind.fields]
+        return [maker.array(rows) for maker in self._makers]
 
     def _null_inconvertible(
         self, rows: list[Any], reasons: dict[int, str], start: int, end: int
     ) -> None:
-        """Find rows with a value that Arrow rejects, by bisection, and replace them by nulls."""
+        """Find rows with a value that does not fit, by bisection, and replace them by nulls."""
         try:
             self._columns(rows[start:end])
-        except _INCONVERTIBLE as error:
+        except UNFIT as error:
             if end - start == 1:
                 rows[start], reasons[start] = self._nothing, _reason(error)
                 return
@@ -152,34 +151,14 @@ class BodyFormat:
             self._null_inconvertible(rows, reasons, middle, end)
 
 
-def _part(rows: list[Any], name: str) -> list[Any]:
-    return list(map(attrgetter(attribute(name)), rows))
-
-
-def _column(values: list[Any], kind: Kind, prepare: Callable[[Any], Any] | None) -> Any:
-    """Values as an Arrow array. prepare: converts values of types unknown to Arrow."""
-    if kind.fields:
-        return _struct(values, kind, prepare)
-    column = pa.array(map(prepare, values) if prepare else values, kind.read, size=len(values))
-    for step in kind.cast:
-        column = column if column.type == step else column.cast(step)
-    return column
-
-
-def _struct(values: list[Any], kind: Kind, prepare: Callable[[Any], Any] | None) -> Any:
-    is_null = [value is None for value in values]
-    if any(is_null):
-        nothing = _nothing(kind)
-        values = [nothing if value is None else value for value in values]
-    parts = [_column(_part(values, name), part, prepare) for name, part, _ in kind.fields]
-    final = kind.cast[-1]
-    fields = [final.field(number) for number in range(final.num_fields)]
-    return pa.StructArray.from_arrays(parts, fields=fields, mask=pa.array(is_null))
-
-
-def _nothing(kind: Kind) -> Any:
-    """An object with None for every field."""
-    return SimpleNamespace(**{attribute(name): None for name, *_ in kind.fields})
+def _validated(validate: Callable[[Any], Any], body: Any) -> Any:
+    """An instance of a model. Raises one of UNFIT, whatever the model's own code raises."""
+    try:
+        return validate(body)
+    except UNFIT:
+        raise
+    except Exception as error:
+        raise ValueError(f"the model raised {type(error).__name__}: {error}") from error
 
 
 def _parsed(schema: str) -> tuple[Model | None, tuple[Field, ...]]:

@@ -146,7 +146,8 @@ def python_type(kind: pa.DataType, *, as_dict: bool = False) -> Any:
         size = kind.byte_width
         return Annotated[bytes, msgspec.Meta(min_length=size, max_length=size)]
     if pa.types.is_timestamp(kind):
-        return datetime
+        # Without a zone, a time with one is not of the column's type; with one, see ``fit``.
+        return datetime if kind.tz else Annotated[datetime, msgspec.Meta(tz=False)]
     if pa.types.is_decimal(kind):
         return decimal.Decimal
     if pa.types.is_list(kind):
