@@ -10,6 +10,8 @@ import trio
 import headrace
 from headrace import Admin, Message, MessageQueue
 from headrace.admin.client import TopicExists
+from headrace.admin.groups import GroupHasMembers
+from headrace.admin.shrink import UnreadMessages
 from headrace.errors import (
     BrokerError,
     ClientClosed,
@@ -89,7 +91,7 @@ async def test_topics_are_made_listed_described_changed_and_deleted(admin: Admin
     assert (config.write_queue_nums, config.read_queue_nums, config.perm) == (3, 3, 6)
     await admin.alter_topic("T", queues=2, perm=4, broker=broker_name)
     config = (await admin.topic("T"))[broker_name]
-    assert (config.write_queue_nums, config.read_queue_nums, config.perm) == (2, 3, 4)
+    assert (config.write_queue_nums, config.read_queue_nums, config.perm) == (2, 2, 4)
     await admin.delete_topic("T")
     assert await admin.topics() == []
     with pytest.raises(RouteNotFound):
@@ -122,6 +124,22 @@ async def test_alter_keeps_what_it_does_not_name(admin: Admin) -> None:
     assert (config.perm, config.attributes["message.type"]) == (6, "FIFO")
     with pytest.raises(ConfigurationError, match="broker nobody does not have topic T"):
         await admin.alter_topic("T", perm=4, broker="nobody")
+
+
+async def test_queues_are_written_and_read(mq: Embedded, admin: Admin) -> None:
+    await admin.create_topic("T", queues=1)
+    await admin.alter_topic("T", queues=4)
+    async with mq.producer() as producer:
+        await producer.send(Message("T", b"x"), queue=MessageQueue("T", "broker-a", 3))
+    with pytest.raises(UnreadMessages, match="queue 3 of broker-a holds 1 message"):
+        await admin.alter_topic("T", queues=2)
+    (config,) = (await admin.topic("T")).values()
+    assert (config.write_queue_nums, config.read_queue_nums) == (4, 4)
+    await admin.alter_topic("T", queues=4, read_queues=6)
+    await admin.purge_topic("T")
+    await admin.alter_topic("T", queues=2)
+    (config,) = (await admin.topic("T")).values()
+    assert (config.write_queue_nums, config.read_queue_nums) == (2, 2)
 
 
 async def test_topics_that_are_not_there(admin: Admin) -> None:
@@ -185,6 +203,11 @@ async def test_lag_members_and_groups_of_a_topic(mq: Embedded, admin: Admin) -> 
         assert len(connection.connection_set) == 1
         assert set(connection.subscription_table) == {"T", "%RETRY%g"}
         assert await admin.topic_groups("T") == ["g"]
+        (member,) = connection.connection_set
+        with pytest.raises(GroupHasMembers, match=f"connected members.*; stop {member.client_id}"):
+            await admin.delete_group("g")
+    with pytest.raises(ConfigurationError, match="cannot be cloned to itself"):
+        await admin.clone_offsets("g", "g")
 
 
 async def test_a_group_is_reset_to_first_last_and_a_time(mq: Embedded, admin: Admin) -> None:

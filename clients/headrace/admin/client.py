@@ -8,6 +8,7 @@ import anyio
 import msgspec
 
 from headrace.admin.groups import GroupAdmin
+from headrace.admin.shrink import UnreadMessages, unread_from
 from headrace.admin.tier import TierAdmin
 from headrace.admin.waiting import WaitingAdmin
 from headrace.errors import BrokerError, ConfigurationError, HeadraceError
@@ -181,11 +182,13 @@ class Admin(GroupAdmin, WaitingAdmin, TierAdmin):
     ) -> list[str]:
         """Change a topic; omitted settings and attributes stay as they are.
 
-        Fewer ``read_queues`` make the messages in the others unreadable: lower ``queues``, the
-        number of write queues, first, and the read queues once the rest is consumed.
+        queues: number of write and read queues. Fewer are refused while one of the others holds
+        messages that a group has not consumed.
+        read_queues: number of read queues, if it is to differ. Messages in the others become
+        unreadable.
         force: change the number of queues also of a compacted topic, whose keys then move.
-        Returns the brokers' warnings. Raises RouteNotFound, or BrokerError if ``broker`` does not
-        have the topic.
+        Returns the brokers' warnings. Raises RouteNotFound, UnreadMessages, or ConfigurationError
+        if ``broker`` does not have the topic.
         """
         configs = await self.topic(topic)
         if broker is not None:
@@ -194,17 +197,30 @@ class Admin(GroupAdmin, WaitingAdmin, TierAdmin):
                 raise ConfigurationError(f"broker {broker} does not have topic {topic}")
         given = {"write_queue_nums": queues, "read_queue_nums": read_queues, "perm": perm}
         changes = {name: value for name, value in given.items() if value is not None}
-        wanted = {
-            name: TopicConfig(
-                **{
-                    **{field: getattr(config, field) for field in TopicConfig.__struct_fields__},
-                    "attributes": dict(attributes or {}),
-                    **changes,
-                }
+        masters = await self._topic_masters(topic)
+
+        async def put(changes: Mapping[str, int]) -> list[str]:
+            wanted = {name: _changed(each, changes, attributes) for name, each in configs.items()}
+            return await self._put_topics(masters, wanted, force=force)
+
+        if queues is None or read_queues is not None:
+            return await put(changes)
+        if any(config.read_queue_nums > queues for config in configs.values()):
+            await self._check_consumed(topic, queues, broker)
+            # Without write queues, the others get no messages after the second check.
+            await put(changes)
+            await self._check_consumed(topic, queues, broker)
+        return await put(changes | {"read_queue_nums": queues})
+
+    async def _check_consumed(self, topic: str, queues: int, broker: str | None) -> None:
+        """Raise UnreadMessages if a queue from number ``queues`` on is not consumed."""
+        stats = await self.topic_stats(topic)
+        if unread := await unread_from(self, topic, stats, queues, broker):
+            remedy = (
+                f"once they are consumed, or discarded with `headrace topic purge {topic}`, "
+                "lower the number of queues"
             )
-            for name, config in configs.items()
-        }
-        return await self._put_topics(await self._topic_masters(topic), wanted, force=force)
+            raise UnreadMessages(topic, unread, remedy)
 
     async def _existing(self, topic: str, masters: Mapping[str, str]) -> dict[str, TopicConfig]:
         """A topic's settings by broker name, without brokers that do not have it or fail."""
@@ -501,6 +517,14 @@ class Admin(GroupAdmin, WaitingAdmin, TierAdmin):
             return None
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         return next((node for node in await self.cluster() if node.address == address), None)
+
+
+def _changed(
+    config: TopicConfig, changes: Mapping[str, int], attributes: Mapping[str, str] | None
+) -> TopicConfig:
+    """A topic's settings with changes; brokers keep the attributes that are not named."""
+    known = {name: getattr(config, name) for name in TopicConfig.__struct_fields__}
+    return TopicConfig(**{**known, "attributes": dict(attributes or {}), **changes})
 
 
 def _topic_header(config: TopicConfig, force: bool) -> CreateTopicHeader:

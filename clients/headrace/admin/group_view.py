@@ -126,11 +126,6 @@ class GroupView(NamedTuple):
         ]
 
 
-def member_ids(members: Mapping[str, ConsumerConnection]) -> list[str]:
-    """The client ids of members at all brokers, sorted."""
-    return sorted({each.client_id for found in members.values() for each in found.connection_set})
-
-
 def strategy_of(report: ConsumerRunningInfo | None) -> str | None:
     """Headrace's name of the strategy that a member uses, or its Java class; None if unknown."""
     if report is None or not (text := report.properties.get(_STRATEGY)):

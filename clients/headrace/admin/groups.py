@@ -10,7 +10,7 @@ from headrace.admin.chains import ChainAdmin
 from headrace.consumer.offset_store import OffsetStore
 from headrace.consumer.pulls import READER_GROUP
 from headrace.consumer.start import Start, check_start, timestamp_ms
-from headrace.errors import ConfigurationError, RequestTimeout
+from headrace.errors import ConfigurationError, HeadraceError, RequestTimeout
 from headrace.messages import check_group
 from headrace_protocol.bodies import (
     ConsumerConnection,
@@ -93,6 +93,24 @@ class QueueOfGroup(msgspec.Struct, frozen=True, order=True):
     is_idle: bool
 
 
+def member_ids(members: Mapping[str, ConsumerConnection]) -> list[str]:
+    """The client ids of members at all brokers, sorted."""
+    return sorted({each.client_id for found in members.values() for each in found.connection_set})
+
+
+class GroupHasMembers(HeadraceError):
+    """A group cannot be deleted because it has connected members."""
+
+    def __init__(self, group: str, members: list[str]) -> None:
+        others = " and the others" if len(members) > 1 else ""
+        super().__init__(
+            f"group {group} has connected members, which would create it again; stop "
+            f"{members[0]}{others}"
+        )
+        self.group = group
+        self.members = members
+
+
 class GroupAdmin(ChainAdmin):
     """The methods of Admin for consumer groups."""
 
@@ -103,7 +121,12 @@ class GroupAdmin(ChainAdmin):
         await self._ask_all(await self._masters(), code, None, config.encode())
 
     async def delete_group(self, group: str) -> None:
-        """Delete a consumer group and its progress."""
+        """Delete a consumer group and its progress.
+
+        Raises GroupHasMembers for a group with connected members, which would create it again.
+        """
+        if members := member_ids(await self.members(group)):
+            raise GroupHasMembers(group, members)
         header = DeleteSubscriptionGroupHeader(group_name=group, clean_offset=True)
         await self._ask_all(await self._masters(), RequestCode.DELETE_SUBSCRIPTIONGROUP, header)
 
@@ -274,7 +297,11 @@ class GroupAdmin(ChainAdmin):
         """Move ``target`` to the progress of the group ``source``, in one topic or in all.
 
         Running members continue from there, as after ``reset_offsets``.
+        Raises ConfigurationError for a bad name of the target, or that of the source.
         """
+        check_group(target)
+        if source == target:
+            raise ConfigurationError(f"group {source} cannot be cloned to itself")
         masters = await self._masters()
         # Apache's brokers do nothing without a topic.
         topics = {topic} if topic else {lag.queue.topic for lag in await self.lag(source)}

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from headrace.errors import HeadraceError
 
 if TYPE_CHECKING:
-    from headrace.admin.client import Admin
-    from headrace_protocol.bodies import MessageQueue
+    from collections.abc import Mapping
+
+    from headrace.admin.groups import GroupAdmin
+    from headrace_protocol.bodies import MessageQueue, TopicOffset
 
 
 class Unread(NamedTuple):
@@ -39,12 +41,19 @@ class UnreadMessages(HeadraceError):
 
 
 async def unread_from(
-    admin: Admin, topic: str, queue_id: int, broker: str | None = None
+    admin: GroupAdmin,
+    topic: str,
+    stats: Mapping[MessageQueue, TopicOffset],
+    queue_id: int,
+    broker: str | None = None,
 ) -> list[Unread]:
-    """Messages not consumed in the queues from ``queue_id`` on, by queue and group."""
+    """Messages not consumed in the queues from ``queue_id`` on, by queue and group.
+
+    stats: those of the topic, see ``Admin.topic_stats``.
+    """
     ends = {
         queue: offset
-        for queue, offset in (await admin.topic_stats(topic)).items()
+        for queue, offset in stats.items()
         if queue.queue_id >= queue_id
         and broker in {None, queue.broker_name}
         and offset.max_offset > offset.min_offset

@@ -9,7 +9,7 @@ import click
 
 from headrace.admin import completion, options
 from headrace.admin.commands import dlq
-from headrace.admin.failures import CommandFailed, NotFound
+from headrace.admin.failures import NotFound
 from headrace.admin.output import (
     print_json,
     print_record,
@@ -63,7 +63,7 @@ def list_groups(nameserver: str | None, *, system: bool, as_json: bool) -> None:
 
 
 async def _group_row(admin: Admin, group: str, problems: list[BrokerProblem]) -> dict[str, Any]:
-    from headrace.admin.group_view import member_ids
+    from headrace.admin.groups import member_ids
 
     members = await admin.members(group, problems=problems)
     lags = await admin.lag(group, problems=problems)
@@ -150,7 +150,6 @@ def delete(group: str, nameserver: str | None, *, yes: bool) -> None:
     import trio
 
     from headrace.admin.client import Admin
-    from headrace.admin.group_view import member_ids
 
     if not yes:
         options.confirm(f"delete group {group} and its offsets")
@@ -158,11 +157,6 @@ def delete(group: str, nameserver: str | None, *, yes: bool) -> None:
     async def run() -> None:
         async with Admin(nameserver=nameserver) as admin:
             await _config(admin, group, [])
-            if members := member_ids(await admin.members(group)):
-                raise CommandFailed(
-                    f"group {group} has connected members, which would create it again; stop "
-                    f"{members[0]}" + (" and the others" if len(members) > 1 else "")
-                )
             await admin.delete_group(group)
 
     trio.run(run)
@@ -349,11 +343,6 @@ def clone(
     import trio
 
     from headrace.admin.client import Admin
-    from headrace.messages import check_group
-
-    check_group(target)
-    if source == target:
-        raise ConfigurationError(f"group {source} cannot be cloned to itself")
 
     async def run() -> list[QueueLag]:
         async with Admin(nameserver=nameserver) as admin:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from headrace.admin.client import Admin, TopicTotals
     from headrace.admin.requests import BrokerProblem
+    from headrace.admin.shrink import Unread
     from headrace_protocol.bodies import (
         CompactedTopicState,
         TopicConfig,
@@ -267,10 +268,13 @@ async def _set_queues(
 
     from headrace.admin.shrink import UnreadMessages, unread_from
 
+    async def left() -> list[Unread]:
+        return await unread_from(admin, topic, await admin.topic_stats(topic), queues, broker)
+
     configs = await admin.topic(topic)
     changed = {name: each for name, each in configs.items() if broker in {None, name}}
     is_smaller = any(config.read_queue_nums > queues for config in changed.values())
-    if is_smaller and not shrink and (unread := await unread_from(admin, topic, queues, broker)):
+    if is_smaller and not shrink and (unread := await left()):
         remedy = (
             "add --shrink to stop writing to these queues and remove them once they are consumed, "
             f"or discard the messages with `headrace topic purge {topic}`"
@@ -287,7 +291,7 @@ async def _set_queues(
     if not is_smaller:
         return
     reported = ""
-    while unread := await unread_from(admin, topic, queues, broker):
+    while unread := await left():
         if str(unread[0]) != reported:
             reported = str(unread[0])
             warn(f"waiting: {reported}")
