@@ -577,7 +577,7 @@ def _short(value: str | bytes) -> str:
 def _values_of(properties: list[bytes], name: str) -> list[str]:
     """One property of each message; empty where a message lacks it."""
     key = name.encode()
-    return [record.property_value(raw, key).decode(errors="replace") for raw in properties]
+    return [record.property_text(record.property_value(raw, key)) for raw in properties]
 
 
 def check_topic(topic: str) -> None:

@@ -452,10 +452,15 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
     return "".join([f"{name}\x01{value}\x02" for name, value in properties.items()]).encode()
 
 
+def property_text(raw: Buffer) -> str:
+    r"""Text of properties. A byte that is not UTF-8 becomes ``\xNN``, so texts stay distinct."""
+    return str(raw, "utf-8", "backslashreplace")
+
+
 def decode_properties(raw: Buffer) -> dict[str, str]:
     """Decode entries, ignoring any without name or value; of equal names the last wins."""
     properties = {}
-    for entry in str(raw, "utf-8", "replace").split(_PROPERTY_SEPARATOR):
+    for entry in property_text(raw).split(_PROPERTY_SEPARATOR):
         name, _, value = entry.partition(_NAME_VALUE_SEPARATOR)
         if name and value:
             properties[name] = value

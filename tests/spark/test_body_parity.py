@@ -69,7 +69,7 @@ def bodies() -> list[str]:
 
 @pytest.fixture
 def zone(spark: SparkSession) -> Iterator[str]:
-    before = spark.conf.get("spark.sql.session.timeZone")
+    before = spark.conf.get("spark.sql.session.timeZone") or "UTC"
     spark.conf.set("spark.sql.session.timeZone", ZONE)
     yield ZONE
     spark.conf.set("spark.sql.session.timeZone", before)
@@ -188,8 +188,8 @@ def avro_sources() -> list[str]:
     return [f'{{"{name}":{value}}}' for name in AVRO_COLUMNS for value in values]
 
 
-# By its class: to_avro, from_avro and the name "avro" need a package that PySpark comes without. All
-# of them read with the same AvroDeserializer.
+# By its class: from_avro and the name "avro" need a package that PySpark comes without. Both read
+# with the same AvroDeserializer.
 AVRO_FILES = "org.apache.spark.sql.avro.AvroFileFormat"
 
 

@@ -12,7 +12,7 @@ from headrace.spark.body import fit
 from headrace.spark.errors import SparkConnectorError
 from tests.spark.test_bodies import decoded
 
-NOON = dt.datetime(2026, 7, 1, 12)
+NOON = dt.datetime(2026, 7, 1, 12)  # noqa: DTZ001 - the zone is the session's
 
 
 def set_zone(monkeypatch: pytest.MonkeyPatch, name: str | None) -> None:
@@ -49,7 +49,7 @@ def test_a_time_without_a_zone_is_in_that_of_the_session(
 def test_a_zone_that_only_java_has(monkeypatch: pytest.MonkeyPatch) -> None:
     set_zone(monkeypatch, "PST")
     assert decoded("a timestamp", [b'{"a": "2026-01-31T12:00:00Z"}'])[1] == [None]
-    with pytest.raises(SparkConnectorError, match="timeZone=PST .* America/Los_Angeles"):
+    with pytest.raises(SparkConnectorError, match=r"timeZone=PST .* America/Los_Angeles"):
         decoded("a timestamp", [b'{"a": "2026-01-31T12:00:00"}'])
 
 

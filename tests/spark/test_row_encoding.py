@@ -29,7 +29,10 @@ MAP = pa.map_(pa.string(), pa.string())
 def batch(**columns: Any) -> Any:
     kinds = {"properties": MAP, "value": pa.binary()}
     arrays = {
-        name: pa.array(values, kinds.get(name, pa.string())) for name, values in columns.items()
+        name: pa.array(
+            values, kinds.get(name, pa.binary() if bytes in map(type, values) else pa.string())
+        )
+        for name, values in columns.items()
     }
     return pa.RecordBatch.from_pydict(arrays)
 
@@ -138,6 +141,8 @@ def test_properties_that_only_some_batches_have() -> None:
         ({"value": [None]}, "null value"),
         ({"value": [b""]}, "value for T has 0 bytes"),
         ({"value": [bytes(4 * 1024 * 1024 + 1)]}, "4194305 bytes"),
+        ({"value": [b"a"], "key": [b"\xff"]}, r"keys of a row for T is not UTF-8 but b'\\xff'"),
+        ({"value": [b"a"] * 2, "key": [b"\xc3", b"\xa9"]}, r"not UTF-8 but b'\\xc3'"),
         ({"value": [b"a"], "key": ["a\x01b"]}, "keys of a row for T contains byte 1"),
         ({"value": [b"a"], "tags": ["\x02"]}, "tags of a row"),
         ({"value": [b"a"], "key": ["k" * 33_000]}, "the maximum is"),

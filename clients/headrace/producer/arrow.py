@@ -14,6 +14,7 @@ from headrace.producer.chunks import (
     chunk_of_columns,
 )
 from headrace_protocol.columns import split
+from headrace_protocol.message import property_text
 
 try:
     import pyarrow as pa
@@ -136,7 +137,7 @@ def _texts(batch: Any, name: str) -> list[bytes] | None:
 
 
 def _chunks_of_topics(batch: Any, first_row: int) -> Iterator[Chunk]:
-    topics = [raw.decode() for raw in _texts(batch, _TOPIC) or []]
+    topics = [property_text(raw) for raw in _texts(batch, _TOPIC) or []]
     batch = batch.drop_columns([_TOPIC])
     rows: dict[str, list[int]] = {}
     for row, topic in enumerate(topics):

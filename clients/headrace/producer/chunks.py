@@ -15,7 +15,7 @@ from headrace.messages import (
 )
 from headrace.producer.block import Block
 from headrace.producer.selector import queue_indices
-from headrace_protocol.message import KEYS, TAGS
+from headrace_protocol.message import KEYS, TAGS, property_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 # So much is looked at in one go: enough for a block for each of several queues.
 CHUNK_COUNT = 32 * 1024
 CHUNK_BYTES = 8 * 1024 * 1024
+_SHOWN_BYTES = 40
 
 
 class ArrowTable(Protocol):
@@ -90,7 +91,7 @@ def chunk_of_columns(
 
 def _check_each(topic: str, bodies: list[bytes], keys: list[bytes] | None, first_row: int) -> None:
     for row, body in enumerate(bodies):
-        key = keys[row].decode() if keys and not body else ""
+        key = property_text(keys[row]) if keys and not body else ""
         try:
             Message(topic, body, key).check()
         except InvalidMessage as error:
@@ -121,7 +122,13 @@ def _properties(
 
 
 def _property_column(topic: str, name: str, values: list[bytes], first_row: int) -> list[bytes]:
-    joined = b"".join(values)
+    joined = b"\n".join(values)
+    if not (joined.isascii() or is_utf8(joined)):
+        row = next(row for row, value in enumerate(values) if not is_utf8(value))
+        raise InvalidMessage(
+            f"row {first_row + row}: its {name.lower()} for {topic} is not UTF-8 but "
+            f"{values[row][:_SHOWN_BYTES]!r}: encode it as text, such as hex"
+        )
     if b"\x01" in joined or b"\x02" in joined:
         row = next(row for row, value in enumerate(values) if b"\x01" in value or b"\x02" in value)
         raise InvalidMessage(
@@ -130,3 +137,12 @@ def _property_column(topic: str, name: str, values: list[bytes], first_row: int)
         )
     start = name.encode() + b"\x01"
     return [start + value + b"\x02" if value else b"" for value in values]
+
+
+def is_utf8(text: bytes) -> bool:
+    """Whether these bytes are text."""
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -8,7 +8,7 @@ from weakref import WeakSet
 
 import anyio
 
-from headrace_protocol.message import DELETE, property_value
+from headrace_protocol.message import DELETE, property_text, property_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,7 +42,7 @@ class Keyed(NamedTuple):
         data = bytes(columns.data)
         # Keys have no 0x02, so many are decoded at once.
         joined = b"\x02".join(split(data, *find_keys(columns)))
-        keys = joined.decode(errors="replace").split("\x02")
+        keys = property_text(joined).split("\x02")
         bodies = _bodies(batch)
         if _DELETE in data:
             for index, raw in enumerate(columns.properties()):

@@ -332,5 +332,6 @@ def _not_negative(hashes: Array) -> Array:
 
 
 def _exact_hashes(region: bytes, topic: str) -> Array:
-    keys = record_keys(decode_properties(region))
+    # Bytes that are not UTF-8 count as Java reads them.
+    keys = record_keys(decode_properties(region.decode(errors="replace").encode()))
     return np.array([index_key_hash(topic, key) for key in keys], np.int32)

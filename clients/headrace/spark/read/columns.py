@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from headrace.spark.arrow_types import to_arrow
 from headrace.spark.errors import SchemaError
-from headrace.spark.read.gather import gather
+from headrace.spark.read.gather import gather, text
 from headrace.spark.read.properties import PropertyEntries
 from headrace.spark.read.schema import source_schema
 from headrace_protocol.message import (
@@ -25,6 +25,7 @@ from headrace_protocol.message import (
     UNIQ_KEY,
     decode_host,
     decode_properties,
+    property_value,
 )
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ class RecordBlock:
     def is_deleted(self) -> Array:
         """Whether each record deletes its key, bool of shape (n,)."""
         is_empty: Array = self.columns.body_bytes == 0
-        marks = pc.fill_null(pc.equal(self._property(DELETE), "true"), False)
+        marks = pc.fill_null(pc.equal(self._property(DELETE), b"true"), False)
         is_marked: Array = marks.to_numpy(zero_copy_only=False)
         return is_empty | is_marked
 
@@ -123,27 +124,33 @@ class RecordBlock:
     @cached_property
     def keys(self) -> Any:
         """The keys of each record as text, null where there are none."""
+        return text(self.raw_keys)
+
+    @cached_property
+    def raw_keys(self) -> Any:
+        """The keys of each record as they were sent, null where there are none."""
         return self._property(KEYS)
 
     @cached_property
     def tags(self) -> Any:
         """The tags of each record as text, null where there are none."""
-        return self._property(TAGS)
+        return text(self._property(TAGS))
 
     def _property(self, name: str) -> Any:
-        if self._shared is None:
+        """A property of each record as it was sent, null where there is none."""
+        raw = self._shared_raw
+        if raw is None:
             return self._entries.value_of(name.encode())
-        return self.repeat(self._shared.get(name))
+        return self.repeat(property_value(raw, name.encode()) or None, pa.binary())
 
     def repeat(self, value: Any, kind: Any = _STRING) -> Any:
         """An array with the same value for every record."""
         return pa.repeat(pa.scalar(value, kind), len(self))
 
     @cached_property
-    def _shared(self) -> dict[str, str] | None:
+    def _shared_raw(self) -> bytes | None:
         """The properties of the records if all are equal, else None."""
-        raw = self.columns.shared_properties()
-        return None if raw is None else decode_properties(raw)
+        return self.columns.shared_properties()
 
     @cached_property
     def _entries(self) -> PropertyEntries:
@@ -153,14 +160,14 @@ class RecordBlock:
 
     def properties(self, kind: Any) -> Any:
         """The properties of each record, as a MapArray."""
-        if self._shared is None:
+        if self._shared_raw is None:
             return self._entries.maps(kind)
-        one = pa.array([list(self._shared.items())], kind)
+        one = pa.array([list(decode_properties(self._shared_raw).items())], kind)
         return one.take(pa.array(np.zeros(len(self), np.int32)))
 
     def message_ids(self) -> Any:
         """The producer's id of each record, or the broker's id where the producer gave none."""
-        given = self._property(UNIQ_KEY)
+        given = text(self._property(UNIQ_KEY))
         if not given.null_count:
             return given
         own = self._offset_message_ids()

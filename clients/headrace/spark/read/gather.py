@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from headrace_protocol.message import property_text
+
 if TYPE_CHECKING:
     from headrace_protocol.columns import Array, Buffer
 
@@ -49,14 +51,12 @@ def _views(data: Buffer, start: Array, size: Array) -> Array:
 
 
 def text(values: Any) -> Any:
-    """A BinaryArray as a StringArray of UTF-8; invalid bytes are replaced by U+FFFD."""
+    """A BinaryArray of properties as a StringArray, see ``property_text``."""
     try:
         return values.cast(pa.string())
     except pa.ArrowInvalid:
-        replaced = [
-            None if raw is None else raw.decode(errors="replace") for raw in values.to_pylist()
-        ]
-        return pa.array(replaced, pa.string())
+        texts = [None if raw is None else property_text(raw) for raw in values.to_pylist()]
+        return pa.array(texts, pa.string())
 
 
 def _first_bytes(data: Buffer, start: Array) -> Array:

@@ -38,7 +38,10 @@ def records_by_keys(
     be incomplete.
     """
     keys = predicates.keys if predicates else None
-    if keys is None or len(keys) * _MESSAGES_PER_QUERY > end_offset - start_offset:
+    # The index has other hashes of keys with bytes that are not UTF-8.
+    if keys is None or any(r"\x" in key for key in keys):
+        return None
+    if len(keys) * _MESSAGES_PER_QUERY > end_offset - start_offset:
         return None
     found: list[memoryview] = []
     for key in sorted(keys):

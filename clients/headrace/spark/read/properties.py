@@ -108,13 +108,13 @@ class PropertyEntries:
         return name if windows[start].tobytes() == name * len(start) else None
 
     def value_of(self, name: bytes) -> Any:
-        """One property of each record, as a StringArray of length n; null where missing."""
+        """One property of each record, as a BinaryArray of length n; null where missing."""
         names, codes = self._names
         entry = np.full(self.row_count, -1)
         if name in names:
             its_entries = np.flatnonzero(codes == names.index(name))
             entry[self.row[its_entries]] = its_entries
-        return text(self._values(entry, entry >= 0))
+        return self._values(entry, entry >= 0)
 
     def _values(self, entry: Array, is_there: Array | None = None) -> Any:
         if not len(self._end):

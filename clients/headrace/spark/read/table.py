@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader
 
 from headrace.producer.selector import queue_indices
@@ -24,11 +23,12 @@ from headrace.spark.read.task import BatchMaker, read_slices
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.drivers.blocking import BlockingConnection
 from headrace_protocol.headers import GetMaxOffsetHeader, OffsetResponseHeader
-from headrace_protocol.message import java_hash
+from headrace_protocol.message import java_hash, property_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    import pyarrow as pa
     from pyspark.sql.datasource import InputPartition
     from pyspark.sql.types import StructType
 
@@ -79,7 +79,7 @@ class _Keyed:
 
     def __init__(self, part: QueueRange, columns: RecordColumns, hasher: Hasher) -> None:
         block = RecordBlock(part.topic, part.broker, part.queue_id, columns)
-        keys = block.keys.cast(pa.binary()).to_pylist()
+        keys = block.raw_keys.to_pylist()
         kept = [index for index, key in enumerate(keys) if key]
         if len(kept) < len(keys):
             block, keys = block.select(np.array(kept, np.int64)), [keys[index] for index in kept]
@@ -140,7 +140,10 @@ class _TableQueue:
         """The keys that belong to another queue by the topic's rule."""
         task = self._task
         if task.by_java_hash:
-            numbers = [abs(java_hash(key.decode())) % task.queue_count for key in keyed.keys]
+            numbers = [
+                abs(java_hash(key.decode(errors="replace"))) % task.queue_count
+                for key in keyed.keys
+            ]
         else:
             numbers = queue_indices(keyed.keys, task.queue_count)
         return keyed.hashes.select(np.array(numbers, np.int64) != task.number)
@@ -158,7 +161,7 @@ class _TableQueue:
             for keyed in self._keyed(part):
                 is_here = wanted.holds(keyed.hashes)
                 if is_here.any():
-                    key = keyed.keys[int(is_here.argmax())].decode()
+                    key = property_text(keyed.keys[int(is_here.argmax())])
                     raise KeyInTwoQueues(key, _name(self._task.ranges[0]), _name(part))
 
     def _replaced(self, missing: Hashes) -> Iterator[pa.RecordBatch]:

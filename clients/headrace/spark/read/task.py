@@ -246,8 +246,9 @@ def _matching(block: RecordBlock, predicates: Predicates) -> RecordBlock:
 
 def _with_keys(block: RecordBlock) -> RecordBlock:
     """The records that have a key."""
-    has_key = pc.greater(pc.fill_null(pc.binary_length(block.keys), 0), 0)
-    return block.select(has_key.to_numpy(zero_copy_only=False)) if block.keys.null_count else block
+    keys = block.raw_keys
+    has_key = pc.greater(pc.fill_null(pc.binary_length(keys), 0), 0)
+    return block.select(has_key.to_numpy(zero_copy_only=False)) if keys.null_count else block
 
 
 def _is_in(texts: Any, wanted: frozenset[str]) -> Array:

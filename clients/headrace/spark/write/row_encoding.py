@@ -16,7 +16,7 @@ from pyspark.sql.types import BinaryType, MapType, StringType
 from headrace.errors import InvalidMessage
 from headrace.messages import BODY_BYTES_MAX, PROPERTIES_BYTES_MAX
 from headrace.producer.block import BLOCK_BYTES, RECORD_OVERHEAD_BYTES, Block
-from headrace.producer.chunks import check_batch_topic
+from headrace.producer.chunks import check_batch_topic, is_utf8
 from headrace.producer.selector import queue_indices
 from headrace.spark.errors import SchemaError
 from headrace_protocol.columns import encode_arrow, encode_uniform, split
@@ -60,6 +60,7 @@ _ORIGIN = frozenset(
 )
 # Limit for buffered rows, which wait for others of their queue to fill a request.
 _WAITING_BYTES_MAX = 32 * 1024 * 1024
+_SHOWN_BYTES = 40
 _BINARY = pa.binary()
 _EMPTY = pa.scalar(b"", _BINARY)
 _NAME_END = pa.scalar(b"\x01", _BINARY)
@@ -392,7 +393,7 @@ def _named(topic: str, name: str, values: Any | None) -> Any | None:
     """``name 01 value 02`` for each value; empty where the value is empty."""
     if values is None:
         return None
-    _check_separators(topic, name.lower(), values)
+    _check_text(topic, name.lower(), values)
     name_start = pa.scalar(name.encode() + b"\x01", _BINARY)
     texts = pc.binary_join_element_wise(name_start, values, _VALUE_END, _EMPTY)
     is_empty = pc.equal(pc.binary_length(values), 0)
@@ -426,8 +427,8 @@ def _check_map(topic: str, names: Any, values: Any) -> None:
             f"a property of a row for {topic} has an empty name, or an empty or null value: "
             "leave it out"
         )
-    _check_separators(topic, "property", names)
-    _check_separators(topic, "property", values)
+    _check_text(topic, "property", names)
+    _check_text(topic, "property", values)
 
 
 def _check_system_names(topic: str, names: Any, columns: list[str]) -> None:
@@ -448,7 +449,16 @@ def _shortest(column: Any) -> int:
     return int(np.diff(_offsets(column)).min())
 
 
-def _check_separators(topic: str, what: str, values: Any) -> None:
+def _check_text(topic: str, what: str, values: Any) -> None:
+    """Raise InvalidMessage for values that are not UTF-8, or have bytes that mean something."""
+    try:
+        values.cast(pa.string())
+    except pa.ArrowInvalid:
+        odd = next(each for each in values.to_pylist() if not is_utf8(each))
+        raise InvalidMessage(
+            f"a {what} of a row for {topic} is not UTF-8 but {odd[:_SHOWN_BYTES]!r}: encode it as "
+            "text, such as hex(key)"
+        ) from None
     for separator in (b"\x01", b"\x02"):
         if pc.any(pc.match_substring(values, separator)).as_py():
             raise InvalidMessage(
