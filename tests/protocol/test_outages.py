@@ -47,3 +47,52 @@ def test_outages_of_different_things_are_told_apart() -> None:
         "nameserver is unavailable, retrying: timeout",
         "broker a is unavailable, retrying: reset",
     ]
+
+
+def test_a_thing_that_comes_and_goes_is_a_line_each_half_minute() -> None:
+    lines: list[str] = []
+    clock = Clock()
+    outages = Outages(lines.append, clock)
+    for _ in range(70):
+        outages.failed("broker a", "busy")
+        outages.worked("broker a")
+        clock.now += 0.5
+    assert (
+        lines
+        == [
+            "broker a is unavailable, retrying: busy",
+            "broker a is available again after 0 s",
+        ]
+        * 2
+    )
+
+
+def test_an_outage_that_follows_another_is_logged_if_it_lasts() -> None:
+    lines: list[str] = []
+    clock = Clock()
+    outages = Outages(lines.append, clock)
+    outages.failed("broker a", "reset")
+    outages.worked("broker a")
+    for _ in range(40):
+        clock.now += 1
+        outages.failed("broker a", "refused")
+    outages.worked("broker a")
+    assert lines[2:] == [
+        "broker a has been unavailable for 29 s (30 attempts): refused",
+        "broker a is available again after 39 s",
+    ]
+
+
+def test_an_outage_of_several_parts_ends_with_the_last() -> None:
+    lines: list[str] = []
+    outages = Outages(lines.append, Clock())
+    for queue in (0, 1, 2):
+        outages.failed("topic t", "damaged", queue)
+    outages.worked("topic t", 0)
+    outages.forget("topic t", 1)
+    outages.worked("topic t", 3)
+    assert outages
+    assert lines == ["topic t is unavailable, retrying: damaged"]
+    outages.worked("topic t", 2)
+    assert not outages
+    assert lines[1:] == ["topic t is available again after 0 s"]

@@ -33,10 +33,12 @@ class Response(NamedTuple):
     def expect(self, *codes: int) -> Response:
         """This response if its code is one of ``codes`` (SUCCESS by default), else BrokerError."""
         if self.command.code not in (codes or (0,)):
-            raise BrokerError(
-                self.command.code, self.command.remark, self.address, self.request_code
-            )
+            raise self.error()
         return self
+
+    def error(self) -> BrokerError:
+        """The error that the response's code means."""
+        return BrokerError(self.command.code, self.command.remark, self.address, self.request_code)
 
     def header(self, header_type: type[Header]) -> Header:
         """The extension fields as ``header_type``. Raises MalformedAnswer."""
