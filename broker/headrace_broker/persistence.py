@@ -12,6 +12,7 @@ import trio
 from headrace_broker.store.files.config_file import ConfigSource
 from headrace_protocol import fastjson
 from headrace_protocol.bodies import DataVersion
+from headrace_protocol.outages import Outages
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -148,6 +149,7 @@ class SavedFile:
         self._file = file
         self._snapshot = snapshot
         self.unexpected_errors = 0
+        self._outages = Outages(log.error)
         self._change_count = self._saved_count = 0
         self._is_running = False
         self._save_requested = trio.Event()
@@ -196,6 +198,10 @@ class SavedFile:
             self._file.save(self._snapshot()())
             self._answer(self._change_count, None)
 
+    @property
+    def _place(self) -> str:
+        return f"the place of {self._file.path}"
+
     async def _save(self) -> Exception | None:
         """Write the table; return the error that prevented it, if any."""
         count = self._change_count
@@ -203,8 +209,9 @@ class SavedFile:
         try:
             text = self._snapshot()
             await trio.to_thread.run_sync(lambda: self._file.save(text()))
+            self._outages.worked(self._place)
         except OSError as error:
-            log.error("table not saved, retrying", path=str(self._file.path), reason=str(error))
+            self._outages.failed(self._place, error)
             problem = error
         except Exception as error:  # an entry that can't be encoded must not end the daemon
             log.error("table not saved, retrying", path=str(self._file.path), exc_info=error)

@@ -31,6 +31,7 @@ from headrace_protocol.headers import (
     RegisterBrokerHeader,
     UnregisterBrokerHeader,
 )
+from headrace_protocol.outages import Outages
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator, Iterable
@@ -94,6 +95,7 @@ class Registration:
         self._before = before
         self._address = address
         self._ha_address = ha_address
+        self._outages = Outages(log.warning, trio.current_time)
         self._changed = trio.Event()
         self._change_count = 0
         self._connections: dict[str, AsyncConnection] = {}
@@ -160,27 +162,23 @@ class Registration:
                 log.warning("unregistration failed", nameserver=nameserver, reason=str(error))
 
     async def _stay_registered(self, nameserver: str, tried: trio.Event) -> None:
-        last_problem = ""
         while True:
             try:
                 await self._serve_connection(nameserver, tried)
-                last_problem = ""
             except (HeadraceError, IdentityTaken) as error:
-                if isinstance(error, IdentityTaken) and not self._has_started:
+                is_taken = isinstance(error, IdentityTaken)
+                if is_taken and not self._has_started:
                     raise
-                if str(error) != last_problem:
-                    log.error(
-                        "registration failed, retrying", nameserver=nameserver, reason=str(error)
-                    )
-                    last_problem = str(error)
+                away = self._name_at(nameserver) if is_taken else f"nameserver {nameserver}"
+                self._outages.failed(away, error)
             tried.set()
             await trio.sleep(_RETRY_S)
 
-    async def _serve_connection(self, nameserver: str, tried: trio.Event) -> None:
-        """Stay registered until the connection ends.
+    def _name_at(self, nameserver: str) -> str:
+        return f"the name {self._config.broker_name} at nameserver {nameserver}"
 
-        Raises HeadraceError or IdentityTaken if the broker was never registered on it.
-        """
+    async def _serve_connection(self, nameserver: str, tried: trio.Event) -> None:
+        """Stay registered until the connection ends. Raises HeadraceError or IdentityTaken."""
         stream = await open_stream(self._network.connect, nameserver)
         connection = AsyncConnection(stream, nameserver)
         problem: Exception = ConnectionLost(nameserver, "the nameserver closed it")
@@ -192,13 +190,11 @@ class Registration:
                 # Raised here, it would leave the nursery inside an ExceptionGroup.
                 problem = error
             finally:
-                was_registered = self._connections.pop(nameserver, None) is not None
+                self._connections.pop(nameserver, None)
                 self._call_registered()
                 nursery.cancel_scope.cancel()
         await trio.lowlevel.checkpoint_if_cancelled()
-        if not was_registered:
-            raise problem
-        log.warning("registration lost", nameserver=nameserver, reason=str(problem))
+        raise problem
 
     async def _keep_registered(self, connection: AsyncConnection, tried: trio.Event) -> None:
         await self._check_identity(connection)
@@ -209,6 +205,8 @@ class Registration:
         await self._register(connection)
         self._connections[connection.address] = connection
         self._call_registered()
+        self._outages.worked(f"nameserver {connection.address}")
+        self._outages.worked(self._name_at(connection.address))
         log.info("registered", nameserver=connection.address, broker=self._address)
         tried.set()
         while True:

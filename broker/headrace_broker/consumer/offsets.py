@@ -26,6 +26,7 @@ from headrace_broker.persistence import (
 )
 from headrace_protocol import fastjson
 from headrace_protocol.bodies import ConsumerOffsetSerializeWrapper, DataVersion
+from headrace_protocol.outages import Outages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -105,6 +106,7 @@ class ConsumerOffsets:
         self._created: dict[str, set[int]] = {}
         self._counted: set[Key] = set()  # pairs that count for a host, even without offsets yet
         self._file = file
+        self._outages = Outages(log.error)
         self._now_ms = now_ms
         found = load_table(file, _parse)
         loaded = found or ConsumerOffsetSerializeWrapper()
@@ -315,11 +317,13 @@ class ConsumerOffsets:
 
     async def _save(self) -> OSError | None:
         if (snapshot := self.take_snapshot()) is not None:
+            place = f"the place of {self._file.path}"
             try:
                 await trio.to_thread.run_sync(self.save_snapshot, snapshot)
             except OSError as error:
-                log.error("offsets not saved, retrying", reason=str(error))
+                self._outages.failed(place, error)
                 return error
+            self._outages.worked(place)
         return None
 
     def persist(self) -> None:

@@ -8,6 +8,7 @@ import structlog
 import trio
 
 from headrace_broker.store.errors import StoreNotWritable
+from headrace_protocol.outages import Outages
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -22,9 +23,12 @@ async def save_at_intervals(
 
     what: the service, for the log.
     """
+    outages, place = Outages(log.error), f"the place for the progress of {what}"
     while True:
         await trio.sleep(pause_s())
         try:
             await save()
         except (OSError, StoreNotWritable) as error:
-            log.error("progress not saved, retrying", of=what, reason=str(error))
+            outages.failed(place, error)
+        else:
+            outages.worked(place)

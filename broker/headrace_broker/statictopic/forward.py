@@ -23,6 +23,7 @@ from headrace_protocol.command import FLAG_RESPONSE
 from headrace_protocol.drivers.errors import ConnectFailed, HeadraceError
 from headrace_protocol.errors import RequestError
 from headrace_protocol.header_codecs import encode_frame
+from headrace_protocol.outages import Outages
 from headrace_protocol.serving import Reply
 
 if TYPE_CHECKING:
@@ -166,6 +167,7 @@ class Forwarding:
         self._denied: dict[str, dict[int, str]] = {}
         self._brokers = brokers
         self._timeout_ms = timeout_ms
+        self._outages = Outages(log.warning, trio.current_time)
         self._sends: dict[tuple[str, int], _Sends] = {}
         # What is tried again after a pause: single requests, and queues of sends.
         self._waiting: list[Callable[[], None]] = []
@@ -201,10 +203,13 @@ class Forwarding:
         """Ask for the leaders of the topics whose leaders have denied that they lead."""
         denied, self._denied = self._denied, {}
         for topic, brokers in denied.items():
+            name = f"the route of the static topic {topic}"
             try:
                 self.leaders.note_route(topic, await self._find_infos(topic), brokers)
             except HeadraceError as error:
-                log.warning("route of a static topic not found", topic=topic, reason=str(error))
+                self._outages.failed(name, error)
+            else:
+                self._outages.worked(name)
 
     def retry(self) -> None:
         """Try all waiting requests again."""

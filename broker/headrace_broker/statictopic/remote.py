@@ -18,6 +18,7 @@ import trio
 from headrace_protocol.drivers.aio import AsyncConnection, open_stream
 from headrace_protocol.drivers.errors import ConnectFailed, HeadraceError, RequestTimeout
 from headrace_protocol.header_codecs import SerializeType, encode_frame
+from headrace_protocol.outages import Outages
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -147,6 +148,7 @@ class OtherBrokers:
         self._network = network
         self._find_address = find_address
         self._timeout_ms = timeout_ms
+        self._outages = Outages(log.warning, trio.current_time)
         self._brokers: dict[str, _Broker] = {}
         self._to_connect: list[str] = []
         self._has_news = trio.Event()
@@ -275,7 +277,7 @@ class OtherBrokers:
             await self._connect(name, broker)
         except HeadraceError as error:
             problem = error
-            log.warning("broker not reached", broker=name, reason=str(error))
+            self._outages.failed(f"broker {name}", error)
         finally:
             broker.connection, broker.is_running, broker.address = None, False, ""
             waiting, broker.waiting = broker.waiting, deque()
@@ -289,6 +291,7 @@ class OtherBrokers:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(connection.run)
             broker.connection = connection
+            self._outages.worked(f"broker {name}")
             while broker.waiting:
                 self._submit(broker, connection, broker.waiting.popleft())
 
