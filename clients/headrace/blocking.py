@@ -244,6 +244,7 @@ class PullConsumer(_Blocking[AsyncPullConsumer]):
     seek = _on_loop(AsyncPullConsumer.seek)
     seek_to = _blocking(AsyncPullConsumer.seek_to)
     position = _on_loop(AsyncPullConsumer.position)
+    failures = _on_loop(AsyncPullConsumer.failures)
     receive_many = _blocking(AsyncPullConsumer.receive_many)
     commit = _blocking(AsyncPullConsumer.commit)
     committed = _blocking(AsyncPullConsumer.committed)
@@ -318,6 +319,7 @@ class Consumer(_Blocking[AsyncConsumer]):
         """The queues assigned to this member now."""
         return self._client.assignment
 
+    failures = _on_loop(AsyncConsumer.failures)
     commit = _blocking(AsyncConsumer.commit)
     _messages = _on_loop(AsyncConsumer._messages)
     _batches = _on_loop(AsyncConsumer._batches)

@@ -11,6 +11,7 @@ import socket
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -31,6 +32,7 @@ from headrace.errors import (
     WrongServer,
 )
 from headrace.loops import current_loop
+from headrace.outages import ClientOutages
 from headrace.route import TopicRoute
 from headrace.tasks import Background
 from headrace.telemetry import tracing
@@ -92,6 +94,7 @@ class ClientInstance:
     producer_group: announced to brokers when not None.
     consumers: consumer groups to announce in heartbeats; filled by consumers.
     handlers: handlers of brokers' requests, by code; filled by consumers.
+    outages: what the client's retries wait for.
     """
 
     def __init__(
@@ -104,6 +107,7 @@ class ClientInstance:
     ) -> None:
         self.nameservers = resolve_nameservers(nameserver)
         self._instance_name = instance_name
+        self.outages = ClientOutages(self.nameservers, anyio.current_time)
         self.client_id = self._new_client_id()
         self.producer_group = producer_group
         self.consumers: list[ConsumerData] = []
@@ -245,6 +249,7 @@ class ClientInstance:
                 failures[address] = error
             else:
                 self._prefer(address)
+                self.outages.worked(self.outages.nameserver)
                 return response
         raise NameserverUnavailable(failures)
 
@@ -285,7 +290,7 @@ class ClientInstance:
             # Brokers keep working without their nameservers, and so can clients.
             if known is None:
                 raise
-            _log.warning("keeping the known route of topic %s: %s", topic, error)
+            self.outages.report(error, topic)
             known.is_current = True
             return known
         if known and known.data == route.data:
@@ -294,6 +299,7 @@ class ClientInstance:
         if known:
             known.is_current = False
         self._routes[topic] = route
+        self.outages.know(route)
         return route
 
     async def fetch_route(self, topic: str) -> TopicRoute:
@@ -420,13 +426,19 @@ class ClientInstance:
 
     def _heartbeat(self, connection: AsyncConnection) -> None:
         if self.producer_group or self.consumers:
-            connection.submit(RequestCode.HEART_BEAT, None, self._heartbeat_body(), self._heard)
+            heard = partial(self._heard, connection.address)
+            connection.submit(RequestCode.HEART_BEAT, None, self._heartbeat_body(), heard)
 
     def _heard(
-        self, command: Command | None, _body: memoryview | None, _error: HeadraceError | None
+        self,
+        address: str,
+        command: Command | None,
+        _body: memoryview | None,
+        _error: HeadraceError | None,
     ) -> None:
         """Take the answer to a heartbeat; after an error the next heartbeat is sent in any case."""
         if command is not None and command.code == ResponseCode.SUCCESS:
+            self.outages.worked(self.outages.at(address))
             self._report_conflict(command.remark)
 
     def _report_conflict(self, text: str | None) -> None:

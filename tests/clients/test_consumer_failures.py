@@ -98,7 +98,7 @@ async def test_a_failed_pull_is_tried_again_and_nothing_is_lost(
             async with member.consumer:
                 assert await member.take(10) == list(range(10))
     assert caplog.messages[0].startswith(
-        ("pull of T/broker-0/0 failed and will be retried", "broker broker-0 does not answer")
+        ("topic T on broker broker-0 is unavailable", "broker broker-0 is unavailable")
     )
 
 
@@ -112,8 +112,8 @@ async def test_an_absent_broker_is_one_line_when_it_goes_and_one_when_it_is_back
             async with member.consumer:
                 assert await member.take(10) == list(range(10))
     assert [text.partition(":")[0] for text in caplog.messages] == [
-        "broker broker-0 does not answer, retrying",
-        "broker broker-0 answers again",
+        "broker broker-0 is unavailable, retrying",
+        "broker broker-0 is available again after 3 s",
     ]
 
 
@@ -283,7 +283,7 @@ async def test_a_group_that_cannot_be_looked_up_keeps_its_queues(
         with caplog.at_level(logging.WARNING):
             await trio.sleep(30)
         assert consumer.assignment == [MessageQueue("T", "broker-0", 0)]
-    assert "keeps its current queues" in caplog.text
+    assert "group g on broker broker-0 is unavailable" in caplog.text
 
 
 async def test_a_member_that_a_broker_has_forgotten_keeps_its_queues(

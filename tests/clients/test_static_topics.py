@@ -489,7 +489,7 @@ async def test_queues_with_a_leader_are_read_while_others_have_none(
                     break
         assert seen == [(1, 0), (1, 1), (1, 2)]
         for name in ("broker broker-1", "the leader of some queues"):
-            assert caplog.text.count(f"{name} does not answer") == 1
+            assert caplog.text.count(f"{name} is unavailable") == 1
 
 
 async def test_messages_at_a_broker_of_apache_are_pulled_through_our_leader(

@@ -6,9 +6,15 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 import numpy as np
+import trio
 
 from headrace import Consumer
-from headrace_protocol.bodies import GetConsumerListByGroupResponseBody, HeartbeatData
+from headrace_protocol.bodies import (
+    GetConsumerListByGroupResponseBody,
+    HeartbeatData,
+    LockBatchRequestBody,
+    LockBatchResponseBody,
+)
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.columns import UNIT_DTYPE
 from headrace_protocol.command import FLAG_ONEWAY, FLAG_RESPONSE
@@ -23,8 +29,6 @@ from headrace_protocol.serving import Reply
 from tests.support.scripted import scripted_cluster
 
 if TYPE_CHECKING:
-    import trio
-
     from tests.support.scripted import Asked, Scripted
 
 
@@ -112,6 +116,33 @@ class Headrace:
         units["size"] = [len(record) for record in records]
         header = self.pulled(next_offset, max_offset, len(records))
         return Reply(header, (units.tobytes(), *records))
+
+
+def lock_all(asked: Asked) -> Reply:
+    queues = LockBatchRequestBody.decode(asked.body).mq_set
+    return Reply(body=(LockBatchResponseBody(lock_ok_mq_set=queues).encode(),))
+
+
+def hold_pulls(log: Log, tasks: trio.Nursery) -> None:
+    """Answer a pull without messages after 15 s, as brokers do."""
+
+    async def answer_later(asked: Asked) -> None:
+        await trio.sleep(15)
+        offset = int(asked.ext["queueOffset"])
+        fields = msgspec.to_builtins(log.peer.pulled(offset, log.count))
+        asked.channel.write(
+            encode_frame(
+                0, ResponseCode.PULL_NOT_FOUND, asked.opaque, flag=FLAG_RESPONSE, fields=fields
+            )
+        )
+
+    def answer(asked: Asked) -> Reply | None:
+        found = log.pull(asked)
+        if found is None:
+            tasks.start_soon(answer_later, asked)
+        return found
+
+    log.broker.answer(log.peer.pull_code, answer)
 
 
 class Member:

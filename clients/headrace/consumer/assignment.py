@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from headrace.consumer.broker_watch import BrokerWatch, is_absence
 from headrace.consumer.fetcher import Fetcher
 from headrace.consumer.locks import QueueLockClient
-from headrace.consumer.process_queue import Limits, ProcessQueue
+from headrace.consumer.process_queue import Failure, Limits, ProcessQueue, long_failures
 from headrace.consumer.rebalance import allocate
 from headrace.consumer.start import Start, start_offset
-from headrace.errors import HeadraceError, NoQueue, RouteNotFound
+from headrace.errors import BrokerError, HeadraceError, NoQueue, RouteNotFound
+from headrace.outages import broker, is_absence
 from headrace.pacing import Pacer
 from headrace.tasks import gather
 from headrace_protocol.bodies import GetConsumerListByGroupResponseBody
@@ -80,6 +80,7 @@ class Assignment:
         self.process_queues: dict[MessageQueue, ProcessQueue] = {}
         self.group_changed = anyio.Event()
         self._instance = instance
+        self._outages = instance.outages
         self._group = group
         self._retry_topic = f"{RETRY_PREFIX}{group}"
         self._subscriptions = subscriptions
@@ -91,14 +92,14 @@ class Assignment:
         self._limits = limits
         self._offsets = offsets
         self._locks = QueueLockClient(instance, group)
-        self._brokers = BrokerWatch()
-        self._fetcher = Fetcher(instance, group, inbox, body_limits, self._brokers)
+        self._fetcher = Fetcher(instance, group, inbox, body_limits)
         # Released queues whose last messages are still being processed, under the lock.
         self._leaving: set[MessageQueue] = set()
         # Queues that a renewal locked again although they were released meanwhile.
         self._strays: set[MessageQueue] = set()
         self._seeks_retry_topic = False
-        self._is_stale = False
+        # Queues of this member's share that it could not take over.
+        self._untaken: dict[MessageQueue, Failure] = {}
         self._tasks: TaskGroup | None = None
 
     async def start(self, tasks: TaskGroup) -> None:
@@ -128,6 +129,11 @@ class Assignment:
         except HeadraceError as error:
             _log.warning("group %s: the last messages will be redelivered: %s", self._group, error)
 
+    def failures(self, after_ms: float) -> dict[MessageQueue, HeadraceError]:
+        """See ``Consumer.failures``."""
+        pulled = {queue: pulled.failure for queue, pulled in self.process_queues.items()}
+        return long_failures(self._untaken | pulled, after_ms)
+
     def expect_retries(self) -> None:
         """Look at once for queues of the retry topic that are not known yet."""
         assert self._tasks is not None
@@ -149,7 +155,6 @@ class Assignment:
             before = set(self.process_queues)
             try:
                 complete = await self._rebalance()
-                self._is_stale = False
             except HeadraceError as error:
                 self._report_stale(error)
                 complete = False
@@ -157,16 +162,17 @@ class Assignment:
             await anyio.sleep(pacer.delay_s(progress=before != self.process_queues.keys()))
 
     def _report_stale(self, error: HeadraceError) -> None:
-        """Log the first of several failed rebalances, unless an absent broker explains it."""
-        if not (self._is_stale or self._brokers.absent):
-            _log.warning("group %s keeps its current queues: %s", self._group, error)
-        self._is_stale = True
+        """Log a failed rebalance, unless ``_report_failures`` has."""
+        if not isinstance(error, BrokerError):
+            topic = error.topic if isinstance(error, RouteNotFound | NoQueue) else ""
+            self._outages.report(error, topic)
 
     async def _rebalance(self) -> bool:
         """Bring the assignment up to date; return False if it is incomplete."""
         complete = True
         asked: set[str] = set()
         failed: set[str] = set()
+        self._drop_lost_queues()
         await self._unlock_strays()
         for subscription in self._subscriptions:
             try:
@@ -176,12 +182,19 @@ class Assignment:
                     raise
             else:
                 complete &= await self._share_topic(subscription, route, failed)
+                self._outages.worked(f"topic {subscription.topic}")
                 asked.update(route.brokers)
         # The pulls of a queue notice when its broker is back.
         pulled = {self._instance.broker_of(queue) for queue in self.process_queues}
-        for name in asked - failed - pulled:
-            self._brokers.note_present(name)
+        for name in asked - failed:
+            self._outages.worked(self._at(name))
+            if name not in pulled:
+                self._outages.worked(broker(name))
         return complete
+
+    def _at(self, broker_name: str) -> str:
+        """The outage of this group on a broker."""
+        return f"group {self._group} on {broker(broker_name)}"
 
     async def _seek_retry_topic(self) -> None:
         """Brokers create it at the group's first heartbeat, and register it soon after."""
@@ -219,8 +232,21 @@ class Assignment:
         finally:
             failed.update(failures)
             self._report_failures(failures)
+        self._note_untaken(subscription.topic, mine, failures)
         self._check_share(mine, failures)
         return not failures and mine <= self.process_queues.keys()
+
+    def _note_untaken(
+        self, topic: str, mine: set[MessageQueue], failures: Mapping[str, HeadraceError]
+    ) -> None:
+        """Note which queues of this member's share of a topic failed, and since when."""
+        before, now = self._untaken, anyio.current_time()
+        self._untaken = {queue: each for queue, each in before.items() if queue.topic != topic}
+        for queue in mine - self.process_queues.keys() - self._leaving:
+            known = before.get(queue)
+            error = failures.get(self._instance.broker_of(queue)) or (known and known.error)
+            if error:
+                self._untaken[queue] = Failure(known.since if known else now, error)
 
     async def _share_queues(
         self, subscription: Subscription, route: TopicRoute, failures: dict[str, HeadraceError]
@@ -230,7 +256,6 @@ class Assignment:
         if not self._broadcast:
             members = await self._members(route, failures)
             mine = allocate(self._strategy, mine, members, self._instance.client_id)
-        self._drop_lost_queues()
         held = {queue for queue in self.process_queues if queue.topic == subscription.topic}
         await self._hand_over(sorted(held - mine))
         asked = self._served(mine - self._leaving, failures)
@@ -252,12 +277,8 @@ class Assignment:
         return {queue for queue in queues if self._instance.broker_of(queue) not in failures}
 
     def _report_failures(self, failures: Mapping[str, HeadraceError]) -> None:
-        """Log each absent broker once, and each other failure."""
         for name, error in failures.items():
-            if is_absence(error):
-                self._brokers.note_absent(name, error)
-            else:
-                _log.warning("group %s continues without broker %s: %s", self._group, name, error)
+            self._outages.failed(broker(name) if is_absence(error) else self._at(name), error)
 
     def _check_share(self, mine: set[MessageQueue], failures: Mapping[str, HeadraceError]) -> None:
         """Raise if failures leave this member no queue of a topic."""
@@ -323,10 +344,16 @@ class Assignment:
         locked_at: float,
     ) -> None:
         """Take over a queue; record an error of its broker in ``failures``."""
+        broker_name = self._instance.broker_of(queue)
         try:
             await self._take_over(queue, subscription, locked_at)
         except HeadraceError as error:
-            failures[self._instance.broker_of(queue)] = error
+            if is_absence(error) or broker_name == queue.broker_name:
+                failures[broker_name] = error
+                return
+            # The leader of a static topic's queue may lack another broker, for this queue only.
+            self._outages.report(error, queue.topic, broker_name, queue)
+            self._untaken.setdefault(queue, Failure(anyio.current_time(), error))
 
     async def _take_over(
         self, queue: MessageQueue, subscription: Subscription, locked_at: float
@@ -421,32 +448,25 @@ class Assignment:
             _log.warning("group %s: some queues stay locked for a minute: %s", self._group, error)
 
     def _drop_lost_queues(self) -> None:
-        for queue, process_queue in list(self.process_queues.items()):
-            if process_queue.has_lost_lock:
-                if queue.broker_name not in self._brokers.absent:
-                    _log.warning(
-                        "group %s: lock of %s not renewed in time, messages may be redelivered",
-                        self._group,
-                        queue,
-                    )
-                self.process_queues.pop(queue).drop()
+        lost = [queue for queue, held in self.process_queues.items() if held.has_lost_lock]
+        for queue in lost:
+            self.process_queues.pop(queue).drop()
+        away = self._outages.names
+        if count := sum(broker(self._instance.broker_of(queue)) not in away for queue in lost):
+            _log.warning(
+                "group %s: locks of %d queues not renewed in time, messages may be redelivered",
+                self._group,
+                count,
+            )
 
     # -- progress ----------------------------------------------------------------------------------
 
     async def _commit_regularly(self) -> None:
         while True:
             await anyio.sleep(COMMIT_INTERVAL_S)
-            failures = await self._commit(self.process_queues.values(), self._offsets.commit_oneway)
-            for name, error in failures.items():
-                if is_absence(error):
-                    self._brokers.note_absent(name, error)
-                else:
-                    _log.warning(
-                        "group %s: commit to broker %s failed and will be retried: %s",
-                        self._group,
-                        name,
-                        error,
-                    )
+            self._report_failures(
+                await self._commit(self.process_queues.values(), self._offsets.commit_oneway)
+            )
 
     async def _commit_confirmed(self, process_queues: Iterable[ProcessQueue]) -> None:
         """Commit, and wait until the brokers confirm. Raises the error of the first that fails."""

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import anyio
 
-from headrace.consumer.broker_watch import is_absence
+from headrace.consumer.process_queue import Failure
 from headrace.consumer.pulls import SLICE_BYTES, Wanted
 from headrace.errors import BrokerError, HeadraceError
 from headrace.pacing import Pacer
 from headrace_protocol.codes import ResponseCode
 
 if TYPE_CHECKING:
-    from headrace.consumer.broker_watch import BrokerWatch
     from headrace.consumer.process_queue import Delivery, ProcessQueue
     from headrace.consumer.pulls import PullResult
     from headrace.consumer.subscription import Subscription
@@ -55,30 +54,36 @@ class Fetcher:
         group: str,
         inbox: Deliveries,
         body_limits: BodyLimits,
-        brokers: BrokerWatch,
     ) -> None:
         self._instance = instance
         self._group = group
         self._inbox = inbox
         self._body_limits = body_limits
-        self._brokers = brokers
 
     async def run(self, process_queue: ProcessQueue, subscription: Subscription) -> None:
         """Pull until the queue is dropped."""
+        try:
+            with process_queue.fetching:
+                await self._pull_forever(process_queue, subscription)
+        finally:
+            self._instance.outages.leave(process_queue.queue)
+
+    async def _pull_forever(
+        self, process_queue: ProcessQueue, subscription: Subscription
+    ) -> NoReturn:
         pacer = Pacer()
-        with process_queue.fetching:
-            while True:
-                await process_queue.wait_for_room()
-                pacer.begin()
-                has_progress = True
-                # A seek cancels the pull in flight, which would keep waiting at the old offset.
+        while True:
+            await process_queue.wait_for_room()
+            pacer.begin()
+            has_progress = True
+            # A seek cancels the pull in flight, which would keep waiting at the old offset.
+            with anyio.CancelScope() as process_queue.pulling:
+                has_progress = await self._pull_once(process_queue, subscription)
+            delay_s = pacer.delay_s(progress=has_progress)
+            if delay_s:
+                # A new scope: correcting an offset has cancelled the scope of the pull.
                 with anyio.CancelScope() as process_queue.pulling:
-                    has_progress = await self._pull_once(process_queue, subscription)
-                delay_s = pacer.delay_s(progress=has_progress)
-                if delay_s:
-                    # A new scope: correcting an offset has cancelled the scope of the pull.
-                    with anyio.CancelScope() as process_queue.pulling:
-                        await anyio.sleep(delay_s)
+                    await anyio.sleep(delay_s)
 
     async def check(self, process_queue: ProcessQueue, subscription: Subscription) -> None:
         """Raise BrokerError if the group may not read a queue."""
@@ -89,10 +94,12 @@ class Fetcher:
 
     async def _pull_once(self, process_queue: ProcessQueue, subscription: Subscription) -> bool:
         """Pull once; return whether the pull advanced the offset."""
-        offset = process_queue.pull_offset
+        offset, began = process_queue.pull_offset, anyio.current_time()
         try:
             result = await self._pull(process_queue, offset, subscription)
         except HeadraceError as error:
+            since = process_queue.failure.since if process_queue.failure else began
+            process_queue.failure = Failure(since, error)
             if _is_topic_deleted(error) and offset and not process_queue.replica_id:
                 # A topic created again starts at offset 0, with messages that were never read.
                 process_queue.reset(0)
@@ -101,7 +108,7 @@ class Fetcher:
             else:
                 await self._pause(process_queue, error)
             return False
-        self._brokers.note_present(self._instance.broker_of(process_queue.queue))
+        process_queue.failure = None
         route = self._instance.known_route(process_queue.queue.topic)
         if result.leader and route:
             route.note_leader(process_queue.queue, result.leader, anyio.current_time())
@@ -129,7 +136,9 @@ class Fetcher:
     async def _request(self, wanted: Wanted, replica_id: int) -> PullResult:
         address = await self._instance.queue_address(wanted.queue, replica_id)
         connection = await self._instance.connection(address)
-        return await wanted.ask(connection, timeout_ms=_TIMEOUT_MS)
+        result = await wanted.ask(connection, timeout_ms=_TIMEOUT_MS)
+        self._instance.outages.answered(wanted.queue.topic, address, wanted.queue)
+        return result
 
     def _accept(self, process_queue: ProcessQueue, result: PullResult) -> None:
         process_queue.replica_id = result.suggested_replica_id
@@ -156,16 +165,7 @@ class Fetcher:
 
     async def _pause(self, process_queue: ProcessQueue, error: HeadraceError) -> None:
         queue = process_queue.queue
-        if is_absence(error):
-            self._brokers.note_absent(self._instance.broker_of(queue), error)
-        else:
-            _log.warning(
-                "pull of %s/%s/%d failed and will be retried: %s",
-                queue.topic,
-                queue.broker_name,
-                queue.queue_id,
-                error,
-            )
+        self._instance.outages.report(error, queue.topic, self._instance.broker_of(queue), queue)
         process_queue.replica_id = 0
         if error.refresh_route:
             self._instance.invalidate_route(queue.topic)

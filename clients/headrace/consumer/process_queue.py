@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import anyio
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from headrace.errors import HeadraceError
     from headrace.messages import MessageBatch, ReceivedMessage
     from headrace_protocol.bodies import MessageQueue
 
@@ -115,6 +118,25 @@ class Delivery:
             self.mark_all_processed()
 
 
+class Failure(NamedTuple):
+    """Why a queue can't be read. since: loop time of the beginning of the first failed attempt."""
+
+    since: float
+    error: HeadraceError
+
+
+def long_failures(
+    failures: Mapping[MessageQueue, Failure | None], after_ms: float
+) -> dict[MessageQueue, HeadraceError]:
+    """The errors of the queues that have failed for ``after_ms`` and longer."""
+    before = anyio.current_time() - after_ms / 1000
+    return {
+        queue: failure.error
+        for queue, failure in failures.items()
+        if failure is not None and failure.since <= before
+    }
+
+
 class ProcessQueue:
     """State of one queue; only ``wait_for_room`` blocks.
 
@@ -124,6 +146,7 @@ class ProcessQueue:
     locked_until: loop time at which this member's lock ends; None if it has none.
     suspended_until: loop time before which no message is handed out.
     fetching: scope of the task that pulls. pulling: scope of the pull in flight.
+    failure: why the last pulls have failed; None after one that did not.
     """
 
     def __init__(
@@ -135,6 +158,7 @@ class ProcessQueue:
         self.replica_id = 0
         self.locked_until: float | None = None
         self.suspended_until = -math.inf
+        self.failure: Failure | None = None
         self.fetching = anyio.CancelScope()
         self.pulling = anyio.CancelScope()
         self._limits = limits

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Self
 import anyio
 
 from headrace.config import check_limits
-from headrace.consumer.broker_watch import BrokerWatch
 from headrace.consumer.fetcher import Fetcher
 from headrace.consumer.inbox import Inbox, Receiver
-from headrace.consumer.process_queue import Limits, ProcessQueue
+from headrace.consumer.process_queue import Limits, ProcessQueue, long_failures
 from headrace.consumer.pulls import READER_GROUP
 from headrace.consumer.start import DEFAULT_START, Start, check_start, start_offset
 from headrace.consumer.subscription import ALL, Subscription
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
+    from headrace.errors import HeadraceError
     from headrace.messages import MessageBatch
     from headrace_protocol.bodies import MessageQueue
 
@@ -83,7 +83,6 @@ class PullConsumer(Startable):
             group or READER_GROUP,
             self._inbox,
             BodyLimits(body_bytes_max, batch_bytes_max),
-            BrokerWatch(),
         )
         self._process_queues: dict[MessageQueue, ProcessQueue] = {}
         self._receiver = Receiver(self._inbox)
@@ -153,6 +152,14 @@ class PullConsumer(Startable):
         if delivery and delivery.process_queue is process_queue and delivery.is_valid:
             return delivery.handed_out_offset
         return process_queue.processed_offset
+
+    def failures(self, after_ms: float = 0) -> dict[MessageQueue, HeadraceError]:
+        """The assigned queues that can't be read now, each with the last error; they are retried.
+
+        after_ms: only queues that have failed for so long.
+        """
+        pulled = {queue: pulled.failure for queue, pulled in self._process_queues.items()}
+        return long_failures(pulled, after_ms)
 
     def _process_queue(self, queue: MessageQueue) -> ProcessQueue:
         try:

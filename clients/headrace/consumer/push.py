@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from headrace.errors import HeadraceError
     from headrace_protocol.bodies import MessageQueue
     from headrace_protocol.connection import RequestReceived
 
@@ -237,6 +238,14 @@ class Consumer(Startable):
     def assignment(self) -> list[MessageQueue]:
         """The queues assigned to this member now."""
         return sorted(self._assignment.process_queues)
+
+    def failures(self, after_ms: float = 0) -> dict[MessageQueue, HeadraceError]:
+        """Queues of this member's share that can't be read now, with the last error of each.
+
+        They are retried, and those that were never read are not in ``assignment``. after_ms: only
+        queues that have failed for so long.
+        """
+        return self._assignment.failures(after_ms)
 
     async def commit(self) -> None:
         """Commit now and wait for confirmation; the current message or batch is included."""

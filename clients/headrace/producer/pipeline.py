@@ -309,6 +309,8 @@ class Pipeline(Startable):
         except HeadraceError as error:
             self._failed(request, error)
             return
+        target = request.backlog.target
+        self._sender.instance.outages.answered(target.queue.topic, target.address)
         self._remove(request)
         request.backlog.request_done()
         request.end_span(result)

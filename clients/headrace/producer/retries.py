@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 from typing import TYPE_CHECKING, TypeVar
 
@@ -16,15 +15,12 @@ if TYPE_CHECKING:
 
     from headrace.instance import ClientInstance
 
-_log = logging.getLogger("headrace.producer")
-
 Result = TypeVar("Result")
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
 # A first failure is often over with the next attempt, on another broker.
 _QUIET_ATTEMPTS = 2
-_WARN_INTERVAL_S = 30.0
 # Another broker may accept what one forbids; when several forbid it, time does not help.
 _DENIALS_MAX = 3
 
@@ -43,32 +39,12 @@ def refuses_blocks(error: HeadraceError) -> bool:
     )
 
 
-class RetryLog:
-    """Warnings about topics whose sends are being retried: one per topic and half minute."""
-
-    def __init__(self) -> None:
-        self._warned_at: dict[str, float] = {}
-
-    def warn(self, topic: str, remaining_s: float, error: HeadraceError) -> None:
-        """Warn unless this topic had a warning recently."""
-        now = anyio.current_time()
-        self._warned_at = {
-            name: at for name, at in self._warned_at.items() if now - at < _WARN_INTERVAL_S
-        }
-        if topic not in self._warned_at:
-            self._warned_at[topic] = now
-            _log.warning("sending to %s: retrying for %.0f s: %s", topic, remaining_s, error)
-
-
 class Retries:
     """The retries of one request: exponential back-off with jitter, up to a deadline."""
 
-    def __init__(
-        self, instance: ClientInstance, log: RetryLog, topic: str, remaining_s: float
-    ) -> None:
+    def __init__(self, instance: ClientInstance, topic: str, remaining_s: float) -> None:
         """remaining_s: no attempt begins after so many seconds from now."""
         self._instance = instance
-        self._log = log
         self._topic = topic
         self._deadline = anyio.current_time() + remaining_s
         self._pause_s = FIRST_PAUSE_S
@@ -94,7 +70,7 @@ class Retries:
             raise error
         self._failures += 1
         if self._failures > _QUIET_ATTEMPTS:
-            self._log.warn(self._topic, remaining_s, error)
+            self._instance.outages.report(error, self._topic)
         if error.refresh_route:
             self._instance.invalidate_route(self._topic)
         self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)

@@ -19,7 +19,7 @@ from headrace.producer.block import Block
 from headrace.producer.encoding import DEFAULT_TOPIC_QUEUES, BulkOutgoing, Outgoing, Target
 from headrace.producer.faults import BrokerFaults
 from headrace.producer.publication import Publication
-from headrace.producer.retries import Retries, RetryLog, refuses_blocks
+from headrace.producer.retries import Retries, refuses_blocks
 from headrace.route import TopicRoute
 from headrace.telemetry import ended
 from headrace_protocol.codes import ResponseCode
@@ -50,7 +50,6 @@ class Sender:
         self.instance = instance
         self.timeout_ms = timeout_ms
         self._delivery_timeout_s = delivery_timeout_ms / 1000
-        self._retry_log = RetryLog()
         self.faults = BrokerFaults()
         self._group = group
         self.compress_from_bytes = compress_from_bytes
@@ -159,7 +158,7 @@ class Sender:
 
     def retries(self, topic: str, *, age_s: float = 0.0) -> Retries:
         """The retries of a request whose newest message was accepted ``age_s`` ago."""
-        return Retries(self.instance, self._retry_log, topic, self._delivery_timeout_s - age_s)
+        return Retries(self.instance, topic, self._delivery_timeout_s - age_s)
 
     async def lasting_publication(self, topic: str) -> Publication:
         """The topic's publication, with retries. Raises the errors of ``publication``."""
@@ -183,6 +182,7 @@ class Sender:
         except HeadraceError as error:
             self.note_failure(target, error)
             raise
+        self.instance.outages.answered(topic, target.address)
         if creates_topic:
             await self.instance.wait_for_route(topic)
         return result

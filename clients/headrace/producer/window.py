@@ -137,8 +137,11 @@ class Window:
             if isinstance(in_flight.attempt, HeadraceError):
                 raise in_flight.attempt
             outgoing, answer = in_flight.attempt
-            return outgoing.result(target, await answer.response(sender.timeout_ms))
+            result = outgoing.result(target, await answer.response(sender.timeout_ms))
         except HeadraceError as failure:
             error = failure
+        else:
+            sender.instance.outages.answered(block.topic, target.address)
+            return result
         sender.note_failure(target, error)
         return await sender.retry(block.topic, in_flight.choose, block, error)

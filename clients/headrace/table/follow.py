@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from headrace.consumer.broker_watch import BrokerWatch
 from headrace.consumer.fetcher import Fetcher
 from headrace.consumer.offset_store import OffsetStore
 from headrace.consumer.process_queue import Delivery, Limits, ProcessQueue
@@ -63,7 +62,7 @@ class Follower:
         self._topic = topic
         self._entries = entries
         self._offsets = OffsetStore(instance)
-        self._fetcher = Fetcher(instance, READER_GROUP, self, BODY_LIMITS, BrokerWatch())
+        self._fetcher = Fetcher(instance, READER_GROUP, self, BODY_LIMITS)
         self._subscription = Subscription(topic)
         self._queues: dict[MessageQueue, _FollowedQueue] = {}
         self._numbers: dict[MessageQueue, int] = {}
@@ -97,14 +96,14 @@ class Follower:
             try:
                 await self._add_queues(tasks)
             except HeadraceError as error:
-                _log.warning("table %s: looking for new queues failed: %s", self._topic, error)
+                self._instance.outages.report(error, self._topic)
 
     async def _load(self) -> None:
         while not self._loaded.is_set():
             try:
                 await self.synced()
             except HeadraceError as error:
-                _log.warning("table %s: loading is delayed: %s", self._topic, error)
+                self._instance.outages.report(error, self._topic)
                 await anyio.sleep(LONGEST_PAUSE_S)
 
     def put(self, delivery: Delivery) -> None:

@@ -107,6 +107,7 @@ class KeyLookup:
         while start < len(keys):
             some = _request(keys[start:])
             results = await self._ask_once(connection, some)
+            self._instance.outages.answered(self._topic, address)
             start += len(results)
             for (key, *_), result in zip(some, results, strict=False):
                 if result is NoRecord.NOT_YET:

@@ -6,7 +6,6 @@ Source: ``pyspark.sql.streaming.datasource``.
 from __future__ import annotations
 
 import dataclasses
-import logging
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ from headrace.errors import HeadraceError
 from headrace.spark.plan.ranges import Range
 from headrace.spark.read.progress import MicroBatch
 from headrace.spark.read.stream import StreamReader, next_offset
+from headrace.spark.retry import OUTAGES
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.datasource import ReadLimit
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from headrace.spark.plan.ranges import Offsets, Ranges
     from headrace.spark.read.stream import Available
 
-_log = logging.getLogger("headrace.spark")
+_PROGRESS = "the progress that Spark shows"
 # Stands for limits without a Spark class; this reader applies its own limits anyway.
 _ANY_ROWS = 2**63 - 1
 
@@ -75,10 +75,12 @@ class LimitedStreamReader(StreamReader, SupportsTriggerAvailableNow):
         if self._micro_batch is None:
             return None
         try:
-            return self._micro_batch.progress(self._cluster, time.time_ns() // 1_000_000)
+            progress = self._micro_batch.progress(self._cluster, time.time_ns() // 1_000_000)
         except HeadraceError as error:
-            _log.warning("cannot report progress: %s", error)
+            OUTAGES.failed(_PROGRESS, error)
             return None
+        OUTAGES.worked(_PROGRESS)
+        return progress
 
     def _until_target(self, ranges: Ranges) -> Ranges:
         target = self._target

@@ -32,7 +32,7 @@ from headrace.spark.plan.tasks import ReadPlan, ReadTask
 from headrace.spark.read.batch import read_task
 from headrace.spark.read.checkpoint import StreamOffset
 from headrace.spark.read.columns import arrow_schema
-from headrace.spark.retry import retry_transient
+from headrace.spark.retry import OUTAGES, retry_transient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -292,7 +292,9 @@ class StreamReader(DataSourceStreamReader):
             self._cluster.commit(self._options.group, reachable, queues)
             self._committed |= reachable
         except HeadraceError as error:
-            _log.warning("cannot commit the progress of group %s: %s", self._options.group, error)
+            OUTAGES.failed(f"the progress of group {self._options.group}", error)
+        else:
+            OUTAGES.worked(f"the progress of group {self._options.group}")
 
     def _tasks(self, first: StreamOffset, last: StreamOffset) -> list[ReadTask]:
         moved = [queue for queue, end in last.offsets.items() if first.offsets.get(queue) != end]

@@ -24,6 +24,7 @@ from headrace.spark.plan.filters import Predicates
 from headrace.spark.read.columns import RecordBlock
 from headrace.spark.read.key_index import records_by_keys
 from headrace.spark.read.schema import CORRUPT, own_columns
+from headrace.spark.retry import Waiting
 from headrace.spark.tier.direct import read_direct
 from headrace_protocol.bodies import MessageQueue
 from headrace_protocol.drivers.blocking import BlockingConnection
@@ -85,20 +86,23 @@ def read_slices(plan: ReadPlan, part: QueueRange) -> Iterator[RecordColumns]:
 def _read_from_broker(plan: ReadPlan, part: QueueRange) -> Iterator[RecordColumns]:
     """The records of a range, reconnecting as needed. Raises as ``read_range``."""
     offset, reached_s = part.start_offset, time.monotonic()
-    while offset < part.end_offset:
-        try:
-            with BlockingConnection.connect(part.address) as connection:
-                for next_offset, columns in _read(connection, plan, part, offset):
-                    offset = next_offset
-                    if columns is not None:
-                        yield columns
-                    reached_s = time.monotonic()
-        except OffsetNotFound as error:
-            offset = _after_loss(plan, part, error)
-        except HeadraceError as error:
-            if not error.retryable or time.monotonic() > reached_s + _RETRY_MS / 1000:
-                raise
-            time.sleep(_PAUSE_MS / 1000)
+    with Waiting() as waiting:
+        while offset < part.end_offset:
+            try:
+                with BlockingConnection.connect(part.address) as connection:
+                    for next_offset, columns in _read(connection, plan, part, offset):
+                        offset = next_offset
+                        if columns is not None:
+                            yield columns
+                        reached_s = time.monotonic()
+                        waiting.worked()
+            except OffsetNotFound as error:
+                offset = _after_loss(plan, part, error)
+            except HeadraceError as error:
+                if not error.retryable or time.monotonic() > reached_s + _RETRY_MS / 1000:
+                    raise
+                waiting.failed(error)
+                time.sleep(_PAUSE_MS / 1000)
 
 
 def _read(

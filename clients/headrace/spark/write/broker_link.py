@@ -13,6 +13,7 @@ from zlib_ng.zlib_ng import crc32
 
 from headrace.errors import ConnectFailed, ConnectionLost, RequestTimeout
 from headrace.producer.encoding import DEFAULT_TOPIC_QUEUES, STORED
+from headrace.spark.retry import Waiting
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.drivers.blocking import BlockingConnection
 from headrace_protocol.headers import (
@@ -84,16 +85,19 @@ class BrokerLink:
         Raises ConnectFailed, ConnectionLost or RequestTimeout if the broker stays unreachable.
         """
         until = time.monotonic() + RETRY_S
-        while True:
-            try:
-                response = self._open().request(code, header, body, timeout_ms=_TIMEOUT_MS)
-                if response.command.code not in _LATER or time.monotonic() > until:
-                    return response
-            except AWAY:
-                self.close()
-                if time.monotonic() > until:
-                    raise
-            time.sleep(PAUSE_S)
+        with Waiting() as waiting:
+            while True:
+                try:
+                    response = self._open().request(code, header, body, timeout_ms=_TIMEOUT_MS)
+                    if response.command.code not in _LATER or time.monotonic() > until:
+                        return response
+                    waiting.failed(response.error())
+                except AWAY as error:
+                    self.close()
+                    if time.monotonic() > until:
+                        raise
+                    waiting.failed(error)
+                time.sleep(PAUSE_S)
 
     def send(self, code: int, header: msgspec.Struct, body: Buffer) -> None:
         """Send a request as soon as the previous one is stored. Raises as ``finish``."""

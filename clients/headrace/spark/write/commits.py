@@ -18,6 +18,7 @@ from uuid import uuid4
 
 from headrace.errors import RequestTimeout
 from headrace.spark.errors import BrokerMissing, SparkConnectorError
+from headrace.spark.retry import Waiting
 from headrace.spark.write.broker_link import AWAY, PAUSE_S, RETRY_S, BrokerLink
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.headers import (
@@ -123,19 +124,18 @@ class Committer:
         failures after which the commit can be repeated.
         """
         until = time.monotonic() + RETRY_S
-        while not self._is_committed(batch_id, parts, until):
-            time.sleep(PAUSE_S)
-
-    def _is_committed(self, batch_id: int, parts: Parts, until: float) -> bool:
-        """Try to commit once; False if a broker is unreachable and may be restarting."""
-        try:
-            with ExitStack() as stack:
-                self._commit(batch_id, parts, self._links(stack))
-        except (*AWAY, BrokerMissing):
-            if time.monotonic() > until:
-                raise
-            return False
-        return True
+        with Waiting() as waiting:
+            while True:
+                try:
+                    with ExitStack() as stack:
+                        self._commit(batch_id, parts, self._links(stack))
+                except (*AWAY, BrokerMissing) as error:  # it may be restarting
+                    if time.monotonic() > until:
+                        raise
+                    waiting.failed(error)
+                    time.sleep(PAUSE_S)
+                else:
+                    return
 
     def _commit(self, batch_id: int, parts: Parts, links: Mapping[str, BrokerLink]) -> None:
         states = {name: self._state(link) for name, link in links.items()}
