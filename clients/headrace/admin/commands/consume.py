@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
 from headrace.admin import completion, options
+from headrace.admin.goal import GIVE_UP_MS, Goal
 from headrace.admin.messages import FORMAT_HELP
 from headrace.admin.places import HELP, Place, milliseconds, parse_place, parse_time
 from headrace.errors import ConfigurationError, HeadraceError
-from headrace_daemon.command import warn
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Callable, Container, Mapping, Sequence
 
     import trio
 
@@ -198,7 +199,7 @@ class _Reader:
         self._tail: list[ReceivedMessage] | None = [] if wanted.tail else None
 
     async def run(self, nameserver: str | None) -> None:
-        """Print until the maximum count or the end of the queues is reached."""
+        """Print until the maximum count or the end of the queues is reached. Raises PartialRead."""
         from headrace.admin.interrupts import deferred_interrupts
         from headrace.consumer.pull import PullConsumer
 
@@ -214,25 +215,48 @@ class _Reader:
     async def _read(self, consumer: PullConsumer) -> None:
         wanted = self._wanted
         queues = self._choose(await consumer.queues(wanted.topic))
-        ends = await self._ends(consumer, queues)
-        await consumer.assign(ends, wanted.tags)
-        await self._seek(consumer, ends)
+        goal = Goal(wanted.topic, queues, partial(self._end_of, consumer))
         while not self._printer.is_done:
-            if not _is_open(consumer, ends):
+            await self._begin(consumer, goal)
+            at = {queue: consumer.position(queue) for queue in goal.ends}
+            if goal.is_over(at, consumer.failures(GIVE_UP_MS)):
                 self._print_tail()
                 if not wanted.follow:
+                    goal.check(at, consumer.failures())
                     break
-            batch = await consumer.receive_many(timeout_ms=_CHECK_S * 1000)
-            if batch:
-                self._take(batch, ends[batch.queue])
+            if goal.ends:
+                await self._receive(consumer, goal.ends)
+            else:
+                await goal.pause()
 
-    async def _seek(self, consumer: PullConsumer, ends: dict[MessageQueue, int]) -> None:
-        for queue, end in ends.items():
-            if self._wanted.tail:
-                first = await consumer.min_offset(queue)
-                consumer.seek(queue, max(first, end - self._wanted.tail))
-            elif isinstance(self._wanted.place, int):
-                consumer.seek(queue, self._wanted.place)
+    async def _receive(self, consumer: PullConsumer, ends: Mapping[MessageQueue, int]) -> None:
+        """Take batches until one reaches an end, or none has come for a moment."""
+        while not self._printer.is_done:
+            batch = await consumer.receive_many(timeout_ms=_CHECK_S * 1000)
+            if batch is None:
+                break
+            end = ends[batch.queue]
+            self._take(batch, end)
+            if batch.next_offset >= end:
+                break
+
+    async def _begin(self, consumer: PullConsumer, goal: Goal) -> None:
+        """Begin to read the queues whose ends are known since now."""
+        wanted = self._wanted
+        found = await goal.look()
+        begun = goal.ends.keys() - found.keys()
+        for queue, end in found.items():
+            try:
+                await consumer.assign(begun | {queue}, wanted.tags)
+                if wanted.tail:
+                    first = await consumer.min_offset(queue)
+                    consumer.seek(queue, max(first, end - wanted.tail))
+                elif isinstance(wanted.place, int):
+                    consumer.seek(queue, wanted.place)
+            except HeadraceError as error:
+                goal.failed(queue, error)
+            else:
+                begun.add(queue)
 
     def _choose(self, queues: Sequence[MessageQueue]) -> list[MessageQueue]:
         wanted = self._wanted
@@ -244,19 +268,12 @@ class _Reader:
         ids = wanted.queue_ids or {queue.queue_id for queue in queues}
         return [queue for queue in queues if queue.queue_id in ids]
 
-    async def _ends(
-        self, consumer: PullConsumer, queues: Sequence[MessageQueue]
-    ) -> dict[MessageQueue, int]:
-        """Where to stop in each queue, without brokers that do not answer."""
-        until_ms = self._wanted.until_ms
-
-        async def end_of(queue: MessageQueue) -> int:
-            end = await consumer.max_offset(queue)
-            if until_ms is None:
-                return end
-            return min(end, await consumer.offset_at(queue, until_ms + 1))
-
-        return await _ends(end_of, queues)
+    async def _end_of(self, consumer: PullConsumer, queue: MessageQueue) -> int:
+        """Where to stop in a queue."""
+        end = await consumer.max_offset(queue)
+        if self._wanted.until_ms is None:
+            return end
+        return min(end, await consumer.offset_at(queue, self._wanted.until_ms + 1))
 
     def _take(self, batch: MessageBatch, end: int) -> None:
         for message in batch:
@@ -293,34 +310,6 @@ def _has_key(message: ReceivedMessage, key: str) -> bool:
         return False
 
 
-async def _ends(
-    end_of: Callable[[MessageQueue], Awaitable[int]], queues: Sequence[MessageQueue]
-) -> dict[MessageQueue, int]:
-    """The end of each queue. Brokers that don't answer are left out with a warning.
-
-    Raises the first broker's error if none answers.
-    """
-    from headrace.tasks import gather
-
-    async def ends_at(broker_name: str) -> dict[MessageQueue, int]:
-        its_queues = [queue for queue in queues if queue.broker_name == broker_name]
-        return {queue: await end_of(queue) for queue in its_queues}
-
-    names = sorted({queue.broker_name for queue in queues})
-    outcomes = dict(zip(names, await gather(ends_at, names), strict=True))
-    failed = {name: each for name, each in outcomes.items() if isinstance(each, HeadraceError)}
-    if failed and len(failed) == len(names):
-        raise failed[names[0]]
-    for name, error in failed.items():
-        warn(f"skipped broker {name}: {error}")
-    found = [each for each in outcomes.values() if not isinstance(each, HeadraceError)]
-    return {queue: end for ends in found for queue, end in ends.items()}
-
-
-def _is_open(consumer: PullConsumer, ends: dict[MessageQueue, int]) -> bool:
-    return any(consumer.position(queue) < end for queue, end in ends.items())
-
-
 class _Member:
     """Reads as a member of a group."""
 
@@ -340,9 +329,13 @@ class _Member:
         self._tags = tags
         self._printer = printer
         self._follow = follow
+        self._end: Callable[[], None] = lambda: None
 
     async def run(self, nameserver: str | None) -> None:
-        """Print until the maximum count, or until all messages that existed at first are read."""
+        """Print until the maximum count, or until all messages that existed at first are read.
+
+        Raises PartialRead.
+        """
         from headrace.admin.interrupts import deferred_interrupts
         from headrace.consumer.pull import PullConsumer
         from headrace.consumer.push import Consumer
@@ -363,25 +356,34 @@ class _Member:
                     sys.stdout.flush()
                     if self._printer.is_done:
                         break
+        self._end()
 
     async def _stop_at_end(
         self, consumer: Consumer, offsets: PullConsumer, scope: trio.CancelScope
     ) -> None:
         import trio
 
-        queues = await offsets.queues(self._topic)
-        ends = {queue: await offsets.max_offset(queue) for queue in queues}
+        goal = Goal(self._topic, await offsets.queues(self._topic), offsets.max_offset)
         while True:
-            if await self._is_at_end(consumer, offsets, ends):
+            await goal.look()
+            at = await self._committed(consumer, offsets, goal.ends)
+            if goal.is_over(at, consumer.failures(GIVE_UP_MS)):
+                self._end = partial(goal.check, at, consumer.failures())
                 scope.cancel()
             await trio.sleep(_CHECK_S)
 
-    async def _is_at_end(
-        self, consumer: Consumer, offsets: PullConsumer, ends: dict[MessageQueue, int]
-    ) -> bool:
-        await consumer.commit()
-        for queue in consumer.assignment:
-            end = ends.get(queue, 0)
-            if end and (await offsets.committed(queue) or 0) < end:
-                return False
-        return True
+    @staticmethod
+    async def _committed(
+        consumer: Consumer, offsets: PullConsumer, ends: Container[MessageQueue]
+    ) -> dict[MessageQueue, int]:
+        """The progress in the queues of this member's share."""
+        from headrace.tasks import gather
+
+        with suppress(HeadraceError):  # the broker of a queue that fails
+            await consumer.commit()
+        share = [queue for queue in {*consumer.assignment, *consumer.failures()} if queue in ends]
+        outcomes = await gather(offsets.committed, share)
+        return {
+            queue: 0 if isinstance(at, HeadraceError) else at or 0
+            for queue, at in zip(share, outcomes, strict=True)
+        }

@@ -1,0 +1,99 @@
+"""How far a command reads the queues of a topic, and what it could not read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import trio
+
+from headrace.admin.failures import NotFound
+from headrace.tasks import gather
+from headrace_daemon.command import warn
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Container, Iterable, Mapping
+
+    from headrace.errors import HeadraceError
+    from headrace_protocol.bodies import MessageQueue
+
+GIVE_UP_MS = 10_000
+_PAUSE_S = 1.0
+_NAMED_MAX = 10
+
+
+class PartialRead(NotFound):
+    """Messages that a command was to read are unreadable now."""
+
+
+class Goal:
+    """The ends of a topic's queues at first; brokers that do not tell them are asked again.
+
+    ends: those that are known.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        queues: Iterable[MessageQueue],
+        end_of: Callable[[MessageQueue], Awaitable[int]],
+    ) -> None:
+        """end_of: asks for the end of a queue. Raises HeadraceError."""
+        self.ends: dict[MessageQueue, int] = {}
+        self._topic = topic
+        self._missing: dict[MessageQueue, HeadraceError | None] = dict.fromkeys(queues)
+        self._end_of = end_of
+        self._give_up_at = trio.current_time() + GIVE_UP_MS / 1000
+        self._look_at = 0.0
+
+    async def look(self) -> dict[MessageQueue, int]:
+        """Ask for the ends that are not known, at most once a second; returns the new ones."""
+        if not self._missing or trio.current_time() < self._look_at:
+            return {}
+        queues = list(self._missing)
+        outcomes = dict(zip(queues, await gather(self._end_of, queues), strict=True))
+        found = {queue: end for queue, end in outcomes.items() if isinstance(end, int)}
+        self._missing = {
+            queue: error for queue, error in outcomes.items() if not isinstance(error, int)
+        }
+        self._look_at = trio.current_time() + _PAUSE_S
+        self.ends |= found
+        return found
+
+    def failed(self, queue: MessageQueue, error: HeadraceError) -> None:
+        """A queue with a known end can't be read yet; ask for its end again."""
+        del self.ends[queue]
+        self._missing[queue] = error
+
+    async def pause(self) -> None:
+        """Wait until the next look."""
+        await trio.sleep_until(self._look_at)
+
+    def is_over(self, at: Mapping[MessageQueue, int], failing: Container[MessageQueue]) -> bool:
+        """Whether all is read that can be.
+
+        at: the next offset of each queue; one without counts as read. failing: queues that have
+        been unreadable for long.
+        """
+        if self._missing and trio.current_time() < self._give_up_at:
+            return False
+        return all(queue in failing for queue in self._unread(at))
+
+    def _unread(self, at: Mapping[MessageQueue, int]) -> list[MessageQueue]:
+        return [queue for queue, end in self.ends.items() if at.get(queue, end) < end]
+
+    def check(
+        self, at: Mapping[MessageQueue, int], failures: Mapping[MessageQueue, HeadraceError]
+    ) -> None:
+        """Print what is not read. Raises PartialRead if there is any."""
+        parts = dict.fromkeys(self._missing, "")
+        for queue in self._unread(at):
+            parts[queue] = f" from offset {at[queue]} to {self.ends[queue]}"
+        errors = {**failures, **self._missing}
+        for queue, part in sorted(parts.items())[:_NAMED_MAX]:
+            place = f"{queue.topic}/{queue.broker_name}/{queue.queue_id}"
+            warn(f"not read: {place}{part}: {errors.get(queue) or 'its broker does not answer'}")
+        if parts:
+            raise PartialRead(
+                f"{len(parts)} queues of topic {self._topic} could not be read to the end: repeat "
+                "the command when their brokers are back"
+            )

@@ -1,0 +1,130 @@
+"""``headrace consume`` without ``--follow`` reports messages that it can't read, and fails."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+
+from headrace import MessageQueue
+from headrace.admin import goal
+from headrace.admin.commands import consume
+from headrace.admin.goal import GIVE_UP_MS, Goal, PartialRead
+from headrace.consumer import fetcher
+from headrace.errors import ConnectFailed
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.headers import OffsetResponseHeader
+from headrace_protocol.serving import Reply
+from tests.support.cli import headrace
+from tests.support.member import NO_TOPIC, Apache, Log
+from tests.support.scripted import close, route, scripted_in_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from trio.testing import MockClock
+
+    from tests.support.scripted import Asked, Scripted
+
+ENDS = RequestCode.GET_MAX_OFFSET
+PULL = RequestCode.PULL_MESSAGE
+COUNT = 3
+
+
+def keep_progress(broker: Scripted) -> None:
+    """Answer what a group has committed last."""
+    last = Reply(code=ResponseCode.QUERY_NOT_FOUND)
+
+    def commit(asked: Asked) -> Reply:
+        nonlocal last
+        last = Reply(OffsetResponseHeader(offset=int(asked.ext["commitOffset"])))
+        return Reply()
+
+    broker.answer(RequestCode.UPDATE_CONSUMER_OFFSET, commit)
+    broker.answer(RequestCode.QUERY_CONSUMER_OFFSET, lambda _asked: last)
+
+
+@pytest.fixture
+def brokers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Scripted]]:
+    """Two brokers with three messages each; the commands find them, and give up soon."""
+    for module in (goal, consume):
+        monkeypatch.setattr(module, "GIVE_UP_MS", 200)
+    for module in (goal, fetcher):
+        monkeypatch.setattr(module, "_PAUSE_S", 0.01)
+    with scripted_in_thread(3) as (nameserver, *brokers):
+        known = route(*brokers)
+        nameserver.answer(RequestCode.GET_ROUTEINFO_BY_TOPIC, known)
+        for broker in brokers:
+            Log(nameserver, broker, COUNT, Apache())
+            broker.answer(ENDS, Reply(OffsetResponseHeader(offset=COUNT)))
+            keep_progress(broker)
+        nameserver.answer(
+            RequestCode.GET_ROUTEINFO_BY_TOPIC,
+            lambda asked: known if asked.ext["topic"] == "T" else NO_TOPIC,
+        )
+        monkeypatch.setenv("HEADRACE_NAMESERVER", nameserver.address)
+        yield brokers
+
+
+REFUSED = Reply(code=ResponseCode.SYSTEM_ERROR, remark="the tier is damaged")
+CASES: dict[str, tuple[dict[int, Any], str]] = {
+    "no end": ({ENDS: close, PULL: close}, "not read: T/broker-1/0: the connection to"),
+    "no pulls": ({PULL: close}, "not read: T/broker-1/0 from offset 0 to 3: the connection to"),
+    "refused pulls": ({PULL: REFUSED}, "not read: T/broker-1/0 from offset 0 to 3: PULL_MESSAGE"),
+}
+
+
+@pytest.mark.parametrize("arguments", [[], ["--group", "g"], ["--tail", "5"]], ids=" ".join)
+@pytest.mark.parametrize("case", CASES)
+def test_what_one_broker_does_not_give_is_named_after_the_rest(
+    brokers: list[Scripted], case: str, arguments: list[str]
+) -> None:
+    answers, told = CASES[case]
+    for code, answer in answers.items():
+        brokers[1].answer(code, answer)
+    outcome = headrace("consume", "T", *arguments)
+    assert outcome.stdout.split() == ["0", "1", "2"]
+    assert told in outcome.stderr
+    assert "1 queues of topic T could not be read to the end" in outcome.stderr
+    assert outcome.exit_code == 3
+
+
+@pytest.mark.parametrize("arguments", [[], ["--group", "g"]], ids=" ".join)
+@pytest.mark.parametrize("code", [ENDS, PULL])
+def test_a_broker_that_comes_back_in_time_is_read(
+    brokers: list[Scripted], code: int, arguments: list[str]
+) -> None:
+    working: Any = brokers[1].answers[code][0]
+    brokers[1].answer(code, close, working)
+    outcome = headrace("consume", "T", *arguments)
+    assert sorted(outcome.stdout.split()) == ["0", "0", "1", "1", "2", "2"]
+    assert outcome.exit_code == 0
+
+
+async def test_a_broker_gets_ten_seconds_to_tell_the_end_of_its_queues(
+    autojump_clock: MockClock,
+) -> None:
+    here, away = MessageQueue("T", "a", 0), MessageQueue("T", "b", 0)
+    asked: list[MessageQueue] = []
+
+    async def end_of(queue: MessageQueue) -> int:
+        asked.append(queue)
+        if queue is away:
+            raise ConnectFailed("b:1", "refused")
+        return 5
+
+    reading = Goal("T", [here, away], end_of)
+    assert await reading.look() == {here: 5}
+    assert await reading.look() == {}, "asked a moment ago"
+    for _ in range(GIVE_UP_MS // 1000 - 1):
+        await trio.sleep(1)
+        assert await reading.look() == {}
+        assert not reading.is_over({here: 5}, {})
+    await trio.sleep(1)
+    assert reading.is_over({here: 5}, {})
+    assert not reading.is_over({here: 4}, {})
+    assert reading.is_over({here: 4}, {here})
+    assert asked.count(here) == 1
+    with pytest.raises(PartialRead, match="1 queues of topic T"):
+        reading.check({here: 5}, {})
