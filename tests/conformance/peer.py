@@ -68,21 +68,22 @@ def missing_tools() -> str:
     )
 
 
-def java_build(project: Path = PROJECT) -> Path:
+def java_build(project: Path = PROJECT, version: str = "") -> Path:
     """Folder with the jars (``lib/``) and programs (``classes/``) of a Maven project.
 
+    version: of Apache RocketMQ, for a project whose folder of results has it in its name.
     Built when stale. The first build takes Apache RocketMQ from Maven Central into Maven's own
     repository (some 130 MB, half a minute); later ones need no network.
     """
     if problem := missing_tools():
         raise PeerError(problem)
-    build = BUILDS / project.name
+    build = BUILDS / (f"{project.name}-{version}" if version else project.name)
     build.mkdir(parents=True, exist_ok=True)
     with (build / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         built, sources = build / "built", _sources_digest(project)
         if not built.exists() or built.read_text() != sources:
-            _build(project)
+            _build(project, version)
             built.write_text(sources)
     return build
 
@@ -95,8 +96,10 @@ def _sources_digest(project: Path) -> str:
     return digest.hexdigest()
 
 
-def _build(project: Path) -> None:
+def _build(project: Path, version: str) -> None:
     command = ["mvn", "--batch-mode", "--quiet", "compile"]
+    if version:
+        command.append(f"-Drocketmq.version={version}")
     done = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise PeerError(f"`{' '.join(command)}` in {project} failed:\n{done.stdout}{done.stderr}")
