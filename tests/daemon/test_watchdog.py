@@ -66,6 +66,17 @@ async def test_a_long_step_is_measured_named_and_logged(
     assert warning["cpu_ms"] >= 29
 
 
+async def test_the_most_cpu_time_is_that_of_any_step() -> None:
+    async with watching() as watchdog:
+        await step(watchdog, 0.03)
+        await trio.lowlevel.checkpoint()
+        time.sleep(0.2)  # noqa: ASYNC251 - that is the point
+        await trio.lowlevel.checkpoint()
+        longest, busiest = watchdog.longest, watchdog.busiest
+    assert longest.ms > busiest.cpu_ms >= 29
+    assert "GET_TOPIC_STATS_INFO 30 ms" in busiest.ran
+
+
 async def test_waiting_for_the_disk_is_a_stall_without_cpu() -> None:
     async with watching() as watchdog:
         # Under load, Linux counts one in a few hundred sleeps as waiting for a core.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
+from collections import defaultdict, deque
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from headrace_broker.timer.arrivals import TIMER, slots_of
 from headrace_broker.timer.demand import SLOT_MS
+from headrace_broker.timer.recalls import Recalls, is_among
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -31,6 +32,8 @@ _FAR_SLOTS: Final = 64
 _GROWTH: Final = 5 / 4
 # Rows per slice of a millisecond.
 _LOOKED_AT_ONCE: Final = 8192
+# A queue offset, beside the millisecond of a slot in 64 bits.
+_OFFSET_BITS: Final = 52
 
 
 class _Table:
@@ -86,7 +89,7 @@ class SlotTables:
             self._far_first = min(self._far_first, number)
         for slot, near in _parted(rows[~is_far], slots[~is_far]):
             if slot == self._open_slot and len(self._open):
-                self._open = _sorted(np.concatenate([self._open, near]))
+                self._open = _merged(self._open, _sorted_slot(near))
             else:
                 _add(self._near, slot, near)
 
@@ -123,7 +126,7 @@ class SlotTables:
             return
         if len(self._open):
             _add(self._near, self._open_slot, self._open)
-        self._open, self._open_slot = _sorted(self._near.pop(first).rows), first
+        self._open, self._open_slot = _sorted_slot(self._near.pop(first).rows), first
 
     def of_slot(self, slot: int) -> Array:
         """A copy of the rows of a slot."""
@@ -201,6 +204,22 @@ def _sorted(rows: Array) -> Array:
     return rows[order]
 
 
+def _sorted_slot(rows: Array) -> Array:
+    """As ``_sorted``, for rows of one slot; most are in this order already."""
+    return rows[np.argsort(_order(rows), kind="stable")]
+
+
+def _merged(first: Array, second: Array) -> Array:
+    """Two sorted tables of one slot as one. Cost: a copy; sorting again would take ten times it."""
+    return np.insert(first, np.searchsorted(_order(first), _order(second)), second)
+
+
+def _order(rows: Array) -> Array:
+    """A number for each row of a slot, in the order of ``_sorted``."""
+    order: Array = ((rows["due_ms"] - 1) % SLOT_MS << _OFFSET_BITS) + rows["queue_offset"]
+    return order
+
+
 def _parted(rows: Array, values: Array) -> Iterator[tuple[int, Array]]:
     """Each distinct value with its rows, in order; the rows are not to be kept."""
     if not len(rows):
@@ -250,8 +269,8 @@ class RollWindow:
 class WaitingTimers:
     """All timers that wait, their recalls, and when to roll them.
 
-    A recall is a row in the slot of its timer. Until that slot is due it drops each timer of the
-    slot with the same key, such as a copy that was just stored by rolling.
+    A recall is a row in the slot of its timer. It drops the timers of the slot with the same key
+    at its arrival; those that come later, such as a copy stored by rolling, are not added.
     """
 
     def __init__(self, topics: Topics, window: RollWindow) -> None:
@@ -260,7 +279,7 @@ class WaitingTimers:
         self._timers = SlotTables(TIMER)
         self._rolls = SlotTables(_ROLL)
         self._counts = np.zeros(0, np.int64)  # by number of the topic
-        self._recalls_of: Counter[int] = Counter()  # by slot
+        self._recalls = Recalls()
 
     @property
     def count(self) -> int:
@@ -276,19 +295,19 @@ class WaitingTimers:
 
         Returns the next slot of each: where it is rolled or due.
         """
-        self._put(arrived.rows)
+        rows = arrived.rows
+        recalls = rows[rows["topic"] < 0]
+        self._drop_recalled(recalls)
+        self._recalls.add(recalls)
+        is_waiting = ~self._recalls.among(rows)
+        self._put(rows[is_waiting])
         rolls = self._window.roll_slots(arrived)
-        if (is_rolled := (rolls >= 0) & (arrived.rows["topic"] >= 0)).any():
-            self._add_rolls(arrived.rows[is_rolled], rolls[is_rolled])
+        if (is_rolled := (rolls >= 0) & (rows["topic"] >= 0) & is_waiting).any():
+            self._add_rolls(rows[is_rolled], rolls[is_rolled])
         copies = arrived.take(arrived.replaces >= 0)
         for slot, numbers in groups(copies.slot):
             self._replace(slot, copies.take(numbers))
-        recalls = arrived.rows[arrived.rows["topic"] < 0]
-        for slot, numbers in groups(slots_of(recalls)):
-            for row in recalls[numbers]:
-                self._drop(slot, _is_of(~int(row["topic"]), int(row["key"])))
-        self._drop_recalled(arrived.rows)
-        return np.where(is_rolled, rolls, slots_of(arrived.rows))
+        return np.where(is_rolled, rolls, slots_of(rows))
 
     def of_slot(self, slot: int) -> Array:
         """Timers and recalls that are due or rolled in a slot, in the order of the queue."""
@@ -309,20 +328,22 @@ class WaitingTimers:
 
     def put_back(self, rows: Array) -> None:
         """Add timers again that were taken out."""
+        self._recalls.add(rows[rows["topic"] < 0])
         self._put(rows)
 
     def _put(self, rows: Array) -> None:
         self._timers.add(rows)
         self._count(rows, 1)
 
+    def _taken(self, rows: Array) -> None:
+        """Note that timers and recalls do not wait any more."""
+        self._recalls.remove(rows[rows["topic"] < 0])
+        self._count(rows, -1)
+
     def _count(self, rows: Array, sign: int) -> None:
-        is_recall = rows["topic"] < 0
-        more = np.bincount(rows["topic"][~is_recall], minlength=len(self.topics.names))
+        numbers = rows["topic"][rows["topic"] >= 0]
+        more = np.bincount(numbers, minlength=len(self.topics.names))
         self._counts = np.pad(self._counts, (0, len(more) - len(self._counts))) + sign * more
-        for slot, numbers in groups(slots_of(rows[is_recall])):
-            self._recalls_of[slot] += sign * len(numbers)
-            if not self._recalls_of[slot]:
-                del self._recalls_of[slot]
 
     def _add_rolls(self, rows: Array, slots: Array) -> None:
         rolls = np.empty(len(rows), _ROLL)
@@ -348,21 +369,27 @@ class WaitingTimers:
                 return where
 
             self._drop(slot, is_replaced)
-        for copy in copies.rows[copies.replaces == 0]:
-            self._drop(slot, partial(_oldest_before, copy))
+        unnamed = copies.rows[copies.replaces == 0]
+        if len(unnamed):
+            self._drop(slot, partial(_oldest_before_each, unnamed))
 
-    def _drop_recalled(self, rows: Array) -> None:
-        """Drop timers whose recall arrived earlier."""
-        if not self._recalls_of:
-            return
-        for slot in set(slots_of(rows).tolist()) & self._recalls_of.keys():
-            waiting = self._timers.of_slot(slot)
-            for recall in waiting[waiting["topic"] < 0]:
-                self._drop(slot, _is_of(~int(recall["topic"]), int(recall["key"])))
+    def _drop_recalled(self, recalls: Array) -> None:
+        """Drop the timers of new recalls."""
+        new = Recalls()
+        new.add(recalls)
+        keys = np.sort(recalls["key"])
+
+        def among(rows: Array) -> Array:
+            where = is_among(rows["key"], keys)
+            where[where] = new.among(rows[where])
+            return where
+
+        for slot in set(slots_of(recalls).tolist()):
+            self._drop(slot, among)
 
     def _drop(self, slot: int, choose: Callable[[Array], Array]) -> int:
         dropped = self._timers.drop(slot, choose)
-        self._count(dropped, -1)
+        self._taken(dropped)
         return len(dropped)
 
     def recall(self, slot: int, topic: bytes, key: int) -> None:
@@ -402,7 +429,7 @@ class WaitingTimers:
     def take_due(self, now_ms: int, count: int) -> Array:
         """Take out timers and recalls that are due, at most ``count``, in order."""
         rows = self._timers.take_due(now_ms, count)
-        self._count(rows, -1)
+        self._taken(rows)
         return rows
 
     def take_rolled(self, now_ms: int, count: int) -> Array:
@@ -467,9 +494,16 @@ def _is_of(topic: int, key: int) -> Callable[[Array], Array]:
     return lambda rows: (rows["key"] == np.uint64(key)) & (rows["topic"] == topic)
 
 
-def _oldest_before(copy: np.void, rows: Array) -> Array:
-    """A mask of the oldest timer with the copy's key that precedes the copy."""
-    where = _is_of(int(copy["topic"]), int(copy["key"]))(rows)
-    where &= rows["queue_offset"] < copy["queue_offset"]
-    where &= rows["queue_offset"] == rows["queue_offset"][where].min(initial=np.iinfo(np.int64).max)
+def _oldest_before_each(copies: Array, rows: Array) -> Array:
+    """A mask of the oldest timer with the key of each copy, in order, that precedes the copy."""
+    where = np.isin(rows["key"], copies["key"])
+    oldest: defaultdict[tuple[int, int], deque[tuple[int, int]]] = defaultdict(deque)
+    for number in np.flatnonzero(where)[np.argsort(rows["queue_offset"][where])].tolist():
+        row = rows[number]
+        oldest[int(row["topic"]), int(row["key"])].append((int(row["queue_offset"]), number))
+    where[:] = False
+    for copy in copies:
+        known = oldest[int(copy["topic"]), int(copy["key"])]
+        if known and known[0][0] < copy["queue_offset"]:
+            where[known.popleft()[1]] = True
     return where

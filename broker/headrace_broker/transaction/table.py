@@ -10,6 +10,7 @@ What always holds:
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from sys import getsizeof
 from typing import TYPE_CHECKING, Final
 
@@ -76,7 +77,8 @@ class HalfTable:
         self.open: dict[int, OpenHalf] = {}
         self._ended: set[int] = set()
         self._first_of: dict[int, int] = {}
-        self._decisions: dict[int, Decision] = {}
+        # The oldest first. Not a dict, in which finding the first key takes time after deletions.
+        self._decisions: OrderedDict[int, Decision] = OrderedDict()
         # Decided halves without a record of the decision in the log; ``to_name`` has their order.
         self._unsettled: set[int] = set()
         self.to_name: list[int] = []
@@ -160,7 +162,7 @@ class HalfTable:
             if decision is not None:
                 self._decisions[copy] = decision
         while len(self._decisions) > _REMEMBERED_MAX:
-            del self._decisions[next(iter(self._decisions))]
+            self._decisions.popitem(last=False)
         self._advance()
 
     def owe_names(self, copies: list[int]) -> None:
