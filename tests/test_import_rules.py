@@ -260,7 +260,7 @@ MAY_IMPORT_TOO = {
     "headrace.spans": {"opentelemetry"},
     "headrace_broker.tiered.driver.objects": {"obstore"},
     "headrace.spark.tier.places": {"obstore"},
-    f"{STORE}.retention.cleaner": {"trio", "structlog"},
+    f"{STORE}.retention.cleaner": {"trio", "structlog", "headrace_daemon.slices"},
     f"{STORE}.index.indexer": {"trio", "structlog"},
     f"{STORE}.message_store": {"trio", "structlog"},
     # Only the event loops themselves start a task that no scope of the caller contains.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 import trio
@@ -13,15 +13,31 @@ from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator, Iterator
 
     from headrace_protocol.errors import Lane, NotReady
     from headrace_protocol.serving import Channel, Then
 
 log = structlog.get_logger("headrace.server")
 
+Result = TypeVar("Result")
+
 # Duration of a slice, which delays the requests of all clients.
 _SLICE_S = 0.002
+
+
+async def in_slices(work: Generator[None, None, Result]) -> Result:
+    """Run a task's own work to its end, in slices, and return its result."""
+    end = perf_counter() + _SLICE_S
+    while True:
+        try:
+            next(work)
+        except StopIteration as ended:
+            result: Result = ended.value
+            return result
+        if perf_counter() > end:
+            await trio.lowlevel.checkpoint()
+            end = perf_counter() + _SLICE_S
 
 
 class SlicedWork:

@@ -508,14 +508,14 @@ def _too_large(code: int, body_bytes: int, bytes_max: int) -> str:
     return f"{code_name(code)} with a body of {body_bytes} bytes: {bytes_max} is the most"
 
 
-def at_once(work: LongWork) -> Reply | None:
-    """Run long work in one slice and return its reply; the work must never wait."""
+def at_once(work: Generator[object, None, Result]) -> Result:
+    """Run long work in one slice and return its result; the work must never wait."""
     while True:
         try:
             next(work)
         except StopIteration as end:
-            reply: Reply | None = end.value
-            return reply
+            result: Result = end.value
+            return result
 
 
 def all_ready(

@@ -34,6 +34,7 @@ from headrace_protocol.headers import (
     CloneGroupOffsetHeader,
     ConsumerGroupHeader,
     PullMessageHeader,
+    ResetOffsetHeader,
     StageAbortHeader,
     StageCommitHeader,
     StageDecideHeader,
@@ -43,6 +44,7 @@ from headrace_protocol.headers import (
     UpdateConsumerOffsetHeader,
 )
 from headrace_protocol.message import java_hash
+from headrace_protocol.serving import run_at_once
 from headrace_protocol.staging import Decision, StagedAttempt, encode_names
 from tests.broker import test_staging
 from tests.broker.test_groups import notices
@@ -356,7 +358,7 @@ def test_groups_that_a_host_creates_are_bounded(broker: BrokerUnderTest) -> None
     other.host_bytes = b"\x0a\0\0\1" + bytes(4)
     assert heartbeat(broker, other, body).code == ResponseCode.SUCCESS
     broker.groups.delete("g0")
-    broker.offsets.delete_group("g0")
+    run_at_once(broker.offsets.delete_group("g0"))
     assert pull(broker, consumer_group="instead").code != ResponseCode.NO_PERMISSION
 
 
@@ -457,10 +459,10 @@ def test_a_host_makes_only_so_much_progress_be_kept(broker: BrokerUnderTest) -> 
     assert 1 < kept < 100
     assert codes[kept:] == [ResponseCode.NO_PERMISSION] * (100 - kept)
     assert pull(broker, consumer_group="h", queue_offset=0).code == ResponseCode.NO_PERMISSION
-    broker.offsets.delete_group("g")
+    run_at_once(broker.offsets.delete_group("g"))
     assert broker.budget.kept_bytes(HOST) == before
     assert pull(broker, consumer_group="h", queue_offset=0).code == ResponseCode.PULL_NOT_FOUND
-    broker.offsets.delete_topic("t")
+    run_at_once(broker.offsets.delete_topic("t"))
     assert broker.budget.kept_bytes(HOST) == before
 
 
@@ -490,7 +492,7 @@ def test_a_host_is_charged_what_empty_queues_take(broker: BrokerUnderTest) -> No
     assert 0 < taken <= broker.budget.kept_bytes(HOST) - before
     for _ in broker.store.delete_queues("t"):
         pass
-    broker.offsets.delete_topic("t")
+    run_at_once(broker.offsets.delete_topic("t"))
     assert broker.budget.kept_bytes(HOST) < before
 
 
@@ -510,6 +512,40 @@ def test_a_host_is_charged_what_progress_takes(broker: BrokerUnderTest) -> None:
     for name in "gh":
         broker.join(name, name)
     assert 0 < kept_bytes(consume) <= charges[1]
+
+
+def move(broker: BrokerUnderTest, how: str, group: str) -> int:
+    """Offsets for a group in all queues of t, by one request; returns the code of its answer."""
+    if how == "clone":
+        clone = CloneGroupOffsetHeader(src_group="source", dest_group=group, topic="t")
+        return broker.ask(RequestCode.CLONE_GROUP_OFFSET, clone).code
+    reset = ResetOffsetHeader(topic="t", group=group, timestamp=-1, is_force=True)
+    return broker.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, reset).code
+
+
+@pytest.mark.parametrize("how", ["reset", "clone"])
+def test_offsets_that_a_request_moves_count_for_its_host(broker: BrokerUnderTest, how: str) -> None:
+    broker.create_topic("t", 500)
+    for queue_id in range(500):
+        broker.offsets.commit("source", "t", queue_id, 1)
+    names = iter("gh")
+    charges = []
+
+    def do() -> None:
+        group, before = next(names), broker.budget.kept_bytes(HOST)
+        assert move(broker, how, group) == ResponseCode.SUCCESS
+        broker.offsets.persist()
+        charges.append(broker.budget.kept_bytes(HOST) - before)
+
+    for name in "ghi":
+        broker.groups.get_or_create(name, HOST)
+    assert 0 < kept_bytes(do) <= charges[1]
+    broker.budget._bytes_max = broker.budget.kept_bytes(HOST) + charges[1] - 1
+    assert move(broker, how, "i") == ResponseCode.NO_PERMISSION
+    assert broker.offsets.topics_of("i") == set()
+    assert move(broker, how, "h") == ResponseCode.SUCCESS  # it counts already
+    run_at_once(broker.offsets.delete_group("h"))
+    assert move(broker, how, "i") == ResponseCode.SUCCESS
 
 
 def test_progress_is_cloned_only_to_valid_groups(broker: BrokerUnderTest) -> None:

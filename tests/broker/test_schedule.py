@@ -20,6 +20,7 @@ from headrace_protocol import fastjson
 from headrace_protocol.bodies import KVTable
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.message import encode_batch, encode_properties, tags_code
+from headrace_protocol.serving import at_once
 from headrace_protocol.system_topics import HALF_TOPIC, SCHEDULE_TOPIC, UNDELIVERED_TOPIC
 from tests.support.stores import crash
 from tests.support.waiting_broker import WaitingBroker
@@ -428,10 +429,10 @@ async def test_what_waits_keeps_its_log_files(
         unconsumed = delays.broker.store.cleaner.unconsumed
         delays.send(b"a", 1)
         delays.send(b"b", 1)
-        assert unconsumed()(SCHEDULE_TOPIC, [0, 1]) == {
+        assert at_once(unconsumed()(SCHEDULE_TOPIC, [0, 1])) == {
             0: (0, "delayed messages"),
             1: (0, "delayed messages"),
         }
         delays.clock.ms += 1000
         await delays.until(lambda: len(delays.bodies()) == 2)
-        assert unconsumed()(SCHEDULE_TOPIC, [0, 99]) == {0: (2, "delayed messages")}
+        assert at_once(unconsumed()(SCHEDULE_TOPIC, [0, 99])) == {0: (2, "delayed messages")}

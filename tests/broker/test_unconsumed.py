@@ -17,6 +17,7 @@ from headrace_protocol.bodies import (
     TopicConfig,
 )
 from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.serving import at_once, run_at_once
 from tests.broker.test_static_cleanup import expire
 from tests.support.broker import BrokerUnderTest, broker_config
 from tests.support.channel import MemoryChannel
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
 
 
 def look(broker: BrokerUnderTest, topic: str = "T") -> Mapping[int, tuple[int, str]]:
-    return UnconsumedOffsets(broker.offsets, broker.groups, broker.consumers)(topic, [0, 1])
+    unconsumed = UnconsumedOffsets(broker.offsets, broker.groups, broker.consumers)
+    return at_once(unconsumed(topic, [0, 1]))
 
 
 def make_group(broker: BrokerUnderTest, name: str) -> None:
@@ -102,8 +104,8 @@ def test_groups_of_compacted_topics_do_not_count(broker: BrokerUnderTest) -> Non
     for topic in ("plain", "table"):
         broker.offsets.commit("a", topic, 0, 5)
     lowest = broker.store.cleaner.unconsumed()
-    assert lowest("plain", [0]) == {0: (5, "a")}
-    assert lowest("table", [0]) == {}
+    assert at_once(lowest("plain", [0])) == {0: (5, "a")}
+    assert at_once(lowest("table", [0])) == {}
 
 
 # --- static topics --------------------------------------------------------------------------
@@ -135,7 +137,7 @@ async def test_what_a_group_has_only_pulled_of_a_later_item_stays(brokers: Broke
     await expire(leader, end=0)
     assert len(brokers.read_all("a", 4)) == 4
     leader.offsets.commit(GROUP, TOPIC, 0, 4)
-    assert leader.store.cleaner.unconsumed()(TOPIC, [0]) == {0: (4, GROUP)}
+    assert at_once(leader.store.cleaner.unconsumed()(TOPIC, [0])) == {0: (4, GROUP)}
 
 
 async def test_a_later_item_stays_for_a_group_that_is_not_connected(brokers: Brokers) -> None:
@@ -144,14 +146,14 @@ async def test_a_later_item_stays_for_a_group_that_is_not_connected(brokers: Bro
     leader.offsets.commit(GROUP, TOPIC, 7, 0)
     await expire(leader, end=0)
     leader.offsets.commit(GROUP, TOPIC, 0, 4)
-    assert leader.store.cleaner.unconsumed()(TOPIC, [0]) == {0: (4, GROUP)}
+    assert at_once(leader.store.cleaner.unconsumed()(TOPIC, [0])) == {0: (4, GROUP)}
 
 
 async def test_what_a_group_without_offsets_has_pulled_of_a_first_item_goes(
     brokers: Brokers,
 ) -> None:
     first = brokers["b"]
-    first.offsets.delete_group(GROUP)
+    run_at_once(first.offsets.delete_group(GROUP))
     first.offsets.commit(GROUP, TOPIC, 7, 0)
     first.join(GROUP, "client", TOPIC)
     first.offsets.commit_pull(GROUP, TOPIC, 0, 4)
@@ -165,10 +167,10 @@ def test_all_items_count_as_later_ones_while_the_mapping_is_lost(
     broker.offsets.commit("other", TOPIC, 7, 0)
     make_group(broker, "other")
     lowest = broker.store.cleaner.unconsumed
-    assert lowest()(TOPIC, [0]) == {0: (4, GROUP)}
+    assert at_once(lowest()(TOPIC, [0])) == {0: (4, GROUP)}
     monkeypatch.setattr(broker.parts.static.mappings, "get", lambda _topic: None)
-    assert lowest()(TOPIC, [0]) == {0: (0, "other")}
-    assert lowest()("plain", [0]) == {}
+    assert at_once(lowest()(TOPIC, [0])) == {0: (0, "other")}
+    assert at_once(lowest()("plain", [0])) == {}
 
 
 # --- limits of topics -----------------------------------------------------------------------

@@ -54,7 +54,7 @@ from tests.support.stores import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from headrace_broker.store.settings import StoreSettings
@@ -266,7 +266,8 @@ class Life:
 
     def lowest_unconsumed(
         self, topic: str, queue_ids: Iterable[int]
-    ) -> Mapping[int, tuple[int, str]]:
+    ) -> Generator[None, None, Mapping[int, tuple[int, str]]]:
+        yield
         consumed = self.appended.consumed
         return {
             queue_id: (consumed[topic, queue_id], "group")

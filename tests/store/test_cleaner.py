@@ -32,7 +32,7 @@ from tests.support.stores import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Generator, Iterable, Mapping
     from pathlib import Path
 
     from headrace_broker.store.message_store import MessageStore
@@ -94,7 +94,10 @@ async def clean(store: MessageStore) -> list[int]:
 
 
 def unconsumed(lowest: Mapping[str, Mapping[int, int]]) -> LowestUnconsumed:
-    def look(topic: str, queue_ids: Iterable[int]) -> Mapping[int, tuple[int, str]]:
+    def look(
+        topic: str, queue_ids: Iterable[int]
+    ) -> Generator[None, None, Mapping[int, tuple[int, str]]]:
+        yield
         known = lowest.get(topic, {})
         return {queue_id: (known[queue_id], "g") for queue_id in queue_ids if queue_id in known}
 

@@ -14,7 +14,7 @@ from headrace_broker.store.store_source import GetStatus
 from tests.support.stores import SetClock, crash, open_store, put, read_all
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Generator, Iterable, Mapping
     from pathlib import Path
 
     import trio.testing
@@ -47,7 +47,10 @@ def firsts(store: MessageStore) -> list[int]:
 
 
 def unconsumed(lowest: Mapping[int, int]) -> LowestUnconsumed:
-    def look(_topic: str, queue_ids: Iterable[int]) -> Mapping[int, tuple[int, str]]:
+    def look(
+        _topic: str, queue_ids: Iterable[int]
+    ) -> Generator[None, None, Mapping[int, tuple[int, str]]]:
+        yield
         return {queue_id: (lowest[queue_id], "g") for queue_id in queue_ids if queue_id in lowest}
 
     return look

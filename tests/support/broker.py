@@ -79,6 +79,7 @@ class BrokerUnderTest:
         folder: Path,
         config: BrokerConfig | None = None,
         clock: SetClock | None = None,
+        pace: Pace | None = None,
         **store: Any,
     ) -> None:
         self.config = config or broker_config(folder)
@@ -93,7 +94,7 @@ class BrokerUnderTest:
         listener = network.listen("127.0.0.1", 0)
         try:
             self.parts = assembly.assemble(
-                self.config, self.store, network, listener, Services(), pace=at_once()
+                self.config, self.store, network, listener, Services(), pace=pace or at_once()
             )
             self.parts.staging.load()
             self.parts.compaction.load()

@@ -20,7 +20,7 @@ from headrace_broker.store.settings import Retention, StoreSettings
 from tests.support.stores import put, read_all
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Generator, Iterable
 
     from headrace_broker.store.files.filesystem import Files
 
@@ -53,7 +53,10 @@ class FullDisk:
         self.store.cleaner.unconsumed = lambda: self._unconsumed
         self.queue = self.store.queue("T", 0)
 
-    def _unconsumed(self, topic: str, _ids: Iterable[int]) -> dict[int, tuple[int, str]]:
+    def _unconsumed(
+        self, topic: str, _ids: Iterable[int]
+    ) -> Generator[None, None, dict[int, tuple[int, str]]]:
+        yield
         return {0: (self.consumed, "g")} if topic == "T" else {}
 
     def try_put(self, topic: str = "T") -> bool:

@@ -1,13 +1,15 @@
 """Progress of consumer groups: config/consumerOffset.json.
 
 The file holds every queue of every group, so a save encodes only the entries that changed since the
-last one and joins them with the rest, in a thread. Only copying the changes happens on the loop.
+last one and joins them with the rest, in a thread. Only copying the changes happens on the loop, in
+slices: an entry that changes before its turn is copied first, so a save holds one moment.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from contextlib import suppress
+from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
@@ -24,12 +26,14 @@ from headrace_broker.persistence import (
     warn_if_missing,
     with_breaks,
 )
+from headrace_daemon.slices import in_slices
 from headrace_protocol import fastjson
 from headrace_protocol.bodies import ConsumerOffsetSerializeWrapper, DataVersion
 from headrace_protocol.outages import Outages
+from headrace_protocol.serving import at_once
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator, Iterator
 
     from headrace_broker.host_budget import Host
     from headrace_broker.persistence import NowMs
@@ -39,6 +43,8 @@ log = structlog.get_logger("headrace.broker")
 
 _COMMITS_PER_VERSION = 500
 _QUEUES_AT_ONCE = 500
+# Entries of all queues that a save copies in one slice, less than a millisecond.
+_COPIED_AT_ONCE = 4096
 # Memory of a group in a topic, and of each queue, in both tables and the text of their file.
 _PAIR_BYTES = 4096
 _QUEUE_BYTES = 256
@@ -54,31 +60,56 @@ class _Table:
 
     def __init__(self, loaded: dict[str, Offsets]) -> None:
         self.offsets: dict[Key, Offsets] = {_split(key): value for key, value in loaded.items()}
-        # A dict, so that the file has the order of the changes.
-        self.changed: dict[Key, None] = dict.fromkeys(self.offsets)
+        # Dicts, so that the file has the order of the changes.
+        self._changed: dict[Key, None] = dict.fromkeys(self.offsets)
+        self._uncopied: dict[Key, None] = {}  # changes that a save has yet to copy
+        self._copies: dict[Key, Offsets | None] = {}
         self._texts: dict[Key, bytes] = {}  # owned by the thread that saves
 
     def put(self, key: Key, queue_id: int, offset: int) -> None:
         offsets = self.offsets.get(key)
-        if offsets is None:
-            offsets = self.offsets[key] = {}
-        if offsets.get(queue_id) != offset:
-            offsets[queue_id] = offset
-            self.changed[key] = None
+        if offsets is None or offsets.get(queue_id) != offset:
+            self._before_change(key)
+            self.offsets.setdefault(key, {})[queue_id] = offset
 
     def remove(self, key: Key, queue_id: int) -> None:
+        self._before_change(key)
         del self.offsets[key][queue_id]
-        self.changed[key] = None
 
     def delete(self, key: Key) -> None:
-        if self.offsets.pop(key, None) is not None:
-            self.changed[key] = None
+        if key in self.offsets:
+            self._before_change(key)
+            del self.offsets[key]
+
+    def _before_change(self, key: Key) -> None:
+        if key in self._uncopied:
+            self._copy(key)
+        self._changed[key] = None
+
+    def _copy(self, key: Key) -> None:
+        del self._uncopied[key]
+        offsets = self.offsets.get(key)
+        self._copies[key] = None if offsets is None else dict(offsets)
+
+    def begin_copying(self) -> None:
+        """Decide on the moment of a save."""
+        self._uncopied, self._changed = {**self._uncopied, **self._changed}, {}
+
+    def copy_changes(self) -> Iterator[None]:
+        """Copy the pairs that had changed at that moment; yields now and then."""
+        copied = 0
+        for key in list(self._uncopied):
+            if key in self._uncopied:
+                self._copy(key)
+                copied += 1 + len(self._copies[key] or ())
+                if copied >= _COPIED_AT_ONCE:
+                    copied = 0
+                    yield
 
     def take_changes(self) -> dict[Key, Offsets | None]:
-        """Copies of the pairs that changed since the last call; None for deleted ones."""
-        changed, self.changed = self.changed, {}
-        offsets = self.offsets
-        return {key: dict(offsets[key]) if key in offsets else None for key in changed}
+        """The copies of the pairs that changed since the last call; None for deleted ones."""
+        copies, self._copies = self._copies, {}
+        return copies
 
     def text(self, changes: dict[Key, Offsets | None]) -> bytes:
         """The table as its field in the file; for one thread at a time."""
@@ -88,6 +119,16 @@ class _Table:
             else:
                 self._texts[key] = _pair_text(key, offsets)
         return table_text(self._texts.values())
+
+    def groups_text(self) -> bytes:
+        """The topics of each group, as another field; after ``text``, in the same thread."""
+        groups: defaultdict[str, list[str]] = defaultdict(list)
+        for topic, group in with_breaks(self._texts):
+            groups[group].append(topic)
+        return table_text(
+            fastjson.dumps(group) + b":" + field_text(sorted(topics), 2)
+            for group, topics in with_breaks(groups.items())
+        )
 
     def rows(self) -> Iterator[tuple[str, Offsets]]:
         """Rows as in message bodies; the table may change during iteration."""
@@ -118,6 +159,8 @@ class ConsumerOffsets:
         for key in self._committed.offsets:
             self._index_pair(key)
         self._resets: dict[Key, Offsets] = {}
+        # Of logic queues of static topics: here, so that they end with their group and topic.
+        self.logic_resets: dict[Key, Offsets] = {}
         self._commits = 0
         self._is_running = False
         self._is_awaited = trio.Event()
@@ -141,9 +184,21 @@ class ConsumerOffsets:
         key = (topic, group)
         tables = [table.offsets.get(key, {}) for table in self._tables()]
         if not any(queue_id in offsets for offsets in tables):
-            queues = 1 + max(map(len, tables))
-            self._budget.keep(host, ("offsets", *key), _PAIR_BYTES + queues * _QUEUE_BYTES)
-            self._counted.add(key)
+            self._keep(key, 1 + max(map(len, tables)), host)
+
+    def make_rooms(self, group: str, topic: str, queue_count: int, host: Host) -> None:
+        """Count the memory of a group's progress in so many queues, if it has some in fewer.
+
+        Raises RequestError if that exceeds the host's budget.
+        """
+        key = (topic, group)
+        known = max(len(table.offsets.get(key, ())) for table in self._tables())
+        if queue_count > known:
+            self._keep(key, queue_count, host)
+
+    def _keep(self, key: Key, queue_count: int, host: Host) -> None:
+        self._budget.keep(host, ("offsets", *key), _PAIR_BYTES + queue_count * _QUEUE_BYTES)
+        self._counted.add(key)
 
     def make_queue_room(self, topic: str, queue_id: int, host: Host) -> None:
         """Count the memory of an empty queue, which a pull creates, for ``host``.
@@ -192,6 +247,10 @@ class ConsumerOffsets:
         """Committed offsets by queue id, as a copy."""
         return dict(self._committed.offsets.get((topic, group), {}))
 
+    def count(self, group: str, topic: str) -> int:
+        """The number of queues in which ``group`` has committed something."""
+        return len(self._committed.offsets.get((topic, group), ()))
+
     def topics_of(self, group: str) -> set[str]:
         """Topics in which ``group`` has committed offsets."""
         return set(self._topics_of.get(group, ()))
@@ -214,14 +273,7 @@ class ConsumerOffsets:
 
     def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
         """The offset at which a pull must resume after a reset, returned once; None without one."""
-        if not self._resets:
-            return None
-        key = (topic, group)
-        resets = self._resets.get(key, {})
-        offset = resets.pop(queue_id, None)
-        if not resets:
-            self._resets.pop(key, None)
-        return offset
+        return take_reset(self._resets, (topic, group), queue_id)
 
     def clone(self, source_group: str, target_group: str, topic: str) -> Iterator[None]:
         """Copy the offsets of ``source_group`` to ``target_group``; yields now and then."""
@@ -232,15 +284,17 @@ class ConsumerOffsets:
 
     # -- deletion ----------------------------------------------------------------------------------
 
-    def delete_topic(self, topic: str) -> None:
-        """Remove the progress of all groups in ``topic``."""
-        self._delete([key for key in self._keys() if key[0] == topic])
-        for queue_id in self._created.pop(topic, ()):
+    def delete_topic(self, topic: str) -> Generator[None, None, None]:
+        """Remove the progress of all groups in ``topic``; yields now and then."""
+        yield from self._delete(lambda key: key[0] == topic)
+        for number, queue_id in enumerate(self._created.pop(topic, ())):
             self._budget.drop(("queue", topic, queue_id))
+            if not number % _QUEUES_AT_ONCE:
+                yield
 
-    def delete_group(self, group: str) -> None:
-        """Remove the progress of ``group``."""
-        self._delete([key for key in self._keys() if key[1] == group])
+    def delete_group(self, group: str) -> Generator[None, None, None]:
+        """Remove the progress of ``group``; yields now and then."""
+        yield from self._delete(lambda key: key[1] == group)
 
     # -- file --------------------------------------------------------------------------------------
 
@@ -257,22 +311,35 @@ class ConsumerOffsets:
         for group in list(self._topics_of):
             yield group, sorted(self._topics_of.get(group, ()))
 
-    def take_snapshot(self) -> Callable[[], bytes] | None:
+    def take_snapshot(self) -> Generator[None, None, Callable[[], bytes] | None]:
         """A function that encodes the file's new content; None if nothing has changed.
 
-        A thread may call it, since it reads no shared table; snapshots must be saved in order.
+        Yields now and then. A thread may call the function, since it reads no shared table;
+        snapshots must be saved in order.
         """
         if not self._is_dirty:
             return None
         self._is_dirty = False
-        committed, pulled = self._committed.take_changes(), self._pulled.take_changes()
         version = self.data_version
-        groups = {group: list(topics) for group, topics in self._topics_of.items()}
-        return lambda: file_text(
+        for table in self._tables():
+            table.begin_copying()
+        for table in self._tables():
+            yield from table.copy_changes()
+        committed, pulled = self._committed.take_changes(), self._pulled.take_changes()
+        return partial(self._encode, version, committed, pulled)
+
+    def _encode(
+        self,
+        version: DataVersion,
+        committed: dict[Key, Offsets | None],
+        pulled: dict[Key, Offsets | None],
+    ) -> bytes:
+        offsets = self._committed.text(committed)
+        return file_text(
             {
                 "dataVersion": field_text(version),
-                "groupTopicMap": _groups_text(groups),
-                "offsetTable": self._committed.text(committed),
+                "groupTopicMap": self._committed.groups_text(),
+                "offsetTable": offsets,
                 "pullOffsetTable": self._pulled.text(pulled),
             }
         )
@@ -316,7 +383,7 @@ class ConsumerOffsets:
             self._is_running = False
 
     async def _save(self) -> OSError | None:
-        if (snapshot := self.take_snapshot()) is not None:
+        if (snapshot := await in_slices(self.take_snapshot())) is not None:
             place = f"the place of {self._file.path}"
             try:
                 await trio.to_thread.run_sync(self.save_snapshot, snapshot)
@@ -328,11 +395,20 @@ class ConsumerOffsets:
 
     def persist(self) -> None:
         """Write the file if something has changed."""
-        if (snapshot := self.take_snapshot()) is not None:
+        if (snapshot := at_once(self.take_snapshot())) is not None:
             self.save_snapshot(snapshot)
 
     def _keys(self) -> Iterator[Key]:
-        return chain(self._committed.offsets, self._pulled.offsets, self._counted)
+        tables = (table.offsets for table in self._tables())
+        return chain(*tables, self._counted, self.logic_resets)
+
+    def _matching(self, is_wanted: Callable[[Key], bool]) -> Generator[None, None, list[Key]]:
+        found = []
+        keys = list(self._keys())
+        for start in range(0, len(keys), _COPIED_AT_ONCE):
+            found += [key for key in keys[start : start + _COPIED_AT_ONCE] if is_wanted(key)]
+            yield
+        return found
 
     def _tables(self) -> Iterator[_Table]:
         yield self._committed
@@ -349,17 +425,30 @@ class ConsumerOffsets:
         self._topics_of[group].add(topic)
         self._groups_of[topic].add(group)
 
-    def _delete(self, keys: list[Key]) -> None:
-        for key in keys:
+    def _delete(self, is_wanted: Callable[[Key], bool]) -> Iterator[None]:
+        for key in (yield from self._matching(is_wanted)):
             topic, group = key
             self._committed.delete(key)
             self._pulled.delete(key)
             self._resets.pop(key, None)
+            self.logic_resets.pop(key, None)
             self._budget.drop(("offsets", *key))
             self._counted.discard(key)
             _discard(self._topics_of, group, topic)
             _discard(self._groups_of, topic, group)
             self._is_dirty = True
+            yield
+
+
+def take_reset(table: dict[Key, Offsets], key: Key, queue_id: int) -> int | None:
+    """Take a reset out of a table of them."""
+    if not table:
+        return None
+    resets = table.get(key, {})
+    offset = resets.pop(queue_id, None)
+    if not resets:
+        table.pop(key, None)
+    return offset
 
 
 def _discard(index: dict[str, set[str]], name: str, value: str) -> None:
@@ -387,10 +476,3 @@ def _pair_text(key: Key, offsets: Offsets) -> bytes:
     name = fastjson.dumps(f"{key[0]}@{key[1]}").decode()
     pairs = ",\n\t\t\t".join([f"{queue_id}:{offset}" for queue_id, offset in offsets.items()])
     return f"{name}:{{\n\t\t\t{pairs}\n\t\t}}".encode()
-
-
-def _groups_text(groups: dict[str, list[str]]) -> bytes:
-    return table_text(
-        fastjson.dumps(group) + b":" + field_text(sorted(topics), 2)
-        for group, topics in with_breaks(groups.items())
-    )

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from headrace_broker.consumer.groups import BROADCASTING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Mapping
+    from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping
 
     from headrace_broker.consumer.groups import ConsumerManager
     from headrace_broker.consumer.offsets import ConsumerOffsets
     from headrace_broker.consumer.subscriptions import SubscriptionGroups
+
+# Groups or queues between two breaks, less than a millisecond.
+_AT_ONCE = 256
 
 
 class InnerConsumer(NamedTuple):
@@ -68,8 +71,13 @@ class UnconsumedOffsets:
         self._offline_lowest: dict[int, tuple[int, str]] = {}
         self._later: Container[int] = ()
 
-    def __call__(self, topic: str, queue_ids: Iterable[int]) -> Mapping[int, tuple[int, str]]:
-        """By queue id, the lowest queue offset that a group has yet to consume, and the group."""
+    def __call__(
+        self, topic: str, queue_ids: Iterable[int]
+    ) -> Generator[None, None, Mapping[int, tuple[int, str]]]:
+        """By queue id, the lowest queue offset that a group has yet to consume, and the group.
+
+        Yields now and then, since the work grows with queues and groups.
+        """
         if (consumer := self._waiting.get(topic)) is not None:
             offsets = ((queue_id, consumer.next_offset(queue_id)) for queue_id in queue_ids)
             return {
@@ -80,22 +88,38 @@ class UnconsumedOffsets:
         if self._is_compacted(topic):
             return {}
         if topic != self._topic:
-            self._load_topic(topic)
-        found = ((queue_id, self._lowest(queue_id)) for queue_id in queue_ids)
-        return {queue_id: lowest for queue_id, lowest in found if lowest is not None}
+            yield from self._load_topic(topic)
+        found: dict[int, tuple[int, str]] = {}
+        for queue_id in queue_ids:
+            lowest = yield from self._lowest(queue_id)
+            if lowest is not None:
+                found[queue_id] = lowest
+        return found
 
-    def _load_topic(self, topic: str) -> None:
+    def _load_topic(self, topic: str) -> Iterator[None]:
         self._topic = topic
         self._later = self._later_queues(topic)
         connected = self._consumers.groups_of_topic(topic)
-        self._connected = sorted(group for group in connected if self.counts(group, topic))
+        self._connected = yield from self._counting(connected, topic)
         offline = self._offsets.groups_of(topic) - connected
-        self._offline = sorted(group for group in offline if self.counts(group, topic))
+        self._offline = yield from self._counting(offline, topic)
         self._offline_lowest = {}
         for group in self._offline:
-            for queue_id, offset in self._offsets.offsets_of(group, topic).items():
+            offsets = self._offsets.offsets_of(group, topic)
+            for number, (queue_id, offset) in enumerate(offsets.items()):
                 lowest = self._offline_lowest.get(queue_id, (offset, group))
                 self._offline_lowest[queue_id] = min(lowest, (offset, group))
+                if not number % _AT_ONCE:
+                    yield
+
+    def _counting(self, groups: Iterable[str], topic: str) -> Generator[None, None, list[str]]:
+        counting = []
+        for number, group in enumerate(sorted(groups), 1):
+            if self.counts(group, topic):
+                counting.append(group)
+            if not number % _AT_ONCE:
+                yield
+        return counting
 
     def counts(self, group: str, topic: str) -> bool:
         """Whether messages of a topic are kept until a group has consumed them."""
@@ -109,10 +133,13 @@ class UnconsumedOffsets:
         # Members without subscriptions choose queues themselves and may read this topic.
         return not members.subscriptions or topic in members.subscriptions
 
-    def _lowest(self, queue_id: int) -> tuple[int, str] | None:
+    def _lowest(self, queue_id: int) -> Generator[None, None, tuple[int, str] | None]:
         lowest = self._offline_lowest.get(queue_id)
         is_later = queue_id in self._later
-        for group in chain(self._connected, self._offline if is_later else ()):
+        groups = chain(self._connected, self._offline if is_later else ())
+        for number, group in enumerate(groups, 1):
+            if not number % _AT_ONCE:
+                yield
             offset = self._offset(group, queue_id)
             if lowest is None or (offset, group) < lowest:
                 lowest = offset, group

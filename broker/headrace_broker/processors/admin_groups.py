@@ -100,7 +100,7 @@ class AdminGroupsProcessor:
         """Route the requests about groups."""
         registry.route(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, self.update_and_create)
         registry.route_long(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, self.all_configs)
-        registry.route(RequestCode.DELETE_SUBSCRIPTIONGROUP, self.delete)
+        registry.route_long(RequestCode.DELETE_SUBSCRIPTIONGROUP, self.delete)
         registry.route_long(RequestCode.GET_CONSUMER_CONNECTION_LIST, self.consumer_connections)
         registry.route_long(RequestCode.GET_PRODUCER_CONNECTION_LIST, self.producer_connections)
         registry.route_long(RequestCode.GET_CONSUME_STATS, self.consume_stats)
@@ -141,13 +141,13 @@ class AdminGroupsProcessor:
         total = GetAllSubscriptionGroupResponseHeader(total_group_num=len(groups))
         return Reply(total, (fastjson.dumps(body),))
 
-    def delete(self, request: Request) -> None:
+    def delete(self, request: Request) -> Generator[None, None, None]:
         """DELETE_SUBSCRIPTIONGROUP: the settings and, on request, the progress."""
         header = request.header(DeleteSubscriptionGroupHeader)
         self._groups.delete(header.group_name)
         self._statistics.group_deleted(header.group_name)
         if header.clean_offset:
-            self._offsets.delete_group(header.group_name)
+            yield from self._offsets.delete_group(header.group_name)
         self._changes.info(request.channel.address, "group deleted", group=header.group_name)
         self._reply_when_saved(request)
 
@@ -277,6 +277,7 @@ class AdminGroupsProcessor:
         """
         header = request.header(ResetOffsetHeader)
         topic = self._topics.expect(header.topic)
+        host = Host.of(request.channel)
         if self._groups.get(header.group) is None:
             raise RequestError(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
@@ -285,12 +286,14 @@ class AdminGroupsProcessor:
         if header.queue_id >= 0:
             queue_ids = range(header.queue_id, header.queue_id + 1)
             offsets = yield from all_ready([partial(self._reset_target, header)])
+            self._offsets.make_room(header.group, header.topic, header.queue_id, host)
         else:
             queue_ids = range(topic.read_queue_nums)
             offsets = yield from all_ready(
                 partial(self._offset_by_time, topic.topic_name, queue_id, header.timestamp)
                 for queue_id in queue_ids
             )
+            self._offsets.make_rooms(header.group, header.topic, len(queue_ids), host)
         table = []
         for number, (queue_id, offset) in enumerate(zip(queue_ids, offsets, strict=True), 1):
             self._reset(header.group, header.topic, queue_id, offset)
@@ -364,6 +367,9 @@ class AdminGroupsProcessor:
         self._groups.get_or_create(target, Host.of(request.channel))
         topics = {header.topic} if header.topic else self._offsets.topics_of(source)
         topics -= {topic for topic in topics if topic.startswith(GROUP_PREFIXES)}
+        host = Host.of(request.channel)
+        for topic in topics:
+            self._offsets.make_rooms(target, topic, self._offsets.count(source, topic), host)
         for topic in topics:
             if self._consumers.group(target) is None:
                 yield from self._offsets.clone(source, target, topic)

@@ -284,7 +284,7 @@ class AdminTopicsProcessor:
                 for queue in self._store.queues_of(name):
                     yield from self._long_polling.queue_gone(queue)
                 yield from self._store.delete_queues(name)
-                self._offsets.delete_topic(name)
+                yield from self._offsets.delete_topic(name)
                 self._statistics.topic_deleted(name)
                 self._changes.info(request.channel.address, "topic deleted", topic=name)
         after = functools.partial(self._deletion.after_delete, name)

@@ -89,9 +89,12 @@ class StaticGroups:
             return
         header = request.header(ResetOffsetHeader)
         if self._is_static(header.topic):
-            raise _taken(lambda request: self._workers.serve(self._reset(header), request))
+            raise _taken(partial(self._begin_reset, header))
 
-    def _reset(self, header: ResetOffsetHeader) -> Work:
+    def _begin_reset(self, header: ResetOffsetHeader, request: Request) -> None:
+        self._workers.serve(self._reset(header, Host.of(request.channel)), request)
+
+    def _reset(self, header: ResetOffsetHeader, host: Host) -> Work:
         if self._groups.get(header.group) is None:
             raise RequestError(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
@@ -102,6 +105,7 @@ class StaticGroups:
         for queue_id in [header.queue_id] if header.queue_id >= 0 else led:
             offset = yield from self._reset_target(header, queue_id)
             table[MessageQueue(header.topic, _LOGIC_BROKER, queue_id)] = offset
+        self._kept.make_rooms(header.group, header.topic, len(table), host)
         self._move(header, table)
         return Answer(ResponseCode.SUCCESS, body=(fastjson.dumps({"offsetTable": table}),))
 
@@ -157,15 +161,16 @@ class StaticGroups:
     def _begin_clone(
         self, header: CloneGroupOffsetHeader, topics: list[str], request: Request
     ) -> None:
-        self._groups.get_or_create(header.dest_group, Host.of(request.channel))
-        self._workers.serve(self._clone(header, topics), request)
+        host = Host.of(request.channel)
+        self._groups.get_or_create(header.dest_group, host)
+        self._workers.serve(self._clone(header, topics, host), request)
 
-    def _clone(self, header: CloneGroupOffsetHeader, topics: list[str]) -> Work:
+    def _clone(self, header: CloneGroupOffsetHeader, topics: list[str], host: Host) -> Work:
         here = self._leaders.mappings.broker_name
         named = {"srcGroup": header.src_group, "destGroup": header.dest_group}
         for topic in topics:
             if self._is_static(topic):
-                yield from self._clone_static(header, topic)
+                yield from self._clone_static(header, topic, host)
             else:
                 fields = {**named, "topic": topic}
                 answer = yield Ask(here, RequestCode.CLONE_GROUP_OFFSET, fields)
@@ -174,7 +179,7 @@ class StaticGroups:
         return Answer(ResponseCode.SUCCESS)
 
     def _clone_static(
-        self, header: CloneGroupOffsetHeader, topic: str
+        self, header: CloneGroupOffsetHeader, topic: str, host: Host
     ) -> Generator[Ask, Answer, None]:
         table: dict[MessageQueue, int] = {}
         fields = {"topic": topic, "consumerGroup": header.src_group, "setZeroIfNotFound": "false"}
@@ -183,6 +188,7 @@ class StaticGroups:
             answer = yield from offsets.query_offset(chain, fields)
             if answer.code != ResponseCode.QUERY_NOT_FOUND:
                 table[MessageQueue(topic, _LOGIC_BROKER, queue_id)] = _expect(answer)
+        self._kept.make_rooms(header.dest_group, topic, len(table), host)
         if self._consumers.group(header.dest_group) is not None:
             reset = ResetOffsetHeader(
                 topic=topic, group=header.dest_group, timestamp=-1, is_force=True

@@ -11,6 +11,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from headrace_broker.consumer.offsets import take_reset
 from headrace_broker.statictopic.offsets import decided
 from headrace_broker.statictopic.rows import ROWS, physical_fields
 from headrace_protocol.codes import RequestCode, ResponseCode
@@ -61,13 +62,13 @@ class StaticProgress:
         # Until the mappings change.
         self._pulled: dict[Key, _Pulled] = {}
         self._change_count = -1
-        self._resets: dict[Key, int] = {}
+        self._resets = offsets.logic_resets
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
         """See ``Progress``."""
         key = group, topic, queue_id
         found = self.place(topic, queue_id, offset)
-        if found is None or key in self._resets:
+        if found is None or self.is_reset(key):
             return False
         chain, index, physical = found
         self._put(key, chain[index], physical)
@@ -89,17 +90,18 @@ class StaticProgress:
 
     def reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Make a group resume at an offset; its next pull of the queue gets that offset."""
-        self._resets.pop((group, topic, queue_id), None)
+        self.take_reset(group, topic, queue_id)
         self.commit(group, topic, queue_id, offset)
-        self._resets[group, topic, queue_id] = offset
+        self._resets.setdefault((topic, group), {})[queue_id] = offset
 
     def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
         """See ``Progress``."""
-        return self._resets.pop((group, topic, queue_id), None) if self._resets else None
+        return take_reset(self._resets, (topic, group), queue_id)
 
     def is_reset(self, key: Key) -> bool:
         """Whether a reset waits for the group's next pull, so that commits don't count."""
-        return key in self._resets
+        group, topic, queue_id = key
+        return bool(self._resets) and queue_id in self._resets.get((topic, group), ())
 
     def place(self, topic: str, queue_id: int, offset: int) -> tuple[PackedChain, int, int] | None:
         """The chain, the index of the item that holds a static offset, and the offset there.

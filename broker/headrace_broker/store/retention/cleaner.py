@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import math
 import time
-from time import perf_counter
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 import structlog
@@ -23,9 +22,10 @@ from headrace_broker.store.retention.disk_forecast import (
 )
 from headrace_broker.store.retention.rules import ClockWatch, Facts, LogFile, plan_clean
 from headrace_broker.store.retention.topic_trimmer import TopicTrimmer, newest_physical_offset
+from headrace_daemon.slices import in_slices
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+    from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
     from pathlib import Path
 
     from headrace_broker.store.files.filesystem import DiskUsage
@@ -278,15 +278,15 @@ class Cleaner:
         if log_min_offset == self._log_min_cleaned:
             return
         searches: dict[ConsumeQueue, Callable[[], int]] = {}
-        await _in_slices(self._collect_searches(log_min_offset, searches))
+        await in_slices(self._collect_searches(log_min_offset, searches))
         firsts = await self._in_thread(lambda: [search() for search in searches.values()])
-        await _in_slices(self._detach_queue_files(zip(searches, firsts, strict=True)))
+        await in_slices(self._detach_queue_files(zip(searches, firsts, strict=True)))
         self.detached += self.index_files.detach_below(log_min_offset)
         self._log_min_cleaned = log_min_offset
 
     def _collect_searches(
         self, log_min_offset: int, searches: dict[ConsumeQueue, Callable[[], int]]
-    ) -> Iterator[None]:
+    ) -> Generator[None, None, None]:
         """Collect, per queue, the search for its first unit whose record is still in the log."""
         for queues in list(self._topics.values()):
             for queue in list(queues.values()):
@@ -294,7 +294,9 @@ class Cleaner:
                 searches[consume_queue] = consume_queue.search_cold(log_min_offset)
             yield
 
-    def _detach_queue_files(self, firsts: Iterable[tuple[ConsumeQueue, int]]) -> Iterator[None]:
+    def _detach_queue_files(
+        self, firsts: Iterable[tuple[ConsumeQueue, int]]
+    ) -> Generator[None, None, None]:
         for consume_queue, first in firsts:
             self.detached += consume_queue.detach_before(first)
             yield
@@ -316,7 +318,7 @@ class Cleaner:
             return
         if not self._clock_watch.is_trusted(trio.current_time()):
             limits = {topic: limit._replace(reserved_ms=None) for topic, limit in limits.items()}
-        await _in_slices(self.trimmer.scan(limits, self._lowest_unconsumed()))
+        await in_slices(self.trimmer.scan(limits, self._lowest_unconsumed()))
         now_ms = self.commit_log.clock.now_ms()
         floors = await self._in_thread(lambda: self.trimmer.find(now_ms))
         # A power cut could give the queue offset, and perhaps the physical offset, of an unflushed
@@ -361,7 +363,7 @@ class Cleaner:
         )
 
     async def _find_unconsumed(self) -> None:
-        await _in_slices(self._disk_forecast.scan(self._lowest_unconsumed()))
+        await in_slices(self._disk_forecast.scan(self._lowest_unconsumed()))
         unconsumed = await self._in_thread(self._disk_forecast.find_oldest)
         records = [each for each in (unconsumed, self._oldest_followed()) if each is not None]
         self._disk_forecast.oldest = min(
@@ -376,15 +378,6 @@ class Cleaner:
             oldest_unconsumed=str(self._disk_forecast.oldest or ""),
             full_in_hours=self._disk_forecast.full_in_hours,
         )
-
-
-async def _in_slices(work: Iterator[None]) -> None:
-    """Run ``work`` to its end, giving other tasks a turn every ``_SLICE_S``."""
-    end = perf_counter() + _SLICE_S
-    for _ in work:
-        if perf_counter() > end:
-            await trio.lowlevel.checkpoint()
-            end = perf_counter() + _SLICE_S
 
 
 def _log_files(files: list[MappedFile], cold: ColdFiles, limit_ms: int) -> list[LogFile]:

@@ -10,7 +10,7 @@ from headrace_broker.store.files.cold_files import ColdFiles
 from headrace_broker.store.retention.growth import Growth
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 
     from headrace_broker.store.files.filesystem import DiskUsage
     from headrace_broker.store.log.commit_log import CommitLog
@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from headrace_broker.store.store_queue import StoreQueue
 
     # Given a topic and queue ids, returns by queue id the lowest queue offset that some group has
-    # yet to consume, and that group's name.
-    LowestUnconsumed = Callable[[str, Iterable[int]], Mapping[int, tuple[int, str]]]
+    # yet to consume, and that group's name; yields now and then.
+    LowestUnconsumed = Callable[
+        [str, Iterable[int]], Generator[None, None, Mapping[int, tuple[int, str]]]
+    ]
 
 ALARM_HOURS: Final = 24.0
 ALARM_EVERY_S: Final = 3600.0
@@ -35,8 +37,11 @@ def queue_blocks(queues: Mapping[int, StoreQueue]) -> Iterator[dict[int, StoreQu
         yield some
 
 
-def nothing_to_consume(_topic: str, _queue_ids: Iterable[int]) -> dict[int, tuple[int, str]]:
+def nothing_to_consume(
+    _topic: str, _queue_ids: Iterable[int]
+) -> Generator[None, None, Mapping[int, tuple[int, str]]]:
     """A ``LowestUnconsumed`` by which no group has anything left to consume."""
+    yield from ()
     return {}
 
 
@@ -78,12 +83,13 @@ class DiskForecast:
         self._limit_bytes = 0
         self._sampled_s = self._alarm_s = -math.inf
 
-    def scan(self, lowest_unconsumed: LowestUnconsumed) -> Iterator[None]:
+    def scan(self, lowest_unconsumed: LowestUnconsumed) -> Generator[None, None, None]:
         """Collect the first unconsumed unit of each queue; yields after some queues."""
         self._candidates = []
         for topic, queues in list(self._topics.items()):
             for some in queue_blocks(queues):
-                for queue_id, (queue_offset, group) in lowest_unconsumed(topic, some).items():
+                lowest = yield from lowest_unconsumed(topic, some)
+                for queue_id, (queue_offset, group) in lowest.items():
                     consume_queue = some[queue_id].consume_queue
                     first = self._first_visible(consume_queue, queue_offset)
                     if first < consume_queue.max_offset:

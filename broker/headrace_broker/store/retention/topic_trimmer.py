@@ -10,7 +10,7 @@ from headrace_broker.store.retention.floor_file import Floor, FloorFile
 from headrace_broker.store.retention.topic_floors import Counted, QueueView, TopicLimit, find_floors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Generator, Mapping
     from pathlib import Path
 
     from headrace_broker.store.log.commit_log import CommitLog
@@ -55,7 +55,7 @@ class TopicTrimmer:
 
     def scan(
         self, limits: Mapping[str, TopicLimit], lowest_unconsumed: LowestUnconsumed
-    ) -> Iterator[None]:
+    ) -> Generator[None, None, None]:
         """Collect the offsets of the topics' queues; yields after some queues."""
         self._counted = {topic: self._counted.get(topic, {}) for topic in limits}
         self._cold_log = ColdFiles(self._commit_log.files)
@@ -64,7 +64,7 @@ class TopicTrimmer:
             queues = dict(self._topics.get(topic, {}))
             views: list[QueueView] = []
             for some in queue_blocks(queues):
-                lowest = lowest_unconsumed(topic, some)
+                lowest = yield from lowest_unconsumed(topic, some)
                 views += (
                     self._view(queue, lowest.get(queue_id)) for queue_id, queue in some.items()
                 )

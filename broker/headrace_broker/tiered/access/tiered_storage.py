@@ -25,7 +25,7 @@ from headrace_broker.topics.attributes import CLEANUP_POLICY, COMPACTED, TIERED,
 from headrace_daemon.services import Service, StopStage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Generator, Iterable, Mapping
 
     from headrace_broker.queue_directory import Lookup
     from headrace_broker.store.message_store import MessageStore
@@ -124,8 +124,10 @@ class TieredStorage:
         if self.settings.level is StorageLevel.DISABLE:
             return lowest
 
-        def lowest_local(topic: str, queue_ids: Iterable[int]) -> Mapping[int, tuple[int, str]]:
-            found = lowest(topic, queue_ids)
+        def lowest_local(
+            topic: str, queue_ids: Iterable[int]
+        ) -> Generator[None, None, Mapping[int, tuple[int, str]]]:
+            found = yield from lowest(topic, queue_ids)
             return {
                 queue_id: (offset, group)
                 for queue_id, (offset, group) in found.items()

@@ -1,0 +1,248 @@
+"""Services with 100,000 of what they keep: no step of the loop takes more than 20 ms of CPU.
+
+The CPU time of each step is measured, so other processes don't matter.
+"""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import trio
+import trio.testing
+
+from headrace_broker.consumer.locks import LOCK_LIFE_MS
+from headrace_broker.consumer.unconsumed import UnconsumedOffsets
+from headrace_broker.host_budget import HostBudget
+from headrace_broker.parts import Pace
+from headrace_broker.timer.arrivals import TIMER, Arrivals, key_hash
+from headrace_broker.transaction.halves import Decision
+from headrace_broker.transaction.table import OpenHalf
+from headrace_broker.upkeep import expire_locks
+from headrace_daemon.slices import in_slices
+from headrace_protocol.bodies import MessageQueue, SubscriptionGroupConfig
+from headrace_protocol.codes import RequestCode
+from headrace_protocol.headers import CloneGroupOffsetHeader, ResetOffsetHeader
+from tests.support.broker import BrokerUnderTest
+from tests.support.channel import MemoryChannel
+from tests.support.memory import HOST
+from tests.support.steps import measured_steps
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+    from pathlib import Path
+
+    from tests.support.steps import Steps
+
+pytestmark = pytest.mark.slow
+
+COUNT = 100_000
+STEP_MS = 20
+DUE_MS = 1_800_000_000_000
+
+
+@pytest.fixture
+def paced(tmp_path: Path) -> Iterator[BrokerUnderTest]:
+    """A broker whose long work runs in slices."""
+    broker = BrokerUnderTest(tmp_path, pace=Pace(), commit_log_file_bytes=1 << 27)
+    yield broker
+    broker.close()
+
+
+@asynccontextmanager
+async def running(
+    broker: BrokerUnderTest, *runs: Callable[[], Awaitable[Any]]
+) -> AsyncIterator[Steps]:
+    async with trio.open_nursery() as nursery:
+        for run in (broker.parts.pace.sliced_work.run, *runs):
+            nursery.start_soon(run)
+        with measured_steps() as steps:
+            yield steps
+            await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+
+
+# -- timers ----------------------------------------------------------------------------------------
+
+
+def arrived(first: int, count: int, *, is_recall: bool, key_from: int = 0) -> Arrivals:
+    rows = np.zeros(count, TIMER)
+    rows["due_ms"] = DUE_MS
+    rows["queue_offset"] = rows["source"] = rows["physical_offset"] = np.arange(
+        first, first + count
+    )
+    rows["key"] = [key_hash(b"%d" % (key_from + number)) for number in range(count)]
+    rows["topic"] = -1 if is_recall else 0
+    return Arrivals(rows, np.full(count, DUE_MS - 60_000), np.full(count, -1))
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+async def test_timers_and_recalls_of_one_second(paced: BrokerUnderTest, is_open: bool) -> None:
+    waiting = paced.parts.waiting.timers.waiting
+    waiting.topics.number(b"T")
+
+    async def arrive() -> None:
+        for first in range(0, COUNT // 2, 1024):
+            waiting.add(arrived(first, 1024, is_recall=False, key_from=first))
+            if is_open:
+                waiting.due_ms()
+            await trio.lowlevel.checkpoint()
+        for first in range(0, COUNT // 2, 1024):  # of others
+            recalls = arrived(COUNT + first, 1024, is_recall=True, key_from=10 * COUNT + first)
+            waiting.add(recalls)
+            await trio.lowlevel.checkpoint()
+        for number in range(10):
+            waiting.add(arrived(3 * COUNT + number, 1, is_recall=False, key_from=COUNT))
+            await trio.lowlevel.checkpoint()
+        for number in range(10):
+            slot, key = (DUE_MS - 1) // 1000, key_hash(b"%d" % number)
+            assert waiting.has(slot, b"T", key)
+            waiting.recall(slot, b"T", key)
+            await trio.lowlevel.checkpoint()
+        while len(waiting.take_due(DUE_MS + 1000, 64)):
+            await trio.lowlevel.checkpoint()
+
+    async with running(paced) as steps:
+        await arrive()
+    assert steps.most_ms < STEP_MS, steps
+    assert waiting.count == 0
+
+
+# -- transactions ----------------------------------------------------------------------------------
+
+
+def fill(broker: BrokerUnderTest) -> Any:
+    table = broker.parts.waiting.transactions.table
+    for number in range(COUNT):
+        half = OpenHalf(number, [number], number, HOST, "g", "T", 0, 2**62, 2**62)
+        table.open[number] = half
+        table._first_of[number] = number
+    table.next_offset = table.seen = 0
+    return table
+
+
+async def test_undecided_transactions(paced: BrokerUnderTest) -> None:
+    table = fill(paced)
+    table.seen = COUNT
+    transactions = paced.parts.waiting.transactions
+    async with running(paced) as steps:
+        await transactions.save()
+        for number in range(COUNT - 1, COUNT - 100, -1):
+            copies = table.end(number, number, Decision.COMMIT)
+            table.owe_names(copies)
+            table.named(len(copies))
+            await trio.lowlevel.checkpoint()
+    assert steps.most_ms < STEP_MS, steps
+
+
+async def test_decisions_that_are_remembered(paced: BrokerUnderTest) -> None:
+    table = paced.parts.waiting.transactions.table
+    async with running(paced) as steps:
+        # Enough for a table to fill up with the places of forgotten ones.
+        for first in range(0, 4 * COUNT, 200):
+            for number in range(first, first + 200):
+                copies = table.end(number, number, Decision.COMMIT)
+                table.owe_names(copies)
+                table.named(len(copies))
+            await trio.lowlevel.checkpoint()
+    assert steps.most_ms < STEP_MS, steps
+
+
+# -- locks -----------------------------------------------------------------------------------------
+
+
+async def test_locks(paced: BrokerUnderTest, autojump_clock: trio.testing.MockClock) -> None:
+    locks = paced.locks
+    locks._budget = HostBudget(1 << 40)
+    queues = [MessageQueue("t", "b", number) for number in range(1000)]
+    async with running(paced, lambda: expire_locks(paced.consumers, paced.clock)) as steps:
+        for client in range(COUNT // 1000):
+            locks.lock(f"g{client % 10}", f"c{client}", queues, paced.clock.steady_ms(), HOST)
+            locks.lock(f"h{client}", f"c{client}", queues, paced.clock.steady_ms(), HOST)
+            locks.left(f"h{client}", f"c{client}")
+            await trio.lowlevel.checkpoint()
+        await trio.sleep(5)
+        paced.clock.ms += LOCK_LIFE_MS + 1
+        await trio.sleep(5)
+    assert len(locks) == 0
+    assert steps.most_ms < STEP_MS, steps
+
+
+# -- offsets ---------------------------------------------------------------------------------------
+
+
+async def test_offsets_of_many_groups(
+    paced: BrokerUnderTest, autojump_clock: trio.testing.MockClock
+) -> None:
+    offsets = paced.offsets
+    async with running(paced, lambda: offsets.run(lambda: 1.0)) as steps:
+        for number in range(COUNT):
+            offsets.commit(f"g{number}", f"t{number % 100}", 0, 1)
+            if not number % 100:
+                await trio.lowlevel.checkpoint()
+        await trio.sleep(3)
+    assert steps.most_ms < STEP_MS, steps
+
+
+async def test_offsets_of_many_queues(
+    paced: BrokerUnderTest, autojump_clock: trio.testing.MockClock
+) -> None:
+    offsets = paced.offsets
+    async with running(paced, lambda: offsets.run(lambda: 1.0)) as steps:
+        for number in range(10 * COUNT):
+            offsets.commit(f"g{number % 15}", "t", number // 15, 1)
+            if not number % 100:
+                await trio.lowlevel.checkpoint()
+        await trio.sleep(3)
+        offsets.commit("g0", "t", 0, 2)
+        await trio.sleep(3)
+    assert steps.most_ms < STEP_MS, steps
+
+
+# -- queues x groups -------------------------------------------------------------------------------
+
+QUEUES, GROUPS = 65_536, 20
+
+
+@pytest.fixture
+def wide(paced: BrokerUnderTest) -> BrokerUnderTest:
+    """A broker whose groups have offsets in each queue of a topic."""
+    for number in range(GROUPS):
+        paced.groups.put(SubscriptionGroupConfig(group_name=f"g{number}"))
+        for queue_id in range(QUEUES):
+            paced.offsets.reset(f"g{number}", "big", queue_id, number)
+        paced.offsets.make_rooms(f"g{number}", "big", 10, HOST)
+    return paced
+
+
+async def test_the_scan_of_what_groups_have_yet_to_consume(wide: BrokerUnderTest) -> None:
+    lowest = UnconsumedOffsets(wide.offsets, wide.groups, wide.consumers)
+    async with running(wide) as steps:
+        found = await in_slices(lowest("big", range(128)))
+    assert found[127] == (0, "g0")
+    assert steps.most_ms < STEP_MS, steps
+
+
+async def test_the_deletion_of_progress(wide: BrokerUnderTest) -> None:
+    offsets = wide.offsets
+    async with running(wide) as steps:
+        await in_slices(offsets.delete_group("g0"))
+        await in_slices(offsets.delete_topic("big"))
+    assert offsets.pairs(1) == []
+    assert wide.budget.kept_bytes(HOST) == 0
+    assert steps.most_ms < STEP_MS, steps
+
+
+async def test_a_reset_of_all_queues(wide: BrokerUnderTest) -> None:
+    wide.create_topic("big", QUEUES)
+    channel = MemoryChannel()
+    reset = ResetOffsetHeader(topic="big", group="g1", timestamp=-1, is_force=True)
+    clone = CloneGroupOffsetHeader(src_group="g0", dest_group="new", topic="big")
+    async with running(wide) as steps:
+        wide.send(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, reset, channel=channel)
+        wide.send(RequestCode.CLONE_GROUP_OFFSET, clone, channel=channel)
+        await trio.testing.wait_all_tasks_blocked()
+    assert [reply.code for reply, _ in channel.replies()] == [0, 0]
+    assert steps.most_ms < STEP_MS, steps
