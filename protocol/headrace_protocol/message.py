@@ -646,8 +646,11 @@ def _local_month_ms(now_ms: int) -> tuple[int, int]:
 
 
 def compress(body: bytes, level: int = 5) -> tuple[bytes, int]:
-    """The body compressed with ZLIB, and the sysFlag bits for that."""
-    return zlib.compress(body, level), COMPRESSED | COMPRESSION_ZLIB
+    """The body compressed with ZLIB, and the sysFlag bits for that; as it is if that is shorter."""
+    compressed = zlib.compress(body, level)
+    if len(compressed) >= len(body):
+        return body, 0
+    return compressed, COMPRESSED | COMPRESSION_ZLIB
 
 
 def decompress(stored_body: bytes, sys_flag: int, body_bytes_max: int = BODY_BYTES_MAX) -> bytes:
