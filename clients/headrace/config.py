@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from headrace.errors import ConfigurationError
+from headrace.values import plain_number, shown
 from headrace_protocol.drivers.address import split_address
 
 if TYPE_CHECKING:
@@ -21,10 +22,16 @@ _KNOWN_KEYS = {"nameserver", "context", "contexts"}
 
 
 def check_limits(minimum: int = 1, **limits: float | None) -> None:
-    """Raise ConfigurationError naming the first limit below ``minimum``."""
+    """Raise ConfigurationError naming the first limit that is no number, or below ``minimum``."""
     for name, limit in limits.items():
-        if limit is not None and limit < minimum:
+        if limit is not None and not plain_number(limit, name, ConfigurationError) >= minimum:
             raise ConfigurationError(f"{name}={limit}: must be at least {minimum}")
+
+
+def check_callback(name: str, function: object) -> None:
+    """Raise ConfigurationError for something that can't be called; None is no function at all."""
+    if function is not None and not callable(function):
+        raise ConfigurationError(f"{name}={shown(function)} is no function")
 
 
 def config_file() -> Path:

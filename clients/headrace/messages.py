@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import count, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, overload
@@ -12,6 +12,18 @@ import msgspec
 
 from headrace.delays import LEVEL_MAX
 from headrace.errors import ConfigurationError, InvalidMessage
+from headrace.values import (
+    check_tag,
+    encoded_text,
+    is_int,
+    kind_of,
+    optional_text,
+    plain_body,
+    plain_int,
+    plain_number,
+    plain_text,
+    shown,
+)
 from headrace_protocol import message as record
 from headrace_protocol.bodies import MessageQueue
 from headrace_protocol.codes import ResponseCode
@@ -29,6 +41,11 @@ if TYPE_CHECKING:
 BODY_BYTES_MAX = 4 * 1024 * 1024
 # Past this no clock can count in milliseconds.
 _DELAY_S_END = 2**53 / 1000
+_TIME_MS_END = 2**63
+# Defaults of a message's fields. CPython has one empty str and one 0.
+EMPTY: Any = ""
+NO_LEVEL: Any = 0
+NO_DELAY: Any = 0
 # The rest is left for the client's message id.
 PROPERTIES_BYTES_MAX = record.PROPERTIES_BYTES_MAX - len(f"{record.UNIQ_KEY}  ") - 32
 # Length in characters of a key and tag that fit, however many bytes each character takes.
@@ -40,7 +57,7 @@ _GROUP = re.compile(r"[%|a-zA-Z0-9_-]{1,120}")
 
 
 class Message(msgspec.Struct, gc=False):
-    """A message to send.
+    """A message to send; each send takes a copy of it, so a program may reuse the object.
 
     body: 1 byte to 4 MiB. A str is not accepted: encode it. Empty only with a key, to delete the
         key from a table.
@@ -53,7 +70,8 @@ class Message(msgspec.Struct, gc=False):
     deliver_at: time of delivery: a datetime with a time zone, or milliseconds since 1970. A time
         in the past delivers at once.
 
-    At most one of the last three; brokers accept up to three days ahead by default.
+    At most one of the last three; brokers accept up to three days ahead by default. "What a message
+    may hold" in docs/clients.md lists the types that each field takes.
     """
 
     topic: str
@@ -67,112 +85,236 @@ class Message(msgspec.Struct, gc=False):
 
     def check(self) -> None:
         """Raise InvalidMessage for anything that every broker would reject."""
-        body: object = self.body
-        if not isinstance(body, bytes):
-            kind = type(body).__name__
-            raise InvalidMessage(f"the body for {self.topic} is {kind}, not bytes; encode it")
-        if not self.body and not self.key:
+        self.encoded()
+
+    def encoded(self) -> EncodedMessage:
+        """The message as it is now, checked, copied and encoded. Raises InvalidMessage."""
+        body = self.body
+        properties = self.properties
+        # Compares identities: a value of a wrong type may be falsy, or answer == with an array.
+        if (
+            type(body) is bytes
+            and type(self.topic) is str
+            and type(properties) is dict
+            and not properties
+            and self.delay_level is NO_LEVEL
+            and self.delay is NO_DELAY
+            and self.deliver_at is None
+            and 0 < len(body) <= BODY_BYTES_MAX
+        ):
+            if self.key is EMPTY and self.tag is EMPTY:
+                return EncodedMessage(self, self.topic, body)
+            return self._with_texts(body)
+        return self._encoded()
+
+    def _with_texts(self, body: bytes) -> EncodedMessage:
+        """``encoded`` of a message with a key or a tag, and nothing else that is optional."""
+        key = self.key
+        tag = self.tag
+        if type(key) is str and type(tag) is str and (tag is EMPTY or tag.isalnum()):
+            if tag:
+                text = f"KEYS\x01{key}\x02TAGS\x01{tag}\x02" if key else f"TAGS\x01{tag}\x02"
+            else:
+                text = f"KEYS\x01{key}\x02"
+            if len(text) <= _SURELY_FIT and "\x01" not in key and "\x02" not in key:
+                try:
+                    return EncodedMessage(self, self.topic, body, text.encode(), key.encode())
+                except UnicodeEncodeError:
+                    pass
+        return self._encoded()
+
+    def _encoded(self) -> EncodedMessage:
+        topic, body, key, tag = self.topic, self.body, self.key, self.tag
+        if type(topic) is not str:
+            topic = check_topic(topic)
+        if type(body) is not bytes:
+            body = plain_body(body)
+        if type(key) is not str:
+            key = optional_text(key, "key")
+        if type(tag) is not str:
+            tag = optional_text(tag, "tag")
+        if tag:
+            check_tag(tag)
+        if not 0 < len(body) <= BODY_BYTES_MAX:
+            check_size(topic, len(body), has_key=bool(key))
+        delay = self._delay()
+        given = self.properties
+        properties = _plain_properties(given) if given is not None else []
+        raw = _encoded_properties(topic, key, tag, delay, properties)
+        return EncodedMessage(self, topic, body, raw, key.encode(), bool(delay))
+
+    def _delay(self) -> str:
+        """The property with the time of delivery; empty without one. Raises InvalidMessage."""
+        if self.delay_level is NO_LEVEL and self.delay is NO_DELAY and self.deliver_at is None:
+            return ""
+        level = plain_int(self.delay_level, "delay_level")
+        delay = plain_number(self.delay, "delay")
+        at_ms = self._deliver_at_ms()
+        if bool(level) + bool(delay) + bool(at_ms) > 1:
             raise InvalidMessage(
-                f"a body of 0 bytes for {self.topic}: only a message with a key may have none; it "
-                "deletes the key from a table"
+                f"delay_level={level}, delay={delay:g}, deliver_at={self.deliver_at} for "
+                f"{self.topic}: set only one of them"
             )
-        if len(self.body) > BODY_BYTES_MAX:
+        if not 0 <= level <= LEVEL_MAX:
+            raise InvalidMessage(f"delay_level {level}: must be 0 to {LEVEL_MAX}")
+        if not 0 <= delay < _DELAY_S_END:
             raise InvalidMessage(
-                f"a body of {len(self.body)} bytes for {self.topic}: brokers accept at most "
-                f"{BODY_BYTES_MAX} bytes; store larger data elsewhere and send a reference to it"
+                f"delay={shown(self.delay)} for {self.topic}: must be seconds from now"
             )
-        if self.delay_level or self.delay or self.deliver_at:
-            self._check_delay()
-        if self.key or self.tag or self.properties:
-            text = self._key_and_tag()
-            if self.properties or "\x01" in text or "\x02" in text or len(text) > _SURELY_FIT:
-                self._check_properties()
+        if level:
+            return f"{record.DELAY}\x01{level}\x02"
+        if delay:
+            return f"{record.TIMER_DELAY_MS}\x01{round(delay * 1000)}\x02"
+        return f"{record.TIMER_DELIVER_MS}\x01{at_ms}\x02" if at_ms else ""
 
-    @property
-    def is_delayed(self) -> bool:
-        """Whether it is not for delivery at once."""
-        return bool(self.delay_level or self.delay or self.deliver_at)
-
-    def _check_delay(self) -> None:
-        if bool(self.delay_level) + bool(self.delay) + bool(self.deliver_at) > 1:
-            raise InvalidMessage(
-                f"delay_level={self.delay_level}, delay={self.delay}, deliver_at={self.deliver_at} "
-                f"for {self.topic}: set only one of them"
-            )
-        if not 0 <= self.delay_level <= LEVEL_MAX:
-            raise InvalidMessage(f"delay_level {self.delay_level}: must be 0 to {LEVEL_MAX}")
-        delay: object = self.delay
-        if not (isinstance(delay, int | float) and 0 <= delay < _DELAY_S_END):
-            raise InvalidMessage(f"delay={delay!r} for {self.topic}: must be seconds from now")
-        at = self.deliver_at
-        if isinstance(at, datetime) and at.tzinfo is None:
-            raise InvalidMessage(f"deliver_at={at} for {self.topic}: a datetime needs a time zone")
-        if not isinstance(at, datetime | int | None) or (isinstance(at, int) and at < 0):
-            raise InvalidMessage(
-                f"deliver_at={at!r} for {self.topic}: must be a datetime or milliseconds since 1970"
-            )
-
-    def _delay_property(self) -> str:
-        if self.delay_level:
-            return f"{record.DELAY}\x01{self.delay_level}\x02"
-        if self.delay:
-            return f"{record.TIMER_DELAY_MS}\x01{round(self.delay * 1000)}\x02"
-        at = self.deliver_at
-        at_ms = round(at.timestamp() * 1000) if isinstance(at, datetime) else at
-        return f"{record.TIMER_DELIVER_MS}\x01{at_ms}\x02"
-
-    def _key_and_tag(self) -> str:
-        try:
-            return self.key + self.tag
-        except TypeError:
-            raise InvalidMessage(
-                f"key {self.key!r} and tag {self.tag!r} for {self.topic}: both must be str"
-            ) from None
-
-    def properties_text(self) -> str:
-        """All properties as stored in the record, except the client's message id."""
-        text = f"{record.KEYS}\x01{self.key}\x02" if self.key else ""
-        if self.tag:
-            text += f"{record.TAGS}\x01{self.tag}\x02"
-        if self.delay_level or self.delay or self.deliver_at:
-            text += self._delay_property()
-        if self.properties:
-            properties = self.properties.items()
-            text += "".join([f"{name}\x01{value}\x02" for name, value in properties])
-        return text
-
-    def _check_properties(self) -> None:
-        if self.properties:
-            self._check_user_properties()
-        text = self.properties_text()
-        count = bool(self.key) + bool(self.tag) + self.is_delayed + len(self.properties)
-        if text.count("\x01") != count or text.count("\x02") != count:
-            raise InvalidMessage(
-                f"the key, tag or a property of a message for {self.topic} contains byte 1 or 2, "
-                "which separate properties; encode it"
-            )
-        if len(text) * 4 > PROPERTIES_BYTES_MAX:
-            property_bytes = len(text.encode())
-            if property_bytes > PROPERTIES_BYTES_MAX:
+    def _deliver_at_ms(self) -> int:
+        """Milliseconds since 1970; 0 without a time of delivery."""
+        at: object = self.deliver_at
+        if at is None:
+            return 0
+        if isinstance(at, datetime):
+            if at.utcoffset() is None:
                 raise InvalidMessage(
-                    f"properties of {property_bytes} bytes for {self.topic}: at most "
-                    f"{PROPERTIES_BYTES_MAX} fit; put large values into the body"
+                    f"deliver_at={at} for {self.topic}: a datetime needs a time zone"
                 )
+            return max(1, round(at.timestamp() * 1000))
+        if is_int(at) and 0 <= (at_ms := plain_int(at, "deliver_at")) < _TIME_MS_END:
+            return at_ms
+        raise InvalidMessage(
+            f"deliver_at={shown(at)} for {self.topic}: must be a datetime or milliseconds since "
+            "1970"
+        )
 
-    def _check_user_properties(self) -> None:
-        reserved = record.SYSTEM_PROPERTIES & self.properties.keys()
-        if reserved:
+
+class EncodedMessage(msgspec.Struct, frozen=True, gc=False):
+    """A message as it was when it was passed.
+
+    message: the caller's object, which may have changed since.
+    properties: as stored in the record, except the client's message id. key: in UTF-8; empty if
+    there is none.
+    """
+
+    message: Message
+    topic: str
+    body: bytes
+    properties: bytes = b""
+    key: bytes = b""
+    is_delayed: bool = False
+
+    def as_sent(self) -> Message:
+        """The caller's object, or a copy of what was sent if that has changed since."""
+        try:
+            if self.message.encoded() == self:
+                return self.message
+        except InvalidMessage:
+            pass
+        own = record.decode_properties(self.properties)
+        return Message(
+            self.topic,
+            self.body,
+            own.pop(record.KEYS, ""),
+            own.pop(record.TAGS, ""),
+            delay_level=int(own.pop(record.DELAY, 0)),
+            delay=int(own.pop(record.TIMER_DELAY_MS, 0)) / 1000,
+            deliver_at=int(own.pop(record.TIMER_DELIVER_MS, 0)) or None,
+            properties=own,
+        )
+
+
+def encoded(message: Message) -> EncodedMessage:
+    """``message.encoded()``; raises InvalidMessage also for what is no Message."""
+    try:
+        return message.encoded()
+    except AttributeError as error:
+        raise no_message(message, error) from None
+
+
+def no_message(value: object, error: Exception) -> InvalidMessage:
+    """The error for a value that is no Message; raises ``error`` if it is one."""
+    if isinstance(value, Message):
+        raise error
+    return InvalidMessage(
+        f"{shown(value)} is {kind_of(value)}, not a Message: create one with the body as bytes"
+    )
+
+
+def check_size(topic: str, body_bytes: int, *, has_key: bool) -> None:
+    """Raise InvalidMessage for a body of a size that brokers reject."""
+    if not body_bytes and not has_key:
+        raise InvalidMessage(
+            f"a body of 0 bytes for {topic}: only a message with a key may have none; it "
+            "deletes the key from a table"
+        )
+    if body_bytes > BODY_BYTES_MAX:
+        raise InvalidMessage(
+            f"a body of {body_bytes} bytes for {topic}: brokers accept at most "
+            f"{BODY_BYTES_MAX} bytes; store larger data elsewhere and send a reference to it"
+        )
+
+
+def _plain_properties(given: object) -> list[tuple[str, str]]:
+    """Names and values of a message's own properties. Raises InvalidMessage."""
+    if type(given) is not dict and not isinstance(given, Mapping):
+        raise InvalidMessage(f"properties={shown(given)} is {kind_of(given)}: it must be a dict")
+    if not given:
+        return []
+    plain = []
+    for name, value in given.items():
+        text = name if type(name) is str else plain_text(name, "a property's name")
+        if text in record.SYSTEM_PROPERTIES:
             raise InvalidMessage(
-                f"property {min(reserved)} is reserved for clients and brokers: rename it, or use "
+                f"property {text} is reserved for clients and brokers: rename it, or use "
                 "key=, tag=, delay= or delay_level="
             )
-        for name, value in self.properties.items():
-            if not isinstance(value, str):
-                raise InvalidMessage(f"property {name!r} = {value!r}: the value must be a str")
-            if not (name and value):
-                raise InvalidMessage(
-                    f"property {name!r} = {value!r}: neither name nor value may be empty"
-                )
+        if not isinstance(value, str):
+            raise InvalidMessage(
+                f"property {shown(text)} = {shown(value)} is {kind_of(value)}: the value must be a "
+                "str"
+            )
+        if not (text and value):
+            raise InvalidMessage(
+                f"property {shown(text)} = {shown(value)}: neither name nor value may be empty"
+            )
+        plain.append((text, str.__str__(value)))
+    return plain
+
+
+def _encoded_properties(
+    topic: str, key: str, tag: str, delay: str, properties: list[tuple[str, str]]
+) -> bytes:
+    text = f"{record.KEYS}\x01{key}\x02" if key else ""
+    if tag:
+        text += f"{record.TAGS}\x01{tag}\x02"
+    text += delay
+    if properties:
+        text += "".join([f"{name}\x01{value}\x02" for name, value in properties])
+    count = bool(key) + bool(tag) + bool(delay) + len(properties)
+    try:
+        raw = text.encode()
+    except UnicodeEncodeError:
+        raw = b""
+    if not raw or text.count("\x01") != count or text.count("\x02") != count:
+        _check_texts(topic, key, tag, properties)
+    if len(raw) > PROPERTIES_BYTES_MAX:
+        raise InvalidMessage(
+            f"properties of {len(raw)} bytes for {topic}: at most {PROPERTIES_BYTES_MAX} fit; put "
+            "large values into the body"
+        )
+    return raw
+
+
+def _check_texts(topic: str, key: str, tag: str, properties: list[tuple[str, str]]) -> None:
+    """Raise InvalidMessage for the first text that cannot be stored."""
+    texts = [("key", key), ("tag", tag)]
+    for name, value in properties:
+        texts += [("a property's name", name), (f"property {shown(name)}", value)]
+    for what, text in texts:
+        encoded_text(text, what)
+        if "\x01" in text or "\x02" in text:
+            raise InvalidMessage(
+                f"{what}={shown(text)} of a message for {topic} contains byte 1 or 2, which "
+                "separate properties; encode it"
+            )
 
 
 class SendResult(msgspec.Struct, frozen=True):
@@ -580,14 +722,15 @@ def _values_of(properties: list[bytes], name: str) -> list[str]:
     return [record.property_text(record.property_value(raw, key)) for raw in properties]
 
 
-def check_topic(topic: str) -> None:
-    """Raise InvalidMessage unless ``topic`` is a valid topic name."""
+def check_topic(topic: str) -> str:
+    """The plain name of a topic. Raises InvalidMessage unless it is a valid one."""
     if not isinstance(topic, str):
-        raise InvalidMessage(f"{topic!r} is not a valid topic name: it must be a str")
+        raise InvalidMessage(f"{shown(topic)} is not a valid topic name: it must be a str")
     if not _TOPIC.fullmatch(topic) and not _RETRY_TOPIC.fullmatch(topic):
         raise InvalidMessage(
             f"{topic!r} is not a valid topic name: use 1 to 127 letters, digits, and any of % | _ -"
         )
+    return str.__str__(topic)
 
 
 def takes_batches(topic: str) -> bool:
@@ -595,11 +738,14 @@ def takes_batches(topic: str) -> bool:
     return not topic.startswith(GROUP_PREFIXES)
 
 
-def check_group(group: str) -> None:
-    """Raise ConfigurationError unless ``group`` is a valid group name."""
+def check_group(group: str) -> str:
+    """The plain name of a group. Raises ConfigurationError unless it is a valid one."""
+    if not isinstance(group, str):
+        raise ConfigurationError(f"group={shown(group)} is {kind_of(group)}: it must be a str")
     if not _GROUP.fullmatch(group):
         hint = f" (the first argument is the group: write nameserver={group!r})"
         raise ConfigurationError(
             f"{group!r} is not a valid group name: use 1 to 120 letters, digits, and any of % | _ -"
             + (hint if ":" in group else "")
         )
+    return str.__str__(group)

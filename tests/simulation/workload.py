@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
 import trio
 
 from headrace import Consumer, Message, Producer, PullConsumer
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from random import Random
 
-    from headrace.messages import ReceivedMessage, SendResult
+    from headrace.messages import EncodedMessage, ReceivedMessage, SendResult
     from headrace_protocol.bodies import MessageQueue
     from tests.simulation.cluster import BrokerMachine
     from tests.simulation.history import History
@@ -39,8 +40,10 @@ WORDLESS_PROBABILITY = 0.5
 class Unwaiting(Message, gc=False):
     """Does not want its broker to wait for the disk, as Apache's clients can say."""
 
-    def properties_text(self) -> str:
-        return f"{super().properties_text()}{WAIT}\x01false\x02"
+    def encoded(self) -> EncodedMessage:
+        whole = super().encoded()
+        properties = whole.properties + f"{WAIT}\x01false\x02".encode()
+        return msgspec.structs.replace(whole, properties=properties)
 
 
 class Workload:

@@ -61,7 +61,7 @@ def test_records_are_those_of_single_messages() -> None:
         for key, tag, properties, value in rows
     ]
     assert columns.bodies() == given["value"]
-    assert columns.properties() == [message.properties_text().encode() for message in messages]
+    assert columns.properties() == [message.encoded().properties for message in messages]
     assert columns.born_timestamp.tolist() == [7] * 5
     columns.check_bodies()
     whole = message_rows("T", batch(**given))

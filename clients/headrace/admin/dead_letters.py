@@ -161,7 +161,7 @@ class DeadLetters:
         """Send it once: an attempt without an answer may have stored it, so there is no second."""
         stored = letter.stored
         publication = Publication(REPLAY_GROUP, await self._instance.route(target))
-        place = publication.target(letter.key, avoid=())
+        place = publication.target(letter.key.encode(), avoid=())
         if place.error:
             raise place.error
         header = SendMessageHeaderV2(

@@ -62,7 +62,7 @@ class PullConsumer(Startable):
         batch_bytes_max: int = BATCH_BYTES_MAX,
         connect: Connect = connect_tcp,
     ) -> None:
-        check_group(group or READER_GROUP)
+        group = None if group is None else check_group(group)
         check_start(start)
         if offsets_topic is not None and group is None:
             raise ConfigurationError(f"offsets_topic={offsets_topic!r} requires a group")

@@ -104,7 +104,7 @@ class Consumer(Startable):
         batch_bytes_max: int = BATCH_BYTES_MAX,
         connect: Connect = connect_tcp,
     ) -> None:
-        check_group(group)
+        group = check_group(group)
         check_start(start)
         check_limits(
             queue_messages_max=queue_messages_max,

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import re
 import time
 from typing import TYPE_CHECKING
 
 from headrace.errors import ConfigurationError
 from headrace.messages import check_topic
+from headrace.values import ALL_TAGS, OR, TRIMMED, encoded_text, looks_like_sql, shown
 from headrace_protocol.bodies import SubscriptionData
 from headrace_protocol.message import TAGS, java_hash, property_value
 
 if TYPE_CHECKING:
     from headrace_protocol.columns import RecordColumns
 
-ALL = "*"
-_OR = "||"
+ALL = ALL_TAGS
 _TAGS = TAGS.encode()
-# No tag looks like this. Without an error, the consumer would wait forever for such a tag.
-_SQL = re.compile(r"\s([<>=]|!=|<>|<=|>=|and|or|is|in|not|between)\s", re.IGNORECASE)
 
 
 class Subscription:
@@ -28,22 +25,32 @@ class Subscription:
     """
 
     def __init__(self, topic: str, expression: str = ALL) -> None:
-        check_topic(topic)
+        self.topic = check_topic(topic)
         if not isinstance(expression, str):
             raise ConfigurationError(
-                f"tags={expression!r} of {topic}: must be a str; {ALL!r} means all tags"
+                f"tags={shown(expression)} of {topic}: must be a str; {ALL!r} means all tags"
             )
-        if _SQL.search(expression):
-            raise ConfigurationError(
-                f"tags={expression!r} of {topic}: SQL92 filters are not supported yet; list tags, "
-                f"separated by {_OR}"
-            )
-        self.topic = topic
-        self.expression = expression.strip() or ALL
-        parts = (part.strip() for part in self.expression.split(_OR))
-        self.tags = frozenset(part for part in parts if part and part != ALL)
+        self.expression = str.__str__(expression).strip(TRIMMED) or ALL
+        self.tags = frozenset() if self.expression == ALL else self._listed()
         self._raw_tags = frozenset(tag.encode() for tag in self.tags)
         self.version = time.time_ns() // 1_000_000
+
+    def _listed(self) -> frozenset[str]:
+        """The tags of an expression that lists them. Raises ConfigurationError."""
+        place = f"tags={shown(self.expression)} of {self.topic}"
+        encoded_text(self.expression, place, ConfigurationError)
+        if looks_like_sql(self.expression):
+            raise ConfigurationError(
+                f"{place}: SQL92 filters are not supported yet; list tags, separated by {OR}"
+            )
+        tags = {part.strip(TRIMMED) for part in self.expression.split(OR)} - {""}
+        if not tags:
+            raise ConfigurationError(f"{place} lists no tag; {ALL!r} means all tags")
+        if ALL in tags:
+            raise ConfigurationError(
+                f"{place}: {ALL!r} means all tags, so it cannot be listed with others"
+            )
+        return frozenset(tags)
 
     def data(self) -> SubscriptionData:
         """The subscription in the form that heartbeats carry."""

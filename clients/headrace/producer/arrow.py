@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,24 +13,30 @@ from headrace.producer.chunks import (
     CHUNK_BYTES,
     CHUNK_COUNT,
     Chunk,
+    check_batch_topic,
     chunk_of_columns,
+    row_named,
 )
+from headrace.values import kind_of
 from headrace_protocol.columns import split
 from headrace_protocol.message import property_text
 
 try:
     import pyarrow as pa
+    import pyarrow.compute as pc
 except ImportError as error:
     raise ConfigurationError("Arrow tables need pyarrow: pip install pyarrow") from error
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from headrace.producer.chunks import ArrowTable
 
 _VALUE, _KEY, _TAG, _TOPIC = "value", "key", "tag", "topic"
 _KNOWN = {_VALUE, _KEY, _TAG, _TOPIC}
 _BINARY = pa.large_binary()
+# pyarrow's name of a column that holds an index of pandas without a name.
+_INDEX_COLUMN = re.compile(r"__index_level_\d+__")
 
 
 def chunks_of_table(source: ArrowTable, topic: str | None) -> Iterator[Chunk]:
@@ -36,24 +44,52 @@ def chunks_of_table(source: ArrowTable, topic: str | None) -> Iterator[Chunk]:
 
     topic: topic of all rows, instead of the column. Raises InvalidMessage.
     """
-    table = _table(source)
-    _check_columns(table.schema, topic)
+    reader = _reader(source)
+    _check_columns(reader.schema, topic)
     first_row = 0
-    for batch in table.to_batches(max_chunksize=CHUNK_COUNT):
-        for start, end in _cuts(_column(batch, _VALUE)):
-            part = batch.slice(start, end - start)
-            yield from _chunks(part, topic, first_row + start)
-        first_row += len(batch)
+    for whole in reader:
+        for start in range(0, len(whole), CHUNK_COUNT):
+            batch = _plain(whole.slice(start, CHUNK_COUNT), first_row + start)
+            for begin, end in _cuts(batch.column(_VALUE)):
+                rows = range(first_row + start + begin, first_row + start + end)
+                yield from _chunks(batch.slice(begin, end - begin), topic, rows)
+        first_row += len(whole)
 
 
-def _table(source: Any) -> Any:
-    if isinstance(source, pa.Array | pa.ChunkedArray):
-        return pa.table({_VALUE: source})
-    return pa.table(source)
+# -- what is taken ---------------------------------------------------------------------------------
+
+
+def _reader(source: Any) -> Any:
+    """The batches of a table, read while they are sent. Raises InvalidMessage."""
+    pandas = sys.modules.get("pandas")
+    try:
+        if pandas and isinstance(source, pandas.DataFrame):
+            return _table_of_pandas(source).to_reader()
+        if isinstance(source, pa.Array | pa.ChunkedArray):
+            return pa.table({_VALUE: source}).to_reader()
+        if hasattr(source, "__arrow_c_stream__"):
+            return _reader_of_stream(source)
+        return pa.table([pa.record_batch(source)]).to_reader()
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise InvalidMessage(f"{kind_of(source)} cannot become an Arrow table: {error}") from error
+
+
+def _reader_of_stream(source: Any) -> Any:
+    try:
+        return pa.RecordBatchReader.from_stream(source)
+    except pa.ArrowInvalid:
+        # A stream of values, such as a Series of polars.
+        return pa.table({_VALUE: pa.chunked_array(source)}).to_reader()
+
+
+def _table_of_pandas(frame: Any) -> Any:
+    """An index counts as a column if it has a name, whatever pandas has made of the frame."""
+    is_named = any(name is not None for name in frame.index.names)
+    return pa.Table.from_pandas(frame, preserve_index=is_named)
 
 
 def _check_columns(schema: Any, topic: str | None) -> None:
-    names = schema.names
+    names = [name for name in schema.names if not _INDEX_COLUMN.fullmatch(name)]
     if _VALUE not in names or not set(names) <= _KNOWN or len(set(names)) < len(names):
         raise InvalidMessage(
             f"the table has the columns {', '.join(names)}: it needs {_VALUE}, may have {_KEY}, "
@@ -61,34 +97,69 @@ def _check_columns(schema: Any, topic: str | None) -> None:
         )
     if (topic is None) != (_TOPIC in names):
         raise InvalidMessage(f"where to? Give topic= or a column named {_TOPIC}, not both")
-    for field in schema:
-        if not _is_binary(field.type):
+    for name in names:
+        kind = schema.field(name).type
+        if not _is_binary(kind):
             raise InvalidMessage(
-                f"the column {field.name} holds {field.type}, not bytes or text: encode it"
+                f"the column {name} holds {kind}, not bytes or text: encode it, or cast it to "
+                "string or binary"
             )
 
 
 def _is_binary(kind: Any) -> bool:
-    if pa.types.is_dictionary(kind):
+    if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
         return _is_binary(kind.value_type)
-    return any(is_it(kind) for is_it in _BINARY_KINDS)
+    if isinstance(kind, pa.BaseExtensionType):
+        # JSON is text; what the bytes of others mean, such as a UUID's, only their type says.
+        return any(is_it(kind.storage_type) for is_it in _TEXT_KINDS)
+    return any(is_it(kind) for is_it in (*_TEXT_KINDS, *_BINARY_KINDS))
 
 
+_TEXT_KINDS = (
+    pa.types.is_string,
+    pa.types.is_large_string,
+    pa.types.is_string_view,
+)
 _BINARY_KINDS = (
     pa.types.is_binary,
     pa.types.is_large_binary,
     pa.types.is_binary_view,
     pa.types.is_fixed_size_binary,
-    pa.types.is_string,
-    pa.types.is_large_string,
-    pa.types.is_string_view,
+    pa.types.is_null,
 )
 
 
-def _column(batch: Any, name: str) -> Any:
-    column = batch.column(name)
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
+# -- columns ---------------------------------------------------------------------------------------
+
+
+def _plain(batch: Any, first_row: int) -> Any:
+    """The known columns as large binary ones without nulls. Raises InvalidMessage."""
+    columns = {
+        name: _column(batch, name, first_row) for name in batch.schema.names if name in _KNOWN
+    }
+    return pa.record_batch(columns)
+
+
+def _column(batch: Any, name: str, first_row: int) -> Any:
+    column = _as_binary(batch.column(name))
+    if name in (_VALUE, _TOPIC):
+        if column.null_count:
+            row = first_row + column.is_null().index(True).as_py()
+            raise InvalidMessage(f"row {row}: its {name} is null: drop such rows first")
+    else:
+        column = column.fill_null(b"")
+    return column
+
+
+def _as_binary(column: Any) -> Any:
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        # pyarrow can't decode dictionaries of views, which polars makes.
+        return _as_binary(column.dictionary).take(column.indices)
+    if pa.types.is_run_end_encoded(kind):
+        return _as_binary(pc.run_end_decode(column))
+    if isinstance(kind, pa.BaseExtensionType):
+        return _as_binary(column.storage)
     return column.cast(_BINARY)
 
 
@@ -117,31 +188,30 @@ def _values(column: Any) -> list[bytes]:
     return split(data, offsets[:-1] - offsets[0], np.diff(offsets))
 
 
-def _chunks(batch: Any, topic: str | None, first_row: int) -> Iterator[Chunk]:
+# -- chunks ----------------------------------------------------------------------------------------
+
+
+def _chunks(batch: Any, topic: str | None, rows: Sequence[int]) -> Iterator[Chunk]:
     """The chunk of these rows, or one chunk for each of their topics."""
     if topic is None:
-        yield from _chunks_of_topics(batch, first_row)
+        yield from _chunks_of_topics(batch, rows)
         return
-    value = _column(batch, _VALUE)
-    if value.null_count:
-        row = value.is_null().index(True).as_py()
-        raise InvalidMessage(f"row {first_row + row}: its value is null: drop such rows first")
-    keys, tags = _texts(batch, _KEY), _texts(batch, _TAG)
-    yield chunk_of_columns(topic, _values(value), keys, tags, first_row=first_row)
+    yield chunk_of_columns(
+        topic, _values(batch.column(_VALUE)), _texts(batch, _KEY), _texts(batch, _TAG), rows
+    )
 
 
 def _texts(batch: Any, name: str) -> list[bytes] | None:
-    if name not in batch.schema.names:
-        return None
-    return _values(_column(batch, name).fill_null(b""))
+    return _values(batch.column(name)) if name in batch.schema.names else None
 
 
-def _chunks_of_topics(batch: Any, first_row: int) -> Iterator[Chunk]:
-    topics = [property_text(raw) for raw in _texts(batch, _TOPIC) or []]
+def _chunks_of_topics(batch: Any, rows: Sequence[int]) -> Iterator[Chunk]:
+    places: dict[bytes, list[int]] = {}
+    for place, topic in enumerate(_values(batch.column(_TOPIC))):
+        places.setdefault(topic, []).append(place)
     batch = batch.drop_columns([_TOPIC])
-    rows: dict[str, list[int]] = {}
-    for row, topic in enumerate(topics):
-        rows.setdefault(topic, []).append(row)
-    for topic, its_rows in rows.items():
-        part = batch if len(rows) == 1 else batch.take(pa.array(its_rows))
-        yield from _chunks(part, topic, first_row)
+    for topic, its_places in places.items():
+        with row_named(rows[its_places[0]]):
+            name = check_batch_topic(property_text(topic))
+        part = batch if len(places) == 1 else batch.take(pa.array(its_places))
+        yield from _chunks(part, name, [rows[place] for place in its_places])

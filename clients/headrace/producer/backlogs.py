@@ -12,7 +12,7 @@ from headrace.producer.selector import queue_index
 if TYPE_CHECKING:
     from collections.abc import Callable, Container
 
-    from headrace.messages import Message
+    from headrace.messages import EncodedMessage
     from headrace.producer.encoding import Target
     from headrace.producer.publication import Publication
     from headrace_protocol.drivers.aio import AsyncConnection
@@ -91,11 +91,11 @@ class Backlog:
     def __init__(self, target: Target, outlet: Outlet) -> None:
         self.target = target
         self.outlet = outlet
-        self.messages: list[Message] = []
+        self.messages: list[EncodedMessage] = []
         self.is_busy = False
         self.newest_tick = self._noted_count = self._taken_count = 0
 
-    def put(self, message: Message) -> None:
+    def put(self, message: EncodedMessage) -> None:
         """Append a message."""
         messages = self.messages
         messages.append(message)
@@ -108,7 +108,7 @@ class Backlog:
         if count != self._noted_count:
             self._noted_count, self.newest_tick = count, tick
 
-    def take(self, single_from_bytes: int) -> list[Message]:
+    def take(self, single_from_bytes: int) -> list[EncodedMessage]:
         """Remove the messages of the next request: all that wait, up to about BLOCK_BYTES.
 
         single_from_bytes: larger or equal bodies get requests of their own, as do delayed
@@ -117,11 +117,9 @@ class Backlog:
         assert not self.is_busy
         self.is_busy = True
         messages = self.messages
-        sizes = [len(message.body) for message in messages]
+        sizes = list(map(len, [message.body for message in messages]))
         end = next(ends_of_requests(sizes))
-        delays = [
-            message.delay_level or message.delay or message.deliver_at for message in messages
-        ]
+        delays = [message.is_delayed for message in messages]
         if any(delays) or max(sizes) >= single_from_bytes:
             kinds = zip(range(end), sizes, delays, strict=False)
             single = (at for at, size, delay in kinds if delay or size >= single_from_bytes)
@@ -152,10 +150,11 @@ class TopicBacklogs:
         self.current = self.backlogs[0]
         self._next = 0
 
-    def backlog_of(self, message: Message) -> Backlog:
+    def backlog_of(self, message: EncodedMessage) -> Backlog:
         """The backlog that a message goes to now."""
-        if message.key:
-            return self.backlogs[queue_index(message.key, len(self.backlogs))]
+        key = message.key
+        if key:
+            return self.backlogs[queue_index(key, len(self.backlogs))]
         return self.current
 
     def advance(self, avoid: Container[str]) -> None:

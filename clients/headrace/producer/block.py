@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import re
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from headrace.messages import Message
+    from headrace.messages import EncodedMessage
 
 # Large enough to make the overhead of a request small, and small enough that a broker processes
 # one block while the next one is encoded.
@@ -55,10 +55,15 @@ class Block:
         self._any_broker: Outgoing | None = None
 
     @classmethod
-    def of(cls, messages: Sequence[Message], compress_from_bytes: int | None = None) -> Block:
-        """A block of messages of one topic, all of which are already checked."""
+    def of(
+        cls, messages: Sequence[EncodedMessage], compress_from_bytes: int | None = None
+    ) -> Block:
+        """A block of messages of one topic."""
         bodies = [message.body for message in messages]
-        return cls(messages[0].topic, bodies, properties_of(messages), compress_from_bytes)
+        properties = [message.properties for message in messages]
+        return cls(
+            messages[0].topic, bodies, properties if any(properties) else b"", compress_from_bytes
+        )
 
     def __len__(self) -> int:
         return len(self.bodies)
@@ -149,24 +154,6 @@ class Block:
             f"{UNIQ_KEY}\x01{uniq_key}\x02".encode() + rest
             for uniq_key, rest in zip(ids, own, strict=False)
         ]
-
-
-def properties_of(messages: Sequence[Message]) -> Sequence[bytes] | bytes:
-    """Encoded properties of each message, or ``b""`` if no message has any."""
-    # One list comprehension: a generator would cost twice as much.
-    with_properties = [
-        True
-        for message in messages
-        if message.key
-        or message.tag
-        or message.properties
-        or message.delay_level
-        or message.delay
-        or message.deliver_at
-    ]
-    if not with_properties:
-        return b""
-    return [message.properties_text().encode() for message in messages]
 
 
 def ends_of_requests(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
@@ -21,7 +22,7 @@ from headrace.errors import (
     RequestTimeout,
 )
 from headrace.lifecycle import Startable
-from headrace.messages import BODY_BYTES_MAX, takes_batches
+from headrace.messages import BODY_BYTES_MAX, no_message, takes_batches
 from headrace.producer.backlogs import Backlog, Outlet, TopicBacklogs
 from headrace.producer.block import Block
 from headrace.producer.retries import is_retryable
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-    from headrace.messages import Message, SendResult
+    from headrace.messages import EncodedMessage, Message, SendResult
     from headrace.producer.encoding import Target
     from headrace.producer.publication import Publication
     from headrace.producer.retries import Retries
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
     from headrace_protocol.bodies import MessageQueue
     from headrace_protocol.command import Command
     from headrace_protocol.drivers.aio import AsyncConnection
+
+_log = logging.getLogger("headrace.producer")
 
 _TICKS_PER_TIMEOUT = 4
 # ``send`` yields to the event loop after so many bytes, so that sending starts before the pipeline
@@ -68,8 +71,10 @@ class Pipeline(Startable):
 
     on_result(message, result or error) is called once with the outcome of each message given to
     ``send``, which then raises no error of a message; if the block is left with an exception, the
-    remaining messages get OutcomeUnknown. Without it, the first message that finally fails ends the
-    pipeline: ``send`` raises its error, or PipelineError, as does leaving the block.
+    remaining messages get OutcomeUnknown. What ``on_result`` itself raises is raised by the next
+    ``send`` or at the end of the block, and costs no other message: those that were accepted are
+    still sent and reported. Without it, the first message that finally fails ends the pipeline:
+    ``send`` raises its error, or PipelineError, as does leaving the block.
     """
 
     def __init__(
@@ -96,6 +101,10 @@ class Pipeline(Startable):
         self._done_count = self._done_bytes = 0
         self._pause_count = self._pause_bytes = 0
         self._failures: list[tuple[Message, HeadraceError]] = []
+        # The first error of ``on_result`` that no call has raised yet; the last that one raised.
+        self._callback_error: Exception | None = None
+        self._more_callback_errors = 0
+        self._raised: Exception | None = None
         self._progress: anyio.Event | None = None
         self._tracing: Tracing | None = None
         self._background = Background()
@@ -108,36 +117,51 @@ class Pipeline(Startable):
         self._tasks.start_soon(self._watch_deadlines)
         return self
 
-    async def __aexit__(self, error_type: type[BaseException] | None = None, *_: object) -> None:
+    async def __aexit__(
+        self,
+        error_type: type[BaseException] | None = None,
+        *details: object,
+    ) -> None:
         try:
             if error_type is None:
                 await self.flush()
+            elif self._raised in details:
+                await self._drain()
         finally:
             self._tasks = None
             unsent = self._forget_all()
             await self._background.stop()
             self._report_unknown(unsent)
+            if self._callback_error:
+                _log.error("on_result failed", exc_info=self._taken_callback_error())
 
     async def send(self, message: Message) -> None:
         """Accept a message for sending; if this call is cancelled, the message is not sent.
 
+        The message is copied, so the program may change it afterwards.
+
         Without ``on_result``, raises InvalidMessage, RouteNotFound, ..., and PipelineError if an
-        earlier message has failed.
+        earlier message has failed. With it, raises what it raised for an earlier message.
         """
         try:
-            message.check()
+            whole = message.encoded()
         except InvalidMessage as error:
             self._refuse(message, error)
             return
+        except AttributeError as error:
+            self._refuse(message, no_message(message, error))
+            return
         if self._put_count >= self._pause_count or self._put_bytes >= self._pause_bytes:
             await self._pause()
-        topic = self._topics.get(message.topic)
+        topic = self._topics.get(whole.topic)
         if topic and topic.publication.route.is_current:
-            backlog = topic.backlog_of(message)
+            backlog = topic.backlog_of(whole)
             if backlog.messages or backlog.outlet.is_open or backlog.is_busy:
-                self._put(backlog, message)
+                self._put_count += 1
+                self._put_bytes += len(whole.body)
+                backlog.put(whole)
                 return
-        await self._put_first(message)
+        await self._put_first(whole)
 
     async def send_all(self, messages: Iterable[Message]) -> None:
         """Call ``send`` for each message."""
@@ -145,9 +169,21 @@ class Pipeline(Startable):
             await self.send(message)
 
     async def flush(self) -> None:
-        """Wait until no message is in flight. Raises PipelineError if one has failed."""
+        """Wait until no message is in flight. Raises PipelineError if one has failed.
+
+        Raises what ``on_result`` raised, if no ``send`` has.
+        """
+        await self._drain()
+        self._raise_errors()
+
+    async def _drain(self) -> None:
         while self._done_count < self._put_count:
             await self._wait_for_progress()
+
+    def _raise_errors(self) -> None:
+        if self._callback_error:
+            self._raised = self._taken_callback_error()
+            raise self._raised
         if self._failures:
             raise PipelineError(self._failures)
 
@@ -156,7 +192,7 @@ class Pipeline(Startable):
     async def _pause(self) -> None:
         """Let other tasks run, and wait while the pipeline is full.
 
-        Raises PipelineError, or ClientClosed outside the block.
+        Raises ClientClosed outside the block, PipelineError, or what ``on_result`` raised.
         """
         if self._tasks is None:
             raise ClientClosed("producer.pipeline")
@@ -165,8 +201,7 @@ class Pipeline(Startable):
             await anyio.lowlevel.checkpoint()
         while self._is_full():
             await self._wait_for_progress()
-        if self._failures:
-            raise PipelineError(self._failures)
+        self._raise_errors()
         yield_count = max(1, self._max_in_flight // _YIELDS_PER_FULL)
         self._pause_count = min(
             self._put_count + yield_count, self._done_count + self._max_in_flight
@@ -185,25 +220,20 @@ class Pipeline(Startable):
 
     # -- sending -----------------------------------------------------------------------------------
 
-    def _put(self, backlog: Backlog, message: Message) -> None:
-        self._put_count += 1
-        self._put_bytes += len(message.body)
-        backlog.put(message)
-
-    async def _put_first(self, message: Message) -> None:
+    async def _put_first(self, message: EncodedMessage) -> None:
         """Accept a message whose topic has no route or whose queue has no connection yet."""
         try:
             await self._find_backlog(message)
         except HeadraceError as error:
-            self._refuse(message, error)
+            self._refuse(message.message, error)
 
     def _refuse(self, message: Message, error: HeadraceError) -> None:
         """Report a message that was not accepted. Raises its error if there is no ``on_result``."""
         if not self._on_result:
             raise error
-        self._on_result(message, error)
+        self._tell([(message, error)])
 
-    async def _find_backlog(self, message: Message) -> None:
+    async def _find_backlog(self, message: EncodedMessage) -> None:
         sender = self._sender
         while True:
             publication = await sender.lasting_publication(message.topic)
@@ -220,7 +250,9 @@ class Pipeline(Startable):
                 if not message.key and publication.has_broker_besides(avoid):
                     topic.advance(avoid)
                     continue
-            self._put(backlog, message)  # without a connection, its request is retried
+            self._put_count += 1
+            self._put_bytes += len(message.body)
+            backlog.put(message)  # without a connection, its request is retried
             return
 
     def _topic_backlogs(self, publication: Publication) -> TopicBacklogs:
@@ -242,7 +274,7 @@ class Pipeline(Startable):
         backlog.target, backlog.outlet = target, outlet
         return backlog
 
-    async def _send_first(self, message: Message) -> None:
+    async def _send_first(self, message: EncodedMessage) -> None:
         """Send the message that creates its topic: the others need the new topic's queues."""
         self._put_count += 1
         self._put_bytes += len(message.body)
@@ -286,7 +318,7 @@ class Pipeline(Startable):
             return BODY_BYTES_MAX + 1
         return compress_from_bytes
 
-    def _block(self, messages: Sequence[Message], span: SendSpan | None = None) -> Block:
+    def _block(self, messages: Sequence[EncodedMessage], span: SendSpan | None = None) -> Block:
         """A block of messages, which carry the span's context."""
         block = Block.of(messages, self._sender.compress_from_bytes)
         if span:
@@ -356,11 +388,11 @@ class Pipeline(Startable):
     def _age_s(self, request: _Request) -> float:
         return (self._tick - request.newest_tick) * self._tick_s
 
-    async def _by_queue(self, messages: list[Message]) -> list[list[Message]]:
+    async def _by_queue(self, messages: list[EncodedMessage]) -> list[list[EncodedMessage]]:
         """Group messages by queue under the current route; those without a key stay together."""
         publication = await self._sender.publication(messages[0].topic)
         queue_count = len(publication.targets)
-        parts: dict[int, list[Message]] = {}
+        parts: dict[int, list[EncodedMessage]] = {}
         for message in messages:
             queue = queue_index(message.key, queue_count) if message.key else -1
             parts.setdefault(queue, []).append(message)
@@ -374,7 +406,10 @@ class Pipeline(Startable):
         self._end_retry(request)
 
     def _finish_part(
-        self, request: _Request, messages: Sequence[Message], outcome: SendResult | HeadraceError
+        self,
+        request: _Request,
+        messages: Sequence[EncodedMessage],
+        outcome: SendResult | HeadraceError,
     ) -> None:
         request.done_count += len(messages)
         if request.span and not isinstance(request.outcome, HeadraceError):
@@ -387,7 +422,7 @@ class Pipeline(Startable):
         request.end_span(request.outcome)
 
     async def _outcome(
-        self, key: str, block: Block, retries: Retries | None = None
+        self, key: bytes, block: Block, retries: Retries | None = None
     ) -> SendResult | HeadraceError:
         sender = self._sender
         send = partial(sender.attempt, block.topic, sender.by_key(key), block)
@@ -396,31 +431,59 @@ class Pipeline(Startable):
         except HeadraceError as error:
             return error
 
-    def _finish(self, messages: Sequence[Message], outcome: SendResult | HeadraceError) -> None:
+    def _finish(
+        self, messages: Sequence[EncodedMessage], outcome: SendResult | HeadraceError
+    ) -> None:
         self._make_room(messages)
         self._report(messages, outcome)
 
-    def _make_room(self, messages: Sequence[Message]) -> None:
+    def _make_room(self, messages: Sequence[EncodedMessage]) -> None:
         self._done_count += len(messages)
-        self._done_bytes += sum([len(message.body) for message in messages])
+        self._done_bytes += sum(map(len, [message.body for message in messages]))
         if self._progress:
             self._progress.set()
             self._progress = None
 
-    def _report(self, messages: Sequence[Message], outcome: SendResult | HeadraceError) -> None:
+    def _report(
+        self, messages: Sequence[EncodedMessage], outcome: SendResult | HeadraceError
+    ) -> None:
         if isinstance(outcome, HeadraceError):
             self._report_failure(messages, outcome)
         elif self._on_result:
-            for message, result in zip(messages, outcome.of_each(), strict=True):
-                self._on_result(message, result)
+            own = [message.message for message in messages]
+            self._tell(zip(own, outcome.of_each(), strict=True))
 
-    def _report_failure(self, messages: Sequence[Message], error: HeadraceError) -> None:
+    def _report_failure(self, messages: Sequence[EncodedMessage], error: HeadraceError) -> None:
         self._pause_count = 0
-        for message in messages:
-            if self._on_result:
-                self._on_result(message, error)
-            else:
-                self._failures.append((message, error))
+        failures = [(message.as_sent(), error) for message in messages]
+        if self._on_result:
+            self._tell(failures)
+        else:
+            self._failures += failures
+
+    def _tell(self, outcomes: Iterable[tuple[Message, SendResult | HeadraceError]]) -> None:
+        """Call ``on_result`` for each outcome."""
+        assert self._on_result is not None
+        for message, outcome in outcomes:
+            try:
+                self._on_result(message, outcome)
+            except Exception as error:  # noqa: BLE001 - of the user's function
+                self._note_callback_error(error)
+
+    def _note_callback_error(self, error: Exception) -> None:
+        self._pause_count = 0
+        if self._callback_error is None:
+            self._callback_error = error
+        else:
+            self._more_callback_errors += 1
+
+    def _taken_callback_error(self) -> Exception:
+        error, count = self._callback_error, self._more_callback_errors
+        assert error is not None
+        self._callback_error, self._more_callback_errors = None, 0
+        if count:
+            error.add_note(f"on_result raised for {count} more messages")
+        return error
 
     # -- deadlines ---------------------------------------------------------------------------------
 
@@ -444,9 +507,9 @@ class Pipeline(Startable):
             overdue.append(request)
         return overdue
 
-    def _forget_all(self) -> list[Message]:
+    def _forget_all(self) -> list[EncodedMessage]:
         """Abandon all requests and messages; return the messages, except those being retried."""
-        messages: list[Message] = []
+        messages: list[EncodedMessage] = []
         for request in self._in_flight:
             request.forget()
             request.end_span(OutcomeUnknown())
@@ -459,7 +522,7 @@ class Pipeline(Startable):
         self._pause_count = 0
         return messages
 
-    def _report_unknown(self, messages: list[Message]) -> None:
+    def _report_unknown(self, messages: list[EncodedMessage]) -> None:
         """Report messages without an outcome, also those of the retries that have just ended."""
         for request in self._retrying:
             request.end_span(OutcomeUnknown())
@@ -498,7 +561,7 @@ class _Request:
         pipeline: Pipeline,
         outlet: Outlet,
         backlog: Backlog,
-        messages: list[Message],
+        messages: list[EncodedMessage],
         block: Block,
         tick: int,
         span: SendSpan | None,

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Self
 
-from headrace.config import check_limits
+from headrace.config import check_callback, check_limits
 from headrace.errors import ConfigurationError, HeadraceError
 from headrace.instance import ClientInstance
 from headrace.lifecycle import Startable
-from headrace.messages import Message, SendResult, check_group
+from headrace.messages import Message, SendResult, check_group, check_topic, encoded
 from headrace.producer.pipeline import Pipeline
 from headrace.producer.sender import Sender
 from headrace.producer.sources import Source, Texts, chunks
@@ -60,7 +61,8 @@ class Producer(Startable):
         on_check: OnCheck | None = None,
         connect: Connect = connect_tcp,
     ) -> None:
-        check_group(group)
+        group = check_group(group)
+        check_callback("on_check", on_check)
         check_limits(timeout_ms=timeout_ms)
         check_limits(
             0, delivery_timeout_ms=delivery_timeout_ms, compress_from_bytes=compress_from_bytes
@@ -97,10 +99,10 @@ class Producer(Startable):
         """
         self._instance.check_open("Producer")
         sender = self._sender
-        choose = sender.by_key(message.key) if queue is None else sender.to_queue(queue)
-        message.check()
-        outgoing, span = sender.encode(message)
-        return await ended(span, sender.send(message.topic, choose, outgoing))
+        whole = encoded(message)
+        choose = sender.by_key(whole.key) if queue is None else sender.to_queue(queue)
+        outgoing, span = sender.encode(whole)
+        return await ended(span, sender.send(whole.topic, choose, outgoing))
 
     async def send_many(
         self,
@@ -126,8 +128,17 @@ class Producer(Startable):
         Raises the errors of ``send``, and InvalidMessage for delayed messages (send them singly).
         """
         self._instance.check_open("Producer")
+        source = chunks(messages, topic, keys, tags)
         with Window(self._sender) as window:
-            for chunk in chunks(messages, topic, keys, tags):
+            while True:
+                try:
+                    chunk = next(source, None)
+                except Exception:
+                    # A bad message, or an error of the iterable, costs no message before it.
+                    await window.finish()
+                    raise
+                if chunk is None:
+                    break
                 await window.send(chunk, queue)
             await window.finish()
             return window.results
@@ -135,16 +146,16 @@ class Producer(Startable):
     async def send_oneway(self, message: Message) -> None:
         """Send without waiting for confirmation: fast, but the message may be lost."""
         self._instance.check_open("Producer")
-        message.check()
-        publication = await self._sender.lasting_publication(message.topic)
-        target = self._sender.by_key(message.key)(publication)
+        whole = encoded(message)
+        publication = await self._sender.lasting_publication(whole.topic)
+        target = self._sender.by_key(whole.key)(publication)
         connection = await self._sender.connection(target)
-        outgoing, span = self._sender.encode(message)
+        outgoing, span = self._sender.encode(whole)
         connection.send_soon(*target.single.oneway_frame(outgoing))
         if span:
             span.end(None)
         if not publication.route.is_current:
-            await self._instance.wait_for_route(message.topic)
+            await self._instance.wait_for_route(whole.topic)
 
     async def recall(self, sent: SendResult) -> None:
         """Recall a message with ``delay`` or ``deliver_at`` before it is delivered.
@@ -175,12 +186,15 @@ class Producer(Startable):
         """Send many messages without waiting for each; see ``Pipeline``."""
         self._instance.check_open("Producer")
         check_limits(max_in_flight=max_in_flight, max_bytes=max_bytes)
+        check_callback("on_result", on_result)
+        if inspect.iscoroutinefunction(on_result):
+            raise ConfigurationError("on_result is an async function: give a plain one")
         return Pipeline(self._sender, max_in_flight, max_bytes, on_result)
 
     def transaction(self, topic: str) -> Transaction:
         """Messages to a topic that consumers get at the end of a block; see ``Transaction``."""
         self._instance.check_open("Producer")
-        return Transaction(self._sender, self.group, topic)
+        return Transaction(self._sender, self.group, check_topic(topic))
 
     async def queues(self, topic: str) -> Sequence[MessageQueue]:
         """The currently writable queues of ``topic``. Raises RouteNotFound."""

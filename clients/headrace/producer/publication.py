@@ -31,7 +31,7 @@ class Publication:
         self._by_queue = {target.queue: target for target in self.targets}
         self._next = count()
 
-    def target(self, key: str, avoid: Container[str]) -> Target:
+    def target(self, key: bytes, avoid: Container[str]) -> Target:
         """The target for ``key``; without a key the next one, not on a broker in ``avoid``.
 
         If all brokers are in ``avoid``, the next one all the same.

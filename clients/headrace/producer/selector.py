@@ -10,13 +10,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-def queue_index(key: str, queue_count: int) -> int:
+def queue_index(key: str | bytes, queue_count: int) -> int:
     """The queue of a key: CRC-32 of its UTF-8 bytes, modulo the number of queues.
 
+    key: text, or its UTF-8 bytes.
     Stable across processes, machines and versions: all producers that write to a topic by this
     rule keep the messages of a key in order. Source: docs/clients.md "Keys and queues".
     """
-    return crc32(key.encode()) % queue_count
+    return crc32(key.encode() if isinstance(key, str) else key) % queue_count
 
 
 def queue_indices(keys: Iterable[bytes], queue_count: int) -> list[int]:

@@ -12,9 +12,21 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from headrace.errors import BrokerError, HeadraceError, NoQueue, RouteNotFound
+from headrace.errors import (
+    BrokerError,
+    ConfigurationError,
+    HeadraceError,
+    InvalidMessage,
+    NoQueue,
+    RouteNotFound,
+)
 from headrace.instance import ClientInstance, local_ip
-from headrace.messages import Message, SendResult, check_topic
+from headrace.messages import (
+    PROPERTIES_BYTES_MAX,
+    EncodedMessage,
+    SendResult,
+    check_topic,
+)
 from headrace.producer.block import Block
 from headrace.producer.encoding import DEFAULT_TOPIC_QUEUES, BulkOutgoing, Outgoing, Target
 from headrace.producer.faults import BrokerFaults
@@ -22,13 +34,14 @@ from headrace.producer.publication import Publication
 from headrace.producer.retries import Retries, refuses_blocks
 from headrace.route import TopicRoute
 from headrace.telemetry import ended
+from headrace.values import kind_of, shown
+from headrace_protocol.bodies import MessageQueue
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.message import TRANSACTION_PREPARED, UniqKeyGenerator, encode_host
 from headrace_protocol.system_topics import DEFAULT_TOPIC
 
 if TYPE_CHECKING:
     from headrace.spans import SendSpan
-    from headrace_protocol.bodies import MessageQueue
     from headrace_protocol.drivers.aio import AsyncConnection
 
 Choose = Callable[[Publication], Target]
@@ -65,19 +78,26 @@ class Sender:
         tracing = self.instance.tracing
         return tracing.send(block) if tracing else None
 
-    def encode(self, message: Message) -> tuple[Outgoing, SendSpan | None]:
-        """Encode a checked message for any broker; the span to end with the outcome."""
+    def encode(self, message: EncodedMessage) -> tuple[Outgoing, SendSpan | None]:
+        """Encode a message for any broker; the span to end with the outcome."""
         block = Block.of([message], self.compress_from_bytes)
         span = self.start_span(block)
         return block.for_any_broker(now_ms(), self._new_message_id), span
 
-    async def send_half(self, message: Message, group: str) -> SendResult:
+    async def send_half(self, whole: EncodedMessage, group: str) -> SendResult:
         """Store a message that waits for its transaction. Raises as ``Producer.send``."""
-        message.check()
-        properties = {**message.properties, "TRAN_MSG": "true", "PGROUP": group}
-        half, span = self.encode(msgspec.structs.replace(message, properties=properties))
+        marks = f"TRAN_MSG\x01true\x02PGROUP\x01{group}\x02".encode()
+        room = PROPERTIES_BYTES_MAX - len(marks)
+        if len(whole.properties) > room:
+            raise InvalidMessage(
+                f"properties of {len(whole.properties)} bytes for {whole.topic}: at most {room} "
+                "fit in a transaction; put large values into the body"
+            )
+        half, span = self.encode(
+            msgspec.structs.replace(whole, properties=whole.properties + marks)
+        )
         half.sys_flag |= TRANSACTION_PREPARED
-        return await ended(span, self.send(message.topic, self.by_key(message.key), half))
+        return await ended(span, self.send(whole.topic, self.by_key(whole.key), half))
 
     def encode_block(self, block: Block, connection: AsyncConnection) -> AnyOutgoing:
         """Encode a block for the broker at the other end of the connection."""
@@ -101,12 +121,17 @@ class Sender:
             raise target.error
         return await self.instance.connection(target.address)
 
-    def by_key(self, key: str) -> Choose:
-        """Choose the queue of a key, or the next queue if the key is empty."""
+    def by_key(self, key: bytes) -> Choose:
+        """Choose the queue of a key in UTF-8, or the next queue if the key is empty."""
         return lambda publication: publication.target(key, self.faults.current())
 
     def to_queue(self, queue: MessageQueue) -> Choose:
-        """Choose ``queue``."""
+        """Choose ``queue``. Raises ConfigurationError if it is none."""
+        if not isinstance(queue, MessageQueue):
+            raise ConfigurationError(
+                f"queue={shown(queue)} is {kind_of(queue)}: give a MessageQueue, such as one of "
+                "producer.queues(topic)"
+            )
         return lambda publication: publication.target_of(queue)
 
     def publication_now(self, topic: str) -> Publication | None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from types import NoneType
+from typing import Any, TypeVar
 
 from headrace.errors import InvalidMessage
-from headrace.messages import Message
+from headrace.messages import EMPTY, NO_DELAY, NO_LEVEL, EncodedMessage, Message, encoded
 from headrace.producer.block import Block
 from headrace.producer.chunks import (
     CHUNK_BYTES,
@@ -16,24 +17,30 @@ from headrace.producer.chunks import (
     Chunk,
     check_batch_topic,
     chunk_of_columns,
+    row_named,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from headrace.values import encoded_text, kind_of, optional_text, plain_body, shown
 
 Item = TypeVar("Item")
 
 Source = Iterable[Message] | Iterable[bytes] | ArrowTable
 Texts = Iterable[str | None] | None
 
+_TEXTS = {str, NoneType}
+
 
 def chunks(source: Any, topic: str | None, keys: Texts, tags: Texts) -> Iterator[Chunk]:
-    """The chunks of any ``Source``. Raises InvalidMessage."""
+    """The chunks of any ``Source``; all messages of a chunk are good. Raises InvalidMessage."""
     if hasattr(source, "__arrow_c_stream__") or hasattr(source, "__arrow_c_array__"):
         from headrace.producer.arrow import chunks_of_table
 
         _refuse_texts(keys, tags, "an Arrow table has columns named key and tag")
         return chunks_of_table(source, topic)
+    if not isinstance(source, Iterable):
+        way_out = "pass its collect()" if hasattr(source, "collect") else "give a list"
+        raise InvalidMessage(
+            f"send_many takes several messages, bodies or a table, not {kind_of(source)}: {way_out}"
+        )
     if topic is None:
         _refuse_texts(keys, tags, "a Message has a key and a tag of its own")
         return chunks_of_messages(source)
@@ -51,18 +58,43 @@ def _refuse_texts(keys: Texts, tags: Texts, reason: str) -> None:
 def chunks_of_messages(messages: Iterable[Message]) -> Iterator[Chunk]:
     """Chunks of Message objects; each chunk has messages of one topic."""
     first_row = 0
-    for some in _cut(messages, _body_bytes):
+    for some in _slices(messages) if isinstance(messages, Sequence) else _drawn(messages):
+        rows = range(first_row, first_row + len(some))
         topic, plain = _plain_bodies(some)
         if len(plain) == len(some):
-            yield chunk_of_columns(topic, plain, None, None, first_row=first_row)
+            yield chunk_of_columns(topic, plain, None, None, rows)
         elif _are_columns(some, topic):
             bodies = [message.body for message in some]
-            keys = _encoded("keys", [message.key for message in some], first_row)
-            tags = _encoded("tags", [message.tag for message in some], first_row)
-            yield chunk_of_columns(topic, bodies, keys, tags, first_row=first_row)
+            keys = _encoded("key", [message.key for message in some], rows)
+            tags = _encoded("tag", [message.tag for message in some], rows)
+            yield chunk_of_columns(topic, bodies, keys, tags, rows)
         else:
-            yield from [_chunk_of_topic(of_topic) for of_topic in _by_topic(some)]
+            yield from _chunks_of_encoded(list(map(_encoded_row, rows, some)), rows)
         first_row += len(some)
+
+
+def _drawn(messages: Iterable[Any]) -> Iterator[list[Message]]:
+    """Split by count and bytes; copied when they are drawn, since the iterable may reuse them."""
+    drawn = iter(messages)
+    while True:
+        chunk, chunk_bytes = list[Message](), 0
+        for message in islice(drawn, CHUNK_COUNT):
+            chunk.append(message)
+            try:
+                copied = chunk[-1] = message.__copy__()
+                if copied.properties and isinstance(copied.properties, dict):
+                    copied.properties = dict(copied.properties)
+                if type(copied.body) is not bytes:
+                    copied.body = plain_body(copied.body)
+            except AttributeError:
+                _refuse_kinds(chunk)
+                raise
+            chunk_bytes += len(copied.body)
+            if chunk_bytes >= CHUNK_BYTES:
+                break
+        if not chunk:
+            return
+        yield chunk
 
 
 def _plain_bodies(messages: list[Message]) -> tuple[str, list[bytes]]:
@@ -73,8 +105,12 @@ def _plain_bodies(messages: list[Message]) -> tuple[str, list[bytes]]:
             message.body
             for message in messages
             if message.topic == topic
-            and not (message.key or message.tag or message.properties)
-            and not (message.delay_level or message.delay or message.deliver_at)
+            and message.key is EMPTY
+            and message.tag is EMPTY
+            and not message.properties
+            and message.delay_level is NO_LEVEL
+            and message.delay is NO_DELAY
+            and message.deliver_at is None
         ]
     except AttributeError:
         _refuse_kinds(messages)
@@ -88,75 +124,92 @@ def _are_columns(messages: list[Message], topic: str) -> bool:
         for message in messages
         if message.topic != topic
         or message.properties
-        or message.delay_level
-        or message.delay
-        or message.deliver_at
+        or message.delay_level is not NO_LEVEL
+        or message.delay is not NO_DELAY
+        or message.deliver_at is not None
     ]
 
 
-def _body_bytes(message: Message) -> int:
-    return len(message.body) if isinstance(message, Message) else 0
-
-
 def _refuse_kinds(messages: list[Message]) -> None:
-    for kind in set(map(type, messages)):
-        if not issubclass(kind, Message):
+    for row, message in enumerate(messages):
+        if not isinstance(message, Message):
             raise InvalidMessage(
-                f"{kind.__name__} is no Message: send_many takes bytes together with topic="
+                f"row {row}: {kind_of(message)} is no Message: send_many takes bytes together with "
+                "topic="
             )
 
 
-def _by_topic(messages: list[Message]) -> Iterable[list[Message]]:
-    topics: dict[str, list[Message]] = {}
-    for message in messages:
-        topics.setdefault(message.topic, []).append(message)
-    return topics.values()
+def _encoded_row(row: int, message: Message) -> EncodedMessage:
+    with row_named(row):
+        return encoded(message)
 
 
-def _chunk_of_topic(messages: list[Message]) -> Chunk:
-    topic = messages[0].topic
-    check_batch_topic(topic)
-    for message in messages:
-        message.check()
+def _chunks_of_encoded(messages: list[EncodedMessage], rows: Sequence[int]) -> Iterator[Chunk]:
+    topics: dict[str, list[EncodedMessage]] = {}
+    for row, message in zip(rows, messages, strict=True):
         if message.is_delayed:
-            raise InvalidMessage(f"a delayed message for {topic}: send it singly")
-    keys = [message.key.encode() for message in messages]
-    return Chunk(Block.of(messages), keys if any(keys) else None)
+            raise InvalidMessage(
+                f"row {row}: a delayed message for {message.topic}: send it singly"
+            )
+        topics.setdefault(message.topic, []).append(message)
+    for topic in topics:
+        check_batch_topic(topic)
+    for its_messages in topics.values():
+        keys = [message.key for message in its_messages]
+        yield Chunk(Block.of(its_messages), keys if any(keys) else None)
 
 
 # -- bytes -----------------------------------------------------------------------------------------
 
 
 def chunks_of_values(
-    topic: str, values: Iterable[bytes], keys: Texts = None, tags: Texts = None
+    topic: str, values: Iterable[bytes], keys: Any = None, tags: Any = None
 ) -> Iterator[Chunk]:
     """Chunks of bodies with their keys and tags."""
     columns = {"keys": keys, "tags": tags}
     for name, column in columns.items():
-        if isinstance(column, str | bytes):
-            raise InvalidMessage(f"{name}={column!r}: a sequence with one for each message")
-        if isinstance(values, Sequence) and isinstance(column, Sequence):
-            _check_count(name, len(column), len(values))
+        _check_column(name, column, values)
     texts = {name: iter(column) for name, column in columns.items() if column is not None}
     first_row = 0
-    for bodies in _cut(values, _value_bytes):
-        encoded = {
-            name: _encoded(name, _next(name, column, len(bodies), first_row), first_row)
+    for bodies in _slices(values) if isinstance(values, Sequence) else _bodies(values):
+        rows = range(first_row, first_row + len(bodies))
+        encoded_texts = {
+            name: _encoded(name, _next(name, column, len(bodies), first_row), rows)
             for name, column in texts.items()
         }
         yield chunk_of_columns(
-            topic, bodies, encoded.get("keys"), encoded.get("tags"), first_row=first_row
+            topic, bodies, encoded_texts.get("keys"), encoded_texts.get("tags"), rows
         )
         first_row += len(bodies)
 
 
-def _check_count(name: str, count: int, message_count: int) -> None:
-    if count != message_count:
+def _bodies(values: Iterable[Any]) -> Iterator[list[bytes]]:
+    """Split an iterable by count and bytes, like ``_drawn``."""
+    drawn = enumerate(values)
+    while True:
+        chunk, chunk_bytes = list[bytes](), 0
+        for row, value in islice(drawn, CHUNK_COUNT):
+            body = value if type(value) is bytes else plain_body(value, f"row {row}: body")
+            chunk.append(body)
+            chunk_bytes += len(body)
+            if chunk_bytes >= CHUNK_BYTES:
+                break
+        if not chunk:
+            return
+        yield chunk
+
+
+def _check_column(name: str, column: object, values: object) -> None:
+    """Raise InvalidMessage for a column that can't have one text for each message."""
+    if isinstance(column, str | bytes) or not isinstance(column, Iterable | None):
+        raise InvalidMessage(f"{name}={shown(column)}: a sequence with one for each message")
+    count, message_count = _count(column), _count(values)
+    if None not in (count, message_count) and count != message_count:
         raise InvalidMessage(f"{count} {name} for {message_count} messages: one for each")
 
 
-def _value_bytes(value: bytes) -> int:
-    return len(value) if isinstance(value, bytes) else 0
+def _count(items: object) -> int | None:
+    return len(items) if isinstance(items, Sized) else None
 
 
 def _next(name: str, texts: Iterator[str | None], count: int, first_row: int) -> list[str | None]:
@@ -166,33 +219,25 @@ def _next(name: str, texts: Iterator[str | None], count: int, first_row: int) ->
     return some
 
 
-def _encoded(name: str, texts: Sequence[str | None], first_row: int) -> list[bytes] | None:
+def _encoded(name: str, texts: Sequence[str | None], rows: Sequence[int]) -> list[bytes] | None:
     """The texts in UTF-8; None if all are empty."""
+    if not set(map(type, texts)) <= _TEXTS:
+        texts = [
+            optional_text(text, f"{name}[{row}]") for row, text in zip(rows, texts, strict=True)
+        ]
     if not any(texts):
         return None
     try:
         return [text.encode() if text else b"" for text in texts]
-    except AttributeError:
-        row = next(row for row, text in enumerate(texts) if not isinstance(text, str | None))
-        kind = type(texts[row]).__name__
-        raise InvalidMessage(f"{name}[{first_row + row}] is {kind}, not str or None") from None
+    except UnicodeEncodeError:
+        return [
+            encoded_text(text or "", f"{name}[{row}]")
+            for row, text in zip(rows, texts, strict=True)
+        ]
 
 
-# -- cutting ---------------------------------------------------------------------------------------
-
-
-def _cut(items: Iterable[Item], size: Callable[[Item], int]) -> Iterator[list[Item]]:
-    """Split into lists: sequences, already in memory, by count; other iterables by bytes too."""
-    if isinstance(items, Sequence):
-        for start in range(0, len(items), CHUNK_COUNT):
-            yield list(items[start : start + CHUNK_COUNT])
-        return
-    chunk, chunk_bytes = list[Item](), 0
-    for item in items:
-        chunk.append(item)
-        chunk_bytes += size(item)
-        if chunk_bytes >= CHUNK_BYTES or len(chunk) >= CHUNK_COUNT:
-            yield chunk
-            chunk, chunk_bytes = [], 0
-    if chunk:
-        yield chunk
+def _slices(items: Sequence[Item]) -> Iterator[list[Item]]:
+    """Split a sequence, as it is now, by count."""
+    items = list(items)
+    for start in range(0, len(items), CHUNK_COUNT):
+        yield items[start : start + CHUNK_COUNT]

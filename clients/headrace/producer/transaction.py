@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final, Self
 import anyio
 
 from headrace.errors import HeadraceError, InvalidMessage
-from headrace.messages import ReceivedMessage
+from headrace.messages import ReceivedMessage, encoded
+from headrace.values import shown
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.headers import CheckTransactionStateHeader, EndTransactionHeader
 from headrace_protocol.message import (
@@ -75,12 +76,13 @@ class Transaction:
         Raises InvalidMessage, RouteNotFound, or the error of the last attempt.
         """
         self._sender.instance.check_open("producer.transaction")
-        if message.topic != self._topic:
+        whole = encoded(message)
+        if whole.topic != self._topic:
             raise InvalidMessage(
-                f"a message for {message.topic} in a transaction for {self._topic}: "
+                f"a message for {whole.topic} in a transaction for {self._topic}: "
                 "send it in a transaction of its own"
             )
-        sent = await self._sender.send_half(message, self._group)
+        sent = await self._sender.send_half(whole, self._group)
         self._sent.append(sent)
         return sent
 
@@ -126,11 +128,19 @@ class Checks:
         message: ReceivedMessage,
     ) -> None:
         try:
-            is_committed = await self._on_check(message)
+            is_committed: object = await self._on_check(message)
         except Exception:  # noqa: BLE001 - of the user's function
             _log.exception("on_check failed, the transaction of %r stays undecided", message)
             return
         if is_committed is None:
+            return
+        if not isinstance(is_committed, bool):
+            _log.error(
+                "on_check returned %s for %r, which stays undecided: it must return True, False or "
+                "None",
+                shown(is_committed),
+                message,
+            )
             return
         end = EndTransactionHeader(
             topic=header.topic,

@@ -73,7 +73,7 @@ class Window:
             chunk, publication = rest, await sender.lasting_publication(chunk.block.topic)
         for number, block in chunk.by_queue(len(publication.targets)).items():
             if number is None:
-                await self._send_block(block, sender.by_key(""))
+                await self._send_block(block, sender.by_key(b""))
             else:
                 to_its_queue = sender.to_queue(publication.targets[number].queue)
                 await self._send_block(block, to_its_queue)

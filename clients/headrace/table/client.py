@@ -11,7 +11,7 @@ from headrace.config import check_limits
 from headrace.errors import ConfigurationError, TableNotLoaded
 from headrace.instance import ClientInstance
 from headrace.lifecycle import Startable
-from headrace.messages import Message, SendResult, check_topic
+from headrace.messages import Message, SendResult, check_topic, encoded
 from headrace.producer.producer import DELIVERY_TIMEOUT_MS
 from headrace.producer.sender import Sender
 from headrace.table.codec import codec
@@ -19,6 +19,7 @@ from headrace.table.entries import DELETED, Entries, Waiting
 from headrace.table.follow import Follower
 from headrace.table.remote import KeyLookup
 from headrace.telemetry import ended
+from headrace.values import encoded_text, plain_text
 from headrace_protocol.drivers.aio import Connect, connect_tcp
 from headrace_protocol.message import DELETE
 
@@ -117,11 +118,10 @@ class Table(Startable, Generic[Value]):
         delivery_timeout_ms: float = DELIVERY_TIMEOUT_MS,
         connect: Connect = connect_tcp,
     ) -> None:
-        check_topic(topic)
         check_limits(timeout_ms=timeout_ms)
         check_limits(0, delivery_timeout_ms=delivery_timeout_ms)
-        self.topic = topic
-        self._codec: Codec[Value] = codec(topic, model)
+        self.topic = check_topic(topic)
+        self._codec: Codec[Value] = codec(self.topic, model)
         self._is_local = local
         self._timeout_ms = timeout_ms
         self._instance = ClientInstance(nameserver, connect=connect, producer_group=_GROUP)
@@ -168,11 +168,15 @@ class Table(Startable, Generic[Value]):
     async def get_many(self, keys: Iterable[str]) -> dict[str, Value]:
         """The values of the keys that have one; from brokers in one round trip. See ``get``."""
         self._instance.check_open("Table")
-        wanted = list(keys)
+        wanted = {key: _plain_key(key) for key in keys}
+        values = await self._values(list(wanted.values()))
+        return {key: values[plain] for key, plain in wanted.items() if plain in values}
+
+    async def _values(self, keys: list[str]) -> dict[str, Value]:
         if self._follower is None:
-            return await self._remote_values(wanted)
+            return await self._remote_values(keys)
         await self._follower.loaded()
-        bodies = ((key, self._entries.get(key)) for key in wanted)
+        bodies = ((key, self._entries.get(key)) for key in keys)
         return {key: self._codec.decode(key, body) for key, body in bodies if body is not None}
 
     async def _remote_values(self, keys: list[str]) -> dict[str, Value]:
@@ -186,13 +190,13 @@ class Table(Startable, Generic[Value]):
 
         Raises KeyError, InvalidValue, and TableNotLoaded before ``synced``.
         """
-        body = self._copy().get(key)
+        body = self._copy().get(_plain_key(key))
         if body is None:
             raise KeyError(key)
         return self._codec.decode(key, body)
 
     def __contains__(self, key: object) -> bool:
-        return isinstance(key, str) and self._copy().get(key) is not None
+        return isinstance(key, str) and self._copy().get(str.__str__(key)) is not None
 
     def __len__(self) -> int:
         return len(self._copy())
@@ -252,17 +256,24 @@ class Table(Startable, Generic[Value]):
 
     async def _send(self, message: Message) -> SendResult:
         self._instance.check_open("Table")
-        if not message.key.strip():
+        if not _plain_key(message.key).strip():
             raise ConfigurationError(f"table {self.topic}: key {message.key!r} is blank")
-        message.check()
+        whole = encoded(message)
         sender = self._sender
-        outgoing, span = sender.encode(message)
-        sent = sender.send(self.topic, sender.by_key(message.key), outgoing)
+        outgoing, span = sender.encode(whole)
+        sent = sender.send(self.topic, sender.by_key(whole.key), outgoing)
         result = await ended(span, sent)
         self._lookup.note_written(result)
         if self._follower:
             await self._follower.applied(result)
         return result
+
+
+def _plain_key(key: object) -> str:
+    """A key as a plain text that UTF-8 can hold. Raises ConfigurationError."""
+    text = plain_text(key, "key", ConfigurationError)
+    encoded_text(text, "key", ConfigurationError)
+    return text
 
 
 def _body(message: StoredMessage) -> bytes | Exception:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 import msgspec
 
 from headrace.errors import ConfigurationError, InvalidValue
+from headrace.values import kind_of, plain_body
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,7 +18,7 @@ Value = TypeVar("Value")
 class Codec(NamedTuple, Generic[Value]):
     """Converts values of one topic.
 
-    to_body, from_body: raise TypeError or ValueError for what they cannot convert.
+    to_body, from_body: raise an exception for what they cannot convert.
     """
 
     topic: str
@@ -29,8 +30,8 @@ class Codec(NamedTuple, Generic[Value]):
         """The body for a value. Raises InvalidValue."""
         try:
             body = self.to_body(value)
-        except (TypeError, ValueError) as error:
-            raise InvalidValue(self.topic, key, self.name, error) from error
+        except Exception as error:  # of a model's own serializers, too
+            raise InvalidValue(self.topic, key, self.name, _reason(error)) from error
         if not body:
             reason = "an empty body deletes its key; call delete instead"
             raise InvalidValue(self.topic, key, self.name, reason)
@@ -42,9 +43,14 @@ class Codec(NamedTuple, Generic[Value]):
             raise InvalidValue(self.topic, key, self.name, body) from body
         try:
             value: Value = self.from_body(body)
-        except (ValueError, RecursionError) as error:
-            raise InvalidValue(self.topic, key, self.name, error) from error
+        except Exception as error:  # of a model's own validators, too
+            raise InvalidValue(self.topic, key, self.name, _reason(error)) from error
         return value
+
+
+def _reason(error: Exception) -> object:
+    """The error as a reason; others than those of codecs say little without their type."""
+    return error if isinstance(error, ValueError | TypeError) else repr(error)
 
 
 def codec(topic: str, model: type[Value] | None) -> Codec[Value]:
@@ -65,9 +71,9 @@ def codec(topic: str, model: type[Value] | None) -> Codec[Value]:
 
 
 def _checked_bytes(value: object) -> bytes:
-    if not isinstance(value, bytes):
-        raise TypeError(f"a value is {type(value).__name__}; encode it, or give the table a model=")
-    return value
+    if isinstance(value, bytes | bytearray | memoryview):
+        return plain_body(value)
+    raise TypeError(f"a value is {kind_of(value)}; encode it, or give the table a model=")
 
 
 def _pydantic_json(model: Any) -> Callable[[Any], bytes]:
