@@ -189,7 +189,8 @@ MAY_IMPORT = {
     f"{STORE}.queues": STORE_BASE | {f"{STORE}.integrity", f"{STORE}.log"},
     f"{STORE}.index": STORE_BASE | {f"{STORE}.integrity", f"{STORE}.log"},
     f"{STORE}.retention": STORE_BASE | {f"{STORE}.index", f"{STORE}.log", f"{STORE}.queues"},
-    f"{STORE}.followers": STORE_BASE | {f"{STORE}.log", f"{STORE}.queues", "structlog", "trio"},
+    f"{STORE}.followers": STORE_BASE
+    | {f"{STORE}.log", f"{STORE}.queues", "headrace_protocol.outages", "structlog", "trio"},
     f"{STORE}.write": STORE_BASE
     | {
         "headrace_broker.clock",

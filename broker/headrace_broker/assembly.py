@@ -61,6 +61,7 @@ from headrace_broker.statictopic.undecided import UndecidedQueues
 from headrace_broker.statistics import BrokerStatistics
 from headrace_broker.store.files.config_file import ConfigFile
 from headrace_broker.store.message_store import MessageStore
+from headrace_broker.tiered.access.decisions import TierDecisions
 from headrace_broker.tiered.access.plan import TierPlanRequests
 from headrace_broker.tiered.access.status import TierStatusRequests
 from headrace_broker.tiered.access.tiered_storage import TieredStorage
@@ -539,6 +540,7 @@ def _message_processors(parts: Parts) -> tuple[Processor, ...]:
         CompactionRequests(topics, compaction),
         TierStatusRequests(tier.state if tier else None),
         TierPlanRequests(tier.state.reader if tier else None, topics),
+        TierDecisions(tier.state if tier else None),
     )
 
 

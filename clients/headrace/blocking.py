@@ -500,6 +500,8 @@ class Admin(_Blocking[AsyncAdmin]):
     timer_counts = _blocking(AsyncAdmin.timer_counts)
     cancel_timer = _blocking(AsyncAdmin.cancel_timer)
     tier_status = _blocking(AsyncAdmin.tier_status)
+    tier_resume = _blocking(AsyncAdmin.tier_resume)
+    tier_forget = _blocking(AsyncAdmin.tier_forget)
     transactions = _blocking(AsyncAdmin.transactions)
     discarded_transactions = _blocking(AsyncAdmin.discarded_transactions)
     resume_transaction = _blocking(AsyncAdmin.resume_transaction)

@@ -40,6 +40,8 @@ ADMINISTRATIVE: Final = frozenset(
         RequestCode.RESUME_CHECK_HALF_MESSAGE,
         RequestCode.COMPACT_TOPIC,
         RequestCode.FORGET_BROKER,
+        RequestCode.TIER_RESUME,
+        RequestCode.TIER_FORGET,
     )
 )
 

@@ -151,6 +151,8 @@ BODIES: dict[RequestCode, Body] = {
             RequestCode.LIST_TRANSACTIONS,
             RequestCode.TIER_STATUS,
             RequestCode.TIER_PLAN,
+            RequestCode.TIER_RESUME,
+            RequestCode.TIER_FORGET,
             RequestCode.GET_PRODUCER_CONNECTION_LIST,
             RequestCode.GET_CONSUME_STATS,
             RequestCode.QUERY_TOPIC_CONSUME_BY_WHO,

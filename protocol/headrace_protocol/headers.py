@@ -433,22 +433,6 @@ class ListTimersHeader(RequestHeader, kw_only=True, gc=False):
     max_num: Int32
 
 
-class TierStatusHeader(RequestHeader, kw_only=True, gc=False):
-    """TIER_STATUS. topic: None for all."""
-
-    topic: str | None = None
-    max_num: Int32
-
-
-class TierPlanHeader(RequestHeader, kw_only=True, gc=False):
-    """TIER_PLAN. start_offset, end_offset: queue offsets, ``end_offset`` not included."""
-
-    topic: str
-    queue_id: Int32
-    start_offset: Int64
-    end_offset: Int64
-
-
 class ListTransactionsHeader(RequestHeader, kw_only=True, gc=False):
     """LIST_TRANSACTIONS. producer_group: None for all."""
 

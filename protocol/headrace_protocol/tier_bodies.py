@@ -14,7 +14,9 @@ class TierQueueStatus(Body):
     local_min, local_max: queue offsets of the log, ``local_max`` not included. tier_min, tier_end:
     those of the tier; None if it has none, or could not be reached since the start. tier_bytes: of
     its records there. behind_messages, behind_bytes: still to be uploaded; behind_seconds: age of
-    the oldest of these. problem: why the queue is not uploaded.
+    the oldest of these. problem: why the queue is given up, since problem_since_ms; ``tier resume``
+    or a restart tries again. foreign_from: where the tier has other messages than the log, until
+    ``tier forget``; None if it has the same.
     """
 
     topic: str = ""
@@ -28,22 +30,32 @@ class TierQueueStatus(Body):
     behind_bytes: Int64 = 0
     behind_seconds: float = 0.0
     problem: str = ""
+    problem_since_ms: Int64 = 0
+    foreign_from: Int64 | None = None
 
 
 class TierStatus(Body):
     """The answer to TIER_STATUS: a broker's tier, and the queues that are furthest behind.
 
-    is_open: whether the tier was reached since the start. upload_problem, read_problem: why the
-    last upload or read failed; "" if it succeeded. is_read_paused: whether reads are rejected at
-    once after repeated failures. queue_count: queues with messages, of which ``queues`` has the
-    first ones.
+    is_open: whether the tier was reached since the start. place_problem: why the place is not that
+    of this tier, or can't be reached, for place_problem_seconds; "" if the last look found it.
+    upload_problem, read_problem: why the last upload or read failed; "" if it succeeded.
+    upload_problem_seconds: how long uploads have failed; they are retried. is_read_paused: whether
+    reads are rejected at once after repeated failures. given_up_count: queues that are not
+    uploaded, of which in foreign_count the tier has other messages than the log. queue_count:
+    queues with messages, of which ``queues`` has the first ones.
     """
 
     level: str = ""
     is_open: bool = False
+    place_problem: str = ""
+    place_problem_seconds: float = 0.0
     upload_problem: str = ""
+    upload_problem_seconds: float = 0.0
     read_problem: str = ""
     is_read_paused: bool = False
+    given_up_count: Int64 = 0
+    foreign_count: Int64 = 0
     queue_count: Int64 = 0
     queues: list[TierQueueStatus] = msgspec.field(default_factory=list)
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final
 
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.drivers.blocking import BlockingConnection
-from headrace_protocol.headers import TierStatusHeader
 from headrace_protocol.tier_bodies import TierStatus
+from headrace_protocol.tier_headers import TierStatusHeader
 from tests.bench.load import say
 from tests.bench.spark import PEERS, Place, fill, run_spark
 from tests.bench.spark_job import Case

@@ -30,6 +30,7 @@ from headrace_protocol.headers import (
 )
 from headrace_protocol.message import decode_records
 from tests.support.broker import BrokerUnderTest, broker_config
+from tests.support.followers import local_queue
 from tests.support.golden import CONFIG, STORES, copy_golden_store, golden_settings, manifest
 from tests.support.stores import crash
 
@@ -280,7 +281,7 @@ def test_messages_that_are_followed_again_have_been_part_of_no_run(tmp_path: Pat
     assert compacted.state_file.load().position == 2
     # After an error the follower cuts the log, and the dropped value is in it again.
     for _ in range(2):
-        compaction.follower.resume(C, 0, 0)
+        compaction.follower.resume(local_queue(broker, C), 0)
     assert compacted.log.end_offset == 0
     assert compacted.state_file.load().position == 0
     broker.close()
@@ -324,9 +325,9 @@ def test_messages_that_a_run_has_dropped_are_not_followed_again_after_an_error(
     compact(broker)
     compaction = broker.parts.compaction
     compacted = compaction.queues.open(C, 0)
-    compaction.follower.resume(C, 0, 4)
+    compaction.follower.resume(local_queue(broker, C), 4)
     # Its file has other records where the dropped one was; a reply may be sending them.
-    assert compaction.follower.resume(C, 0, 3) == 3
+    assert compaction.follower.resume(local_queue(broker, C), 3) == 3
     assert compacted.log.end_offset == 2
     broker.close()
 

@@ -10,8 +10,8 @@ from headrace_broker.tiered.container.flat_queue import FlatQueue
 from headrace_broker.tiered.driver.object_place import ObjectPlace
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.columns import RecordColumns
-from headrace_protocol.headers import TierPlanHeader
 from headrace_protocol.tier_bodies import TierPlan
+from headrace_protocol.tier_headers import TierPlanHeader
 from tests.broker.test_tiered_bucket import start as start_with_objects
 from tests.broker.test_tiered_storage import TOPIC, expire_log, put, start, tier_of, upload
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from headrace_broker.tiered.access.upload import GivenUp
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.headers import TierStatusHeader
 from headrace_protocol.tier_bodies import TierStatus
+from headrace_protocol.tier_headers import TierStatusHeader
 from tests.broker.test_tiered_storage import (
     TOPIC,
     Away,
@@ -96,8 +97,9 @@ async def test_problems_are_reported(tmp_path: Path, away: type[Away]) -> None:
     away.is_away = False
     tier_of(broker)._load()
     assert ask(broker).queues[0].tier_end == 5
-    tier_of(broker).upload.stuck[TOPIC, 0] = "damaged"
-    assert ask(broker).queues[0].problem == "damaged"
+    tier_of(broker).upload.stuck[TOPIC, 0] = GivenUp("damaged", 12)
+    (queue,) = ask(broker).queues
+    assert (queue.problem, queue.problem_since_ms, queue.foreign_from) == ("damaged", 12, None)
     broker.close()
 
 

@@ -73,3 +73,34 @@ def test_status_without_a_tier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     with brokers_in_thread(tmp_path, ["plain"]) as address:
         monkeypatch.setenv("HEADRACE_NAMESERVER", address)
         assert "has no tiered storage" in fail(1, "tier", "status")
+
+
+@pytest.mark.slow
+def test_queues_that_are_given_up_are_resumed_or_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {
+        "message_store_plug_in": "tieredstore",
+        "tiered_backend_service_provider": "posix",
+        "tiered_store_file_path": tmp_path / "tier",
+        "tiered_store_group_commit_timeout": 100,
+    }
+    with brokers_in_thread(tmp_path, ["a"], **settings) as address:
+        monkeypatch.setenv("HEADRACE_NAMESERVER", address)
+        succeed("topic", "create", "Orders", "--queues", "1")
+        succeed("send", "Orders", "order")
+        uploaded("Orders")
+        assert "no queue was given up" in succeed("tier", "resume").stderr
+        forget = ("tier", "forget", "Orders", "--queue", "0", "--broker", "a")
+        assert "is not given up" in fail(1, *forget, "--yes")
+        (segment,) = (tmp_path / "tier").rglob("COMMIT_LOG/*")
+        segment.write_bytes(segment.read_bytes() + b"?")
+        succeed("send", "Orders", "another")
+        while not (problem := status("Orders")["queues"][0]["problem"]):
+            pass
+        assert "bytes instead of" in problem
+        shown = succeed("tier", "status")
+        assert "1 queues are given up and fill the log" in shown.stderr
+        assert "nothing was dropped: --yes drops queue offsets 0 to 1" in succeed(*forget).stderr
+        assert succeed("tier", "resume", "--json").json()[0]["problem"] == problem
+        assert uploaded("Orders")["queues"][0]["tier_end"] == 2

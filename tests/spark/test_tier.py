@@ -30,9 +30,10 @@ from headrace_protocol.bodies import MessageQueue
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.columns import encode_records
 from headrace_protocol.drivers.blocking import BlockingConnection
-from headrace_protocol.headers import BulkSendHeader, TierStatusHeader
+from headrace_protocol.headers import BulkSendHeader
 from headrace_protocol.message import encode_host, encode_properties
 from headrace_protocol.tier_bodies import TierStatus
+from headrace_protocol.tier_headers import TierStatusHeader
 from tests.spark.brokers import broker
 
 if TYPE_CHECKING:

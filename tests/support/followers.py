@@ -6,7 +6,10 @@ import struct
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from headrace_broker.store.files.cold_files import ColdFiles
 from headrace_broker.store.files.filesystem import Files, read_file
+from headrace_broker.store.followers.follower_work import LocalQueue
+from headrace_broker.store.queues.queue_blocks import QueueView
 from headrace_protocol.message import decode_records
 
 if TYPE_CHECKING:
@@ -16,9 +19,17 @@ if TYPE_CHECKING:
     from headrace_broker.store.files.mapped_file import MappedFile
     from headrace_broker.store.followers.position_file import Name
     from headrace_broker.store.queues.queue_blocks import QueueBlock
+    from tests.support.broker import BrokerUnderTest
 
 # Before each record: its queue offset and size.
 _HEAD = struct.Struct(">qi")
+
+
+def local_queue(broker: BrokerUnderTest, topic: str) -> LocalQueue:
+    """Queue 0 of a topic, as a follower is given it."""
+    files = broker.store.queue(topic, 0).consume_queue
+    view = QueueView(topic, 0, ColdFiles(files.files), files.max_offset)
+    return LocalQueue(view, 0, ColdFiles(broker.store.commit_log.files))
 
 
 class CopyingFollower:
@@ -42,7 +53,8 @@ class CopyingFollower:
     def wants(self, topic: str) -> bool:
         return self.topics is None or topic in self.topics
 
-    def resume(self, topic: str, queue_id: int, queue_offset: int) -> int:
+    def resume(self, queue: LocalQueue, queue_offset: int) -> int:
+        topic, queue_id = queue.name
         self.resumed.append((topic, queue_id, queue_offset))
         path = self.path(topic, queue_id)
         end = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace_protocol import bodies, headers
+from headrace_protocol import bodies, headers, tier_headers
 from headrace_protocol.codes import RequestCode as Code
 from headrace_protocol.departed import ClusterInfoHeader, ForgetBrokerHeader
 from headrace_protocol.tier_bodies import TierPlan, TierStatus
@@ -45,9 +45,11 @@ REQUEST_HEADERS: dict[int, type[msgspec.Struct]] = {
     Code.DESCRIBE_GROUP: headers.ConsumerGroupHeader,
     Code.LIST_TIMERS: headers.ListTimersHeader,
     Code.LIST_TRANSACTIONS: headers.ListTransactionsHeader,
-    Code.TIER_STATUS: headers.TierStatusHeader,
-    Code.TIER_PLAN: headers.TierPlanHeader,
     Code.FORGET_BROKER: ForgetBrokerHeader,
+    Code.TIER_STATUS: tier_headers.TierStatusHeader,
+    Code.TIER_PLAN: tier_headers.TierPlanHeader,
+    Code.TIER_RESUME: tier_headers.TierResumeHeader,
+    Code.TIER_FORGET: tier_headers.TierForgetHeader,
     Code.GET_PRODUCER_CONNECTION_LIST: headers.GetProducerConnectionListHeader,
     Code.WIPE_WRITE_PERM_OF_BROKER: headers.WritePermOfBrokerHeader,
     Code.DELETE_SUBSCRIPTIONGROUP: headers.DeleteSubscriptionGroupHeader,
@@ -147,6 +149,8 @@ RESPONSE_BODIES: dict[int, type[Body]] = {
     Code.LIST_TRANSACTIONS: bodies.WaitingList,
     Code.TIER_STATUS: TierStatus,
     Code.TIER_PLAN: TierPlan,
+    Code.TIER_RESUME: TierStatus,
+    Code.TIER_FORGET: TierStatus,
     Code.GET_PRODUCER_CONNECTION_LIST: bodies.ProducerConnection,
     Code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: bodies.TopicList,
     Code.GET_CONSUME_STATS: bodies.ConsumeStats,

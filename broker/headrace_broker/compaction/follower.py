@@ -10,6 +10,7 @@ import numpy as np
 if TYPE_CHECKING:
     from headrace_broker.compaction.queues import CompactedQueues, Name
     from headrace_broker.store.files.mapped_file import MappedFile
+    from headrace_broker.store.followers.follower_work import LocalQueue
     from headrace_broker.store.queues.queue_blocks import QueueBlock
 
 NAME: Final = "compaction"
@@ -33,14 +34,15 @@ class CompactionFollower:
         """See ``Follower``."""
         return self._queues.wants(topic)
 
-    def resume(self, topic: str, queue_id: int, queue_offset: int) -> int:
+    def resume(self, queue: LocalQueue, queue_offset: int) -> int:
         """See ``Follower``."""
+        name = queue.name
         with self._queues.lock:
-            if (topic, queue_id) in self._resumed:
+            if name in self._resumed:
                 # After an error the end of the log may not be as it was written.
-                self._queues.cut(topic, queue_id, queue_offset)
-            self._resumed.add((topic, queue_id))
-            return min(self._queues.open(topic, queue_id).log.next_offset, queue_offset)
+                self._queues.cut(*name, queue_offset)
+            self._resumed.add(name)
+            return min(self._queues.open(*name).log.next_offset, queue_offset)
 
     def follow(self, block: QueueBlock) -> None:
         """See ``Follower``; what the log has already is left out."""

@@ -139,8 +139,19 @@ TIER_CACHE_HIT = Metric(
     "Reads of the tier that were served from memory",
 )
 
+TIER_GIVEN_UP = Metric(
+    "headrace_tier_given_up_queues",
+    "gauge",
+    "Queues that are not uploaded until somebody acts; the log keeps their messages",
+)
+TIER_FAILING = Metric(
+    "headrace_tier_failing_seconds", "gauge", "Time for which uploads have failed; 0 if they work"
+)
+
 # Of brokers with tiered storage.
 TIER_METRICS = (
+    TIER_GIVEN_UP,
+    TIER_FAILING,
     TIER_LATENCY,
     TIER_UPLOAD_BYTES,
     TIER_DOWNLOAD_BYTES,

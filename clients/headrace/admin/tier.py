@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 from headrace.admin.requests import BrokerRequests
 from headrace.admin.waiting import CannotList
 from headrace_protocol.codes import RequestCode
-from headrace_protocol.headers import TierStatusHeader
 from headrace_protocol.tier_bodies import TierStatus
+from headrace_protocol.tier_headers import TierForgetHeader, TierResumeHeader, TierStatusHeader
 
 if TYPE_CHECKING:
     from headrace.admin.requests import BrokerProblem
+    from headrace_protocol.headers import RequestHeader
 
 _COUNT = 32
 
@@ -33,11 +34,44 @@ class TierAdmin(BrokerRequests):
         RocketMQ, BrokerError for brokers without a tier.
         """
         header = TierStatusHeader(topic=topic, max_num=max_count)
+        return await self._ask_tiers(RequestCode.TIER_STATUS, header, topic, problems)
 
-        async def ask(address: str) -> TierStatus:
-            if not await self._is_headrace(address):
-                raise CannotList("queues of tiered storage")
-            return (await self._ask(address, RequestCode.TIER_STATUS, header)).decode(TierStatus)
+    async def tier_resume(
+        self, topic: str | None = None, *, problems: list[BrokerProblem] | None = None
+    ) -> dict[str, TierStatus]:
+        """Have each broker try its uploads at once, also of queues that it has given up.
 
+        topic: only the queues of this one. Returns the queues that were given up, by broker name;
+        ``tier_status`` says what became of them. Raises as ``tier_status``.
+        """
+        header = TierResumeHeader(topic=topic)
+        return await self._ask_tiers(RequestCode.TIER_RESUME, header, topic, problems)
+
+    async def tier_forget(
+        self, topic: str, queue_id: int, *, broker: str, from_offset: int
+    ) -> TierStatus:
+        """Have a broker drop what its tier has of a queue that is given up, and upload it anew.
+
+        from_offset: messages before it are kept. What the log does not have is lost. Raises as
+        ``tier_status``, and BrokerError for a queue that is not given up.
+        """
+        header = TierForgetHeader(topic=topic, queue_id=queue_id, from_offset=from_offset)
+        (address,) = (await self._masters(broker)).values()
+        return await self._ask_tier(address, RequestCode.TIER_FORGET, header)
+
+    async def _ask_tiers(
+        self,
+        code: int,
+        header: RequestHeader,
+        topic: str | None,
+        problems: list[BrokerProblem] | None,
+    ) -> dict[str, TierStatus]:
         masters = await (self._masters() if topic is None else self._topic_masters(topic))
-        return await self._gather(masters, ask, problems)
+        return await self._gather(
+            masters, lambda address: self._ask_tier(address, code, header), problems
+        )
+
+    async def _ask_tier(self, address: str, code: int, header: RequestHeader) -> TierStatus:
+        if not await self._is_headrace(address):
+            raise CannotList("queues of tiered storage")
+        return (await self._ask(address, code, header)).decode(TierStatus)

@@ -8,10 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
+import numpy as np
 import structlog
 
 from headrace_broker.store.followers.position_file import Position
-from headrace_broker.store.queues.queue_blocks import QueueNotFollowed, QueueView, read_block
+from headrace_broker.store.queues.consume_queue import BLANK_SIZE
+from headrace_broker.store.queues.queue_blocks import (
+    QueueNotFollowed,
+    QueueView,
+    read_block,
+    read_records,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +28,7 @@ if TYPE_CHECKING:
     from headrace_broker.store.followers.position_file import Name, PositionFile, Positions
     from headrace_broker.store.queues.queue_blocks import QueueBlock
     from headrace_broker.store.store_queue import StoreQueue
+    from headrace_protocol.columns import RecordColumns
 
 log = structlog.get_logger("headrace.broker")
 
@@ -46,8 +54,10 @@ class Follower(Protocol):
     def wants(self, topic: str) -> bool:
         """Whether to follow a topic's queues; called on the loop when one of them gets units."""
 
-    def resume(self, topic: str, queue_id: int, queue_offset: int) -> int:
+    def resume(self, queue: LocalQueue, queue_offset: int) -> int:
         """Prepare to follow a queue from ``queue_offset`` on: drop what was kept from there on.
+
+        queue: as the log has it now.
 
         Returns the queue offset to begin at: this one, or a lower one if data was lost.
         """
@@ -70,6 +80,31 @@ class Follower(Protocol):
 
     def close(self) -> None:
         """Release descriptors and maps, without writing anything; the last call."""
+
+
+class LocalQueue(NamedTuple):
+    """A queue in the log, for use in a thread. first: its oldest record. log: the files."""
+
+    view: QueueView
+    first: int
+    log: ColdFiles
+
+    @property
+    def name(self) -> Name:
+        """Topic and queue id."""
+        return self.view.topic, self.view.queue_id
+
+    def record(self, queue_offset: int) -> RecordColumns | None:
+        """The record at a queue offset; None if the log has none there.
+
+        Raises OSError, QueueDamaged.
+        """
+        units = self.view.units.units(queue_offset, 1)
+        if not self.first <= queue_offset < self.view.end or not len(units):
+            return None
+        if units["size"][0] == BLANK_SIZE:
+            return None
+        return read_records(self.view, units, np.array([queue_offset]), self.log)
 
 
 class Track:
@@ -104,16 +139,26 @@ class QueueScan(NamedTuple):
 
     track: None at the first scan. synced: the position to resume at. find_first: returns the oldest
     queue offset whose record is in the log. start_end: the queue's end when the store was opened,
-    if that was before the saved position. end: its end now.
+    if that was before the saved position.
     """
 
     queue: StoreQueue
     track: Track | None
     synced: Position | None
     start_end: int | None
-    units: ColdFiles
+    view: QueueView
+    log: ColdFiles
     find_first: Callable[[], int]
-    end: int
+
+    @property
+    def units(self) -> ColdFiles:
+        """Its units."""
+        return self.view.units
+
+    @property
+    def end(self) -> int:
+        """Its end now."""
+        return self.view.end
 
 
 class Scan:
@@ -152,7 +197,7 @@ class Scan:
             wanted = first
         elif wanted < first:
             _warn_of_loss(self._follower, queue, wanted, first)
-        resumed = self._follower.resume(queue.topic, queue.queue_id, wanted)
+        resumed = self._follower.resume(LocalQueue(item.view, first, item.log), wanted)
         track = Track(queue)
         track.position = max(min(resumed, wanted), first)
         if track.position:

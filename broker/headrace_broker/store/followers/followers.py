@@ -35,6 +35,7 @@ from headrace_broker.store.files.cold_files import ColdFiles
 from headrace_broker.store.followers.follower_work import Pass, QueuePass, QueueScan, Save, Scan
 from headrace_broker.store.followers.position_file import PositionFile
 from headrace_broker.store.queues.queue_blocks import QueueView
+from headrace_protocol.outages import Outages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -64,13 +65,15 @@ class FollowerStatus(NamedTuple):
     """A follower's state for the monitor.
 
     behind_bytes: of the log, from the oldest record that is still needed. problem: what stops the
-    follower, "" if nothing does.
+    follower, "" if nothing does. problem_seconds: for how long it has failed; 0 for a queue that is
+    given up.
     """
 
     name: str
     behind_messages: int
     behind_bytes: int
     problem: str
+    problem_seconds: float = 0.0
 
 
 class FollowedRecord(NamedTuple):
@@ -120,6 +123,9 @@ class Following:
         self._is_set_back = False
         self._saved_s = -math.inf
         self._problem = ""
+        self._outages = Outages(log.error)
+        # Set by ``retry`` until the next round.
+        self._retry = trio.Event()
         self._threads = trio.CapacityLimiter(1)
         # Deleted queues, which the next scan reports to the follower.
         self._gone: dict[Name, None] = {}
@@ -185,6 +191,11 @@ class Following:
         if self._synced.pop(name, None) is not None:
             self._is_unsaved = True
 
+    def retry(self) -> None:
+        """Resume queues that were given up as well, without the pause after an error."""
+        self._retry.set()
+        self._wakeup.set()
+
     def needed_from(self) -> int:
         """Physical offset from which the log must be kept; very large if no record is needed."""
         needed_from = min(self._needs.values(), default=sys.maxsize)
@@ -208,8 +219,13 @@ class Following:
             self.follower.name,
             sum(map(self._behind_count, queues)),
             max(self._commit_log.max_offset - needed_from, 0),
-            next(iter(self._damaged.values()), self._problem),
+            self._problem or next(iter(self._damaged.values()), ""),
+            self._outages.seconds(self._outage),
         )
+
+    @property
+    def _outage(self) -> str:
+        return f"follower {self.follower.name}"
 
     def _behind_count(self, queue: StoreQueue) -> int:
         track = self._tracks.get(queue)
@@ -230,7 +246,8 @@ class Following:
             except OSError as error:
                 self._log_failure(error)
                 self._restart()
-                await trio.sleep(pause_s * random.uniform(0.75, 1.0))
+                with trio.move_on_after(pause_s * random.uniform(0.75, 1.0)):
+                    await self._retry.wait()
                 pause_s = min(2 * pause_s, RETRY_S_MAX)
             else:
                 pause_s = RETRY_S
@@ -244,6 +261,7 @@ class Following:
             await self._save_in_time()
         await self._save_in_time()
         self._problem = ""
+        self._outages.worked(self._outage)
 
     async def _save_in_time(self) -> None:
         if self._is_unsaved and trio.current_time() - self._saved_s >= self._save_s:
@@ -284,14 +302,14 @@ class Following:
 
     def _log_failure(self, error: OSError) -> None:
         self._problem = str(error)
-        log.error(
-            "follower failed, it resumes at what was last synced",
-            follower=self.follower.name,
-            reason=self._problem,
-        )
+        self._outages.failed(self._outage, error)
 
     def _follow(self) -> Iterator[Scan | Save | Pass]:
         """Follow all flushed messages; the caller runs each yielded piece of work, then resumes."""
+        if self._retry.is_set():
+            self._retry = trio.Event()
+            self._damaged.clear()
+            self._restart()
         dispatched_offset = self._dispatched_offset()
         self._unscanned += self._pending
         self._pending = {}
@@ -332,9 +350,9 @@ class Following:
             self._tracks.get(queue),
             self._synced.get(name),
             self._start_ends.get(name),
-            ColdFiles(consume_queue.files),
+            _view(queue),
+            ColdFiles(self._commit_log.files),
             consume_queue.search_cold(self._commit_log.min_offset),
-            consume_queue.max_offset,
         )
 
     def _note_scan(self, scan: Scan) -> None:
@@ -554,6 +572,11 @@ class Followers:
                 "behindMessages": status.behind_messages,
                 "behindBytes": status.behind_bytes,
                 **({"problem": status.problem} if status.problem else {}),
+                **(
+                    {"problemSeconds": round(status.problem_seconds)}
+                    if status.problem_seconds
+                    else {}
+                ),
             }
             for status in self.statistics()
         }

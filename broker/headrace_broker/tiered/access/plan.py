@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Final
 from headrace_broker.tiered.access.status import no_tier
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
-from headrace_protocol.headers import TierPlanHeader
 from headrace_protocol.serving import Reply
 from headrace_protocol.tier_bodies import TierPlan
+from headrace_protocol.tier_headers import TierPlanHeader
 
 if TYPE_CHECKING:
     from headrace_broker.tiered.access.tier_reader import TierReader

@@ -14,9 +14,9 @@ from headrace_protocol import fastjson
 from headrace_protocol.bounds import ITEMS_MAX
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import NotReady, RequestError
-from headrace_protocol.headers import TierStatusHeader
 from headrace_protocol.serving import Reply, all_ready
 from headrace_protocol.tier_bodies import TierQueueStatus
+from headrace_protocol.tier_headers import TierStatusHeader
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from headrace_broker.tiered.access.settings import TierSettings
     from headrace_broker.tiered.access.tier_access import TierAccess
     from headrace_broker.tiered.access.tier_reader import TierReader
-    from headrace_broker.tiered.access.upload import Upload
+    from headrace_broker.tiered.access.upload import GivenUp, Upload
     from headrace_broker.tiered.driver.metered import Operations
     from headrace_broker.topics.table import TopicTable
     from headrace_protocol.serving import Registry, Request
@@ -122,8 +122,10 @@ class TierState:
             queue_id=queue.queue_id,
             local_min=low,
             local_max=end,
-            problem=self.upload.stuck.get(name, ""),
         )
+        if (given_up := self.upload.stuck.get(name)) is not None:
+            status.problem, status.problem_since_ms = given_up.reason, given_up.since_ms
+            status.foreign_from = given_up.foreign_from
         tiered = self._access.queue(*name)
         if tiered is not None:
             status.tier_min, status.tier_end = tiered.min_offset, tiered.commit_offset
@@ -134,15 +136,26 @@ class TierState:
             status.behind_seconds = self.age_ms(behind) / 1000
         return status
 
+    def given_up(self) -> dict[tuple[str, int], GivenUp]:
+        """The queues that are not uploaded until somebody acts. From any thread."""
+        return dict(self.upload.stuck)
+
+    def foreign_count(self) -> int:
+        """How many of them have other messages in the tier than in the log."""
+        return len(self._access.foreign)
+
     def of_broker(self) -> dict[str, object]:
         """The fields of ``TierStatus`` that are not about single queues."""
-        breaker = self.reader.breaker
+        breaker, upload = self.reader.breaker, self.following.status()
         return {
             "level": self._settings.level.name,
             "isOpen": self._access.is_open,
-            "uploadProblem": self.following.status().problem,
+            "uploadProblem": upload.problem,
+            "uploadProblemSeconds": upload.problem_seconds,
             "readProblem": breaker.problem,
             "isReadPaused": breaker.is_paused,
+            "givenUpCount": len(self.upload.stuck),
+            "foreignCount": self.foreign_count(),
         }
 
 

@@ -41,7 +41,8 @@ class TierAccess:
 
     writing: held by whoever appends, deletes or expires. is_open: whether all queues are known.
     operations: what was asked of its place. limits: how long that may take. lives: which life of a
-    topic its queues are of.
+    topic its queues are of. trusted: queues whose newest messages are those of the log. foreign:
+    why other queues are not read.
     """
 
     def __init__(
@@ -53,6 +54,8 @@ class TierAccess:
     ) -> None:
         self.writing = Lock()
         self.is_open = False
+        self.trusted: set[tuple[str, int]] = set()
+        self.foreign: dict[tuple[str, int], str] = {}
         self.now_ms = now_ms
         self.lives = lives
         self._settings = settings

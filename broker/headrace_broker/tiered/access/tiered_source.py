@@ -12,8 +12,9 @@ import numpy as np
 
 from headrace_broker.store.store_source import GetResult, GetStatus
 from headrace_broker.tiered.access.settings import StorageLevel
+from headrace_protocol.codes import ResponseCode
 from headrace_protocol.columns import QUEUE_OFFSET_DTYPE
-from headrace_protocol.errors import NotReady
+from headrace_protocol.errors import NotReady, RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,11 +60,20 @@ class _Part(NamedTuple):
 class TieredSource:
     """A queue whose messages may be in the tier, in the local store, or in both."""
 
-    __slots__ = ("_level", "_local", "_queue", "_reader")
+    __slots__ = ("_is_shown_only", "_level", "_local", "_name", "_queue", "_reader")
 
     def __init__(
-        self, queue: StoreQueue, local: StoreSource, reader: TierReader, level: StorageLevel
+        self,
+        queue: StoreQueue,
+        local: StoreSource,
+        reader: TierReader,
+        level: StorageLevel,
+        *,
+        is_shown_only: bool = False,
     ) -> None:
+        """is_shown_only: for statistics, which leave out what can't be trusted."""
+        self._is_shown_only = is_shown_only
+        self._name = queue.topic, queue.queue_id
         self._queue = queue
         self._local = local
         self._reader = reader
@@ -71,21 +81,26 @@ class TieredSource:
 
     def _known(self) -> StoredQueue | None:
         """The queue in the tier; None if it has no message there, or only ``_opened`` can tell."""
-        access, topic = self._reader.access, self._queue.topic
-        return access.queue(topic, self._queue.queue_id) if access.lives.is_current(topic) else None
+        access = self._reader.access
+        is_current = access.lives.is_current(self._name[0]) and self._name not in access.foreign
+        return access.queue(*self._name) if is_current else None
 
     def _opened(self) -> StoredQueue | None:
         """The queue in the tier; None if it has no message there.
 
         Raises NotReady before the tier is open, or for a topic of which the tier may have an
-        earlier life.
+        earlier life; RequestError if it has other messages than the log.
         """
-        access, topic = self._reader.access, self._queue.topic
+        access = self._reader.access
         if not access.is_open:
             raise self._reader.open_first()
-        queue = access.queue(topic, self._queue.queue_id)
-        if queue is None or access.lives.is_current(topic) or self._is_same(queue):
-            return queue
+        reason, queue = access.foreign.get(self._name), access.queue(*self._name)
+        if not reason and queue is not None:
+            if access.lives.is_current(self._name[0]) or self._is_same(queue):
+                return queue
+            reason = f"{queue.name.path}: the tier has other messages than the log"
+        if reason and not self._is_shown_only:
+            raise RequestError(ResponseCode.SYSTEM_ERROR, f"the tier is not read: {reason}")
         return None
 
     def _is_same(self, queue: StoredQueue) -> bool:
@@ -116,7 +131,8 @@ class TieredSource:
         self, wanted: _Wanted, read_local: Callable[..., GetResult], *, is_bulk: bool
     ) -> GetResult:
         queue, is_open = self._known(), self._reader.access.is_open
-        if self._level is StorageLevel.FORCE and is_open:
+        is_trusted = self._name in self._reader.access.trusted
+        if self._level is StorageLevel.FORCE and is_open and is_trusted:
             queue = self._opened()
             is_past = wanted.queue_offset >= self._local.max_offset()
             if queue is not None and not is_past and _has(queue, wanted):
@@ -124,7 +140,7 @@ class TieredSource:
         try:
             result = read_local(*wanted)
         except NotReady:
-            is_cold_enough = self._level is StorageLevel.NOT_IN_MEM
+            is_cold_enough = self._level is StorageLevel.NOT_IN_MEM and is_trusted
             if queue is not None and is_cold_enough and _has(queue, wanted):
                 return self._read_tier(queue, wanted, is_bulk)
             raise

@@ -48,7 +48,8 @@ _TABLES_S: Final = 60.0
 _CHANGED_TABLES_S: Final = 1.0
 # A stop waits so long for the tier to take the tables.
 _LAST_TABLES_S: Final = 5.0
-_READS: Final = {Use.PULL, Use.READ, Use.BEGIN, Use.INSPECT, Use.LIST}
+_SHOWN: Final = {Use.INSPECT, Use.LIST}
+_READS: Final = {Use.PULL, Use.READ, Use.BEGIN, *_SHOWN}
 
 
 class TieredStorage:
@@ -114,7 +115,10 @@ class TieredStorage:
         if not is_read or self._topics.is_system(queue.topic):
             return None
         local = self._store.source(queue)
-        return TieredSource(queue, local, self._reader, self.settings.level)
+        is_shown_only = lookup.use in _SHOWN
+        return TieredSource(
+            queue, local, self._reader, self.settings.level, is_shown_only=is_shown_only
+        )
 
     def unconsumed(self, lowest: LowestUnconsumed) -> LowestUnconsumed:
         """What must stay in the log until groups have consumed it: nothing that the tier has.
@@ -137,7 +141,7 @@ class TieredStorage:
         return lowest_local
 
     def _is_kept(self, topic: str, queue_id: int, queue_offset: int) -> bool:
-        if not self._access.lives.is_current(topic):
+        if not self._access.lives.is_current(topic) or (topic, queue_id) in self._access.foreign:
             return False
         queue = self._access.queue(topic, queue_id)
         return queue is not None and queue.min_offset <= queue_offset < queue.commit_offset
@@ -263,10 +267,15 @@ class TieredStorage:
 
     def runtime_info(self) -> dict[str, str]:
         """Numbers for GET_BROKER_RUNTIME_INFO."""
+        given_up = self.state.given_up()
+        first = min(given_up.values(), key=lambda each: each.since_ms, default=None)
         return {
             "tierOpen": str(self._access.is_open).lower(),
             "tierProblem": self._reader.breaker.problem,
-            "tierStuckQueues": str(len(self.upload.stuck)),
+            "tierStuckQueues": str(len(given_up)),
+            "tierForeignQueues": str(self.state.foreign_count()),
+            "tierStuckReason": first.reason if first else "",
+            "tierStuckSinceMs": str(first.since_ms if first else 0),
             "tierUnansweredOperations": str(self._access.limits.abandoned_count),
             "tierReadAheadBytes": str(self._reader.blocks.byte_count),
         }

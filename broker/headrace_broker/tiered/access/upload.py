@@ -8,12 +8,13 @@ delivered once more and skipped.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import structlog
 
 from headrace_broker.store.queues.queue_blocks import QueueNotFollowed
+from headrace_broker.tiered.access.comparison import first_difference
 from headrace_broker.tiered.container.stored_tier import Group
 from headrace_broker.tiered.driver.interface import Failure, FailureKind
 from headrace_protocol.columns import RecordColumns
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from headrace_broker.store.files.mapped_file import MappedFile
+    from headrace_broker.store.followers.follower_work import LocalQueue
     from headrace_broker.store.queues.queue_blocks import QueueBlock
     from headrace_broker.tiered.access.settings import TierSettings
     from headrace_broker.tiered.access.tier_access import TierAccess
@@ -65,10 +67,22 @@ class _Waiting:
         return Group(RecordColumns(data, np.concatenate(starts), sizes), codes)
 
 
+class GivenUp(NamedTuple):
+    """Why a queue is not uploaded any further, and since when.
+
+    foreign_from: where the tier begins to have other messages than the log; None if it has not.
+    """
+
+    reason: str
+    since_ms: int
+    foreign_from: int | None = None
+
+
 class Upload:
     """The follower that uploads; see ``Follower``.
 
-    stuck: why queues can't be uploaded. The log keeps their messages; a restart tries again.
+    stuck: queues that are given up. The log keeps their messages; ``retry`` or a restart tries
+    again.
     message_counts: uploaded since the start, by topic.
     """
 
@@ -89,7 +103,7 @@ class Upload:
         name_lives: called with the topics of messages before these are uploaded. Raises OSError.
         """
         self.wants = wants
-        self.stuck: dict[Name, str] = {}
+        self.stuck: dict[Name, GivenUp] = {}
         self.message_counts: Counter[str] = Counter()
         self._exists = exists
         self._name_lives = name_lives
@@ -98,39 +112,77 @@ class Upload:
         # The queue that has waited longest is first.
         self._waiting: dict[Name, _Waiting] = {}
         self._waiting_bytes = 0
-        # Queues of which the first message that the tier has already is still to be compared.
-        self._unproven: set[Name] = set()
+        # What a person has decided about queues that were given up, carried out by ``resume``: to
+        # look once more, or to forget what the tier has from an offset on.
+        self._decided: dict[Name, int | None] = {}
+
+    def retry(self, names: Iterable[Name]) -> None:
+        """Have ``resume`` look at queues that were given up as a restart would. On the loop."""
+        self._decided.update(dict.fromkeys(names))
+
+    def forget(self, name: Name, from_offset: int) -> None:
+        """Have ``resume`` drop what the tier has from an offset on. On the loop."""
+        self._decided[name] = from_offset
 
     # -- the store's side --------------------------------------------------------------------------
 
-    def resume(self, topic: str, queue_id: int, queue_offset: int) -> int:
+    def resume(self, queue: LocalQueue, queue_offset: int) -> int:
         """See ``Follower``. What the tier has from there on stays, and is indexed once more."""
-        name = topic, queue_id
+        name = queue.name
         self._drop(name)
         self._access.open()
         with self._access.writing:
             self._end_old_lives()
             tier, now_ms = self._access.tier, self._access.now_ms()
+            if name in self._decided:
+                self._carry_out(name)
             if (damage := tier.damaged.get(name)) is not None:
-                self._note_stuck(name, str(damage))
-            if name in self.stuck:
-                return queue_offset
-            is_known = self._is_life_known(topic)
-            if name not in tier.queues:
-                self._check_write(name, tier.create([name], now_ms))
-            queue = tier.queues[name]
-            if queue.commit_offset > queue_offset or not is_known:
-                self._unproven.add(name)
-            if queue.commit_offset > queue_offset:
-                self._check(name, tier.index_again(topic, queue_id, queue_offset, now_ms))
-            return min(queue.commit_offset, queue_offset)
+                self._give_up(name, str(damage))
+            if name not in self.stuck:
+                self._open(queue, now_ms)
+            if (given_up := self.stuck.get(name)) is not None:
+                foreign_from = given_up.foreign_from
+                return queue_offset if foreign_from is None else min(queue_offset, foreign_from)
+            stored = tier.queues[name]
+            if stored.commit_offset > queue_offset:
+                self._check(name, tier.index_again(*name, queue_offset, now_ms))
+            return min(stored.commit_offset, queue_offset)
+
+    def _open(self, queue: LocalQueue, now_ms: int) -> None:
+        """Have the tier continue a queue, if it has that one's messages. Raises OSError."""
+        name, tier = queue.name, self._access.tier
+        self._note_first_life(name[0])
+        if name not in tier.queues:
+            self._check_write(name, tier.create([name], now_ms))
+        if name in self._access.trusted:
+            return
+        difference = first_difference(tier.queues[name], queue)
+        if isinstance(difference, Failure):
+            self._check(name, difference)
+        elif difference is None:
+            self._access.trusted.add(name)
+            self._note_life(name[0])
+        else:
+            self._refuse(name, tier.queues[name], difference)
+
+    def _carry_out(self, name: Name) -> None:
+        """Do what a person has decided about a queue. Raises OSError."""
+        tier, now_ms = self._access.tier, self._access.now_ms()
+        forget_from = self._decided[name]
+        failure = tier.reopen(name, now_ms)
+        if failure is None and forget_from is not None:
+            failure = tier.cut(name, forget_from, now_ms)
+        if failure is not None:
+            raise OSError(str(failure))
+        self._forgive(name)
+        del self._decided[name]
 
     def follow(self, block: QueueBlock) -> None:
         """See ``Follower``. Raises OSError, QueueNotFollowed."""
         name = block.topic, block.queue_id
-        if (reason := self.stuck.get(name)) is not None:
+        if (given_up := self.stuck.get(name)) is not None:
             raise QueueNotFollowed(
-                f"queue {block.topic}/{block.queue_id} is not uploaded: {reason}"
+                f"queue {block.topic}/{block.queue_id} is not uploaded: {given_up.reason}"
             )
         with self._access.writing:
             group = self._waiting.setdefault(name, _Waiting())
@@ -161,7 +213,7 @@ class Upload:
         """See ``Follower``. Of a topic that still exists, a queue that is gone was lost."""
         name = topic, queue_id
         self._drop(name)
-        self.stuck.pop(name, None)
+        self._forgive(name)
         self._access.open()
         with self._access.writing:
             self._end_old_lives()
@@ -181,26 +233,30 @@ class Upload:
     def _end_old_lives(self) -> None:
         """Forget and delete queues of topics that were deleted or made again. Raises OSError."""
         over = self._access.lives.over()
-        for name in [*self._waiting, *self.stuck]:
+        for name in {*self._waiting, *self.stuck, *self._access.trusted}:
             if name[0] in over:
                 self._drop(name)
-                self.stuck.pop(name, None)
+                self._forgive(name)
         self._access.end_old_lives()
 
-    def _is_life_known(self, topic: str) -> bool:
-        """Whether the tier has no other life of a topic; false if that is to be proven."""
+    def _forgive(self, name: Name) -> None:
+        """Have ``resume`` look at a queue as if for the first time."""
+        self.stuck.pop(name, None)
+        self._access.foreign.pop(name, None)
+        self._access.trusted.discard(name)
+
+    def _note_first_life(self, topic: str) -> None:
+        """Note the life of a topic of which the tier has no message yet. Raises OSError."""
         lives, tier = self._access.lives, self._access.tier
         if lives.is_current(topic):
-            return True
+            return
         for name, queue in list(tier.queues.items()):
             # Without a message to compare; nothing is lost with it.
             if name[0] == topic and 0 < queue.commit_offset == queue.min_offset:
                 self._access.delete(*name)
-        if any(name[0] == topic for name in (*tier.queues, *tier.damaged)):
-            return False
-        tier.sync()
-        lives.note(topic)
-        return True
+        if not any(name[0] == topic for name in (*tier.queues, *tier.damaged)):
+            tier.sync()
+            lives.note(topic)
 
     def _note_life(self, topic: str) -> None:
         lives = self._access.lives
@@ -213,7 +269,6 @@ class Upload:
         group = self._waiting.pop(name, None)
         if group is not None:
             self._waiting_bytes -= group.byte_count
-        self._unproven.discard(name)
 
     def _append(self, names: list[Name]) -> None:
         """Upload what waits of queues: of one, or of any if the tier takes all. Raises OSError."""
@@ -230,57 +285,21 @@ class Upload:
         records, codes = self._waiting[name].join()
         queue = self._access.tier.queues[name]
         is_new = records.queue_offset >= queue.commit_offset
-        if name in self._unproven:
-            self._prove(name, queue, records.select(~is_new))
         if is_new.all():
             return Group(records, codes)
         return Group(records.select(is_new), codes[is_new])
 
-    def _prove(self, name: Name, queue: StoredQueue, known: RecordColumns) -> None:
-        """Check that the tier has this queue, and not another one of its name. Raises OSError."""
-        kept = known.select(known.queue_offset >= queue.min_offset)
-        if len(kept):
-            self._compare(name, queue, kept)
-        elif len(known):
-            self._check_age(name, queue, known)
-            return
-        self._unproven.discard(name)
-        self._note_life(name[0])
-
-    def _compare(self, name: Name, queue: StoredQueue, kept: RecordColumns) -> None:
-        offset = int(kept.queue_offset[0])
-        found = queue.units(offset, 1)
-        self._check(name, found if isinstance(found, Failure) else None)
-        assert not isinstance(found, Failure)
-        if not len(found.units) or found.first != offset:  # in a gap of the tier
-            return
-        head = queue.head(int(found.units["physical_offset"][0]))
-        self._check(name, head if isinstance(head, Failure) else None)
-        assert not isinstance(head, Failure)
-        if (head.size, head.store_ms) != (int(kept.size[0]), int(kept.store_timestamp[0])):
-            self._refuse(name, queue, offset)
-
-    def _check_age(self, name: Name, queue: StoredQueue, expired: RecordColumns) -> None:
-        """What precedes the messages of the tier must be older than these.
-
-        All may have expired, of a topic whose life is known.
-        """
-        if queue.min_offset == queue.commit_offset:
-            return
-        oldest_ms = queue.store_time(queue.min_offset)
-        self._check(name, oldest_ms if isinstance(oldest_ms, Failure) else None)
-        assert not isinstance(oldest_ms, Failure)
-        if int(expired.store_timestamp[-1]) > oldest_ms:
-            self._refuse(name, queue, int(expired.queue_offset[-1]))
-
-    def _refuse(self, name: Name, queue: StoredQueue, queue_offset: int) -> None:
+    def _refuse(self, name: Name, queue: StoredQueue, from_offset: int) -> None:
+        """Give up a queue of which the tier has other messages."""
         self._access.lives.forget([name[0]])
         reason = (
-            f"the tier has another message at queue offset {queue_offset}: the local store was "
-            "replaced or has lost its end; delete the topic, or move its folder in the tier "
-            "away and start again"
+            f"{queue.name.path}: from queue offset {from_offset} on the tier has other messages "
+            "than the log: the local store was replaced, restored from a back-up, or has lost its "
+            "end. Uploads and reads of the tier stop until you decide: headrace tier forget "
+            f"{name[0]} --queue {name[1]}"
         )
-        self._check(name, Failure(FailureKind.DAMAGED, queue.name.path, reason))
+        self._access.foreign[name] = reason
+        self._give_up(name, reason, foreign_from=from_offset)
 
     def _check_write(self, name: Name, failure: Failure | None) -> None:
         """As ``_check``, but a failure of a tier that takes all is not that of one queue."""
@@ -293,10 +312,11 @@ class Upload:
         if failure is None:
             return
         if failure.kind is not FailureKind.UNREACHABLE:
-            self._note_stuck(name, str(failure))
+            self._give_up(name, str(failure))
         raise OSError(str(failure))
 
-    def _note_stuck(self, name: Name, reason: str) -> None:
+    def _give_up(self, name: Name, reason: str, foreign_from: int | None = None) -> None:
+        self._access.trusted.discard(name)
         if name not in self.stuck:
-            self.stuck[name] = reason
+            self.stuck[name] = GivenUp(reason, self._access.now_ms(), foreign_from)
             log.error("queue is not uploaded", queue=f"{name[0]}/{name[1]}", reason=reason)

@@ -138,6 +138,19 @@ class FlatQueue(StoredQueue):
                 return failure
         return self.log.cut(self.log_end) if self.log.end > self.log_end else None
 
+    def cut(self, queue_offset: int, now_ms: int) -> Failure | None:
+        """Discard all records from an offset on, which is past ``min_offset``."""
+        found = self.units(queue_offset, 1)
+        if isinstance(found, Failure) or not len(found.units):
+            return found if isinstance(found, Failure) else None
+        # Units first: those without a record would be damage.
+        failure = self.units_file.cut(max(queue_offset * UNIT_BYTES, self.units_file.base))
+        if failure is None:
+            self.log_end = int(found.units["physical_offset"][0])
+            failure = self.log.cut(self.log_end)
+            self.publish(now_ms)
+        return failure
+
     def _append_run(self, records: RecordColumns, tags_codes: Array, now_ms: int) -> Failure | None:
         """Append records with consecutive queue offsets."""
         first = int(records.queue_offset[0])

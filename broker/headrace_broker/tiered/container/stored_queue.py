@@ -49,6 +49,15 @@ class Spans(NamedTuple):
     log: list[LogSpan]
 
 
+class Tail(NamedTuple):
+    """The last records of a queue. first, end: queue offsets. newest_ms: highest store time."""
+
+    first: int
+    end: int
+    byte_count: int
+    newest_ms: int
+
+
 class RecordHead(NamedTuple):
     """The start of a record."""
 
@@ -82,6 +91,10 @@ class StoredQueue(ABC):
     @abstractmethod
     def stored_bytes(self) -> int:
         """Size of all records and of what is kept with them."""
+
+    def tail(self) -> Tail | None:
+        """The last records, as far as they are known without a read; None if they are not."""
+        return None
 
     @abstractmethod
     def _keeps(self, wanted: Range) -> bool:

@@ -84,6 +84,12 @@ class StoredTier(Protocol):
     def start(self, now_ms: int) -> Failure | None:
         """Open all queues that the store has; called again after UNREACHABLE. Raises OSError."""
 
+    def reopen(self, name: Name, now_ms: int, /) -> Failure | None:
+        """Open a queue once more as a start does, after a repair. Raises OSError."""
+
+    def cut(self, name: Name, queue_offset: int, now_ms: int, /) -> Failure | None:
+        """Forget a queue's messages from an offset on. Raises OSError."""
+
     def create(self, queues: Iterable[Name], now_ms: int) -> Failure | None:
         """Create queues without messages. Raises OSError."""
 

@@ -97,6 +97,21 @@ class Tier:
         self.metadata.save()
         return None
 
+    def reopen(self, name: tuple[str, int], now_ms: int) -> Failure | None:
+        """As ``StoredTier.reopen``."""
+        self.queues.pop(name, None)
+        self.damaged.pop(name, None)
+        return self.open(now_ms)
+
+    def cut(self, name: tuple[str, int], queue_offset: int, now_ms: int) -> Failure | None:
+        """As ``StoredTier.cut``."""
+        queue = self.queues.get(name)
+        if queue is None or queue_offset <= queue.min_offset:
+            return self.delete(*name)
+        failure = queue.cut(queue_offset, now_ms)
+        self.metadata.save()
+        return failure or self.reopen(name, now_ms)
+
     def _queue(self, name: QueueName) -> FlatQueue:
         return FlatQueue(self._driver, self._folder, name, self.metadata, self._limits)
 

@@ -144,6 +144,20 @@ class Inventory:
             self._drop(name, queue.state.pieces)
             self.is_changed = True
 
+    def cut(self, name: Name, queue_offset: int) -> None:
+        """Drop all pieces of a queue that have messages from an offset on."""
+        pieces = self.queues[name].state.pieces
+        kept = [piece for piece in pieces if piece.part.end <= queue_offset]
+        self._drop(name, pieces[len(kept) :])
+        self.new_queue(name).extend(kept)
+
+    def add_unlisted(self, row: ObjectRow) -> None:
+        """Take over an object that the next checkpoint lists."""
+        stored = self.objects[row.name] = StoredObject(row)
+        for name, parts in stored.parts.items():
+            self.queues[name].extend(Piece(row.name, part) for part in parts)
+        self.is_changed = True
+
     def replace(self, name: Name, old: Sequence[Piece], new: Piece, row: ObjectRow) -> bool:
         """Replace pieces of a queue by one with the same records, unless some are gone."""
         queue = self.queues.get(name)

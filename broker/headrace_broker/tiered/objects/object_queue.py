@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from headrace_broker.tiered.container.stored_queue import Spans, StoredQueue, UnitRange
+from headrace_broker.tiered.container.stored_queue import Spans, StoredQueue, Tail, UnitRange
 from headrace_broker.tiered.container.tier_index import IndexHit
 from headrace_broker.tiered.driver.interface import Failure, FailureKind
 from headrace_broker.tiered.objects.batch import joined
@@ -85,6 +85,13 @@ class ObjectQueue(StoredQueue):
     def stored_bytes(self) -> int:
         """As ``StoredQueue.stored_bytes``."""
         return sum(piece.part.stop - piece.part.position for piece in self.state.pieces)
+
+    def tail(self) -> Tail | None:
+        """As ``StoredQueue.tail``: a start costs no request for each queue."""
+        if not self.state.pieces:
+            return None
+        part = self.state.pieces[-1].part
+        return Tail(part.first, part.end, part.log_bytes, part.end_ms)
 
     def _keeps(self, wanted: Range) -> bool:
         return bool(_pieces_of(self.state, wanted))

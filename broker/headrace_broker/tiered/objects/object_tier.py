@@ -14,7 +14,7 @@ import numpy as np
 
 from headrace_broker.tiered.container.flat_queue import placed
 from headrace_broker.tiered.container.paths import cluster_folder
-from headrace_broker.tiered.container.stored_tier import sizes
+from headrace_broker.tiered.container.stored_tier import Group, sizes
 from headrace_broker.tiered.container.tier_index import record_keys
 from headrace_broker.tiered.driver.interface import Failure, FailureKind
 from headrace_broker.tiered.objects.batch import (
@@ -32,12 +32,12 @@ from headrace_broker.tiered.objects.object_queue import Piece
 from headrace_broker.tiered.objects.part_reader import PartReader
 from headrace_broker.tiered.objects.rows import decode, encode, reference
 from headrace_protocol.columns import UNIT_DTYPE
-from headrace_protocol.tier_rows import ObjectRow, Reference
+from headrace_protocol.tier_rows import ObjectRow, Part, Reference
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from headrace_broker.tiered.container.stored_tier import Group, Limits, Name
+    from headrace_broker.tiered.container.stored_tier import Limits, Name
     from headrace_broker.tiered.container.tier import Home
     from headrace_broker.tiered.driver.interface import PutDriver
     from headrace_broker.tiered.objects.object_queue import ObjectQueue
@@ -111,6 +111,41 @@ class ObjectTier:
         failure = self._load()
         self._is_loaded = failure is None
         return failure
+
+    def reopen(self, _name: Name, _now_ms: int) -> Failure | None:
+        """As ``StoredTier.reopen``: a manifest names what is whole, so no queue is damaged."""
+
+    def cut(self, name: Name, queue_offset: int, now_ms: int) -> Failure | None:
+        """As ``StoredTier.cut``. What is kept of a part is put as an object of its own."""
+        queue = self.queues.get(name)
+        if queue is None:
+            return None
+        kept = [piece for piece in queue.state.pieces if piece.part.first < queue_offset]
+        part = kept[-1].part if kept and kept[-1].part.end > queue_offset else None
+        row = self._put_beginning(name, part, queue_offset, now_ms) if part is not None else None
+        if isinstance(row, Failure):
+            return row
+        with self.lock:
+            self.inventory.cut(name, queue_offset)
+            if row is not None:
+                self.inventory.add_unlisted(row)
+            return self.checkpoint(now_ms)
+
+    def _put_beginning(
+        self, name: Name, part: Part, queue_offset: int, now_ms: int
+    ) -> ObjectRow | Failure:
+        """Put an object with the records of a part that are before an offset."""
+        queue = self.queues[name]
+        found = queue.units(part.first, queue_offset - part.first)
+        if isinstance(found, Failure):
+            return found
+        offsets = np.arange(part.first, queue_offset)
+        records = queue.records(found.units, offsets, check_bodies=True)
+        if isinstance(records, Failure):
+            return records
+        group = Group(records, found.units["tags_code"])
+        batch = build(self._new_name(DATA, now_ms), _contents(name, part.log_base, group))
+        return self.put(batch.row.name, batch.data) or batch.row
 
     def look(self) -> Failure | None:
         """Open the queues for reading only, beside a broker that may run.

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from headrace_protocol.tier_bodies import TierQueueStatus, TierStatus
 
 
+# Of one topic on one broker, so that the one that is asked for is among them.
+_QUEUES_MAX = 10_000
+
+
 @click.group("tier", epilog=options.examples("headrace tier status"))
 def command() -> None:
     """Show, check, repair and move tiered storage."""
@@ -81,9 +85,96 @@ def status(topic: str | None, count: int, nameserver: str | None, *, as_json: bo
     print_rows(rows, as_json=False, empty="no tiered topic has messages")
 
 
+@command.command(
+    "resume",
+    epilog=options.examples("headrace tier resume", "headrace tier resume --topic Orders"),
+)
+@click.option("--topic", metavar="TOPIC", shell_complete=completion.topics, help="Only this topic.")
+@options.as_json
+@options.nameserver
+def resume(topic: str | None, nameserver: str | None, *, as_json: bool) -> None:
+    """Try all uploads at once, also of queues that were given up.
+
+    After an outage uploads resume by themselves, within a minute. A queue is given up if its files
+    are damaged; it is looked at again as by a restart. Lists the queues that were given up.
+    """
+    import trio
+
+    from headrace.admin.client import Admin
+
+    async def run() -> dict[str, TierStatus]:
+        async with Admin(nameserver=nameserver) as admin:
+            return await admin.tier_resume(topic, problems=problems)
+
+    with warned() as problems:
+        tiers = trio.run(run)
+    rows = [
+        {
+            "topic": queue.topic,
+            "queue": queue.queue_id,
+            "broker": broker,
+            "problem": queue.problem,
+        }
+        for broker, tier in tiers.items()
+        for queue in tier.queues
+    ]
+    print_rows(with_problems(rows, problems), as_json=as_json, empty="no queue was given up")
+
+
+@command.command(
+    "forget",
+    epilog=options.examples(
+        "headrace tier forget Orders --queue 0 --broker broker-a",
+        "headrace tier forget Orders --queue 0 --broker broker-a --yes",
+        "headrace tier forget Orders --queue 0 --broker broker-a --all --yes",
+    ),
+)
+@click.argument("topic", shell_complete=completion.topics)
+@click.option("--queue", "queue_id", type=int, required=True, metavar="N", help="Queue id.")
+@click.option("--broker", required=True, metavar="NAME", help="The broker that has the queue.")
+@click.option("--all", "everything", is_flag=True, help="Also what log and tier share.")
+@click.option("--yes", is_flag=True, help="Do it.")
+@options.nameserver
+def forget(
+    topic: str, queue_id: int, broker: str, nameserver: str | None, *, everything: bool, yes: bool
+) -> None:
+    """Drop what the tier has of a queue that is given up, and upload the queue anew.
+
+    Of a queue whose tier has other messages than the log, those from the first other one on are
+    dropped; with --all, and of a damaged queue, all of them. What the log does not have is lost.
+    """
+    import trio
+
+    from headrace.admin.client import Admin
+
+    async def run() -> str:
+        async with Admin(nameserver=nameserver) as admin:
+            tier = (await admin.tier_status(topic, max_count=_QUEUES_MAX))[broker]
+            queue = next((each for each in tier.queues if each.queue_id == queue_id), None)
+            if queue is None or not queue.problem:
+                raise CommandFailed(f"queue {topic}/{queue_id} of {broker} is not given up")
+            begin = 0 if everything else queue.foreign_from or 0
+            if yes:
+                await admin.tier_forget(topic, queue_id, broker=broker, from_offset=begin)
+            return f"queue offsets {max(begin, queue.tier_min or 0)} to {queue.tier_end or 0}"
+
+    which = trio.run(run)
+    sys.stderr.write(
+        f"the tier drops {which}\n" if yes else f"nothing was dropped: --yes drops {which}\n"
+    )
+
+
 def _warn(broker: str, tier: TierStatus) -> None:
-    if tier.upload_problem:
-        warn(f"{broker}: uploads fail, retrying: {tier.upload_problem}")
+    if tier.place_problem:
+        warn(f"{broker}: {tier.place_problem}")
+    if tier.upload_problem_seconds:
+        seconds = round(tier.upload_problem_seconds)
+        warn(f"{broker}: uploads have failed for {seconds} s, retrying: {tier.upload_problem}")
+    if tier.given_up_count:
+        warn(
+            f"{broker}: {tier.given_up_count} queues are given up and fill the log: see their "
+            "problem, then headrace tier resume or forget"
+        )
     if tier.read_problem:
         paused = ", reads are rejected at once" if tier.is_read_paused else ""
         warn(f"{broker}: reads of the tier fail{paused}: {tier.read_problem}")
@@ -98,7 +189,11 @@ def _broker_row(broker: str, tier: TierStatus) -> dict[str, Any]:
         "broker": broker,
         "level": tier.level,
         "is_open": tier.is_open,
+        "place_problem": tier.place_problem or None,
         "upload_problem": tier.upload_problem or None,
+        "upload_problem_seconds": tier.upload_problem_seconds,
+        "given_up_count": tier.given_up_count,
+        "foreign_count": tier.foreign_count,
         "read_problem": tier.read_problem or None,
         "is_read_paused": tier.is_read_paused,
         "queue_count": tier.queue_count,
@@ -117,6 +212,8 @@ def _json_row(broker: str, queue: TierQueueStatus) -> dict[str, Any]:
         "tier_bytes": queue.tier_bytes,
         **_behind(queue),
         "problem": queue.problem or None,
+        "problem_since_ms": queue.problem_since_ms or None,
+        "foreign_from": queue.foreign_from,
     }
 
 

@@ -8,8 +8,8 @@ from headrace.spark.errors import OptionError
 from headrace.spark.tier.places import Place
 from headrace.spark.tier.spans import TierRange
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.headers import TierPlanHeader
 from headrace_protocol.tier_bodies import TierPlan
+from headrace_protocol.tier_headers import TierPlanHeader
 
 if TYPE_CHECKING:
     from collections.abc import Callable

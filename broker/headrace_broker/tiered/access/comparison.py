@@ -1,0 +1,80 @@
+"""Whether a queue in the tier has the messages of the log.
+
+A store that was restored from a back-up, or replaced, gives queue offsets once more that the tier
+has already. So log and tier have the same messages up to some offset, and others from there on.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from headrace_broker.store.queues.queue_blocks import QueueDamaged
+from headrace_broker.tiered.driver.interface import Failure
+
+if TYPE_CHECKING:
+    from headrace_broker.store.followers.follower_work import LocalQueue
+    from headrace_broker.tiered.container.stored_queue import StoredQueue, Tail
+
+# Of a record: its place, which is another one in the tier.
+_PLACE: Final = slice(28, 36)
+
+
+def first_difference(queue: StoredQueue, local: LocalQueue) -> int | Failure | None:
+    """The first queue offset at which the tier has another message than the log; None without one.
+
+    Messages that only the tier has are others if the log gives their offsets to new ones. If the
+    last message that both have is the same, so are all before it.
+
+    Fails as reads of the tier. Raises OSError.
+    """
+    low = max(queue.min_offset, local.first)
+    end = min(queue.commit_offset, local.view.end)
+    if end <= low:
+        return local.view.end if local.view.end < queue.commit_offset else None
+    is_same = _has_tail(local, queue.tail()) or _is_same(queue, local, end - 1)
+    if isinstance(is_same, Failure):
+        return is_same
+    if is_same:
+        return end if end < queue.commit_offset else None
+    high = end - 1  # differs
+    while low < high:
+        middle = (low + high) // 2
+        is_same = _is_same(queue, local, middle)
+        if isinstance(is_same, Failure):
+            return is_same
+        low, high = (middle + 1, high) if is_same else (low, middle)
+    return low
+
+
+def _has_tail(local: LocalQueue, tail: Tail | None) -> bool:
+    """Whether the log has these records, as far as they are known."""
+    if tail is None or tail.first < local.first or tail.end > local.view.end:
+        return False
+    units = local.view.units.units(tail.first, tail.end - tail.first)
+    if len(units) < tail.end - tail.first:
+        return False
+    newest_ms = local.log.store_time_ms(int(units["physical_offset"][-1]))
+    return (int(units["size"].sum(dtype=np.int64)), newest_ms) == (tail.byte_count, tail.newest_ms)
+
+
+def _is_same(queue: StoredQueue, local: LocalQueue, queue_offset: int) -> bool | Failure:
+    """Whether log and tier have the same record; also if one of them has none to compare."""
+    try:
+        record = local.record(queue_offset)
+    except QueueDamaged:  # which the log reports to those who read it
+        return True
+    if record is None:
+        return True
+    found = queue.units(queue_offset, 1)
+    if isinstance(found, Failure):
+        return found
+    if not len(found.units) or found.first != queue_offset:  # in a gap of the tier
+        return True
+    stored = queue.records(found.units, np.array([queue_offset]))
+    if isinstance(stored, Failure):
+        return stored
+    ours, theirs = bytearray(record.record(0)), bytearray(stored.record(0))
+    ours[_PLACE] = theirs[_PLACE] = bytes(_PLACE.stop - _PLACE.start)
+    return ours == theirs

@@ -1,0 +1,79 @@
+"""TIER_RESUME and TIER_FORGET: what a person decides about queues that are not uploaded.
+
+Source: docs/protocol.md "Tier decisions"; tests/broker/test_tiered_decisions.py.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace_broker.tiered.access.status import no_tier
+from headrace_protocol.bounds import ITEMS_MAX
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.errors import RequestError
+from headrace_protocol.serving import Reply
+from headrace_protocol.tier_bodies import TierQueueStatus, TierStatus
+from headrace_protocol.tier_headers import TierForgetHeader, TierResumeHeader
+
+if TYPE_CHECKING:
+    from headrace_broker.tiered.access.status import TierState
+    from headrace_protocol.serving import Registry, Request
+
+
+class TierDecisions:
+    """Serves both requests; the answer has the queues that are tried again, as they were."""
+
+    def __init__(self, state: TierState | None) -> None:
+        """state: None without a tier."""
+        self._state = state
+
+    def register(self, registry: Registry) -> None:
+        """Route the requests."""
+        registry.route(RequestCode.TIER_RESUME, self.resume)
+        registry.route(RequestCode.TIER_FORGET, self.forget)
+
+    def _expect(self) -> TierState:
+        if self._state is None:
+            raise no_tier()
+        return self._state
+
+    def resume(self, request: Request) -> Reply:
+        """Have uploads tried at once, also of queues that were given up."""
+        header, state = request.header(TierResumeHeader), self._expect()
+        names = [name for name in state.given_up() if header.topic in {None, name[0]}]
+        reply = _reply(state, names)
+        state.upload.retry(names)
+        state.following.retry()
+        return reply
+
+    def forget(self, request: Request) -> Reply:
+        """Have the tier drop messages of a queue that is given up."""
+        header, state = request.header(TierForgetHeader), self._expect()
+        name = header.topic, header.queue_id
+        if name not in state.given_up():
+            raise RequestError(
+                ResponseCode.INVALID_PARAMETER,
+                f"queue {header.topic}/{header.queue_id} is not given up: nothing is to be decided",
+            )
+        if header.from_offset < 0:
+            raise RequestError(ResponseCode.INVALID_PARAMETER, "fromOffset must not be negative")
+        reply = _reply(state, [name])
+        state.upload.forget(name, header.from_offset)
+        state.following.retry()
+        return reply
+
+
+def _reply(state: TierState, names: list[tuple[str, int]]) -> Reply:
+    given_up = state.given_up()
+    queues = [
+        TierQueueStatus(
+            topic=name[0],
+            queue_id=name[1],
+            problem=given_up[name].reason,
+            problem_since_ms=given_up[name].since_ms,
+            foreign_from=given_up[name].foreign_from,
+        )
+        for name in names[:ITEMS_MAX]
+    ]
+    status = TierStatus(queue_count=len(names), given_up_count=len(given_up), queues=queues)
+    return Reply(body=(status.encode(),))
