@@ -43,7 +43,8 @@ class Use(enum.Enum):
     """The use that a request makes of a queue.
 
     SEND and PULL need a permission and create the queue in memory; they name the queue as clients
-    do. DELIVER is a SEND of the broker's own, for a message that waited. All others name a queue
+    do. DELIVER is a SEND of the broker's own, for a message that waited; it needs no permission,
+    since the message was accepted with one. All others name a queue
     of this broker's store: READ is a PULL by another broker, BEGIN finds where reading can begin:
     at the oldest message, or at a time. INSPECT is everything else about one queue: its end, its
     units, the progress of a group. LIST is INSPECT for each queue of a topic, as in statistics.
@@ -315,8 +316,6 @@ class QueueDirectory:
         config = self._topics.expect(topic)
         if use is Use.SEND:
             self._topics.check_writable(config)
-        elif use is Use.DELIVER:
-            self._topics.check_deliverable(config)
         return config
 
     def _queue(self, lookup: Lookup) -> StoreQueue | None:

@@ -88,7 +88,7 @@ def test_a_topic_that_is_not_there(broker: BrokerUnderTest, use: Use) -> None:
 @pytest.mark.parametrize(
     ("perm", "forbidden", "remark"),
     [
-        (4, {Use.SEND, Use.DELIVER}, "sending message is forbidden"),
+        (4, {Use.SEND}, "sending message is forbidden"),
         (2, {Use.PULL, Use.READ}, "pulling message is forbidden"),
     ],
 )

@@ -182,16 +182,11 @@ def _make_anew(topics: TopicTable) -> None:
     topics.put(config)
 
 
-def _make_read_only(topics: TopicTable) -> None:
-    topics.put(type(topics.expect("T"))(topic_name="T", perm=4, read_queue_nums=2))
-
-
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
         (_delete, "topic[T] not exist"),
         (_make_anew, "made anew"),
-        (_make_read_only, "perm is 4"),
     ],
 )
 async def test_what_can_not_go_to_its_topic_is_kept_with_the_reason(

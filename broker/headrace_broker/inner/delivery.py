@@ -10,6 +10,7 @@ from headrace_broker.inner.layouts import Layouts
 from headrace_broker.inner.writer import InnerMessage
 from headrace_broker.queue_directory import Elsewhere, Use
 from headrace_broker.store.log.record_checksum import SLOT_BYTES
+from headrace_broker.topics.attributes import is_compacted
 from headrace_protocol.errors import RequestError
 from headrace_protocol.message import (
     PROPERTIES_BYTES_MAX,
@@ -86,34 +87,48 @@ class Delivery:
         self._topics = topics
         self._directory = directory
         self._host_log = host_log
-        # Queues that take messages until topics change -> where their topic begins in the log.
-        self._places: dict[tuple[str, int], int] = {}
+        # Until topics change: the queue that gets the messages of one, and where its topic begins
+        # in the log.
+        self._places: dict[tuple[str, int], tuple[int, int]] = {}
         self._places_change = -1
 
-    def why_not(self, topic: str, queue_id: int, physical_offset: int) -> str:
-        """Why a message can't go to a queue, "" if it can.
+    def find(self, topic: str, queue_id: int, physical_offset: int) -> tuple[int, str]:
+        """The queue that gets a message for a queue, and why it can't go there, "" if it can.
 
         physical_offset: where it waits in the log: a topic that was made later is another one.
         """
         if self._places_change != self._topics.change_count or len(self._places) >= _PLACES_MAX:
             self._places.clear()
             self._places_change = self._topics.change_count
-        created_at = self._places.get((topic, queue_id))
-        if created_at is None or created_at > physical_offset:
+        known = self._places.get((topic, queue_id))
+        if known is None or known[1] > physical_offset:
             return self._look_up(topic, queue_id, physical_offset)
-        return ""
+        return known[0], ""
 
-    def _look_up(self, topic: str, queue_id: int, physical_offset: int) -> str:
+    def _look_up(self, topic: str, wanted_id: int, physical_offset: int) -> tuple[int, str]:
+        queue_id = self._remaining(topic, wanted_id)
         place = self._directory.resolve(topic, queue_id, Use.DELIVER)
         if isinstance(place, Elsewhere):
             place = place.rejection(topic, queue_id)
         if isinstance(place, RequestError):
-            return place.remark
+            return queue_id, place.remark
         created_at = self._topics.incarnations.created_at(topic)
         if created_at > physical_offset:
-            return f"topic {topic} was deleted and made anew while the message waited"
-        self._places[topic, queue_id] = created_at
-        return ""
+            return queue_id, f"topic {topic} was deleted and made anew while the message waited"
+        self._places[topic, wanted_id] = queue_id, created_at
+        return queue_id, ""
+
+    def _remaining(self, topic: str, queue_id: int) -> int:
+        """A queue, or another one in its place if its topic has fewer queues by now.
+
+        Not in a compacted topic, where the queue of a key must stay.
+        """
+        config = self._topics.get(topic)
+        if config is None or is_compacted(config):
+            return queue_id
+        counts = config.read_queue_nums, config.write_queue_nums
+        count = min(counts) or max(counts)
+        return queue_id % count if count and queue_id >= max(counts) else queue_id
 
     def message(self, waiting: Waiting, route: Route, properties: bytes) -> InnerMessage:
         """The message as its topic gets it, or the topic of undelivered ones.
@@ -121,8 +136,8 @@ class Delivery:
         properties: those of the delivered record.
         """
         topic, queue_id, tags_code, _ = route
+        queue_id, reason = self.find(topic, queue_id, waiting.physical_offset)
         message = stored_again(waiting, topic, queue_id, properties, tags_code)
-        reason = self.why_not(topic, queue_id, waiting.physical_offset)
         return self.redirect(message, reason) if reason else message
 
     def redirect(self, message: InnerMessage, reason: str) -> InnerMessage:

@@ -116,6 +116,7 @@ class AdminGroupsProcessor:
         """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: one group, from the body."""
         group = SubscriptionGroupConfig.decode(request.body)
         self._groups.put(group)
+        self._topics.grow_retry_topic(group.group_name, group.retry_queue_nums)
         self._changes.info(
             request.channel.address, "group created or changed", group=group.group_name
         )

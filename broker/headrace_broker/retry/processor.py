@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.topics.table import TopicTable
     from headrace_daemon.host_log import HostLog
-    from headrace_protocol.bodies import SubscriptionGroupConfig
+    from headrace_protocol.bodies import SubscriptionGroupConfig, TopicConfig
     from headrace_protocol.message import StoredMessage
     from headrace_protocol.serving import Registry, Request
 
@@ -96,7 +96,7 @@ class SendBackProcessor:
         retry_topic = self._topics.create_retry_topic(header.group, group.retry_queue_nums)
         self._topics.check_deliverable(retry_topic)
         stored = self._find(header)
-        message = self._again(stored, retry_topic.topic_name, group)
+        message = self._again(stored, retry_topic)
         if header.delay_level < 0 or stored.reconsume_times >= _times_max(request, header, group):
             self._dead_letters.bury(message, header.group)
         else:
@@ -127,13 +127,18 @@ class SendBackProcessor:
             f"{header.origin_topic or 'any topic'} begins there; it is kept where it was consumed",
         )
 
-    def _again(
-        self, stored: StoredMessage, retry_topic: str, group: SubscriptionGroupConfig
-    ) -> SentMessage:
-        """The message as the retry topic gets it."""
+    def _again(self, stored: StoredMessage, retry_topic: TopicConfig) -> SentMessage:
+        """The message as the retry topic gets it, in a queue that consumers read."""
+        queue_nums = min(retry_topic.read_queue_nums, retry_topic.write_queue_nums)
+        if not queue_nums:
+            raise RequestError(
+                ResponseCode.NO_PERMISSION,
+                f"topic {retry_topic.topic_name} has no queue that is both read and written: give "
+                f"it some with `headrace topic create {retry_topic.topic_name} --queues N`",
+            )
         message = SentMessage(
-            retry_topic,
-            random.randrange(group.retry_queue_nums),
+            retry_topic.topic_name,
+            random.randrange(queue_nums),
             SentMessage.property_items(without_checksum(stored.raw_properties)),
             tags_code_of(stored.raw_properties),
             stored.sys_flag,

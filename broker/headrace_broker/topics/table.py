@@ -203,7 +203,7 @@ class TopicTable:
             )
 
     def check_deliverable(self, topic: TopicConfig) -> None:
-        """Raise RequestError when a topic takes no messages, whoever writes them."""
+        """Raise RequestError when a topic takes no new messages."""
         if not topic.perm & PERM_WRITE:
             raise RequestError(
                 ResponseCode.NO_PERMISSION,
@@ -423,6 +423,21 @@ class TopicTable:
     def create_retry_topic(self, group: str, queue_nums: int = 1) -> TopicConfig:
         """The topic of messages that a group gets again; created if missing."""
         return self._create(_topic(RETRY_PREFIX + group, queue_nums))
+
+    def grow_retry_topic(self, group: str, queue_nums: int) -> None:
+        """Give the retry topic of a group as many queues, if it exists and has fewer.
+
+        It never shrinks: messages wait in its queues, or for them.
+        """
+        known = self._topics.get(RETRY_PREFIX + group)
+        if known is not None and min(known.read_queue_nums, known.write_queue_nums) < queue_nums:
+            self.put(
+                msgspec.structs.replace(
+                    known,
+                    read_queue_nums=max(known.read_queue_nums, queue_nums),
+                    write_queue_nums=max(known.write_queue_nums, queue_nums),
+                )
+            )
 
     def create_dlq_topic(self, group: str) -> TopicConfig:
         """The topic of messages that a group has given up on; created if missing."""

@@ -175,9 +175,9 @@ class TransactionProcessor:
         properties: of the message. source: physical offset of the newest copy; a start reads that
         copy in any case.
         """
-        topic, queue_id = layout.topic, layout.queue_id
+        topic = layout.topic
+        queue_id, reason = self._delivery.find(topic, layout.queue_id, half.physical_offset)
         record = committed(half, topic, queue_id, properties, layout.tags_code, source)
-        reason = self._delivery.why_not(topic, queue_id, half.physical_offset)
         if reason:
             record = self._delivery.redirect(record, reason)
         else:
