@@ -19,10 +19,16 @@ if TYPE_CHECKING:
 # About 20,000 groups or 60,000 topics.
 HOST_BYTES_MAX = 64 * 1024 * 1024
 _IPV4_BYTES = 8
+_LOOPBACK = bytes((127, 0, 0, 1))
+_LOOPBACK_V6 = bytes(15) + b"\1"
+_MAPPED = bytes(10) + b"\xff\xff"
 
 
 class Host(bytes):
-    """The unit of accounting: an IPv4 address, or the /64 network of an IPv6 address."""
+    """The unit of accounting: an IPv4 address, or the /64 network of an IPv6 address.
+
+    This machine is one host, whichever of its loopback addresses a client uses.
+    """
 
     __slots__ = ()
 
@@ -34,7 +40,11 @@ class Host(bytes):
     @classmethod
     def of_address(cls, host_bytes: bytes) -> Host:
         """The host of an address and port, as in records."""
-        return cls(host_bytes[:4] if len(host_bytes) == _IPV4_BYTES else host_bytes[:8])
+        if len(host_bytes) == _IPV4_BYTES:
+            return cls(_LOOPBACK if host_bytes[0] == _LOOPBACK[0] else host_bytes[:4])
+        if host_bytes[: len(_MAPPED)] == _MAPPED:  # an IPv4 address on an IPv6 socket
+            return cls.of_address(host_bytes[len(_MAPPED) :])
+        return cls(_LOOPBACK if host_bytes[:16] == _LOOPBACK_V6 else host_bytes[:8])
 
 
 class HostBudget:

@@ -4,6 +4,7 @@ refused."""
 from __future__ import annotations
 
 import os
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -396,10 +397,19 @@ def test_a_host_is_charged_what_groups_and_topics_take(broker: BrokerUnderTest) 
 def test_a_network_is_one_host() -> None:
     channel = MemoryChannel()
     hosts = []
-    for address in (1, 2, 1 << 64):
+    for address in (2, 3, 1 << 64):
         channel.host_bytes = address.to_bytes(16, "big") + bytes(4)
         hosts.append(Host.of(channel))
     assert hosts[0] == hosts[1] != hosts[2]
+
+
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1", "127.0.0.2", "127.255.255.254", "::1", "::ffff:127.0.0.3"]
+)
+def test_this_machine_is_one_host(address: str) -> None:
+    channel = MemoryChannel()
+    channel.host_bytes = ip_address(address).packed + bytes(4)
+    assert Host.of(channel) == HOST
 
 
 def test_an_entry_that_grows_counts_once() -> None:

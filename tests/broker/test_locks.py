@@ -51,19 +51,18 @@ def test_a_lock_that_is_not_renewed_ends() -> None:
 
 def test_the_lock_of_a_client_that_left_ends_sooner() -> None:
     locks = QueueLocks()
-    locks.lock("g", "c1", [Q0], 0, HOST)
+    locks.lock("g", "c1", [Q0], 0, HOST, {"t"})
     locks.left("g", "c1")
-    assert locks.is_any_held("g", LEFT_LIFE_MS)
+    assert locks.is_ordered("g", HOST)
     assert locks.lock("g", "c2", [Q0], LEFT_LIFE_MS, HOST) == []
     assert list(locks.expire(LEFT_LIFE_MS)) == [None]
-    assert not locks.is_any_held("g", LEFT_LIFE_MS + 1)
     assert locks.lock("g", "c2", [Q0], LEFT_LIFE_MS + 1, HOST) == [Q0]
 
 
 @pytest.mark.parametrize("how", ["heartbeat", "renewal"])
 def test_the_lock_of_a_client_that_came_back_lasts(how: str) -> None:
     locks = QueueLocks()
-    locks.lock("g", "c1", [Q0], 0, HOST)
+    locks.lock("g", "c1", [Q0], 0, HOST, {"t"})
     locks.left("g", "c1")
     if how == "heartbeat":
         locks.returned("g", "c1")
@@ -72,7 +71,7 @@ def test_the_lock_of_a_client_that_came_back_lasts(how: str) -> None:
     assert list(locks.expire(LOCK_LIFE_MS)) == []
     assert list(locks.expire(LOCK_LIFE_MS + 1)) == ["g"]
     assert len(locks) == 0
-    assert not locks.is_any_held("g", LOCK_LIFE_MS + 1)
+    assert not locks.is_ordered("g", HOST)
 
 
 # -- members of a broker ---------------------------------------------------------------------------

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import structlog.testing
 
-from headrace_broker.host_budget import Host
 from headrace_daemon.host_log import LINES_MAX
-from headrace_protocol.bodies import MessageQueue, SubscriptionGroupConfig
+from headrace_protocol.bodies import LockBatchRequestBody, MessageQueue, SubscriptionGroupConfig
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import ConsumerSendMsgBackHeader, SendMessageHeaderV2
 from headrace_protocol.message import TRANSACTION_COMMIT, encode_properties
 from headrace_protocol.system_topics import SCHEDULE_TOPIC
 from tests.support.broker import Answer, BrokerUnderTest, broker_config
+from tests.support.channel import MemoryChannel
 from tests.support.stores import HOST, put, read_all
 
 if TYPE_CHECKING:
@@ -234,18 +234,51 @@ def test_one_retry_too_many_is_a_dead_letter(
 
 
 def test_what_an_orderly_group_sends_there_is_given_up(broker: BrokerUnderTest) -> None:
-    queue = MessageQueue(topic="T", broker_name="broker-a", queue_id=0)
-    now_ms = broker.clock.ms
-    host = Host(b"\x7f\0\0\1")
-    assert broker.locks.lock("g", "me", [queue], now_ms, host) == [queue]
+    member = broker.join("g", "me", "T")
+    lock(broker, member, "me", "T")
     assert send(broker, 1).code == ResponseCode.SUCCESS
     assert len(stored(broker, DEAD)) == 1
     broker.clock.ms += 60_001  # the lock has ended
+    assert [*broker.locks.expire(broker.clock.ms)] == ["g"]
     assert send(broker, 1).code == ResponseCode.SUCCESS
-    assert broker.locks.lock("g", "me", [queue], broker.clock.ms, host) == [queue]
-    broker.locks.unlock("g", "me", [queue])
+    lock(broker, member, "me", "T")
+    lock(broker, member, "me", "T", RequestCode.UNLOCK_BATCH_MQ)
     assert send(broker, 1).code == ResponseCode.SUCCESS
     assert (len(stored(broker, DEAD)), len(stored(broker, SCHEDULE_TOPIC, 3))) == (1, 2)
+
+
+def lock(
+    broker: BrokerUnderTest,
+    channel: MemoryChannel,
+    client_id: str,
+    topic: str,
+    code: RequestCode = RequestCode.LOCK_BATCH_MQ,
+) -> None:
+    queue = MessageQueue(topic=topic, broker_name="broker-a", queue_id=0)
+    body = LockBatchRequestBody(consumer_group="g", client_id=client_id, mq_set=[queue])
+    assert broker.ask(code, body=body.encode(), channel=channel).code == ResponseCode.SUCCESS
+
+
+@pytest.mark.parametrize("topic", ["T", "invented"])
+@pytest.mark.parametrize("client_id", ["me", "stranger"])
+def test_locks_of_strangers_make_no_dead_letters(
+    broker: BrokerUnderTest, client_id: str, topic: str
+) -> None:
+    member = broker.join("g", "me", "T")
+    stranger = MemoryChannel()
+    lock(broker, stranger, client_id, topic)
+    lock(broker, member, "me", "invented")
+    assert send(broker, 1).code == ResponseCode.SUCCESS
+    assert stored(broker, DEAD) == []
+
+
+def test_a_lock_of_another_host_says_nothing_about_this_one(broker: BrokerUnderTest) -> None:
+    other = MemoryChannel()
+    other.host_bytes = bytes((192, 0, 2, 7, 0, 0, 1, 1))
+    broker.join("g", "me", "T", channel=other)
+    lock(broker, other, "me", "T")
+    assert send(broker, 1).code == ResponseCode.SUCCESS
+    assert stored(broker, DEAD) == []
 
 
 def test_a_retry_of_an_unknown_group_is_refused(broker: BrokerUnderTest) -> None:

@@ -96,6 +96,19 @@ async def test_saving_survives_a_store_that_is_not_writable(
     assert line.startswith("the place for the progress of timers is unavailable, retrying: ")
 
 
+async def test_no_forged_recall_is_stored_for_a_time_that_no_timer_can_have(
+    clockwork: Clockwork, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with clockwork.running():
+        send_for_handle(clockwork, b"late", "A1", TIMER_DELAY_MS=2000)
+        assert not clockwork.timers.is_caught_up
+        max_ms = clockwork.broker.config.timer_max_delay_sec * 1000
+        for delay_ms, code in ((max_ms, 0), (max_ms + 1, ResponseCode.ILLEGAL_OPERATION)):
+            handle = RecallHandle("T", "broker-a", NOW_MS + delay_ms, "A9")
+            assert recall(clockwork, handle.encode())[0] == code
+    assert len(clockwork.stored(TIMER_TOPIC, 0)) == 2
+
+
 async def test_timers_that_keep_coming_hold_none_up(
     clockwork: Clockwork, autojump_clock: trio.testing.MockClock
 ) -> None:
@@ -481,6 +494,7 @@ async def test_what_can_not_be_recalled(
         for wrong, topic, reason in (
             (handle, "T", "no such message waits"),
             (forged.encode(), "T", "no such message waits"),
+            (forged._replace(time_ms=10**17).encode(), "T", "timerMaxDelaySec"),
             (forged._replace(broker_name="b").encode(), "T", "this is broker-a"),
             (forged.encode(), "TBW102", "topic not match"),
             ("!", "T", "recall handle is invalid"),

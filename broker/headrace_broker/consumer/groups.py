@@ -21,7 +21,7 @@ from headrace_protocol.headers import ConsumerGroupHeader
 from headrace_protocol.serving import notice, run_at_once
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Container, Iterable, Iterator
 
     from headrace_broker.consumer.conflicts import SubscriptionConflicts
     from headrace_broker.consumer.locks import QueueLocks
@@ -288,6 +288,13 @@ class ConsumerManager:
     def group(self, group: str) -> ConsumerGroup | None:
         """A group; None if no member is connected."""
         return self._groups.get(group)
+
+    def topics_of(self, name: str, channel: Channel, client_id: str) -> Container[str]:
+        """The topics that a client consumes as a member of a group; none for any other client."""
+        member = self._members.groups.get(name, {}).get(channel)
+        if member is None or member.client_id != client_id:
+            return ()
+        return self._groups[name].subscriptions
 
     def names(self) -> list[str]:
         """The groups that have members."""

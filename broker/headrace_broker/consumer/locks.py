@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
 from headrace_broker.host_budget import HostBudget
 from headrace_protocol.errors import RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Container, Iterable, Iterator
 
     from headrace_broker.host_budget import Host
     from headrace_protocol.bodies import MessageQueue
@@ -24,8 +24,11 @@ _Key = tuple[str, "MessageQueue"]  # group, queue
 
 
 class _Lock(NamedTuple):
+    """reader: the host of a member that consumes the queue's topic; None for any other client."""
+
     client_id: str
     locked_ms: int
+    reader: Host | None
 
 
 class QueueLocks:
@@ -40,6 +43,8 @@ class QueueLocks:
         self._locks: OrderedDict[_Key, _Lock] = OrderedDict()
         # By group and client, the locked queues.
         self._of: defaultdict[str, dict[str, set[MessageQueue]]] = defaultdict(dict)
+        # By group and host, the locks of members that consume what they lock.
+        self._read: Counter[tuple[str, Host]] = Counter()
         # Group and id of clients that hold locks without a connection.
         self._left: set[tuple[str, str]] = set()
 
@@ -53,10 +58,12 @@ class QueueLocks:
         queues: Iterable[MessageQueue],
         now_ms: int,
         host: Host,
+        consumed: Container[str] = (),
     ) -> list[MessageQueue]:
         """Take or renew locks; returns the queues that ``client_id`` now holds.
 
-        Queues for which ``host`` has no budget left stay unlocked.
+        consumed: topics that the client consumes as a member. Queues for which ``host`` has no
+        budget left stay unlocked.
         """
         held = []
         for queue in queues:
@@ -66,11 +73,24 @@ class QueueLocks:
             if known is None or is_mine or self._is_expired(group, known, now_ms):
                 if not is_mine and not self._take(host, key, client_id):
                     break
-                self._locks[key] = _Lock(client_id, now_ms)
-                self._locks.move_to_end(key)
+                self._set(key, _Lock(client_id, now_ms, host if queue.topic in consumed else None))
                 held.append(queue)
         self.returned(group, client_id)
         return held
+
+    def _set(self, key: _Key, lock: _Lock) -> None:
+        if (known := self._locks.get(key)) is not None:
+            self._count(key[0], known, -1)
+        self._locks[key] = lock
+        self._locks.move_to_end(key)
+        self._count(key[0], lock, 1)
+
+    def _count(self, group: str, lock: _Lock, sign: int) -> None:
+        if lock.reader is not None:
+            place = group, lock.reader
+            self._read[place] += sign
+            if not self._read[place]:
+                del self._read[place]
 
     def _take(self, host: Host, key: _Key, client_id: str) -> bool:
         """Enter a lock in the indexes, in place of an expired one; False without budget."""
@@ -125,13 +145,12 @@ class QueueLocks:
 
     # -- expiry ------------------------------------------------------------------------------------
 
-    def is_any_held(self, group: str, now_ms: int) -> bool:
-        """Whether a client holds a queue of a group now."""
-        return group in self._of and any(
-            not self._is_expired(group, self._locks[group, queue], now_ms)
-            for queues in self._of[group].values()
-            for queue in queues
-        )
+    def is_ordered(self, group: str, host: Host) -> bool:
+        """Whether a member of a group on a host holds a queue that it consumes.
+
+        Anybody may lock any name, so other locks say nothing about the group.
+        """
+        return (group, host) in self._read
 
     def expire(self, now_ms: int) -> Iterator[str | None]:
         """Remove expired locks; yields the group of each, and None for a lock that stays."""
@@ -158,7 +177,9 @@ class QueueLocks:
 
     def _remove(self, key: _Key) -> None:
         group, queue = key
-        client_id = self._locks.pop(key).client_id
+        lock = self._locks.pop(key)
+        self._count(group, lock, -1)
+        client_id = lock.client_id
         clients = self._of[group]
         clients[client_id].discard(queue)
         if not clients[client_id]:

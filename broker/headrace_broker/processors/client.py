@@ -197,7 +197,8 @@ class ClientProcessor:
         check_not_own(group)
         held = []
         for queues in _slices(body.mq_set):
-            held += self._locks.lock(group, client_id, queues, self._steady_ms(), host)
+            consumed = self._consumers.topics_of(group, request.channel, client_id)
+            held += self._locks.lock(group, client_id, queues, self._steady_ms(), host, consumed)
             yield None
         written = yield from fastjson.dumps_list_sliced(held)
         return Reply(body=(fastjson.dumps({"lockOKMQSet": written}),))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from headrace_broker.host_budget import Host
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import RequestError
 from headrace_protocol.message import DELAY
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from headrace_broker.consumer.locks import QueueLocks
     from headrace_broker.consumer.subscriptions import SubscriptionGroups
     from headrace_broker.message_demands import SentMessage
-    from headrace_broker.persistence import NowMs
     from headrace_broker.topics.table import TopicTable
 
 
@@ -40,20 +40,17 @@ class DeadLetters:
     without retry queues, which nobody gets again.
     """
 
-    def __init__(
-        self, topics: TopicTable, groups: SubscriptionGroups, locks: QueueLocks, steady_ms: NowMs
-    ) -> None:
+    def __init__(self, topics: TopicTable, groups: SubscriptionGroups, locks: QueueLocks) -> None:
         self._topics = topics
         self._groups = groups
         self._locks = locks
-        self._steady_ms = steady_ms
         self.buried_count = self.lost_count = 0
 
     def serve(self, message: SentMessage) -> None:
         """Redirect a message that its group has given up. Raises RequestError.
 
-        A group with locked queues consumes in order and retries by itself: what it sends here is
-        given up.
+        A member with locked queues consumes in order and retries by itself: what its host sends
+        here is given up.
         """
         group = message.topic.removeprefix(RETRY_PREFIX)
         config = self._groups.get(group)
@@ -62,7 +59,7 @@ class DeadLetters:
         times_max = message.max_reconsume_times
         if times_max is None:
             times_max = config.retry_max_times
-        is_ordered = self._locks.is_any_held(group, self._steady_ms())
+        is_ordered = self._locks.is_ordered(group, Host.of_address(message.born_host))
         if is_ordered or message.reconsume_times > times_max:
             self.bury(message, group)
 

@@ -47,6 +47,7 @@ class TimerProcessor:
         timers: Timers,
         broker_name: str,
         may_recall: Callable[[], bool],
+        delay_max_s: Callable[[], int],
         reply_confirmed: Callable[[Request, Reply], Reply | None],
         rejection: Callable[[StoreError, str], RequestError],
     ) -> None:
@@ -59,6 +60,7 @@ class TimerProcessor:
         self._timers = timers
         self._broker_name = broker_name
         self._may_recall = may_recall
+        self._delay_max_s = delay_max_s
         self._reply_confirmed = reply_confirmed
         self._rejection = rejection
 
@@ -128,6 +130,8 @@ class TimerProcessor:
     def _check_waiting(self, handle: RecallHandle) -> None:
         """Raise RequestError if certainly no such timer waits."""
         timers, place = self._timers, _place(handle)
+        if handle.time_ms - self._store.clock.now_ms() > self._delay_max_s() * 1000:
+            raise _refused("no timer waits for that long (timerMaxDelaySec): the handle is forged")
         if timers.has(*place):
             return
         is_past = handle.time_ms <= self._store.clock.now_ms()
