@@ -5,12 +5,20 @@ work to that thread and waits for the result. A call therefore costs some 50 µs
 code: where speed matters, send and read many messages per call (``send_many``,
 ``pipeline().send_all``, ``batches``, ``receive_many``). Methods, arguments and errors are those of
 the async counterpart, without ``await``.
+
+Several threads may use a client. What is still open when the program ends is closed then.
 """
 
 from __future__ import annotations
 
+import atexit
+import logging
+import os
+import threading
 import time
+from concurrent.futures import CancelledError
 from contextlib import ExitStack
+from contextvars import ContextVar
 from functools import partial, wraps
 from itertools import islice
 from typing import (
@@ -26,24 +34,25 @@ from typing import (
 )
 
 import anyio
-from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from headrace.admin.client import Admin as AsyncAdmin
 from headrace.config import check_limits
 from headrace.consumer.pull import PullConsumer as AsyncPullConsumer
 from headrace.consumer.push import Consumer as AsyncConsumer
-from headrace.errors import ClientClosed, ConfigurationError
+from headrace.errors import ClientClosed, ConfigurationError, OpenedBeforeFork
 from headrace.messages import MessageBatch, ReceivedMessage
 from headrace.producer.pipeline import Pipeline as AsyncPipeline
 from headrace.producer.producer import Producer as AsyncProducer
 from headrace.producer.transaction import Transaction as AsyncTransaction
 from headrace.table.client import Table as AsyncTable
+from headrace.threads import LoopThread
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
     from types import TracebackType
 
-    from headrace.consumer.inbox import MessageIterator
+    from anyio.from_thread import BlockingPortal
+
     from headrace.messages import Message, Returns, SendResult
     from headrace.producer.producer import OnResult
     from headrace.table.client import Change, Changes
@@ -57,34 +66,46 @@ Value = TypeVar("Value")
 P = ParamSpec("P")
 Item = TypeVar("Item", ReceivedMessage, MessageBatch)
 
+_log = logging.getLogger("headrace.client")
+
 _MESSAGES_PER_CALL = 1000
+
+# The open clients, in the order of their opening.
+_open: dict[_Blocking[Any], None] = {}
+_calling_thread: ContextVar[object] = ContextVar("calling_thread")
 
 
 class _Blocking(Generic[Client_co]):
     """Wrapper of an async client; every method blocks until the result is there."""
 
+    # The error by which a client is left that is still open at the program's end.
+    _left_open: BaseException | None = SystemExit()
+
     def __init__(self, client: Client_co) -> None:
         self._client = client
         self._stack = ExitStack()
         self._portal: BlockingPortal | None = None
+        self._is_of_parent = False
 
     def __enter__(self) -> Self:
         if self._portal is not None:
             raise ConfigurationError("this client is already open; use it in one block at a time")
-        portal = start_blocking_portal("trio")
-        self._portal = self._stack.enter_context(portal)
-        try:
-            self._enter_client()
-        except BaseException:
-            self._portal = None
-            self._stack.close()
-            raise
+        self._check_process()
+        loop = LoopThread()
+        self._stack.callback(loop.stop)
+        self._enter_client(loop.portal)
         return self
 
-    def _enter_client(self) -> None:
-        assert self._portal is not None
+    def _enter_client(self, portal: BlockingPortal) -> None:
         client: Any = self._client
-        self._stack.enter_context(self._portal.wrap_async_context_manager(client))
+        _calling_thread.set(threading.current_thread())
+        try:
+            self._stack.enter_context(portal.wrap_async_context_manager(client))
+        except BaseException:
+            self._stack.close()
+            raise
+        self._portal = portal
+        _open[self] = None
 
     def __exit__(
         self,
@@ -92,22 +113,93 @@ class _Blocking(Generic[Client_co]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._portal = None
-        self._stack.__exit__(error_type, error, traceback)
+        portal, self._portal = self._portal, None
+        if portal is not None:
+            _open.pop(self, None)
+            self._stack.__exit__(error_type, error, traceback)
+
+    def start(self) -> Self:
+        """Open the client, as entering its ``with`` block does, until ``stop``."""
+        return self.__enter__()
+
+    def stop(self) -> None:
+        """Close the client, as leaving its block does; does nothing if it is closed.
+
+        Called in another thread, it also ends the ``for`` loops over the client.
+        """
+        self._leave()
+
+    def _leave(self, error: BaseException | None = None) -> None:
+        self.__exit__(type(error) if error else None, error, None)
+
+    def _abandon(self) -> None:
+        """Make the copy of an open client in a forked child harmless: its loop has no thread."""
+        self._is_of_parent = True
+        self._portal, self._stack = None, ExitStack()
+
+    def _check_process(self) -> None:
+        if self._is_of_parent:
+            raise OpenedBeforeFork(type(self).__name__)
 
     def _call(
         self, function: Callable[P, Awaitable[Result]], *args: P.args, **kwargs: P.kwargs
     ) -> Result:
         """Run an async function on the event loop."""
-        if self._portal is None:
-            raise ClientClosed(type(self).__name__)
-        future = self._portal.start_task_soon(partial(function, *args, **kwargs))
+        portal = self._open_portal()
+        _calling_thread.set(threading.current_thread())
+        try:
+            future = portal.start_task_soon(partial(function, *args, **kwargs))
+        except RuntimeError:  # another thread is closing the client
+            raise self._closed() from None
         try:
             return future.result()
+        except (CancelledError, ClientClosed):
+            raise self._closed() from None
         except BaseException:
             # A signal handler raised: without this, leaving the block would wait for the call.
             future.cancel()
             raise
+
+    def _open_portal(self) -> BlockingPortal:
+        if self._portal is None:
+            self._check_process()
+            raise self._closed()
+        return self._portal
+
+    def _closed(self) -> ClientClosed:
+        return ClientClosed(type(self).__name__, "with")
+
+    def _steps(self, step: Callable[[], Awaitable[Result]]) -> Iterator[Result]:
+        """Results of an async function, until there are no more or the client is closed."""
+        while True:
+            try:
+                result = self._call(step)
+            except (StopAsyncIteration, ClientClosed):
+                return
+            yield result
+
+
+def _close_all() -> None:
+    """Close what the program has left open, while its event loops still run."""
+    for client in reversed(list(_open)):
+        _log.warning(
+            "a blocking %s was still open when the program ended; use it in a `with` block",
+            type(client).__name__,
+        )
+        try:
+            client._leave(client._left_open)
+        except Exception:  # noqa: BLE001 - the others are still to be closed
+            _log.exception("closing it failed")
+
+
+def _abandon_all() -> None:
+    for client in list(_open):
+        client._abandon()
+    _open.clear()
+
+
+atexit.register(_close_all)
+os.register_at_fork(after_in_child=_abandon_all)
 
 
 # The decorators below give each blocking method the signature and the docstring of the async one.
@@ -158,20 +250,24 @@ class _OfProducer(_Blocking[Client_co]):
         self._producer = producer
 
     def __enter__(self) -> Self:
-        self._portal = self._producer._portal
-        self._enter_client()
+        self._enter_client(self._producer._open_portal())
         return self
 
     def _call(
         self, function: Callable[P, Awaitable[Result]], *args: P.args, **kwargs: P.kwargs
     ) -> Result:
-        if self._producer._portal is None:
-            raise ClientClosed("Producer")
+        self._producer._open_portal()
         return super()._call(function, *args, **kwargs)
+
+    def _closed(self) -> ClientClosed:
+        return ClientClosed(f"producer.{type(self).__name__.lower()}", "with")
 
 
 class Pipeline(_OfProducer[AsyncPipeline]):
     """See ``headrace.producer.pipeline.Pipeline``; runs on its producer's event loop."""
+
+    # At the program's end, what was accepted is still sent.
+    _left_open = None
 
     send = _blocking(AsyncPipeline.send)
     flush = _blocking(AsyncPipeline.flush)
@@ -254,8 +350,8 @@ class PullConsumer(_Blocking[AsyncPullConsumer]):
 
 
 class _Consumer(AsyncConsumer):
-    # Each call is a separate task, but all of them act for the one calling thread.
-    _single_user = True
+    # Each call is a separate task, but all those of a thread act for it.
+    _current_user = _calling_thread.get
 
 
 class _Done:
@@ -319,16 +415,31 @@ class Consumer(_Blocking[AsyncConsumer]):
         """The queues assigned to this member now."""
         return self._client.assignment
 
+    def stop(self) -> None:
+        """Close the consumer, and end the ``for`` loops over it.
+
+        A loop in another thread ends when it asks for the next message, which counts its current
+        one as processed; this waits up to 5 s for that. The current message of this thread counts
+        as processed.
+        """
+        if self._portal is not None:
+            self._call(self._client._end_loops)
+        self._leave(self._closed())
+
+    def _abandon(self) -> None:
+        super()._abandon()
+        self._client._inbox.put_back_all()
+
     failures = _on_loop(AsyncConsumer.failures)
     commit = _blocking(AsyncConsumer.commit)
+    receive = _blocking(AsyncConsumer.receive)
     _messages = _on_loop(AsyncConsumer._messages)
     _batches = _on_loop(AsyncConsumer._batches)
 
     @_in_spans
     def __iter__(self) -> Iterator[ReceivedMessage]:
         messages = self._messages()
-        while True:
-            self._call(messages.wait_for_some)
+        for _ in self._steps(messages.wait_for_some):
             yield from messages.take_ready()
 
     @_in_spans
@@ -340,47 +451,21 @@ class Consumer(_Blocking[AsyncConsumer]):
         check_limits(0, timeout_ms=timeout_ms)
         messages = self._messages()
         deadline_s = time.monotonic() + timeout_ms / 1000
-        while (remaining_s := deadline_s - time.monotonic()) > 0:
-            self._call(_wait_for_some, messages, remaining_s)
+
+        async def wait_for_some() -> None:
+            messages.until = anyio.current_time() + deadline_s - time.monotonic()
+            await messages.wait_for_some()
+
+        for _ in self._steps(wait_for_some):
             for message in messages.take_ready():
                 yield message
                 if time.monotonic() >= deadline_s:
                     return
 
-    def receive(
-        self, max_messages: int | None = None, timeout_ms: float | None = None
-    ) -> MessageBatch | None:
-        """The next messages, from one queue; the ones received before count as processed.
-
-        max_messages: most messages to return; None returns all of one broker response.
-        timeout_ms: time after which to return None; None waits forever.
-        """
-        check_limits(0, timeout_ms=timeout_ms)
-        batches = self._batches(max_messages)
-        tracing = self._client._instance.tracing
-        started_ns = time.time_ns() if tracing else 0
-        batch = self._call(_within, timeout_ms, batches.__anext__)
-        if tracing and batch:
-            tracing.received(batch, self.group, started_ns)
-        return batch
-
     @_in_spans
     def batches(self, *, max_messages: int | None = None) -> Iterator[MessageBatch]:
         """See ``headrace.Consumer.batches``."""
-        batches = self._batches(max_messages)
-        while True:
-            yield self._call(batches.__anext__)
-
-
-async def _wait_for_some(messages: MessageIterator, timeout_s: float) -> None:
-    with anyio.move_on_after(timeout_s):
-        await messages.wait_for_some()
-
-
-async def _within(timeout_ms: float | None, work: Callable[[], Awaitable[Result]]) -> Result | None:
-    with anyio.move_on_after(None if timeout_ms is None else timeout_ms / 1000):
-        return await work()
-    return None
+        return self._steps(self._batches(max_messages).__anext__)
 
 
 class Table(_Blocking[AsyncTable[Value]], Generic[Value]):
@@ -432,21 +517,27 @@ class Table(_Blocking[AsyncTable[Value]], Generic[Value]):
         """See ``headrace.Table.synced``."""
         self._call(self._client.synced)
 
+    @property
+    def _copy(self) -> AsyncTable[Value]:
+        """The table whose local copy any thread of this process may read."""
+        self._check_process()
+        return self._client
+
     def __getitem__(self, key: str) -> Value:
-        return self._client[key]
+        return self._copy[key]
 
     def __contains__(self, key: object) -> bool:
-        return key in self._client
+        return key in self._copy
 
     def __len__(self) -> int:
-        return len(self._client)
+        return len(self._copy)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._client)
+        return iter(self._copy)
 
     def items(self) -> Iterator[tuple[str, Value]]:
         """See ``headrace.Table.items``."""
-        return self._client.items()
+        return self._copy.items()
 
     def changes(self) -> Iterator[Change[Value]]:
         """See ``headrace.Table.changes``."""
@@ -454,11 +545,7 @@ class Table(_Blocking[AsyncTable[Value]], Generic[Value]):
         async def begin() -> Changes[Value]:
             return self._client.changes()
 
-        return self._each(self._call(begin))
-
-    def _each(self, changes: Changes[Value]) -> Iterator[Change[Value]]:
-        while True:
-            yield self._call(changes.__anext__)
+        return self._steps(self._call(begin).__anext__)
 
 
 class Admin(_Blocking[AsyncAdmin]):
@@ -505,6 +592,8 @@ class Admin(_Blocking[AsyncAdmin]):
     transactions = _blocking(AsyncAdmin.transactions)
     discarded_transactions = _blocking(AsyncAdmin.discarded_transactions)
     resume_transaction = _blocking(AsyncAdmin.resume_transaction)
+    departed_brokers = _blocking(AsyncAdmin.departed_brokers)
+    forget_broker = _blocking(AsyncAdmin.forget_broker)
     query_by_key = _blocking(AsyncAdmin.query_by_key)
     query_by_id = _blocking(AsyncAdmin.query_by_id)
     message = _blocking(AsyncAdmin.message)

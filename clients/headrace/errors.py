@@ -34,6 +34,7 @@ __all__ = [
     "NameserverUnavailable",
     "NoQueue",
     "OffsetNotFound",
+    "OpenedBeforeFork",
     "OutcomeUnknown",
     "PipelineError",
     "RecallRejected",
@@ -96,6 +97,16 @@ class WrongEventLoop(HeadraceError):
             f"this {what} was opened on another event loop, which may have ended, and works only "
             "there: open one on each loop, or pass the call to its loop "
             "(asyncio.run_coroutine_threadsafe, trio.from_thread.run)"
+        )
+
+
+class OpenedBeforeFork(HeadraceError):
+    """A blocking client was used in a child process that was forked while it was open."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"this {what} was open when the process forked, and works only in the parent: create "
+            f"and open another {what} in the child"
         )
 
 

@@ -6,9 +6,14 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import os
 import signal
+import subprocess
+import sys
 import threading
 import time
+import warnings
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +23,10 @@ import headrace
 from headrace import Message, blocking
 from headrace.errors import ClientClosed, ConfigurationError, InvalidMessage, RouteNotFound
 from headrace.producer.pipeline import Pipeline
+from tests.support.cli import until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from headrace.embedded import Embedded
 
@@ -179,8 +185,8 @@ def public(kind: type) -> set[str]:
 
 @pytest.mark.parametrize(("ours", "theirs"), PAIRS, ids=[kind.__name__ for kind, _ in PAIRS])
 def test_a_blocking_client_has_all_that_the_async_one_has(ours: type, theirs: type) -> None:
-    # Those are for tasks of an event loop, and for its connections.
-    assert public(theirs) - public(ours) <= {"start", "stop", "answered"}
+    # That is for connections.
+    assert public(theirs) - public(ours) <= {"answered"}
     for name in public(theirs) & public(ours):
         theirs_one, ours_one = getattr(theirs, name), getattr(ours, name)
         assert inspect.getdoc(ours_one), name
@@ -247,12 +253,12 @@ def test_a_client_has_one_block_at_a_time(mq: Embedded) -> None:
         with pytest.raises(ConfigurationError, match="already open"):
             producer.__enter__()
         pipeline = producer.pipeline()
-        with pytest.raises(ClientClosed, match="Pipeline"):
+        with pytest.raises(ClientClosed, match=r"`with producer\.pipeline"):
             pipeline.send(Message("Plain", b"x"))
         with pipeline:
             pipeline.send(Message("Plain", b"x"))
     producer.__exit__(None, None, None)
-    with pytest.raises(ClientClosed, match="Producer"):
+    with pytest.raises(ClientClosed, match="`with Producer"):
         pipeline.send(Message("Plain", b"x"))
 
 
@@ -271,3 +277,212 @@ def test_errors_are_the_async_clients(mq: Embedded) -> None:
         pass
     with pytest.raises(AttributeError):
         _ = producer.nonsense  # type: ignore[attr-defined]
+
+
+# -- threads ---------------------------------------------------------------------------------------
+
+
+def iterations(consumer: blocking.Consumer) -> dict[str, Iterator[Any]]:
+    return {
+        "for": iter(consumer),
+        "until": consumer.until(timeout_ms=60_000),
+        "batches": consumer.batches(max_messages=1),
+        "receive": iter(partial(consumer.receive, 1), None),
+    }
+
+
+@pytest.mark.parametrize("way", ["for", "until", "batches", "receive"])
+@pytest.mark.parametrize("waits", [True, False], ids=["waiting", "busy"])
+def test_closing_in_another_thread_ends_a_loop(mq: Embedded, way: str, *, waits: bool) -> None:
+    topic = f"Ended_{way}_{waits}"
+    produce(mq, topic, 2)
+    consumer = blocking.Consumer("g", topic, start="earliest", **options(mq)).start()
+    closing = threading.Thread(target=consumer.stop)
+    seen = 0
+    for _ in iterations(consumer)[way]:
+        seen += 1
+        if seen == 2:
+            # The loop asks for the third before or after the end.
+            closing.start()
+            if not waits:
+                until(lambda: not consumer._client._inbox._is_open)
+    closing.join()
+    assert seen == 2
+    with blocking.Admin(**options(mq)) as admin:
+        assert sum(queue.lag for queue in admin.lag("g", topic)) == 0
+    with pytest.raises(ClientClosed, match="use it inside `with Consumer"):
+        next(iter(consumer))
+
+
+def test_closing_in_another_thread_ends_the_changes_of_a_table(mq: Embedded) -> None:
+    with blocking.Admin(**options(mq)) as admin:
+        admin.create_topic("Changing", queues=1)
+    table = blocking.Table("Changing", **options(mq)).start()
+    changes = table.changes()
+    table.put("k", b"v")
+    assert next(changes).key == "k"
+    closing = threading.Timer(0.05, table.stop)
+    closing.start()
+    assert list(changes) == []
+    closing.join()
+
+
+def test_threads_share_a_consumer_as_tasks_do(mq: Embedded) -> None:
+    produce(mq, "Shared", 40)
+    bodies: list[bytes] = []
+    # Passed only if each thread holds a message.
+    all_have_one = threading.Barrier(8)
+    with blocking.Consumer("g", "Shared", start="earliest", **options(mq)) as consumer:
+
+        def work() -> None:
+            for index, message in enumerate(consumer):
+                bodies.append(message.body)
+                if index == 0:
+                    all_have_one.wait(20)
+
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        until(lambda: len(bodies) == 40)
+        consumer.stop()
+        for thread in threads:
+            thread.join()
+    assert sorted(map(int, bodies)) == list(range(40))
+    with blocking.Admin(**options(mq)) as admin:
+        assert sum(queue.lag for queue in admin.lag("g", "Shared")) == 0
+
+
+# -- processes -------------------------------------------------------------------------------------
+
+
+def in_child(function: Callable[[], object]) -> str:
+    """What a forked child gets from a function: the repr of its result or error."""
+    read_end, write_end = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of processes with threads
+        child = os.fork()
+    if child == 0:
+        try:
+            text = repr(function())
+        except BaseException as error:  # noqa: BLE001 - the parent asserts on it
+            text = repr(error)
+        os.write(write_end, text.encode())
+        os._exit(0)
+    os.close(write_end)
+    with os.fdopen(read_end, "rb") as file:
+        text = file.read().decode()
+    assert os.waitpid(child, 0) == (child, 0)
+    return text
+
+
+def test_a_forked_child_is_refused_at_once(mq: Embedded) -> None:
+    produce(mq, "Forked", 10)
+    message = Message("Forked", b"x", key="k")
+    with (
+        blocking.Producer(**options(mq)) as producer,
+        producer.pipeline() as pipeline,
+        blocking.Table("Forked", **options(mq)) as table,
+        blocking.Consumer("g", "Forked", start="earliest", **options(mq)) as consumer,
+    ):
+        table.synced()
+        messages = iter(consumer)
+        next(messages)
+        calls: list[Callable[[], object]] = [
+            lambda: producer.send(message),
+            producer.pipeline,
+            lambda: pipeline.send(message),
+            lambda: table["k"],
+            lambda: table.get("k"),
+            consumer.commit,
+            consumer.start,
+        ]
+        for call in calls:
+            assert in_child(call).startswith("OpenedBeforeFork")
+        # Nor does it process the messages that its parent has been handed out.
+        assert in_child(lambda: next(messages)).startswith("OpenedBeforeFork")
+        assert in_child(producer.stop) == "None"
+        assert in_child(lambda: send_with_another(mq)).startswith("SendResult")
+        assert len(list(islice(messages, 9))) == 9
+
+
+def send_with_another(mq: Embedded) -> object:
+    with blocking.Producer(**options(mq)) as producer:
+        return producer.send(Message("Forked", b"x"))
+
+
+def test_each_child_of_a_process_that_creates_a_client_is_a_member_of_its_own(
+    mq: Embedded,
+) -> None:
+    producer = blocking.Producer(**options(mq))
+
+    def client_id() -> str:
+        with producer:
+            return producer._client._instance.client_id
+
+    ids = {in_child(client_id), in_child(client_id), repr(client_id())}
+    assert len(ids) == 3
+
+
+ENDINGS = {
+    "after the last statement": "",
+    "after an uncaught exception": "raise ValueError('a bug')",
+    "by sys.exit": "sys.exit(0)",
+}
+LEFT_OPEN = """
+import sys
+from headrace import Message, blocking
+producer = blocking.Producer().start()
+producer.send(Message("Left", b"0", key="k"))
+pipeline = producer.pipeline(on_result=lambda message, result: print(result)).start()
+pipeline.send(Message("Left", b"1", key="k"))
+transaction = producer.transaction("Left").start()
+transaction.send(Message("Left", b"never", key="k"))
+def bodies():
+    with blocking.Consumer("g", "Left") as consumer:
+        for message in consumer:
+            yield message.body
+values = bodies()
+next(values)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_program_ends_whatever_it_leaves_open(mq: Embedded, ending: str) -> None:
+    produce(mq, "Left", 0)
+    environment = {**os.environ, "HEADRACE_NAMESERVER": mq.nameserver}
+    program = [sys.executable, "-c", LEFT_OPEN + ENDINGS[ending]]
+    ran = subprocess.run(
+        program, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ran.returncode == ("ValueError" in ENDINGS[ending])
+    assert ("ValueError: a bug" in ran.stderr) == ("ValueError" in ENDINGS[ending])
+    assert ran.stderr.count("was still open when the program ended") == 4
+    assert "queue_offset=1" in ran.stdout, "a pipeline sends what it has accepted"
+    with blocking.Consumer("g", "Left", **options(mq)) as consumer:
+        # The current message comes again; that of the transaction never comes.
+        found = [message.body for message in islice(consumer, 2)]
+        assert found == [b"0", b"1"]
+        assert consumer.receive(timeout_ms=0) is None
+    with blocking.Admin(**options(mq)) as admin:
+        admin.delete_topic("Left")
+        admin.delete_group("g")
+
+
+class PatchedSocket:
+    """Stands for what a library of greenlets puts in place of the original."""
+
+
+PatchedSocket.__module__ = "gevent._socket3"
+
+
+def test_patched_modules_are_refused_with_the_way_out(
+    mq: Embedded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer = blocking.Producer(**options(mq))
+    monkeypatch.setattr("socket.socket", PatchedSocket)
+    with pytest.raises(ConfigurationError, match=r"gevent has replaced socket\.socket.* gthread"):
+        producer.start()
+    monkeypatch.undo()
+    with producer:
+        producer.send(Message("Plain", b"x"))

@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import deque
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import anyio
 import anyio.lowlevel
 
 from headrace.errors import ClientClosed
+from headrace.loops import current_task
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from headrace.consumer.process_queue import Delivery, ProcessQueue
     from headrace.messages import MessageBatch, ReceivedMessage, Returns
@@ -24,21 +26,35 @@ if TYPE_CHECKING:
 _TURN_S = 60.0
 
 
+def time_after(timeout_ms: float | None) -> float:
+    """Loop time at which a timeout from now on is over; None never is."""
+    return math.inf if timeout_ms is None else anyio.current_time() + timeout_ms / 1000
+
+
 class Inbox:
     """Deliveries from all queues, in order of arrival.
 
     client: name of the consumer's class, for errors.
     ordered: hand out a batch of a queue only after the previous batch of that queue is processed.
-    single_user: all tasks act for the same user (a thread that calls into the event loop).
+    current_user: the task that asks for messages, or the thread that calls into the event loop.
     returns: the group's consumer, to which messages can be returned.
+
+    A user that finds no delivery takes half of what another has not been handed out yet, unless
+    queues are ordered: so the users share a backlog, however long each takes for a message.
     """
 
-    def __init__(self, client: str, *, ordered: bool = False, single_user: bool = False) -> None:
+    def __init__(
+        self,
+        client: str,
+        *,
+        ordered: bool = False,
+        current_user: Callable[[], object] = current_task,
+    ) -> None:
         self._client = client
         self.returns: Returns | None = None
         self._is_open = False
         self._ordered = ordered
-        self._single_user = single_user
+        self._current_user = current_user
         self._waiting: deque[Delivery] = deque()
         self._handed_out: dict[Delivery, _Holder] = {}
         self._changed: anyio.Event | None = None
@@ -52,9 +68,13 @@ class Inbox:
     def close(self) -> None:
         """Stop handing out messages; further requests raise ClientClosed."""
         self._is_open = False
+        self.put_back_all()
+        self._signal()
+
+    def put_back_all(self) -> None:
+        """Hand out nothing more of the deliveries that users hold."""
         for delivery in self._handed_out:
             delivery.put_back()
-        self._signal()
 
     def put(self, delivery: Delivery) -> None:
         """Add a fetched delivery."""
@@ -62,26 +82,28 @@ class Inbox:
         self._waiting.append(delivery)
         self._signal()
 
-    async def take(self) -> Delivery:
-        """The next delivery, which belongs to this task until ``finish``.
+    async def take(self, until: float = math.inf) -> Delivery | None:
+        """The next delivery, which belongs to this user until ``finish``; None at time ``until``.
 
-        A delivery that this task left unfinished, by breaking out of a loop, comes first.
+        A delivery that this user left unfinished, by breaking out of a loop, comes first.
         Raises ClientClosed, now or while it waits, once the inbox is closed.
         """
         await anyio.lowlevel.checkpoint()
         while True:
             if not self._is_open:
+                for held in self._held_by_this_user():
+                    self.finish_if_closed(held)
                 raise ClientClosed(self._client)
             delivery = self.take_ready()
-            if delivery:
+            if delivery or anyio.current_time() >= until:
                 return delivery
-            await self._wait_for_change()
+            await self._wait_for_change(until)
 
     def take_ready(self) -> Delivery | None:
         """The next delivery if there is one; does not wait."""
-        delivery = self._unfinished_of_this_task() or self._next()
+        delivery = self._unfinished_of_this_user() or self._next() or self._half_of_another()
         if delivery:
-            self._handed_out[delivery] = _Holder()
+            self._handed_out[delivery] = _Holder(self._current_user())
         return delivery
 
     def finish(self, delivery: Delivery) -> None:
@@ -104,16 +126,20 @@ class Inbox:
         return True
 
     async def wait_until_others_are_done(self) -> None:
-        """Wait until no other task holds a delivery."""
-        while not all(holder.is_this_task() for holder in self._handed_out.values()):
+        """Wait until no other user holds a delivery."""
+        user = self._current_user()
+        while not all(holder.user is user for holder in self._handed_out.values()):
             await self._wait_for_change()
 
-    def _unfinished_of_this_task(self) -> Delivery | None:
-        for delivery, holder in list(self._handed_out.items()):
-            if self._single_user or holder.is_this_task():
-                if delivery.has_more:
-                    return delivery
-                self.finish(delivery)
+    def _held_by_this_user(self) -> list[Delivery]:
+        user = self._current_user()
+        return [delivery for delivery, by in self._handed_out.items() if by.user is user]
+
+    def _unfinished_of_this_user(self) -> Delivery | None:
+        for delivery in self._held_by_this_user():
+            if delivery.has_more:
+                return delivery
+            self.finish(delivery)
         return None
 
     def is_handed_out(self, process_queue: ProcessQueue) -> bool:
@@ -129,12 +155,12 @@ class Inbox:
             await self._wait_for_change()
 
     def mark_current_processed(self) -> None:
-        """Mark the messages handed to this task as processed, unless it timed out meanwhile.
+        """Mark the messages handed to this user as processed, unless it timed out meanwhile.
 
         How far a task got before a timeout is unknown, so its messages are redelivered.
         """
-        for delivery, holder in list(self._handed_out.items()):
-            if self._single_user or (holder.is_this_task() and holder.is_in_time()):
+        for delivery in self._held_by_this_user():
+            if self._handed_out[delivery].is_in_time():
                 delivery.mark_handed_out_processed()
 
     def retry(self, queue: MessageQueue, offset: int, delay_s: float) -> bool:
@@ -177,6 +203,13 @@ class Inbox:
         self._waiting.extendleft(reversed(blocked))
         return found
 
+    def _half_of_another(self) -> Delivery | None:
+        """The later half of the messages that some user has not been handed out yet."""
+        if self._ordered or not self._handed_out:
+            return None
+        longest = max(self._handed_out, key=attrgetter("remaining_count"))
+        return longest.process_queue.split(longest) if longest.has_more else None
+
     def _is_blocked(self, process_queue: ProcessQueue) -> bool:
         """Whether a queue has to wait, for its current batch or until its retry."""
         if not self._ordered:
@@ -185,9 +218,9 @@ class Inbox:
             return True
         return self.is_handed_out(process_queue)
 
-    async def _wait_for_change(self) -> None:
+    async def _wait_for_change(self, until: float = math.inf) -> None:
         self._changed = self._changed or anyio.Event()
-        with anyio.CancelScope(deadline=self._next_retry()):
+        with anyio.CancelScope(deadline=min(until, self._next_retry())):
             await self._changed.wait()
 
     def _next_retry(self) -> float:
@@ -203,14 +236,11 @@ class Inbox:
 
 
 class _Holder:
-    """The task that holds a delivery, and the deadline it had on receiving it."""
+    """The user that holds a delivery, and the deadline that its task had on receiving it."""
 
-    def __init__(self) -> None:
-        self._task_id = anyio.get_current_task().id
+    def __init__(self, user: object) -> None:
+        self.user = user
         self._deadline = anyio.current_effective_deadline()
-
-    def is_this_task(self) -> bool:
-        return self._task_id == anyio.get_current_task().id
 
     def is_in_time(self) -> bool:
         return anyio.current_time() < self._deadline
@@ -227,28 +257,24 @@ class Receiver:
         self._taken_at = 0.0
         self.delivery: Delivery | None = None
 
-    async def receive(self) -> Delivery:
-        """The current delivery if it has more messages, otherwise the next one."""
+    async def receive(self, until: float = math.inf) -> Delivery | None:
+        """The current delivery if it has more messages, otherwise the next one.
+
+        None if there is none at time ``until``.
+        """
         if self.delivery and self.delivery.has_more:
             await anyio.lowlevel.checkpoint()
             if self._is_turn_over(self.delivery):
                 self._inbox.yield_turn(self.delivery)
         self._finish_if_exhausted()
         if self.delivery is None:
-            self.delivery = await self._inbox.take()
+            self.delivery = await self._inbox.take(until)
             self._taken_at = anyio.current_time()
         return self.delivery
 
     def _is_turn_over(self, delivery: Delivery) -> bool:
         is_ordered = delivery.process_queue.is_locked and delivery.has_more
         return is_ordered and anyio.current_time() - self._taken_at >= _TURN_S
-
-    def receive_ready(self) -> Delivery | None:
-        """Like ``receive``, but None instead of waiting."""
-        self._finish_if_exhausted()
-        if self.delivery is None:
-            self.delivery = self._inbox.take_ready()
-        return self.delivery
 
     def _finish_if_exhausted(self) -> None:
         if self.delivery and self._inbox.finish_if_closed(self.delivery):
@@ -258,36 +284,46 @@ class Receiver:
             self.delivery = None
 
 
-async def _next_delivery(receiver: Receiver) -> Delivery:
-    """The next delivery; the end of the iteration if the consumer is closed."""
+async def _next_delivery(receiver: Receiver, until: float = math.inf) -> Delivery:
+    """The next delivery; the end of the iteration at ``until``, or if the consumer is closed."""
     try:
-        return await receiver.receive()
+        delivery = await receiver.receive(until)
     except ClientClosed:
         raise StopAsyncIteration from None
+    if delivery is None:
+        raise StopAsyncIteration
+    return delivery
 
 
 class BatchIterator:
     """Iterator over batches; asking for the next batch marks the current one as processed.
 
     max_messages: most messages in a batch; None yields batches as they were fetched.
+    until: loop time at which the iterator ends.
     """
 
-    def __init__(self, inbox: Inbox, max_messages: int | None) -> None:
+    def __init__(self, inbox: Inbox, max_messages: int | None, until: float = math.inf) -> None:
         self._receiver = Receiver(inbox)
         self._max_messages = max_messages
+        self._until = until
 
     def __aiter__(self) -> BatchIterator:
         return self
 
     async def __anext__(self) -> MessageBatch:
-        return (await _next_delivery(self._receiver)).next_part(self._max_messages)
+        delivery = await _next_delivery(self._receiver, self._until)
+        return delivery.next_part(self._max_messages)
 
 
 class MessageIterator:
-    """Iterator over messages; asking for the next message marks the current one as processed."""
+    """Iterator over messages; asking for the next message marks the current one as processed.
+
+    until: loop time at which ``wait_for_some`` ends the iteration.
+    """
 
     def __init__(self, inbox: Inbox) -> None:
         self._receiver = Receiver(inbox)
+        self.until = math.inf
         self._ready: deque[ReceivedMessage] = deque()
 
     def __aiter__(self) -> MessageIterator:
@@ -303,10 +339,26 @@ class MessageIterator:
     async def wait_for_some(self) -> None:
         """Wait until messages are ready. Raises StopAsyncIteration once the consumer is closed."""
         while not self._ready:
-            self._ready = (await _next_delivery(self._receiver)).make_ready()
+            self._ready = (await _next_delivery(self._receiver, self.until)).make_ready()
 
     def take_ready(self) -> Iterator[ReceivedMessage]:
         """Yield the ready messages without waiting; callable from another thread."""
         with contextlib.suppress(IndexError):  # a reset may empty it at any moment
             while True:
                 yield self._ready.popleft()
+
+
+class TimedIterator(MessageIterator):
+    """Iterator over messages that ends ``timeout_s`` after the first one is asked for."""
+
+    def __init__(self, inbox: Inbox, timeout_s: float) -> None:
+        super().__init__(inbox)
+        self._timeout_s = timeout_s
+
+    async def __anext__(self) -> ReceivedMessage:
+        now = anyio.current_time()
+        if math.isinf(self.until):
+            self.until = now + self._timeout_s
+        if now >= self.until:
+            raise StopAsyncIteration
+        return await super().__anext__()

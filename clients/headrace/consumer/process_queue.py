@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
@@ -30,6 +31,7 @@ class Delivery:
     """A batch that is handed out to the user, in parts or message by message.
 
     ready: messages to hand out next; removing a message from it hands it out.
+    record_bytes: its share of the bytes that were fetched, of which its batch may be a part.
 
     The messages handed out last are the current ones, processed once the user asks for more.
     """
@@ -42,11 +44,13 @@ class Delivery:
         "is_done",
         "process_queue",
         "ready",
+        "record_bytes",
     )
 
     def __init__(self, process_queue: ProcessQueue, batch: MessageBatch) -> None:
         self.process_queue = process_queue
         self.batch = batch
+        self.record_bytes = batch.buffer_bytes
         self.ready: deque[ReceivedMessage] = deque()
         self.is_done = False
         self._taken_count = 0
@@ -76,9 +80,14 @@ class Delivery:
         return self.batch.offset_at(max(self._processed_count, current_start))
 
     @property
+    def remaining_count(self) -> int:
+        """Number of messages that may still be handed out."""
+        return len(self.batch) - self.handed_out_count if self.is_valid else 0
+
+    @property
     def has_more(self) -> bool:
         """Whether messages remain that may still be handed out."""
-        return self.is_valid and self.handed_out_count < len(self.batch)
+        return self.remaining_count > 0
 
     def next_part(self, messages_max: int | None = None) -> MessageBatch:
         """Hand out the remaining messages, at most ``messages_max``."""
@@ -99,6 +108,21 @@ class Delivery:
             self._taken_count = min(start + ready_max, len(self.batch))
             self.ready.extend(self.batch.part(start, self._taken_count))
         return self.ready
+
+    def cut_off_half(self) -> MessageBatch:
+        """Give away the later half of the messages that have not been handed out.
+
+        Another thread may hand out messages meanwhile, so it may be less, or nothing.
+        """
+        index = self.handed_out_count + self.remaining_count // 2
+        with suppress(IndexError):
+            while self._taken_count > index:
+                self.ready.pop()
+                self._taken_count -= 1
+        index = max(index, self._taken_count)
+        rest = self.batch.part(index, len(self.batch))
+        self.batch = self.batch.part(0, index)
+        return rest
 
     def put_back(self) -> None:
         """Empty ``ready``: its messages count as not handed out."""
@@ -208,7 +232,7 @@ class ProcessQueue:
         delivery = Delivery(self, batch)
         self._deliveries.append(delivery)
         self._message_count += len(batch)
-        self._record_bytes += batch.buffer_bytes
+        self._record_bytes += delivery.record_bytes
         self.pull_offset = batch.next_offset
         return delivery
 
@@ -219,7 +243,7 @@ class ProcessQueue:
     def delivery_done(self, delivery: Delivery) -> None:
         """Remove a processed delivery; called by ``Delivery.mark_all_processed``."""
         self._message_count -= len(delivery.batch)
-        self._record_bytes -= delivery.batch.buffer_bytes
+        self._record_bytes -= delivery.record_bytes
         while self._deliveries and self._deliveries[0].is_done:
             self._deliveries.popleft()
         self._signal_room()
@@ -232,11 +256,23 @@ class ProcessQueue:
         delivery.is_done = True
         delivery.put_back()
         assert self._deliveries[0] is delivery
-        batch = delivery.batch.part(index, len(delivery.batch))
         self._message_count -= index
-        self._record_bytes += batch.buffer_bytes - delivery.batch.buffer_bytes
-        self._deliveries[0] = again = Delivery(self, batch)
+        again = Delivery(self, delivery.batch.part(index, len(delivery.batch)))
+        again.record_bytes = delivery.record_bytes
+        self._deliveries[0] = again
         return again
+
+    def split(self, delivery: Delivery) -> Delivery | None:
+        """Move half of what is not handed out to a delivery of its own, which follows this one."""
+        message_count = len(delivery.batch)
+        batch = delivery.cut_off_half()
+        if not batch:
+            return None
+        rest = Delivery(self, batch)
+        rest.record_bytes = delivery.record_bytes * len(batch) // message_count
+        delivery.record_bytes -= rest.record_bytes
+        self._deliveries.insert(self._deliveries.index(delivery) + 1, rest)
+        return rest
 
     def reset(self, offset: int) -> None:
         """Continue from ``offset``; discard everything fetched so far."""

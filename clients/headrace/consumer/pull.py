@@ -5,11 +5,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Self
 
-import anyio
-
 from headrace.config import check_limits
 from headrace.consumer.fetcher import Fetcher
-from headrace.consumer.inbox import Inbox, Receiver
+from headrace.consumer.inbox import Inbox, Receiver, time_after
 from headrace.consumer.process_queue import Limits, ProcessQueue, long_failures
 from headrace.consumer.pulls import READER_GROUP
 from headrace.consumer.start import DEFAULT_START, Start, check_start, start_offset
@@ -184,11 +182,7 @@ class PullConsumer(Startable):
             raise ConfigurationError("no queue is assigned; call assign first")
         tracing = self._instance.tracing
         started_ns = time.time_ns() if tracing else 0
-        delivery = None
-        with anyio.move_on_after(None if timeout_ms is None else timeout_ms / 1000):
-            delivery = await self._receiver.receive()
-        # With a timeout of 0, the scope ended before the inbox was checked.
-        delivery = delivery or self._receiver.receive_ready()
+        delivery = await self._receiver.receive(time_after(timeout_ms))
         batch = delivery.next_part(max_messages) if delivery else None
         if tracing and batch:
             tracing.received(batch, self.group, started_ns)

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping
+import math
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Self, TypeVar
 
 import anyio
 
 from headrace.config import check_limits
 from headrace.consumer.assignment import Assignment
-from headrace.consumer.inbox import BatchIterator, Inbox, MessageIterator
+from headrace.consumer.inbox import (
+    BatchIterator,
+    Inbox,
+    MessageIterator,
+    TimedIterator,
+    time_after,
+)
 from headrace.consumer.local_offsets import LocalOffsetStore
 from headrace.consumer.process_queue import Limits
 from headrace.consumer.returns import NoReturns, Returns
@@ -21,6 +29,7 @@ from headrace.consumer.topic_offsets import offset_store
 from headrace.errors import ConfigurationError
 from headrace.instance import ClientInstance
 from headrace.lifecycle import Startable
+from headrace.loops import current_task
 from headrace.messages import BodyLimits, MessageBatch, ReceivedMessage, check_group
 from headrace_protocol.bodies import ConsumerData, ResetOffsetBody
 from headrace_protocol.codes import RequestCode, ResponseCode
@@ -74,15 +83,17 @@ class Consumer(Startable):
     batch_bytes_max: the same limit for all bodies of a batch, when they are read together.
 
     ``async for message in consumer`` and ``async for batch in consumer.batches()`` never end;
-    several tasks may use either at once. A message counts as processed when its task asks for the
-    next one. Processed messages are committed every 5 s and on leaving the block. Leaving the
+    several tasks may use either at once, and share the messages: a task that has none takes half of
+    those that another one has not reached yet. A message counts as processed when its task asks for
+    the next one. Processed messages are committed every 5 s and on leaving the block. Leaving the
     block without an exception counts the current message as processed; leaving it with an
     exception does not. A timeout therefore belongs around the block: inside it, the current
     message may be lost. Messages can be redelivered after a crash or when queues move between
     members.
     """
 
-    _single_user = False
+    # The holder of a message, until it asks for the next one.
+    _current_user: Callable[[], object] = staticmethod(current_task)
 
     def __init__(
         self,
@@ -132,7 +143,7 @@ class Consumer(Startable):
             if broadcast
             else offset_store(self._instance, offsets_topic, nameserver, connect)
         )
-        self._inbox = Inbox("Consumer", ordered=ordered, single_user=self._single_user)
+        self._inbox = Inbox("Consumer", ordered=ordered, current_user=self._current_user)
         self._assignment = Assignment(
             self._instance,
             group,
@@ -201,11 +212,14 @@ class Consumer(Startable):
         processed.
         """
         if self._running_host():
-            self._inbox.close()
-            self._inbox.mark_current_processed()
-            with anyio.move_on_after(_LEAVE_S):
-                await self._inbox.wait_until_others_are_done()
+            await self._end_loops()
         await super().stop()
+
+    async def _end_loops(self) -> None:
+        self._inbox.close()
+        self._inbox.mark_current_processed()
+        with anyio.move_on_after(_LEAVE_S):
+            await self._inbox.wait_until_others_are_done()
 
     def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
         return self._in_spans(self._messages())
@@ -222,6 +236,35 @@ class Consumer(Startable):
 
         return ProcessSpans(items, tracing, self.group)
 
+    def until(self, timeout_ms: float) -> AsyncIterator[ReceivedMessage]:
+        """Iterate over messages for ``timeout_ms``, counted from the first one asked for.
+
+        The last message counts as processed, as in a loop that is left by ``break``.
+        """
+        self._instance.check_open("Consumer")
+        check_limits(0, timeout_ms=timeout_ms)
+        return self._in_spans(TimedIterator(self._inbox, timeout_ms / 1000))
+
+    async def receive(
+        self, max_messages: int | None = None, timeout_ms: float | None = None
+    ) -> MessageBatch | None:
+        """The next messages, from one queue; the ones received before count as processed.
+
+        max_messages: most messages to return; None returns all of one broker response.
+        timeout_ms: time after which to return None; None waits until the consumer is stopped.
+        """
+        check_limits(0, timeout_ms=timeout_ms)
+        batches = self._batches(max_messages, time_after(timeout_ms))
+        tracing = self._instance.tracing
+        started_ns = time.time_ns() if tracing else 0
+        try:
+            batch = await anext(batches)
+        except StopAsyncIteration:
+            return None
+        if tracing:
+            tracing.received(batch, self.group, started_ns)
+        return batch
+
     def batches(self, *, max_messages: int | None = None) -> AsyncIterator[MessageBatch]:
         """Iterate over batches, from one queue each, instead of single messages.
 
@@ -229,10 +272,10 @@ class Consumer(Startable):
         """
         return self._in_spans(self._batches(max_messages))
 
-    def _batches(self, max_messages: int | None) -> BatchIterator:
+    def _batches(self, max_messages: int | None, until: float = math.inf) -> BatchIterator:
         self._instance.check_open("Consumer")
         check_limits(max_messages=max_messages)
-        return BatchIterator(self._inbox, max_messages)
+        return BatchIterator(self._inbox, max_messages, until)
 
     @property
     def assignment(self) -> list[MessageQueue]:

@@ -1,0 +1,247 @@
+"""Several tasks on one consumer share its messages, and timed reads end in time."""
+
+from __future__ import annotations
+
+import gc
+from itertools import chain
+from random import Random
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+import trio
+import trio.testing
+
+import headrace
+from headrace import Message
+from headrace.consumer.inbox import BatchIterator, Inbox, MessageIterator
+from headrace.consumer.process_queue import Limits, ProcessQueue
+from headrace.errors import ConfigurationError
+from headrace.messages import MessageBatch
+from headrace_protocol.bodies import MessageQueue
+from headrace_protocol.columns import RecordColumns
+from headrace_protocol.message import encode_record
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from trio.testing import MockClock
+
+    from headrace.embedded import Embedded
+
+QUEUE = MessageQueue("T", "b", 0)
+TASKS = 8
+
+
+@pytest.fixture
+async def mq() -> AsyncIterator[Embedded]:
+    async with headrace.embedded(memory=True) as running:
+        yield running
+
+
+def fetched(queue: ProcessQueue, count: int, gap: int = 1) -> MessageBatch:
+    """The next messages of a queue, of which only each ``gap``-th exists."""
+    first = queue.pull_offset
+    offsets = range(first, first + count * gap, gap)
+    records = b"".join(
+        encode_record(topic="T", queue_id=0, queue_offset=each, body=b"%d" % each)
+        for each in offsets
+    )
+    return MessageBatch(QUEUE, first, first + count * gap, RecordColumns.from_records(records))
+
+
+def opened(*, ordered: bool = False) -> tuple[Inbox, ProcessQueue]:
+    inbox = Inbox("Consumer", ordered=ordered)
+    inbox.open()
+    return inbox, ProcessQueue(QUEUE, Limits(1000, 1 << 20), 0)
+
+
+@pytest.mark.parametrize("count", [TASKS, 100, 2000])
+async def test_tasks_share_one_batch_fairly(autojump_clock: MockClock, count: int) -> None:
+    inbox, queue = opened()
+    taken: list[list[int]] = [[] for _ in range(TASKS)]
+
+    async def work(mine: list[int]) -> None:
+        async for message in MessageIterator(inbox):
+            mine.append(message.queue_offset)
+            await trio.sleep(1)
+
+    async with trio.open_nursery() as nursery:
+        for mine in taken:
+            nursery.start_soon(work, mine)
+        await trio.testing.wait_all_tasks_blocked()
+        inbox.put(queue.add(fetched(queue, count)))
+        await trio.sleep(-(-count // TASKS) + 1.5)
+        assert sorted(chain.from_iterable(taken)) == list(range(count))
+        assert max(map(len, taken)) - min(map(len, taken)) <= 2
+        assert queue.processed_offset == count
+        assert (queue.message_count, queue.room) == (0, Limits(1000, 1 << 20))
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_fast_task_takes_over_what_a_slow_one_would_do(autojump_clock: MockClock) -> None:
+    inbox, queue = opened()
+    taken: dict[float, list[int]] = {1000: [], 1: []}
+
+    async def work(seconds: float) -> None:
+        async for message in MessageIterator(inbox):
+            taken[seconds].append(message.queue_offset)
+            await trio.sleep(seconds)
+
+    inbox.put(queue.add(fetched(queue, 100)))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(work, 1000)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(work, 1)
+        await trio.sleep(101)
+        assert len(taken[1000]) == 1
+        assert sorted(taken[1000] + taken[1]) == list(range(100))
+        assert queue.processed_offset == 0, "the slow one's message is not processed"
+        nursery.cancel_scope.cancel()
+
+
+async def test_parts_of_batches_are_shared(autojump_clock: MockClock) -> None:
+    inbox, queue = opened()
+    taken: list[list[int]] = []
+
+    async def work() -> None:
+        async for batch in BatchIterator(inbox, 10):
+            taken.append([message.queue_offset for message in batch])
+            await trio.sleep(1)
+
+    inbox.put(queue.add(fetched(queue, 80)))
+    async with trio.open_nursery() as nursery:
+        for _ in range(4):
+            nursery.start_soon(work)
+        await trio.sleep(3.5)
+        assert sorted(chain.from_iterable(taken)) == list(range(80))
+        assert queue.processed_offset == 80
+        nursery.cancel_scope.cancel()
+
+
+async def test_an_ordered_queue_stays_with_one_task() -> None:
+    inbox, queue = opened(ordered=True)
+    inbox.put(queue.add(fetched(queue, 10)))
+    assert inbox.take_ready() is not None
+    found: list[object] = []
+
+    async def other() -> None:
+        found.append(inbox.take_ready())
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(other)
+    assert found == [None]
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_whatever_tasks_do_each_message_is_handed_out_once_and_none_is_skipped(
+    autojump_clock: MockClock, seed: int
+) -> None:
+    random = Random(seed)
+    inbox, queue = opened()
+    processed: list[int] = []
+    current: dict[int, list[int]] = {}
+
+    def check_progress() -> None:
+        held = [offset for offsets in current.values() for offset in offsets]
+        done = set(processed)
+        assert all(each in done for each in existing if each < queue.processed_offset)
+        assert not done & set(held)
+
+    async def work(number: int, chance: Random) -> None:
+        while True:
+            messages = MessageIterator(inbox)
+            batches = BatchIterator(inbox, chance.randint(1, 9))
+            by_message = chance.random() < 0.5
+            while chance.random() > 0.05:
+                # Asking for more is what says that the current ones are processed.
+                processed.extend(current.pop(number, []))
+                if by_message:
+                    current[number] = [(await anext(messages)).queue_offset]
+                else:
+                    current[number] = [each.queue_offset for each in await anext(batches)]
+                check_progress()
+                await trio.sleep(chance.random())
+
+    existing: list[int] = []
+    async with trio.open_nursery() as nursery:
+        for number in range(random.randint(2, 6)):
+            nursery.start_soon(work, number, Random(random.random()))
+        for _ in range(5):
+            batch = fetched(queue, random.randint(1, 60), random.randint(1, 3))
+            existing += [message.queue_offset for message in batch]
+            inbox.put(queue.add(batch))
+            await trio.sleep(5 * random.random())
+        await trio.sleep(1000)
+        for offsets in current.values():
+            processed += offsets
+        assert sorted(processed) == existing
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_later_task_does_not_inherit_what_a_failed_one_held() -> None:
+    inbox, queue = opened()
+    inbox.put(queue.add(fetched(queue, 2)))
+
+    async def fail() -> None:
+        async for _ in MessageIterator(inbox):
+            raise KeyError
+
+    async def take_over() -> None:
+        """As a task at the same address does."""
+        assert (delivery := inbox.take_ready()) is not None
+        assert delivery.make_ready().popleft().queue_offset == 1
+        inbox.mark_current_processed()
+
+    for function in (fail, take_over):
+        gc.collect()
+        with anyio.CancelScope():
+            try:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(function)
+            except* KeyError:
+                pass
+    assert queue.processed_offset == 0, "nobody has processed the first message"
+
+
+@pytest.mark.slow  # the mock clock waits for threads
+async def test_reads_end_in_time(mq: Embedded, autojump_clock: MockClock) -> None:
+    async with mq.producer() as producer:
+        await producer.send_many([Message("T", b"%d" % number, key="k") for number in range(5)])
+    async with mq.consumer("g", "T") as consumer:
+        batch = await consumer.receive(2, timeout_ms=5000)
+        assert batch is not None
+        assert batch.values() == [b"0", b"1"]
+        began = trio.current_time()
+        found = [message.body async for message in consumer.until(timeout_ms=2000)]
+        assert found == [b"2", b"3", b"4"]
+        assert trio.current_time() - began == pytest.approx(2, abs=0.5)
+        assert await consumer.receive(timeout_ms=0) is None
+        assert [each async for each in consumer.until(timeout_ms=0)] == []
+        with pytest.raises(ConfigurationError, match="timeout_ms=-1"):
+            consumer.until(timeout_ms=-1)
+        with pytest.raises(ConfigurationError, match="max_messages=0"):
+            await consumer.receive(0)
+    async with mq.admin() as admin:
+        assert sum(queue.lag for queue in await admin.lag("g", "T")) == 0
+
+
+@pytest.mark.slow  # the mock clock waits for threads
+async def test_until_hands_out_nothing_after_its_time(
+    mq: Embedded, autojump_clock: MockClock
+) -> None:
+    async with mq.producer() as producer:
+        await producer.send_many([Message("T", b"%d" % number, key="k") for number in range(5)])
+    async with mq.consumer("g", "T") as consumer:
+        found = []
+        async for message in consumer.until(timeout_ms=60_000):
+            found.append(message.body)
+            await trio.sleep(25)
+        assert found == [b"0", b"1", b"2"]
+        # The batch that comes is handled for longer than the wait for it might have taken.
+        batch = await consumer.receive(1, timeout_ms=1000)
+        assert batch is not None
+        assert batch.values() == [b"3"]
+        await trio.sleep(60)
+    async with mq.admin() as admin:
+        assert sum(queue.lag for queue in await admin.lag("g", "T")) == 1
