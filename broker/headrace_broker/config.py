@@ -5,7 +5,6 @@ Keys are the peer's, so a broker.conf of Apache RocketMQ starts this broker too.
 
 from __future__ import annotations
 
-import difflib
 import re
 import socket
 from ipaddress import ip_address
@@ -16,6 +15,7 @@ from pydantic import SecretStr, ValidationError, field_validator, model_validato
 
 from headrace_broker.apache_keys import EXPECTED_VALUES, WITHOUT_EFFECT
 from headrace_broker.setting import setting as _setting
+from headrace_broker.setting_problems import problem_of, unknown_key
 from headrace_broker.tier_config import TierConfig
 from headrace_daemon.folders import folder_problem
 from headrace_protocol.access import AnonymousAccess, is_loopback, why_exposed
@@ -573,13 +573,17 @@ class BrokerConfig(TierConfig):
         values = self.model_dump(by_alias=True, mode="json", exclude_none=True)
         return {key: _text(value) for key, value in values.items()}
 
+    def changed(self, values: Mapping[str, str], places: Mapping[str, str]) -> BrokerConfig:
+        """The settings with other values by key of the file. Raises ConfigError with the place."""
+        return _validate({**self.as_text(), **values}, places)
+
     def update(self, changes: Mapping[str, str]) -> None:
         """Change reloadable settings, all or none.
 
         changes: values by key of the file; all keys must be in ``RELOADABLE``.
         Raises ConfigError for an invalid value.
         """
-        changed = _validate({**self.as_text(), **changes}, {key: key for key in changes})
+        changed = self.changed(changes, {key: key for key in changes})
         for name in type(self).model_fields:
             value = getattr(changed, name)
             if not isinstance(value, SecretStr):  # masked
@@ -682,7 +686,18 @@ def load_config(path: Path) -> tuple[BrokerConfig, list[str]]:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError([f"{path}: can't read settings: {error}"]) from error
-    values, places = parse_properties(text, str(path))
+    values, places, warnings = read_settings(text, str(path))
+    config = _validate(values, places)
+    config.check_paths()
+    return config, warnings
+
+
+def read_settings(text: str, place: str) -> tuple[dict[str, str], dict[str, str], list[str]]:
+    """Values by key, the place of each key, and warnings about keys without effect.
+
+    Raises ConfigError with place, key and the expected value.
+    """
+    values, places = parse_properties(text, place)
     warnings, problems = [], []
     for key in list(values):
         if key in _KEYS:
@@ -693,10 +708,8 @@ def load_config(path: Path) -> tuple[BrokerConfig, list[str]]:
         else:
             problems.append(f"{places[key]}: {_not_ours(key, value)}")
     if problems:
-        raise ConfigError(problems)
-    config = _validate(values, places)
-    config.check_paths()
-    return config, warnings
+        raise ConfigError(problems + _problems_of(values, places))
+    return values, places, warnings
 
 
 def parse_properties(text: str, place: str) -> tuple[dict[str, str], dict[str, str]]:
@@ -731,21 +744,32 @@ def _validate(values: Mapping[str, str], places: Mapping[str, str]) -> BrokerCon
     try:
         return BrokerConfig.model_validate(values)
     except ValidationError as errors:
-        found = [_problem(error, places) for error in errors.errors()]
+        found = [problem_of(error, places) for error in errors.errors()]
         order = list(places.values())
         found.sort(key=lambda problem: order.index(problem[0]) if problem[0] in order else -1)
         raise ConfigError([f"{place}: {reason}" for place, reason in found]) from None
 
 
-def _problem(error: Any, places: Mapping[str, str]) -> tuple[str, str]:
-    """The place of a value, and the reason why it is invalid."""
-    reason = str(error["msg"]).removeprefix("Value error, ")
-    if error["loc"]:
-        key = error["loc"][0]
-        reason = f"{key}={error['input']}: {reason}"
-    else:
-        key = reason.partition("=")[0]
-    return places.get(key, key), reason
+def _problems_of(values: Mapping[str, str], places: Mapping[str, str]) -> list[str]:
+    try:
+        _validate(values, places)
+    except ConfigError as error:
+        return error.problems
+    return []
+
+
+def is_key(key: str) -> bool:
+    """Whether a file may set ``key``."""
+    return key in _KEYS or key in WITHOUT_EFFECT
+
+
+def not_reloadable(key: str) -> str:
+    """Why a running broker does not change ``key``."""
+    if is_key(key):
+        return (
+            f"{key} can't change while the broker runs: set it in its file and restart the broker"
+        )
+    return unknown_key(key, RELOADABLE)
 
 
 def _not_ours(key: str, value: str) -> str:
@@ -754,6 +778,4 @@ def _not_ours(key: str, value: str) -> str:
         return (
             f"{key}={value} is not supported by this broker: expected {expected!r}, or leave it out"
         )
-    nearest = difflib.get_close_matches(key, _KEYS, 1)
-    hint = f"did you mean {nearest[0]}?" if nearest else "see conf/broker.conf for all keys"
-    return f"unknown key {key}: {hint}"
+    return unknown_key(key, _KEYS)

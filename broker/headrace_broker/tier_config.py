@@ -201,7 +201,7 @@ class TierConfig(BaseModel):
         if find_spec("obstore") is None:
             raise ValueError(
                 f"tieredBackendServiceProvider={kind}: needs obstore, which is not installed: "
-                "pip install 'headrace[tier]'"
+                "pip install obstore"
             )
 
     def tier_settings(self, root: Path, home: Home) -> TierSettings | None:

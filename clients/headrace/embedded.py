@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -157,6 +158,7 @@ async def run_daemons(
     broker_port: int = 0,
     owns_loop: bool = False,
     log_file_bytes: int | None = None,
+    settings: Mapping[str, str] = MappingProxyType({}),
     on_progress: OnProgress | None = None,
 ) -> AsyncIterator[Embedded]:
     """Run both daemons as tasks of the block, under trio; see ``embedded``.
@@ -165,6 +167,7 @@ async def run_daemons(
     nameserver_port, broker_port: 0 selects any free port.
     owns_loop: whether the process does nothing else; see ``RemotingServer``.
     log_file_bytes: size of the log's files in a new store; if None, RocketMQ's.
+    settings: more of the broker's settings, by key of its file.
     on_progress: see ``Broker``; if None, progress is logged.
     Raises OSError (address), StoreError (directory), ConfigurationError (``data`` is a file).
     """
@@ -185,16 +188,17 @@ async def run_daemons(
             network,
         )
         await _start(stack, nameserver.run)
+        config = BrokerConfig(
+            broker_name=_BROKER_NAME,
+            bind_address=host,
+            anonymous_access="allow",
+            listen_port=broker_port,
+            namesrv_addr=nameserver.address,
+            store_path_root_dir=folder,
+            **(_SMALL_FILES if data is None else _file_sizes(data, log_file_bytes)),
+        )
         broker = Broker(
-            BrokerConfig(
-                broker_name=_BROKER_NAME,
-                bind_address=host,
-                anonymous_access="allow",
-                listen_port=broker_port,
-                namesrv_addr=nameserver.address,
-                store_path_root_dir=folder,
-                **(_SMALL_FILES if data is None else _file_sizes(data, log_file_bytes)),
-            ),
+            config.changed(settings, {}) if settings else config,
             network,
             owns_loop=owns_loop,
             on_progress=on_progress,

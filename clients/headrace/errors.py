@@ -13,6 +13,7 @@ from headrace_protocol.drivers.errors import (
     RequestTimeout,
     WrongServer,
 )
+from headrace_protocol.system_topics import DLQ_PREFIX, RETRY_PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -141,11 +142,22 @@ class RouteNotFound(HeadraceError):
             + (
                 "; a broker may yet register it: retry later, or start its broker"
                 if awaits_broker
-                else f"; create it with `headrace topic create {topic}`"
+                else _origin(topic)
             )
         )
         self.topic = topic
         self.retryable = awaits_broker
+
+
+def _origin(topic: str) -> str:
+    """What makes a topic exist."""
+    if topic.startswith(DLQ_PREFIX):
+        group = topic.removeprefix(DLQ_PREFIX)
+        return f"; it begins with the first dead letter of group {group}, which has none"
+    if topic.startswith(RETRY_PREFIX):
+        group = topic.removeprefix(RETRY_PREFIX)
+        return f"; it begins with the first member of group {group}, which had none"
+    return f"; create it with `headrace topic create {topic}`"
 
 
 class NoQueue(HeadraceError):

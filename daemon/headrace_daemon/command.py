@@ -39,6 +39,13 @@ def warn(text: str) -> None:
     sys.stderr.write(f"headrace: {clean(text)}\n")
 
 
+def fail(text: str) -> None:
+    """Print an error on standard error, as a line that begins in red on a terminal."""
+    has_colour = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+    name = "\x1b[31mheadrace:\x1b[0m" if has_colour else "headrace:"
+    sys.stderr.write(f"{name} {clean(text)}\n")
+
+
 def report(
     error: BaseException,
     expected: tuple[type[Exception], ...],
@@ -56,8 +63,8 @@ def report(
         return FAILED
     if not all(isinstance(cause, expected) for cause in causes):
         raise error
-    for text in dict.fromkeys(map(_text, causes)):
-        warn(text)
+    for text in dict.fromkeys(line for cause in causes for line in _lines(cause)):
+        fail(text)
     return max(map(exit_code, causes))
 
 
@@ -67,6 +74,11 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
             yield from _leaves(part)
     else:
         yield error
+
+
+def _lines(error: BaseException) -> list[str]:
+    """The problems that an error lists, or its text."""
+    return getattr(error, "problems", None) or [_text(error)]
 
 
 def _text(error: BaseException) -> str:

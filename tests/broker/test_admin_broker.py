@@ -115,8 +115,9 @@ def test_another_permission_is_told_to_the_nameservers(broker: BrokerUnderTest) 
     [
         ("listenPort=1", ResponseCode.NO_PERMISSION, "listenPort can't change while"),
         ("traceOn=true", ResponseCode.NO_PERMISSION, "traceOn can't change while"),
-        ("colour=red", ResponseCode.NO_PERMISSION, "colour can't change while"),
-        ("brokerPermission=9", ResponseCode.INVALID_PARAMETER, "brokerPermission=9: Input"),
+        ("colour=red", ResponseCode.INVALID_PARAMETER, "unknown key colour: see conf"),
+        ("deleteWhem=5", ResponseCode.INVALID_PARAMETER, "did you mean deleteWhen?"),
+        ("brokerPermission=9", ResponseCode.INVALID_PARAMETER, "expected at most 7"),
         ("brokerPermission", ResponseCode.INVALID_PARAMETER, "body:1: expected key=value"),
         ("", ResponseCode.INVALID_PARAMETER, "nothing to change"),
     ],

@@ -379,12 +379,12 @@ def test_lag_has_a_total_and_is_watched(topic: str) -> None:
     succeed("send", topic, stdin=b"1\n2\n3\n")
     succeed("consume", topic, "--group", group, "--max", "1")
     watch = ("group", "lag", group, "--topic", topic)
-    assert succeed(*watch).stderr == "total lag 2 in 1 queues\n"
+    assert succeed(*watch).stderr == "total lag 2 in 1 queue\n"
     with subprocess.Popen([HEADRACE, *watch, "--watch"], stderr=subprocess.PIPE) as watching:
         assert watching.stderr is not None
-        assert watching.stderr.readline() == b"total lag 2 in 1 queues\n"
+        assert watching.stderr.readline() == b"total lag 2 in 1 queue\n"
         succeed("consume", topic, "--group", group)
-        while (line := watching.stderr.readline()) != b"total lag 0 in 1 queues\n":
+        while (line := watching.stderr.readline()) != b"total lag 0 in 1 queue\n":
             assert line
         watching.send_signal(signal.SIGINT)
         assert watching.wait(TIMEOUT_S) == 130

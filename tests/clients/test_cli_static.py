@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import count
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +12,7 @@ from tests.support.running_brokers import brokers_in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 _numbers = count()
 
@@ -49,7 +49,10 @@ def test_create_shows_the_leaders() -> None:
     assert "only added" in fail(1, "topic", "create", "new", "--static", "--queues", "5")
 
 
-def test_a_dry_run_changes_nothing(topic: str) -> None:
+def test_a_dry_run_changes_nothing(
+    topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     planned = succeed("topic", "create", "planned", "--static", "--dry-run", "--json").json()
     assert [row["after"] for row in planned[0]["leaders"]] == ["a/0", "b/0", "c/0", "a/1"]
     assert "does not exist" in fail(3, "topic", "delete", "planned", "--yes")
@@ -60,8 +63,24 @@ def test_a_dry_run_changes_nothing(topic: str) -> None:
         {"topic": topic, "queue": 1, "before": "a/1", "after": "b/0", "from_offset": 0}
     ]
     assert change["before"]["brokerConfigMap"].keys() == {"a", "b", "c"}
-    for name in ("before_file", "after_file"):
-        assert Path(change[name]).exists()
+    assert change["after"]["brokerConfigMap"].keys() == {"a", "b", "c"}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_mapping_of_other_topics_fails_by_name() -> None:
+    succeed("topic", "create", "plain", "--queues", "1")
+    assert "topic plain is not a static topic" in fail(3, "topic", "mapping", "plain")
+    assert "missing" in fail(3, "topic", "mapping", "missing")
+
+
+def test_describe_says_that_a_topic_is_static(topic: str) -> None:
+    succeed("topic", "create", "normal", "--queues", "1")
+    static = {
+        name: succeed("topic", "describe", name, "--json").json()["static"]
+        for name in (topic, "normal")
+    }
+    assert static == {topic: True, "normal": False}
+    assert f"{topic} is a static topic" in succeed("topic", "describe", topic).stderr
 
 
 def test_mapping_shows_each_chain(topic: str) -> None:

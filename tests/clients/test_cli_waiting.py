@@ -69,7 +69,7 @@ def test_timers_are_listed_in_the_order_of_their_times(mq: Embedded, topic: str)
     outcome = succeed("timer", "list", *of_topic)
     assert [row[0] for row in outcome.rows()] == [topic] * 3
     assert outcome.rows()[0][4] == "k-soon"
-    assert outcome.stderr == f"3 timers wait for topic {topic}\n"
+    assert outcome.stderr == f"3 waiting timers for topic {topic}\n"
     assert succeed("timer", "list", "--topic", "none").stderr == "no timers wait\n"
     assert "is not a time" in fail(2, "timer", "list", "--until", "soon")
 
@@ -133,7 +133,7 @@ def test_open_transactions_are_listed(mq: Embedded, topic: str) -> None:
             until(lambda: states("clerks") == {"order 8": "open"})
             outcome = succeed("transaction", "list")
             assert [row[:3] for row in outcome.rows()] == [["clerks", topic, "open"]]
-            assert outcome.stderr == "1 transactions are open\n"
+            assert outcome.stderr == "1 open transaction\n"
             assert states("others") == {}
         assert states("clerks") == {}
     succeed("broker", "config", "set", "transactionCheckMax=1")

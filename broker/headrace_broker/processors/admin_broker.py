@@ -7,7 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace_broker.config import RELOADABLE, ConfigError, parse_properties
+from headrace_broker.config import (
+    RELOADABLE,
+    ConfigError,
+    is_key,
+    not_reloadable,
+    parse_properties,
+)
 from headrace_broker.persistence import next_version
 from headrace_protocol import __version__, fastjson
 from headrace_protocol.bodies import DataVersion, KVTable
@@ -161,11 +167,8 @@ class AdminBrokerProcessor:
         changes = _read_changes(request)
         for key in changes:
             if key not in RELOADABLE:
-                raise RequestError(
-                    ResponseCode.NO_PERMISSION,
-                    f"{key} can't change while the broker runs: set it in the broker's file and "
-                    f"restart the broker; {', '.join(sorted(RELOADABLE))} can",
-                )
+                code = ResponseCode.NO_PERMISSION if is_key(key) else ResponseCode.INVALID_PARAMETER
+                raise RequestError(code, not_reloadable(key))
         try:
             self._config.update(changes)
         except ConfigError as error:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Never
 
 import click
 
-from headrace.admin import completion
-from headrace_daemon.command import INTERRUPTED, TERMINATED, USAGE, warn
+from headrace.admin import completion, options
+from headrace_daemon.command import INTERRUPTED, TERMINATED, USAGE, fail
 from headrace_protocol import __version__
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ PANELS = {
 _SUMMARIES = {name: text for panel in PANELS.values() for name, text in panel.items()}
 
 
-class _Commands(click.Group):
+class _Commands(options.Group):
     """Loads only the command that is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
@@ -66,6 +66,17 @@ class _Commands(click.Group):
         module = importlib.import_module(f"headrace.admin.commands.{cmd_name}")
         command: click.Command = module.command
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.exceptions.NoSuchCommand as error:
+            # Click compares with the commands that are loaded.
+            raise click.exceptions.NoSuchCommand(
+                error.command_name, possibilities=_SUMMARIES, ctx=ctx
+            ) from None
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002
         from click.shell_completion import CompletionItem
@@ -160,7 +171,7 @@ def _run() -> int:
     except click.UsageError as error:
         where = error.ctx.command_path if error.ctx else "headrace"
         text = error.format_message().rstrip(".")
-        warn(f"{text} See `{where} -h`" if text.endswith("?") else f"{text}; see `{where} -h`")
+        fail(f"{text} See `{where} -h`" if text.endswith("?") else f"{text}; see `{where} -h`")
         return USAGE
     return 0
 

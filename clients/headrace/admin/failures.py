@@ -42,6 +42,17 @@ class CommandFailed(HeadraceError):
     """A command failed."""
 
 
+class BadSettings(ConfigurationError):
+    """Settings of a broker that can't be used.
+
+    problems: a line for each, with its place, key, found and expected value.
+    """
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = problems
+
+
 class NotFound(CommandFailed):
     """The requested object does not exist."""
 

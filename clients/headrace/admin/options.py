@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -12,6 +13,47 @@ from headrace_daemon.command import LOG_LEVELS, clean
 
 # A function that becomes a command, as click.option takes and returns it.
 Decorated = TypeVar("Decorated", bound=Callable[..., Any] | click.Command)
+
+
+class _SingleValues:
+    """Part of a command that rejects an option given twice, of which click drops the first."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """See click.Command."""
+        _, _, given = self.make_parser(ctx).parse_args(list(args))  # type: ignore[attr-defined]
+        values = Counter(each for each in given if _takes_one_value(each))
+        for option, count in values.items():
+            if count > 1:
+                ctx.fail(f"{option.opts[0]} is given {count} times; it takes one value")
+        return super().parse_args(ctx, args)  # type: ignore[misc, no-any-return]
+
+
+def _takes_one_value(parameter: click.Parameter) -> bool:
+    if not isinstance(parameter, click.Option):
+        return False
+    return not (parameter.multiple or parameter.is_flag or parameter.count)
+
+
+class Command(_SingleValues, click.Command):
+    """A command of ``headrace``."""
+
+
+class Group(_SingleValues, click.Group):
+    """A command with subcommands."""
+
+    command_class = Command
+    group_class = type
+
+
+def command(name: str, **attributes: Any) -> Callable[[Callable[..., Any]], Command]:
+    """See click.command."""
+    return click.command(name, cls=Command, **attributes)
+
+
+def group(name: str, **attributes: Any) -> Callable[[Callable[..., Any]], Group]:
+    """See click.group."""
+    return click.group(name, cls=Group, **attributes)
+
 
 nameserver = click.option(
     "--nameserver",

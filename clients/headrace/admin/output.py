@@ -14,9 +14,13 @@ from headrace.admin.terminal import clean_json
 from headrace_daemon.command import clean, warn
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from headrace.admin.requests import BrokerProblem
 
 Row = Mapping[str, Any]
+
+_WIDTH_MAX = 100_000
 
 
 def print_rows(rows: Sequence[Row], *, as_json: bool, empty: str) -> None:
@@ -42,12 +46,16 @@ def print_record(record: Row, *, as_json: bool) -> None:
         print_json(record)
         return
     if sys.stdout.isatty():
-        width = max(map(len, record)) + 2
-        for name, value in record.items():
-            sys.stdout.write(f"{_heading(name):{width}}{_cell(value)}\n")
+        _print_record(record)
     else:
         for name, value in record.items():
             _write_line((name, _cell(value)))
+
+
+def _print_record(record: Row) -> None:
+    width = max(map(len, record)) + 2
+    for name, value in record.items():
+        sys.stdout.write(f"{_heading(name):{width}}{_cell(value)}\n")
 
 
 def print_json_line(record: Row) -> None:
@@ -74,6 +82,11 @@ def with_problems(rows: Sequence[Row], problems: Sequence[BrokerProblem]) -> Seq
     failed = [{"broker": each.broker_name, "problem": str(each)} for each in problems]
     columns = dict.fromkeys([*names, "problem"])
     return [{name: row.get(name) for name in columns} for row in (*rows, *failed)]
+
+
+def counted(count: int, what: str) -> str:
+    """A number with its noun: ``counted(1, "message")`` is "1 message"."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def time_text(timestamp_ms: int) -> str | None:
@@ -125,16 +138,41 @@ def _number(value: float) -> str:
 
 
 def _print_table(rows: Sequence[Row]) -> None:
-    from rich.box import SIMPLE_HEAD
+    """Print a table whose words stay whole, or records if the terminal is too narrow for it."""
     from rich.console import Console
+
+    console, table = Console(), _table(rows)
+    # A console measures no more than its own width, and a dumb one has a width with a height only.
+    if Console(width=_WIDTH_MAX, height=1).measure(table).minimum < console.width:
+        console.print(table)
+        return
+    for row in rows:
+        _print_record(row)
+        sys.stdout.write("\n")
+
+
+def _longest_word(text: str) -> int:
+    from rich.cells import cell_len
+
+    return max(map(cell_len, text.split()), default=0)
+
+
+def _table(rows: Sequence[Row]) -> Table:
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
 
+    cells = [[_cell(value) for value in row.values()] for row in rows]
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name, value in rows[0].items():
+    for (name, value), *column in zip(rows[0].items(), *cells, strict=True):
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        table.add_column(_heading(name), justify="right" if is_number else "left", overflow="fold")
-    for row in rows:
+        table.add_column(
+            _heading(name),
+            justify="right" if is_number else "left",
+            overflow="fold",
+            min_width=max(map(_longest_word, (_heading(name), *column))),
+        )
+    for row in cells:
         # Names of topics and groups are data: rich must not read brackets in them as markup.
-        table.add_row(*(Text(_cell(value)) for value in row.values()))
-    Console().print(table)
+        table.add_row(*map(Text, row))
+    return table

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from headrace.admin.output import counted
 from headrace.errors import HeadraceError
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class Unread(NamedTuple):
 
     def __str__(self) -> str:
         reader = f"group {self.group} has not" if self.group else "no group has"
-        messages = "1 message" if self.messages == 1 else f"{self.messages} messages"
+        messages = counted(self.messages, "message")
         queue = f"queue {self.queue.queue_id} of {self.queue.broker_name}"
         return f"{queue} holds {messages} that {reader} consumed"
 

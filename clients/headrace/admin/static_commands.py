@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from headrace.admin import completion, options
+from headrace.admin.failures import NotFound
 from headrace.admin.output import print_json, print_rows, time_text, warned, with_problems
 from headrace_daemon.command import warn
 
@@ -31,7 +32,7 @@ def names(text: str | None) -> list[str]:
     return [name for name in (text or "").split(",") if name]
 
 
-@click.command(
+@options.command(
     "remap",
     epilog=options.examples(
         "headrace topic remap orders --to broker-b,broker-c",
@@ -81,7 +82,7 @@ def remap(
     print_changes(_run_one(change, nameserver), as_json=as_json, dry_run=dry_run)
 
 
-@click.command(
+@options.command(
     "rebalance",
     epilog=options.examples(
         "headrace topic rebalance orders --dry-run", "headrace topic rebalance"
@@ -108,7 +109,7 @@ def rebalance(name: str | None, nameserver: str | None, *, dry_run: bool, as_jso
     print_changes(_run(changes, nameserver), as_json=as_json, dry_run=dry_run)
 
 
-@click.command(
+@options.command(
     "repair",
     epilog=options.examples(
         "headrace topic repair orders --dry-run",
@@ -141,7 +142,7 @@ def repair(
     print_changes(changes, as_json=as_json, dry_run=dry_run, empty=f"topic {name} is whole")
 
 
-@click.command(
+@options.command(
     "mapping",
     epilog=options.examples(
         "headrace topic mapping orders", "headrace topic mapping orders --json"
@@ -161,6 +162,10 @@ def mapping(name: str, nameserver: str | None, *, as_json: bool) -> None:
 
     with warned() as problems:
         rows = [_part_row(part) for part in _run(parts, nameserver)]
+    if not rows and not problems:
+        raise NotFound(
+            f"topic {name} is not a static topic; `headrace topic describe {name}` shows its queues"
+        )
     print_rows(with_problems(rows, problems), as_json=as_json, empty="no broker leads a queue")
 
 
@@ -262,8 +267,6 @@ def _change_record(change: Change) -> dict[str, Any]:
         "leaders": _leader_rows(change),
         "before": change.before,
         "after": change.after,
-        "before_file": str(change.before_file),
-        "after_file": str(change.after_file),
     }
 
 

@@ -5,10 +5,8 @@ Source: docs/static-topics.md; tests/clients/test_admin_static.py.
 
 from __future__ import annotations
 
-import tempfile
 import time
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import anyio
@@ -96,14 +94,12 @@ class Found(NamedTuple):
 class Change(NamedTuple):
     """A change that is planned, or done.
 
-    before, after: in the form of mqadmin's files. before_file, after_file: where they are.
+    before, after: in the form of mqadmin's files.
     """
 
     plan: Plan
     before: dict[str, Any]
     after: dict[str, Any]
-    before_file: Path
-    after_file: Path
 
     def leaders(self) -> dict[int, tuple[MappingItem | None, MappingItem]]:
         """Leader of each queue before and after the change."""
@@ -114,8 +110,7 @@ class Change(NamedTuple):
 class StaticTopicAdmin(Admin):
     """An Admin that also changes static topics.
 
-    Each change reads all masters first, writes the state before and after to files, and sends
-    nothing if it is a ``dry_run``.
+    Each change reads all masters first, and sends nothing if it is a ``dry_run``.
     Raises StaticTopicError, and the errors of Admin.
     """
 
@@ -282,11 +277,7 @@ class StaticTopicAdmin(Admin):
         after = _table(plan, _mappings(plan.final({}, found.exact)), plan.queues)
         if found.is_compacted:
             await self._check_exact(plan.topic, _leaders(after).values(), found)
-        # A folder of this user alone: in a shared one, others could put links in the files' places.
-        folder = Path(tempfile.mkdtemp(prefix=f"headrace-{plan.topic}-{plan.epoch}-"))
-        change = Change(plan, _before(plan), after, folder / "before.json", folder / "after.json")
-        _write(change.before_file, change.before)
-        _write(change.after_file, change.after)
+        change = Change(plan, _before(plan), after)
         if dry_run:
             return change
         epochs = {
@@ -303,9 +294,7 @@ class StaticTopicAdmin(Admin):
                 raise HalfDone(plan.topic, error) from error
             finally:
                 self._instance.invalidate_route(plan.topic)
-        change = change._replace(after=_table(plan, mappings, plan.queues))
-        _write(change.after_file, change.after)
-        return change
+        return change._replace(after=_table(plan, mappings, plan.queues))
 
     async def _check_exact(self, topic: str, leaders: Iterable[MappingItem], found: Found) -> None:
         """Raise StaticTopicError if a compacted topic would have a leader at one of Apache's."""
@@ -472,10 +461,6 @@ def _table(
         "brokerToMapIn": sorted({chain[-1].bname for chain in moved}),
         "brokerToMapOut": sorted({chain[-2].bname for chain in moved}),
     }
-
-
-def _write(path: Path, table: dict[str, Any]) -> None:
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(table)))
 
 
 def _now_ms() -> int:

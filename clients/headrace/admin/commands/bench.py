@@ -35,7 +35,7 @@ _DELETE_S = 5
 _TOPIC_INDEPENDENT_CODES = {ResponseCode.INVALID_PARAMETER, ResponseCode.REQUEST_CODE_NOT_SUPPORTED}
 
 
-@click.command(
+@options.command(
     "bench",
     epilog=options.examples(
         "headrace bench",

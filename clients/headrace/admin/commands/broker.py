@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headrace.admin import options
-from headrace.admin.failures import NotFound
+from headrace.admin.failures import BadSettings, NotFound
 from headrace.admin.output import print_rows, warned, with_problems
-from headrace.errors import ConfigurationError, HeadraceError
+from headrace.errors import HeadraceError
 
 if TYPE_CHECKING:
     from headrace.admin.client import Admin
     from headrace.admin.requests import BrokerNode
 
 
-@click.group(
+@options.group(
     "broker",
     invoke_without_command=True,
     epilog=options.examples(
@@ -57,7 +57,7 @@ def _serve(config: Path, log_level: str, *, check_config: bool) -> None:
     try:
         serve(config, check_config=check_config, log_level=log_level)
     except ConfigError as error:
-        raise ConfigurationError(str(error)) from error
+        raise BadSettings(error.problems) from error
 
 
 @command.command("forget", epilog=options.examples("headrace broker forget broker-b --yes"))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from headrace.admin import options
 from headrace.admin.output import print_rows
 
@@ -14,7 +12,7 @@ if TYPE_CHECKING:
     from headrace.errors import HeadraceError
 
 
-@click.command("cluster", epilog=options.examples("headrace cluster", "headrace cluster --json"))
+@options.command("cluster", epilog=options.examples("headrace cluster", "headrace cluster --json"))
 @options.as_json
 @options.nameserver
 def command(*, as_json: bool, nameserver: str | None) -> None:

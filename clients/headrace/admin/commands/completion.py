@@ -11,7 +11,7 @@ from headrace.admin import options
 from headrace.admin.completion import VARIABLE
 
 
-@click.command(
+@options.command(
     "completion",
     epilog=options.examples('eval "$(headrace completion bash)"', "headrace completion zsh"),
 )

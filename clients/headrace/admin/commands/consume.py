@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _CHECK_S = 0.25
 
 
-@click.command(
+@options.command(
     "consume",
     epilog=options.examples(
         "headrace consume orders --from 15m --tag paid --tag shipped --json",

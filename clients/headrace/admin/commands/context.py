@@ -15,7 +15,7 @@ from headrace.errors import ConfigurationError
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
 
-@click.group("context", epilog=options.examples("headrace context use staging"))
+@options.group("context", epilog=options.examples("headrace context use staging"))
 def command() -> None:
     """Name clusters, and choose the one that commands and clients use.
 
@@ -49,10 +49,26 @@ def add(name: str, nameserver: str) -> None:
 def use(name: str) -> None:
     """Choose the cluster that commands and clients use from now on."""
     settings = Settings.load()
-    if name not in settings.contexts:
-        raise NotFound(f"{config_file()} has no context {name}; see `headrace context list`")
+    _check_known(settings, name)
     settings.context = name
     settings.save()
+
+
+@command.command("remove", epilog=options.examples("headrace context remove staging"))
+@click.argument("name", metavar="NAME", shell_complete=completion.contexts)
+def remove(name: str) -> None:
+    """Forget the name of a cluster."""
+    settings = Settings.load()
+    _check_known(settings, name)
+    del settings.contexts[name]
+    if settings.context == name:
+        settings.context = None
+    settings.save()
+
+
+def _check_known(settings: Settings, name: str) -> None:
+    if name not in settings.contexts:
+        raise NotFound(f"{config_file()} has no context {name}; see `headrace context list`")
 
 
 @command.command(

@@ -26,7 +26,9 @@ _STEPS = " ▁▂▃▄▅▆▇█"
 _MINUTES_A_STEP = 8
 
 
-@click.command("demo", epilog=options.examples("headrace demo", "headrace demo --keep --no-spark"))
+@options.command(
+    "demo", epilog=options.examples("headrace demo", "headrace demo --keep --no-spark")
+)
 @click.option("--keep", is_flag=True, help="Keep broker and nameserver running at the end.")
 @click.option(
     "--data",

@@ -9,16 +9,20 @@ from typing import TYPE_CHECKING
 import click
 
 from headrace.admin import options
+from headrace.admin.failures import BadSettings
+from headrace_daemon.command import warn
 
 if TYPE_CHECKING:
     from headrace.embedded import Embedded
     from headrace_broker.store.recovery import LoadStage
 
 
-@click.command(
+@options.command(
     "dev",
     epilog=options.examples(
-        "headrace dev", "headrace dev --data ./messages --nameserver-port 0 --broker-port 0"
+        "headrace dev",
+        "headrace dev --data ./messages --nameserver-port 0 --broker-port 0",
+        "headrace dev --set fileReservedTime=1 --set autoCreateTopicEnable=false",
     ),
 )
 @click.option(
@@ -58,6 +62,21 @@ if TYPE_CHECKING:
     metavar="ADDRESS",
     help="Address to listen on; 0.0.0.0 gives everyone on the network full access.",
 )
+@click.option(
+    "--config",
+    "-c",
+    "config",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="File with more settings of the broker, as lines key=value; see conf/broker.conf.",
+)
+@click.option(
+    "--set",
+    "changes",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Setting of the broker, with precedence over the file; may be repeated.",
+)
 @options.log_level("warning")
 def command(
     data: Path | None,
@@ -65,6 +84,8 @@ def command(
     nameserver_port: int,
     broker_port: int,
     host: str,
+    config: Path | None,
+    changes: tuple[str, ...],
     log_level: str,
 ) -> None:
     """Run a nameserver and a broker in one process.
@@ -78,13 +99,50 @@ def command(
     from headrace_daemon.logs import configure_logs
     from headrace_daemon.process import prepare
 
+    settings = _settings(config, changes)
     prepare()
     configure_logs(log_level)
-    trio.run(_run, data, log_file_mib << 20, host, nameserver_port, broker_port)
+    trio.run(_run, data, log_file_mib << 20, host, nameserver_port, broker_port, settings)
+
+
+# Settings that options of this command choose.
+_OPTIONS = {
+    "bindAddress": "--host",
+    "anonymousAccess": "--host",
+    "listenPort": "--broker-port",
+    "namesrvAddr": "--nameserver-port",
+    "storePathRootDir": "--data",
+}
+
+
+def _settings(config: Path | None, changes: tuple[str, ...]) -> dict[str, str]:
+    """Settings by key. Raises BadSettings with the place of each unusable one."""
+    from headrace_broker.config import BrokerConfig, ConfigError, read_settings
+
+    try:
+        values, places, warnings = read_settings("\n".join(changes), "--set")
+        if config:
+            in_file = read_settings(config.read_text(), str(config))
+            values, places = in_file[0] | values, in_file[1] | places
+            warnings += in_file[2]
+        if values:
+            BrokerConfig().changed(values, places)
+    except ConfigError as error:
+        raise BadSettings(error.problems) from None
+    if taken := [f"{places[key]}: {key}: use {_OPTIONS[key]}" for key in values if key in _OPTIONS]:
+        raise BadSettings(taken)
+    for warning in warnings:
+        warn(warning)
+    return values
 
 
 async def _run(
-    data: Path | None, log_file_bytes: int, host: str, nameserver_port: int, broker_port: int
+    data: Path | None,
+    log_file_bytes: int,
+    host: str,
+    nameserver_port: int,
+    broker_port: int,
+    settings: dict[str, str],
 ) -> None:
     import signal
 
@@ -106,6 +164,7 @@ async def _run(
                 broker_port=broker_port,
                 owns_loop=True,
                 log_file_bytes=log_file_bytes,
+                settings=settings,
                 on_progress=_show_progress if sys.stderr.isatty() else None,
             ) as running,
             trio.open_nursery() as nursery,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from headrace.messages import ReceivedMessage
 
 
-@click.group("dlq", epilog=options.examples("headrace group dlq replay warehouse --dry-run"))
+@options.group("dlq", epilog=options.examples("headrace group dlq replay warehouse --dry-run"))
 def command() -> None:
     """List and replay a group's dead letters: the messages that it has given up."""
 

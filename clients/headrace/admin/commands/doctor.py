@@ -6,8 +6,6 @@ import sys
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, NamedTuple
 
-import click
-
 from headrace.admin import options
 from headrace.admin.output import print_rows
 from headrace_daemon.command import FAILED
@@ -27,7 +25,7 @@ class Check(NamedTuple):
     problem: str | None
 
 
-@click.command(
+@options.command(
     "doctor",
     epilog=options.examples("headrace doctor", "headrace doctor --json -n 'ns-1:9876;ns-2:9876'"),
 )

@@ -11,6 +11,7 @@ from headrace.admin import completion, options
 from headrace.admin.commands import dlq
 from headrace.admin.failures import NotFound
 from headrace.admin.output import (
+    counted,
     print_json,
     print_record,
     print_rows,
@@ -32,7 +33,7 @@ _WATCH_S = 2.0
 _CLEAR = "\x1b[H\x1b[2J"
 
 
-@click.group("group", epilog=options.examples("headrace group lag warehouse"))
+@options.group("group", epilog=options.examples("headrace group lag warehouse"))
 def command() -> None:
     """List, describe, move and delete consumer groups, and replay dead letters."""
 
@@ -215,7 +216,7 @@ def _print_lags(
     sys.stdout.flush()
     if lags and not as_json:
         total = sum(lag.lag for lag in lags)
-        sys.stderr.write(f"total lag {total} in {len(lags)} queues\n")
+        sys.stderr.write(f"total lag {total} in {counted(len(lags), 'queue')}\n")
 
 
 async def _check_known(

@@ -33,7 +33,7 @@ _topic = click.argument("topic", metavar="TOPIC", shell_complete=completion.topi
 _key = click.argument("key", metavar="KEY")
 
 
-@click.group("kv", epilog=options.examples("headrace kv put settings colour blue"))
+@options.group("kv", epilog=options.examples("headrace kv put settings colour blue"))
 def command() -> None:
     """Get, put, delete and watch keys of a topic that is used as a table.
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _TIMESTAMP_MS_MAX = 2**63 - 1
 
 
-@click.group("message", epilog=options.examples("headrace message query orders 4711 --since 2h"))
+@options.group("message", epilog=options.examples("headrace message query orders 4711 --since 2h"))
 def command() -> None:
     """Find messages by id or key."""
 

@@ -10,7 +10,7 @@ from headrace.admin import options
 from headrace.errors import ConfigurationError
 
 
-@click.command(
+@options.command(
     "nameserver",
     epilog=options.examples(
         "headrace nameserver --port 9876",

@@ -34,7 +34,7 @@ _IN_FLIGHT = 2000
 Chunk = list["Message"]
 
 
-@click.command(
+@options.command(
     "send",
     epilog=options.examples(
         "headrace send orders 'two apples' -k 4711 -t paid -p source=shop",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headrace.admin import options
-from headrace.admin.failures import CommandFailed, NotFound
+from headrace.admin.failures import BadSettings, CommandFailed, NotFound
 from headrace.admin.output import (
     print_json,
     print_json_line,
@@ -19,7 +19,6 @@ from headrace.admin.output import (
     print_rows,
     time_text,
 )
-from headrace.errors import ConfigurationError
 from headrace_daemon.command import FAILED, clean, warn
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from headrace_protocol.message import StoredMessage
 
 
-@click.group("store", epilog=options.examples("headrace store fsck /var/lib/headrace/store"))
+@options.group("store", epilog=options.examples("headrace store fsck /var/lib/headrace/store"))
 def command() -> None:
     """Check, print, count and copy a store directory."""
 
@@ -274,7 +273,7 @@ def _opened(directory: Path, config: Path | None) -> Iterator[StoreDirectory]:
         try:
             sizes = load_config(config)[0].store_settings(bytes(8))
         except ConfigError as error:
-            raise ConfigurationError(str(error)) from error
+            raise BadSettings(error.problems) from error
     try:
         with open_directory(directory, sizes) as store:
             yield store

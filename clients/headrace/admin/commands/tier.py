@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headrace.admin import completion, options
-from headrace.admin.failures import CommandFailed
+from headrace.admin.failures import BadSettings, CommandFailed
 from headrace.admin.output import print_json, print_record, print_rows, warned, with_problems
 from headrace.errors import ConfigurationError
 from headrace_daemon.command import FAILED, warn
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _QUEUES_MAX = 10_000
 
 
-@click.group("tier", epilog=options.examples("headrace tier status"))
+@options.group("tier", epilog=options.examples("headrace tier status"))
 def command() -> None:
     """Show, check, repair and move tiered storage."""
 
@@ -414,7 +414,7 @@ def _opened(path: Path) -> Iterator[tuple[BrokerConfig, TierSettings]]:
     try:
         config = load_config(path)[0]
     except ConfigError as error:
-        raise ConfigurationError(str(error)) from error
+        raise BadSettings(error.problems) from error
     home = Home(config.broker_cluster_name, config.broker_name)
     settings = config.tier_settings(config.store_path_root_dir, home)
     if settings is None:

@@ -10,7 +10,14 @@ import click
 from headrace.admin import completion, options
 from headrace.admin.failures import NotFound
 from headrace.admin.messages import message_record, preview
-from headrace.admin.output import print_record, print_rows, time_text, warned, with_problems
+from headrace.admin.output import (
+    counted,
+    print_record,
+    print_rows,
+    time_text,
+    warned,
+    with_problems,
+)
 from headrace.admin.places import milliseconds, parse_later
 
 if TYPE_CHECKING:
@@ -19,7 +26,7 @@ if TYPE_CHECKING:
     from headrace_protocol.recall_handle import RecallHandle
 
 
-@click.group("timer", epilog=options.examples("headrace timer list --topic reminders"))
+@options.group("timer", epilog=options.examples("headrace timer list --topic reminders"))
 def command() -> None:
     """List and cancel timers: messages that wait for their time."""
 
@@ -64,7 +71,7 @@ def list_timers(
     print_rows(rows, as_json=as_json, empty="no timers wait")
     if timers and not as_json:
         where = f" for topic {topic}" if topic else ""
-        sys.stderr.write(f"{total} timers wait{where}\n")
+        sys.stderr.write(f"{counted(total, 'waiting timer')}{where}\n")
 
 
 def _row(timer: WaitingTimer, *, as_json: bool) -> dict[str, Any]:

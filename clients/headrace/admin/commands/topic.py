@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -56,7 +57,7 @@ def _perm(default: str | None) -> Callable[[options.Decorated], options.Decorate
     )
 
 
-@click.group("topic", epilog=options.examples("headrace topic create orders --queues 8"))
+@options.group("topic", epilog=options.examples("headrace topic create orders --queues 8"))
 def command() -> None:
     """Create, list, describe, alter, purge and delete topics."""
 
@@ -356,6 +357,7 @@ def describe(name: str, nameserver: str | None, *, as_json: bool) -> None:
             brokers = [_broker_row(broker, config) for broker, config in configs.items()]
             description = {
                 "topic": name,
+                "static": await admin.is_static(name),
                 "brokers": with_problems(brokers, problems),
                 "queues": queues,
                 "groups": groups,
@@ -370,6 +372,10 @@ def describe(name: str, nameserver: str | None, *, as_json: bool) -> None:
     if as_json:
         print_json(description)
         return
+    if description["static"]:
+        sys.stderr.write(
+            f"{name} is a static topic: see `headrace topic mapping {name}` for its brokers\n"
+        )
     print_rows(description["brokers"], as_json=False, empty="on no broker")
     print_rows(description["queues"], as_json=False, empty="no queues")
     if "compaction" in description:

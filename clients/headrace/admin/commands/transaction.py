@@ -11,7 +11,14 @@ import click
 from headrace.admin import options
 from headrace.admin.failures import NotFound
 from headrace.admin.messages import message_record, preview
-from headrace.admin.output import print_record, print_rows, time_text, warned, with_problems
+from headrace.admin.output import (
+    counted,
+    print_record,
+    print_rows,
+    time_text,
+    warned,
+    with_problems,
+)
 from headrace.errors import RouteNotFound
 
 if TYPE_CHECKING:
@@ -20,7 +27,7 @@ if TYPE_CHECKING:
     from headrace.admin.waiting import OpenTransaction
 
 
-@click.group("transaction", epilog=options.examples("headrace transaction list --group shop"))
+@options.group("transaction", epilog=options.examples("headrace transaction list --group shop"))
 def command() -> None:
     """List transactions without a decision, and resume discarded ones.
 
@@ -61,7 +68,7 @@ def list_transactions(
         rows = with_problems([_row(one, as_json=as_json) for one in transactions], problems)
     print_rows(rows, as_json=as_json, empty="all transactions are decided")
     if transactions and not as_json:
-        sys.stderr.write(f"{total} transactions are open\n")
+        sys.stderr.write(f"{counted(total, 'open transaction')}\n")
 
 
 async def _discarded(

@@ -145,7 +145,7 @@ def _open_bucket(place: Place) -> _Bucket:
     try:
         from obstore.store import from_url
     except ImportError:
-        reason = f"reading {place.url} needs obstore: pip install 'headrace[tier]'"
+        reason = f"reading {place.url} needs obstore: pip install obstore"
         raise OptionError("tier", None, reason) from None
     stated: Any = _config(place)
     client: Any = _CLIENT | {"allow_http": stated.get("endpoint", "").startswith("http://")}
