@@ -20,6 +20,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 SAYS = {
     "spark_batch.py": ["750 orders are paid", "15 customers;"],
     "spark_table.py": ["20 customers spent 2280 euros", "15 customers are left"],
+    "spark_enrich.py": ['{"user":"u1","name":"Ann"}', '"name":"Anna"}', '"name":"Bob"}'],
     # Windows of five minutes but the last, of three pages.
     "spark_stream.py": ["1800 clicks read", "1800 more clicks read", "|page-2|", "|100 ", "lag: 0"],
 }

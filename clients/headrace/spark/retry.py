@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
+# How long reads wait for brokers and nameservers that restart.
+RETRY_S = 30.0
 _PAUSE_S = 0.25
 
 _log = logging.getLogger("headrace.spark")

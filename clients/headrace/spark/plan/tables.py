@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from headrace.spark.cluster import Cluster, Topics
+from headrace.spark.errors import SparkConnectorError
 from headrace.spark.plan.ranges import Range, not_empty
 from headrace.spark.plan.tasks import QueueRange, TableTask
+from headrace.spark.retry import RETRY_S, retry_transient
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from headrace.spark.chains import Item
-    from headrace.spark.cluster import Cluster, Queues
+    from headrace.spark.cluster import Queues
     from headrace_protocol.bodies import MessageQueue
 
 # The attribute of a compacted topic by which its broker checks the queues of keys.
@@ -36,7 +41,8 @@ def table_tasks(cluster: Cluster, queues: Queues) -> list[TableTask]:
         of_topic[queue.topic].append(queue)
     return [
         TableTask(
-            of_queue[queue],
+            queue,
+            of_queue.get(queue, ()),
             number,
             len(siblings),
             tuple(each for other in siblings if other != queue for each in of_queue.get(other, ())),
@@ -44,8 +50,27 @@ def table_tasks(cluster: Cluster, queues: Queues) -> list[TableTask]:
         )
         for siblings in of_topic.values()
         for number, queue in enumerate(siblings)
-        if queue in of_queue
     ]
+
+
+def current(task: TableTask, nameservers: Sequence[str]) -> TableTask:
+    """The task with the messages that its queue has now; Spark runs a task again without a plan.
+
+    Raises SparkConnectorError if the topic has another number of queues by now.
+    """
+    topic = task.queue.topic
+
+    def look() -> list[TableTask]:
+        with Cluster(nameservers) as cluster:
+            return table_tasks(cluster, cluster.queues(Topics((topic,))))
+
+    tasks = retry_transient(look, RETRY_S)
+    if len(tasks) != task.queue_count:
+        raise SparkConnectorError(
+            f"table {topic} had {task.queue_count} queues when this read was planned, and has "
+            f"{len(tasks)} now: call load() again, and restart the query that uses it"
+        )
+    return tasks[task.number]
 
 
 def _range(queue: MessageQueue, item: Item) -> QueueRange:

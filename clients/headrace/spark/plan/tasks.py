@@ -47,15 +47,19 @@ class QueueRange:
 
 
 class ReadTask(InputPartition):
-    """The ranges that one Spark task reads, in order."""
+    """The ranges that one Spark task reads, in order.
 
-    def __init__(self, ranges: tuple[QueueRange, ...]) -> None:
+    plan_id: the same for all tasks of a batch read, however often Spark runs it.
+    """
+
+    def __init__(self, ranges: tuple[QueueRange, ...], plan_id: str | None = None) -> None:
         super().__init__(None)
         self.ranges = ranges
+        self.plan_id = plan_id
 
 
 class TableTask(ReadTask):
-    """A queue of a table that one Spark task reads, as one or more consecutive ranges.
+    """A queue of a table that one Spark task reads, as consecutive ranges; none if it is empty.
 
     number: of the queue among the ``queue_count`` queues of its topic, by which keys choose it.
     others: the ranges of the other queues. by_java_hash: whether keys choose queues by Java's hash,
@@ -64,6 +68,7 @@ class TableTask(ReadTask):
 
     def __init__(
         self,
+        queue: MessageQueue,
         ranges: tuple[QueueRange, ...],
         number: int = 0,
         queue_count: int = 1,
@@ -72,6 +77,7 @@ class TableTask(ReadTask):
         by_java_hash: bool = False,
     ) -> None:
         super().__init__(ranges)
+        self.queue = queue
         self.by_java_hash = by_java_hash
         self.number = number
         self.queue_count = queue_count

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from pyspark.sql.datasource import DataSourceReader
 
@@ -14,6 +15,7 @@ from headrace.spark.plan.filters import push
 from headrace.spark.plan.ranges import Range, drop_lost, extent, narrow, resolve
 from headrace.spark.plan.tasks import ReadPlan, ReadTask
 from headrace.spark.read.columns import arrow_schema
+from headrace.spark.read.frozen import warn_if_repeated
 from headrace.spark.read.schema import own_columns
 from headrace.spark.read.task import read_range
 from headrace.spark.tier.manifest import open_tier
@@ -62,7 +64,11 @@ class BatchReader(DataSourceReader):
             ranges = drop_lost(ranges, has.min, fail=options.fail_on_data_loss)
             if self._predicates:
                 ranges = narrow(ranges, self._predicates, cluster, queues)
-            return [*tasks_for(cluster, queues, ranges, options)] or [ReadTask(())]
+            tasks = [*tasks_for(cluster, queues, ranges, options)] or [ReadTask(())]
+        plan_id = uuid4().hex
+        for task in tasks:
+            task.plan_id = plan_id
+        return tasks
 
     def _source(self) -> Cluster | StoredTier:
         """What is read: the brokers of a cluster, or a tier without one."""
@@ -74,6 +80,8 @@ class BatchReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """The rows of a task, as Arrow batches."""
         assert isinstance(partition, ReadTask)
+        if self._options.ending is None:
+            warn_if_repeated(partition.plan_id, str(self._options.topics))
         plan = ReadPlan.of(self._options, self._body, self._predicates)
         return read_task(plan, partition, self._schema)
 

@@ -32,7 +32,7 @@ from headrace.spark.plan.tasks import ReadPlan, ReadTask
 from headrace.spark.read.batch import read_task
 from headrace.spark.read.checkpoint import StreamOffset
 from headrace.spark.read.columns import arrow_schema
-from headrace.spark.retry import OUTAGES, retry_transient
+from headrace.spark.retry import OUTAGES, RETRY_S, retry_transient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -51,8 +51,6 @@ Result = TypeVar("Result")
 
 _log = logging.getLogger("headrace.spark")
 _LATEST = Point("latest")
-# How long to wait for a broker that restarts or moves.
-RETRY_S = 30.0
 
 
 class Available(NamedTuple):

@@ -15,7 +15,7 @@ from pyspark.sql.datasource import DataSourceReader
 from headrace.producer.selector import queue_indices
 from headrace.spark.cluster import Cluster
 from headrace.spark.errors import KeyInTwoQueues, OptionError
-from headrace.spark.plan.tables import table_tasks
+from headrace.spark.plan.tables import current, table_tasks
 from headrace.spark.plan.tasks import ReadPlan, TableTask
 from headrace.spark.read.columns import RecordBlock, arrow_schema
 from headrace.spark.read.newest import Hasher, Hashes, HashSet, Newest
@@ -41,7 +41,7 @@ _TIMEOUT_MS = 30_000
 
 
 class TableReader(DataSourceReader):
-    """Reads tables as they are when the read is planned, or newer."""
+    """Reads tables as they are when its tasks run, which may be often for one plan."""
 
     def __init__(self, options: ReadOptions, body: BodyFormat | None, schema: StructType) -> None:
         """Raises OptionError, SchemaError."""
@@ -60,12 +60,13 @@ class TableReader(DataSourceReader):
         """Plan the tasks. Raises HeadraceError if the cluster cannot satisfy the options."""
         with Cluster(self._options.nameservers) as cluster:
             queues = cluster.queues(self._options.topics)
-            return [*table_tasks(cluster, queues)] or [TableTask(())]
+            return table_tasks(cluster, queues)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """The rows of a task, as Arrow batches."""
         assert isinstance(partition, TableTask)
-        return read_table(ReadPlan.of(self._options, self._body), partition, self._schema)
+        task = current(partition, self._options.nameservers)
+        return read_table(ReadPlan.of(self._options, self._body), task, self._schema)
 
 
 def read_table(plan: ReadPlan, task: TableTask, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
