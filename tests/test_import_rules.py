@@ -231,11 +231,12 @@ MAY_IMPORT = {
     "headrace.table": CLIENT | {"headrace"},
     "headrace.spark": SPARK_PLANS | {"headrace", "msgspec"},
     "headrace.spark.body": SPARK | {"headrace.spark.arrow_types", "msgspec", "pydantic", "pyspark"},
-    "headrace.spark.plan": SPARK_PLANS | {"headrace.spark.tier"},
+    "headrace.spark.plan": SPARK_PLANS | {"headrace.spark.retry", "headrace.spark.tier"},
     "headrace.spark.read": SPARK_PLANS
     | {
         "headrace.producer.selector",
         "headrace.spark.arrow_types",
+        "headrace.spark.brief",
         "headrace.spark.retry",
         "headrace.spark.plan",
         "headrace.spark.tier",
@@ -247,6 +248,7 @@ MAY_IMPORT = {
         "headrace.messages",
         "headrace.producer",
         "headrace.route",
+        "headrace.spark.brief",
         "headrace.spark.retry",
         "msgspec",
         "zlib_ng",

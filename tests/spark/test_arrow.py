@@ -212,7 +212,18 @@ def test_ours_give_way_to_names_that_spark_takes_for_theirs() -> None:
     assert not {"tags", "value"} & (own_columns(body).keys() | set(schema.fieldNames()))
 
 
-@pytest.mark.parametrize("ddl", ["_corrupt int", "queue int, _queue int", "a int, a string"])
+@pytest.mark.parametrize(
+    "ddl",
+    [
+        "_corrupt int",
+        "queue int, _queue int",
+        "a int, a string",
+        "Id int, id int",
+        "s struct<x: int, X: int>",
+        "l array<struct<x: int, X: int>>",
+        "m map<string, struct<x: int, X: int>>",
+    ],
+)
 def test_a_column_twice(ddl: str) -> None:
     with pytest.raises(SchemaError, match="a duplicate column"):
         source_schema(body_format(ddl, "json"))

@@ -97,7 +97,18 @@ def test_a_filter_is_of_tags_or_sql(text: str, tags: str, sql: str | None) -> No
     ("given", "message"),
     [
         ({"topik": "x"}, "option topik='x': unknown.*did you mean topic?"),
-        ({"startingOffsets": "x"}, "startingOffsets='x'.*unknown.*did you mean starting?"),
+        ({"startingOffsets": "x"}, "startingOffsets='x': belongs to the Kafka source.* starting"),
+        ({"subscribe": "x"}, "subscribe='x': belongs to the Kafka source; here it is topic"),
+        ({"subscribePattern": "x"}, "here it is topic, with "),
+        ({"kafka.bootstrap.servers": "x"}, "here it is nameserver"),
+        ({"kafka.security.protocol": "x"}, "protocol='x': belongs to the Kafka source$"),
+        ({"maxOffsetsPerTrigger": "5"}, "here it is maxRows"),
+        (
+            {"path": "orders"},
+            r"path='orders': load\(\) .* take no topic: use .option\(.topic., .ord",
+        ),
+        ({"owner": "root"}, "CREATE TABLE.*no options: use CREATE TEMPORARY VIEW"),
+        ({"provider": "headrace"}, "CREATE TABLE.*no options: use CREATE TEMPORARY VIEW"),
         ({"zzz": "x"}, "unknown; valid options are encoding, ending, .*topic$"),
         ({"topic": ""}, "option topic='': is empty"),
         ({"topic": "a b"}, "option topic='a b': 'a b' is not a valid topic name"),
@@ -146,7 +157,9 @@ def test_a_range_may_happen_to_be_empty(starting: str, ending: str) -> None:
 
 
 def test_a_missing_topic_is_named() -> None:
-    with pytest.raises(OptionError, match=r"option topic: is missing: .option\(.topic., .flights"):
+    with pytest.raises(OptionError, match=r"is missing: .option\(.topic., .flights.\)$"):
+        read_options({"nameserver": "127.0.0.1:9876"})
+    with pytest.raises(OptionError, match=r"is missing: .*flights.*use CREATE TEMPORARY VIEW"):
         read_options({})
 
 

@@ -50,6 +50,31 @@ _TIER_PREFIX = "tier."
 _SECURITY = frozenset(
     ("accesskey", "secretkey", "securitytoken", "username", "password", "tls", "usetls", "ssl")
 )
+# Spark adds these when it creates a table.
+_OF_CREATE_TABLE = frozenset(("owner", "provider"))
+_TABLE_NOTE = (
+    ". Spark gives the reader of a table no options: use CREATE TEMPORARY VIEW ... USING headrace "
+    "OPTIONS (topic '...')"
+)
+# Options of Spark's Kafka source, and what is here in their place.
+_KAFKA = {
+    "kafka.bootstrap.servers": "belongs to the Kafka source; here it is nameserver",
+    "kafka.group.id": "belongs to the Kafka source; here it is group",
+    "groupidprefix": "belongs to the Kafka source; here it is group",
+    "subscribe": "belongs to the Kafka source; here it is topic",
+    "subscribepattern": "belongs to the Kafka source; here it is topic, with *, ? or [...]",
+    "assign": "belongs to the Kafka source; here it is topic, and a filter on the column queue",
+    "startingoffsets": "belongs to the Kafka source; here it is starting",
+    "startingtimestamp": "belongs to the Kafka source; here it is starting",
+    "startingoffsetsbytimestamp": "belongs to the Kafka source; here it is starting",
+    "endingoffsets": "belongs to the Kafka source; here it is ending",
+    "endingtimestamp": "belongs to the Kafka source; here it is ending",
+    "endingoffsetsbytimestamp": "belongs to the Kafka source; here it is ending",
+    "maxoffsetspertrigger": "belongs to the Kafka source; here it is maxRows",
+    "minpartitions": "belongs to the Kafka source; here it is splitBytes",
+    "maxrecordsperpartition": "belongs to the Kafka source; here it is splitBytes",
+    "includeheaders": "belongs to the Kafka source; here the column properties is always there",
+}
 _TAGS = re.compile(r"[^\s|<>=()'\"]+(\s*\|\|\s*[^\s|<>=()'\"]+)*")
 _PATTERN_CHARACTERS = frozenset("*?[")
 
@@ -128,13 +153,7 @@ class Options:
                     name, None, "the broker does not support credentials or TLS yet: leave it out"
                 )
             if name.lower() not in by_lower:
-                near = get_close_matches(name.lower(), by_lower, n=1)
-                raise OptionError(
-                    name,
-                    value,
-                    f"unknown; valid options are {', '.join(sorted(by_lower.values()))}",
-                    by_lower[near[0]] if near else None,
-                )
+                raise _unknown(name, value, by_lower)
         self._values = {name.lower(): value for name, value in options.items()}
 
     def text(self, name: str) -> str | None:
@@ -148,7 +167,8 @@ class Options:
         """The value of a mandatory option. Raises OptionError."""
         value = self.text(name)
         if value is None:
-            raise OptionError(name, None, f'is missing: .option("{name}", "{example}")')
+            note = "" if self._values else _TABLE_NOTE
+            raise OptionError(name, None, f'is missing: .option("{name}", "{example}"){note}')
         return value
 
     def whole_number(self, name: str) -> int | None:
@@ -168,6 +188,26 @@ class Options:
         if value.lower() not in {"true", "false"}:
             raise OptionError(name, value, "expected true or false")
         return value.lower() == "true"
+
+
+def _unknown(name: str, value: str, by_lower: Mapping[str, str]) -> OptionError:
+    """The error for an option that is not among the known ones."""
+    lower = name.lower()
+    if lower in _OF_CREATE_TABLE:
+        return OptionError("topic", None, f"cannot be read by CREATE TABLE{_TABLE_NOTE}")
+    if lower == "path":
+        return OptionError(
+            name, value, f'load() and start() take no topic: use .option("topic", "{value}")'
+        )
+    if lower in _KAFKA or lower.startswith("kafka."):
+        return OptionError(name, value, _KAFKA.get(lower, "belongs to the Kafka source"))
+    near = get_close_matches(lower, by_lower, n=1)
+    return OptionError(
+        name,
+        value,
+        f"unknown; valid options are {', '.join(sorted(by_lower.values()))}",
+        by_lower[near[0]] if near else None,
+    )
 
 
 def read_options(given: Mapping[str, str]) -> ReadOptions:

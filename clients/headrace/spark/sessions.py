@@ -49,8 +49,15 @@ def session(
     """
     check_installed()
     from pyspark.sql import SparkSession
+    from pyspark.sql.utils import is_remote
 
-    if SparkSession.getActiveSession() is None:
+    active = SparkSession.getActiveSession()
+    if active is not None and is_remote():
+        # The builder would ask for the server's address again.
+        for key, value in (settings or {}).items():
+            active.conf.set(key, value)
+        return active
+    if active is None:
         os.environ["JAVA_HOME"] = str(java_home())
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(name)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource
 
 from headrace.errors import HeadraceError
+from headrace.spark.brief import brief
 from headrace.spark.errors import OptionError
 from headrace.spark.options import read_options
 from headrace.spark.read.schema import source_schema
@@ -45,10 +46,12 @@ class HeadraceSource(DataSource):
         """The name to pass to ``format``."""
         return "headrace"
 
+    @brief
     def schema(self) -> StructType:
         """The columns of a read. Raises OptionError, SchemaError."""
         return source_schema(self._body, table=self._read_options.table)
 
+    @brief
     def reader(self, schema: StructType) -> DataSourceReader:
         """A batch reader, which accepts filters where Spark allows that. Raises OptionError."""
         # Imported here: Spark also starts processes that only ask for the name and the schema.
@@ -71,12 +74,14 @@ class HeadraceSource(DataSource):
         except HeadraceError as error:
             return RefusedReader(error)
 
+    @brief
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """A batch writer. Raises OptionError, SchemaError, TopicNotFound, NoQueue."""
         from headrace.spark.write.sink import batch_writer
 
         return batch_writer(self.options, schema, overwrite=overwrite)
 
+    @brief
     def streamWriter(  # noqa: N802 - Spark's name
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamWriter:

@@ -7,6 +7,7 @@ from uuid import uuid4
 
 from pyspark.sql.datasource import DataSourceReader
 
+from headrace.spark.brief import brief, brief_rows
 from headrace.spark.cluster import Cluster
 from headrace.spark.errors import OptionError
 from headrace.spark.options import Point
@@ -50,6 +51,7 @@ class BatchReader(DataSourceReader):
         self._schema: pa.Schema = arrow_schema(schema, body)
         self._predicates: Predicates | None = None
 
+    @brief
     def partitions(self) -> Sequence[InputPartition]:
         """Plan the tasks. Raises HeadraceError if the cluster cannot satisfy the options."""
         options = self._options
@@ -77,6 +79,7 @@ class BatchReader(DataSourceReader):
             return open_tier(access)
         return Cluster(self._options.nameservers)
 
+    @brief_rows
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """The rows of a task, as Arrow batches."""
         assert isinstance(partition, ReadTask)

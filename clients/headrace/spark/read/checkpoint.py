@@ -50,9 +50,12 @@ class StreamOffset:
         return {"version": _VERSION, "topics": dict(topics)}
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any], topics: Topics) -> StreamOffset:
+    def from_json(
+        cls, found: Mapping[str, Any], topics: Topics, *, may_drop: bool = False
+    ) -> StreamOffset:
         """Parse an offset from the checkpoint of a query that reads ``topics``.
 
+        may_drop: leave out topics that the query no longer reads, unless there are no others.
         Raises CheckpointMismatch.
         """
         try:
@@ -66,12 +69,15 @@ class StreamOffset:
                 f"the checkpoint has version {version}, but only version {_VERSION} is supported. "
                 f"{_REMEDY}"
             )
-        others = [topic for topic in places if not topics.match(topic)]
-        if others:
+        kept = {topic: place for topic, place in places.items() if topics.match(topic)}
+        if len(kept) < len(places) and not (kept and may_drop):
+            others = ",".join(topic for topic in places if topic not in kept)
+            drop = f", or stop reading {others} with option failOnDataLoss=false" if kept else ""
             raise CheckpointMismatch(
                 f"the checkpoint belongs to topic {','.join(places)}, but the query reads "
-                f"{topics}. {_REMEDY}"
+                f"{topics}. {_REMEDY}{drop}"
             )
+        places = kept
         return cls(_numbers(places, "queues"), _incarnations(places), _numbers(places, "new"))
 
 

@@ -17,6 +17,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from headrace.errors import HeadraceError
+from headrace.spark.brief import brief
 from headrace.spark.plan.ranges import Range
 from headrace.spark.read.progress import MicroBatch
 from headrace.spark.read.stream import StreamReader, next_offset
@@ -54,6 +55,7 @@ class LimitedStreamReader(StreamReader, SupportsTriggerAvailableNow):
         # Looked up later: it may have to wait for brokers that only the checkpoint names.
         self._wants_target = True
 
+    @brief
     def latestOffset(  # type: ignore[override]  # noqa: N802 - Spark's name
         self, start: dict[str, Any], limit: ReadLimit
     ) -> dict[str, Any]:

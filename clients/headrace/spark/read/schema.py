@@ -7,12 +7,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pyspark.sql.types import BooleanType, StringType, StructField, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+)
 
 from headrace.spark.body.ddl import parse_ddl
 from headrace.spark.errors import SchemaError
 
 if TYPE_CHECKING:
+    from pyspark.sql.types import DataType
+
     from headrace.spark.body.format import BodyFormat
 
 # The column with the reason why a row's body could not be decoded, null for valid bodies.
@@ -49,9 +58,9 @@ def source_schema(body: BodyFormat | None = None, *, table: bool = False) -> Str
         own_fields.append(StructField(_shown_name(DELETED, body), BooleanType(), nullable=False))
     if body is None:
         return StructType(own_fields)
-    fields = [*body.fields, StructField(CORRUPT, StringType()), *own_fields]
-    _check_names([field.name for field in fields])
-    return StructType(fields)
+    schema = StructType([*body.fields, StructField(CORRUPT, StringType()), *own_fields])
+    _check_names(schema)
+    return schema
 
 
 def own_columns(body: BodyFormat | None = None, *, table: bool = False) -> dict[str, str]:
@@ -68,10 +77,20 @@ def _shown_name(name: str, body: BodyFormat | None) -> str:
     return _PREFIX + name if is_taken else name
 
 
-def _check_names(names: list[str]) -> None:
-    twice = {name for name in names if names.count(name) > 1}
-    if twice:
-        raise SchemaError(
-            f"the bodies' schema has {', '.join(sorted(twice))}, a duplicate column: "
-            "leave it out, and take it from the column value if needed"
-        )
+def _check_names(kind: DataType, place: str = "") -> None:
+    """Raise SchemaError if Spark, which ignores case, can't tell two columns or fields apart."""
+    match kind:
+        case ArrayType():
+            _check_names(kind.elementType, f"{place}[]")
+        case MapType():
+            _check_names(kind.valueType, f"{place}{{}}")
+        case StructType():
+            lower = [name.lower() for name in kind.names]
+            if twice := {name for name in kind.names if lower.count(name.lower()) > 1}:
+                where = f" in {place}" if place else ""
+                raise SchemaError(
+                    f"the bodies' schema has {', '.join(sorted(twice))}{where}, a duplicate "
+                    "column: leave it out, and take it from the column value if needed"
+                )
+            for field in kind.fields:
+                _check_names(field.dataType, f"{place}.{field.name}".lstrip("."))

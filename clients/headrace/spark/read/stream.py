@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from pyspark.sql.datasource import DataSourceStreamReader
 
 from headrace.errors import HeadraceError, NoQueue
+from headrace.spark.brief import brief, brief_rows
 from headrace.spark.cluster import Cluster
 from headrace.spark.errors import (
     BrokerMissing,
@@ -86,11 +87,14 @@ class StreamReader(DataSourceStreamReader):
         # Queues that no longer exist and whose loss has been reported.
         self._vanished: set[MessageQueue] = set()
         self._committed: Offsets = {}
+        # Topics of the checkpoint that the query no longer reads, and whose loss has been reported.
+        self._dropped: set[str] = set()
         # Addresses of the brokers that know the group.
         self._registered_at: set[str] = set()
 
     # -- called by Spark ---------------------------------------------------------------------------
 
+    @brief
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """The start of a new query."""
         options = self._options
@@ -103,6 +107,7 @@ class StreamReader(DataSourceStreamReader):
         self.remember(starts)
         return StreamOffset(starts, incarnations).to_json()
 
+    @brief
     def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]  # noqa: N802
         """The end of the next micro-batch."""
         known, available = self._returned, self.available()
@@ -118,6 +123,7 @@ class StreamReader(DataSourceStreamReader):
             self._returned = next_offset(known, ranges, available)
         return self._returned.to_json()
 
+    @brief
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The tasks of a micro-batch, with the same ranges whenever it is repeated."""
         first, last = self.known(start), self.known(end)
@@ -125,6 +131,7 @@ class StreamReader(DataSourceStreamReader):
         self.commit_progress(first.offsets)
         return self._with_retries(lambda: self._tasks(first, last))
 
+    @brief_rows
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """The rows of a task, as Arrow batches."""
         assert isinstance(partition, ReadTask)
@@ -142,7 +149,16 @@ class StreamReader(DataSourceStreamReader):
 
     def known(self, offset: dict[str, Any]) -> StreamOffset:
         """Parse an offset that Spark passes back. Raises CheckpointMismatch."""
-        known = StreamOffset.from_json(offset, self._options.topics)
+        options = self._options
+        known = StreamOffset.from_json(
+            offset, options.topics, may_drop=not options.fail_on_data_loss
+        )
+        dropped = offset["topics"].keys() - {queue.topic for queue in known.offsets}
+        if dropped - self._dropped:
+            self._dropped |= dropped
+            _log.warning(
+                "the query no longer reads %s, which its checkpoint has", ",".join(sorted(dropped))
+            )
         self.remember(known.offsets)
         return known
 

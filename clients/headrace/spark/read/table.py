@@ -13,6 +13,7 @@ import numpy as np
 from pyspark.sql.datasource import DataSourceReader
 
 from headrace.producer.selector import queue_indices
+from headrace.spark.brief import brief, brief_rows
 from headrace.spark.cluster import Cluster
 from headrace.spark.errors import KeyInTwoQueues, OptionError
 from headrace.spark.plan.tables import current, table_tasks
@@ -56,12 +57,14 @@ class TableReader(DataSourceReader):
         self._body = body
         self._schema: pa.Schema = arrow_schema(schema, body, table=True)
 
+    @brief
     def partitions(self) -> Sequence[InputPartition]:
         """Plan the tasks. Raises HeadraceError if the cluster cannot satisfy the options."""
         with Cluster(self._options.nameservers) as cluster:
             queues = cluster.queues(self._options.topics)
             return table_tasks(cluster, queues)
 
+    @brief_rows
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """The rows of a task, as Arrow batches."""
         assert isinstance(partition, TableTask)

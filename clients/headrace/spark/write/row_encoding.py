@@ -96,8 +96,8 @@ def check_schema(schema: StructType, topic: str | None) -> None:
 def _check_column(name: str, kind: DataType) -> None:
     if name == "deliver_at":
         raise SchemaError(
-            "column deliver_at: the broker does not support delayed messages yet and would "
-            "deliver them at once; drop the column"
+            "column deliver_at: the sink writes no delayed messages: drop the column, or send "
+            "these rows with a Producer in foreachPartition"
         )
     if name not in _COLUMNS:
         near = get_close_matches(name, _COLUMNS, n=1)
@@ -410,23 +410,22 @@ def _mapped(topic: str, batch: pa.RecordBatch) -> Any | None:
     if first == last:
         return None
     names = names.slice(first, last - first).cast(_BINARY)
-    values = values.slice(first, last - first).cast(_BINARY)
+    values = values.slice(first, last - first).cast(_BINARY).fill_null(b"")
     _check_map(topic, names, values)
     entries = pc.binary_join_element_wise(names, _NAME_END, values, _VALUE_END, _EMPTY)
     is_system = pc.is_in(names, _SYSTEM_NAMES)
     if pc.any(is_system).as_py():
         _check_system_names(topic, names, batch.schema.names)
-        entries = pc.if_else(is_system, _EMPTY, entries)
+    is_absent = pc.or_(is_system, pc.equal(pc.binary_length(values), 0))
+    if pc.any(is_absent).as_py():
+        entries = pc.if_else(is_absent, _EMPTY, entries)
     offsets = pc.subtract(offsets, pa.scalar(first, pa.int32()))
     return pc.binary_join(pa.ListArray.from_arrays(offsets, entries), _EMPTY)
 
 
 def _check_map(topic: str, names: Any, values: Any) -> None:
-    if values.null_count or not min(_shortest(names), _shortest(values)):
-        raise InvalidMessage(
-            f"a property of a row for {topic} has an empty name, or an empty or null value: "
-            "leave it out"
-        )
+    if not _shortest(names):
+        raise InvalidMessage(f"a property of a row for {topic} has an empty name: leave it out")
     _check_text(topic, "property", names)
     _check_text(topic, "property", values)
 

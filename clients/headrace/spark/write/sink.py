@@ -35,6 +35,7 @@ from pyspark.sql.datasource import (
 from headrace.errors import HeadraceError, InvalidMessage, NoQueue
 from headrace.instance import local_ip
 from headrace.producer.chunks import check_batch_topic
+from headrace.spark.brief import brief
 from headrace.spark.cluster import Cluster
 from headrace.spark.errors import OptionError
 from headrace.spark.options import Options, nameservers
@@ -301,10 +302,12 @@ class BatchWriter(DataSourceArrowWriter):
         self._options = options
         self._job_id = job_id
 
+    @brief
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """Runs in a task."""
         return write_rows(self._options, self._job_id, 0, iterator)
 
+    @brief
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Runs on the driver when all tasks are done."""
         if parts := _parts(messages):
@@ -329,6 +332,7 @@ class _StreamCommits:
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
 
+    @brief
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Runs on the driver when all tasks are done, and again for a repeated micro-batch."""
         written = _written(messages)
@@ -359,6 +363,7 @@ class RowStreamWriter(_StreamCommits, DataSourceStreamWriter):
         super().__init__(options)
         self._schema = schema
 
+    @brief
     def write(self, iterator: Iterator[Row]) -> Written:
         """Runs in a task."""
         return self._write(_batches_of(iterator, self._schema))
@@ -367,6 +372,7 @@ class RowStreamWriter(_StreamCommits, DataSourceStreamWriter):
 class ArrowStreamWriter(_StreamCommits, _ARROW_BASE):  # type: ignore[misc]
     """A stream writer for Spark 4.1 and later, which passes Arrow batches."""
 
+    @brief
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """Runs in a task."""
         return self._write(iterator)
