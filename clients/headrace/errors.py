@@ -10,6 +10,7 @@ from headrace_protocol.drivers.errors import (
     ConnectionLost,
     HeadraceError,
     MalformedAnswer,
+    QueuePartAway,
     RequestTimeout,
     WrongServer,
 )
@@ -38,6 +39,7 @@ __all__ = [
     "OpenedBeforeFork",
     "OutcomeUnknown",
     "PipelineError",
+    "QueuePartAway",
     "RecallRejected",
     "RequestTimeout",
     "RouteNotFound",

@@ -293,13 +293,13 @@ class ClientInstance:
             self.outages.report(error, topic)
             known.is_current = True
             return known
+        self.outages.know(route)
         if known and known.data == route.data:
             known.fetched_at, known.is_current = route.fetched_at, True
             return known
         if known:
             known.is_current = False
         self._routes[topic] = route
-        self.outages.know(route)
         return route
 
     async def fetch_route(self, topic: str) -> TopicRoute:
@@ -350,6 +350,11 @@ class ClientInstance:
             self.invalidate_route(topic)
             raise NoQueue(topic, f"use on broker {broker_name}")
         return address
+
+    def known_address(self, topic: str, broker_name: str) -> str:
+        """The address of a broker by the topic's last known route; "" without one."""
+        route = self._routes.get(topic)
+        return (route.address(broker_name) if route else None) or ""
 
     async def queue_address(self, queue: MessageQueue, broker_id: int = 0) -> str:
         """Address of the broker that serves a queue. Raises NoQueue if there is none now."""

@@ -49,6 +49,11 @@ def away(error: HeadraceError) -> str:
     return f"broker at {address}" if address else f"topic {topic}" if topic else "the cluster"
 
 
+def route_of(topic: str) -> str:
+    """The outage of a route that a nameserver does not give."""
+    return f"the route of topic {topic}"
+
+
 class ClientOutages(Outages):
     """The outages of one client; each retry loop reports its errors, and whoever is answered.
 
@@ -58,11 +63,13 @@ class ClientOutages(Outages):
     def __init__(self, nameservers: Sequence[str], now: Callable[[], float]) -> None:
         super().__init__(_log.warning, now)
         self.nameserver = f"nameserver {', '.join(sorted(nameservers))}"
+        self._nameservers = frozenset(nameservers)
         self._names: dict[str, str] = {}
         self._brokers: dict[str, list[str]] = {}
 
     def know(self, route: TopicRoute) -> None:
-        """Learn the names of a topic's brokers."""
+        """Learn the names of a topic's brokers from its route, which is readable."""
+        self.worked(route_of(route.topic))
         self._brokers[route.topic] = [*route.brokers] or self._brokers.get(route.topic, [])
         for name, replicas in route.brokers.items():
             self._names |= dict.fromkeys(replicas.values(), name)
@@ -81,6 +88,8 @@ class ClientOutages(Outages):
         """Name of what is away."""
         if isinstance(error, NameserverUnavailable):
             return away(error)
+        if getattr(error, "address", "") in self._nameservers:
+            return route_of(topic)
         if broker_name and is_absence(error):
             return broker(broker_name)
         if isinstance(error, RouteNotFound | NoQueue):

@@ -77,7 +77,7 @@ async def test_a_malformed_route_leaves_the_one_that_is_known(
         nameserver.answer(ROUTE, Reply(body=(b"{",)))
         producer._instance.invalidate_route("T")
         assert await producer.queues("T") == (MessageQueue("T", "broker-0", 0),)
-    assert "keeping the known route of topic T" in caplog.text
+    assert "the route of topic T is unavailable, retrying: " in caplog.text
 
 
 # -- over blocking sockets, as Spark's driver asks -------------------------------------------------

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     import msgspec
 
+    from headrace_protocol.command import Command
     from headrace_protocol.statictopic.mapping import MappingItem
 
 QUEUE: dict[str, Any] = {"topic": TOPIC, "queue_id": 0}
@@ -203,3 +204,64 @@ async def test_offsets_in_a_jump_and_beyond_the_end(brokers: Brokers, value: int
         # A group that stands in a jump has read what is before it, and nothing behind it.
         assert 15 <= found <= max(value, 10_000)
         assert [body for _, body in brokers.read_all("b", min(found, 10_000))] == [b"body"]
+
+
+def refused(brokers: Brokers, header: msgspec.Struct, code: RequestCode) -> Command:
+    answer = brokers["a"].ask(code, header)
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    return answer.command
+
+
+def test_what_the_leader_has_known_needs_nobody_else(brokers: Brokers) -> None:
+    for value in (7, 3):  # b's item, and an older one of a
+        commit(brokers, value)
+        brokers.away.add("b")
+        assert committed(brokers) == value
+        brokers.away.clear()
+    header = QueryConsumerOffsetHeader(**QUEUE, consumer_group="other")
+    brokers.away.add("b")
+    command = refused(brokers, header, RequestCode.QUERY_CONSUMER_OFFSET)
+    assert str(command.remark).startswith("the offsets from 5 to 10 are on broker broker-b: ")
+    assert command.ext()["nextItemOffset"] == "10"
+
+
+def test_an_answer_of_another_broker_is_remembered(brokers: Brokers) -> None:
+    brokers["b"].offsets.commit(GROUP, TOPIC, 0, 2)
+    assert committed(brokers) == 7
+    brokers.away.add("b")
+    assert committed(brokers) == 7
+    brokers.away.clear()
+    brokers.map((A, B, A2, item("b", 3, 15, 1)), OTHER)
+    brokers.send("b", b"body")
+    brokers.map((A, B, A2, item("b", 3, 15, 1), item("a", 4, 16, 3)), OTHER)
+    brokers.away.add("b")
+    header = QueryConsumerOffsetHeader(**QUEUE, consumer_group=GROUP)
+    refused(brokers, header, RequestCode.QUERY_CONSUMER_OFFSET)
+
+
+def test_the_beginning_of_an_item_that_is_away_is_its_first_offset(tmp_path: Path) -> None:
+    brokers = Brokers(tmp_path)
+    brokers.map((B,), OTHER)
+    brokers.send("b", b"body")
+    brokers.map((B, item("a", 2, 6, 2)), OTHER)
+    brokers.away.add("b")
+    assert offset(brokers, RequestCode.GET_MIN_OFFSET, GetMinOffsetHeader(**QUEUE)) == 5
+    search = SearchOffsetHeader(**QUEUE, timestamp=0)
+    command = refused(brokers, search, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP)
+    assert str(command.remark).startswith("the offsets from 5 to 6 are on broker broker-b: ")
+    brokers.close()
+
+
+def test_a_group_at_the_end_of_the_old_leader_is_known_to_the_new_one(tmp_path: Path) -> None:
+    brokers = Brokers(tmp_path)
+    brokers.map((item("b", 0, 0, 0),), OTHER)
+    for _ in range(5):
+        brokers.send("b", b"body")
+    brokers["b"].offsets.commit(GROUP, TOPIC, 0, 5)
+    brokers["b"].offsets.commit("behind", TOPIC, 0, 4)
+    brokers.map((item("b", 0, 0, 0), item("a", 1, 5, 1)), OTHER)
+    assert brokers["a"].offsets.offsets_of(GROUP, TOPIC) == {1: 0}
+    assert brokers["a"].offsets.offsets_of("behind", TOPIC) == {}
+    brokers.away.add("b")
+    assert committed(brokers) == 5
+    brokers.close()

@@ -30,6 +30,7 @@ from headrace_protocol.errors import Lane, NotReady, RequestError
 from headrace_protocol.fastjson import MalformedJson
 from headrace_protocol.headers import CreateStaticTopicHeader
 from headrace_protocol.serving import Reply
+from headrace_protocol.statictopic.offsets import offset_delta
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from headrace_broker.topics.table import TopicTable
     from headrace_daemon.host_log import HostLog
     from headrace_protocol.serving import LongWork, Registry, Request
+    from headrace_protocol.statictopic.mapping import MappingItem
 
 Then = Callable[[Exception | None], None]
 # Calls back when the work is done, or with the error that prevented it.
@@ -281,7 +283,9 @@ class StaticTopicChanges:
         yield lambda then: self._when_registered(partial(then, None))
 
     def _begin_offsets(self, request: Request, accepted: Accepted) -> Steps:
-        """Give new physical queues the groups of the empty items that they replace.
+        """Give new physical queues the groups of the items that they replace.
+
+        Those of an empty item, which leaves the chain, and those at the end of another one.
 
         On disk before the mapping is: a start after a crash opens the queue without asking.
         Nothing that an earlier attempt has left there counts. A leader whose start is decided now
@@ -292,12 +296,22 @@ class StaticTopicChanges:
         if accepted.emptied:
             self._stop_beginning(topic, accepted.emptied)
             yield left.find
+        before = _items_before(accepted)
+        ended = LeftOffsets(self._workers, request, topic, before)
+        if before:
+            # Without an answer the offsets are asked for when they are needed.
+            yield lambda then: ended.find(lambda _problem: then(None))
         for group in self._offsets.groups_of(topic):
             for physical in {*accepted.new, *(led[queue] for queue in accepted.emptied)}:
                 self._offsets.withdraw(group, topic, physical)
-        for queue, group in left.groups:
+        places = {(queue, group) for queue, group, _ in left.groups}
+        for queue, group, offset in ended.groups:
+            chain = accepted.mapping.chain(queue)
+            if chain and offset + offset_delta(before[queue]) >= chain[-1].logic_offset:
+                places.add((queue, group))
+        for queue, group in sorted(places):
             self._offsets.commit(group, topic, led[queue], 0)
-        if left.groups:
+        if places:
             yield self._offsets.when_saved
 
     def _stop_beginning(self, topic: str, queues: Iterable[int]) -> None:
@@ -433,3 +447,13 @@ def _not_saved(topic: str, error: Exception) -> RequestError:
         "takes no messages for the queues that it is to lead; free space on its disk, then repeat "
         "the change",
     )
+
+
+def _items_before(accepted: Accepted) -> dict[int, MappingItem]:
+    """By queue that this broker begins to lead, the item before its own in the chain."""
+    before: dict[int, MappingItem] = {}
+    for queue in set(accepted.opened) - accepted.emptied.keys():
+        chain = accepted.mapping.chain(queue)
+        if chain is not None and len(chain) > 1 and chain[-1].logic_offset >= 0:
+            before[queue] = chain[-2]
+    return before

@@ -11,6 +11,7 @@ from headrace_broker.statictopic.remote import Answer
 from headrace_broker.statictopic.rows import ROWS, physical_fields
 from headrace_broker.statictopic.work import Ask
 from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.drivers.errors import NEXT_ITEM
 from headrace_protocol.statictopic.offsets import end_of, offset_delta
 
 if TYPE_CHECKING:
@@ -45,24 +46,56 @@ def _at(item: MappingItem, answer: Answer) -> int:
     return answer.number("offset") + offset_delta(item)
 
 
-def _offset(static: int) -> Answer:
+def offset_answer(static: int) -> Answer:
+    """The answer with an offset."""
     return Answer(ResponseCode.SUCCESS, fields={"offset": static})
 
 
 def query_offset(chain: Chain, fields: Mapping[str, str]) -> Work:
     """QUERY_CONSUMER_OFFSET: the leader's first, then that of the newest item that has one."""
-    code = RequestCode.QUERY_CONSUMER_OFFSET
-    items = decided(chain)
-    for item in reversed(items):
+    answer = yield from committed_offset(chain, fields)
+    if answer.code != ResponseCode.QUERY_NOT_FOUND:
+        return answer
+    return (yield from first_offset(chain, fields))
+
+
+def committed_offset(chain: Chain, fields: Mapping[str, str]) -> Work:
+    """What a group has committed; QUERY_NOT_FOUND if that is nothing."""
+    for index, item in reversed([*enumerate(decided(chain))]):
+        code = RequestCode.QUERY_CONSUMER_OFFSET
         answer = yield _ask(code, fields, item, setZeroIfNotFound="false")
         if answer.code == ResponseCode.SUCCESS:
-            return _offset(_at(item, answer))
+            return offset_answer(_at(item, answer))
         if answer.code != ResponseCode.QUERY_NOT_FOUND:
-            return answer
+            return _away(chain, index, answer)
+    return _NOT_FOUND
+
+
+def first_offset(chain: Chain, fields: Mapping[str, str]) -> Work:
+    """Where a group begins that has committed nothing; QUERY_NOT_FOUND if it is to choose."""
+    items = decided(chain)
     if not items or items[0].logic_offset > 0:
-        return answer if items else _NOT_FOUND
-    # Whether a group that has committed nothing begins at 0 depends on the earliest messages.
-    return (yield _ask(code, fields, items[0]))
+        return _NOT_FOUND
+    # It depends on the earliest messages.
+    return (yield _ask(RequestCode.QUERY_CONSUMER_OFFSET, fields, items[0]))
+
+
+def away(broker: str, start: int, stop: int, reason: object) -> Answer:
+    """The answer to a request that needs an item whose broker does not answer.
+
+    start, stop: static offsets; stop is negative if the item has no end yet.
+    """
+    to = f"to {stop}" if stop >= 0 else "on"
+    return Answer(
+        ResponseCode.SYSTEM_ERROR,
+        f"the offsets from {start} {to} are on broker {broker}: {reason}",
+        {NEXT_ITEM: stop} if stop >= 0 else {},
+    )
+
+
+def _away(chain: Chain, index: int, answer: Answer) -> Answer:
+    stop = chain[index + 1].logic_offset if index + 1 < len(chain) else -1
+    return away(chain[index].bname, chain[index].logic_offset, stop, answer.remark)
 
 
 _NOT_FOUND: Final = Answer(
@@ -82,7 +115,7 @@ def max_offset(chain: Chain, fields: Mapping[str, str]) -> Work:
         return answer
     bound = end_of(chain, len(items) - 1)
     static = _at(item, answer)
-    return _offset(static if bound is None else min(static, bound + offset_delta(item)))
+    return offset_answer(static if bound is None else min(static, bound + offset_delta(item)))
 
 
 def _no_offsets(chain: Chain) -> Answer:
@@ -95,12 +128,18 @@ def _no_offsets(chain: Chain) -> Answer:
 
 
 def min_offset(chain: Chain, fields: Mapping[str, str]) -> Work:
-    """GET_MIN_OFFSET: the beginning of the earliest item; -1 while that is undecided."""
+    """GET_MIN_OFFSET: the beginning of the earliest item; -1 while that is undecided.
+
+    Its first offset, which may have expired, while its broker is away.
+    """
     first = chain[0]
     if first.logic_offset < 0:
         return _NO_OFFSET
     answer = yield _ask(RequestCode.GET_MIN_OFFSET, fields, first)
-    return _offset(_at(first, answer)) if answer.code == ResponseCode.SUCCESS else answer
+    # Not more than the true one, so a reader that begins there misses nothing.
+    return offset_answer(
+        _at(first, answer) if answer.code == ResponseCode.SUCCESS else first.logic_offset
+    )
 
 
 def earliest_time(chain: Chain, fields: Mapping[str, str]) -> Work:
@@ -127,16 +166,18 @@ def _search_lower(chain: Chain, fields: Mapping[str, str]) -> Work:
         if 0 <= item.time_of_end < timestamp and not is_last:
             continue
         answer = yield _ask(code, fields, item)
-        if answer.code != ResponseCode.SUCCESS or is_last:
+        if answer.code != ResponseCode.SUCCESS:
+            return _away(chain, index, answer)
+        if is_last:
             break
         end = yield _ask(RequestCode.GET_MAX_OFFSET, fields, item)
         if end.code != ResponseCode.SUCCESS:
-            return end
+            return _away(chain, index, end)
         if answer.number("offset") < end.number("offset"):
             break
     if not items:
         return _no_offsets(chain)
-    return _offset(_at(item, answer)) if answer.code == ResponseCode.SUCCESS else answer
+    return offset_answer(_at(item, answer))
 
 
 def _search_upper(chain: Chain, fields: Mapping[str, str]) -> Work:
@@ -151,5 +192,5 @@ def _search_upper(chain: Chain, fields: Mapping[str, str]) -> Work:
         if lowest.code != ResponseCode.SUCCESS:
             return lowest
         if answer.number("offset") > lowest.number("offset"):
-            return _offset(_at(item, answer) - 1)
-    return _offset(0)
+            return offset_answer(_at(item, answer) - 1)
+    return offset_answer(0)

@@ -63,6 +63,28 @@ class StaticProgress:
         self._pulled: dict[Key, _Pulled] = {}
         self._change_count = -1
         self._resets = offsets.logic_resets
+        # The gen of the leader, and the last offset that it knows of a group.
+        self._known: dict[Key, tuple[int, int]] = {}
+
+    def known(self, key: Key, chain: PackedChain) -> int | None:
+        """The last offset of a group that this leader knows. All commits come to the leader."""
+        gen, offset = self._known.get(key, (-1, 0))
+        return offset if gen == chain[-1].gen else None
+
+    def note(self, key: Key, chain: PackedChain, offset: int) -> None:
+        """Remember the offset of a group."""
+        if len(self._known) >= _NOTED_MAX:
+            self._known.clear()
+        self._known[key] = chain[-1].gen, offset
+
+    def learn(self, key: Key, chain: PackedChain, offset: int) -> None:
+        """Remember an offset that an item's broker reported; on disk if it is in an item here."""
+        self.note(key, chain, offset)
+        item = chain[index_of(chain, offset)]
+        group, topic, _ = key
+        is_here = item.bname == self._leaders.mappings.broker_name
+        if is_here and self._offsets.query(group, topic, item.queue_id) is None:
+            self._put(key, item, max(offset - offset_delta(item), item.start_offset))
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
         """See ``Progress``."""
@@ -72,6 +94,7 @@ class StaticProgress:
             return False
         chain, index, physical = found
         self._put(key, chain[index], physical)
+        self.note(key, chain, offset)
         self.moved(key, chain, index)
         return True
 

@@ -21,11 +21,13 @@ from headrace_broker.statictopic.blocks import (
     records_of,
 )
 from headrace_broker.statictopic.forward import reply_with
+from headrace_broker.statictopic.offsets import away
 from headrace_broker.statictopic.remote import Answer, MalformedField
 from headrace_broker.statictopic.rows import ROWS, add_subscription, physical_fields
 from headrace_broker.store.store_source import GetResult, GetStatus
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.columns import UNIT_DTYPE
+from headrace_protocol.drivers.errors import HeadraceError
 from headrace_protocol.errors import RequestError
 from headrace_protocol.serving import ServedElsewhere
 
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
     from headrace_broker.statictopic.reader import Part, StaticReader, Wanted
     from headrace_broker.statictopic.remote import OtherBrokers
     from headrace_broker.statictopic.rows import Subscription
-    from headrace_protocol.drivers.errors import HeadraceError
     from headrace_protocol.serving import Channel, Registry, Request
 
 _COMMIT_OFFSET: Final = 0x1
@@ -219,8 +220,11 @@ class Relay:
         request.channel.charge(-pull.held_bytes)
         if not request.channel.is_open:
             return
-        answer: Answer | HeadraceError | None = outcome
-        if isinstance(outcome, Answer):
+        answer: Answer | None
+        if isinstance(outcome, HeadraceError):
+            part, stop = pull.part, pull.part.next_start
+            answer = away(part.item.bname, part.start, -1 if stop is None else stop, outcome)
+        else:
             try:
                 answer = self._static(pull, outcome)
             except MalformedField as error:

@@ -17,7 +17,11 @@ from headrace_broker.statictopic.rows import ROWS, physical_fields
 from headrace_broker.statictopic.work import Ask, Work
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
-from headrace_protocol.headers import QueueHeader, UpdateConsumerOffsetHeader
+from headrace_protocol.headers import (
+    QueryConsumerOffsetHeader,
+    QueueHeader,
+    UpdateConsumerOffsetHeader,
+)
 from headrace_protocol.serving import Reply, ServedElsewhere
 
 if TYPE_CHECKING:
@@ -25,13 +29,13 @@ if TYPE_CHECKING:
 
     from headrace_broker.statictopic.leaders import Leaders
     from headrace_broker.statictopic.offsets import Chain
-    from headrace_broker.statictopic.progress import StaticProgress
+    from headrace_broker.statictopic.packed import PackedChain
+    from headrace_broker.statictopic.progress import Key, StaticProgress
     from headrace_broker.statictopic.remote import Answer
     from headrace_broker.statictopic.work import Workers
     from headrace_protocol.serving import Registry, Request
 
 _WORKS: Final[Mapping[RequestCode, Callable[[Chain, Mapping[str, str]], Work]]] = {
-    RequestCode.QUERY_CONSUMER_OFFSET: offsets.query_offset,
     RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: offsets.search_offset,
     RequestCode.GET_MAX_OFFSET: offsets.max_offset,
     RequestCode.GET_MIN_OFFSET: offsets.min_offset,
@@ -49,7 +53,8 @@ class StaticRequests:
 
     def add_to(self, registry: Registry) -> None:
         """Stand in front of the processors."""
-        registry.guard(self.guard, {*_WORKS, RequestCode.UPDATE_CONSUMER_OFFSET})
+        codes = {RequestCode.QUERY_CONSUMER_OFFSET, RequestCode.UPDATE_CONSUMER_OFFSET}
+        registry.guard(self.guard, {*_WORKS, *codes})
 
     def guard(self, request: Request) -> None:
         """Take over a request for a logic queue; see ``Guard``."""
@@ -69,8 +74,25 @@ class StaticRequests:
         if request.command.code == RequestCode.UPDATE_CONSUMER_OFFSET:
             self._commit(request, request.header(UpdateConsumerOffsetHeader), fields)
             return
-        work = _WORKS[RequestCode(request.command.code)](chain, fields)
+        if request.command.code == RequestCode.QUERY_CONSUMER_OFFSET:
+            header = request.header(QueryConsumerOffsetHeader)
+            work = self._query((header.consumer_group, topic, queue_id), chain, fields)
+        else:
+            work = _WORKS[RequestCode(request.command.code)](chain, fields)
         self._workers.serve(work, request)
+
+    # -- QUERY_CONSUMER_OFFSET ---------------------------------------------------------------------
+
+    def _query(self, key: Key, chain: PackedChain, fields: Mapping[str, str]) -> Work:
+        """The offset of a group. What this leader has known before needs no other broker."""
+        answer = yield from offsets.committed_offset(chain, fields)
+        if answer.code == ResponseCode.SUCCESS:
+            self._progress.learn(key, chain, answer.number("offset"))
+            return answer
+        if answer.code == ResponseCode.QUERY_NOT_FOUND:
+            return (yield from offsets.first_offset(chain, fields))
+        known = self._progress.known(key, chain)
+        return answer if known is None else offsets.offset_answer(known)
 
     # -- UPDATE_CONSUMER_OFFSET --------------------------------------------------------------------
 
@@ -98,6 +120,7 @@ class StaticRequests:
 
             def answered(answer: Answer) -> None:
                 if answer.code == ResponseCode.SUCCESS:
+                    self._progress.note(key, chain, header.commit_offset)
                     self._progress.moved(key, chain, index)
                 reply_with(request, answer)
 

@@ -1,9 +1,12 @@
-"""The groups of an empty leader that leaves its chain: they continue at the new leader.
+"""The groups of a leader whose queue moves on: where they continue at the new leader.
 
 Two items must not have one logicOffset, so an empty leader is dropped when its queue moves on
 without a gap. Its broker still has the offsets of groups there, and may be the only one that has
 any: a group without one begins anew, by default at the end. So the new leader asks for them before
 it opens. The old one is closed, so they don't change any more.
+
+A group at the end of an old leader that stays in the chain is at the start of the new one. The new
+leader asks for these, too, so that they need nobody else from then on; it opens without an answer.
 Source: docs/static-topics.md "What a remap costs"; tests/broker/test_static_takeover.py.
 """
 
@@ -12,6 +15,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from headrace_broker.statictopic.remote import MalformedField
 from headrace_broker.statictopic.rows import ROWS, physical_fields
 from headrace_broker.statictopic.work import Ask
 from headrace_protocol.bodies import GroupList
@@ -33,14 +37,14 @@ if TYPE_CHECKING:
 class LeftOffsets:
     """Finds the groups that have an offset in one of several items.
 
-    groups: logic queue and group, in the order of the answers.
+    groups: logic queue, group and its physical offset, in the order of the answers.
     """
 
     def __init__(
         self, workers: Workers, request: Request, topic: str, items: Mapping[int, MappingItem]
     ) -> None:
         """request: on whose behalf the brokers are asked. items: by logic queue."""
-        self.groups: list[tuple[int, str]] = []
+        self.groups: list[tuple[int, str, int]] = []
         self._workers = workers
         self._request = request
         self._topic = topic
@@ -73,7 +77,7 @@ class LeftOffsets:
 
     def _found(self, queue: int, group: str, answer: Answer) -> None:
         if answer.code == ResponseCode.SUCCESS:
-            self.groups.append((queue, group))
+            self.groups.append((queue, group, answer.number("offset")))
         elif answer.code != ResponseCode.QUERY_NOT_FOUND:
             self._fail(self._items[queue].bname, answer)
 
@@ -85,7 +89,7 @@ class LeftOffsets:
     def _answered(self, then: Callable[[Answer], None], answer: Answer) -> None:
         try:
             then(answer)
-        except MalformedJson as error:
+        except (MalformedJson, MalformedField) as error:
             self._problem = error
         self._asked_count -= 1
         if not self._asked_count:

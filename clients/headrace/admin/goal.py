@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from headrace.admin.failures import NotFound
+from headrace.errors import QueuePartAway
 from headrace.tasks import gather
 from headrace_daemon.command import warn
 
@@ -40,6 +41,7 @@ class Goal:
         """end_of: asks for the end of a queue. Raises HeadraceError."""
         self.ends: dict[MessageQueue, int] = {}
         self._topic = topic
+        self._skipped: list[str] = []
         self._missing: dict[MessageQueue, HeadraceError | None] = dict.fromkeys(queues)
         self._end_of = end_of
         self._give_up_at = trio.current_time() + GIVE_UP_MS / 1000
@@ -64,6 +66,14 @@ class Goal:
         del self.ends[queue]
         self._missing[queue] = error
 
+    def skip(self, queue: MessageQueue, at: int, error: HeadraceError) -> int | None:
+        """Where to read on behind a part of a queue that is away; None if that is unknown."""
+        if not isinstance(error, QueuePartAway) or not at < error.next_offset:
+            return None
+        next_offset = min(error.next_offset, self.ends[queue])
+        self._skipped.append(f"{_place(queue)} from offset {at} to {next_offset}: {error}")
+        return next_offset
+
     async def pause(self) -> None:
         """Wait until the next look."""
         await trio.sleep_until(self._look_at)
@@ -76,24 +86,31 @@ class Goal:
         """
         if self._missing and trio.current_time() < self._give_up_at:
             return False
-        return all(queue in failing for queue in self._unread(at))
+        return all(queue in failing for queue in self.unread(at))
 
-    def _unread(self, at: Mapping[MessageQueue, int]) -> list[MessageQueue]:
-        return [queue for queue, end in self.ends.items() if at.get(queue, end) < end]
+    def unread(self, at: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
+        """The next offsets of the queues that are not read to the end."""
+        return {queue: at[queue] for queue, end in self.ends.items() if at.get(queue, end) < end}
 
     def check(
         self, at: Mapping[MessageQueue, int], failures: Mapping[MessageQueue, HeadraceError]
     ) -> None:
         """Print what is not read. Raises PartialRead if there is any."""
+        for text in self._skipped[:_NAMED_MAX]:
+            warn(f"not read: {text}")
         parts = dict.fromkeys(self._missing, "")
-        for queue in self._unread(at):
+        for queue in self.unread(at):
             parts[queue] = f" from offset {at[queue]} to {self.ends[queue]}"
         errors = {**failures, **self._missing}
         for queue, part in sorted(parts.items())[:_NAMED_MAX]:
-            place = f"{queue.topic}/{queue.broker_name}/{queue.queue_id}"
-            warn(f"not read: {place}{part}: {errors.get(queue) or 'its broker does not answer'}")
-        if parts:
+            reason = errors.get(queue) or "its broker does not answer"
+            warn(f"not read: {_place(queue)}{part}: {reason}")
+        if count := len(parts) + len(self._skipped):
             raise PartialRead(
-                f"{len(parts)} queues of topic {self._topic} could not be read to the end: repeat "
-                "the command when their brokers are back"
+                f"topic {self._topic} could not be read in {count} places: repeat the command when "
+                "the brokers are back"
             )
+
+
+def _place(queue: MessageQueue) -> str:
+    return f"{queue.topic}/{queue.broker_name}/{queue.queue_id}"

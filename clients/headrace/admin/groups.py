@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from headrace.admin.chains import ChainAdmin
+from headrace.admin.requests import BrokerProblem
 from headrace.consumer.offset_store import OffsetStore
 from headrace.consumer.pulls import READER_GROUP
 from headrace.consumer.start import Start, check_start, timestamp_ms
@@ -42,7 +43,6 @@ from headrace_protocol.system_topics import GROUP_PREFIXES
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from headrace.admin.requests import BrokerProblem
 
 _MEMBER_TIMEOUT_MS = 2000
 _SYSTEM_GROUPS = ("CID_ONSAPI_", "CID_RMQ_SYS_", "CID_SYS_")
@@ -211,7 +211,14 @@ class GroupAdmin(ChainAdmin):
         for each in queues:
             if each.leader in away:
                 continue
-            committed = await offsets.committed(group, each.queue)
+            try:
+                committed = await offsets.committed(group, each.queue)
+            except HeadraceError as error:
+                if problems is None:
+                    raise
+                address = self._instance.known_address(topic, each.leader)
+                problems.append(BrokerProblem(each.leader, address, error))
+                continue
             start = -1 if committed is None else committed
             last = rows.get(each.physical(start - 1))
             unread = [rows.get(queue) for queue in each.physical_from(max(start, 0))]

@@ -283,6 +283,7 @@ class ProcessQueue:
         self._message_count = self._record_bytes = 0
         self.pull_offset = offset
         self.committed_offset = None
+        self.failure = None
         self.pulling.cancel()
         self._signal_room()
 

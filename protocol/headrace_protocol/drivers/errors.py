@@ -117,6 +117,22 @@ class BrokerError(HeadraceError):
         return self.code in _ROUTE_CHANGED
 
 
+class QueuePartAway(BrokerError):
+    """Another broker is needed for a part of a static topic's queue, and does not answer.
+
+    next_offset: where the part behind it begins.
+    """
+
+    def __init__(
+        self, code: int, remark: str | None, address: str, request_code: int, next_offset: int
+    ) -> None:
+        super().__init__(code, remark, address, request_code)
+        self.next_offset = next_offset
+
+
+# The field of a refusal with ``QueuePartAway.next_offset``.
+NEXT_ITEM = "nextItemOffset"
+
 _RETRYABLE = frozenset(
     {
         ResponseCode.TOPIC_NOT_EXIST,

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import msgspec
 
 from headrace_protocol.bodies import Body
-from headrace_protocol.drivers.errors import BrokerError, MalformedAnswer
+from headrace_protocol.codes import ResponseCode
+from headrace_protocol.drivers.errors import (
+    NEXT_ITEM,
+    BrokerError,
+    MalformedAnswer,
+    QueuePartAway,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,6 +22,9 @@ if TYPE_CHECKING:
 
 BodyType = TypeVar("BodyType", bound=Body)
 T = TypeVar("T")
+
+# Of an offset.
+_DIGITS_MAX = 19
 
 
 class Response(NamedTuple):
@@ -38,7 +47,13 @@ class Response(NamedTuple):
 
     def error(self) -> BrokerError:
         """The error that the response's code means."""
-        return BrokerError(self.command.code, self.command.remark, self.address, self.request_code)
+        command = self.command
+        where = command.code, command.remark, self.address, self.request_code
+        if command.code == ResponseCode.SYSTEM_ERROR and command.ext_fields:
+            next_offset = _next_item(command)
+            if next_offset is not None:
+                return QueuePartAway(*where, next_offset)
+        return BrokerError(*where)
 
     def header(self, header_type: type[Header]) -> Header:
         """The extension fields as ``header_type``. Raises MalformedAnswer."""
@@ -64,3 +79,11 @@ class Response(NamedTuple):
     def malformed(self, reason: object) -> MalformedAnswer:
         """The error to raise for a response that violates the protocol."""
         return MalformedAnswer(self.address, self.request_code, reason)
+
+
+def _next_item(command: Command) -> int | None:
+    try:
+        text = command.ext().get(NEXT_ITEM, "")
+    except msgspec.ValidationError:
+        return None
+    return int(text) if text.isdecimal() and len(text) <= _DIGITS_MAX else None

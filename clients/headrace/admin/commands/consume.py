@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from headrace.admin import completion, options
-from headrace.admin.goal import GIVE_UP_MS, Goal
+from headrace.admin.goal import GIVE_UP_MS, Goal, PartialRead
 from headrace.admin.messages import FORMAT_HELP
 from headrace.admin.places import HELP, Place, milliseconds, parse_place, parse_time
 from headrace.errors import ConfigurationError, HeadraceError
@@ -192,9 +192,13 @@ class _Wanted(NamedTuple):
 class _Reader:
     """Reads queues without a group, so nothing is committed."""
 
-    def __init__(self, wanted: _Wanted, printer: _Printer) -> None:
+    def __init__(
+        self, wanted: _Wanted, printer: _Printer, starts: Mapping[MessageQueue, int] | None = None
+    ) -> None:
+        """starts: where to begin in each queue, instead of the place; no other queue is read."""
         self._wanted = wanted
         self._printer = printer
+        self._starts = starts
         # Messages up to the ends, of which the last are printed; None if all are printed at once.
         self._tail: list[ReceivedMessage] | None = [] if wanted.tail else None
 
@@ -214,10 +218,11 @@ class _Reader:
 
     async def _read(self, consumer: PullConsumer) -> None:
         wanted = self._wanted
-        queues = self._choose(await consumer.queues(wanted.topic))
+        queues = self._starts or self._choose(await consumer.queues(wanted.topic))
         goal = Goal(wanted.topic, queues, partial(self._end_of, consumer))
         while not self._printer.is_done:
             await self._begin(consumer, goal)
+            _skip_parts(consumer, goal)
             at = {queue: consumer.position(queue) for queue in goal.ends}
             if goal.is_over(at, consumer.failures(GIVE_UP_MS)):
                 self._print_tail()
@@ -248,7 +253,9 @@ class _Reader:
         for queue, end in found.items():
             try:
                 await consumer.assign(begun | {queue}, wanted.tags)
-                if wanted.tail:
+                if self._starts:
+                    consumer.seek(queue, self._starts[queue])
+                elif wanted.tail:
                     first = await consumer.min_offset(queue)
                     consumer.seek(queue, max(first, end - wanted.tail))
                 elif isinstance(wanted.place, int):
@@ -301,6 +308,14 @@ class _Reader:
             self._printer.print(message)
 
 
+def _skip_parts(consumer: PullConsumer, goal: Goal) -> None:
+    """Read on behind the parts of queues whose brokers have been away for long."""
+    for queue, error in consumer.failures(GIVE_UP_MS).items():
+        next_offset = goal.skip(queue, consumer.position(queue), error)
+        if next_offset is not None:
+            consumer.seek(queue, next_offset)
+
+
 def _has_key(message: ReceivedMessage, key: str) -> bool:
     from headrace.admin.messages import UNREADABLE
 
@@ -329,7 +344,9 @@ class _Member:
         self._tags = tags
         self._printer = printer
         self._follow = follow
-        self._end: Callable[[], None] = lambda: None
+        self._goal: Goal | None = None
+        # The progress at the end in queues that were unreadable.
+        self._unread: dict[MessageQueue, int] = {}
 
     async def run(self, nameserver: str | None) -> None:
         """Print until the maximum count, or until all messages that existed at first are read.
@@ -356,21 +373,44 @@ class _Member:
                     sys.stdout.flush()
                     if self._printer.is_done:
                         break
-        self._end()
+        await self._end(nameserver)
 
     async def _stop_at_end(
         self, consumer: Consumer, offsets: PullConsumer, scope: trio.CancelScope
     ) -> None:
         import trio
 
-        goal = Goal(self._topic, await offsets.queues(self._topic), offsets.max_offset)
+        goal = self._goal = Goal(self._topic, await offsets.queues(self._topic), offsets.max_offset)
         while True:
             await goal.look()
             at = await self._committed(consumer, offsets, goal.ends)
             if goal.is_over(at, consumer.failures(GIVE_UP_MS)):
-                self._end = partial(goal.check, at, consumer.failures())
+                self._unread = goal.unread(at)
                 scope.cancel()
             await trio.sleep(_CHECK_S)
+
+    async def _end(self, nameserver: str | None) -> None:
+        """Print what can be read of the queues that the group could not read. Raises PartialRead.
+
+        The group commits none of it: there may be unread messages before it.
+        """
+        goal = self._goal
+        if goal is None or self._printer.is_done:
+            return
+        if self._unread:
+            wanted = _Wanted(self._topic, "earliest", None, None, (), self._tags, None, False)
+            try:
+                await _Reader(wanted, self._printer, self._unread).run(nameserver)
+                goal.check({}, {})
+            except* PartialRead:  # what it could not read is printed
+                pass
+            places = ", ".join(f"{queue.queue_id} from {at}" for queue, at in self._unread.items())
+            raise PartialRead(
+                f"group {self._group} could not read queues of topic {self._topic} to the end "
+                f"({places}), and gets these messages again: repeat the command when the brokers "
+                "are back"
+            )
+        goal.check({}, {})
 
     @staticmethod
     async def _committed(

@@ -195,6 +195,8 @@ def lag(
                 if not watch:
                     break
                 await trio.sleep(_WATCH_S)
+        if problems:
+            raise NotFound(f"the lag of group {group} is incomplete")
 
     trio.run(run)
 
