@@ -24,11 +24,14 @@ from headrace.errors import (
     TableNotLoaded,
 )
 from headrace.table.entries import DELETED, Entries, Keyed, Waiting
+from headrace_broker.compaction.lookups import KeyLookups
+from headrace_protocol.drivers.errors import MalformedAnswer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from headrace.embedded import Embedded
+    from headrace_protocol.key_lookup import WantedKey
 
 
 @pytest.fixture
@@ -99,6 +102,24 @@ async def test_a_write_is_seen_when_it_returns(mq: Embedded, compacted: bool) ->
         assert len(table) == 0
         await table.put("ada", "again")
         assert table["ada"] == "again"
+
+
+async def test_the_message_of_another_key_is_an_error(
+    mq: Embedded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = KeyLookups._find_in
+
+    def find_other(
+        self: KeyLookups, topic: str, queue_id: int, wanted: WantedKey, *more: Any
+    ) -> Any:
+        return find(self, topic, queue_id, wanted._replace(key=b"other"), *more)
+
+    await create(mq)
+    async with mq.table("users", local=False) as users:
+        await users.put("other", b"1")
+        monkeypatch.setattr(KeyLookups, "_find_in", find_other)
+        with pytest.raises(MalformedAnswer, match="the message of another key than b'mine'"):
+            await users.get("mine")
 
 
 async def test_get_waits_until_the_copy_is_loaded(mq: Embedded) -> None:

@@ -354,6 +354,44 @@ def test_a_folder_that_is_not_mounted(tmp_path: Path) -> None:
         open_tier(TierAccess(str(tmp_path / "away")))
 
 
+@pytest.mark.parametrize(
+    "path", ["/etc/hostname", "../outside", "a/../../outside", "link", "a//b", ".", ""]
+)
+def test_only_names_below_the_place_are_read(tmp_path: Path, path: str) -> None:
+    place, outside = tmp_path / "place", tmp_path / "outside"
+    (place / "a").mkdir(parents=True)
+    outside.write_bytes(b"secret")
+    (place / "link").symlink_to(outside)
+    store = open_place(Place(place.as_uri()))
+    with pytest.raises(TierGone):
+        store.read(path, [(0, 5)])
+    if path == "link":
+        with pytest.raises(TierGone, match="leads out of"):
+            store.read_all(path)
+
+
+def test_devices_are_not_read(tmp_path: Path) -> None:
+    store = open_place(Place("file:///dev"))
+    for read in (lambda: store.read("zero", [(0, 5)]), lambda: store.read_all("zero")):
+        with pytest.raises(TierGone, match="no regular file"):
+            read()
+
+
+@pytest.mark.parametrize(
+    "ranges", [[(0, 1 << 31)], [(0, 100 << 20), (0, 100 << 20)], [(5, 4)], [(-1, 4)]]
+)
+def test_ranges_of_unreasonable_sizes_are_not_read(
+    tmp_path: Path, ranges: list[tuple[int, int]]
+) -> None:
+    with (tmp_path / "sparse").open("wb") as file:
+        file.truncate(2 << 30)
+    store = open_place(Place(tmp_path.as_uri()))
+    with pytest.raises(TierGone, match=r"at most 134217728 are read|no file has"):
+        store.read("sparse", ranges)
+    with pytest.raises(TierGone, match="at most 67108864 are read"):
+        store.read_all("sparse")
+
+
 def test_a_folder_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     segment = tmp_path / "segment"
     os.mkfifo(segment)  # opening one waits for a writer

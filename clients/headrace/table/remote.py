@@ -19,7 +19,7 @@ from headrace_protocol.key_lookup import (
     decode_found,
     encode_keys,
 )
-from headrace_protocol.message import decode_record
+from headrace_protocol.message import decode_record, property_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -128,7 +128,11 @@ class KeyLookup:
         count = response.expect().header(GetByKeyResponseHeader).count
         if count > len(keys):
             raise response.malformed(f"{count} results for {len(keys)} keys")
-        return response.read(partial(_results, count))
+        results = response.read(partial(_results, count))
+        for (key, *_), result in zip(keys, results, strict=False):
+            if not isinstance(result, NoRecord) and _key_of(result) != key:
+                raise response.malformed(f"the message of another key than {key!r}")
+        return results
 
 
 def _results(count: int, body: memoryview) -> list[StoredMessage | NoRecord]:
@@ -136,6 +140,10 @@ def _results(count: int, body: memoryview) -> list[StoredMessage | NoRecord]:
         found if isinstance(found, NoRecord) else decode_record(found)
         for found in decode_found(count, body)
     ]
+
+
+def _key_of(message: StoredMessage) -> bytes:
+    return property_value(message.raw_properties, b"KEYS")
 
 
 def _queue_of(route: TopicRoute, key: str) -> MessageQueue:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import stat
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -14,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 from headrace.spark.errors import OptionError, TierGone, TierUnreachable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 T = TypeVar("T")
 
@@ -26,6 +28,10 @@ _OBJECT_GAP_BYTES: Final = 1 << 20
 _LIMIT_S: Final = 60.0
 _CLIENT: Final = {"timeout": f"{_LIMIT_S:.0f}s", "connect_timeout": "5s"}
 _REASON_CHARACTERS_MAX: Final = 300
+# Of all ranges of one read, and of a manifest. Readers ask for some tens of MiB, and a catalog of
+# 64 MiB names a million parts.
+_READ_BYTES_MAX: Final = 128 << 20
+_MANIFEST_BYTES_MAX: Final = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +57,11 @@ class Place:
 
 
 class Store(Protocol):
-    """A place that is read. gap_bytes: ranges closer than that are better read as one."""
+    """A place that is read. gap_bytes: ranges closer than that are better read as one.
+
+    Whoever can write to a place chooses the names and ranges that its manifest and units state. So
+    only names below the place are followed, and no range is read that is unreasonably large.
+    """
 
     gap_bytes: int
 
@@ -88,19 +98,40 @@ class _Files:
 
     def read(self, path: str, ranges: Sequence[Range]) -> list[bytes | memoryview]:
         """As ``Store.read``."""
+        _check_request(path, ranges)
         return self._within_limit(path, lambda: self._read(path, ranges))
 
     def read_all(self, path: str) -> bytes:
         """As ``Store.read_all``."""
-        return self._within_limit(path, (self._folder / path).read_bytes)
+        return self._within_limit(path, lambda: self._read_all(path))
 
     def _read(self, path: str, ranges: Sequence[Range]) -> list[bytes | memoryview]:
-        with (self._folder / path).open("rb", buffering=0) as file:
+        with self._opened(path) as (file, _):
             found: list[bytes | memoryview] = [
-                os.pread(file.fileno(), end - start, start) for start, end in ranges
+                os.pread(file, end - start, start) for start, end in ranges
             ]
         _check_lengths(path, ranges, found)
         return found
+
+    def _read_all(self, path: str) -> bytes:
+        with self._opened(path) as (file, file_bytes):
+            _check_size(path, file_bytes)
+            return os.pread(file, file_bytes, 0)
+
+    @contextmanager
+    def _opened(self, path: str) -> Iterator[tuple[int, int]]:
+        """The descriptor of a regular file below the folder, and its size."""
+        full = (self._folder / path).resolve()
+        if not full.is_relative_to(self._folder.resolve()):
+            raise TierGone(path, "leads out of the tier's folder")
+        file = os.open(full, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            status = os.fstat(file)
+            if not stat.S_ISREG(status.st_mode):
+                raise TierGone(path, "is no regular file")
+            yield file, status.st_size
+        finally:
+            os.close(file)
 
     def _within_limit(self, path: str, read: Callable[[], T]) -> T:
         """What a read returns, by a thread that is abandoned when it takes too long.
@@ -197,6 +228,7 @@ class _Bucket:
 
     def read(self, path: str, ranges: Sequence[Range]) -> list[bytes | memoryview]:
         """As ``Store.read``."""
+        _check_request(path, ranges)
         starts, ends = [start for start, _ in ranges], [end for _, end in ranges]
         try:
             # obstore would join ranges, and panic where a joined one begins behind the object.
@@ -212,7 +244,9 @@ class _Bucket:
     def read_all(self, path: str) -> bytes:
         """As ``Store.read_all``."""
         try:
-            return bytes(self._store.get(path).bytes())
+            found = self._store.get(path)
+            _check_size(path, found.meta["size"])
+            return bytes(found.bytes())
         except FileNotFoundError:
             raise TierGone(path, "is not there any more") from None
         except _obstore_errors() as error:
@@ -220,6 +254,24 @@ class _Bucket:
 
     def _unreachable(self, path: str, error: Exception) -> TierUnreachable:
         return TierUnreachable(f"{self._url}/{path}", _reason(error, self._secrets))
+
+
+def _check_request(path: str, ranges: Sequence[Range]) -> None:
+    """Raise TierGone for a name or for ranges that no tier has."""
+    if any(part in {"", ".", ".."} for part in path.split("/")):
+        raise TierGone(path, "is not the name of something below the tier's place")
+    if any(not 0 <= start <= end for start, end in ranges):
+        raise TierGone(path, "is to be read at places that no file has")
+    read_bytes = sum(end - start for start, end in ranges)
+    if read_bytes > _READ_BYTES_MAX:
+        raise TierGone(
+            path, f"{read_bytes} bytes of it are named; at most {_READ_BYTES_MAX} are read"
+        )
+
+
+def _check_size(path: str, file_bytes: int) -> None:
+    if file_bytes > _MANIFEST_BYTES_MAX:
+        raise TierGone(path, f"has {file_bytes} bytes; at most {_MANIFEST_BYTES_MAX} are read")
 
 
 def _check_lengths(path: str, ranges: Sequence[Range], found: Sequence[bytes | memoryview]) -> None:
