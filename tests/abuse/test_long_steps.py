@@ -24,7 +24,8 @@ from headrace_broker.upkeep import expire_locks
 from headrace_daemon.slices import in_slices
 from headrace_protocol.bodies import MessageQueue, SubscriptionGroupConfig
 from headrace_protocol.codes import RequestCode
-from headrace_protocol.headers import CloneGroupOffsetHeader, ResetOffsetHeader
+from headrace_protocol.headers import CloneGroupOffsetHeader, GetByKeyHeader, ResetOffsetHeader
+from headrace_protocol.key_lookup import NoRecord, WantedKey, decode_found, encode_keys
 from tests.support.broker import BrokerUnderTest
 from tests.support.channel import MemoryChannel
 from tests.support.memory import HOST
@@ -193,7 +194,7 @@ async def test_offsets_of_many_queues(
     async with running(paced, lambda: offsets.run(lambda: 1.0)) as steps:
         for number in range(10 * COUNT):
             offsets.commit(f"g{number % 15}", "t", number // 15, 1)
-            if not number % 100:
+            if not number % 5:
                 await trio.lowlevel.checkpoint()
         await trio.sleep(3)
         offsets.commit("g0", "t", 0, 2)
@@ -245,4 +246,20 @@ async def test_a_reset_of_all_queues(wide: BrokerUnderTest) -> None:
         wide.send(RequestCode.CLONE_GROUP_OFFSET, clone, channel=channel)
         await trio.testing.wait_all_tasks_blocked()
     assert [reply.code for reply, _ in channel.replies()] == [0, 0]
+    assert steps.most_ms < STEP_MS, steps
+
+
+# -- keys ------------------------------------------------------------------------------------------
+
+
+async def test_a_key_in_any_queue_of_a_wide_topic(paced: BrokerUnderTest) -> None:
+    paced.create_topic("kv", QUEUES, attributes={"cleanup.policy": "COMPACTION"})
+    channel = MemoryChannel()
+    header = GetByKeyHeader(topic="kv", count=1, max_msg_bytes=1 << 20)
+    async with running(paced) as steps:
+        paced.send(RequestCode.GET_BY_KEY, header, encode_keys([WantedKey(b"key")]), channel)
+        assert channel.replies() == []  # it takes slices
+        await trio.testing.wait_all_tasks_blocked()
+    ((answer, body),) = channel.replies()
+    assert (answer.code, decode_found(1, body)) == (0, [NoRecord.NEVER])
     assert steps.most_ms < STEP_MS, steps

@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 import trio
 
+from headrace_broker.compaction import lookups
 from headrace_broker.compaction.key_index import KeyIndex
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import GetByKeyHeader, GetByKeyResponseHeader
 from headrace_protocol.key_lookup import NoRecord, WantedKey, decode_found, encode_keys
 from headrace_protocol.message import decode_record
 from tests.broker.test_compaction_source import C, compact, create, follow, start
+from tests.support.memory import kept_bytes
 from tests.support.stores import crash
 
 if TYPE_CHECKING:
@@ -236,4 +238,60 @@ def test_what_is_refused(tmp_path: Path) -> None:
     assert "not compacted" in ask(broker, key("a"), topic="T").remark
     assert "there are 1" in ask(broker, key("a", 1)).remark
     assert ask(broker, key("a"), topic="none").code == ResponseCode.TOPIC_NOT_EXIST
+    broker.close()
+
+
+# --- what lookups keep ---------------------------------------------------------------------
+
+
+def tails_of(broker: BrokerUnderTest) -> lookups._Tails:
+    served = broker.registry._functions[RequestCode.GET_BY_KEY]
+    kept: lookups._Tails = served.__self__._tails  # type: ignore[attr-defined]
+    return kept
+
+
+def test_a_long_key_takes_no_more_memory_than_a_short_one(tmp_path: Path) -> None:
+    broker = start(tmp_path)
+    create(broker)
+    assert get(broker, key("a")) == [NoRecord.NEVER]
+    numbers = iter(range(10))
+
+    def look() -> None:
+        number = next(numbers)
+        for each in range(50):
+            put(broker, f"{number}-{each}-" + "k" * 30_000, b"body")
+        assert get(broker, key("a")) == [NoRecord.NEVER]
+
+    assert 0 < kept_bytes(look) < 100_000
+    assert get(broker, key("0-7-" + "k" * 30_000)) == [b"body"]
+    broker.close()
+
+
+def test_nothing_is_kept_of_a_deleted_topic(tmp_path: Path) -> None:
+    broker = start(tmp_path)
+    create(broker)
+    broker.create_topic("other", 1)
+    put(broker, "a", b"1")
+    assert get(broker, key("a")) == [b"1"]
+    broker.topics.delete("other")
+    assert len(tails_of(broker)) == 1
+    broker.topics.delete(C)
+    assert len(tails_of(broker)) == 0
+    broker.close()
+
+
+def test_the_keys_of_all_queues_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lookups, "_KEYS_MAX", 25)
+    broker = start(tmp_path)
+    broker.create_topic(C, 4, attributes={"cleanup.policy": "COMPACTION"})
+    for queue_id in range(4):
+        for number in range(10):
+            broker.store_message(C, queue_id, b"%d" % queue_id, KEYS=f"k{number}")
+    for _ in range(2):
+        for queue_id in range(4):
+            assert get(broker, key("k3", queue_id)) == [b"%d" % queue_id]
+            assert tails_of(broker).key_count <= 25
+    assert get(broker, WantedKey(b"k3"))[0] == b"3"
     broker.close()

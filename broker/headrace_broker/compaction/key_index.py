@@ -189,12 +189,10 @@ class KeyIndex:
 
         Afterwards the index may be damaged. Raises OSError.
         """
-        starts, sizes = find_keys(records)
-        has_key = sizes > 0
-        if has_key.any():
-            lanes = self._hash.of_slices(records.data, starts[has_key], sizes[has_key])
+        hashes, has_key = self.hashes_of(records)
+        if len(hashes):
             numbers = records.queue_offset[has_key].astype(np.uint64) + 1
-            self._enter(*_newest(_mixed(lanes), numbers))
+            self._enter(*_newest(hashes, numbers))
         if not self.is_damaged:
             self.position = end
 
@@ -244,6 +242,17 @@ class KeyIndex:
 
     # --- looking up --------------------------------------------------------------------------
 
+    def hash_of(self, key: bytes) -> int:
+        """The hash by which a key is entered, which nobody can choose."""
+        first, second = self._hash.of_key(key)
+        return first ^ (second >> 32 | (second & 0xFFFFFFFF) << 32)
+
+    def hashes_of(self, records: RecordColumns) -> tuple[Array, Array]:
+        """The hashes of the records that have a key, and a mask of those records."""
+        starts, sizes = find_keys(records)
+        has_key = sizes > 0
+        return _mixed(self._hash.of_slices(records.data, starts[has_key], sizes[has_key])), has_key
+
     def find(self, key: bytes) -> int | None:
         """The queue offset of the newest message of a key; None if the key is not entered.
 
@@ -252,8 +261,7 @@ class KeyIndex:
         table = self._table
         if table is None:  # closed by the follower's thread just now
             raise NotReady(lambda: None, OLD_DATA)
-        first, second = self._hash.of_key(key)
-        wanted = first ^ (second >> 32 | (second & 0xFFFFFFFF) << 32)
+        wanted = self.hash_of(key)
         slot = (wanted >> 32) * len(table.slots) >> 32
         view = table.file.view
         while True:

@@ -8,7 +8,9 @@ Source: docs/protocol.md "Get by key"; tests/broker/test_compaction_lookups.py.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from functools import partial
+from itertools import takewhile
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
@@ -30,11 +32,10 @@ from headrace_protocol.key_lookup import (
     encode_found,
 )
 from headrace_protocol.message import CorruptRecord, decode_record, property_value
-from headrace_protocol.record_keys import find_keys
 from headrace_protocol.serving import Reply, ServedElsewhere, all_ready, until_done
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
 
     from headrace_broker.compaction.index_builds import IndexBuilds
     from headrace_broker.compaction.queues import CompactedQueue, CompactedQueues
@@ -45,23 +46,31 @@ if TYPE_CHECKING:
     from headrace_broker.topics.table import TopicTable
     from headrace_protocol.bodies import TopicConfig
     from headrace_protocol.key_lookup import Found
-    from headrace_protocol.serving import Registry, Request
+    from headrace_protocol.serving import LongFunction, LongWork, Registry, Request
 
 # A longer answer would hold up other clients; the asker sends the rest of its keys again.
 _ANSWER_S: Final = 0.002
 _TAIL_BYTES: Final = 1 << 20
 _TAIL_COUNT: Final = 4096
-# Keys that the index has by now stay in memory until there are so many.
+# Keys that the index has by now stay in memory until there are so many, of a queue and of all.
+# A key takes some 200 bytes, however long it is.
 _FORGET_KEYS: Final = 50_000
+_KEYS_MAX: Final = 250_000
+_TAILS_MAX: Final = 10_000
+_QUEUES_PER_BOUND: Final = 256
 _KEYS: Final = b"KEYS"
 
 
 class _Tail:
-    """The keys of the messages of a queue from ``first`` to ``end``, with their queue offsets."""
+    """The messages of a queue from ``first`` to ``end``: queue offsets by the hash of the key.
 
-    def __init__(self, position: int) -> None:
-        self.first = self.end = position
-        self.offsets: dict[bytes, int] = {}
+    compacted: the queue.
+    """
+
+    def __init__(self, compacted: CompactedQueue) -> None:
+        self.compacted = compacted
+        self.first = self.end = compacted.key_index.position
+        self.offsets: dict[int, int] = {}
 
     def forget(self, position: int) -> None:
         """Drop keys of messages that the index has."""
@@ -84,11 +93,59 @@ class _Tail:
                 raise NotReady(_go_on, OLD_DATA)
 
     def _take(self, records: RecordColumns) -> None:
-        starts, sizes = find_keys(records)
-        columns = zip(starts.tolist(), sizes.tolist(), records.queue_offset.tolist(), strict=True)
-        for start, size, offset in columns:
-            if size:
-                self.offsets[bytes(records.data[start : start + size])] = offset
+        hashes, has_key = self.compacted.key_index.hashes_of(records)
+        offsets = records.queue_offset[has_key]
+        self.offsets.update(zip(hashes.tolist(), offsets.tolist(), strict=True))
+
+
+class _Tails:
+    """The tails of queues, the one that was asked for last at the end; bounded."""
+
+    def __init__(self) -> None:
+        self._tails: OrderedDict[tuple[str, int], _Tail] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._tails)
+
+    @property
+    def key_count(self) -> int:
+        """The number of keys in all."""
+        return sum(len(tail.offsets) for tail in self._tails.values())
+
+    def of(self, queue: StoreQueue, compacted: CompactedQueue) -> _Tail:
+        """The tail of a queue, without what its index has by now."""
+        name = queue.topic, queue.queue_id
+        tail = self._tails.get(name)
+        if tail is None or tail.compacted is not compacted:
+            tail = self._tails[name] = _Tail(compacted)
+        self._tails.move_to_end(name)
+        tail.forget(compacted.key_index.position)
+        return tail
+
+    def bound(self) -> None:
+        """Drop what was asked for least recently beyond the bounds, all but the last tail."""
+        key_count = self.key_count
+        while len(self._tails) > 1 and (key_count > _KEYS_MAX or len(self._tails) > _TAILS_MAX):
+            _, tail = self._tails.popitem(last=False)
+            key_count -= len(tail.offsets)
+
+    def drop_topics(self, is_there: Callable[[str], bool]) -> None:
+        """Drop the tails of topics that were deleted."""
+        for name in [name for name in self._tails if not is_there(name[0])]:
+            del self._tails[name]
+
+
+class _Newest:
+    """The newest of the messages taken; None without one."""
+
+    def __init__(self) -> None:
+        self.record: bytes | None = None
+        self._stored_ms = -1
+
+    def take(self, record: bytes) -> None:
+        stored_ms = decode_record(record).store_timestamp
+        if stored_ms > self._stored_ms:
+            self.record, self._stored_ms = record, stored_ms
 
 
 def _go_on() -> None:
@@ -111,23 +168,42 @@ class KeyLookups:
         self._directory = directory
         self._queues = queues
         self._index_builds = index_builds
-        self._tails: dict[tuple[str, int], tuple[CompactedQueue, _Tail]] = {}
+        self._tails = _Tails()
+        self._begin_long: Callable[[LongFunction, Request], None]
+        topics.subscribe(self._topic_changed)
 
     def register(self, registry: Registry) -> None:
         """Route the request."""
         self._index_builds.registry = registry
+        self._begin_long = registry.begin_long
         registry.route(RequestCode.GET_BY_KEY, self.get)
 
-    def get(self, request: Request) -> Reply:
-        """Answer for as many keys as fit, the first ones."""
+    def _topic_changed(self, topic: TopicConfig | None) -> None:
+        if topic is None:
+            self._tails.drop_topics(lambda name: self._topics.get(name) is not None)
+
+    def get(self, request: Request) -> Reply | None:
+        """Answer for as many keys as fit, the first ones.
+
+        One to be looked up in all queues takes slices.
+        """
         header = request.header(GetByKeyHeader)
         topic = self._topics.check_readable(header.topic)
         if not is_compacted(topic):
             raise _invalid(f"topic {header.topic} is not compacted: keys have no newest message")
+        keys = decode_keys(header.count, request.body)
+        bytes_max = min(header.max_msg_bytes, ANSWER_BYTES_MAX)
+        if keys and keys[0].queue_id == ANY_QUEUE:
+            work = partial(self._get_anywhere, topic.topic_name, keys, bytes_max)
+            self._begin_long(work, request)
+            return None
+        return self._get_each(topic, keys, bytes_max)
+
+    def _get_each(self, topic: TopicConfig, keys: list[WantedKey], bytes_left: int) -> Reply:
+        """The answer for keys with a queue, up to the first without one."""
         until_s = monotonic() + _ANSWER_S
-        bytes_left = min(header.max_msg_bytes, ANSWER_BYTES_MAX)
         found: list[Found] = []
-        for wanted in decode_keys(header.count, request.body):
+        for wanted in takewhile(lambda each: each.queue_id != ANY_QUEUE, keys):
             try:
                 result = self._find(topic, wanted, until_s)
             except (NotReady, ServedElsewhere):
@@ -140,7 +216,30 @@ class KeyLookups:
             found.append(result)
             if monotonic() > until_s:
                 break
-        return Reply(GetByKeyResponseHeader(count=len(found)), encode_found(found))
+        self._tails.bound()
+        return _answer(found)
+
+    def _get_anywhere(
+        self, topic: str, keys: list[WantedKey], bytes_left: int, _request: Request
+    ) -> LongWork:
+        """The answer for keys that may be in any queue, up to the first with a queue."""
+        until_s = monotonic() + _ANSWER_S
+        found: list[Found] = []
+        for wanted in takewhile(lambda each: each.queue_id == ANY_QUEUE, keys):
+            newest = _Newest()
+            try:
+                yield from self._find_in_each(topic, wanted, newest.take)
+            except ServedElsewhere:
+                if not found:
+                    raise
+                break
+            bytes_left -= len(newest.record or b"")
+            if found and bytes_left < 0:
+                break
+            found.append(NoRecord.NEVER if newest.record is None else newest.record)
+            if monotonic() > until_s:
+                break
+        return _answer(found)
 
     def keeps(self, topic: str) -> bool:
         """Whether a topic is compacted."""
@@ -148,18 +247,28 @@ class KeyLookups:
 
     def newest(self, topic: str, key: str) -> Generator[NotReady | None, None, list[bytes]]:
         """The newest message of a key in each queue; none of a topic that is not compacted."""
+        records: list[bytes] = []
+        wanted = WantedKey(key.encode(errors="surrogatepass"))
+        yield from self._find_in_each(topic, wanted, records.append)
+        return records
+
+    def _find_in_each(
+        self, topic: str, wanted: WantedKey, take: Callable[[bytes], None]
+    ) -> Generator[NotReady | None, None, None]:
+        """Pass the newest message of a key in each queue that has one to ``take``."""
         config = self._topics.get(topic)
         if config is None or not is_compacted(config):
-            return []
-        wanted = WantedKey(key.encode(errors="surrogatepass"))
+            return
 
-        def find_in(queue_id: int) -> Found:
-            return self._find_in(topic, queue_id, wanted, monotonic() + _ANSWER_S)
+        def find_in(queue_id: int) -> None:
+            found = self._find_in(topic, queue_id, wanted, monotonic() + _ANSWER_S)
+            if not isinstance(found, NoRecord):
+                take(bytes(found))
 
-        found = yield from all_ready(
-            partial(find_in, queue_id) for queue_id in range(_queue_count(config))
-        )
-        return [bytes(each) for each in found if not isinstance(each, NoRecord)]
+        for queue_id in range(_queue_count(config)):
+            yield from all_ready([partial(find_in, queue_id)])
+            if not queue_id % _QUEUES_PER_BOUND:
+                self._tails.bound()
 
     def with_id(
         self, topic: str, message_id: str, begin_ms: int
@@ -180,21 +289,13 @@ class KeyLookups:
         return search.found
 
     def _find(self, topic: TopicConfig, wanted: WantedKey, until_s: float) -> Found:
-        """The newest message of a key in its queue, or in all. Raises RequestError, NotReady."""
+        """The newest message of a key in its queue. Raises RequestError, NotReady."""
         queue_count = _queue_count(topic)
         if wanted.queue_id >= queue_count:
             raise _invalid(
                 f"queue {wanted.queue_id} of topic {topic.topic_name}: there are {queue_count}"
             )
-        if wanted.queue_id != ANY_QUEUE:
-            return self._find_in(topic.topic_name, wanted.queue_id, wanted, until_s)
-        results = [
-            self._find_in(topic.topic_name, queue_id, wanted, until_s)
-            for queue_id in range(queue_count)
-        ]
-        records = [each for each in results if not isinstance(each, NoRecord)]
-        stored_ms = [decode_record(each).store_timestamp for each in records]
-        return records[stored_ms.index(max(stored_ms))] if records else NoRecord.NEVER
+        return self._find_in(topic.topic_name, wanted.queue_id, wanted, until_s)
 
     def _find_in(self, topic: str, queue_id: int, wanted: WantedKey, until_s: float) -> Found:
         place = self._directory.find(topic, queue_id, Use.INSPECT)
@@ -205,9 +306,9 @@ class KeyLookups:
             return NoRecord.NEVER
         queue = place.queue
         compacted = self._indexed(queue)
-        tail = self._tail(queue, compacted)
+        tail = self._tails.of(queue, compacted)
         tail.extend(self._store.source(queue), until_s)
-        offset = tail.offsets.get(wanted.key)
+        offset = tail.offsets.get(compacted.key_index.hash_of(wanted.key)) if tail.offsets else None
         if offset is None:
             offset = compacted.key_index.find(wanted.key)
         record = None if offset is None else self._record(queue, compacted, offset)
@@ -223,15 +324,6 @@ class KeyLookups:
             raise NotReady(partial(self._index_builds.prepare, name), OLD_DATA)
         return compacted
 
-    def _tail(self, queue: StoreQueue, compacted: CompactedQueue) -> _Tail:
-        name = queue.topic, queue.queue_id
-        known, tail = self._tails.get(name, (None, None))
-        if known is not compacted or tail is None:
-            tail = _Tail(compacted.key_index.position)
-            self._tails[name] = compacted, tail
-        tail.forget(compacted.key_index.position)
-        return tail
-
     def _record(
         self, queue: StoreQueue, compacted: CompactedQueue, offset: int
     ) -> memoryview | bytes | None:
@@ -240,6 +332,10 @@ class KeyLookups:
             return compacted.reader.record(offset)
         result = self._store.source(queue).get(offset, 1, 1, None)
         return b"".join(result.buffers) if result.next_offset == offset + 1 else None
+
+
+def _answer(found: list[Found]) -> Reply:
+    return Reply(GetByKeyResponseHeader(count=len(found)), encode_found(found))
 
 
 def _queue_count(topic: TopicConfig) -> int:

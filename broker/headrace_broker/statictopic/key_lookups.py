@@ -33,7 +33,7 @@ from headrace_protocol.serving import ServedElsewhere
 from headrace_protocol.statictopic.offsets import offset_delta
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from headrace_broker.statictopic.leaders import Leaders
     from headrace_broker.statictopic.offsets import Chain
@@ -46,6 +46,8 @@ _PLACE: Final = struct.Struct(">iiq")
 _PLACE_AT: Final = 12
 # Of one broker's answer; its remaining keys are asked for again.
 _ROOM_BYTES: Final = 1 << 20
+# Searches that begin in one step, some milliseconds.
+_SEARCHES_MAX: Final = 1024
 
 
 class StaticKeyLookups:
@@ -72,16 +74,38 @@ class StaticKeyLookups:
     def _serve(self, request: Request) -> None:
         header = request.header(GetByKeyHeader)
         wanted = decode_keys(header.count, request.body)
-        searches = [self._searches(header.topic, each) for each in wanted]
         bytes_max = min(header.max_msg_bytes, ANSWER_BYTES_MAX)
-        self._workers.serve(_find(header.topic, searches, bytes_max), request)
+        self._workers.serve(self._find(header.topic, wanted, bytes_max), request)
 
-    def _searches(self, topic: str, wanted: WantedKey) -> list[_Search]:
-        """The searches for a key: in its queue, or in all queues led here. Raises RequestError."""
+    def _find(self, topic: str, wanted: list[WantedKey], bytes_max: int) -> Work:
+        """The results of the first keys, as many as fit and take few searches."""
         mapping = self._leaders.mappings.get(topic)
-        queues: Iterable[int] = [wanted.queue_id]
-        if wanted.queue_id == ANY_QUEUE and mapping is not None:
-            queues = self._leaders.led(mapping)
+        led: list[int] = []
+        if mapping is not None and any(each.queue_id == ANY_QUEUE for each in wanted):
+            led = sorted(self._leaders.led(mapping))
+            if len(led) > _SEARCHES_MAX:
+                return (yield from self._find_anywhere(topic, wanted[0], led, bytes_max))
+            wanted = wanted[: _SEARCHES_MAX // len(led)]
+        searches = [self._searches(topic, each, led) for each in wanted]
+        return (yield from _find(topic, searches, bytes_max))
+
+    def _find_anywhere(
+        self, topic: str, wanted: WantedKey, led: Sequence[int], bytes_max: int
+    ) -> Work:
+        """The result of one key, from some queues at a time."""
+        newest: list[_Search] = []
+        for start in range(0, len(led), _SEARCHES_MAX):
+            some = self._searches(topic, wanted, led[start : start + _SEARCHES_MAX])
+            answer = yield from _find(topic, [[*newest, *some]], bytes_max)
+            if answer.code != ResponseCode.SUCCESS or wanted.queue_id != ANY_QUEUE:
+                break
+            result = _newest([*newest, *some])
+            newest = [next(each for each in (*newest, *some) if each.result is result)]
+        return answer
+
+    def _searches(self, topic: str, wanted: WantedKey, led: Sequence[int]) -> list[_Search]:
+        """The searches for a key: in its queue, or in all of some. Raises RequestError."""
+        queues = led if wanted.queue_id == ANY_QUEUE else [wanted.queue_id]
         try:
             return [_Search(wanted, queue, self._leaders.chain(topic, queue)) for queue in queues]
         except ServedElsewhere as error:

@@ -8,6 +8,7 @@ Source: docs/static-topics.md "Requests"; tests/broker/test_static_offsets.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from headrace_broker.statictopic.forward import reply_with
@@ -18,11 +19,15 @@ from headrace_protocol.drivers.errors import HeadraceError
 from headrace_protocol.serving import Reply, Request
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from headrace_broker.statictopic.remote import OtherBrokers
     from headrace_protocol.columns import Buffer
     from headrace_protocol.serving import Registry
+
+
+# As long as a slice of other long work.
+_SLICE_S = 0.002
 
 
 class Ask(NamedTuple):
@@ -98,7 +103,10 @@ class Workers:
 
 
 class _Run:
-    """A work under way. Answers that come at once are passed on in a loop, however many."""
+    """A work under way. Answers that come at once are passed on in a loop, however many.
+
+    After ``_SLICE_S`` the rest of the loop runs in slices.
+    """
 
     __slots__ = ("_answer", "_is_advancing", "_request", "_then", "_work", "_workers")
 
@@ -116,6 +124,14 @@ class _Run:
             self.advance(is_begun=True)
 
     def advance(self, *, is_begun: bool = False) -> None:
+        end = perf_counter() + _SLICE_S
+        steps = self._steps(is_begun=is_begun)
+        for _ in steps:
+            if perf_counter() > end:
+                self._workers.registry.run_long(steps)
+                return
+
+    def _steps(self, *, is_begun: bool) -> Iterator[None]:
         self._is_advancing = True
         while self._answer is not None or not is_begun:
             try:
@@ -132,4 +148,5 @@ class _Run:
                 return
             is_begun = True
             self._workers.ask(ask, self._request, self._answered)
+            yield
         self._is_advancing = False
