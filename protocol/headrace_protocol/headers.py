@@ -359,7 +359,10 @@ class ViewMessageHeader(RequestHeader, kw_only=True, gc=False):
 
 
 class QueryMessageHeader(TopicHeader, kw_only=True, gc=False):
-    """QUERY_MESSAGE (12)."""
+    """QUERY_MESSAGE (12).
+
+    before_offset: only records that begin below this physical offset; read by our brokers only.
+    """
 
     key: str
     max_num: Int32
@@ -367,6 +370,7 @@ class QueryMessageHeader(TopicHeader, kw_only=True, gc=False):
     end_timestamp: Int64
     index_type: str | None = None
     unique_key_query: bool | None = msgspec.field(name="_UNIQUE_KEY_QUERY", default=None)
+    before_offset: Int64 | None = None
 
 
 class QueryMessageResponseHeader(RequestHeader, kw_only=True, gc=False):

@@ -93,7 +93,7 @@ def test_a_query_stops_at_its_bound_and_says_how_to_continue(
     store(broker, 30, KEYS[0])
     answer = broker.ask(RequestCode.QUERY_MESSAGE, header(KEYS[-1]))
     assert len(decoded) == 20
-    assert answer.code == ResponseCode.QUERY_NOT_FOUND
+    assert answer.code == ResponseCode.SYSTEM_ERROR
     assert "set an earlier end of the time range" in answer.remark
     answer = broker.ask(RequestCode.QUERY_MESSAGE, header(KEYS[-1], end_ms))
     assert len(decode_records(answer.body)) == 1
@@ -157,5 +157,5 @@ def test_a_walk_is_bounded(broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(IndexFile, "entry", counting)
     store(broker, 100, *KEYS[:-1])
     answer = broker.ask(RequestCode.QUERY_MESSAGE, header(KEYS[-1]))
-    assert answer.code == ResponseCode.QUERY_NOT_FOUND
+    assert answer.code == ResponseCode.SYSTEM_ERROR
     assert 500 <= walked <= 500 + 128

@@ -118,7 +118,7 @@ class QueryProcessor:
         more = yield from self._find_tiered(header, found)
         found += _missing(more, found, header)
         if not found:
-            raise RequestError(ResponseCode.QUERY_NOT_FOUND, _not_found(header, query))
+            raise _not_found(header, query)
         return Reply(self._index_end(), tuple(found))
 
     def _search_kept(
@@ -173,6 +173,7 @@ class QueryProcessor:
             header.begin_timestamp,
             header.end_timestamp,
             _index_type(header),
+            header.before_offset,
         )
 
     def _index_end(self) -> QueryMessageResponseHeader:
@@ -274,13 +275,13 @@ def _stored_ms(record: Buffer) -> int:
     return decode_record(record).store_timestamp
 
 
-def _not_found(header: QueryMessageHeader, query: KeyQuery) -> str:
+def _not_found(header: QueryMessageHeader, query: KeyQuery) -> RequestError:
+    missing = f"can not find message of topic {header.topic} with key {header.key}"
     if query.is_cut:
-        return (
-            f"can not find message of topic {header.topic} with key {header.key} among the newest "
-            f"{CANDIDATES_MAX} whose keys have the same hash: set an earlier end of the time range"
+        # There may be some, so this is another answer than "none".
+        return RequestError(
+            ResponseCode.SYSTEM_ERROR,
+            f"{missing} among the newest {CANDIDATES_MAX} whose keys have the same hash: set an "
+            "earlier end of the time range",
         )
-    return (
-        f"can not find message of topic {header.topic} with key {header.key}, maybe time range not "
-        "correct"
-    )
+    return RequestError(ResponseCode.QUERY_NOT_FOUND, f"{missing}, maybe time range not correct")

@@ -617,10 +617,13 @@ class MessageStore:
         begin_ms: int,
         end_ms: int,
         index_type: IndexType | None = None,
+        before_offset: int | None = None,
     ) -> KeyQuery:
         """As ``Reader.query_index``, but everything confirmed so far is indexed first."""
         prepare = partial(self._index_up_to, self.ring.written)
-        return self.reader.query_index(topic, key, max_count, begin_ms, end_ms, index_type, prepare)
+        return self.reader.query_index(
+            topic, key, max_count, begin_ms, end_ms, index_type, prepare, before_offset
+        )
 
     def _index_up_to(self, row_count: int) -> bool:
         """Index a block of the first ``row_count`` rows; returns whether that made progress."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Final, Literal
 
 from headrace_broker.store.index.index_file import IndexWalk
@@ -78,12 +79,14 @@ class Reader:
         end_ms: int,
         index_type: IndexType | None = None,
         prepare: Callable[[], bool] = lambda: False,
+        before_offset: int | None = None,
     ) -> KeyQuery:
         """A query for records of ``topic`` with ``key``, at most ``QUERY_COUNT_MAX``.
 
         begin_ms, end_ms: range of the store time, inclusive.
         index_type: K for KEYS, U for UNIQ_KEY, T for TAGS; None for KEYS or UNIQ_KEY.
         prepare: called by the first steps, until it returns False.
+        before_offset: only records below this physical offset; None for all.
         """
         text = TAGS_MARK + key if index_type == "T" else key
         walk = IndexWalk(self.index_files, index_key_hash(topic, text), end_ms)
@@ -96,7 +99,8 @@ class Reader:
             )
 
         count_max = min(max_count, QUERY_COUNT_MAX)
-        return KeyQuery(prepare, walk, self.message_at, is_wanted, begin_ms, count_max)
+        end = sys.maxsize if before_offset is None else before_offset
+        return KeyQuery(prepare, walk, self.message_at, is_wanted, begin_ms, count_max, end)
 
     def message_at(self, physical_offset: int) -> StoredMessage | None:
         """The record at an offset; None if it is missing or damaged. Raises NotReady."""
@@ -125,6 +129,7 @@ class KeyQuery:
         is_wanted: Callable[[StoredMessage], bool],
         begin_ms: int,
         count_max: int,
+        before_offset: int,
     ) -> None:
         self.found: list[int] = []
         self.is_cut = False
@@ -134,6 +139,7 @@ class KeyQuery:
         self._is_wanted = is_wanted
         self._begin_ms = begin_ms
         self._count_max = count_max
+        self._before_offset = before_offset
         self._seen: set[int] = set()
         self._is_over = False
 
@@ -155,7 +161,7 @@ class KeyQuery:
 
     def _examine(self, physical_offset: int) -> None:
         # A record has an entry per key with the hash, and recovery may duplicate entries.
-        if physical_offset in self._seen:
+        if physical_offset in self._seen or physical_offset >= self._before_offset:
             return
         message = self._message_at(physical_offset)
         if message is None:

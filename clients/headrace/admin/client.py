@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
 import msgspec
 
 from headrace.admin.groups import GroupAdmin
+from headrace.admin.key_query import ID_PAGE, KEY_PAGE, Found, UnlistedMessages, newest
+from headrace.admin.requests import BrokerProblem
 from headrace.admin.shrink import UnreadMessages, unread_from
 from headrace.admin.tier import TierAdmin
 from headrace.admin.waiting import WaitingAdmin
@@ -52,7 +56,7 @@ from headrace_protocol.system_topics import DEFAULT_TOPIC, user_topics
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from headrace.admin.requests import BrokerNode, BrokerProblem
+    from headrace.admin.requests import BrokerNode
 
 _TIMESTAMP_MAX = 2**63 - 1
 
@@ -405,10 +409,11 @@ class Admin(GroupAdmin, WaitingAdmin, TierAdmin):
     ) -> list[ReceivedMessage]:
         """Messages with a key, oldest first.
 
-        max_count: most messages per broker. begin_ms, end_ms: range of store times, in milliseconds
-        since 1970.
-        Raises ConfigurationError for a key with a space, unless the topic is compacted: brokers
-        split the keys of other topics at spaces.
+        max_count: most messages per broker, the newest ones. begin_ms, end_ms: range of store
+        times, in milliseconds since 1970.
+        Raises UnlistedMessages if a broker of Apache RocketMQ has more messages of one millisecond
+        than it returns at once. Raises ConfigurationError for a key with a space, unless the topic
+        is compacted: brokers split the keys of other topics at spaces.
         """
         if " " in key and not await self._is_compacted(topic, problems):
             raise ConfigurationError(
@@ -418,7 +423,7 @@ class Admin(GroupAdmin, WaitingAdmin, TierAdmin):
         header = QueryMessageHeader(
             topic=topic,
             key=key,
-            max_num=max_count,
+            max_num=min(max_count, KEY_PAGE),
             begin_timestamp=begin_ms,
             end_timestamp=end_ms,
             unique_key_query=False,
@@ -427,7 +432,7 @@ class Admin(GroupAdmin, WaitingAdmin, TierAdmin):
         def matches(stored: StoredMessage) -> bool:
             return key in stored.keys or stored.properties.get(KEYS) == key
 
-        return await self._query(header, matches, problems)
+        return await self._query(header, matches, max_count, problems)
 
     async def _is_compacted(self, topic: str, problems: list[BrokerProblem] | None) -> bool:
         configs = await self.topic(topic, problems=problems)
@@ -477,35 +482,48 @@ class Admin(GroupAdmin, WaitingAdmin, TierAdmin):
         header = QueryMessageHeader(
             topic=topic,
             key=message_id,
-            max_num=32,
+            max_num=ID_PAGE,
             begin_timestamp=begin_ms,
             end_timestamp=_TIMESTAMP_MAX,
             unique_key_query=True,
         )
         return await self._query(
-            header, lambda stored: stored.properties.get(UNIQ_KEY) == message_id, problems
+            header,
+            lambda stored: stored.properties.get(UNIQ_KEY) == message_id,
+            sys.maxsize,
+            problems,
         )
 
     async def _query(
         self,
         header: QueryMessageHeader,
         matches: Callable[[StoredMessage], bool],
+        max_count: int,
         problems: list[BrokerProblem] | None,
     ) -> list[ReceivedMessage]:
-        async def ask(address: str) -> list[StoredMessage]:
+        async def page(address: str, header: QueryMessageHeader) -> list[StoredMessage]:
             response = await self._instance.request(address, RequestCode.QUERY_MESSAGE, header)
             if response.command.code == ResponseCode.QUERY_NOT_FOUND:
                 return []
             return response.expect().read(decode_records)
 
-        by_broker = await self._gather(await self._topic_masters(header.topic), ask, problems)
+        async def ask(address: str) -> Found:
+            # The index contains only hashes of keys.
+            return await newest(partial(page, address), header, matches, max_count)
+
+        masters = await self._topic_masters(header.topic)
+        by_broker = await self._gather(masters, ask, problems)
         stored_ones = [
             ReceivedMessage.from_stored(stored, broker_name)
-            for broker_name, records in by_broker.items()
-            for stored in records
-            # The index contains only hashes of keys.
-            if matches(stored)
+            for broker_name, found in by_broker.items()
+            for stored in found.messages
         ]
+        for broker_name, (_, stopped_ms) in by_broker.items():
+            if stopped_ms is not None:
+                error = UnlistedMessages(masters[broker_name], header.key, stopped_ms)
+                if problems is None:
+                    raise error
+                problems.append(BrokerProblem(broker_name, masters[broker_name], error))
         found = await self._logic_messages(stored_ones, problems=problems)
         return sorted(found, key=lambda message: (message.store_timestamp_ms, message.queue_offset))
 

@@ -12,6 +12,7 @@ from headrace.admin.messages import message_record, preview
 from headrace.admin.output import print_record, print_rows, time_text, warned, with_problems
 from headrace.admin.places import milliseconds, parse_time
 from headrace.errors import ConfigurationError
+from headrace_daemon.command import warn
 
 if TYPE_CHECKING:
     from headrace.messages import ReceivedMessage
@@ -111,19 +112,36 @@ def query(
             return await admin.query_by_key(
                 topic,
                 key,
-                max_count=count,
+                # One more tells whether there are more.
+                max_count=count + 1,
                 begin_ms=begin_ms,
                 end_ms=end_ms,
                 problems=problems,
             )
 
     with warned() as problems:
-        found = trio.run(run)
+        found = _newest(trio.run(run), count)
     rows = list(map(message_record if as_json else _short, found))
     if as_json or found:
         print_rows(with_problems(rows, problems), as_json=as_json, empty="")
     if not found:
         raise NotFound(f"no message of {topic} has the key {key}")
+
+
+def _newest(messages: list[ReceivedMessage], count: int) -> list[ReceivedMessage]:
+    """The newest ``count`` of each broker, of messages ordered by time; warns if there are more."""
+    by_broker: dict[str, list[ReceivedMessage]] = {}
+    for message in messages:
+        by_broker.setdefault(message.queue.broker_name, []).append(message)
+    more = [broker for broker, found in by_broker.items() if len(found) > count]
+    if not more:
+        return messages
+    warn(
+        f"{', '.join(more)}: only the newest {count} messages are listed; older ones with a larger "
+        "--max, or an earlier --until"
+    )
+    kept = {id(message) for found in by_broker.values() for message in found[-count:]}
+    return [message for message in messages if id(message) in kept]
 
 
 def _short(message: ReceivedMessage) -> dict[str, object]:
