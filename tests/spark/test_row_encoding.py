@@ -145,6 +145,8 @@ def test_properties_that_only_some_batches_have() -> None:
         ({"value": [b"a"] * 2, "key": [b"\xc3", b"\xa9"]}, r"not UTF-8 but b'\\xc3'"),
         ({"value": [b"a"], "key": ["a\x01b"]}, "keys of a row for T contains byte 1"),
         ({"value": [b"a"], "tags": ["\x02"]}, "tags of a row"),
+        ({"value": [b"a"] * 2, "tags": ["a", "a||b"]}, r"the tag of a row for T='a\|\|b' could"),
+        ({"value": [b"a"], "tag": ["*"]}, r"the tag of a row for T='\*' could never"),
         ({"value": [b"a"], "key": ["k" * 33_000]}, "the maximum is"),
         ({"value": [b"a"], "properties": [[("", "b")]]}, "empty name"),
         ({"value": [b"a"], "properties": [[("a", "\x01")]]}, "property of a row"),

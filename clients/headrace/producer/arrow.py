@@ -69,7 +69,7 @@ def _reader(source: Any) -> Any:
             return pa.table({_VALUE: source}).to_reader()
         if hasattr(source, "__arrow_c_stream__"):
             return _reader_of_stream(source)
-        return pa.table([pa.record_batch(source)]).to_reader()
+        return pa.Table.from_batches([pa.record_batch(source)]).to_reader()
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise InvalidMessage(f"{kind_of(source)} cannot become an Arrow table: {error}") from error
 

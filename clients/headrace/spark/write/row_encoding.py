@@ -19,6 +19,7 @@ from headrace.producer.block import BLOCK_BYTES, RECORD_OVERHEAD_BYTES, Block
 from headrace.producer.chunks import check_batch_topic, is_utf8
 from headrace.producer.selector import queue_indices
 from headrace.spark.errors import SchemaError
+from headrace.values import check_tag
 from headrace_protocol.columns import encode_arrow, encode_uniform, split
 from headrace_protocol.message import DELAY, KEYS, SYSTEM_PROPERTIES, TAGS
 
@@ -394,6 +395,9 @@ def _named(topic: str, name: str, values: Any | None) -> Any | None:
     if values is None:
         return None
     _check_text(topic, name.lower(), values)
+    if name == TAGS:
+        for tag in filter(None, pc.unique(values).to_pylist()):
+            check_tag(tag.decode(), f"the tag of a row for {topic}")
     name_start = pa.scalar(name.encode() + b"\x01", _BINARY)
     texts = pc.binary_join_element_wise(name_start, values, _VALUE_END, _EMPTY)
     is_empty = pc.equal(pc.binary_length(values), 0)
