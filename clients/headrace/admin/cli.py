@@ -65,6 +65,7 @@ class _Commands(options.Group):
             return None
         module = importlib.import_module(f"headrace.admin.commands.{cmd_name}")
         command: click.Command = module.command
+        options.check_texts(command)
         return command
 
     def resolve_command(

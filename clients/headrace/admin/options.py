@@ -55,6 +55,45 @@ def group(name: str, **attributes: Any) -> Callable[[Callable[..., Any]], Group]
     return click.group(name, cls=Group, **attributes)
 
 
+class _Text(click.types.StringParamType):
+    """Text, not the bytes of another encoding, which Python passes on as lone surrogates."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        text: str = super().convert(value, param, ctx)
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            self.fail(f"{text!a} is not valid UTF-8", param, ctx)
+        return text
+
+
+class _Bytes(click.ParamType[bytes]):
+    """Any bytes; text is in UTF-8."""
+
+    name = "text"
+
+    def convert(
+        self,
+        value: Any,
+        param: click.Parameter | None,  # noqa: ARG002
+        ctx: click.Context | None,  # noqa: ARG002
+    ) -> bytes:
+        return value if isinstance(value, bytes) else str(value).encode(errors="surrogateescape")
+
+
+BYTES = _Bytes()
+
+
+def check_texts(command: click.Command) -> None:
+    """Let a command and its subcommands refuse texts in another encoding than UTF-8."""
+    for param in command.params:
+        if param.type is click.STRING:
+            param.type = _Text()
+    if isinstance(command, click.Group):
+        for each in command.commands.values():
+            check_texts(each)
+
+
 nameserver = click.option(
     "--nameserver",
     "-n",

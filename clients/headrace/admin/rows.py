@@ -11,11 +11,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from headrace.errors import HeadraceError, InvalidMessage
+from headrace.values import encoded_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from headrace.messages import Message
+
+
+# No broker accepts a message of this size, so neither a line nor a field of CSV is longer.
+LINE_BYTES_MAX = 16 * 1024 * 1024
+
+NESTED_TOO_DEEPLY = "the JSON is nested too deeply to be read"
 
 
 class RowFormat(StrEnum):
@@ -67,14 +74,17 @@ def read_messages(
 ) -> Iterator[Message]:
     """One message per row of ``lines``; blank lines are skipped, because no broker accepts them.
 
-    name: the file's name in errors. Raises BadRow at the first row that cannot become a message.
+    lines: with their line ends, which belong to the values of CSV if they are quoted. name: the
+        file's name in errors.
+
+    Raises BadRow at the first row that cannot become a message.
     """
     from headrace.messages import Message
 
     readers = {RowFormat.LINES: _lines, RowFormat.NDJSON: _ndjson, RowFormat.CSV: _csv}
     for place, body, key, tag in readers[row_format](lines, name, columns):
-        message = Message(topic, body, key=key, tag=tag)
         try:
+            message = Message(topic, body, key=key, tag=tag)
             message.check()
         except InvalidMessage as error:
             raise BadRow(place, str(error)) from error
@@ -102,7 +112,7 @@ def _decoded(lines: Iterable[bytes], name: str) -> Iterator[tuple[int, str]]:
 def _lines(lines: Iterable[bytes], name: str, columns: Columns) -> Iterator[_Row]:
     assert not columns.names(), "lines have no columns"
     for number, line in enumerate(lines, 1):
-        body = line.rstrip(b"\r\n")
+        body = line.removesuffix(b"\n").removesuffix(b"\r")
         if body:
             yield f"{name}:{number}", body, "", ""
 
@@ -113,11 +123,19 @@ def _ndjson(lines: Iterable[bytes], name: str, columns: Columns) -> Iterator[_Ro
         if not text:
             continue
         try:
-            row = json.loads(text)
+            row = json.loads(text, parse_int=_Number, parse_float=_Number)
         except json.JSONDecodeError as error:
             column = error.colno + len(line) - len(line.lstrip())
             raise BadRow(f"{name}:{number}:{column}", f"invalid JSON: {error.msg}") from error
+        except RecursionError as error:
+            raise BadRow(f"{name}:{number}", NESTED_TOO_DEEPLY) from error
         yield _select(f"{name}:{number}", text.encode(), row, columns)
+
+
+class _Number(str):
+    """A number of JSON as it is written: no digit of it is lost, however many there are."""
+
+    __slots__ = ()
 
 
 def _select(place: str, whole: bytes, row: Any, columns: Columns) -> _Row:
@@ -127,19 +145,31 @@ def _select(place: str, whole: bytes, row: Any, columns: Columns) -> _Row:
     for field in wanted:
         if field not in row:
             raise BadRow(place, f"no field {field!r}; it has {', '.join(row) or 'none'}")
-    body = _field(row, columns.body).encode() if columns.body else whole
-    return place, body, _field(row, columns.key), _field(row, columns.tag)
+    try:
+        key, tag, body = (_field(row, column, whole) for column in columns)
+        return place, encoded_text(body, "body") if columns.body else whole, key, tag
+    except (InvalidMessage, msgspec.DecodeError) as error:
+        raise BadRow(place, str(error)) from error
 
 
-def _field(row: Mapping[str, Any], name: str | None) -> str:
-    """A field as text: null becomes empty, other values that are not text become JSON."""
+def _field(row: Mapping[str, Any], name: str | None, whole: bytes) -> str:
+    """A field as text: null becomes empty, other values that are not text stay JSON."""
     value = row[name] if name is not None else None
     if value is None:
         return ""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, dict | list):
+        assert name is not None
+        return bytes(_raw_fields(whole)[name]).decode()
+    return json.dumps(value)
+
+
+_raw_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 def _csv(lines: Iterable[bytes], name: str, columns: Columns) -> Iterator[_Row]:
+    csv.field_size_limit(LINE_BYTES_MAX)
     reader = csv.reader((line for _, line in _decoded(lines, name)), strict=True)
     header = _next_row(reader, name)
     if header is None:
@@ -161,7 +191,8 @@ def _next_row(reader: Any, name: str) -> list[str] | None:
     try:
         return next(reader, None)
     except csv.Error as error:
-        raise BadRow(f"{name}:{reader.line_num}", f"invalid CSV: {error}") from error
+        hint = "; is a quote missing?" if "field larger" in str(error) else ""
+        raise BadRow(f"{name}:{reader.line_num}", f"invalid CSV: {error}{hint}") from error
 
 
 def _check_header(header: list[str], name: str, columns: Columns) -> None:

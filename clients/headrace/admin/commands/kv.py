@@ -14,7 +14,7 @@ import click
 from headrace.admin import completion, options
 from headrace.admin.failures import NotFound
 from headrace.admin.output import print_json_line, print_record, time_text
-from headrace.admin.rows import BadRow
+from headrace.admin.rows import NESTED_TOO_DEEPLY, BadRow
 from headrace.admin.terminal import clean_lines
 from headrace_daemon.command import clean
 
@@ -91,14 +91,16 @@ async def _value(topic: str, key: str, nameserver: str | None) -> bytes | None:
 )
 @_topic
 @_key
-@click.argument("value", metavar="[VALUE]", required=False)
+@click.argument("value", metavar="[VALUE]", type=options.BYTES, required=False)
 @options.as_json
 @options.nameserver
-def put(topic: str, key: str, value: str | None, nameserver: str | None, *, as_json: bool) -> None:
+def put(
+    topic: str, key: str, value: bytes | None, nameserver: str | None, *, as_json: bool
+) -> None:
     """Set the value of a key; without VALUE, to the whole standard input."""
     import trio
 
-    body = sys.stdin.buffer.read() if value is None else value.encode()
+    body = sys.stdin.buffer.read() if value is None else value
 
     async def run() -> SendResult:
         async with _writer(topic, nameserver) as table:
@@ -277,8 +279,9 @@ def _messages(topic: str, lines: Iterable[bytes], name: str) -> Iterator[Message
         try:
             message = _message(topic, msgspec.json.decode(line))
             message.check()
-        except ValueError as error:
-            yield BadRow(f"{name}:{number}", str(error))
+        except (ValueError, RecursionError) as error:
+            too_deep = isinstance(error, RecursionError)
+            yield BadRow(f"{name}:{number}", NESTED_TOO_DEEPLY if too_deep else str(error))
             return
         yield message
 

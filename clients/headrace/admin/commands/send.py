@@ -14,7 +14,14 @@ import click
 from headrace.admin import completion, options
 from headrace.admin.output import print_record
 from headrace.admin.places import parse_duration, parse_moment
-from headrace.admin.rows import BadRow, Columns, RowFormat, format_of, read_messages
+from headrace.admin.rows import (
+    LINE_BYTES_MAX,
+    BadRow,
+    Columns,
+    RowFormat,
+    format_of,
+    read_messages,
+)
 from headrace.delays import LEVEL_MAX
 from headrace.errors import ConfigurationError
 
@@ -27,8 +34,6 @@ if TYPE_CHECKING:
     from headrace.messages import Message, SendResult
 
 _CHUNK_BYTES = 256 * 1024
-# No broker accepts a message of this size, so the rest of the line is not read.
-_LINE_BYTES_MAX = 16 * 1024 * 1024
 _IN_FLIGHT = 2000
 
 Chunk = list["Message"]
@@ -45,7 +50,7 @@ Chunk = list["Message"]
     ),
 )
 @click.argument("topic", metavar="TOPIC", shell_complete=completion.topics)
-@click.argument("body", metavar="[BODY]", required=False)
+@click.argument("body", metavar="[BODY]", type=options.BYTES, required=False)
 @click.option(
     "--body-file",
     type=click.Path(path_type=Path),
@@ -108,7 +113,7 @@ Chunk = list["Message"]
 @options.nameserver
 def command(
     topic: str,
-    body: str | None,
+    body: bytes | None,
     body_file: Path | None,
     key: str,
     tag: str,
@@ -127,8 +132,8 @@ def command(
 ) -> None:
     """Send one message, or each line or row of a file.
 
-    BODY is the text of a single message. Without it and --body-file, messages are read from
-    standard input or --file, one per line.
+    BODY is a single message. Without it and --body-file, messages are read from standard input or
+    --file, one per line.
     """
     import trio
 
@@ -143,7 +148,7 @@ def command(
             raise ConfigurationError("BODY cannot be combined with --body-file")
         message = Message(
             topic,
-            body.encode() if body is not None else _whole(body_file),
+            body if body is not None else _whole(body_file),
             key=key,
             tag=tag,
             properties=options.pairs(properties, "property"),
@@ -187,12 +192,15 @@ def _send_rows(
         "messages_per_second": round(stream.sent / seconds, 1),
     }
     print_record(summary, as_json=as_json)
-    if stream.bad_row:
+    failure = stream.failure
+    if isinstance(failure, BadRow):
         raise BadRow(
-            stream.bad_row.place,
-            f"{stream.bad_row.reason}. The {stream.sent} messages before this row were sent, "
+            failure.place,
+            f"{failure.reason}. The {stream.sent} messages before this row were sent, "
             "none after it",
         )
+    if failure:
+        raise failure
 
 
 def _delays(delay: str | None, at: str | None, delay_level: int | None) -> dict[str, Any]:
@@ -257,7 +265,8 @@ def _read(file: FileIO) -> bytes:
 class _Stream:
     """Sends rows to the broker: reads them in a thread, and sends them through a pipeline.
 
-    sent: number of messages stored, once ``send`` is done. bad_row: the row that ended it early.
+    sent: number of messages stored, once ``send`` is done. failure: the bad row, or the file's
+    error, that ended it early.
     """
 
     def __init__(
@@ -269,7 +278,7 @@ class _Stream:
         advance: Callable[[int], None],
     ) -> None:
         self.sent = 0
-        self.bad_row: BadRow | None = None
+        self.failure: BadRow | OSError | None = None
         self._source = source
         self._row_format = row_format
         self._topic = topic
@@ -313,13 +322,16 @@ class _Stream:
         try:
             for message in rows:
                 chunk.append(message)
-        except BadRow as error:
-            self.bad_row = error
+        except (BadRow, OSError) as error:
+            self.failure = error
         hand_over()
 
     def _lines(self, before_read: Callable[[], None]) -> Iterator[bytes]:
-        """Lines without line ends; calls ``before_read`` before each read, which may block."""
-        rest = b""
+        """Lines with their line ends; calls ``before_read`` before each read, which may block.
+
+        Raises BadRow for a line that is too long, and OSError.
+        """
+        rest, count = b"", 0
         while True:
             before_read()
             data = _read(self._source.file)
@@ -327,9 +339,12 @@ class _Stream:
             if not data:
                 break
             *lines, rest = (rest + data).split(b"\n")
-            yield from lines
-            if len(rest) > _LINE_BYTES_MAX:
-                break
+            for line in lines:
+                yield line + b"\n"
+            count += len(lines)
+            if len(rest) > LINE_BYTES_MAX:
+                place = f"{self._source.name}:{count + 1}"
+                raise BadRow(place, f"a line of more than {LINE_BYTES_MAX} bytes")
         if rest:
             yield rest
 
