@@ -250,6 +250,7 @@ MAY_IMPORT = {
         "headrace.route",
         "headrace.spark.brief",
         "headrace.spark.retry",
+        "headrace.values",
         "msgspec",
         "zlib_ng",
     },
