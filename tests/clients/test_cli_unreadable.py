@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from headrace import MessageQueue
-from headrace.admin import goal
+from headrace.admin import end_reader, goal
 from headrace.admin.commands import consume
 from headrace.admin.goal import GIVE_UP_MS, Goal, PartialRead
 from headrace.consumer import fetcher
@@ -48,7 +48,7 @@ def keep_progress(broker: Scripted) -> None:
 @pytest.fixture
 def brokers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Scripted]]:
     """Two brokers with three messages each; the commands find them, and give up soon."""
-    for module in (goal, consume):
+    for module in (goal, consume, end_reader):
         monkeypatch.setattr(module, "GIVE_UP_MS", 200)
     for module in (goal, fetcher):
         monkeypatch.setattr(module, "_PAUSE_S", 0.01)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from headrace.admin import completion, options
+from headrace.admin.end_reader import EndReader
 from headrace.admin.goal import GIVE_UP_MS, Goal, PartialRead
 from headrace.admin.messages import FORMAT_HELP
 from headrace.admin.places import HELP, Place, milliseconds, parse_place, parse_time
@@ -218,52 +219,33 @@ class _Reader:
 
     async def _read(self, consumer: PullConsumer) -> None:
         wanted = self._wanted
-        queues = self._starts or self._choose(await consumer.queues(wanted.topic))
-        goal = Goal(wanted.topic, queues, partial(self._end_of, consumer))
+        reader = EndReader(
+            consumer,
+            wanted.topic,
+            list(self._starts or self._choose(await consumer.queues(wanted.topic))),
+            wanted.tags,
+            partial(self._end_of, consumer),
+            partial(self._seek, consumer),
+            skips_parts=True,
+        )
         while not self._printer.is_done:
-            await self._begin(consumer, goal)
-            _skip_parts(consumer, goal)
-            at = {queue: consumer.position(queue) for queue in goal.ends}
-            if goal.is_over(at, consumer.failures(GIVE_UP_MS)):
+            if received := await reader.receive():
+                self._take(*received)
+            if reader.is_over:
                 self._print_tail()
                 if not wanted.follow:
-                    goal.check(at, consumer.failures())
+                    reader.check()
                     break
-            if goal.ends:
-                await self._receive(consumer, goal.ends)
-            else:
-                await goal.pause()
 
-    async def _receive(self, consumer: PullConsumer, ends: Mapping[MessageQueue, int]) -> None:
-        """Take batches until one reaches an end, or none has come for a moment."""
-        while not self._printer.is_done:
-            batch = await consumer.receive_many(timeout_ms=_CHECK_S * 1000)
-            if batch is None:
-                break
-            end = ends[batch.queue]
-            self._take(batch, end)
-            if batch.next_offset >= end:
-                break
-
-    async def _begin(self, consumer: PullConsumer, goal: Goal) -> None:
-        """Begin to read the queues whose ends are known since now."""
+    async def _seek(self, consumer: PullConsumer, queue: MessageQueue, end: int) -> None:
         wanted = self._wanted
-        found = await goal.look()
-        begun = goal.ends.keys() - found.keys()
-        for queue, end in found.items():
-            try:
-                await consumer.assign(begun | {queue}, wanted.tags)
-                if self._starts:
-                    consumer.seek(queue, self._starts[queue])
-                elif wanted.tail:
-                    first = await consumer.min_offset(queue)
-                    consumer.seek(queue, max(first, end - wanted.tail))
-                elif isinstance(wanted.place, int):
-                    consumer.seek(queue, wanted.place)
-            except HeadraceError as error:
-                goal.failed(queue, error)
-            else:
-                begun.add(queue)
+        if self._starts:
+            consumer.seek(queue, self._starts[queue])
+        elif wanted.tail:
+            first = await consumer.min_offset(queue)
+            consumer.seek(queue, max(first, end - wanted.tail))
+        elif isinstance(wanted.place, int):
+            consumer.seek(queue, wanted.place)
 
     def _choose(self, queues: Sequence[MessageQueue]) -> list[MessageQueue]:
         wanted = self._wanted
@@ -306,14 +288,6 @@ class _Reader:
         key = self._wanted.key
         if not self._printer.is_done and (key is None or _has_key(message, key)):
             self._printer.print(message)
-
-
-def _skip_parts(consumer: PullConsumer, goal: Goal) -> None:
-    """Read on behind the parts of queues whose brokers have been away for long."""
-    for queue, error in consumer.failures(GIVE_UP_MS).items():
-        next_offset = goal.skip(queue, consumer.position(queue), error)
-        if next_offset is not None:
-            consumer.seek(queue, next_offset)
 
 
 def _has_key(message: ReceivedMessage, key: str) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from headrace.admin import completion, options, static_commands
+from headrace.admin import completion, copy_commands, options, static_commands
 from headrace.admin.failures import NotFound
 from headrace.admin.output import (
     print_json,
@@ -62,13 +62,16 @@ def command() -> None:
     """Create, list, describe, alter, purge and delete topics."""
 
 
-for _static in (
+for _more in (
+    copy_commands.copy,
+    copy_commands.export,
+    copy_commands.import_,
     static_commands.remap,
     static_commands.rebalance,
     static_commands.repair,
     static_commands.mapping,
 ):
-    command.add_command(_static)
+    command.add_command(_more)
 
 
 @command.command(

@@ -1,0 +1,303 @@
+"""Copies of topics: from one to another, to a file, and from a file.
+
+A copy has body, key, tag and properties of its original; properties of its own keep what the new
+message can't have: id and times of the original. A copy of a copy keeps those of the first.
+"""
+
+from __future__ import annotations
+
+import base64
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+import trio
+
+from headrace.admin.end_reader import EndReader
+from headrace.admin.failures import CommandFailed
+from headrace.admin.messages import UNREADABLE, message_record
+from headrace.admin.output import time_text
+from headrace.consumer.pull import PullConsumer
+from headrace.consumer.subscription import ALL
+from headrace.errors import InvalidMessage
+from headrace.messages import Message
+from headrace.producer.producer import Producer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from typing import BinaryIO
+
+    from headrace.messages import MessageBatch, ReceivedMessage
+    from headrace_protocol.bodies import MessageQueue
+
+ORIGIN_ID = "origin_message_id"
+ORIGIN_BORN_TIME = "origin_born_time"
+ORIGIN_STORE_TIME = "origin_store_time"
+
+_COMMIT_S = 1.0
+_IMPORT_MESSAGES = 500
+_IMPORT_BYTES = 8 * 1024 * 1024
+_EARLIEST: Final = "earliest"
+
+
+class Original(NamedTuple):
+    """A message to copy. place: its queue, as text that is the same for all its messages."""
+
+    place: str
+    message: Message
+
+
+class Pace:
+    """Limits a copy to a number of messages a second; None for no limit."""
+
+    def __init__(self, per_second: float | None) -> None:
+        self._per_second = per_second
+        self._free_at = trio.current_time()
+
+    async def wait(self, count: int) -> None:
+        """Wait until ``count`` more messages are due."""
+        if self._per_second is not None:
+            await trio.sleep_until(self._free_at)
+            self._free_at = max(self._free_at, trio.current_time()) + count / self._per_second
+
+
+class Target:
+    """The topic that gets the copies.
+
+    Messages with a key go to the key's queue. Those of one original queue without a key go to one
+    queue. So both keep their order.
+    """
+
+    def __init__(self, producer: Producer, topic: str, pace: Pace) -> None:
+        self.count = 0
+        self._producer = producer
+        self._topic = topic
+        self._pace = pace
+        self._numbers: dict[str, int] = {}
+
+    async def send(self, originals: Sequence[Original]) -> None:
+        """Store copies. Raises the errors of ``Producer.send_many``."""
+        queues = await self._producer.queues(self._topic)
+        await self._pace.wait(len(originals))
+        if keyed := [each.message for each in originals if each.message.key]:
+            await self._producer.send_many(keyed)
+        places: dict[str, list[Message]] = {}
+        for place, message in originals:
+            if not message.key:
+                places.setdefault(place, []).append(message)
+        for place, messages in places.items():
+            number = self._numbers.setdefault(place, len(self._numbers))
+            await self._producer.send_many(messages, queue=queues[number % len(queues)])
+        self.count += len(originals)
+
+
+# -- from one topic to another ---------------------------------------------------------------------
+
+
+async def copy_topic(
+    source: str,
+    target: str,
+    *,
+    group: str,
+    from_nameserver: str | None,
+    to_nameserver: str | None,
+    per_second: float | None,
+) -> int:
+    """Copy what ``source`` holds now, from where ``group`` is; returns the number of messages.
+
+    The group commits each second, so a copy that is interrupted repeats a second's messages.
+    Raises PartialRead if queues can't be read to the end, and CommandFailed for a damaged message.
+    """
+    async with (
+        PullConsumer(group, nameserver=from_nameserver, start=_EARLIEST) as consumer,
+        Producer(nameserver=to_nameserver) as producer,
+    ):
+        copies = Target(producer, target, Pace(per_second))
+        await producer.queues(target)
+        reader = await _reader(consumer, source, {})
+        commit_at = trio.current_time() + _COMMIT_S
+        try:
+            while not reader.is_over:
+                if received := await reader.receive():
+                    await copies.send([*_originals(*received, target)])
+                if trio.current_time() >= commit_at:
+                    await consumer.commit()
+                    commit_at = trio.current_time() + _COMMIT_S
+        finally:
+            with trio.CancelScope(shield=True):
+                await consumer.commit()
+        reader.check()
+        return copies.count
+
+
+async def _reader(
+    consumer: PullConsumer, topic: str, begin: Mapping[tuple[str, int], int]
+) -> EndReader:
+    """begin: where to begin in queues, by broker and queue id; others where the group is."""
+
+    async def seek(queue: MessageQueue, _end: int) -> None:
+        if (offset := begin.get((queue.broker_name, queue.queue_id))) is not None:
+            consumer.seek(queue, offset)
+
+    queues = await consumer.queues(topic)
+    return EndReader(consumer, topic, queues, ALL, consumer.max_offset, seek)
+
+
+def _originals(batch: MessageBatch, end: int, topic: str) -> Iterator[Original]:
+    place = f"{batch.queue.broker_name}/{batch.queue.queue_id}"
+    for message in batch:
+        if message.queue_offset < end:
+            yield Original(place, _copy(message, topic))
+
+
+def _copy(message: ReceivedMessage, topic: str) -> Message:
+    try:
+        times = time_text(message.born_timestamp_ms), time_text(message.store_timestamp_ms)
+        properties = _origin(message.message_id, *times) | message.properties
+        return Message(topic, message.body, message.key, message.tag, properties)
+    except UNREADABLE as error:
+        queue = message.queue
+        place = f"{queue.topic}/{queue.broker_name}/{queue.queue_id}@{message.queue_offset}"
+        raise CommandFailed(
+            f"{place}: {error}; to skip it, move the group with `headrace group reset`"
+        ) from error
+
+
+def _origin(message_id: str | None, born: str | None, stored: str | None) -> dict[str, str]:
+    """The properties that tell where a copy is from."""
+    origin = {ORIGIN_ID: message_id, ORIGIN_BORN_TIME: born, ORIGIN_STORE_TIME: stored}
+    return {name: text for name, text in origin.items() if text}
+
+
+# -- to a file -------------------------------------------------------------------------------------
+
+
+async def export_topic(
+    topic: str, path: Path, *, nameserver: str | None, per_second: float | None
+) -> int:
+    """Append what the file does not have yet of a topic, one JSON object a line.
+
+    A last line without its end, from a run that was killed, is removed. Returns the number of
+    messages written. Raises PartialRead, OSError, CommandFailed for a line that is no message.
+    """
+    with path.open("ab+") as file:
+        begin = _resume(file, path)
+        async with PullConsumer(nameserver=nameserver, start=_EARLIEST) as consumer:
+            reader = await _reader(consumer, topic, begin)
+            pace, count = Pace(per_second), 0
+            while not reader.is_over:
+                if received := await reader.receive():
+                    batch, end = received
+                    lines = [_line(message) for message in batch if message.queue_offset < end]
+                    await pace.wait(len(lines))
+                    file.writelines(lines)
+                    count += len(lines)
+            file.flush()
+            reader.check()
+            return count
+
+
+def _line(message: ReceivedMessage) -> bytes:
+    return msgspec.json.encode(message_record(message)) + b"\n"
+
+
+class _Row(msgspec.Struct):
+    """A line of ``headrace consume --json``."""
+
+    broker: str
+    queue: int
+    queue_offset: int
+    body: str | None = None
+    body_base64: str | None = None
+    key: str | None = None
+    tag: str | None = None
+    message_id: str | None = None
+    born_time: str | None = None
+    store_time: str | None = None
+    properties: dict[str, str] = {}
+    problem: str | None = None
+
+
+_decode_row = msgspec.json.Decoder(_Row).decode
+
+
+def _resume(file: BinaryIO, path: Path) -> dict[tuple[str, int], int]:
+    """The next offset of each queue; cuts a torn last line."""
+    file.seek(0)
+    begin: dict[tuple[str, int], int] = {}
+    whole_bytes = 0
+    for number, line in enumerate(file, 1):
+        if not line.endswith(b"\n"):
+            break
+        row = _row(line, f"{path}:{number}")
+        begin[row.broker, row.queue] = row.queue_offset + 1
+        whole_bytes += len(line)
+    file.truncate(whole_bytes)
+    return begin
+
+
+def _row(line: bytes, place: str) -> _Row:
+    try:
+        return _decode_row(line)
+    except msgspec.MsgspecError as error:
+        raise CommandFailed(f"{place}: not a line of `headrace consume --json`: {error}") from error
+
+
+# -- from a file -----------------------------------------------------------------------------------
+
+
+async def import_file(
+    path: Path, topic: str, *, nameserver: str | None, per_second: float | None
+) -> int:
+    """Store the messages of a file in a topic; returns their number.
+
+    ``PATH.TOPIC.imported`` says how far it came, so an import that is repeated continues there. One
+    that was killed repeats at most 500 messages. ``-`` is standard input, and keeps no progress.
+    Raises CommandFailed for a line that is no message.
+    """
+    async with Producer(nameserver=nameserver) as producer:
+        copies = Target(producer, topic, Pace(per_second))
+        if path == Path("-"):
+            while lines := await trio.to_thread.run_sync(
+                _some_lines, sys.stdin.buffer, abandon_on_cancel=True
+            ):
+                await copies.send([_of_line(line, topic, "standard input") for line in lines])
+            return copies.count
+        progress = path.with_name(f"{path.name}.{topic}.imported")
+        with path.open("rb") as file:
+            file.seek(int(progress.read_text()) if progress.exists() else 0)
+            while lines := _some_lines(file):
+                await copies.send([_of_line(line, topic, str(path)) for line in lines])
+                _save(progress, file.tell())
+        return copies.count
+
+
+def _some_lines(file: BinaryIO) -> list[bytes]:
+    lines: list[bytes] = []
+    bytes_left = _IMPORT_BYTES
+    while len(lines) < _IMPORT_MESSAGES and bytes_left > 0 and (line := file.readline()):
+        lines.append(line)
+        bytes_left -= len(line)
+    return lines
+
+
+def _save(progress: Path, position: int) -> None:
+    new = progress.with_name(f"{progress.name}.new")
+    new.write_text(str(position))
+    new.replace(progress)
+
+
+def _of_line(line: bytes, topic: str, name: str) -> Original:
+    row = _row(line, name)
+    place = f"{row.broker}/{row.queue}"
+    if row.problem is not None:
+        raise CommandFailed(f"{name}: {place}@{row.queue_offset} was unreadable: {row.problem}")
+    body = base64.b64decode(row.body_base64) if row.body_base64 else (row.body or "").encode()
+    properties = _origin(row.message_id, row.born_time, row.store_time) | row.properties
+    message = Message(topic, body, row.key or "", row.tag or "", properties)
+    try:
+        message.check()
+    except InvalidMessage as error:
+        raise CommandFailed(f"{name}: {place}@{row.queue_offset}: {error}") from error
+    return Original(place, message)

@@ -1,0 +1,88 @@
+"""Reads the queues of a topic up to the ends that they have at first."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace.admin.goal import GIVE_UP_MS, Goal
+from headrace.errors import HeadraceError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from headrace.consumer.pull import PullConsumer
+    from headrace.messages import MessageBatch
+    from headrace_protocol.bodies import MessageQueue
+
+_CHECK_S = 0.25
+
+
+class EndReader:
+    """Reads some queues of a topic; those whose brokers do not answer are retried.
+
+    is_over: whether all is read that can be; ``receive`` may be called further, past the ends.
+    """
+
+    def __init__(
+        self,
+        consumer: PullConsumer,
+        topic: str,
+        queues: Sequence[MessageQueue],
+        tags: str,
+        end_of: Callable[[MessageQueue], Awaitable[int]],
+        seek: Callable[[MessageQueue, int], Awaitable[None]],
+        *,
+        skips_parts: bool = False,
+    ) -> None:
+        """end_of: asks for the end of a queue. seek: moves to where to begin in it, given its end.
+
+        Both may raise HeadraceError, and are called again then. skips_parts: read what is behind
+        the part of a queue whose broker has been away for long; ``check`` names the part.
+        """
+        self.is_over = False
+        self._consumer = consumer
+        self._tags = tags
+        self._seek = seek
+        self._skips_parts = skips_parts
+        self._goal = Goal(topic, queues, end_of)
+
+    def check(self) -> None:
+        """Print what is not read. Raises PartialRead if there is any."""
+        self._goal.check(self._positions(), self._consumer.failures())
+
+    def _positions(self) -> dict[MessageQueue, int]:
+        return {queue: self._consumer.position(queue) for queue in self._goal.ends}
+
+    async def receive(self) -> tuple[MessageBatch, int] | None:
+        """The next batch and the end of its queue; None once it is over, or for a moment."""
+        await self._begin()
+        if self._skips_parts:
+            self._skip_parts()
+        was_over = self.is_over
+        self.is_over = self._goal.is_over(self._positions(), self._consumer.failures(GIVE_UP_MS))
+        if self.is_over and not was_over:
+            return None
+        if not self._goal.ends:
+            await self._goal.pause()
+            return None
+        batch = await self._consumer.receive_many(timeout_ms=_CHECK_S * 1000)
+        return None if batch is None else (batch, self._goal.ends[batch.queue])
+
+    async def _begin(self) -> None:
+        """Begin to read the queues whose ends are known since now."""
+        found = await self._goal.look()
+        begun = self._goal.ends.keys() - found.keys()
+        for queue, end in found.items():
+            try:
+                await self._consumer.assign(begun | {queue}, self._tags)
+                await self._seek(queue, end)
+            except HeadraceError as error:
+                self._goal.failed(queue, error)
+            else:
+                begun.add(queue)
+
+    def _skip_parts(self) -> None:
+        for queue, error in self._consumer.failures(GIVE_UP_MS).items():
+            next_offset = self._goal.skip(queue, self._consumer.position(queue), error)
+            if next_offset is not None:
+                self._consumer.seek(queue, next_offset)

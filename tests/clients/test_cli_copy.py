@@ -1,0 +1,198 @@
+"""Copies of topics: to another topic, to another cluster, to a file and back."""
+
+from __future__ import annotations
+
+import json
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+
+from headrace import Message
+from headrace.admin import copying
+from headrace.blocking import Producer
+from tests.support.cli import fail, headrace, succeed
+from tests.support.running_brokers import brokers_in_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_numbers = count()
+KEYS = 5
+
+
+@pytest.fixture(scope="module")
+def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    folder = tmp_path_factory.mktemp("copy")
+    with (
+        brokers_in_thread(folder / "old", ["a", "b"]) as old,
+        brokers_in_thread(folder / "new", ["c"]) as new,
+    ):
+        yield old, new
+
+
+@pytest.fixture(autouse=True)
+def environment(clusters: tuple[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    for name, address in zip(("old", "new"), clusters, strict=True):
+        succeed("context", "add", name, address)
+    succeed("context", "use", "old")
+
+
+@pytest.fixture
+def names(clusters: tuple[str, str]) -> tuple[str, str]:
+    """A topic with messages of all kinds, and one without."""
+    number = next(_numbers)
+    source, target = f"source_{number}", f"target_{number}"
+    for address in clusters:
+        succeed("topic", "create", source, "--queues", "2", "-n", address)
+        succeed("topic", "create", target, "--queues", "3", "-n", address)
+    send(clusters[0], source, range(40))
+    return source, target
+
+
+def send(nameserver: str, topic: str, numbers: range) -> None:
+    with Producer(nameserver=nameserver) as producer:
+        for number in numbers:
+            key = f"key{number % KEYS}" if number % 2 else ""
+            properties = {"colour": "grün", "number": str(number)}
+            producer.send(Message(topic, b"\xff%d" % number, key, f"tag{number % 3}", properties))
+
+
+def contents(topic: str, *options: str) -> list[dict[str, Any]]:
+    return succeed("consume", topic, "--json", *options).json_lines()
+
+
+def essence(message: dict[str, Any]) -> tuple[Any, ...]:
+    return (
+        message["properties"]["number"],
+        message["properties"]["colour"],
+        message["body_base64"],
+        message["key"],
+        message["tag"],
+    )
+
+
+def check_copies(source: str, target: str, *options: str) -> None:
+    """The target has each message once, its key's messages in order, and where they are from."""
+    originals, copies = contents(source), contents(target, *options)
+    assert sorted(map(essence, copies)) == sorted(map(essence, originals))
+    known = {each["message_id"]: each for each in originals}
+    for copy in copies:
+        original = known[copy["properties"]["origin_message_id"]]
+        assert essence(copy) == essence(original)
+        assert copy["properties"]["origin_born_time"] == original["born_time"]
+        assert copy["properties"]["origin_store_time"] == original["store_time"]
+    for key in {each["key"] for each in copies} - {None}:
+        of_key = [each for each in copies if each["key"] == key]
+        numbers = [int(each["properties"]["number"]) for each in of_key]
+        assert numbers == sorted(numbers)
+
+
+def test_a_copy_has_all_fields_and_continues(names: tuple[str, str], clusters: Any) -> None:
+    source, target = names
+    outcome = succeed("topic", "copy", source, target, "--json")
+    assert outcome.json()["messages"] == 40
+    assert f"headrace group delete copy_{source}_{target}" in outcome.stderr
+    check_copies(source, target)
+    assert succeed("topic", "copy", source, target, "--json").json()["messages"] == 0
+    send(clusters[0], source, range(40, 45))
+    assert succeed("topic", "copy", source, target, "--json").json()["messages"] == 5
+    check_copies(source, target)
+
+
+def test_a_copy_to_another_cluster(names: tuple[str, str], clusters: Any) -> None:
+    source, target = names
+    copied = succeed("topic", "copy", source, target, "--from", "old", "--to", "new", "--json")
+    assert copied.json()["messages"] == 40
+    check_copies(source, target, "-n", clusters[1])
+    assert contents(target) == []
+
+
+def test_a_missing_topic_is_named(names: tuple[str, str]) -> None:
+    source, target = names
+    assert "has topic nowhere" in fail(3, "topic", "copy", source, "nowhere")
+    assert "has topic nowhere" in fail(3, "topic", "copy", "nowhere", target)
+    assert contents(target) == []
+
+
+def test_an_interrupted_export_is_continued(
+    names: tuple[str, str], clusters: Any, tmp_path: Path
+) -> None:
+    source, _ = names
+    file = tmp_path / "out.jsonl"
+    assert succeed("topic", "export", source, str(file), "--json").json()["messages"] == 40
+    whole = file.read_bytes()
+    assert sorted(whole.splitlines()) == sorted(
+        succeed("consume", source, "--json").stdout.encode().splitlines()
+    )
+    lines = whole.splitlines(keepends=True)
+    file.write_bytes(b"".join(lines[:25]) + lines[25][:30])
+    assert succeed("topic", "export", source, str(file), "--json").json()["messages"] == 15
+    assert sorted(file.read_bytes().splitlines()) == sorted(whole.splitlines())
+    send(clusters[0], source, range(40, 43))
+    assert succeed("topic", "export", source, str(file), "--json").json()["messages"] == 3
+
+
+def test_an_import_is_continued(
+    names: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copying, "_IMPORT_MESSAGES", 7)
+    source, target = names
+    file = tmp_path / "out.jsonl"
+    succeed("topic", "export", source, str(file))
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join(lines[:21]) + b"{}\n")
+    assert "not a line of `headrace consume --json`" in fail(
+        1, "topic", "import", target, str(file)
+    )
+    assert len(contents(target)) == 21
+    file.write_bytes(b"".join(lines))
+    assert succeed("topic", "import", target, str(file), "--json").json()["messages"] == 19
+    check_copies(source, target)
+    assert succeed("topic", "import", target, str(file), "--json").json()["messages"] == 0
+
+
+def test_what_consume_prints_can_be_imported(names: tuple[str, str]) -> None:
+    source, target = names
+    printed = succeed("consume", source, "--json").stdout.encode()
+    assert headrace("topic", "import", target, "-", stdin=printed).exit_code == 0
+    check_copies(source, target)
+
+
+def test_a_copy_of_a_copy_names_the_first(names: tuple[str, str], clusters: Any) -> None:
+    source, target = names
+    succeed("topic", "copy", source, target)
+    succeed("topic", "copy", target, target, "--to", "new")
+    check_copies(source, target, "-n", clusters[1])
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"problem": "codec missing"}, "was unreadable: codec missing"),
+        ({"body": ""}, "a body of 0 bytes"),
+        ({"body": "x", "tag": "a||b"}, "tag"),
+    ],
+)
+def test_a_line_that_is_no_message_is_named(
+    names: tuple[str, str], tmp_path: Path, row: dict[str, str], reason: str
+) -> None:
+    file = tmp_path / "in.jsonl"
+    place = {"broker": "a", "queue": 1, "queue_offset": 7}
+    file.write_text(json.dumps(place | row) + "\n")
+    found = fail(1, "topic", "import", names[1], str(file))
+    assert "a/1@7" in found
+    assert reason in found
+
+
+async def test_a_pace_limits_the_rate(autojump_clock: trio.testing.MockClock) -> None:
+    pace, began = copying.Pace(100), trio.current_time()
+    for _ in range(11):
+        await pace.wait(50)
+    assert trio.current_time() - began == pytest.approx(5)
+    unlimited, began = copying.Pace(None), trio.current_time()
+    await unlimited.wait(10**9)
+    assert trio.current_time() == began
