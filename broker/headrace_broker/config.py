@@ -18,8 +18,9 @@ from headrace_broker.setting import setting as _setting
 from headrace_broker.setting_problems import problem_of, unknown_key
 from headrace_broker.tier_config import TierConfig
 from headrace_daemon.folders import folder_problem
+from headrace_daemon.serving.ports import equal_ports, fast_port
 from headrace_protocol.access import AnonymousAccess, is_loopback, why_exposed
-from headrace_protocol.drivers.address import split_address
+from headrace_protocol.drivers.address import check_address
 from headrace_protocol.errors import PortableError
 
 if TYPE_CHECKING:
@@ -472,7 +473,7 @@ class BrokerConfig(TierConfig):
     @classmethod
     def _are_addresses(cls, addresses: str) -> str:
         for address in filter(None, addresses.split(";")):
-            split_address(address.strip())
+            check_address(address.strip())
         return addresses
 
     @model_validator(mode="after")
@@ -481,6 +482,12 @@ class BrokerConfig(TierConfig):
         expected = self.store_path_root_dir / "commitlog"
         if log_path is not None and log_path != expected:
             raise ValueError(f"storePathCommitLog={log_path}: expected {expected}, or leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _has_distinct_ports(self) -> BrokerConfig:
+        if problem := equal_ports(self.ports()):
+            raise ValueError(problem)
         return self
 
     @model_validator(mode="after")
@@ -497,6 +504,14 @@ class BrokerConfig(TierConfig):
         return self
 
     # -- derived values ----------------------------------------------------------------------------
+
+    def ports(self) -> dict[str, int]:
+        """The ports to listen on by setting; 0 or less for those that are free to choose or off."""
+        return {
+            "listenPort": self.listen_port,
+            "fastListenPort": fast_port(self.listen_port, self.fast_listen_port),
+            "monitorPort": self.monitor_port,
+        }
 
     @property
     def nameservers(self) -> list[str]:

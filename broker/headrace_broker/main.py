@@ -20,6 +20,7 @@ from headrace_broker.tiered.driver.time_limits import TimeLimits
 from headrace_daemon.command import daemon_parser, run_daemon
 from headrace_daemon.logs import configure_logs
 from headrace_daemon.process import prepare, run_until_signal
+from headrace_daemon.serving.ports import listening_problem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
 def serve(config: Path, *, check_config: bool, log_level: str) -> None:
     """Run a broker until SIGINT or SIGTERM.
 
-    check_config: only read the file, try the place of tiered storage, and print warnings and what
-    was checked.
+    check_config: only read the file, try the addresses to listen on and the place of tiered
+    storage, and print warnings and what was checked.
     Raises ConfigError, or the errors of ``Broker.run`` in an ExceptionGroup.
     """
     settings, warnings = load_config(config)
@@ -42,6 +43,8 @@ def serve(config: Path, *, check_config: bool, log_level: str) -> None:
             "nameservers to register with"
         )
     if check_config:
+        if problem := listening_problem(settings.bind_address, settings.ports()):
+            raise ConfigError([problem])
         _check_tier(settings)
         sys.stderr.writelines(f"headrace: {warning}\n" for warning in warnings)
         sys.stderr.write(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self
 
 from headrace.errors import ConfigurationError
 from headrace.values import plain_number, shown
-from headrace_protocol.drivers.address import split_address
+from headrace_protocol.drivers.address import check_address
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -132,19 +132,6 @@ def _read(path: Path) -> dict[str, object]:
     return settings
 
 
-def _check_address(address: str) -> None:
-    """Raise ValueError with the way out for what is no address of one server."""
-    scheme, separator, rest = address.partition("://")
-    if separator:
-        raise ValueError(f"{address!r} is a URL: write {rest.strip('/')}, without {scheme}://")
-    if "," in address:
-        semicolons = address.replace(",", ";")
-        raise ValueError(f"{address!r}: separate addresses by semicolons: '{semicolons}'")
-    host, _ = split_address(address)
-    if ":" in host and not address.startswith("["):
-        raise ValueError(f"{address!r} is not an address: expected HOST:PORT, or [IPV6]:PORT")
-
-
 def _addresses(value: object, place: str) -> tuple[str, ...]:
     parts = value.split(";") if isinstance(value, str) else value
     if not isinstance(parts, list | tuple) or not all(isinstance(part, str) for part in parts):
@@ -154,7 +141,7 @@ def _addresses(value: object, place: str) -> tuple[str, ...]:
         raise ConfigurationError(f"{place} names no nameserver; write HOST:PORT[;HOST:PORT...]")
     try:
         for address in addresses:
-            _check_address(address)
+            check_address(address)
     except ValueError as error:
         raise ConfigurationError(f"{place}: {error}") from error
     return addresses

@@ -14,6 +14,7 @@ import trio
 from anyio import BrokenResourceError, ClosedResourceError, EndOfStream
 from anyio.abc import ByteStream
 
+from headrace_daemon.serving import ports
 from headrace_daemon.serving.listen import listen
 from headrace_daemon.serving.socket_loop import serve_sockets
 from headrace_daemon.serving.stream_transport import serve_stream
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 
     from headrace_daemon.serving.server import RemotingServer
 
-# Apache RocketMQ's distance between both ports: 10909 beside 10911.
-_FAST_DISTANCE = 2
 _PAIR_ATTEMPTS = 16
 
 
@@ -223,7 +222,7 @@ def listen_with_fast(network: Network, host: str, port: int, fast_port: int) -> 
     """
     for attempts_left in reversed(range(_PAIR_ATTEMPTS)):
         listener = network.listen(host, port)
-        wanted = listener.port - _FAST_DISTANCE if fast_port < 0 else fast_port
+        wanted = ports.fast_port(listener.port, fast_port)
         if wanted <= 0:
             break
         try:

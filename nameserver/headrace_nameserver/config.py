@@ -9,6 +9,7 @@ from typing import Annotated
 import msgspec
 
 from headrace_daemon.folders import folder_problem
+from headrace_daemon.serving.ports import equal_ports
 from headrace_nameserver.routes import BROKER_TIMEOUT_MS, DEPARTED_HOURS
 from headrace_protocol.access import AnonymousAccess, is_loopback, why_exposed
 from headrace_protocol.errors import PortableError
@@ -52,6 +53,10 @@ class NameServerConfig(msgspec.Struct, rename="camel", kw_only=True, frozen=True
     order_message_enable: bool = False
     register_from_own_address: bool | None = None
 
+    def ports(self) -> dict[str, int]:
+        """The ports to listen on by setting; 0 or less for those that are free to choose or off."""
+        return {"listenPort": self.listen_port, "monitorPort": self.monitor_port}
+
     @property
     def departed_path(self) -> Path | None:
         """The file of departed brokers."""
@@ -90,6 +95,12 @@ def load_config(path: Path) -> NameServerConfig:
     if reason := why_exposed(config.bind_address, config.anonymous_access):
         raise ConfigError(f"{places['bindAddress']}: bindAddress={config.bind_address}: {reason}")
     return config
+
+
+def check_ports(config: NameServerConfig) -> None:
+    """Raise ConfigError if two settings name one port, of which one may be an option."""
+    if problem := equal_ports(config.ports()):
+        raise ConfigError(problem)
 
 
 def _read_line(text: str, place: str) -> tuple[str, str]:

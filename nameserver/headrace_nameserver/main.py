@@ -12,7 +12,8 @@ import trio
 from headrace_daemon.command import daemon_parser, run_daemon
 from headrace_daemon.logs import configure_logs
 from headrace_daemon.process import prepare, run_until_signal
-from headrace_nameserver.config import ConfigError, NameServerConfig, load_config
+from headrace_daemon.serving.ports import listening_problem
+from headrace_nameserver.config import ConfigError, NameServerConfig, check_ports, load_config
 from headrace_nameserver.server import NameServer
 
 if TYPE_CHECKING:
@@ -24,15 +25,19 @@ def serve(config: Path | None, *, port: int | None, check_config: bool, log_leve
     """Run a nameserver until SIGINT or SIGTERM.
 
     port: overrides the file's listenPort.
-    check_config: check the configuration files, print what was checked, then return.
+    check_config: check the configuration files and the addresses to listen on, print what was
+    checked, then return.
 
     Raises ConfigError, or an ExceptionGroup with the errors of ``NameServer.run``.
     """
     settings = load_config(config) if config else NameServerConfig()
     if port is not None:
         settings = msgspec.structs.replace(settings, listen_port=port)
+    check_ports(settings)
     server = NameServer(settings)
     if check_config:
+        if problem := listening_problem(settings.bind_address, settings.ports()):
+            raise ConfigError(problem)
         sys.stderr.write(
             f"{config or 'default settings'}: valid, nameserver on {settings.bind_address}:"
             f"{settings.listen_port}\n"

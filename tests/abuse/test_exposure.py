@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import TYPE_CHECKING
 
 import pytest
@@ -91,6 +92,39 @@ def test_consent_is_enough_and_loopback_needs_none(
     outcome = headrace(daemon, "-c", str(settings(daemon, tmp_path, *lines)), "--check-config")
     assert outcome.exit_code == 0
     assert "valid" in outcome.stderr.splitlines()[-1]
+
+
+# RFC 5737 and RFC 2606 reserve address and name.
+CANNOT_LISTEN: dict[tuple[str, ...], str] = {
+    ("bindAddress=192.0.2.7", "anonymousAccess=allow"): "no interface of this machine has that",
+    ("bindAddress=nowhere.invalid", "anonymousAccess=allow"): "can't listen on nowhere.invalid",
+    ("listenPort=9999", "monitorPort=9999"): "monitorPort=9999: listenPort is the same port",
+}
+
+
+@pytest.mark.parametrize("daemon", DAEMONS)
+@pytest.mark.parametrize("lines", CANNOT_LISTEN)
+def test_an_address_that_a_start_could_not_take_is_found_by_the_check(
+    tmp_path: Path, daemon: str, lines: tuple[str, ...]
+) -> None:
+    outcome = headrace(daemon, "-c", str(settings(daemon, tmp_path, *lines)), "--check-config")
+    assert outcome.exit_code == 2
+    assert CANNOT_LISTEN[lines] in outcome.stderr
+
+
+@pytest.mark.parametrize("daemon", DAEMONS)
+def test_the_check_passes_beside_the_running_daemon(tmp_path: Path, daemon: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as running:
+        lines = (f"listenPort={running.getsockname()[1]}",)
+        outcome = headrace(daemon, "-c", str(settings(daemon, tmp_path, *lines)), "--check-config")
+    assert outcome.exit_code == 0, outcome.stderr
+
+
+def test_an_option_may_not_name_the_monitors_port(tmp_path: Path) -> None:
+    path = settings("nameserver", tmp_path, "monitorPort=9999")
+    outcome = headrace("nameserver", "-c", str(path), "--port", "9999", "--check-config")
+    assert outcome.exit_code == 2
+    assert "monitorPort=9999: listenPort is the same port" in outcome.stderr
 
 
 def test_an_advertised_address_must_be_listened_on(tmp_path: Path) -> None:

@@ -13,12 +13,22 @@ def listen(host: str, port: int) -> socket.socket:
 
     Raises OSError with the address and a remedy.
     """
+    listener = bind(host, port)
+    try:
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise OSError(error.errno, _listen_failed(host, port, error)) from error
+    return listener
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Open a socket at an address. Raises OSError with the address and a remedy."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-        listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
         raise OSError(error.errno, _listen_failed(host, port, error)) from error

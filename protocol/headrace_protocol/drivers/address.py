@@ -14,6 +14,19 @@ def split_address(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def check_address(address: str) -> None:
+    """Raise ValueError with the way out for what is no address of one server."""
+    scheme, separator, rest = address.partition("://")
+    if separator:
+        raise ValueError(f"{address!r} is a URL: write {rest.strip('/')}, without {scheme}://")
+    if "," in address:
+        semicolons = address.replace(",", ";")
+        raise ValueError(f"{address!r}: separate addresses by semicolons: '{semicolons}'")
+    host, _ = split_address(address)
+    if ":" in host and not address.startswith("["):
+        raise ValueError(f"{address!r} is not an address: expected HOST:PORT, or [IPV6]:PORT")
+
+
 def pack_host(host: str, port: int) -> bytes:
     """Address and port in the format of message records: 8 bytes for IPv4, 20 for IPv6."""
     return ip_address(host).packed + struct.pack(">i", port)
