@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from datetime import UTC, datetime
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import structlog
@@ -48,6 +49,7 @@ from headrace_protocol.headers import (
     WritePermOfBrokerHeader,
 )
 from headrace_protocol.serving import Reply, Request
+from headrace_protocol.system_topics import RETRY_PREFIX, user_topics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
@@ -64,6 +66,10 @@ log = structlog.get_logger("headrace.nameserver")
 _STRICT_JSON_VERSION = 401
 
 _NAMED_MAX = 3
+# Topics and groups of a departed broker that an answer about all brokers names, and topics that are
+# looked at for that: there may be 1,024 such brokers.
+_TOPICS_NAMED_MAX = 32
+_TOPICS_SEEN_MAX = 128
 # One thread is enough: a save writes all pending changes.
 _KEY_VALUES = Lane("key-value table", threads=1, outlives_client=True)
 # Encoding a route with more brokers takes over 0.5 ms.
@@ -335,6 +341,8 @@ class NameServerProcessor:
             write_queue_nums=queues.write_queue_nums,
             perm=queues.perm,
             compacted=topic in broker.compacted or None,
+            topics=_named_topics(broker) if topic is None else None,
+            topic_count=len(broker.queues) if topic is None else None,
         )
 
     def _wall(self, at_ms: int) -> int:
@@ -447,3 +455,11 @@ def _topic_list(topics: Iterable[str], broker_addr: str | None = None) -> LongWo
     """A TopicList reply, encoded in slices."""
     names = yield from fastjson.dumps_list_sliced(topics)
     return Reply(body=(fastjson.dumps({"brokerAddr": broker_addr, "topicList": names}),))
+
+
+def _named_topics(broker: Departed) -> list[str]:
+    """Some topics of users and retry topics of groups."""
+    seen = list(islice(broker.queues, _TOPICS_SEEN_MAX))
+    users = user_topics(seen, (broker.name, broker.cluster))
+    named = (name for name in seen if name in users or name.startswith(RETRY_PREFIX))
+    return list(islice(named, _TOPICS_NAMED_MAX))

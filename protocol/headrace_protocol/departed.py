@@ -27,7 +27,8 @@ class DepartedBroker(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
     """A broker that left, with its queues of one topic; in a list of brokers without queues.
 
     how: name of a Departure; newer nameservers may know more. since: ms since 1970.
-    compacted: whether the topic is compacted there; None if it is not.
+    compacted: whether the topic is compacted there; None if it is not. topics: names of some of
+    its topics, if the answer is not about one; topic_count: of all.
     """
 
     broker_name: str
@@ -39,6 +40,8 @@ class DepartedBroker(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
     write_queue_nums: Int32 = 0
     perm: Int32 = 0
     compacted: bool | None = None
+    topics: list[str] | None = None
+    topic_count: Int32 | None = None
 
 
 class ClusterInfoHeader(RequestHeader, kw_only=True, gc=False):

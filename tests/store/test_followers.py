@@ -643,11 +643,13 @@ async def test_a_full_disk_is_said_and_tried_again(
         problem = store.followers.runtime_info()["follower.copies.problem"]
         assert problem == "[Errno 28] No space left on device"
         assert not store.followers.needed_from()
+        assert store.statistics().followers[0].behind_seconds > 0
         fill(store, 10)  # messages are taken meanwhile
         is_full.clear()
         with structlog.testing.capture_logs() as logs:
             await wait_until(lambda: follower.copied() == stored(store))
             await wait_until(lambda: problems(store) == [""])
+        await wait_until(lambda: not store.statistics().followers[0].behind_seconds)
         (line,) = logs
         assert line["event"].startswith("follower copies is available again after ")
         nursery.cancel_scope.cancel()

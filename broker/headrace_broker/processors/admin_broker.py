@@ -109,6 +109,7 @@ class AdminBrokerProcessor:
             "brokerVersionDesc": f"headrace {__version__}",
             "brokerActive": "true",
             "bootTimestamp": str(self._started_ms),
+            "currentTimestamp": str(self._now_ms()),
             "runtime": _duration(running_ms),
         }
 

@@ -17,6 +17,7 @@ import trio
 
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.connection import Connection, ResponseReceived
+from headrace_protocol.departed import ClusterInfoHeader
 from headrace_protocol.drivers.address import split_address
 from headrace_protocol.errors import RemoteProtocolError
 from headrace_protocol.frame import foreign_protocol
@@ -113,7 +114,8 @@ def _connect_problem(error: OSError) -> str:
 async def _ask(stream: trio.SocketStream, role: Role) -> ResponseReceived[Role] | bytes:
     """The response to the role's request, or the bytes received instead."""
     connection: Connection[Role] = Connection()
-    _, buffers = connection.request(role.value, waiter=role)
+    header = ClusterInfoHeader(departed=True) if role is Role.NAMESERVER else None
+    _, buffers = connection.request(role.value, header, waiter=role)
     received = b""
     with trio.move_on_after(ANSWER_TIMEOUT_S):
         try:

@@ -66,7 +66,7 @@ class FollowerStatus(NamedTuple):
 
     behind_bytes: of the log, from the oldest record that is still needed. problem: what stops the
     follower, "" if nothing does. problem_seconds: for how long it has failed; 0 for a queue that is
-    given up.
+    given up. behind_seconds: for how long it has not caught up.
     """
 
     name: str
@@ -74,6 +74,7 @@ class FollowerStatus(NamedTuple):
     behind_bytes: int
     problem: str
     problem_seconds: float = 0.0
+    behind_seconds: float = 0.0
 
 
 class FollowedRecord(NamedTuple):
@@ -123,6 +124,8 @@ class Following:
         self._is_set_back = False
         self._saved_s = -math.inf
         self._problem = ""
+        # Since when messages have waited without a pause; None once it has caught up.
+        self._behind_since: float | None = None
         self._outages = Outages(log.error)
         # Set by ``retry`` until the next round.
         self._retry = trio.Event()
@@ -221,6 +224,7 @@ class Following:
             max(self._commit_log.max_offset - needed_from, 0),
             self._problem or next(iter(self._damaged.values()), ""),
             self._outages.seconds(self._outage),
+            0.0 if self._behind_since is None else monotonic() - self._behind_since,
         )
 
     @property
@@ -256,12 +260,16 @@ class Following:
                 self._wakeup.set()
 
     async def _run_round(self) -> None:
+        if self._behind_since is None:
+            self._behind_since = monotonic()
         for work in self._follow():
             await trio.to_thread.run_sync(work.run, limiter=self._threads)
             await self._save_in_time()
         await self._save_in_time()
         self._problem = ""
         self._outages.worked(self._outage)
+        if not self._behind:
+            self._behind_since = None
 
     async def _save_in_time(self) -> None:
         if self._is_unsaved and trio.current_time() - self._saved_s >= self._save_s:
@@ -577,6 +585,7 @@ class Followers:
                     if status.problem_seconds
                     else {}
                 ),
+                **({"behindSeconds": behind} if (behind := round(status.behind_seconds)) else {}),
             }
             for status in self.statistics()
         }

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import sys
+import time
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.admin import options
+from headrace.admin.health import broker_rows, departed_rows
 from headrace.admin.output import print_rows
 from headrace_daemon.command import FAILED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
+    from headrace.admin.health import Row
     from headrace_protocol.bodies import BrokerData, ClusterInfo
 
 
 class Check(NamedTuple):
-    """One line of the diagnosis; problem is None if there is none."""
+    """One line of the diagnosis; problem is None if there is none. role: see ``health.CHECKS``."""
 
     role: str
     name: str
@@ -36,7 +39,9 @@ def command(*, as_json: bool, nameserver: str | None) -> None:
 
     Connects to each nameserver and each registered broker, and reports failures with reasons.
 
-    A broker's problem is also a queue that no member of a connected group has pulled for 30 s.
+    Each thing that is wrong with a broker is a row of its own: its store refuses sends, its disk is
+    full soon, its tier fails, its clock differs, a group's queues are not pulled; and a broker that
+    left, with the topics and groups that miss it.
 
     If a different server listens on a port, its protocol is named: HTTP, HTTP/2 or TLS. The exit
     code is 1 if there is any problem.
@@ -77,14 +82,41 @@ async def _check_all(nameservers: Sequence[str]) -> list[Check]:
         for broker, broker_id, address, loopback in _brokers(cluster, nameserver)
     }
 
-    async def check(place: tuple[str, int, str]) -> Check:
+    async def check(place: tuple[str, int, str]) -> list[Check]:
         name, broker_id, address = place
         problem, body = await examine(address, Role.BROKER)
-        problem = problem or brokers[place] or _pull_problem(body)
-        return Check("broker", f"{name}:{broker_id}", address, problem)
+        node = f"{name}:{broker_id}"
+        problem, rows = (problem, []) if problem else _broker_problems(node, body)
+        own = Check("broker", node, address, problem or brokers[place])
+        return [own, *(Check(row.role, row.name, address, row.problem) for row in rows)]
 
-    found = await gather(check, sorted(brokers))
-    return checks + [each for each in found if isinstance(each, Check)]
+    for each in await gather(check, sorted(brokers)):
+        checks += each if isinstance(each, list) else []
+    return checks + _departed(clusters.values())
+
+
+def _broker_problems(node: str, body: bytes) -> tuple[str | None, list[Row]]:
+    """The problem with a broker's runtime information itself, and those that it shows."""
+    from headrace_protocol.bodies import KVTable
+
+    now_ms = time.time_ns() // 1_000_000
+    try:
+        info = KVTable.decode(body).table
+    except ValueError as error:
+        return f"its runtime information is malformed: {error}", []
+    return None, broker_rows(node, info, now_ms)
+
+
+def _departed(clusters: Iterable[ClusterInfo]) -> list[Check]:
+    """The brokers that left, and what is missing without them."""
+    seen = list(clusters)
+    live = {name for cluster in seen for name in cluster.broker_addr_table}
+    left = {each.broker_name: each for cluster in seen for each in cluster.departed_brokers or []}
+    return [
+        Check(row.role, row.name, left[name].broker_addr, row.problem)
+        for name in sorted(left.keys() - live)
+        for row in departed_rows(left[name])
+    ]
 
 
 def _nameserver_problem(address: str, body: bytes, clusters: dict[str, ClusterInfo]) -> str | None:
@@ -131,23 +163,6 @@ def _loopback_problem(address: str, nameserver: str) -> str | None:
             "its brokerIP1 to an address that clients can reach"
         )
     return None
-
-
-def _pull_problem(body: bytes) -> str | None:
-    """The problem, if any, with the groups that a broker's runtime information names."""
-    from headrace_protocol.bodies import KVTable
-
-    try:
-        table = KVTable.decode(body).table
-    except ValueError as error:
-        return f"its runtime information is malformed: {error}"
-    if table.get("queuesWithoutPulls", "0") == "0":
-        return None
-    groups = table.get("groupsWithoutPulls", "")
-    return (
-        f"{table['queuesWithoutPulls']} queues were not pulled for 30 s although their groups have "
-        f"members: {groups}; `headrace group describe {groups.partition(',')[0]}` shows them"
-    )
 
 
 def _is_loopback(address: str) -> bool:

@@ -1,0 +1,165 @@
+"""What can be wrong with a broker that answers, or that has left: the rows of ``headrace doctor``.
+
+Each check reads a broker's runtime information (GET_BROKER_RUNTIME_INFO), and has a row in
+``CHECKS``. docs/operations.md "What doctor finds" lists them; tests/clients/test_cli_doctor_rows.py
+makes each wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from headrace.admin.output import time_text
+from headrace_protocol.departed import Departure
+from headrace_protocol.system_topics import RETRY_PREFIX
+
+if TYPE_CHECKING:
+    from headrace_protocol.departed import DepartedBroker
+
+# As brokers log it.
+_FULL_SOON_HOURS: Final = 24.0
+_BEHIND_S: Final = 120
+_CLOCK_MS: Final = 5_000
+_NAMED_MAX: Final = 8
+
+Info = Mapping[str, str]
+# The problems that a broker's information shows. now_ms: this machine's clock when it was given.
+Find = Callable[[Info, int], Iterator[str]]
+
+
+class Row(NamedTuple):
+    """A problem: of what, its name, and the problem with its remedy."""
+
+    role: str
+    name: str
+    problem: str
+
+
+def _store(info: Info, _now_ms: int) -> Iterator[str]:
+    reason = info.get("refusesWrites", "no")
+    if reason != "no":
+        since = time_text(int(_number(info, "refusesWritesSince")))
+        yield f"it refuses every send{f' since {since}' if since else ''}: {reason}"
+
+
+def _disk(info: Info, _now_ms: int) -> Iterator[str]:
+    hours = _number(info, "diskFullInHours", -1)
+    if 0 <= hours < _FULL_SOON_HOURS:
+        yield (
+            f"at this rate the disk is full in {hours:.1f} h, and sends are refused: make room, or "
+            f"let groups consume; oldest unconsumed: {info.get('oldestUnconsumed') or 'none'}"
+        )
+
+
+def _followers(info: Info, _now_ms: int) -> Iterator[str]:
+    for key in info:
+        name = key.removeprefix("follower.").removesuffix(".behindMessages")
+        if key != f"follower.{name}.behindMessages":
+            continue
+        problem = info.get(f"follower.{name}.problem")
+        behind_s = _number(info, f"follower.{name}.behindSeconds")
+        if problem:
+            yield f"{name}: {problem}; the log is kept until it succeeds"
+        elif behind_s >= _BEHIND_S:
+            yield (
+                f"{name}: {info[key]} messages behind for {behind_s / 60:.0f} minutes, and the log "
+                "is kept for it"
+            )
+
+
+def _tier(info: Info, _now_ms: int) -> Iterator[str]:
+    if info.get("tierOpen") == "false":
+        yield "it has not been reached since the start; `headrace tier status` shows why"
+    if problem := info.get("tierPlaceProblem"):
+        yield problem
+    if problem := info.get("tierProblem"):
+        yield f"reads fail: {problem}"
+    if count := int(_number(info, "tierStuckQueues")):
+        yield (
+            f"{count} queues are not uploaded any more, and the log is kept for them: "
+            f"{info.get('tierStuckReason') or 'no reason given'}; see `headrace tier status`, then "
+            "`headrace tier resume`"
+        )
+    if count := int(_number(info, "tierForeignQueues")):
+        yield (
+            f"{count} queues have other messages in the tier than in the log: decide by `headrace "
+            "tier status` and `headrace tier forget`"
+        )
+
+
+def _clock(info: Info, now_ms: int) -> Iterator[str]:
+    their_ms = _number(info, "currentTimestamp", now_ms)
+    ahead_s = (their_ms - now_ms) / 1000
+    if abs(ahead_s) * 1000 > _CLOCK_MS:
+        yield (
+            f"its clock is {abs(ahead_s):.0f} s {'ahead of' if ahead_s > 0 else 'behind'} this "
+            "machine's: timers, retention and searches by time go by it; correct one of them"
+        )
+
+
+def _static(info: Info, _now_ms: int) -> Iterator[str]:
+    if count := int(_number(info, "staticQueuesUndecidedCount")):
+        yield (
+            f"{count} queues of static topics take messages that nobody can read yet "
+            f"({info.get('staticQueuesUndecided')}): run `headrace topic repair`"
+        )
+
+
+def _groups(info: Info, _now_ms: int) -> Iterator[str]:
+    if count := int(_number(info, "queuesWithoutPulls")):
+        groups = info.get("groupsWithoutPulls", "")
+        yield (
+            f"{count} queues were not pulled for 30 s although their groups have members: "
+            f"{groups}; `headrace group describe {groups.partition(',')[0]}` shows them"
+        )
+
+
+CHECKS: Final[Mapping[str, Find]] = {
+    "store": _store,
+    "disk": _disk,
+    "follower": _followers,
+    "tier": _tier,
+    "clock": _clock,
+    "static": _static,
+    "group": _groups,
+}
+
+
+def broker_rows(broker: str, info: Info, now_ms: int) -> list[Row]:
+    """The problems of a broker that answers."""
+    found = {role: list(find(info, now_ms)) for role, find in CHECKS.items()}
+    return [Row(role, broker, each) for role, problems in found.items() for each in problems]
+
+
+def departed_rows(broker: DepartedBroker) -> list[Row]:
+    """What is missing without a broker that left: itself, topics, and groups."""
+    name = broker.broker_name
+    how = Departure[broker.how].value if broker.how in Departure.__members__ else "left"
+    left = (
+        f"it {how} at {time_text(broker.since)}: start it, or run `headrace broker forget {name}` "
+        "if it won't come back"
+    )
+    names = broker.topics or []
+    groups = [each.removeprefix(RETRY_PREFIX) for each in names if each.startswith(RETRY_PREFIX)]
+    topics = [each for each in names if not each.startswith(RETRY_PREFIX)]
+    rows = [Row("departed", name, left)]
+    if topics:
+        rows.append(Row("topic", _some(topics), f"broker {name} is missing with its queues"))
+    if groups:
+        rows.append(Row("group", _some(groups), f"broker {name} is missing with their progress"))
+    return rows
+
+
+def _some(names: list[str]) -> str:
+    more = [f"and {len(names) - _NAMED_MAX} more"] if len(names) > _NAMED_MAX else []
+    return ", ".join([*sorted(names)[:_NAMED_MAX], *more])
+
+
+def _number(info: Info, key: str, default: float = 0) -> float:
+    """A value of untrusted information."""
+    try:
+        value = float(info[key])
+    except (KeyError, ValueError):
+        return default
+    return value if abs(value) < 2**62 else default
