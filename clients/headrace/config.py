@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from headrace.errors import ConfigurationError
-from headrace.values import plain_number, shown
+from headrace.values import plain_int, plain_number, shown
 from headrace_protocol.drivers.address import check_address
 
 if TYPE_CHECKING:
@@ -26,6 +26,14 @@ def check_limits(minimum: int = 1, **limits: float | None) -> None:
     for name, limit in limits.items():
         if limit is not None and not plain_number(limit, name, ConfigurationError) >= minimum:
             raise ConfigurationError(f"{name}={limit}: must be at least {minimum}")
+
+
+def check_count(name: str, count: int | None) -> int | None:
+    """The plain value of a number of things. Raises ConfigurationError for none of 1 or more."""
+    if count is None:
+        return None
+    check_limits(**{name: count})
+    return plain_int(count, name, ConfigurationError)
 
 
 def check_callback(name: str, function: object) -> None:

@@ -43,6 +43,7 @@ __all__ = [
     "RecallRejected",
     "RequestTimeout",
     "RouteNotFound",
+    "StrategyFailed",
     "TableNotLoaded",
     "WrongEventLoop",
     "WrongServer",
@@ -51,6 +52,10 @@ __all__ = [
 
 class ConfigurationError(HeadraceError, ValueError):
     """A setting or argument that cannot work."""
+
+
+class StrategyFailed(HeadraceError):
+    """A consumer's ``strategy`` raised, or returned no queues; its error is the cause."""
 
 
 class InvalidMessage(HeadraceError, ValueError):

@@ -733,6 +733,16 @@ def check_topic(topic: str) -> str:
     return str.__str__(topic)
 
 
+def check_queue(queue: MessageQueue) -> MessageQueue:
+    """The queue itself. Raises ConfigurationError for what is none."""
+    if isinstance(queue, MessageQueue):
+        return queue
+    raise ConfigurationError(
+        f"queue={shown(queue)} is {kind_of(queue)}: give a MessageQueue, such as one of "
+        "client.queues(topic)"
+    )
+
+
 def takes_batches(topic: str) -> bool:
     """Whether brokers accept batches for ``topic``: not for retry and dead-letter topics."""
     return not topic.startswith(GROUP_PREFIXES)

@@ -14,7 +14,7 @@ from headrace.consumer.locks import QueueLockClient
 from headrace.consumer.process_queue import Failure, Limits, ProcessQueue, long_failures
 from headrace.consumer.rebalance import allocate
 from headrace.consumer.start import Start, start_offset
-from headrace.errors import BrokerError, HeadraceError, NoQueue, RouteNotFound
+from headrace.errors import BrokerError, HeadraceError, NoQueue, RouteNotFound, StrategyFailed
 from headrace.outages import broker, is_absence
 from headrace.pacing import Pacer
 from headrace.tasks import gather
@@ -163,7 +163,9 @@ class Assignment:
 
     def _report_stale(self, error: HeadraceError) -> None:
         """Log a failed rebalance, unless ``_report_failures`` has."""
-        if not isinstance(error, BrokerError):
+        if isinstance(error, StrategyFailed):
+            self._outages.failed(f"the strategy of group {self._group}", error)
+        elif not isinstance(error, BrokerError):
             topic = error.topic if isinstance(error, RouteNotFound | NoQueue) else ""
             self._outages.report(error, topic)
 
@@ -256,6 +258,7 @@ class Assignment:
         if not self._broadcast:
             members = await self._members(route, failures)
             mine = allocate(self._strategy, mine, members, self._instance.client_id)
+            self._outages.worked(f"the strategy of group {self._group}")
         held = {queue for queue in self.process_queues if queue.topic == subscription.topic}
         await self._hand_over(sorted(held - mine))
         asked = self._served(mine - self._leaving, failures)

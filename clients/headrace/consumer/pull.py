@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Self
 
-from headrace.config import check_limits
+from headrace.config import check_count, check_limits
 from headrace.consumer.fetcher import Fetcher
 from headrace.consumer.inbox import Inbox, Receiver, time_after
 from headrace.consumer.process_queue import Limits, ProcessQueue, long_failures
@@ -16,7 +16,8 @@ from headrace.consumer.topic_offsets import offset_store
 from headrace.errors import ConfigurationError
 from headrace.instance import ClientInstance
 from headrace.lifecycle import Startable
-from headrace.messages import BodyLimits, check_group
+from headrace.messages import BodyLimits, check_group, check_queue, check_topic
+from headrace.values import plain_int
 from headrace_protocol.drivers.aio import Connect, connect_tcp
 from headrace_protocol.message import BATCH_BYTES_MAX, BODY_BYTES_MAX
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from headrace.errors import HeadraceError
     from headrace.messages import MessageBatch
     from headrace_protocol.bodies import MessageQueue
+
+_OFFSET_END = 2**63
 
 
 class PullConsumer(Startable):
@@ -61,7 +64,7 @@ class PullConsumer(Startable):
         connect: Connect = connect_tcp,
     ) -> None:
         group = None if group is None else check_group(group)
-        check_start(start)
+        start = check_start(start)
         if offsets_topic is not None and group is None:
             raise ConfigurationError(f"offsets_topic={offsets_topic!r} requires a group")
         check_limits(
@@ -108,7 +111,7 @@ class PullConsumer(Startable):
     async def queues(self, topic: str) -> Sequence[MessageQueue]:
         """The currently readable queues of ``topic``. Raises RouteNotFound."""
         self._instance.check_open("PullConsumer")
-        return (await self._instance.route(topic)).read_queues
+        return (await self._instance.route(check_topic(topic))).read_queues
 
     async def assign(self, queues: Iterable[MessageQueue], tags: str = ALL) -> None:
         """Read exactly these queues from now on.
@@ -117,11 +120,11 @@ class PullConsumer(Startable):
         Queues that are already assigned keep their position.
         """
         self._instance.check_open("PullConsumer")
-        wanted = set(queues)
-        for queue in self._process_queues.keys() - wanted:
+        wanted = {check_queue(queue): Subscription(queue.topic, tags) for queue in queues}
+        for queue in self._process_queues.keys() - wanted.keys():
             self._process_queues.pop(queue).drop()
-        for queue in sorted(wanted - self._process_queues.keys()):
-            await self._add(queue, Subscription(queue.topic, tags))
+        for queue in sorted(wanted.keys() - self._process_queues.keys()):
+            await self._add(queue, wanted[queue])
 
     async def _add(self, queue: MessageQueue, subscription: Subscription) -> None:
         committed = await self._offsets.committed(self.group, queue) if self.group else None
@@ -135,11 +138,11 @@ class PullConsumer(Startable):
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
         """Continue from ``offset`` in an assigned queue; an offset out of range is corrected."""
-        self._process_queue(queue).reset(offset)
+        self._process_queue(queue).reset(_plain_offset(offset))
 
     async def seek_to(self, start: Start) -> None:
         """Move to "earliest", "latest" or a point in time in all assigned queues."""
-        check_start(start)
+        start = check_start(start)
         for queue in self._process_queues:
             self.seek(queue, await start_offset(start, queue, self._offsets))
 
@@ -161,7 +164,7 @@ class PullConsumer(Startable):
 
     def _process_queue(self, queue: MessageQueue) -> ProcessQueue:
         try:
-            return self._process_queues[queue]
+            return self._process_queues[check_queue(queue)]
         except KeyError:
             raise ConfigurationError(f"{queue} is not assigned; call assign first") from None
 
@@ -177,7 +180,8 @@ class PullConsumer(Startable):
             fetched, None waits forever.
         """
         self._instance.check_open("PullConsumer")
-        check_limits(max_messages=max_messages)
+        max_messages = check_count("max_messages", max_messages)
+        check_limits(0, timeout_ms=timeout_ms)
         if not self._process_queues:
             raise ConfigurationError("no queue is assigned; call assign first")
         tracing = self._instance.tracing
@@ -196,29 +200,39 @@ class PullConsumer(Startable):
         group = self._check_group()
         if offsets is None:
             offsets = {queue: self.position(queue) for queue in self._process_queues}
-        await self._offsets.commit(group, offsets)
+        plain = {check_queue(queue): _plain_offset(offset) for queue, offset in offsets.items()}
+        await self._offsets.commit(group, plain)
 
     async def committed(self, queue: MessageQueue) -> int | None:
         """The offset that the group resumes from; None if it has committed none."""
-        return await self._offsets.committed(self._check_group(), queue)
+        return await self._offsets.committed(self._check_group(), check_queue(queue))
 
     async def min_offset(self, queue: MessageQueue) -> int:
         """Offset of the oldest message that still exists."""
         self._instance.check_open("PullConsumer")
-        return await self._offsets.min_offset(queue)
+        return await self._offsets.min_offset(check_queue(queue))
 
     async def max_offset(self, queue: MessageQueue) -> int:
         """Offset that the next message will get."""
         self._instance.check_open("PullConsumer")
-        return await self._offsets.max_offset(queue)
+        return await self._offsets.max_offset(check_queue(queue))
 
     async def offset_at(self, queue: MessageQueue, timestamp_ms: int) -> int:
         """Offset of the first message stored at ``timestamp_ms`` (since 1970) or later."""
         self._instance.check_open("PullConsumer")
-        return await self._offsets.offset_at(queue, timestamp_ms)
+        timestamp_ms = plain_int(timestamp_ms, "timestamp_ms", ConfigurationError)
+        return await self._offsets.offset_at(check_queue(queue), timestamp_ms)
 
     def _check_group(self) -> str:
         self._instance.check_open("PullConsumer")
         if self.group is None:
             raise ConfigurationError("progress belongs to a group; use PullConsumer(group=...)")
         return self.group
+
+
+def _plain_offset(offset: int) -> int:
+    """The plain number of an offset. Raises ConfigurationError for what can't be one."""
+    plain = plain_int(offset, "offset", ConfigurationError)
+    if plain >= _OFFSET_END:
+        raise ConfigurationError(f"offset={plain}: must be less than {_OFFSET_END}")
+    return max(0, plain)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 import anyio
 
-from headrace.config import check_limits
+from headrace.config import check_count, check_limits
 from headrace.consumer.assignment import Assignment
 from headrace.consumer.inbox import (
     BatchIterator,
@@ -116,14 +116,14 @@ class Consumer(Startable):
         connect: Connect = connect_tcp,
     ) -> None:
         group = check_group(group)
-        check_start(start)
+        start = check_start(start)
         check_limits(
             queue_messages_max=queue_messages_max,
             queue_bytes_max=queue_bytes_max,
             body_bytes_max=body_bytes_max,
             batch_bytes_max=batch_bytes_max,
-            max_attempts=max_attempts,
         )
+        max_attempts = check_count("max_attempts", max_attempts)
         self.group = group
         self._start = start
         self._ordered = ordered
@@ -274,8 +274,7 @@ class Consumer(Startable):
 
     def _batches(self, max_messages: int | None, until: float = math.inf) -> BatchIterator:
         self._instance.check_open("Consumer")
-        check_limits(max_messages=max_messages)
-        return BatchIterator(self._inbox, max_messages, until)
+        return BatchIterator(self._inbox, check_count("max_messages", max_messages), until)
 
     @property
     def assignment(self) -> list[MessageQueue]:

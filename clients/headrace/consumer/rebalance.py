@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from headrace.consumer.strategies import name_of
+from headrace.errors import HeadraceError, StrategyFailed
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -27,10 +30,15 @@ def allocate(
     """The share of ``client_id``, equal to the official clients', so a group can mix both kinds.
 
     All members must see the same queues and members, in any order. Empty if ``client_id`` is not a
-    member (yet).
+    member (yet). Raises StrategyFailed.
     """
     ordered = sorted(queues, key=queue_order)
     members = sorted(set(client_ids), key=java_order)
     if client_id not in members:
         return set()
-    return set(ordered).intersection(strategy(ordered, members, client_id))
+    try:
+        return set(ordered).intersection(strategy(ordered, members, client_id))
+    except HeadraceError:
+        raise
+    except Exception as error:
+        raise StrategyFailed(f"strategy {name_of(strategy)} failed: {error!r}") from error

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from headrace.delays import LONGEST_S, level_of
 from headrace.errors import ConfigurationError
+from headrace.values import plain_number
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.headers import ConsumerSendMsgBackHeader
 
@@ -91,6 +92,7 @@ class Returns:
         await self._send_back(message, _DEAD_LETTERS)
 
     def _check_delay(self, name: str, delay_s: float) -> None:
+        plain_number(delay_s, name, ConfigurationError)
         shortest, longest = (_ORDERED_S_MIN, _ORDERED_S_MAX) if self._ordered else (0, LONGEST_S)
         if not shortest <= delay_s <= longest or not delay_s:
             above = "" if shortest else "more than "

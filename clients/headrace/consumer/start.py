@@ -6,6 +6,7 @@ import datetime as dt
 from typing import TYPE_CHECKING, Literal
 
 from headrace.errors import ConfigurationError
+from headrace.values import is_int, plain_int, shown
 
 if TYPE_CHECKING:
     from headrace.consumer.offset_store import OffsetStore
@@ -15,17 +16,26 @@ Start = Literal["earliest", "latest"] | dt.datetime | int
 
 # A group that has committed nothing yet misses no message.
 DEFAULT_START: Start = "earliest"
-_NAMES_OF_ROCKETMQ = {"earliest": "CONSUME_FROM_FIRST_OFFSET", "latest": "CONSUME_FROM_LAST_OFFSET"}
+_NAMES_OF_ROCKETMQ: dict[Literal["earliest", "latest"], str] = {
+    "earliest": "CONSUME_FROM_FIRST_OFFSET",
+    "latest": "CONSUME_FROM_LAST_OFFSET",
+}
 
 
-def check_start(start: Start) -> None:
-    """Raise ConfigurationError unless ``start`` is a valid start position."""
-    if isinstance(start, dt.datetime) and start.tzinfo is None:
-        raise ConfigurationError(f"start={start}: a datetime needs a time zone")
-    if not (start in _NAMES_OF_ROCKETMQ or isinstance(start, dt.datetime | int)):
-        raise ConfigurationError(
-            f"start={start!r}: must be 'earliest', 'latest', a datetime or milliseconds since 1970"
-        )
+def check_start(start: Start) -> Start:
+    """The plain value of a start position. Raises ConfigurationError unless it is a valid one."""
+    if isinstance(start, dt.datetime):
+        if start.utcoffset() is None:
+            raise ConfigurationError(f"start={start}: a datetime needs a time zone")
+        return start
+    if is_int(start):
+        return plain_int(start, "start")
+    for name in _NAMES_OF_ROCKETMQ:
+        if isinstance(start, str) and str.__str__(start) == name:
+            return name
+    raise ConfigurationError(
+        f"start={shown(start)}: must be 'earliest', 'latest', a datetime or milliseconds since 1970"
+    )
 
 
 async def start_offset(start: Start, queue: MessageQueue, offsets: OffsetStore) -> int:

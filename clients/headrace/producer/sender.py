@@ -14,7 +14,6 @@ import msgspec
 
 from headrace.errors import (
     BrokerError,
-    ConfigurationError,
     HeadraceError,
     InvalidMessage,
     NoQueue,
@@ -25,6 +24,7 @@ from headrace.messages import (
     PROPERTIES_BYTES_MAX,
     EncodedMessage,
     SendResult,
+    check_queue,
     check_topic,
 )
 from headrace.producer.block import Block
@@ -34,14 +34,13 @@ from headrace.producer.publication import Publication
 from headrace.producer.retries import Retries, refuses_blocks
 from headrace.route import TopicRoute
 from headrace.telemetry import ended
-from headrace.values import kind_of, shown
-from headrace_protocol.bodies import MessageQueue
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.message import TRANSACTION_PREPARED, UniqKeyGenerator, encode_host
 from headrace_protocol.system_topics import DEFAULT_TOPIC
 
 if TYPE_CHECKING:
     from headrace.spans import SendSpan
+    from headrace_protocol.bodies import MessageQueue
     from headrace_protocol.drivers.aio import AsyncConnection
 
 Choose = Callable[[Publication], Target]
@@ -127,12 +126,8 @@ class Sender:
 
     def to_queue(self, queue: MessageQueue) -> Choose:
         """Choose ``queue``. Raises ConfigurationError if it is none."""
-        if not isinstance(queue, MessageQueue):
-            raise ConfigurationError(
-                f"queue={shown(queue)} is {kind_of(queue)}: give a MessageQueue, such as one of "
-                "producer.queues(topic)"
-            )
-        return lambda publication: publication.target_of(queue)
+        chosen = check_queue(queue)
+        return lambda publication: publication.target_of(chosen)
 
     def publication_now(self, topic: str) -> Publication | None:
         """The topic's publication if it is known and its route is current."""
