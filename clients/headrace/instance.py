@@ -61,6 +61,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("headrace.client")
 
 REQUEST_TIMEOUT_MS = 5000
+# It answers from memory, and there may be others to ask. RocketMQ's.
+NAMESERVER_TIMEOUT_MS = 3000
 HEARTBEAT_INTERVAL_S = 30.0
 ROUTE_INTERVAL_S = 30.0
 _GOODBYE_S = 3.0
@@ -243,7 +245,9 @@ class ClientInstance:
         failures: dict[str, Exception] = {}
         for address in self.nameservers:
             try:
-                response = await self.request(address, code, header, body)
+                response = await self.request(
+                    address, code, header, body, timeout_ms=NAMESERVER_TIMEOUT_MS
+                )
                 _check_nameserver(response)
             except (ConnectFailed, ConnectionLost, RequestTimeout, WrongServer) as error:
                 failures[address] = error

@@ -29,6 +29,8 @@ CONNECT_TIMEOUT_S = 3.0
 ANSWER_TIMEOUT_S = 3.0
 # Foreign servers are identified by their first bytes, which they send at once.
 _FOREIGN_TIMEOUT_S = 1.0
+# A server that serves the role's request does so in less.
+_PATIENCE_S = 0.5
 _RECEIVE_BYTES = 64 * 1024
 
 _HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"
@@ -66,10 +68,12 @@ async def examine(address: str, role: Role) -> Finding:
     except ValueError as error:  # a malformed address or name
         return Finding(str(error))
     async with stream:
-        answer = await _ask(stream, role)
+        answer, protocol = await _answer_or_protocol(stream, address, role)
     if isinstance(answer, ResponseReceived):
         return _judge(answer.command, bytes(answer.body), role)
-    return Finding(await _silence_problem(address, answer, role))
+    # A server of one client at a time serves no other before the first is closed.
+    protocol = protocol or await _foreign(address)
+    return Finding(_silence_problem(answer, protocol, role))
 
 
 def recognise(start: bytes) -> str | None:
@@ -111,6 +115,29 @@ def _connect_problem(error: OSError) -> str:
     return f"{error.strerror or error}: that machine is not reachable from here"
 
 
+async def _answer_or_protocol(
+    stream: trio.SocketStream, address: str, role: Role
+) -> tuple[ResponseReceived[Role] | bytes, str | None]:
+    """The answer, and the protocol of a server that is silent for half a second."""
+    answer: ResponseReceived[Role] | bytes = b""
+    protocol: str | None = None
+
+    async def look(scope: trio.CancelScope) -> None:
+        nonlocal protocol
+        await trio.sleep(_PATIENCE_S)
+        protocol = await _foreign(address)
+        if protocol:
+            scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(look, nursery.cancel_scope)
+        answer = await _ask(stream, role)
+        protocol = None if isinstance(answer, ResponseReceived) else recognise(answer)
+        if protocol or isinstance(answer, ResponseReceived):
+            nursery.cancel_scope.cancel()
+    return answer, protocol
+
+
 async def _ask(stream: trio.SocketStream, role: Role) -> ResponseReceived[Role] | bytes:
     """The response to the role's request, or the bytes received instead."""
     connection: Connection[Role] = Connection()
@@ -140,9 +167,8 @@ def _judge(command: Command, body: bytes, role: Role) -> Finding:
     return Finding(f"it responded with code {command.code}: {command.remark or 'no reason given'}")
 
 
-async def _silence_problem(address: str, received: bytes, role: Role) -> str:
+def _silence_problem(received: bytes, protocol: str | None, role: Role) -> str:
     """The problem of a missing response: names the server's protocol if it is recognised."""
-    protocol = recognise(received) or await _foreign(address)
     if protocol:
         return f"this port speaks {protocol}, so it is not a {role}; fix the address"
     if received:
