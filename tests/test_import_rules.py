@@ -28,6 +28,7 @@ RECORDS = {"headrace_protocol.columns", "headrace_protocol.message", "numpy", "z
 STORE = "headrace_broker.store"
 # What all folders of the store stand on; the order of the folders is in their rows.
 STORE_BASE = {
+    f"{STORE}.disk_room",
     f"{STORE}.errors",
     f"{STORE}.files",
     f"{STORE}.life",
@@ -265,6 +266,7 @@ MAY_IMPORT_TOO = {
     "headrace_broker.tiered.driver.objects": {"obstore"},
     "headrace.spark.tier.places": {"obstore"},
     f"{STORE}.retention.cleaner": {"trio", "structlog", "headrace_daemon.slices"},
+    f"{STORE}.retention.healer": {"trio", "structlog"},
     f"{STORE}.index.indexer": {"trio", "structlog"},
     f"{STORE}.message_store": {"trio", "structlog"},
     # Only the event loops themselves start a task that no scope of the caller contains.

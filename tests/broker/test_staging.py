@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +15,7 @@ import trio.testing
 from headrace_broker.staging import state as state_file
 from headrace_broker.staging.blocks import CorruptStage, StagedBlock, read_blocks
 from headrace_broker.staging.query import Phase
+from headrace_broker.store.log.commit_log import ROOM_RETRY_MS
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.columns import RecordColumns, encode_records
 from headrace_protocol.headers import (
@@ -405,6 +407,20 @@ async def test_a_log_that_is_full_keeps_a_batch_waiting(broker: BrokerUnderTest)
         broker.store.commit_log.resume()
         assert (await commit(broker)).code == SUCCESS
     assert (bodies(broker, 0), bodies(broker, 1)) == ([b"a", b"c"], [b"b"])
+
+
+def test_a_full_disk_takes_staged_blocks_as_little_as_messages(broker: BrokerUnderTest) -> None:
+    assert send(broker, "one", 0, b"before").code == SUCCESS
+    retention = broker.store.cleaner.retention
+    broker.store.cleaner.retention = replace(retention, force_ratio=0.0, refuse_ratio=0.0)
+    for attempt, number in (("one", 1), ("two", 0)):
+        answer = send(broker, attempt, number, b"not taken")
+        assert answer.code == UNAVAILABLE
+        assert "messages are refused above 0%" in answer.remark
+    broker.store.cleaner.retention = retention
+    broker.clock.ms += ROOM_RETRY_MS
+    for attempt, number in (("one", 1), ("two", 0)):
+        assert send(broker, attempt, number, b"taken").code == SUCCESS
 
 
 async def test_a_write_that_fails_in_the_middle_is_made_up_for(tmp_path: Path) -> None:

@@ -138,14 +138,18 @@ class Facts(NamedTuple):
     queues_from: Mapping[Name, int]
     is_requested: bool
     is_clock_trusted: bool
-    is_out_of_room: bool
+    wanted_bytes: int
 
     @property
     def excess_bytes(self) -> int:
         """How much may go whatever its age."""
         if not self.retention.removes_young:
             return 0
-        return max(self.disk.excess_bytes(self.retention.force_ratio), self.is_out_of_room)
+        excess_bytes = self.disk.excess_bytes(self.retention.force_ratio)
+        if self.wanted_bytes:
+            missing_bytes = self.disk.excess_bytes(self.retention.refuse_ratio) + self.wanted_bytes
+            excess_bytes = max(excess_bytes, missing_bytes, 1)
+        return excess_bytes
 
     def is_old(self, store_ms: int, reserved_ms: int | None) -> bool:
         """Whether a time is over by a clock that can be trusted."""

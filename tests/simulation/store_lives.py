@@ -134,10 +134,8 @@ class Life:
         self.counts: Counter[str] = Counter()
         self.asked_rounds = 0
         self.trusted_s: float | None = None  # None until the cleaner has looked at the clock
-        self.no_room_ms = 0
         self.is_cleaned = True
         files.clock = clock
-        files.on_fault = self.note_fault
         self.steps: list[Callable[[], None]] = [
             *[self.append] * 6,
             *[self.append_block] * 2,
@@ -155,10 +153,6 @@ class Life:
             self.ask,
             *[self.clean] * 4,
         ]
-
-    def note_fault(self, fault: str) -> None:
-        if fault == "full disk":
-            self.no_room_ms = self.clock.ms
 
     def live(self, step_count: int) -> None:
         self.store.load()
@@ -335,7 +329,7 @@ class Life:
             queues_from=Counter({name_of(q): store.source(q).min_offset() for q in store.queues}),
             is_requested=self.asked_rounds > 0,
             is_clock_trusted=self.clock.current_time() >= (self.trusted_s or 0),
-            is_out_of_room=0 <= now_ms - self.no_room_ms <= store.settings.clean_interval_ms,
+            wanted_bytes=store.commit_log.room.wanted_bytes,
         )
 
     def count_expired(self, before: Facts) -> None:

@@ -183,7 +183,7 @@ class Life:
             store.flusher.run_queue_flush,
             store._run_index,
             store._run_prepare_files,
-            store._run_heal,
+            store.healer.run,
             *(service.run for service in self.services if service.run is not None),
         ]
 

@@ -85,7 +85,7 @@ def test_no_more_young_files_go_than_the_disk_needs() -> None:
 
 
 def test_out_of_room_on_a_disk_that_looks_empty() -> None:
-    full = facts(*[1] * 9, used=10, is_out_of_room=True)
+    full = facts(*[1] * 9, used=10, wanted_bytes=FILE_BYTES)
     assert reasons(full) == ["disk"]
     assert reasons(full._replace(pending_bytes=FILE_BYTES)) == []
     assert reasons(full, replace(RETENTION, removes_young=False)) == []
@@ -95,15 +95,13 @@ def test_what_must_stay_stays_with_all_that_follows() -> None:
     plan = plan_clean(facts(100, 100, 100, 100, keep_from=100), RETENTION)
     assert (plan.reasons, plan.held_back) == (["age"], 2)
     plan = plan_clean(facts(1, 1, 1, 1, used=1000, keep_from=99), RETENTION)
-    assert (plan.reasons, plan.held_back, plan.refuses_writes) == ([], 2, True)
+    assert (plan.reasons, plan.held_back) == ([], 2)
 
 
-def test_messages_are_refused_until_much_is_free() -> None:
-    said = False
-    for used, expected in [(900, False), (901, True), (870, True), (850, False), (890, False)]:
-        said = plan_clean(facts(0, used=used, was_refusing=said), RETENTION).refuses_writes
-        assert said is expected, used
-    assert not plan_clean(facts(0, was_refusing=True), RETENTION).refuses_writes
+def test_as_much_goes_as_a_file_that_found_no_room_needs() -> None:
+    # Above 90 % of 1000 with it.
+    assert reasons(facts(*[1] * 9, used=800, wanted_bytes=FILE_BYTES)) == ["disk"]
+    assert reasons(facts(*[1] * 9, used=840, wanted_bytes=2 * FILE_BYTES)) == ["disk"] * 2
 
 
 def test_a_clock_that_is_not_trusted_removes_nothing_by_age() -> None:
@@ -114,7 +112,7 @@ def test_a_clock_that_is_not_trusted_removes_nothing_by_age() -> None:
 def test_a_disk_of_no_size_is_not_full() -> None:
     assert DiskUsage(0, 0).ratio == 0.0
     plan = plan_clean(facts(0, 0, disk=DiskUsage(0, 0)), RETENTION)
-    assert (plan.reasons, plan.refuses_writes) == ([], False)
+    assert plan.reasons == []
 
 
 @given(
@@ -123,7 +121,7 @@ def test_a_disk_of_no_size_is_not_full() -> None:
     hour=st.integers(0, 23),
     keep_from=st.integers(0, 2000),
     going=st.integers(0, 500),
-    flags=st.tuples(*[st.booleans()] * 4),
+    flags=st.tuples(*[st.booleans()] * 3),
 )
 def test_whatever_the_facts(
     ages: list[float],
@@ -131,9 +129,9 @@ def test_whatever_the_facts(
     hour: int,
     keep_from: int,
     going: int,
-    flags: tuple[bool, bool, bool, bool],
+    flags: tuple[bool, bool, bool],
 ) -> None:
-    asked, trusted, refusing, out_of_room = flags
+    asked, trusted, out_of_room = flags
     found = facts(
         *ages,
         used=used,
@@ -142,8 +140,7 @@ def test_whatever_the_facts(
         pending_bytes=going,
         is_requested=asked,
         is_clock_trusted=trusted,
-        was_refusing=refusing,
-        is_out_of_room=out_of_room,
+        wanted_bytes=FILE_BYTES * out_of_room,
     )
     plan = plan_clean(found, RETENTION)
     count = len(plan.reasons)

@@ -1,29 +1,45 @@
-"""A small file system of its own for a daemon, without being root where Linux agrees."""
+"""A small file system of its own for a daemon: a tmpfs for any user, where Linux agrees."""
 
 from __future__ import annotations
 
 import os
 import shlex
 import subprocess
+import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Self
 
+TMPFS = "tmpfs"
+EXT4 = "ext4"
+# Namespaces: root needs none of the user, and may mount more with its own rights.
+_USER = () if os.geteuid() == 0 else ("--user",)
+
 
 class OwnDisk:
-    """A tmpfs at ``folder`` that only programs begun by ``command`` see, in a ``with`` block.
+    """A file system at ``folder`` that only programs begun by ``command`` see, in a ``with`` block.
 
     It lives in the mount namespace of a process that sleeps, and goes with it.
     """
 
-    def __init__(self, folder: Path, disk_bytes: int) -> None:
+    def __init__(self, folder: Path, disk_bytes: int, kind: str = TMPFS, inodes: int = 0) -> None:
+        """kind: EXT4 for root only, made in a file beside the folder. inodes: 0 for the default."""
         folder.mkdir(exist_ok=True)
         self._folder = folder
-        mount = f"mount -t tmpfs -o size={disk_bytes} tmpfs {shlex.quote(str(folder))}"
+        where = shlex.quote(str(folder))
+        if kind == TMPFS:
+            options = f"size={disk_bytes}" + (f",nr_inodes={inodes}" if inodes else "")
+            mount = f"mount -t tmpfs -o {options} tmpfs {where}"
+        else:
+            image = f"{where}.image"
+            count = f"-N {inodes}" if inodes else ""
+            made = f"truncate -s {disk_bytes} {image} && mkfs.ext4 -q -m 0 {count} {image}"
+            mount = f"{made} && mount -o loop {image} {where}"
+        map_root = ("--map-root-user",) if _USER else ()
         self._holder = subprocess.Popen(
             [
-                *("unshare", "--user", "--map-root-user", "--mount"),
-                *("sh", "-c", f"{mount} && echo mounted && exec sleep infinity"),
+                *("unshare", *_USER, *map_root, "--mount"),
+                *("sh", "-c", f"({mount}) >&2 && echo mounted && exec sleep infinity"),
             ],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -36,7 +52,8 @@ class OwnDisk:
     def command(self) -> tuple[str, ...]:
         """What goes before the command of a program that shall see it; its pid is the program's."""
         pid = str(self._holder.pid)
-        return ("nsenter", "--target", pid, "--user", "--mount", "--preserve-credentials", "--")
+        preserve = ("--preserve-credentials",) if _USER else ()
+        return ("nsenter", "--target", pid, *_USER, "--mount", *preserve, "--")
 
     @property
     def used_bytes(self) -> int:
@@ -57,10 +74,11 @@ class OwnDisk:
 
 
 @cache
-def may_mount() -> bool:
+def may_mount(kind: str = TMPFS) -> bool:
     """Whether this user can have such a disk on this machine."""
-    try:
-        with OwnDisk(Path("/mnt"), 1 << 20) as disk:
-            return disk.is_mounted
-    except FileNotFoundError:  # no unshare
-        return False
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            with OwnDisk(Path(folder) / "disk", 4 << 20, kind) as disk:
+                return disk.is_mounted
+        except FileNotFoundError:  # no unshare
+            return False

@@ -115,6 +115,9 @@ class Swap:
             ) from error
 
     def _write_journal(self, plan: Plan) -> None:
+        self._fs.reserve.save(lambda: self._replace_journal(plan))
+
+    def _replace_journal(self, plan: Plan) -> None:
         fs = self._fs
         make_folder(self._own_folder, fs)
         new_path = self._journal_path.with_suffix(".tmp")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from headrace_broker.host_budget import Host
 from headrace_broker.processors.send import rejection
-from headrace_broker.store.errors import RecordTooLarge
+from headrace_broker.store.errors import RecordTooLarge, StoreNotWritable
 from headrace_broker.store.log.commit_log import BLANK_BYTES
 from headrace_protocol.bounds import check_items, check_marks
 from headrace_protocol.codes import RequestCode, ResponseCode
@@ -59,6 +59,10 @@ class StagingProcessor:
         header = request.header(StageSendHeader)
         records, target = self._bulk.check(request, header)
         self._check_fits(records, header.topic)
+        try:
+            self._store.commit_log.check_room(len(request.body))
+        except StoreNotWritable as error:
+            raise rejection(error, header.topic) from error
         self._staging.stage(header, request.body, target.sys_flag, Host.of(request.channel))
         return Reply()
 

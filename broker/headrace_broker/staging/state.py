@@ -57,6 +57,10 @@ def load(folder: Path) -> QueryState:
 
 def save(folder: Path, state: QueryState, files: Files) -> None:
     """Replace the state, on disk when this returns. Raises OSError."""
+    files.reserve.save(lambda: _replace(folder, state, files))
+
+
+def _replace(folder: Path, state: QueryState, files: Files) -> None:
     path = folder / NAME
     text = msgspec.json.encode(state)
     new_path = path.with_name(NAME + ".new")

@@ -70,11 +70,12 @@ class StoreLife:
     """A store's state, and the reason while it refuses messages.
 
     refused_ms: time of the last refusal. since_ms: time from which on messages are refused.
+    refusal_count: number of refusals so far.
     """
 
     def __init__(self, root: Path, clock: Clock) -> None:
         self.state = State.LOADING
-        self.refused_ms = self.since_ms = 0
+        self.refused_ms = self.since_ms = self.refusal_count = 0
         self._clock = clock
         self._retry_ms = 0
         self._reason = StoreNotWritable("not loaded", root)
@@ -116,6 +117,7 @@ class StoreLife:
             assert reason is not None
             self._reason = reason
             self.refused_ms, self._retry_ms = self._clock.now_ms(), retry_ms
+            self.refusal_count += 1
             if self.state not in _REFUSED:
                 self.since_ms = self.refused_ms
         self.state = state

@@ -12,9 +12,14 @@ from typing import TYPE_CHECKING
 import trio
 
 from headrace_broker.clock import SystemClock
-from headrace_broker.store.errors import StoreError, StoreFormatError, StoreNotWritable
+from headrace_broker.store.errors import StoreError, StoreFormatError
 from headrace_broker.store.files.file_seal import FileSeal
-from headrace_broker.store.files.filesystem import DiskUsage, Files, make_private
+from headrace_broker.store.files.filesystem import (
+    RESERVE_BYTES_MAX,
+    DiskUsage,
+    Files,
+    make_private,
+)
 from headrace_broker.store.files.warmup import newest_files, warm
 from headrace_broker.store.followers.followers import Followers
 from headrace_broker.store.followers.position_file import FOLDER as POSITIONS_FOLDER
@@ -33,7 +38,7 @@ from headrace_broker.store.queues.consume_queue import ConsumeQueue
 from headrace_broker.store.queues.deletions import Deletions
 from headrace_broker.store.queues.dispatch import Dispatcher
 from headrace_broker.store.queues.peer_queues import BATCH_FOLDER, PeerQueues
-from headrace_broker.store.queues.queue_table import QueueTable
+from headrace_broker.store.queues.queue_table import QueueTable, queue_folders
 from headrace_broker.store.reader import Reader
 from headrace_broker.store.recovery import (
     LoadStage,
@@ -47,6 +52,7 @@ from headrace_broker.store.recovery import (
     unclean_start,
 )
 from headrace_broker.store.retention.cleaner import Cleaner
+from headrace_broker.store.retention.healer import Healer
 from headrace_broker.store.statistics import StoreStatistics
 from headrace_broker.store.store_queue import StoreQueue
 from headrace_broker.store.store_source import StoreSource
@@ -150,6 +156,9 @@ class MessageStore:
         self._file_filled = trio.Event()
         self._full_files: deque[MappedFile] = deque()
         self.use_threads = use_threads
+        self.healer = Healer(
+            self.commit_log, self._drain_refused, self.cleaner.ask, use_threads=use_threads
+        )
         self._index_threads = trio.CapacityLimiter(1)
         self._start_soon = start_soon
         self.on_progress = on_progress
@@ -164,7 +173,13 @@ class MessageStore:
             self.flusher.flush_thoroughly,
             self._durable_offset,
             self.followers.oldest,
+            self._hurry,
         )
+
+    def _hurry(self) -> None:
+        """Have what keeps log files get on: the disk is short of room."""
+        self.flusher.request_flush()
+        self.followers.hurry()
 
     # --- start and stop --------------------------------------------------------------------
 
@@ -212,9 +227,13 @@ class MessageStore:
         self._load_queues(is_clean=is_clean)
         self.index_files.load(is_clean=is_clean)
         self._check_seals(is_clean=is_clean)
-        self._write_abort(abort)
+        self.fs.reserve.open(self.root)
+        self.fs.reserve.save(lambda: self._write_abort(abort))
         self.was_clean = is_clean
+        if self._disk_usage().usable_bytes < RESERVE_BYTES_MAX:
+            self.fs.reserve.release()  # what recovery writes again may need it
         report = self._recover(is_clean=is_clean)
+        self.fs.reserve.fill()
         self.cleaner.trimmer.load()
         for queue in self.queues:
             queue.consume_queue.loaded()
@@ -274,7 +293,7 @@ class MessageStore:
 
     def _load_queues(self, *, is_clean: bool) -> None:
         self._batch_topics = frozenset(path.name for path in (self.root / BATCH_FOLDER).glob("*"))
-        folders = _queue_folders(self.root / "consumequeue")
+        folders = queue_folders(self.root / "consumequeue")
         ends = self.dispatcher.deletions.ends
         for number, (topic, name) in enumerate(folders, 1):
             if not name.isdigit():
@@ -418,9 +437,10 @@ class MessageStore:
             self._start_soon(nursery, self.cleaner.run)
             self._start_soon(nursery, self._run_index)
             self._start_soon(nursery, self._run_prepare_files)
-            self._start_soon(nursery, self._run_heal)
+            self._start_soon(nursery, self.healer.run)
             self._start_soon(nursery, self._run_lock_check)
             for following in self.followers.all:
+                following.on_saved = self._clean_if_tight
                 self._start_soon(nursery, following.run)
             task_status.started()
 
@@ -437,7 +457,8 @@ class MessageStore:
             self.commit_log.files.drop_prepared()
             self.flusher.flush_now()
             is_followed = self.followers.finish()
-            if self.commit_log.life.state is State.OPEN:
+            # On a full disk too, if it had room for all that is derived from the log.
+            if self.commit_log.life.is_writable and self._dispatched_all:
                 used = self._used()
                 for file, used_bytes in used:
                     file.give_back(used_bytes)
@@ -446,6 +467,10 @@ class MessageStore:
                     (self.root / "abort").unlink()
         finally:
             self.abandon()
+
+    @property
+    def _dispatched_all(self) -> bool:
+        return all(taker.cursor.taken == self.ring.written for taker in self.takers)
 
     def abandon(self) -> None:
         """Release the directory as the end of the process would, writing nothing.
@@ -651,7 +676,7 @@ class MessageStore:
                 else:
                     self.write_path.drain_taker(self.indexer, self.indexer.drain_block)
                 if self.commit_log.life.state is not State.OPEN:
-                    break  # a full disk: _run_heal retries
+                    break  # a full disk: the healer retries
                 await trio.lowlevel.checkpoint()
 
     async def _index_in_thread(self) -> None:
@@ -679,6 +704,11 @@ class MessageStore:
             # If this fails, the append that needs the file retries and reports the error.
             with suppress(OSError):
                 await trio.to_thread.run_sync(self.commit_log.prepare_next_file)
+            self._clean_if_tight()
+
+    def _clean_if_tight(self) -> None:
+        if self.commit_log.room.is_tight:
+            self.cleaner.ask()
 
     async def _warm_up(self) -> None:
         """Read ahead the newest files of the log and of each queue; requests do not wait for it."""
@@ -703,14 +733,9 @@ class MessageStore:
             await self._file_filled.wait()
             self._file_filled = trio.Event()
 
-    async def _run_heal(self) -> None:
-        """Retry refused work each second until the disk has room."""
-        while True:
-            await trio.sleep(1)
-            if self.commit_log.life.state is not State.OPEN:
-                with suppress(StoreNotWritable):  # still refused
-                    self.write_path.publish()
-                    self.index_tick()
+    def _drain_refused(self) -> None:
+        self.write_path.publish()
+        self.index_tick()
 
     async def _run_lock_check(self) -> None:
         """Stop writing once the lock is lost, because another broker may write here too."""
@@ -754,7 +779,7 @@ class MessageStore:
     def _disk_usage(self) -> DiskUsage:
         """Disk usage; a disk that can't be queried (store removed) counts as full."""
         try:
-            return self.cleaner.disk_usage()
+            return self.commit_log.room.usage()
         except OSError:
             return DiskUsage(used_bytes=1, usable_bytes=0)
 
@@ -772,11 +797,3 @@ class MessageStore:
     def _durable_offset(self) -> int:
         """End of the log's records for which every taker has its results on disk."""
         return min(taker.durable_offset() for taker in self.takers)
-
-
-def _queue_folders(directory: Path) -> list[tuple[str, str]]:
-    """Topic and name of every entry in the topics' folders, sorted."""
-    if not directory.exists():
-        return []
-    topics = [path for path in directory.iterdir() if path.is_dir()]
-    return sorted((topic.name, path.name) for topic in topics for path in topic.iterdir())

@@ -314,9 +314,7 @@ class Recovery:
         if files.files:
             last = files.files[-1]
             position = end_offset - last.start_offset
-            if position < last.file_bytes and (
-                not is_clean or any(last.map[position : position + 8])
-            ):
+            if position < last.file_bytes and (not is_clean or any(last.pread(position, 8))):
                 last.clear_from(position)
                 last.sync()  # else old bytes may follow new records after a power cut
         self.commit_log.open_at(end_offset)

@@ -42,7 +42,7 @@ def seal_findings(directory: StoreDirectory) -> Iterator[Finding]:
 
 def _file_findings(file: MappedFile, seal: FileSeal) -> Iterator[Finding]:
     try:
-        seal.check(file.path, file.view, 0, seal.used_bytes)
+        seal.check(file.path, file.pread, 0, seal.used_bytes)
     except StoreDamaged as error:
         # Not damage in a queue: units are compared with the log one by one, which finds all damage
         # that matters.

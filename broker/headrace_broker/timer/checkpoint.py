@@ -111,7 +111,7 @@ class TimerCheckFile:
             "oldest": settled.oldest,
         }
         self._marks.save(_MARK_NAME, Mark(progress, settled.log_offset))
-        self._write(check)
+        self._fs.reserve.save(lambda: self._write(check))
         self.saved, self.settled = check, settled
 
     def _write(self, check: TimerCheck) -> None:

@@ -217,6 +217,9 @@ class TimerWheel:
 
     def write(self, changes: WheelChanges) -> None:
         """Write changes to disk: units before the slots that name them. Raises OSError."""
+        self._fs.reserve.save(lambda: self._write(changes))
+
+    def _write(self, changes: WheelChanges) -> None:
         fs = self._fs
         if changes.is_anew:
             self._wheel_path.unlink(missing_ok=True)

@@ -95,7 +95,13 @@ class ConfigFile:
         return None
 
     def save(self, data: bytes) -> None:
-        """Replace the file; it is on disk when this returns. Raises OSError."""
+        """Replace the file; it is on disk when this returns. Raises OSError.
+
+        On a full disk it uses the store's reserve.
+        """
+        self._files.reserve.save(lambda: self._replace(data))
+
+    def _replace(self, data: bytes) -> None:
         files = self._files
         folder = self.path.parent
         if not folder.exists():

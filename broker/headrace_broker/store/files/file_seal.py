@@ -9,6 +9,7 @@ from zlib_ng.zlib_ng import crc32
 from headrace_broker.store.errors import StoreError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 BLOCK_BYTES: Final = 1 << 20
@@ -77,17 +78,17 @@ class FileSeal:
         is_same = checksum == self.checksums[number]
         self._states[number] = _COMPARED if is_same else _DAMAGED
 
-    def check(self, path: Path, view: memoryview, start: int, end: int) -> None:
+    def check(self, path: Path, pread: Callable[[int, int], bytes], start: int, end: int) -> None:
         """Compare the blocks of a range that were not compared before; in any thread.
 
-        view: the whole file. Raises StoreDamaged.
+        pread: bytes of the file by position and count. Raises StoreDamaged, OSError.
         """
         for number in self._numbers(start, end):
             if self._states[number] == _COMPARED:
                 continue
             at, upto = number * BLOCK_BYTES, min((number + 1) * BLOCK_BYTES, self.used_bytes)
             if self._states[number] == _PENDING:
-                self.compare(number, crc32(view[at:upto]))
+                self.compare(number, crc32(pread(at, upto - at)))
             if self._states[number] == _DAMAGED:
                 raise StoreDamaged(path, at, upto - at)
 

@@ -9,16 +9,25 @@ import os
 import stat
 import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from headrace_broker.store.errors import StoreFormatError
 from headrace_broker.store.files.map_budget import MapBudget
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
-
+# A full disk, or one user's share of it. A file system without inodes has no room either.
+NO_ROOM: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
+RESERVE_FOLDER: Final = "headrace.reserve"
+RESERVE_BYTES_MAX: Final = 4 << 20
+# Of the disk, so that a small one is not full of it.
+_SHARE: Final = 64
+_STEP_BYTES_MIN: Final = 4096
+# Files without blocks, for what is saved first when the disk has no inodes.
+_INODES: Final = 7
+_BLOCKS_FILE: Final = "blocks"
 _KEEP_SIZE_AND_PUNCH_HOLE = 0x01 | 0x02
 _fallocate = ctypes.CDLL(None, use_errno=True).fallocate
 _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
@@ -59,6 +68,7 @@ class Files:
         self._changed_directories: set[Path] = set()
         self._syncing_names = threading.Lock()
         self.map_budget = MapBudget()
+        self.reserve = Reserve(self)
 
     def apart(self) -> Files:
         """The same calls for another place, whose names are synced by themselves.
@@ -89,6 +99,8 @@ class Files:
 
     def allocate(self, descriptor: int, position: int, byte_count: int) -> None:
         """Allocate disk blocks for a range, so that a mapped write to it cannot fail."""
+        if self.reserve.is_lent:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         os.posix_fallocate(descriptor, position, byte_count)
 
     def truncate(self, descriptor: int, byte_count: int) -> None:
@@ -111,6 +123,18 @@ class Files:
         status = os.fstat(descriptor)
         _fallocate(descriptor, _KEEP_SIZE_AND_PUNCH_HOLE, position, byte_count)
         os.utime(descriptor, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+    def data_ranges(self, descriptor: int, position: int) -> Iterator[tuple[int, int]]:
+        """Ranges of a file from ``position`` on that may hold anything but zeros."""
+        while True:
+            try:
+                begin = os.lseek(descriptor, position, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno == errno.ENXIO:  # only a hole is left
+                    return
+                raise
+            position = os.lseek(descriptor, begin, os.SEEK_HOLE)
+            yield begin, position
 
     def _overwrite(self, descriptor: int, position: int, byte_count: int) -> None:
         zeros = bytes(min(byte_count, 1 << 20))
@@ -197,6 +221,92 @@ class Files:
         """Remove a file; durable after ``sync_names``. Its maps stay readable."""
         path.unlink()
         self._changed_directories.add(path.parent)
+
+
+class Reserve:
+    """Files that lend their blocks and inodes to a save that finds no room.
+
+    Clean-up, uploads and a clean stop depend on saved positions, tables and checkpoints. If saving
+    these waited for room, nothing could ever make room. ``is_lent``: the room belongs to a save, so
+    nobody else may allocate it.
+    """
+
+    def __init__(self, files: Files) -> None:
+        self.is_lent = False
+        self._files = files
+        self._root: Path | None = None
+        self._is_whole = False
+        self._lock = threading.Lock()
+
+    def open(self, root: Path) -> None:
+        """Allocate the reserve of a store, as far as there is room."""
+        self._root = root
+        self._is_whole = False
+        self.fill()
+
+    def fill(self) -> None:
+        """Allocate again what was used up, as far as there is room."""
+        with self._lock:
+            if self._root is not None and not self._is_whole:
+                self._fill(self._root)
+
+    def _fill(self, root: Path) -> None:
+        files, folder = self._files, root / RESERVE_FOLDER
+        try:
+            disk = files.disk_usage(root)
+            reserve_bytes = min((disk.used_bytes + disk.usable_bytes) // _SHARE, RESERVE_BYTES_MAX)
+            files.make_directories(folder)
+            self._is_whole = self._allocate(folder / _BLOCKS_FILE, reserve_bytes) >= reserve_bytes
+            for number in range(_INODES):
+                files.close(files.open(folder / str(number), os.O_RDWR | os.O_CREAT))
+        except OSError:
+            self._is_whole = False
+
+    def _allocate(self, path: Path, byte_count: int) -> int:
+        """Allocate as much as there is room for, up to ``byte_count``; returns how much."""
+        position, step = 0, byte_count
+        descriptor = self._files.open(path, os.O_RDWR | os.O_CREAT)
+        try:
+            while position < byte_count and step >= _STEP_BYTES_MIN:
+                try:
+                    more = min(step, byte_count - position)
+                    self._files.allocate(descriptor, position, more)
+                    position += more
+                except OSError:
+                    step //= 2
+        finally:
+            self._files.close(descriptor)
+        return position
+
+    def release(self) -> None:
+        """Free it until the next ``fill``."""
+        with self._lock:
+            if self._root is not None:
+                self._free(self._root)
+
+    def _free(self, root: Path) -> None:
+        self._is_whole = False
+        for path in (root / RESERVE_FOLDER).glob("*"):
+            self._files.unlink(path)
+
+    def save(self, save: Callable[[], None]) -> None:
+        """Run ``save``; if it finds no room, run it again with the reserve. Raises OSError."""
+        try:
+            save()
+        except OSError as error:
+            if error.errno not in NO_ROOM or self._root is None:
+                raise
+            self._lend(self._root, save)
+
+    def _lend(self, root: Path, save: Callable[[], None]) -> None:
+        with self._lock:
+            self.is_lent = True
+            try:
+                self._free(root)
+                save()
+            finally:
+                self.is_lent = False
+                self._fill(root)
 
 
 def make_private(directory: Path) -> list[Path]:

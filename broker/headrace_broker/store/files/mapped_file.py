@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from headrace_broker.store.files.file_seal import LOOP_BYTES_MAX, StoreDamaged
+from headrace_broker.store.files.filesystem import NO_ROOM
 from headrace_broker.store.files.residency import OLD_DATA, is_resident
 from headrace_protocol.errors import NotReady
 
@@ -28,7 +29,9 @@ class MappedFile:
     """A file of full length from the start, zero-filled; ``allocated_bytes`` have disk blocks.
 
     Writing to a hole through a map kills the process if the disk is full, so writers stay below
-    ``allocated_bytes`` and call ``allocate`` for more, which fails with an exception.
+    ``allocated_bytes`` and call ``allocate`` for more, which fails with an exception. On a tmpfs
+    reading one does, too, since that allocates the page. So the map is for bytes in use; whoever
+    looks for their end reads with ``pread`` and ``has_data``.
     """
 
     __slots__ = (
@@ -118,7 +121,28 @@ class MappedFile:
         Raises StoreDamaged.
         """
         if self.seal is not None and start < self.seal.used_bytes:
-            self.seal.check(self.path, self.view, start, end)
+            self.seal.check(self.path, self.pread, start, end)
+
+    def pread(self, position: int, byte_count: int) -> bytes:
+        """Bytes of the file, without the map; fewer at its end. Raises OSError."""
+        with self._descriptor() as descriptor:
+            return os.pread(descriptor, byte_count, position)
+
+    def has_data(self, start: int) -> bool:
+        """Whether any byte from ``start`` on is not zero. Raises OSError."""
+        with self._descriptor() as descriptor:
+            for begin, end in self.files.data_ranges(descriptor, start):
+                for at in range(begin, end, _REWRITE_BYTES):
+                    if any(os.pread(descriptor, min(_REWRITE_BYTES, end - at), at)):
+                        return True
+        return False
+
+    def data_end(self) -> int:
+        """Where the first hole begins. Raises OSError."""
+        with self._descriptor() as descriptor:
+            ranges = self.files.data_ranges(descriptor, 0)
+            begin, end = next(ranges, (0, 0))
+            return 0 if begin else end
 
     def is_resident(self, start: int, end: int) -> bool:
         """Whether all pages of a page-aligned range are in memory."""
@@ -153,13 +177,31 @@ class MappedFile:
         self._map = None
         return True
 
+    @property
+    def hole_bytes(self) -> int:
+        """How many bytes have no disk blocks yet. Raises OSError."""
+        blocks_bytes = self.path.stat().st_blocks * _BLOCK_BYTES
+        return max(self.file_bytes - blocks_bytes, 0)
+
     def allocate(self, end: int, step_bytes: int) -> None:
-        """Allocate blocks up to ``end``, at least ``step_bytes`` at a time. Raises OSError."""
-        if end > self.allocated_bytes:
-            target = min(max(end, self.allocated_bytes + step_bytes), self.file_bytes)
-            with self._descriptor() as descriptor:
-                self.files.allocate(descriptor, self.allocated_bytes, target - self.allocated_bytes)
-            self.allocated_bytes = target
+        """Allocate blocks up to ``end``, ``step_bytes`` at a time if there is room for so much.
+
+        Raises OSError.
+        """
+        if end <= self.allocated_bytes:
+            return
+        try:
+            self._allocate(max(end, self.allocated_bytes + step_bytes))
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            self._allocate(-(-end // mmap.PAGESIZE) * mmap.PAGESIZE)
+
+    def _allocate(self, wanted: int) -> None:
+        target = min(wanted, self.file_bytes)
+        with self._descriptor() as descriptor:
+            self.files.allocate(descriptor, self.allocated_bytes, target - self.allocated_bytes)
+        self.allocated_bytes = target
 
     def allocate_pages(self, pages: Iterable[int]) -> None:
         """Allocate the blocks of single pages, apart from ``allocated_bytes``. Raises OSError."""
@@ -188,6 +230,11 @@ class MappedFile:
         with self._descriptor() as descriptor:
             self.files.clear(descriptor, position, self.file_bytes - position)
         self.allocated_bytes = min(self.allocated_bytes, position)
+
+    def clear(self, start: int, end: int) -> None:
+        """Zero a range and free its blocks. Raises OSError."""
+        with self._descriptor() as descriptor:
+            self.files.clear(descriptor, start, end - start)
 
     def rewrite(self, start: int, end: int) -> None:
         """Write a range again, as it is, so that the next sync brings all of it to disk.

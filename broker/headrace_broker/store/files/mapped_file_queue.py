@@ -106,6 +106,11 @@ class MappedFileQueue:
                     max(start - file.start_offset, 0), min(end - file.start_offset, file.file_bytes)
                 )
 
+    @property
+    def is_prepared(self) -> bool:
+        """Whether the next file exists already."""
+        return self._prepared is not None
+
     def prepare(self) -> None:
         """Create the file after the last one, fully allocated; may run in a thread.
 
@@ -117,11 +122,11 @@ class MappedFileQueue:
 
     def take(self) -> MappedFile:
         """Append the prepared file, or one created now. Raises OSError."""
-        self.prepare()
-        assert self._prepared is not None
-        self.files.append(self._prepared)
-        self._prepared = None
-        return self.files[-1]
+        with self._making:
+            taken = self._prepared or self._make(self._next_offset(), self.file_bytes)
+            self._prepared = None
+            self.files.append(taken)
+        return taken
 
     def add(self, start_offset: int, allocate_bytes: int) -> MappedFile:
         """Append a file that starts at ``start_offset``. Raises OSError."""

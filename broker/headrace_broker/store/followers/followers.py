@@ -32,6 +32,7 @@ import structlog
 import trio
 
 from headrace_broker.store.files.cold_files import ColdFiles
+from headrace_broker.store.files.filesystem import NO_ROOM
 from headrace_broker.store.followers.follower_work import Pass, QueuePass, QueueScan, Save, Scan
 from headrace_broker.store.followers.position_file import PositionFile
 from headrace_broker.store.queues.queue_blocks import QueueView
@@ -55,6 +56,8 @@ SAVE_S: Final = 5.0
 # After an error; twice as long after each further one.
 RETRY_S: Final = 10.0
 RETRY_S_MAX: Final = 60.0
+# While the disk has no room, which may come at any time.
+ROOM_RETRY_S: Final = 5.0
 # A stop lets followers catch up for this long; the next start resumes with the rest.
 FINISH_S: Final = 5.0
 # Takes the loop some two milliseconds.
@@ -129,6 +132,9 @@ class Following:
         self._outages = Outages(log.error)
         # Set by ``retry`` until the next round.
         self._retry = trio.Event()
+        self._hurried = trio.Event()
+        # Called after each save, which may have released records of the log.
+        self.on_saved: Callable[[], None] = lambda: None
         self._threads = trio.CapacityLimiter(1)
         # Deleted queues, which the next scan reports to the follower.
         self._gone: dict[Name, None] = {}
@@ -175,6 +181,12 @@ class Following:
             if wants(queue.topic) or queue in tracks:
                 self._pending[queue] = None
                 self._wakeup.set()
+
+    def hurry(self) -> None:
+        """Save soon what is followed, since the disk is short of room."""
+        self._saved_s = -math.inf
+        self._hurried.set()
+        self._wakeup.set()
 
     def forget(self, queue: StoreQueue) -> None:
         """Drop a queue that is about to be deleted."""
@@ -250,12 +262,15 @@ class Following:
             except OSError as error:
                 self._log_failure(error)
                 self._restart()
-                with trio.move_on_after(pause_s * random.uniform(0.75, 1.0)):
+                wait_s = ROOM_RETRY_S if error.errno in NO_ROOM else pause_s
+                with trio.move_on_after(wait_s * random.uniform(0.75, 1.0)):
                     await self._retry.wait()
                 pause_s = min(2 * pause_s, RETRY_S_MAX)
             else:
                 pause_s = RETRY_S
-            await trio.sleep(TICK_S)  # messages that arrive meanwhile make one block
+            with trio.move_on_after(TICK_S):  # messages that arrive meanwhile make one block
+                await self._hurried.wait()
+            self._hurried = trio.Event()
             if self._behind or self._is_unsaved:
                 self._wakeup.set()
 
@@ -276,6 +291,7 @@ class Following:
             self._saved_s = trio.current_time()
             with self._saving() as save:
                 await trio.to_thread.run_sync(save.run, limiter=self._threads)
+            self.on_saved()
 
     def finish(self) -> None:
         """Catch up for ``FINISH_S`` once ``run`` has ended; errors are logged."""
@@ -523,6 +539,11 @@ class Followers:
         """Have all followers scan these queues, which got units."""
         for following in self.all:
             following.notify(queues)
+
+    def hurry(self) -> None:
+        """Have all that keep the log save soon."""
+        for following in self._holding():
+            following.hurry()
 
     def forget(self, queue: StoreQueue) -> None:
         """Drop a queue that is about to be deleted."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import mmap
 import struct
+import sys
 import threading
 from bisect import bisect_left
 from collections import deque
@@ -126,13 +127,18 @@ class IndexFile:
         )
         return count
 
-    def _allocate_slots(self, slots: Array) -> None:
+    def _clear_slots(self) -> None:
+        """Free the blocks of all slots, so that filling them again needs no more than before."""
+        self.file.clear(HEADER_BYTES, self.entries_at)
+        self._holes = np.ones(-(-self.entries_at // mmap.PAGESIZE), bool)
+
+    def _allocate_slots(self, slots: Array, page_count_max: int = _PAGES_AT_ONCE_MAX) -> None:
         """Allocate the blocks of these slots, or of all if many pages need some. Raises OSError."""
         if self._holes is None:
             return
         pages = np.unique((HEADER_BYTES + slots.astype(np.int64) * SLOT_BYTES) // mmap.PAGESIZE)
         missing = pages[self._holes[pages]]
-        if len(missing) > _PAGES_AT_ONCE_MAX:
+        if len(missing) > page_count_max:
             self._allocate_all_slots()
         elif len(missing):
             self.file.allocate_pages(missing.tolist())
@@ -183,11 +189,11 @@ class IndexFile:
         """
         if self.file.seal is not None:
             self.file.check_soon(0, self.file.seal.used_bytes)
-        slot = key_hash % self.slot_count
-        slot_at = HEADER_BYTES + slot * SLOT_BYTES
+        slot_at = HEADER_BYTES + key_hash % self.slot_count * SLOT_BYTES
         pages.check(self.file, 0, HEADER_BYTES)
         pages.check(self.file, slot_at, slot_at + SLOT_BYTES)
-        return self._older(int(self.slots[slot]), self.header.index_count)
+        number = int.from_bytes(self.file.pread(slot_at, SLOT_BYTES), "big", signed=True)
+        return self._older(number, self.header.index_count)
 
     def entry(self, number: int, pages: PageCache) -> tuple[int, int, int, int]:
         """Key hash, physical offset, seconds and previous entry's number. Raises NotReady."""
@@ -206,13 +212,13 @@ class IndexFile:
         header = self.header
         end = self.entries_at + index_count * ENTRY_BYTES
         self.file.clear_from(end)
-        self.file.allocate(end, ALLOCATE_STEP_BYTES)
-        self._allocate_all_slots()
-        self.slots[:] = 0
+        self._clear_slots()
         used = 0
         for first in range(1, index_count, REBUILD_ENTRIES):
             hashes = self.entries["key_hash"][first : min(first + REBUILD_ENTRIES, index_count)]
-            used += self._link(hashes.astype(np.int32) % self.slot_count, first)[1]
+            slots = hashes.astype(np.int32) % self.slot_count
+            self._allocate_slots(slots, sys.maxsize)
+            used += self._link(slots, first)[1]
         self.header = header._replace(
             end_timestamp=end_timestamp,
             end_physical_offset=int(self.entries["physical_offset"][index_count - 1]),

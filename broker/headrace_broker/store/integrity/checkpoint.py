@@ -82,6 +82,10 @@ class IndexMark(NamedTuple):
 
 
 def _write_in_place(path: Path, data: bytes, byte_count: int, fs: Files) -> None:
+    fs.reserve.save(lambda: _write(path, data, byte_count, fs))
+
+
+def _write(path: Path, data: bytes, byte_count: int, fs: Files) -> None:
     descriptor = fs.open(path, os.O_RDWR | os.O_CREAT)
     try:
         fs.truncate(descriptor, byte_count)

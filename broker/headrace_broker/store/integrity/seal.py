@@ -75,7 +75,9 @@ class Seals:
     def save(self, checkpoint: Checkpoint, files: Iterable[Used]) -> None:
         """Write seals for files that are on disk already. Raises OSError."""
         texts = [_text(checkpoint), *map(self._line, files)]
-        lines = "\n".join(texts).encode()
+        self._files.reserve.save(lambda: self._replace("\n".join(texts).encode()))
+
+    def _replace(self, lines: bytes) -> None:
         path = self._root / (SEAL_NAME + ".tmp")
         descriptor = self._files.create_temporary(path)
         try:
@@ -86,10 +88,10 @@ class Seals:
         self._files.rename(path, self._root / SEAL_NAME)
 
     def _line(self, used: Used) -> str:
-        path, view = used.file.path, used.file.view
+        path, pread = used.file.path, used.file.pread
         checksums = used.before.kept(used.used_bytes) if used.before else []
         for at in range(len(checksums) * BLOCK_BYTES, used.used_bytes, BLOCK_BYTES):
-            checksums.append(crc32(view[at : min(at + BLOCK_BYTES, used.used_bytes)]))
+            checksums.append(crc32(pread(at, min(BLOCK_BYTES, used.used_bytes - at))))
         digits = "".join(f"{checksum:08x}" for checksum in checksums)
         name = path.relative_to(self._root)
         return f"{path.stat().st_mtime_ns} {used.used_bytes} {digits} {name}"

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import errno
 import struct
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from zlib_ng.zlib_ng import crc32
 
+from headrace_broker.store.disk_room import DiskRoom
 from headrace_broker.store.errors import (
     RecordTooLarge,
     StoreBusy,
     StoreFormatError,
     StoreNotWritable,
 )
+from headrace_broker.store.files.filesystem import NO_ROOM
 from headrace_broker.store.files.mapped_file import MappedFile
 from headrace_broker.store.files.mapped_file_queue import MappedFileQueue
 from headrace_broker.store.files.page_cache import HOT_BYTES, PageCache
@@ -62,6 +65,8 @@ _INT = struct.Struct(">i")
 _SHORT = struct.Struct(">h")
 _RECORD_PLACE = struct.Struct(">ii20xq")  # total size, magic, physical offset
 RECORD_MAGICS: Final = frozenset((MAGIC_V1, MAGIC_V2))
+# How old a refusal may be for lack of room; what else failed is retried less often.
+ROOM_RETRY_MS: Final = 100
 RETRY_MS: Final = 1000
 
 
@@ -115,6 +120,11 @@ class CommitLog:
         self.started_at = 0  # end of the log when this process opened it
         self.append_end = -1
         self.life = StoreLife(settings.root, clock)
+        self.room = DiskRoom(settings, fs)
+        self._root = settings.root
+        self._is_full = False
+        # When an append found no room last.
+        self.tried_ms = 0
         self._on_half_full, self._on_full = on_half_full, on_full
         self._file: MappedFile | None = None
         self._descriptor = -1
@@ -415,20 +425,26 @@ class CommitLog:
             else:
                 self._roll()
         except OSError as error:
-            raise self.refuse(
-                error.strerror or str(error), self.files.directory, error_number=error.errno
-            ) from error
+            raise self.refuse_for(error) from error
 
     def _reopen(self) -> None:
         if not self.files.files:
+            self._prepare()
             self.files.take()
         last = self.files.files[-1]
-        last.allocate(self.file_bytes, self.file_bytes)
+        allocate = partial(last.allocate, self.file_bytes, self.file_bytes)
+        self.room.claim(last.hole_bytes, allocate)
         self._write_to(last, self.position)
+
+    def _prepare(self) -> None:
+        if not self.files.is_prepared:
+            self.tried_ms = self.clock.now_ms()
+            self.room.claim(self.file_bytes, self.files.prepare)
 
     def _roll(self) -> None:
         # Take the next file first: if the disk is full, nothing has changed.
         self.write_out()
+        self._prepare()
         following = self.files.take()
         if self.position < self.file_bytes:
             remaining = self.file_bytes - self.position
@@ -460,7 +476,7 @@ class CommitLog:
     def prepare_next_file(self) -> None:
         """Create the next file, once half of this one is used; in a thread. Raises OSError."""
         if not self.files.files or self.append_end > self.file_bytes // 2:
-            self.files.prepare()
+            self._prepare()
 
     # --- refusing appends ------------------------------------------------------------------
 
@@ -483,6 +499,15 @@ class CommitLog:
         self._stop_appends(Event.FAIL if is_final else Event.REFUSE, refusal, retry_ms)
         return self.refused()
 
+    def refuse_for(self, error: OSError) -> StoreNotWritable:
+        """Refuse appends because the log could not grow; returns the exception to raise."""
+        return self.refuse(
+            error.strerror or str(error),
+            self.files.directory,
+            error_number=error.errno,
+            retry_ms=ROOM_RETRY_MS if error.errno in NO_ROOM else RETRY_MS,
+        )
+
     def _stop_appends(self, event: Event, refusal: StoreNotWritable, retry_ms: int = 0) -> None:
         self.append_end = -1
         self.life.apply(event, refusal, retry_ms)
@@ -501,17 +526,40 @@ class CommitLog:
         """Accept appends again, unless they were refused for good."""
         self.life.apply(Event.RESUME)
 
+    def look_again(self, *, is_healed: bool = False) -> None:
+        """Refuse or accept appends by the room that the disk has now.
+
+        is_healed: whether all that was refused before has succeeded since.
+        """
+        was_full, self._is_full = self._is_full, False
+        problem = self.room.problem(self.room.wanted_bytes)
+        if problem is not None:
+            self._is_full = True
+            self.refuse(problem, self._root, error_number=errno.ENOSPC, retry_ms=ROOM_RETRY_MS)
+        elif is_healed or was_full or self.life.may_retry:
+            self.resume()
+
+    def check_room(self, byte_count: int) -> None:
+        """Whether ``byte_count`` may be written elsewhere in the store, as for a message.
+
+        Raises StoreNotWritable.
+        """
+        self._check_refusal()
+        problem = self.room.problem(byte_count)
+        if problem is not None:
+            raise StoreNotWritable(problem, self._root, errno.ENOSPC)
+
     def close(self) -> None:
         """Refuse further appends and close the file's descriptor."""
         self._stop_appends(Event.CLOSE, StoreNotWritable("closed", self.files.directory.parent))
         self.stop_writing()
 
     def _check_refusal(self) -> None:
-        if self.life.state is State.OPEN:
-            return
-        if not self.life.may_retry:
+        if self.life.may_retry:
+            self.look_again()
+        if self.life.state is not State.OPEN:
+            self.tried_ms = self.clock.now_ms()
             raise self.refused()
-        self.resume()
 
     # --- position and reading --------------------------------------------------------------
 

@@ -6,7 +6,6 @@ master.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
@@ -54,14 +53,14 @@ def read_block(file: MappedFile, position: int, bytes_max: int) -> LogBlock | No
     size = stated_size(file, position)
     if not size:
         return None
-    data = file.map[position : position + min(max(size, bytes_max), file.file_bytes - position)]
+    data = file.pread(position, min(max(size, bytes_max), file.file_bytes - position))
     starts, end = walk(data)
     return checked(data, starts, end, file.start_offset + position)[0]
 
 
 def stated_size(file: MappedFile, position: int) -> int:
     """The size stated by the record that appears to begin at ``position``; 0 if none can."""
-    size, magic = place_of(file.map[position : position + 8])
+    size, magic = place_of(file.pread(position, 8))
     fits = RECORD_BYTES_MIN <= size <= file.file_bytes - position
     return size if magic in RECORD_MAGICS and fits else 0
 
@@ -92,7 +91,7 @@ class LogScan:
 def _is_file_end(file: MappedFile, position: int) -> bool:
     if position + 8 > file.file_bytes:
         return True
-    size, magic = struct.unpack_from(">ii", file.map, position)
+    size, magic = place_of(file.pread(position, 8))
     return bool(magic == MAGIC_BLANK and size == file.file_bytes - position)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import struct
 from bisect import bisect_left
 from collections.abc import Callable
@@ -17,7 +18,6 @@ from headrace_broker.store.files.mapped_file_queue import MappedFileQueue
 from headrace_protocol.columns import UNIT_DTYPE
 
 if TYPE_CHECKING:
-    import mmap
     from collections.abc import Iterator
     from pathlib import Path
 
@@ -201,7 +201,7 @@ class ConsumeQueue:
         files = self.files.files
         number = max(len(files) - WARM_FILES, 0)
         while number:
-            physical_offset, size, _ = UNIT.unpack_from(files[number].map)
+            physical_offset, size, _ = UNIT.unpack(files[number].pread(0, UNIT_BYTES))
             if size > 0 and physical_offset < durable_below:
                 break
             number -= 1
@@ -222,13 +222,22 @@ class ConsumeQueue:
     @staticmethod
     def _used_units(file: MappedFile) -> int:
         """Count the units; gallops from the start, since most queues have a single page."""
-        data, size_at = file.map, UNIT.unpack_from
+        head = file.pread(0, mmap.PAGESIZE)
+
+        def is_used(number: int) -> bool:
+            at = number * UNIT_BYTES
+            data = head[at : at + UNIT_BYTES]
+            if len(data) < UNIT_BYTES:
+                data = file.pread(at, UNIT_BYTES)
+            size: int = UNIT.unpack(data)[1]
+            return size > 0
+
         low, high, count = 0, 0, file.file_bytes // UNIT_BYTES
-        while high < count and size_at(data, high * UNIT_BYTES)[1] > 0:
+        while high < count and is_used(high):
             low, high = high + 1, min(2 * high + 1, count)
         while low < high:
             middle = (low + high) // 2
-            if size_at(data, middle * UNIT_BYTES)[1] > 0:
+            if is_used(middle):
                 low = middle + 1
             else:
                 high = middle
@@ -243,12 +252,14 @@ class ConsumeQueue:
         """
         before = 0
         for file in files:
-            units = np.frombuffer(file.view, UNIT_DTYPE)
+            end = file.data_end() // UNIT_BYTES * UNIT_BYTES
+            units = np.frombuffer(file.pread(0, end), UNIT_DTYPE)
             places = units["physical_offset"].astype(np.int64)
             is_ascending = np.diff(places, prepend=before) >= 0
             used = is_ascending & (units["size"] > 0)
-            if not used.all():
-                return file.start_offset // UNIT_BYTES + int(used.argmin())
+            count = len(used) if used.all() else int(used.argmin())
+            if count < file.file_bytes // UNIT_BYTES:
+                return file.start_offset // UNIT_BYTES + count
             before = places[-1]
         return files[-1].end_offset // UNIT_BYTES
 
@@ -274,7 +285,7 @@ class ConsumeQueue:
             if last.seal is not None and position < last.seal.used_bytes:
                 last.seal = None
             self._write_to(last, position)
-            if np.frombuffer(last.view, np.uint8, offset=position).any():
+            if last.has_data(position):
                 last.clear_from(position)
                 self.is_cut = True
 

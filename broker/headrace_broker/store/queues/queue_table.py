@@ -6,6 +6,8 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from headrace_broker.store.log.ring import Ring
     from headrace_broker.store.store_queue import StoreQueue
 
@@ -48,3 +50,11 @@ class QueueTable:
     def of_topic(self, topic: str) -> list[StoreQueue]:
         """All queues of a topic, by queue id."""
         return [queue for _, queue in sorted(self.by_topic.get(topic, {}).items())]
+
+
+def queue_folders(directory: Path) -> list[tuple[str, str]]:
+    """Topic and name of every entry in the topics' folders, sorted."""
+    if not directory.exists():
+        return []
+    topics = [path for path in directory.iterdir() if path.is_dir()]
+    return sorted((topic.name, path.name) for topic in topics for path in topic.iterdir())

@@ -1,4 +1,4 @@
-"""Removes expired files, and refuses messages while the disk is full.
+"""Removes files that have expired, or whose room is needed.
 
 ``rules.py`` and ``topic_floors.py`` decide what to do; this module collects the facts they need and
 carries the decisions out.
@@ -6,15 +6,16 @@ carries the decisions out.
 
 from __future__ import annotations
 
-import errno
 import math
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 import structlog
 import trio
 
 from headrace_broker.store.files.cold_files import ColdFiles
+from headrace_broker.store.life import State
 from headrace_broker.store.retention.disk_forecast import (
     ALARM_EVERY_S,
     DiskForecast,
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
     from pathlib import Path
 
-    from headrace_broker.store.files.filesystem import DiskUsage
     from headrace_broker.store.files.mapped_file import MappedFile
     from headrace_broker.store.index.index_file import IndexFiles
     from headrace_broker.store.log.commit_log import CommitLog
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from headrace_broker.store.retention.disk_forecast import LowestUnconsumed, NeededRecord
     from headrace_broker.store.retention.rules import CleanPlan
     from headrace_broker.store.retention.topic_floors import TopicLimit
-    from headrace_broker.store.settings import StoreSettings
+    from headrace_broker.store.settings import Retention, StoreSettings
     from headrace_broker.store.store_queue import StoreQueue
 
 log = structlog.get_logger("headrace.broker")
@@ -48,7 +48,9 @@ _SLICE_S: Final = 0.002
 _TIME_SLACK_MS: Final = 10_000
 # Freed at a time, so that other writes get through in between.
 _FREE_BYTES: Final = 16 << 20
-_NO_ROOM: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
+# Between two rounds on request; a share of the time that rounds may take.
+_PAUSE_S: Final = 0.1
+_ROUNDS_SHARE: Final = 0.1
 _Result = TypeVar("_Result")
 
 
@@ -74,6 +76,7 @@ class Cleaner:
     flush: brings log, queues and index to disk. durable_from: returns the physical offset up to
     which the takers' files are on disk.
     oldest_followed: returns the oldest record that a follower needs, None if that holds no file.
+    hurry: called when files that are to make room still have to be flushed or followed.
     """
 
     def __init__(
@@ -86,23 +89,23 @@ class Cleaner:
         flush: Callable[[], Awaitable[None]],
         durable_from: Callable[[], int],
         oldest_followed: Callable[[], NeededRecord | None],
+        hurry: Callable[[], None],
     ) -> None:
         self.settings = settings
-        self.retention = settings.retention
         self.commit_log = commit_log
         self.index_files = index_files
         self.use_threads = False
         self.unconsumed: Callable[[], LowestUnconsumed] = lambda: nothing_to_consume
         self.topic_limits: Callable[[], Mapping[str, TopicLimit]] = dict
         self.carriers: Mapping[str, Callable[[int], Awaitable[None]]] = {}
-        self.is_refusing = False
         # Files that the store has detached, still to be removed from the disk.
         self.detached: list[MappedFile] = []
         self._settled_from = settled_from
         self._flush = flush
         self._durable_from = durable_from
         self._oldest_followed = oldest_followed
-        self._fs = commit_log.files.fs
+        self._hurry = hurry
+        self._asked = trio.Event()
         self._topics = topics
         self._clock_watch = ClockWatch()
         self.trimmer = TopicTrimmer(settings.root, commit_log, topics)
@@ -116,14 +119,28 @@ class Cleaner:
         """Raise floors before the first round, so a restart shows no expired messages again."""
         await self._try(self.raise_floors)
 
+    @property
+    def retention(self) -> Retention:
+        """The rules, which may be replaced at any time."""
+        return self.commit_log.room.retention
+
+    @retention.setter
+    def retention(self, retention: Retention) -> None:
+        self.commit_log.room.retention = retention
+
     async def run(self) -> None:
-        """Clean at intervals until cancelled; disk errors are logged and retried."""
-        try:
-            while True:
-                await trio.sleep(self.settings.clean_interval_ms / 1000)
-                await self._try(self.round)
-        finally:
-            self._accept()
+        """Clean at intervals, and on request, until cancelled; disk errors are retried."""
+        while True:
+            with trio.move_on_after(self.settings.clean_interval_ms / 1000):
+                await self._asked.wait()
+            self._asked = trio.Event()
+            began_s = trio.current_time()
+            await self._try(self.round)
+            await trio.sleep(max((trio.current_time() - began_s) / _ROUNDS_SHARE, _PAUSE_S))
+
+    def ask(self) -> None:
+        """Have the next round begin soon: the disk is short of room."""
+        self._asked.set()
 
     @staticmethod
     async def _try(work: Callable[[], Awaitable[None]]) -> None:
@@ -139,10 +156,10 @@ class Cleaner:
     async def round(self) -> None:
         """Run one clean-up. Raises OSError."""
         self._check_clock()
+        self.commit_log.look_again()
         await self._clean_after_log()  # left over from before the start
         await self.raise_floors()
         plan = await self._plan()
-        self._refuse_or_accept(plan)
         self._report(plan)
         # A start can't rebuild the units of removed records: a queue would begin at 0 again.
         if plan.reasons and not await self._is_durable_past(len(plan.reasons)):
@@ -150,7 +167,15 @@ class Cleaner:
         self.detached += self.commit_log.files.detach_first(len(plan.reasons))
         await self._clean_after_log()
         await self._remove()
+        await self._in_thread(self._use_room)
+        self.commit_log.look_again()
         await self._forecast()
+
+    def _use_room(self) -> None:
+        """Allocate what found no room before, the reserve first."""
+        self.commit_log.files.fs.reserve.fill()
+        with suppress(OSError):
+            self.commit_log.room.retry()
 
     async def _in_thread(self, work: Callable[[], _Result]) -> _Result:
         return await trio.to_thread.run_sync(work) if self.use_threads else work()
@@ -170,11 +195,13 @@ class Cleaner:
     async def _plan(self) -> CleanPlan:
         facts = await self._facts()
         plan = plan_clean(facts, self.retention)
+        if plan.held_back:
+            self._hurry()
         if plan.reasons:  # only then does it matter what consumers have read
             await self._find_unconsumed()
             keep_from = min(facts.keep_from, self._disk_forecast.keep_from)
             plan = plan_clean(facts._replace(keep_from=keep_from), self.retention)
-            if plan.held_back and not plan.refuses_writes:
+            if plan.held_back and self.commit_log.life.state is State.OPEN:
                 held = facts.files[len(plan.reasons)]
                 await self._carry_over(held.end_offset, facts.keep_from)
         return plan
@@ -203,26 +230,18 @@ class Cleaner:
             files=await self._in_thread(lambda: _log_files(files, cold, limit_ms)),
             now_ms=now_ms,
             hour=time.localtime(now_ms / 1000).tm_hour,
-            disk=await self._in_thread(self.disk_usage),
+            disk=await self._in_thread(self.commit_log.room.usage),
             keep_from=self._settled_from(),
             pending_bytes=sum(file.file_bytes for file in self.detached),
             is_requested=is_requested,
             is_clock_trusted=self._clock_watch.is_trusted(trio.current_time()),
-            is_out_of_room=self._is_out_of_room(),
-            was_refusing=self.is_refusing,
+            wanted_bytes=self._wanted_bytes(now_ms),
         )
 
-    def disk_usage(self) -> DiskUsage:
-        """Usage of the store's file system."""
-        return self._fs.disk_usage(self.settings.root)
-
-    def _is_out_of_room(self) -> bool:
-        """Whether an append failed recently for lack of space; disk usage does not show a quota."""
-        life = self.commit_log.life
-        refusal = life.refusal
-        age_ms = self.commit_log.clock.now_ms() - life.refused_ms
-        is_recent = 0 <= age_ms <= self.settings.clean_interval_ms
-        return is_recent and refusal is not None and refusal.error_number in _NO_ROOM
+    def _wanted_bytes(self, now_ms: int) -> int:
+        """Size of what found no room, if somebody has tried to append recently."""
+        is_recent = 0 <= now_ms - self.commit_log.tried_ms <= self.settings.clean_interval_ms
+        return self.commit_log.room.wanted_bytes if is_recent else 0
 
     def _check_clock(self) -> None:
         jump_ms = self._clock_watch.observe(self.commit_log.clock.now_ms(), trio.current_time())
@@ -246,29 +265,6 @@ class Cleaner:
                 count=plan.held_back,
                 oldest=str(oldest),
             )
-
-    # --- refusing --------------------------------------------------------------------------
-
-    def _refuse_or_accept(self, plan: CleanPlan) -> None:
-        if not plan.refuses_writes:
-            self._accept()
-            return
-        reason = (
-            f"the disk is {plan.disk.ratio:.1%} full and messages are refused above "
-            f"{self.retention.refuse_ratio:.0%}, until usage is down to "
-            f"{self.retention.force_ratio:.0%}: make room"
-        )
-        if not self.is_refusing:
-            log.error("refusing writes", reason=reason)
-        self.is_refusing = True
-        retry_ms = 3 * self.settings.clean_interval_ms
-        self.commit_log.refuse(reason, self.settings.root, retry_ms=retry_ms)
-
-    def _accept(self) -> None:
-        if self.is_refusing:
-            self.is_refusing = False
-            self.commit_log.resume()
-            log.info("accepting writes")
 
     # --- queue and index files ---------------------------------------------------------------
 
@@ -340,7 +336,7 @@ class Cleaner:
         if not self._disk_forecast.is_sample_due(now_s):
             return
         await self._find_unconsumed()
-        disk = await self._in_thread(self.disk_usage)
+        disk = await self._in_thread(self.commit_log.room.usage)
         others_bytes = await self._in_thread(lambda: self._disk_forecast.used_by_others(disk))
         self._disk_forecast.sample(now_s, disk, others_bytes, self.retention)
         hours = self._disk_forecast.take_alarm(now_s)

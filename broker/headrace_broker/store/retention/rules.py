@@ -1,4 +1,4 @@
-"""Decides, from plain facts, which log files to remove and whether to refuse writes.
+"""Decides, from plain facts, which log files to remove.
 
 The rules are the peer's: docs/retention.md.
 """
@@ -36,9 +36,8 @@ class Facts(NamedTuple):
     files: of the log, oldest first: all that may be removed at once, and the next one.
     hour: local. keep_from: all records from this physical offset on must be kept.
     pending_bytes: size of removed files whose space is not free yet.
-    is_out_of_room: a write failed for lack of space, whatever the file system reports.
+    wanted_bytes: size of a file that found no room, whatever the file system reports.
     is_requested: an administrator requested the clean-up. is_clock_trusted: see ``ClockWatch``.
-    was_refusing: whether the last plan refused writes.
     """
 
     files: Sequence[LogFile]
@@ -47,10 +46,9 @@ class Facts(NamedTuple):
     disk: DiskUsage
     keep_from: int
     pending_bytes: int = 0
-    is_out_of_room: bool = False
+    wanted_bytes: int = 0
     is_requested: bool = False
     is_clock_trusted: bool = True
-    was_refusing: bool = False
 
 
 class CleanPlan(NamedTuple):
@@ -62,8 +60,6 @@ class CleanPlan(NamedTuple):
 
     reasons: list[Reason]
     held_back: int
-    refuses_writes: bool
-    disk: DiskUsage
 
 
 def plan_clean(facts: Facts, retention: Retention) -> CleanPlan:
@@ -83,7 +79,7 @@ def plan_clean(facts: Facts, retention: Retention) -> CleanPlan:
         excess_bytes -= file.end_offset - file.start_offset
     kept = sum(file.end_offset > facts.keep_from for file in facts.files[: len(reasons)])
     count = len(reasons) - kept
-    return CleanPlan(reasons[:count], kept, _refuses(facts, retention), disk)
+    return CleanPlan(reasons[:count], kept)
 
 
 def _excess_bytes(facts: Facts, retention: Retention) -> int:
@@ -91,15 +87,10 @@ def _excess_bytes(facts: Facts, retention: Retention) -> int:
     if not retention.removes_young:
         return 0
     excess_bytes = facts.disk.excess_bytes(retention.force_ratio)
-    if facts.is_out_of_room:
-        excess_bytes = max(excess_bytes, 1)
+    if facts.wanted_bytes:
+        missing_bytes = facts.disk.excess_bytes(retention.refuse_ratio) + facts.wanted_bytes
+        excess_bytes = max(excess_bytes, missing_bytes, 1)
     return excess_bytes - facts.pending_bytes
-
-
-def _refuses(facts: Facts, retention: Retention) -> bool:
-    if facts.disk.ratio > retention.refuse_ratio:
-        return True
-    return facts.was_refusing and facts.disk.ratio > retention.force_ratio
 
 
 class ClockWatch:

@@ -1,0 +1,97 @@
+"""Whether the disk has room: every writer of new data asks here before it allocates."""
+
+from __future__ import annotations
+
+import errno
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from headrace_broker.store.files.filesystem import NO_ROOM
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from headrace_broker.store.files.filesystem import DiskUsage, Files
+    from headrace_broker.store.settings import StoreSettings
+
+
+class DiskRoom:
+    """The limits of the disk, and what found no room within them.
+
+    retention: may be replaced at any time.
+    """
+
+    def __init__(self, settings: StoreSettings, fs: Files) -> None:
+        self.retention = settings.retention
+        self._root = settings.root
+        self._fs = fs
+        self._is_over = False
+        self._unmet: tuple[int, Callable[[], None]] | None = None
+
+    def usage(self) -> DiskUsage:
+        """Usage of the store's file system. Raises OSError."""
+        return self._fs.disk_usage(self._root)
+
+    @property
+    def wanted_bytes(self) -> int:
+        """Size of what found no room last; 0 if nothing waits for room."""
+        return self._unmet[0] if self._unmet else 0
+
+    @property
+    def is_tight(self) -> bool:
+        """Whether a clean-up may have something to free."""
+        if self._unmet is not None:
+            return True
+        with suppress(OSError):
+            return self.usage().ratio > min(self.retention.clean_ratio, self.retention.force_ratio)
+        return False
+
+    def problem(self, more_bytes: int) -> str | None:
+        """Why nothing more may be written, None if ``more_bytes`` may.
+
+        Once usage is above ``refuse_ratio``, until it is down to ``force_ratio``. A file system
+        that does not tell its usage has no such limit.
+        """
+        limits = self.retention
+        try:
+            disk = self.usage()
+        except OSError:
+            return None
+        limit = limits.force_ratio if self._is_over else limits.refuse_ratio
+        self._is_over = disk.ratio > limit
+        if self._is_over:
+            return (
+                f"the disk is {disk.ratio:.1%} full and messages are refused above "
+                f"{limits.refuse_ratio:.0%}, until usage is down to {limits.force_ratio:.0%}: "
+                "make room"
+            )
+        if more_bytes and disk.excess_bytes(limits.refuse_ratio) + more_bytes > 0:
+            return (
+                f"the disk is {disk.ratio:.1%} full, and {more_bytes} bytes more would exceed "
+                f"{limits.refuse_ratio:.0%}: make room"
+            )
+        return None
+
+    def claim(self, byte_count: int, allocate: Callable[[], None]) -> None:
+        """Allocate ``byte_count`` more; remember it for ``retry`` if it finds no room.
+
+        Raises OSError.
+        """
+        try:
+            self._require(byte_count)
+            allocate()
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                self._unmet = byte_count, allocate
+            raise
+        self._unmet = None
+
+    def _require(self, byte_count: int) -> None:
+        problem = self.problem(byte_count)
+        if problem is not None:
+            raise OSError(errno.ENOSPC, problem)
+
+    def retry(self) -> None:
+        """Allocate what found no room; in any thread. Raises OSError."""
+        if self._unmet is not None:
+            self.claim(*self._unmet)
