@@ -336,6 +336,7 @@ class PullConsumer(_Blocking[AsyncPullConsumer]):
         return self._client.group
 
     queues = _blocking(AsyncPullConsumer.queues)
+    missing = _blocking(AsyncPullConsumer.missing)
     assign = _blocking(AsyncPullConsumer.assign)
     seek = _on_loop(AsyncPullConsumer.seek)
     seek_to = _blocking(AsyncPullConsumer.seek_to)
@@ -477,6 +478,7 @@ class Table(_Blocking[AsyncTable[Value]], Generic[Value]):
         topic: str,
         *,
         local: bool = ...,
+        allow_partial: bool = ...,
         nameserver: str | Sequence[str] | None = ...,
         timeout_ms: float = ...,
         delivery_timeout_ms: float = ...,
@@ -489,6 +491,7 @@ class Table(_Blocking[AsyncTable[Value]], Generic[Value]):
         *,
         model: type[Value],
         local: bool = ...,
+        allow_partial: bool = ...,
         nameserver: str | Sequence[str] | None = ...,
         timeout_ms: float = ...,
         delivery_timeout_ms: float = ...,
@@ -556,6 +559,8 @@ class Admin(_Blocking[AsyncAdmin]):
         super().__init__(AsyncAdmin(*args, **kwargs))
 
     cluster = _blocking(AsyncAdmin.cluster)
+    departed_brokers = _blocking(AsyncAdmin.departed_brokers)
+    forget_broker = _blocking(AsyncAdmin.forget_broker)
     runtime_info = _blocking(AsyncAdmin.runtime_info)
     broker_config = _blocking(AsyncAdmin.broker_config)
     update_broker_config = _blocking(AsyncAdmin.update_broker_config)

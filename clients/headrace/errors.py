@@ -19,6 +19,7 @@ from headrace_protocol.system_topics import DLQ_PREFIX, RETRY_PREFIX
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from headrace.missing import MissingPart
     from headrace_protocol.bodies import MessageQueue
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "OffsetNotFound",
     "OpenedBeforeFork",
     "OutcomeUnknown",
+    "PartialAnswer",
     "PipelineError",
     "QueuePartAway",
     "RecallRejected",
@@ -48,6 +50,9 @@ __all__ = [
     "WrongEventLoop",
     "WrongServer",
 ]
+
+
+_PARTS_NAMED_MAX = 3
 
 
 class ConfigurationError(HeadraceError, ValueError):
@@ -187,6 +192,32 @@ class NoQueue(HeadraceError):
             f"(see `headrace topic describe {topic}`)"
         )
         self.topic = topic
+
+
+class PartialAnswer(HeadraceError):
+    """An answer would lack the messages of a broker that is away.
+
+    parts: a ``MissingPart`` for each broker.
+    """
+
+    retryable = True
+    refresh_route = True
+
+    def __init__(self, topic: str, parts: Sequence[MissingPart]) -> None:
+        self.parts_text = _first_parts(parts)
+        names = [part.broker for part in parts if part.broker]
+        super().__init__(
+            f"topic {topic} can't be read whole: {self.parts_text}. Start what is away, or accept "
+            "a part: --allow-partial, allow_partial=True, in Spark failOnDataLoss=false"
+            + (f"; `headrace broker forget {names[0]}` if it won't come back" if names else "")
+        )
+        self.topic = topic
+        self.parts = tuple(parts)
+
+
+def _first_parts(parts: Sequence[MissingPart]) -> str:
+    more = f"; and {len(parts) - _PARTS_NAMED_MAX} more" if len(parts) > _PARTS_NAMED_MAX else ""
+    return "; ".join(map(str, parts[:_PARTS_NAMED_MAX])) + more
 
 
 class OffsetNotFound(HeadraceError):

@@ -74,6 +74,8 @@ _EVERY_NAMESERVER_SERVES = frozenset(
     {RequestCode.GET_ROUTEINFO_BY_TOPIC, RequestCode.GET_BROKER_CLUSTER_INFO}
 )
 _NEW_ROUTE_PAUSE_S = 0.01
+# A route that lacks something is not trusted for longer.
+_MISSING_ROUTE_S = 0.2
 
 RequestHandler = Callable[[AsyncConnection, RequestReceived], None]
 
@@ -276,6 +278,14 @@ class ClientInstance:
                 return route
             return await self._refresh(topic)
 
+    async def current_route(self, topic: str) -> TopicRoute:
+        """The topic's route; asked for again if something was missing. Raises as ``route``."""
+        route = await self.route(topic)
+        if route.missing and anyio.current_time() > route.fetched_at + _MISSING_ROUTE_S:
+            self.invalidate_route(topic)
+            route = await self.route(topic)
+        return route
+
     def known_route(self, topic: str) -> TopicRoute | None:
         """The topic's last known route, which may be out of date."""
         return self._routes.get(topic)
@@ -284,6 +294,11 @@ class ClientInstance:
         """Make the next use of the topic's route ask the nameserver first."""
         route = self._routes.get(topic)
         if route:
+            route.is_current = False
+
+    def invalidate_routes(self) -> None:
+        """Make the next use of each route ask the nameserver first."""
+        for route in self._routes.values():
             route.is_current = False
 
     async def _refresh(self, topic: str) -> TopicRoute:

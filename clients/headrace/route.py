@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Self
 
 from headrace.errors import NoQueue
+from headrace.missing import MissingPart, departed_part
 from headrace_protocol.bodies import (
     MASTER_ID,
     PERM_READ,
@@ -21,7 +22,7 @@ from headrace_protocol.statictopic.mapping import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from headrace_protocol.bodies import TopicQueueMappingInfo
     from headrace_protocol.drivers.response import Response
@@ -35,9 +36,11 @@ class TopicRoute:
 
     brokers: by broker name, the address of each broker id (0 is the master).
     is_static: whether the topic has logic queues, which stay the same while their leaders change.
-    write_queues: queues on brokers that have a master; read_queues: queues on any broker. Both
-        are in RocketMQ's order. Of a static topic both are all queues, in order of their ids.
+    write_queues: queues on brokers that have a master, and those of a compacted topic on brokers
+        that are away: its keys keep their queues. read_queues: queues on any broker. Both are in
+        RocketMQ's order. Of a static topic both are all queues, in order of their ids.
     fetched_at: time of the last confirmation, in seconds on the event loop's clock.
+    missing: parts of the topic that no registered broker serves.
     is_current: False once the route is invalidated or replaced; get it from the instance again.
     """
 
@@ -51,16 +54,55 @@ class TopicRoute:
         }
         self._perms = {part.broker_name: part.perm for part in data.queue_datas}
         self.is_static = bool(data.topic_queue_mapping_by_broker)
+        self._departed = {each.broker_name: each for each in data.departed_brokers or ()}
         self._leaders: dict[MessageQueue, str] = {}
         if self.is_static:
             self._leaders = _leaders(topic, (data.topic_queue_mapping_by_broker or {}).values())
             self.write_queues = self.read_queues = tuple(self._leaders)
+        else:
+            self._set_plain_queues()
+        self.missing = tuple(self._parts_by_broker())
+
+    def _parts_by_broker(self) -> Iterator[MissingPart]:
+        if not self.is_static:
+            for each in self._departed.values():
+                if each.read_queue_nums > 0 and each.perm & PERM_READ:
+                    yield departed_part(each, range(each.read_queue_nums))
             return
-        self.write_queues = tuple(
-            queue
+        led: dict[str, list[int]] = {
+            name: [] for name, each in self._departed.items() if each.read_queue_nums > 0
+        }
+        for queue in self.read_queues:
+            if self.address_of(queue) is None:
+                led.setdefault(self.broker_of(queue), []).append(queue.queue_id)
+        for name, queue_ids in led.items():
+            if name in self._departed:
+                yield departed_part(self._departed[name], queue_ids)
+            elif name == NO_LEADER_BROKER:
+                yield MissingPart("", tuple(queue_ids), "leads them and is not registered")
+            else:
+                yield MissingPart(name, tuple(queue_ids), "is not registered")
+
+    def silent_part(self, broker: str, error: Exception) -> MissingPart:
+        """The part on a broker that is registered but does not answer."""
+        queues = (each for each in self.read_queues if self.broker_of(each) == broker)
+        return MissingPart(
+            broker, tuple(each.queue_id for each in queues), f"does not answer: {error}"
+        )
+
+    def _set_plain_queues(self) -> None:
+        topic = self.topic
+        writable = {
+            part.broker_name: part.write_queue_nums
             for part in self._parts(PERM_WRITE)
             if MASTER_ID in self.brokers[part.broker_name]
-            for queue in _queues(topic, part.broker_name, part.write_queue_nums)
+        } | {
+            each.broker_name: each.write_queue_nums
+            for each in self._departed.values()
+            if each.compacted and each.perm & PERM_WRITE
+        }
+        self.write_queues = tuple(
+            queue for name in sorted(writable) for queue in _queues(topic, name, writable[name])
         )
         self.read_queues = tuple(
             queue
@@ -74,9 +116,10 @@ class TopicRoute:
         data = response.expect().decode(TopicRouteData)
         parts = data.queue_datas
         mappings = (data.topic_queue_mapping_by_broker or {}).values()
+        kept = [each.write_queue_nums for each in data.departed_brokers or () if each.compacted]
         for what, counts in (
             ("read", [part.read_queue_nums for part in parts]),
-            ("write", [part.write_queue_nums for part in parts]),
+            ("write", [part.write_queue_nums for part in parts] + kept),
             ("static", [max((info.total_queues for info in mappings), default=0)]),
         ):
             # Each queue becomes an object here, so the bound applies to all brokers together.
@@ -109,9 +152,13 @@ class TopicRoute:
         """Address of the broker that serves a queue; see ``address``."""
         return self.address(self.broker_of(queue), broker_id)
 
+    def broker_at(self, address: str) -> str:
+        """Name of the broker with an address; "" if the route has none."""
+        return next((name for name, at in self.brokers.items() if address in at.values()), "")
+
     def has_address(self, address: str) -> bool:
         """Whether a broker of the route has this address."""
-        return any(address in replicas.values() for replicas in self.brokers.values())
+        return bool(self.broker_at(address))
 
     def note_leader(self, queue: MessageQueue, leader: str, now: float) -> None:
         """React to an answer that a queue's former leader passed on from ``leader``.
@@ -124,13 +171,16 @@ class TopicRoute:
     def why_not_writable(self, queue: MessageQueue) -> NoQueue | None:
         """The error of sending to a queue now; None if it is possible.
 
-        Queues that are not writable are among ``write_queues`` only if they are a static topic's.
+        Queues that are not writable are among ``write_queues`` only if they are a static or a
+        compacted topic's.
         """
         leader = self.broker_of(queue)
         if leader == NO_LEADER_BROKER:
             reason = "no broker leads it"
         elif self.master(leader) is None:
             reason = f"no master of its leader {leader} is up"
+            if absence := self._absence(leader):
+                reason = f"{reason}: {absence}"
         elif not self._perms.get(leader, 0) & PERM_WRITE:
             reason = f"the topic or its leader {leader} forbids writes"
         else:
@@ -142,7 +192,16 @@ class TopicRoute:
         broker = self.broker_of(queue)
         if broker == NO_LEADER_BROKER:
             return NoQueue(self.topic, f"use at {_place(queue)}", "no broker leads it")
-        return NoQueue(self.topic, f"use on broker {broker}")
+        reason = self._absence(broker)
+        wanted = f"use on broker {broker}"
+        return NoQueue(self.topic, wanted, reason) if reason else NoQueue(self.topic, wanted)
+
+    def _absence(self, broker: str) -> str | None:
+        """Why a broker is away; None if nobody knows."""
+        for part in self.missing:
+            if part.broker == broker and part.since_ms is not None:
+                return f"broker {broker} {part.why}"
+        return None
 
     def master(self, broker_name: str) -> str | None:
         """Address of the broker's master; None if it has none now."""

@@ -169,3 +169,19 @@ def test_a_topic_is_deleted_and_made_again(topic: str) -> None:
     succeed("topic", "create", topic, "--static", "--queues", "1")
     (row,) = succeed("topic", "mapping", topic, "--json").json()
     assert (row["max_offset"], row["messages"]) == (0, 0)
+
+
+def test_a_compacted_topic_on_several_brokers_is_static() -> None:
+    outcome = succeed("topic", "create", "rates", "--compacted", "--queues", "3")
+    assert "rates is a static topic, with 3 queues on all brokers together" in outcome.stderr
+    described = succeed("topic", "describe", "rates", "--json").json()
+    assert len(described["queues"]) == 3
+    assert {row["attributes"]["cleanup.policy"] for row in described["brokers"]} == {"COMPACTION"}
+    succeed("topic", "create", "rates", "--compacted", "--queues", "3", "--if-not-exists")
+    assert "--perm" in fail(2, "topic", "create", "odd", "--compacted", "--perm", "r")
+
+
+def test_a_compacted_topic_on_one_broker_is_plain() -> None:
+    outcome = succeed("topic", "create", "local", "--compacted", "--broker", "a")
+    assert outcome.stderr == ""
+    assert "no broker leads a queue" in succeed("topic", "mapping", "local").stderr

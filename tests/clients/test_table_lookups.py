@@ -11,7 +11,7 @@ from headrace.errors import (
     InvalidMessage,
     KeyLookupUnsupported,
     MalformedAnswer,
-    RequestTimeout,
+    PartialAnswer,
 )
 from headrace.producer.selector import queue_index
 from headrace_protocol.codes import RequestCode, ResponseCode
@@ -143,11 +143,11 @@ async def test_a_lookup_is_retried(failure: Any, autojump_clock: MockClock) -> N
             assert await remote.get("k") == b"1"
 
 
-async def test_the_last_error_of_a_lookup_is_raised(autojump_clock: MockClock) -> None:
+async def test_a_lookup_names_the_broker_that_does_not_answer(autojump_clock: MockClock) -> None:
     async with scripted_cluster(headrace=True) as (nameserver, (broker,), network):
         broker.answer(GET, None)
         async with table(nameserver, network, delivery_timeout_ms=5000) as remote:
-            with pytest.raises(RequestTimeout):
+            with pytest.raises(PartialAnswer, match=r"broker broker-0 .* does not answer: "):
                 await remote.get("k")
 
 

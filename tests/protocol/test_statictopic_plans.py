@@ -59,10 +59,15 @@ def test_a_topic_grows_where_fewest_queues_are() -> None:
     }
 
 
-@pytest.mark.parametrize(("queues", "message"), [(3, "only added"), (0, "1 to"), (65_537, "1 to")])
+@pytest.mark.parametrize(("queues", "message"), [(2, "only added"), (0, "1 to"), (65_537, "1 to")])
 def test_a_topic_never_shrinks(queues: int, message: str) -> None:
     with pytest.raises(InvalidChange, match=message):
         plan_create("T", queues, "a", created(3).brokers(), NOW)
+
+
+def test_a_topic_that_is_as_wanted_is_not_changed() -> None:
+    with pytest.raises(NoChange, match="only added"):
+        plan_create("T", 3, "a", created(3).brokers(), NOW)
 
 
 def test_a_strict_remap_leaves_no_gap() -> None:

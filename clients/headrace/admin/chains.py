@@ -176,8 +176,7 @@ class ChainAdmin(BrokerRequests):
         async def ask(address: str) -> TopicStatsTable:
             return await self._stats(address, topic)
 
-        found = await self._gather(masters, ask, problems)
-        return {queue: at for table in found.values() for queue, at in table.offset_table.items()}
+        return ranges_in(await self._gather(masters, ask, problems))
 
     async def _stats(
         self, address: str, topic: str, *, with_bytes: bool | None = None
@@ -185,6 +184,11 @@ class ChainAdmin(BrokerRequests):
         header = GetTopicStatsHeader(topic=topic, with_bytes=with_bytes)
         response = await self._ask(address, RequestCode.GET_TOPIC_STATS_INFO, header)
         return response.decode(TopicStatsTable)
+
+
+def ranges_in(tables: Mapping[str, TopicStatsTable]) -> dict[MessageQueue, TopicOffset]:
+    """The offsets of all queues in the answers of brokers."""
+    return {queue: at for table in tables.values() for queue, at in table.offset_table.items()}
 
 
 def _logic(message: ReceivedMessage, part: QueuePart | None) -> ReceivedMessage:

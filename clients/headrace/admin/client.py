@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING
 import anyio
 import msgspec
 
+from headrace.admin.chains import ranges_in
 from headrace.admin.groups import GroupAdmin
 from headrace.admin.key_query import ID_PAGE, KEY_PAGE, Found, UnlistedMessages, newest
 from headrace.admin.requests import BrokerProblem
 from headrace.admin.shrink import UnreadMessages, unread_from
 from headrace.admin.tier import TierAdmin
 from headrace.admin.waiting import WaitingAdmin
-from headrace.errors import BrokerError, ConfigurationError, HeadraceError
+from headrace.errors import BrokerError, ConfigurationError, HeadraceError, PartialAnswer
 from headrace.messages import ReceivedMessage, check_topic
+from headrace.missing import departed_part
 from headrace.tasks import gather
 from headrace_protocol.bodies import (
     PERM_READ,
@@ -114,6 +116,7 @@ class Admin(GroupAdmin, WaitingAdmin, TierAdmin):
     problems: a method that asks several brokers raises if one of them fails. Given a list of
     ``problems``, it appends the failure instead, returns what the others answer, and raises only if
     none answers. It skips brokers that are already in the list, so several calls can share one.
+    A broker that left with a part of the topic counts as failed, with PartialAnswer.
     """
 
     # -- cluster and brokers -----------------------------------------------------------------------
@@ -194,7 +197,7 @@ class Admin(GroupAdmin, WaitingAdmin, TierAdmin):
         Returns the brokers' warnings. Raises RouteNotFound, UnreadMessages, or ConfigurationError
         if ``broker`` does not have the topic.
         """
-        configs = await self.topic(topic)
+        configs = await self.topic(topic, problems=None if broker is None else [])
         if broker is not None:
             configs = {name: each for name, each in configs.items() if name == broker}
             if not configs:
@@ -275,7 +278,7 @@ class Admin(GroupAdmin, WaitingAdmin, TierAdmin):
             code = RequestCode.COMPACT_TOPIC
             return (await self._ask(address, code, header)).decode(CompactedTopicState)
 
-        return await self._gather(await self._topic_masters(topic), ask, problems)
+        return await self._ask_topic(topic, ask, problems)
 
     async def rebuild_topic(
         self, topic: str, source: str, *, broker: str | None = None, start: bool = True
@@ -383,17 +386,18 @@ class Admin(GroupAdmin, WaitingAdmin, TierAdmin):
             response = await self._ask(address, RequestCode.GET_TOPIC_CONFIG, header)
             return response.decode(TopicConfigAndQueueMapping)
 
-        return await self._gather(await self._topic_masters(topic), ask, problems)
+        return await self._ask_topic(topic, ask, problems)
 
     async def topic_stats(
         self, topic: str, *, problems: list[BrokerProblem] | None = None
     ) -> dict[MessageQueue, TopicOffset]:
         """Minimum and maximum offset of each queue, sorted by queue. Raises RouteNotFound."""
-        masters = await self._topic_masters(topic)
         if await self.is_static(topic):
+            await self._note_missing(topic, problems)
             queues = await self.logic_queues(topic, problems=problems)
             return {each.queue: each.offsets for each in queues}
-        return dict(sorted((await self._ranges(topic, masters, problems)).items()))
+        tables = await self._ask_topic(topic, lambda at: self._stats(at, topic), problems)
+        return dict(sorted(ranges_in(tables).items()))
 
     # -- messages ----------------------------------------------------------------------------------
 
@@ -459,12 +463,18 @@ class Admin(GroupAdmin, WaitingAdmin, TierAdmin):
             stored = response.read(decode_record)
             message = ReceivedMessage.from_stored(stored, master.broker_name)
             return (await self._logic_messages([message], problems=problems))[0]
+        await self._check_departed(message_id)
         if topic is None:
             raise ConfigurationError(
                 f"{message_id} is not an offset message id of any broker of this nameserver; to "
                 "look up a producer's message id, name its topic"
             )
-        found = await self.query_by_id(message_id, topic, problems=problems)
+        away: list[BrokerProblem] = []
+        found = await self.query_by_id(message_id, topic, problems=away)
+        if problems is not None:
+            problems += away
+        elif away and not found:
+            raise away[0].error
         return found[0] if found else None
 
     async def query_by_id(
@@ -512,7 +522,7 @@ class Admin(GroupAdmin, WaitingAdmin, TierAdmin):
             return await newest(partial(page, address), header, matches, max_count)
 
         masters = await self._topic_masters(header.topic)
-        by_broker = await self._gather(masters, ask, problems)
+        by_broker = await self._ask_topic(header.topic, ask, problems)
         stored_ones = [
             ReceivedMessage.from_stored(stored, broker_name)
             for broker_name, found in by_broker.items()
@@ -527,13 +537,17 @@ class Admin(GroupAdmin, WaitingAdmin, TierAdmin):
         found = await self._logic_messages(stored_ones, problems=problems)
         return sorted(found, key=lambda message: (message.store_timestamp_ms, message.queue_offset))
 
+    async def _check_departed(self, message_id: str) -> None:
+        """Raise PartialAnswer if the broker of an offset message id has left."""
+        address = _address_in(message_id)
+        for broker in await self.departed_brokers() if address else ():
+            if broker.broker_addr == address:
+                part = departed_part(broker)
+                raise PartialAnswer(f"of message {message_id}", [part])
+
     async def _master_in(self, message_id: str) -> BrokerNode | None:
         """The master whose address an offset message id contains; None for other ids."""
-        try:
-            host, port = decode_host(decode_offset_message_id(message_id)[0])
-        except ValueError:
-            return None
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        address = _address_in(message_id)
         return next((node for node in await self.cluster() if node.address == address), None)
 
 
@@ -543,6 +557,15 @@ def _changed(
     """A topic's settings with changes; brokers keep the attributes that are not named."""
     known = {name: getattr(config, name) for name in TopicConfig.__struct_fields__}
     return TopicConfig(**{**known, "attributes": dict(attributes or {}), **changes})
+
+
+def _address_in(message_id: str) -> str | None:
+    """The address of a broker that an offset message id contains; None for other ids."""
+    try:
+        host, port = decode_host(decode_offset_message_id(message_id)[0])
+    except ValueError:
+        return None
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _topic_header(config: TopicConfig, force: bool) -> CreateTopicHeader:

@@ -16,6 +16,7 @@ import trio
 
 from headrace.admin.end_reader import EndReader
 from headrace.admin.failures import CommandFailed
+from headrace.admin.goal import all_queues
 from headrace.admin.messages import UNREADABLE, message_record
 from headrace.admin.output import time_text
 from headrace.consumer.pull import PullConsumer
@@ -140,7 +141,7 @@ async def _reader(
         if (offset := begin.get((queue.broker_name, queue.queue_id))) is not None:
             consumer.seek(queue, offset)
 
-    queues = await consumer.queues(topic)
+    queues = await all_queues(consumer, topic)
     return EndReader(consumer, topic, queues, ALL, consumer.max_offset, seek)
 
 

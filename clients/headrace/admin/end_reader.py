@@ -33,18 +33,20 @@ class EndReader:
         seek: Callable[[MessageQueue, int], Awaitable[None]],
         *,
         skips_parts: bool = False,
+        allow_partial: bool = False,
     ) -> None:
         """end_of: asks for the end of a queue. seek: moves to where to begin in it, given its end.
 
         Both may raise HeadraceError, and are called again then. skips_parts: read what is behind
         the part of a queue whose broker has been away for long; ``check`` names the part.
+        allow_partial: what can't be read is no error.
         """
         self.is_over = False
         self._consumer = consumer
         self._tags = tags
         self._seek = seek
         self._skips_parts = skips_parts
-        self._goal = Goal(topic, queues, end_of)
+        self._goal = Goal(topic, queues, end_of, allow_partial=allow_partial)
 
     def check(self) -> None:
         """Print what is not read. Raises PartialRead if there is any."""

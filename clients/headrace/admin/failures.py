@@ -12,6 +12,7 @@ from headrace.errors import (
     HeadraceError,
     InvalidMessage,
     NameserverUnavailable,
+    PartialAnswer,
     RequestTimeout,
     RouteNotFound,
     WrongServer,
@@ -59,6 +60,7 @@ class NotFound(CommandFailed):
 
 _NOT_FOUND = (
     NotFound,
+    PartialAnswer,
     WrongServer,
     RouteNotFound,
     FileNotFoundError,

@@ -9,13 +9,16 @@ import trio
 from headrace.admin.failures import NotFound
 from headrace.errors import QueuePartAway
 from headrace.tasks import gather
+from headrace.whole import require_whole
 from headrace_daemon.command import warn
+from headrace_protocol.bodies import MessageQueue
+from headrace_protocol.statictopic.mapping import logic_broker_name
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Container, Iterable, Mapping
 
+    from headrace.consumer.pull import PullConsumer
     from headrace.errors import HeadraceError
-    from headrace_protocol.bodies import MessageQueue
 
 GIVE_UP_MS = 10_000
 _PAUSE_S = 1.0
@@ -37,10 +40,16 @@ class Goal:
         topic: str,
         queues: Iterable[MessageQueue],
         end_of: Callable[[MessageQueue], Awaitable[int]],
+        *,
+        allow_partial: bool = False,
     ) -> None:
-        """end_of: asks for the end of a queue. Raises HeadraceError."""
+        """end_of: asks for the end of a queue. Raises HeadraceError.
+
+        allow_partial: what can't be read is no error.
+        """
         self.ends: dict[MessageQueue, int] = {}
         self._topic = topic
+        self._allow_partial = allow_partial
         self._skipped: list[str] = []
         self._missing: dict[MessageQueue, HeadraceError | None] = dict.fromkeys(queues)
         self._end_of = end_of
@@ -95,7 +104,7 @@ class Goal:
     def check(
         self, at: Mapping[MessageQueue, int], failures: Mapping[MessageQueue, HeadraceError]
     ) -> None:
-        """Print what is not read. Raises PartialRead if there is any."""
+        """Print what is not read. Raises PartialRead if there is any, unless a part is enough."""
         for text in self._skipped[:_NAMED_MAX]:
             warn(f"not read: {text}")
         parts = dict.fromkeys(self._missing, "")
@@ -105,12 +114,35 @@ class Goal:
         for queue, part in sorted(parts.items())[:_NAMED_MAX]:
             reason = errors.get(queue) or "its broker does not answer"
             warn(f"not read: {_place(queue)}{part}: {reason}")
-        if count := len(parts) + len(self._skipped):
+        count = len(parts) + len(self._skipped)
+        if count and not self._allow_partial:
             raise PartialRead(
                 f"topic {self._topic} could not be read in {count} places: repeat the command when "
-                "the brokers are back"
+                "the brokers are back, or accept a part with --allow-partial"
             )
 
 
 def _place(queue: MessageQueue) -> str:
     return f"{queue.topic}/{queue.broker_name}/{queue.queue_id}"
+
+
+async def all_queues(
+    consumer: PullConsumer, topic: str, *, allow_partial: bool = False
+) -> list[MessageQueue]:
+    """The queues of a topic, also on brokers that are away: these may come back in time.
+
+    allow_partial: without them, with a warning.
+    """
+    queues = [*await consumer.queues(topic)]
+    missing = await consumer.missing(topic)
+    if allow_partial:
+        require_whole(topic, missing, allow_partial=True, warn=warn)
+        return queues
+    # A route has all queues of a static topic, whoever is away.
+    if any(queue.broker_name == logic_broker_name() for queue in queues):
+        return queues
+    return queues + [
+        MessageQueue(topic, part.broker, queue_id)
+        for part in missing
+        for queue_id in part.queue_ids
+    ]

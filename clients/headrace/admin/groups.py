@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -11,7 +12,12 @@ from headrace.admin.requests import BrokerProblem
 from headrace.consumer.offset_store import OffsetStore
 from headrace.consumer.pulls import READER_GROUP
 from headrace.consumer.start import Start, check_start, timestamp_ms
-from headrace.errors import ConfigurationError, HeadraceError, RequestTimeout
+from headrace.errors import (
+    ConfigurationError,
+    HeadraceError,
+    RequestTimeout,
+    RouteNotFound,
+)
 from headrace.messages import check_group
 from headrace_protocol.bodies import (
     ConsumerConnection,
@@ -38,7 +44,7 @@ from headrace_protocol.headers import (
     ResetOffsetHeader,
 )
 from headrace_protocol.statictopic.mapping import logic_broker_name
-from headrace_protocol.system_topics import GROUP_PREFIXES
+from headrace_protocol.system_topics import GROUP_PREFIXES, RETRY_PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -157,7 +163,7 @@ class GroupAdmin(ChainAdmin):
             response = await self._ask(address, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, header)
             return response.decode(GroupList).group_list
 
-        found = await self._gather(await self._topic_masters(topic), ask, problems)
+        found = await self._ask_topic(topic, ask, problems)
         return sorted({name for names in found.values() for name in names})
 
     async def lag(
@@ -165,7 +171,13 @@ class GroupAdmin(ChainAdmin):
     ) -> list[QueueLag]:
         """A group's lag in each queue where it has a position, sorted."""
         rows = await self._progress(group, topic, problems)
-        static = [name for name in {queue.topic for queue in rows} if await self.is_static(name)]
+        topics = {queue.topic for queue in rows}
+        # A broker that left and knew the group had its retry topic.
+        own = [topic or f"{RETRY_PREFIX}{group}"]
+        for name in dict.fromkeys([*sorted(topics, key=_is_retry), *own]):
+            with suppress(RouteNotFound):
+                await self._note_missing(name, problems)
+        static = [name for name in topics if await self.is_static(name)]
         lags = [
             QueueLag(
                 queue,
@@ -271,7 +283,9 @@ class GroupAdmin(ChainAdmin):
         self, header: ResetOffsetHeader, queue: MessageQueue | None
     ) -> dict[MessageQueue, int]:
         masters = await self._topic_masters(header.topic)
-        if queue is not None:
+        if queue is None:
+            await self._note_missing(header.topic, None)
+        else:
             leader = (await self._instance.route(header.topic)).broker_of(queue)
             masters = {name: at for name, at in masters.items() if name == leader}
             for address in masters.values():
@@ -377,6 +391,10 @@ class GroupAdmin(ChainAdmin):
         ]
         conflicts = {each.conflict for each in found.values() if each.conflict}
         return sorted(queues, key=lambda row: row.queue), sorted(conflicts)
+
+
+def _is_retry(topic: str) -> bool:
+    return topic.startswith(RETRY_PREFIX)
 
 
 def _queue_of_group(row: GroupQueue, broker: str) -> QueueOfGroup:

@@ -110,6 +110,13 @@ check_config = click.option(
 port = click.IntRange(0, 65535)
 
 
+allow_partial = click.option(
+    "--allow-partial",
+    is_flag=True,
+    help="Accept a part, with a warning, while a broker that has the rest is away.",
+)
+
+
 def max_count(what: str) -> Callable[[Decorated], Decorated]:
     """The option ``--max``: the number of things to list."""
     return click.option(

@@ -64,6 +64,16 @@ def print_json_line(record: Row) -> None:
 
 
 @contextmanager
+def warned_if(allow_partial: bool) -> Iterator[list[BrokerProblem] | None]:
+    """As ``warned`` if a part is enough; otherwise None, and the first problem is an error."""
+    if not allow_partial:
+        yield None
+        return
+    with warned() as problems:
+        yield problems
+
+
+@contextmanager
 def warned() -> Iterator[list[BrokerProblem]]:
     """A list for ``problems`` of Admin's methods; the end of the block prints each as a warning."""
     problems: list[BrokerProblem] = []
@@ -74,7 +84,7 @@ def warned() -> Iterator[list[BrokerProblem]]:
             warn(f"skipped {problem}")
 
 
-def with_problems(rows: Sequence[Row], problems: Sequence[BrokerProblem]) -> Sequence[Row]:
+def with_problems(rows: Sequence[Row], problems: Sequence[BrokerProblem] | None) -> Sequence[Row]:
     """``rows`` plus one row per problem, with a last column ``problem`` if there are problems."""
     if not problems:
         return rows

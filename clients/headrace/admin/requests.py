@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 
 import msgspec
 
-from headrace.errors import ConfigurationError, HeadraceError, RouteNotFound
+from headrace.errors import ConfigurationError, HeadraceError, PartialAnswer, RouteNotFound
 from headrace.instance import ClientInstance
 from headrace.lifecycle import Startable
 from headrace.messages import check_topic
+from headrace.outages import is_absence
 from headrace.tasks import gather
+from headrace.whole import require_whole
 from headrace_protocol.bodies import MASTER_ID, ClusterInfo
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.departed import ClusterInfoHeader, ForgetBrokerHeader
@@ -42,6 +44,8 @@ class BrokerProblem(NamedTuple):
     error: HeadraceError
 
     def __str__(self) -> str:
+        if isinstance(self.error, PartialAnswer):
+            return self.error.parts_text
         return f"broker {self.broker_name} at {self.address}: {self.error}"
 
 
@@ -103,6 +107,7 @@ class BrokerRequests(Startable):
             return True
 
         outcomes = await gather(ask, list(self._instance.nameservers))
+        self._instance.invalidate_routes()
         for outcome in outcomes:
             if isinstance(outcome, HeadraceError):
                 raise outcome
@@ -186,11 +191,48 @@ class BrokerRequests(Startable):
             )
         return masters
 
+    async def _ask_topic(
+        self,
+        topic: str,
+        ask: Callable[[str], Awaitable[Result]],
+        problems: list[BrokerProblem] | None,
+    ) -> dict[str, Result]:
+        """Results of ``ask`` for each master of a topic, by broker name; see Admin."""
+        masters = await self._topic_masters(topic)
+        await self._note_missing(topic, problems)
+        found = list(problems or ())
+        known_count = len(found)
+        answers = await self._gather(masters, ask, found)
+        new = found[known_count:]
+        if problems is not None:
+            problems += new
+        elif new:
+            first = new[0]
+            if not is_absence(first.error):
+                raise first.error
+            route = await self._instance.route(topic)
+            require_whole(topic, [route.silent_part(each.broker_name, each.error) for each in new])
+        return answers
+
+    async def _note_missing(self, topic: str, problems: list[BrokerProblem] | None) -> None:
+        """Add the parts of a topic that no broker serves to ``problems``.
+
+        Raises PartialAnswer if there are some, and no ``problems``.
+        """
+        route = await self._instance.current_route(topic)
+        if problems is None:
+            require_whole(topic, route.missing)
+            return
+        known = {problem.broker_name for problem in problems}
+        for part in route.missing:
+            if part.broker not in known:
+                problems.append(BrokerProblem(part.broker, "", PartialAnswer(topic, [part])))
+
     async def _topic_masters(self, topic: str) -> dict[str, str]:
         """Addresses of the masters that have a topic, by broker name."""
         self._instance.check_open("Admin")
         check_topic(topic)
-        route = await self._instance.route(topic)
+        route = await self._instance.current_route(topic)
         masters = {
             name: address for name in sorted(route.brokers) if (address := route.master(name))
         }

@@ -198,9 +198,11 @@ def create_static(
     cluster: str | None,
     force: bool,
     dry_run: bool,
+    if_not_exists: bool,
     as_json: bool,
 ) -> None:
     """``topic create --static``."""
+    from headrace.admin.statictopic import UnchangedTopic
 
     async def change(admin: StaticTopicAdmin) -> Change:
         return await admin.create_static_topic(
@@ -213,7 +215,25 @@ def create_static(
             dry_run=dry_run,
         )
 
-    print_changes([_run(change, nameserver)], as_json=as_json, dry_run=dry_run)
+    with suppress(*[UnchangedTopic] if if_not_exists else []):
+        print_changes([_run(change, nameserver)], as_json=as_json, dry_run=dry_run)
+
+
+def needs_static(name: str, nameserver: str | None) -> bool:
+    """Whether a new compacted topic needs fixed queues: it gets on several brokers of headrace's.
+
+    A key of a plain one goes to another queue when a broker joins, while its old value stays.
+    """
+    from headrace.errors import RouteNotFound
+
+    async def ask(admin: StaticTopicAdmin) -> bool:
+        try:
+            await admin.topic(name)
+        except RouteNotFound:
+            return await admin.has_several_brokers()
+        return await admin.is_static(name)
+
+    return _run(ask, nameserver)
 
 
 def _run_one(

@@ -114,6 +114,12 @@ class StaticTopicAdmin(Admin):
     Raises StaticTopicError, and the errors of Admin.
     """
 
+    async def has_several_brokers(self) -> bool:
+        """Whether there are several masters, all of which can lead compacted queues."""
+        masters = await self._masters()
+        kinds = await gather(self._is_headrace, list(masters.values()))
+        return len(masters) > 1 and all(kind is True for kind in kinds)
+
     async def create_static_topic(
         self,
         topic: str,

@@ -66,10 +66,12 @@ class TierAdmin(BrokerRequests):
         topic: str | None,
         problems: list[BrokerProblem] | None,
     ) -> dict[str, TierStatus]:
-        masters = await (self._masters() if topic is None else self._topic_masters(topic))
-        return await self._gather(
-            masters, lambda address: self._ask_tier(address, code, header), problems
-        )
+        async def ask(address: str) -> TierStatus:
+            return await self._ask_tier(address, code, header)
+
+        if topic is not None:
+            return await self._ask_topic(topic, ask, problems)
+        return await self._gather(await self._masters(), ask, problems)
 
     async def _ask_tier(self, address: str, code: int, header: RequestHeader) -> TierStatus:
         if not await self._is_headrace(address):

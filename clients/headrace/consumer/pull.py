@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from headrace.errors import HeadraceError
     from headrace.messages import MessageBatch
+    from headrace.missing import MissingPart
     from headrace_protocol.bodies import MessageQueue
 
 _OFFSET_END = 2**63
@@ -112,6 +113,11 @@ class PullConsumer(Startable):
         """The currently readable queues of ``topic``. Raises RouteNotFound."""
         self._instance.check_open("PullConsumer")
         return (await self._instance.route(check_topic(topic))).read_queues
+
+    async def missing(self, topic: str) -> Sequence[MissingPart]:
+        """The parts of ``topic`` that no registered broker serves. Raises RouteNotFound."""
+        self._instance.check_open("PullConsumer")
+        return (await self._instance.current_route(topic)).missing
 
     async def assign(self, queues: Iterable[MessageQueue], tags: str = ALL) -> None:
         """Read exactly these queues from now on.

@@ -5,6 +5,7 @@ Uses blocking sockets, opened on first use, and pipelines many requests to each 
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import defaultdict
 from contextlib import suppress
@@ -24,6 +25,7 @@ from headrace.route import TopicRoute
 from headrace.spark.chains import Chains, Item, Items, is_static
 from headrace.spark.errors import OptionError, TopicNotFound
 from headrace.spark.tier.plans import ask_range
+from headrace.whole import require_whole
 from headrace_protocol.bodies import (
     MASTER_ID,
     CheckClientRequestBody,
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
 
     import msgspec
 
+    from headrace.missing import MissingPart
     from headrace.spark.tier.places import TierAccess
     from headrace.spark.tier.spans import TierRange
     from headrace_protocol.bodies import ConsumeQueueData
@@ -74,6 +77,7 @@ Span = tuple[int, int]
 Request = tuple[int, "msgspec.Struct | None", "Buffer"]
 Key = TypeVar("Key")
 
+_log = logging.getLogger("headrace.spark")
 _TIMEOUT_MS = 10_000
 # A broker stops reading from a client with too many pending responses.
 _IN_FLIGHT_MAX = 256
@@ -101,6 +105,7 @@ class Cluster:
         self._connections: dict[str, BlockingConnection] = {}
         self._last_answers: dict[tuple[int, str], Response] = {}
         self._chains = Chains(self)
+        self._missing: dict[str, tuple[MissingPart, ...]] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -185,6 +190,14 @@ class Cluster:
             found |= self._queues_of(topic)
         return dict(sorted(found.items()))
 
+    def require_whole(self, *, allow_partial: bool) -> None:
+        """Raise PartialAnswer if ``queues`` returned only a part of its topics.
+
+        allow_partial: log what is missing instead.
+        """
+        for topic, missing in sorted(self._missing.items()):
+            require_whole(topic, missing, allow_partial=allow_partial, warn=_log.warning)
+
     def _names(self, topics: Topics) -> set[str]:
         names = set(topics.names)
         if topics.patterns:
@@ -208,6 +221,7 @@ class Cluster:
 
     def _queues_of(self, topic: str) -> Queues:
         route = self.route(topic)
+        self._missing[topic] = route.missing
         addresses = {queue: route.address_of(queue) for queue in route.read_queues}
         return {queue: address for queue, address in addresses.items() if address}
 

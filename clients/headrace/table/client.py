@@ -77,6 +77,9 @@ class Table(Startable, Generic[Value]):
         JSON: a pydantic model, a dataclass, a msgspec struct, dict, ...
     local: keep a copy of the whole table here, loaded at the start and kept up to date. Without
         it each ``get`` asks a broker, which must be headrace's, and the topic must be compacted.
+    allow_partial: read what there is while a broker with a part of the topic is away, with a
+        warning in the log. Without it, what needs that part waits for ``delivery_timeout_ms``, and
+        then raises PartialAnswer.
     timeout_ms, delivery_timeout_ms: as in ``Producer``; lookups at brokers use them, too.
 
     Keys go to queues as with ``Producer``. Messages without a key are ignored.
@@ -88,6 +91,7 @@ class Table(Startable, Generic[Value]):
         topic: str,
         *,
         local: bool = ...,
+        allow_partial: bool = ...,
         nameserver: str | Sequence[str] | None = ...,
         timeout_ms: float = ...,
         delivery_timeout_ms: float = ...,
@@ -101,6 +105,7 @@ class Table(Startable, Generic[Value]):
         *,
         model: type[Value],
         local: bool = ...,
+        allow_partial: bool = ...,
         nameserver: str | Sequence[str] | None = ...,
         timeout_ms: float = ...,
         delivery_timeout_ms: float = ...,
@@ -113,6 +118,7 @@ class Table(Startable, Generic[Value]):
         *,
         model: type[Value] | None = None,
         local: bool = True,
+        allow_partial: bool = False,
         nameserver: str | Sequence[str] | None = None,
         timeout_ms: float = 3000,
         delivery_timeout_ms: float = DELIVERY_TIMEOUT_MS,
@@ -124,6 +130,8 @@ class Table(Startable, Generic[Value]):
         self._codec: Codec[Value] = codec(self.topic, model)
         self._is_local = local
         self._timeout_ms = timeout_ms
+        self._allow_partial = allow_partial
+        self._delivery_timeout_s = delivery_timeout_ms / 1000
         self._instance = ClientInstance(nameserver, connect=connect, producer_group=_GROUP)
         self._sender = Sender(
             self._instance,
@@ -136,7 +144,9 @@ class Table(Startable, Generic[Value]):
 
     def _begin(self) -> None:
         self._entries = Entries()
-        self._lookup = KeyLookup(self._instance, self.topic, self._timeout_ms)
+        self._lookup = KeyLookup(
+            self._instance, self.topic, self._timeout_ms, allow_partial=self._allow_partial
+        )
         self._follower: Follower | None = None
 
     async def __aenter__(self) -> Self:
@@ -144,8 +154,15 @@ class Table(Startable, Generic[Value]):
         tasks = await self._instance.start()
         try:
             if self._is_local:
-                self._follower = Follower(self._instance, self.topic, self._entries)
-                await self._follower.start(tasks)
+                self._follower = Follower(
+                    self._instance,
+                    self.topic,
+                    self._entries,
+                    self._delivery_timeout_s,
+                    allow_partial=self._allow_partial,
+                )
+                retries = self._sender.retries(self.topic)
+                await retries.run(partial(self._follower.start, tasks))
             else:
                 await self._instance.route(self.topic)
         except BaseException:
@@ -161,7 +178,8 @@ class Table(Startable, Generic[Value]):
     async def get(self, key: str) -> Value | None:
         """The value of a key, None without one. Waits for a local copy that is still loading.
 
-        Raises InvalidValue, KeyLookupUnsupported, and the errors of a broker that is asked.
+        Raises InvalidValue, KeyLookupUnsupported, PartialAnswer, and the errors of a broker that is
+        asked or followed.
         """
         return (await self.get_many([key])).get(key)
 

@@ -16,23 +16,28 @@ from headrace.consumer.subscription import Subscription
 from headrace.errors import HeadraceError
 from headrace.instance import ROUTE_INTERVAL_S
 from headrace.messages import BODY_LIMITS
+from headrace.outages import is_absence
 from headrace.pacing import LONGEST_PAUSE_S
 from headrace.table.entries import Entries, Keyed
 from headrace.tasks import gather
+from headrace.whole import require_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from anyio.abc import TaskGroup
 
     from headrace.instance import ClientInstance
     from headrace.messages import SendResult
+    from headrace.missing import MissingPart
     from headrace_protocol.bodies import MessageQueue
 
 _log = logging.getLogger("headrace.table")
 
 # Every delivery is applied as it arrives, so there is always room.
 _LIMITS = Limits(2**31, 2**31)
+# After so long without a message, a queue's broker is asked whether it is there.
+_STALL_S = 1.0
 
 
 class _FollowedQueue(ProcessQueue):
@@ -57,10 +62,22 @@ class _FollowedQueue(ProcessQueue):
 class Follower:
     """Keeps ``entries`` up to date with all queues of a topic."""
 
-    def __init__(self, instance: ClientInstance, topic: str, entries: Entries) -> None:
+    def __init__(
+        self,
+        instance: ClientInstance,
+        topic: str,
+        entries: Entries,
+        patience_s: float,
+        *,
+        allow_partial: bool = False,
+    ) -> None:
+        """patience_s: how long a reader waits for a load that fails. Otherwise see ``Table``."""
         self._instance = instance
         self._topic = topic
         self._entries = entries
+        self._patience_s = patience_s
+        self._allow_partial = allow_partial
+        self._problem: HeadraceError | None = None
         self._offsets = OffsetStore(instance)
         self._fetcher = Fetcher(instance, READER_GROUP, self, BODY_LIMITS)
         self._subscription = Subscription(topic)
@@ -75,10 +92,15 @@ class Follower:
         return self._loaded.is_set()
 
     async def start(self, tasks: TaskGroup) -> None:
-        """Begin to follow. Raises RouteNotFound and other HeadraceErrors."""
+        """Begin to follow. Raises PartialAnswer, RouteNotFound and other HeadraceErrors."""
+        route = await self._instance.current_route(self._topic)
+        self._require_whole(route.missing)
         await self._add_queues(tasks)
         tasks.start_soon(self._load)
         tasks.start_soon(self._watch_route, tasks)
+
+    def _require_whole(self, missing: Sequence[MissingPart]) -> None:
+        require_whole(self._topic, missing, allow_partial=self._allow_partial, warn=_log.warning)
 
     async def _add_queues(self, tasks: TaskGroup) -> None:
         route = await self._instance.route(self._topic)
@@ -103,6 +125,7 @@ class Follower:
             try:
                 await self.synced()
             except HeadraceError as error:
+                self._problem = error
                 self._instance.outages.report(error, self._topic)
                 await anyio.sleep(LONGEST_PAUSE_S)
 
@@ -125,8 +148,17 @@ class Follower:
         self._moved = anyio.Event()
 
     async def loaded(self) -> None:
-        """Wait until the copy has all messages that were there at the start."""
-        await self._loaded.wait()
+        """Wait until the copy has all messages that were there at the start.
+
+        Raises the error that keeps it from loading, after ``patience_s``.
+        """
+        while not self._loaded.is_set():
+            self._problem = None
+            with anyio.move_on_after(self._patience_s):
+                await self._loaded.wait()
+                return
+            if self._problem:
+                raise self._problem
 
     async def synced(self) -> None:
         """Wait until the copy has all messages that are there now.
@@ -135,9 +167,10 @@ class Follower:
         """
         queues = list(self._queues)
         for queue, end in zip(queues, await gather(self._offsets.max_offset, queues), strict=True):
-            if isinstance(end, HeadraceError):
+            if not isinstance(end, HeadraceError):
+                await self._reached(queue, end)
+            elif not (self._allow_partial and is_absence(end)):
                 raise end
-            await self._reached(queue, end)
         if not self._loaded.is_set():
             self._entries.forget_deleted()
             self._loaded.set()
@@ -145,8 +178,13 @@ class Follower:
     async def applied(self, result: SendResult) -> None:
         """Wait until the copy has a message that was sent."""
         if result.queue in self._queues:
-            await self._reached(result.queue, result.queue_offset + 1)
+            while self._queues[result.queue].pull_offset <= result.queue_offset:
+                await self._moved.wait()
 
     async def _reached(self, queue: MessageQueue, offset: int) -> None:
+        """Wait until the copy has the messages before ``offset``. Raises as ``synced``."""
         while self._queues[queue].pull_offset < offset:
-            await self._moved.wait()
+            with anyio.move_on_after(_STALL_S) as stalled:
+                await self._moved.wait()
+            if stalled.cancelled_caught:
+                await self._offsets.max_offset(queue)

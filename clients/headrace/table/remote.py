@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from functools import partial
 from typing import TYPE_CHECKING
 
 from headrace.errors import HeadraceError, KeyLookupUnsupported, NoQueue
+from headrace.outages import is_absence
 from headrace.producer.selector import queue_index
 from headrace.tasks import gather
+from headrace.whole import require_whole
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import GetByKeyHeader, GetByKeyResponseHeader
 from headrace_protocol.key_lookup import (
@@ -26,14 +29,20 @@ if TYPE_CHECKING:
 
     from headrace.instance import ClientInstance
     from headrace.messages import SendResult
+    from headrace.missing import MissingPart
     from headrace.route import TopicRoute
     from headrace_protocol.bodies import MessageQueue
     from headrace_protocol.drivers.aio import AsyncConnection
     from headrace_protocol.message import StoredMessage
 
+_log = logging.getLogger("headrace.table")
+
 # Some milliseconds of work for a broker, and far below the limit on a request's body.
 _KEYS_MAX = 1000
 _KEY_BYTES_MAX = 1024 * 1024
+
+# The address of a queue whose broker is away.
+_NOWHERE = ""
 
 # An older broker, or a topic that is not compacted.
 _UNSUPPORTED = (ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCode.INVALID_PARAMETER)
@@ -51,10 +60,18 @@ class NotSeenYet(HeadraceError):
 class KeyLookup:
     """The newest messages of keys, by GET_BY_KEY. Takes this client's own writes into account."""
 
-    def __init__(self, instance: ClientInstance, topic: str, timeout_ms: float) -> None:
+    def __init__(
+        self,
+        instance: ClientInstance,
+        topic: str,
+        timeout_ms: float,
+        *,
+        allow_partial: bool = False,
+    ) -> None:
         self._instance = instance
         self._topic = topic
         self._timeout_ms = timeout_ms
+        self._allow_partial = allow_partial
         self._seen: dict[MessageQueue, int] = {}
 
     def note_written(self, result: SendResult) -> None:
@@ -67,27 +84,41 @@ class KeyLookup:
 
         Asks for each key in its queue first, and then for the missing ones in all queues: other
         clients may choose queues differently.
-        Raises HeadraceError, KeyLookupUnsupported for a broker without GET_BY_KEY.
+        Raises HeadraceError, KeyLookupUnsupported for a broker without GET_BY_KEY, PartialAnswer if
+        a key that is not found may be at a broker that is away.
         """
-        route = await self._instance.route(self._topic)
+        route = await self._instance.current_route(self._topic)
         wanted: defaultdict[str, list[WantedKey]] = defaultdict(list)
         for key in dict.fromkeys(keys):
             queue = _queue_of(route, key)
             seen = self._seen.get(queue, NOTHING_SEEN)
-            address = await self._instance.queue_address(queue)
+            address = route.address_of(queue) or _NOWHERE
             wanted[address].append(WantedKey(key.encode(), queue.queue_id, seen))
-        found = await self._ask_all(wanted)
-        missing = [key for some in wanted.values() for key, *_ in some if key not in found]
+        away = wanted.pop(_NOWHERE, [])
+        found = await self._ask_all(route, wanted)
+        missing = [key for some in (*wanted.values(), away) for key, *_ in some if key not in found]
+        if missing:
+            self._require_whole(route.missing)
         if missing and len(route.read_queues) > 1:
             anywhere = [WantedKey(key) for key in missing]
-            found |= await self._ask_all(dict.fromkeys(_addresses(route), anywhere))
+            found |= await self._ask_all(route, dict.fromkeys(_addresses(route), anywhere))
         return {key.decode(): message for key, message in found.items()}
 
-    async def _ask_all(self, wanted: dict[str, list[WantedKey]]) -> dict[bytes, StoredMessage]:
+    def _require_whole(self, missing: Sequence[MissingPart]) -> None:
+        require_whole(self._topic, missing, allow_partial=self._allow_partial, warn=_log.warning)
+
+    async def _ask_all(
+        self, route: TopicRoute, wanted: dict[str, list[WantedKey]]
+    ) -> dict[bytes, StoredMessage]:
         newest: dict[bytes, StoredMessage] = {}
-        for outcome in await gather(self._ask, list(wanted.items())):
+        outcomes = await gather(self._ask, list(wanted.items()))
+        for address, outcome in zip(wanted, outcomes, strict=True):
             if isinstance(outcome, HeadraceError):
-                raise outcome
+                if not is_absence(outcome):
+                    raise outcome
+                self._instance.invalidate_route(self._topic)
+                self._require_whole([route.silent_part(route.broker_at(address), outcome)])
+                continue
             for key, message in outcome.items():
                 known = newest.get(key)
                 if known is None or known.store_timestamp < message.store_timestamp:

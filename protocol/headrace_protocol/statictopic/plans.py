@@ -316,14 +316,16 @@ def plan_create(
     """Create a topic of ``total_queues`` logic queues on ``targets``, or add queues to it.
 
     brokers: all masters.
-    Raises BadMapping if the topic is not whole, InvalidChange if it would not grow.
+    Raises BadMapping if the topic is not whole, InvalidChange if it would shrink, NoChange if it
+    has so many queues.
     """
     check_targets(targets, brokers)
     if not 1 <= total_queues <= QUEUE_NUMS_MAX:
         raise InvalidChange(f"{total_queues} queues: a static topic has 1 to {QUEUE_NUMS_MAX}")
     chains = _whole(brokers)
     if total_queues <= len(chains):
-        raise InvalidChange(
+        error = NoChange if total_queues == len(chains) else InvalidChange
+        raise error(
             f"static topic {topic} has {len(chains)} queues and can't have {total_queues}: "
             "queues are only added"
         )

@@ -11,10 +11,12 @@ import click
 
 from headrace.admin import completion, options
 from headrace.admin.end_reader import EndReader
-from headrace.admin.goal import GIVE_UP_MS, Goal, PartialRead
+from headrace.admin.goal import GIVE_UP_MS, Goal, PartialRead, all_queues
 from headrace.admin.messages import FORMAT_HELP
 from headrace.admin.places import HELP, Place, milliseconds, parse_place, parse_time
 from headrace.errors import ConfigurationError, HeadraceError
+from headrace.whole import require_whole
+from headrace_daemon.command import warn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Mapping, Sequence
@@ -92,6 +94,7 @@ _CHECK_S = 0.25
     metavar="FORMAT",
     help=f"What to print of each message: {FORMAT_HELP}. Values are escaped.",
 )
+@options.allow_partial
 @options.as_json
 @options.nameserver
 def command(
@@ -108,6 +111,7 @@ def command(
     nameserver: str | None,
     *,
     follow: bool,
+    allow_partial: bool,
     as_json: bool,
 ) -> None:
     """Print a topic's messages.
@@ -128,7 +132,9 @@ def command(
         if until and follow:
             raise ConfigurationError("--until cannot be combined with --follow")
         until_ms = milliseconds(parse_time(until)) if until else None
-        wanted = _Wanted(topic, place, until_ms, tail, queue, expression, key, follow)
+        wanted = _Wanted(
+            topic, place, until_ms, tail, queue, expression, key, follow, allow_partial
+        )
         trio.run(_Reader(wanted, printer).run, nameserver)
         return
     if queue or until or tail or key or isinstance(place, int):
@@ -137,7 +143,9 @@ def command(
             "members share the queues and their progress; to move the group, see `headrace group "
             "reset`"
         )
-    member = _Member(topic, group, place, expression, printer, follow=follow)
+    member = _Member(
+        topic, group, place, expression, printer, follow=follow, allow_partial=allow_partial
+    )
     trio.run(member.run, nameserver)
 
 
@@ -187,7 +195,8 @@ class _Wanted(NamedTuple):
     queue_ids: Sequence[int]
     tags: str
     key: str | None
-    follow: bool
+    follow: bool = False
+    allow_partial: bool = False
 
 
 class _Reader:
@@ -219,14 +228,16 @@ class _Reader:
 
     async def _read(self, consumer: PullConsumer) -> None:
         wanted = self._wanted
+        queues = list(self._starts or self._choose(await self._queues(consumer)))
         reader = EndReader(
             consumer,
             wanted.topic,
-            list(self._starts or self._choose(await consumer.queues(wanted.topic))),
+            queues,
             wanted.tags,
             partial(self._end_of, consumer),
             partial(self._seek, consumer),
             skips_parts=True,
+            allow_partial=wanted.allow_partial,
         )
         while not self._printer.is_done:
             if received := await reader.receive():
@@ -236,6 +247,14 @@ class _Reader:
                 if not wanted.follow:
                     reader.check()
                     break
+
+    async def _queues(self, consumer: PullConsumer) -> list[MessageQueue]:
+        wanted = self._wanted
+        if wanted.follow and not wanted.allow_partial:
+            require_whole(
+                wanted.topic, await consumer.missing(wanted.topic), allow_partial=True, warn=warn
+            )
+        return await all_queues(consumer, wanted.topic, allow_partial=wanted.allow_partial)
 
     async def _seek(self, consumer: PullConsumer, queue: MessageQueue, end: int) -> None:
         wanted = self._wanted
@@ -311,6 +330,7 @@ class _Member:
         printer: _Printer,
         *,
         follow: bool,
+        allow_partial: bool,
     ) -> None:
         self._topic = topic
         self._group = group
@@ -318,6 +338,7 @@ class _Member:
         self._tags = tags
         self._printer = printer
         self._follow = follow
+        self._allow_partial = allow_partial
         self._goal: Goal | None = None
         # The progress at the end in queues that were unreadable.
         self._unread: dict[MessageQueue, int] = {}
@@ -354,7 +375,10 @@ class _Member:
     ) -> None:
         import trio
 
-        goal = self._goal = Goal(self._topic, await offsets.queues(self._topic), offsets.max_offset)
+        queues = await all_queues(offsets, self._topic, allow_partial=self._allow_partial)
+        goal = self._goal = Goal(
+            self._topic, queues, offsets.max_offset, allow_partial=self._allow_partial
+        )
         while True:
             await goal.look()
             at = await self._committed(consumer, offsets, goal.ends)
@@ -372,12 +396,14 @@ class _Member:
         if goal is None or self._printer.is_done:
             return
         if self._unread:
-            wanted = _Wanted(self._topic, "earliest", None, None, (), self._tags, None, False)
+            wanted = _Wanted(self._topic, "earliest", None, None, (), self._tags, None)
             try:
                 await _Reader(wanted, self._printer, self._unread).run(nameserver)
                 goal.check({}, {})
             except* PartialRead:  # what it could not read is printed
                 pass
+            if self._allow_partial:
+                return
             places = ", ".join(f"{queue.queue_id} from {at}" for queue, at in self._unread.items())
             raise PartialRead(
                 f"group {self._group} could not read queues of topic {self._topic} to the end "

@@ -17,6 +17,7 @@ from headrace.admin.output import (
     print_rows,
     time_text,
     warned,
+    warned_if,
     with_problems,
 )
 from headrace.admin.places import parse_place
@@ -125,7 +126,7 @@ def describe(group: str, nameserver: str | None, *, as_json: bool) -> None:
 
 
 async def _config(
-    admin: Admin, group: str, problems: list[BrokerProblem]
+    admin: Admin, group: str, problems: list[BrokerProblem] | None
 ) -> SubscriptionGroupConfig:
     """A group's settings. Raises NotFound."""
     for config in await admin.groups(system=True, problems=problems):
@@ -174,10 +175,17 @@ def delete(group: str, nameserver: str | None, *, yes: bool) -> None:
 @click.argument("group", metavar="GROUP", shell_complete=completion.groups)
 @click.option("--topic", metavar="TOPIC", shell_complete=completion.topics, help="Only this topic.")
 @click.option("--watch", is_flag=True, help="Show it again every 2 s, until Ctrl-C.")
+@options.allow_partial
 @options.as_json
 @options.nameserver
 def lag(
-    group: str, topic: str | None, nameserver: str | None, *, watch: bool, as_json: bool
+    group: str,
+    topic: str | None,
+    nameserver: str | None,
+    *,
+    watch: bool,
+    allow_partial: bool,
+    as_json: bool,
 ) -> None:
     """Show a group's lag in each queue where it has a position, and in total."""
     import trio
@@ -187,7 +195,7 @@ def lag(
     async def run() -> None:
         async with Admin(nameserver=nameserver) as admin:
             while True:
-                with warned() as problems:
+                with warned_if(allow_partial) as problems:
                     lags = await admin.lag(group, topic, problems=problems)
                     if not lags:
                         await _check_known(admin, group, topic, problems)
@@ -203,7 +211,7 @@ def lag(
 
 def _print_lags(
     lags: list[QueueLag],
-    problems: list[BrokerProblem],
+    problems: list[BrokerProblem] | None,
     group: str,
     topic: str | None,
     *,
@@ -222,7 +230,7 @@ def _print_lags(
 
 
 async def _check_known(
-    admin: Admin, group: str, topic: str | None, problems: list[BrokerProblem]
+    admin: Admin, group: str, topic: str | None, problems: list[BrokerProblem] | None
 ) -> None:
     """Raise NotFound if the group does not exist, RouteNotFound if the topic does not."""
     await _config(admin, group, problems)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headrace.admin import completion, options
-from headrace.admin.failures import NotFound
+from headrace.admin.failures import CommandFailed, NotFound
 from headrace.admin.output import print_json_line, print_record, time_text
 from headrace.admin.rows import NESTED_TOO_DEEPLY, BadRow
 from headrace.admin.terminal import clean_lines
@@ -49,16 +49,25 @@ def command() -> None:
 )
 @_topic
 @_key
+@options.allow_partial
 @options.as_json
 @options.nameserver
-def get(topic: str, key: str, nameserver: str | None, *, as_json: bool) -> None:
+def get(
+    topic: str, key: str, nameserver: str | None, *, allow_partial: bool, as_json: bool
+) -> None:
     """Print the value of a key.
 
-    Brokers that do not look up keys, such as RocketMQ's, have their whole topic read.
+    Brokers that do not look up keys, such as RocketMQ's, have their whole topic read. The exit code
+    is 3 only if the key does not exist; 1 if that is not known.
     """
     import trio
 
-    value = trio.run(_value, topic, key, nameserver)
+    from headrace.errors import PartialAnswer
+
+    try:
+        value = trio.run(_value, topic, key, nameserver, allow_partial)
+    except PartialAnswer as error:
+        raise CommandFailed(str(error)) from error
     if value is None:
         raise NotFound(f"table {topic} has no key {key!r}")
     if as_json:
@@ -69,18 +78,37 @@ def get(topic: str, key: str, nameserver: str | None, *, as_json: bool) -> None:
         sys.stdout.buffer.write(value + b"\n")
 
 
-async def _value(topic: str, key: str, nameserver: str | None) -> bytes | None:
+async def _value(
+    topic: str,
+    key: str,
+    nameserver: str | None,
+    allow_partial: bool,
+) -> bytes | None:
     from headrace.errors import KeyLookupUnsupported
-    from headrace.table.client import Table
+
+    def table(*, local: bool) -> Table[bytes]:
+        return _reader(topic, nameserver, local=local, allow_partial=allow_partial)
 
     try:
-        async with Table(
-            topic, local=False, nameserver=nameserver, delivery_timeout_ms=_PATIENCE_MS
-        ) as table:
-            return await table.get(key)
+        async with table(local=False) as remote:
+            return await remote.get(key)
     except KeyLookupUnsupported:
-        async with Table(topic, nameserver=nameserver) as table:
-            return await table.get(key)
+        async with table(local=True) as copy:
+            return await copy.get(key)
+
+
+def _reader(
+    topic: str, nameserver: str | None, *, local: bool = True, allow_partial: bool
+) -> Table[bytes]:
+    from headrace.table.client import Table
+
+    return Table(
+        topic,
+        local=local,
+        nameserver=nameserver,
+        delivery_timeout_ms=_PATIENCE_MS,
+        allow_partial=allow_partial,
+    )
 
 
 @command.command(
@@ -154,10 +182,17 @@ def _print_result(result: SendResult, key: str, *, as_json: bool) -> None:
 @click.option(
     "--max", "count", type=click.IntRange(min=1), metavar="N", help="Stop after so many changes."
 )
+@options.allow_partial
 @options.as_json
 @options.nameserver
 def watch(
-    topic: str, count: int | None, nameserver: str | None, *, with_values: bool, as_json: bool
+    topic: str,
+    count: int | None,
+    nameserver: str | None,
+    *,
+    with_values: bool,
+    allow_partial: bool,
+    as_json: bool,
 ) -> None:
     """Print each change: time, put or delete, key and value.
 
@@ -166,11 +201,11 @@ def watch(
     import trio
 
     from headrace.admin.interrupts import deferred_interrupts
-    from headrace.table.client import Table
 
     async def run() -> None:
         with deferred_interrupts() as interrupts:
-            async with Table(topic, nameserver=nameserver) as table, interrupts.cancel_block():
+            reader = _reader(topic, nameserver, allow_partial=allow_partial)
+            async with reader as table, interrupts.cancel_block():
                 if not with_values:
                     await table.synced()
                 changes = table.changes()
@@ -193,18 +228,17 @@ def _print_change(change: Change[bytes], *, as_json: bool) -> None:
 
 @command.command("dump", epilog=options.examples("headrace kv dump settings"))
 @_topic
+@options.allow_partial
 @options.nameserver
-def dump(topic: str, nameserver: str | None) -> None:
+def dump(topic: str, nameserver: str | None, *, allow_partial: bool) -> None:
     """Print all keys with their values, a line of JSON each, in order of the keys.
 
     A value that is not UTF-8 is in value_base64 instead of value.
     """
     import trio
 
-    from headrace.table.client import Table
-
     async def run() -> list[tuple[str, bytes]]:
-        async with Table(topic, nameserver=nameserver) as table:
+        async with _reader(topic, nameserver, allow_partial=allow_partial) as table:
             await table.synced()
             return sorted(table.items())
 

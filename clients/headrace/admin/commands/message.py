@@ -9,7 +9,7 @@ import click
 from headrace.admin import completion, options
 from headrace.admin.failures import NotFound
 from headrace.admin.messages import message_record, preview
-from headrace.admin.output import print_record, print_rows, time_text, warned, with_problems
+from headrace.admin.output import print_record, print_rows, time_text, warned_if, with_problems
 from headrace.admin.places import milliseconds, parse_time
 from headrace.errors import ConfigurationError
 from headrace_daemon.command import warn
@@ -39,9 +39,17 @@ def command() -> None:
     shell_complete=completion.topics,
     help="The message's topic; required for a producer's id.",
 )
+@options.allow_partial
 @options.as_json
 @options.nameserver
-def get(message_id: str, topic: str | None, nameserver: str | None, *, as_json: bool) -> None:
+def get(
+    message_id: str,
+    topic: str | None,
+    nameserver: str | None,
+    *,
+    allow_partial: bool,
+    as_json: bool,
+) -> None:
     """Show one message.
 
     ID is the broker's id of the message (offset_message_id) or the producer's (message_id).
@@ -54,7 +62,7 @@ def get(message_id: str, topic: str | None, nameserver: str | None, *, as_json: 
         async with Admin(nameserver=nameserver) as admin:
             return await admin.message(message_id, topic, problems=problems)
 
-    with warned() as problems:
+    with warned_if(allow_partial) as problems:
         message = trio.run(run)
     if message is None:
         raise NotFound(f"message {message_id} does not exist or has expired")
@@ -85,6 +93,7 @@ def get(message_id: str, topic: str | None, nameserver: str | None, *, as_json: 
     help="Only messages stored since a time or an age: 2026-11-21, 2h.",
 )
 @click.option("--until", metavar="TIME", help="Only messages stored until a time or an age.")
+@options.allow_partial
 @options.as_json
 @options.nameserver
 def query(
@@ -95,6 +104,7 @@ def query(
     until: str | None,
     nameserver: str | None,
     *,
+    allow_partial: bool,
     as_json: bool,
 ) -> None:
     """List the messages with a key, oldest first."""
@@ -119,7 +129,7 @@ def query(
                 problems=problems,
             )
 
-    with warned() as problems:
+    with warned_if(allow_partial) as problems:
         found = _newest(trio.run(run), count)
     rows = list(map(message_record if as_json else _short, found))
     if as_json or found:

@@ -15,13 +15,14 @@ from headrace.admin.output import (
     print_rows,
     time_text,
     warned,
+    warned_if,
     with_problems,
 )
 from headrace.errors import ConfigurationError
 from headrace_daemon.command import warn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from headrace.admin.client import Admin, TopicTotals
     from headrace.admin.requests import BrokerProblem
@@ -102,7 +103,8 @@ for _more in (
 @click.option(
     "--compacted",
     is_flag=True,
-    help="Keep the newest message of each key for ever, instead of all messages for some days.",
+    help="Keep the newest message of each key for ever, instead of all messages for some days. On "
+    "several brokers the topic becomes a static one.",
 )
 @_perm("rw")
 @_attribute
@@ -145,18 +147,22 @@ def create(
 
     from headrace.admin.client import Admin
 
-    attributes = options.pairs(attribute, "attribute")
-    if compacted:
-        policy = attributes.setdefault("cleanup.policy", "COMPACTION")
-        if policy != "COMPACTION":
+    attributes = _attributes(attribute, compacted=compacted)
+    if static and if_not_exists:
+        raise ConfigurationError("--static can't be combined with --if-not-exists")
+    is_compacted = attributes.get("cleanup.policy") == "COMPACTION"
+    needs_static = (
+        is_compacted and not (static or broker) and static_commands.needs_static(name, nameserver)
+    )
+    if static or needs_static:
+        if perm != "rw":
             raise ConfigurationError(
-                f"--compacted contradicts cleanup.policy={policy}: leave one of them out"
+                "--static can't be combined with --perm; `headrace topic alter` changes it"
             )
-    if static:
-        if if_not_exists or perm != "rw":
-            raise ConfigurationError(
-                "--static can't be combined with --perm or --if-not-exists; "
-                "`headrace topic alter` changes the permission"
+        if needs_static:
+            warn(
+                f"{name} is a static topic, with {queues} queues on all brokers together: its keys "
+                "keep their queues while brokers come and go; --broker creates it on a single one"
             )
         static_commands.create_static(
             name,
@@ -167,6 +173,7 @@ def create(
             cluster=cluster,
             force=force,
             dry_run=dry_run,
+            if_not_exists=if_not_exists,
             as_json=as_json,
         )
         return
@@ -186,6 +193,17 @@ def create(
 
     trio.run(run)
     print_record({"topic": name, "queues": queues, "perm": perm}, as_json=as_json)
+
+
+def _attributes(texts: Sequence[str], *, compacted: bool) -> dict[str, str]:
+    """The attributes of a topic that is created. Raises ConfigurationError."""
+    attributes = options.pairs(texts, "attribute")
+    if compacted and attributes.setdefault("cleanup.policy", "COMPACTION") != "COMPACTION":
+        raise ConfigurationError(
+            f"--compacted contradicts cleanup.policy={attributes['cleanup.policy']}: leave one of "
+            "them out"
+        )
+    return attributes
 
 
 @command.command(
@@ -344,9 +362,10 @@ def _totals_row(totals: TopicTotals) -> dict[str, Any]:
     ),
 )
 @click.argument("name", metavar="TOPIC", shell_complete=completion.topics)
+@options.allow_partial
 @options.as_json
 @options.nameserver
-def describe(name: str, nameserver: str | None, *, as_json: bool) -> None:
+def describe(name: str, nameserver: str | None, *, allow_partial: bool, as_json: bool) -> None:
     """Show a topic's brokers, the offsets of its queues and the groups that read it."""
     import trio
 
@@ -370,7 +389,7 @@ def describe(name: str, nameserver: str | None, *, as_json: bool) -> None:
                 description["compaction"] = _compaction_rows(states)
             return description
 
-    with warned() as problems:
+    with warned_if(allow_partial) as problems:
         description = trio.run(run)
     if as_json:
         print_json(description)
@@ -553,7 +572,7 @@ def _broker_row(broker: str, config: TopicConfigAndQueueMapping) -> dict[str, An
 
 
 async def _queue_rows(
-    admin: Admin, topic: str, problems: list[BrokerProblem]
+    admin: Admin, topic: str, problems: list[BrokerProblem] | None
 ) -> list[dict[str, Any]]:
     """A topic's queues; those of a static topic with their leaders."""
     if await admin.is_static(topic):

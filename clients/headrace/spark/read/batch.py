@@ -58,6 +58,7 @@ class BatchReader(DataSourceReader):
         with self._source() as cluster:
             queues = cluster.queues(options.topics)
             if isinstance(cluster, Cluster):
+                cluster.require_whole(allow_partial=not options.fail_on_data_loss)
                 cluster.check_sql(options.sql, queues)
             has = extent(cluster, queues)
             starts = resolve("starting", options.starting or _EARLIEST, cluster, queues, has)

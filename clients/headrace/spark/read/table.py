@@ -62,6 +62,7 @@ class TableReader(DataSourceReader):
         """Plan the tasks. Raises HeadraceError if the cluster cannot satisfy the options."""
         with Cluster(self._options.nameservers) as cluster:
             queues = cluster.queues(self._options.topics)
+            cluster.require_whole(allow_partial=not self._options.fail_on_data_loss)
             return table_tasks(cluster, queues)
 
     @brief_rows

@@ -1,0 +1,72 @@
+"""Parts of a topic that can't be read: whose, which, why and since when."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from itertools import groupby
+from typing import TYPE_CHECKING, NamedTuple
+
+from headrace_protocol.departed import Departure
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from headrace_protocol.departed import DepartedBroker
+
+_QUEUES_NAMED_MAX = 8
+
+
+class MissingPart(NamedTuple):
+    """Messages of a topic that cannot be read now.
+
+    broker: "" if not even the nameserver knows it. queue_ids: the queues that lack messages; none
+    if only older messages of some queues of a static topic are missing.
+    reason: a phrase that follows the broker's name. since_ms: ms since 1970; None if unknown.
+    """
+
+    broker: str
+    queue_ids: tuple[int, ...]
+    reason: str
+    since_ms: int | None = None
+
+    def __str__(self) -> str:
+        who = f"broker {self.broker}" if self.broker else "an unknown broker"
+        return f"{who} ({_queues(self.queue_ids)}) {self.why}"
+
+    @property
+    def why(self) -> str:
+        """The reason, with the time."""
+        if self.since_ms is None:
+            return self.reason
+        ago_s = max(0, round(time.time() - self.since_ms / 1000))
+        return f"{self.reason} {ago_s} s ago (since {_time(self.since_ms)})"
+
+
+def departed_part(broker: DepartedBroker, queue_ids: Iterable[int] = ()) -> MissingPart:
+    """The part on a broker that left."""
+    how = Departure.__members__.get(broker.how)
+    reason = how.value if how else "left"
+    return MissingPart(broker.broker_name, tuple(queue_ids), reason, broker.since)
+
+
+def _queues(queue_ids: Sequence[int]) -> str:
+    """Queues in words: "queues 0 to 3, 5"."""
+    if not queue_ids:
+        return "older messages of some queues"
+    runs = [
+        [queue_id for _, queue_id in run]
+        for _, run in groupby(enumerate(sorted(queue_ids)), lambda pair: pair[1] - pair[0])
+    ]
+    named = [f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
+    if len(named) > _QUEUES_NAMED_MAX:
+        named = [*named[:_QUEUES_NAMED_MAX], "..."]
+    return f"queue{'s' if len(queue_ids) > 1 else ''} {', '.join(named)}"
+
+
+def _time(timestamp_ms: int) -> str:
+    try:
+        time_of_loss = datetime.fromtimestamp(timestamp_ms / 1000, UTC)
+    except (ValueError, OverflowError, OSError):  # of a forged answer
+        return f"{timestamp_ms} ms"
+    return f"{time_of_loss:%Y-%m-%dT%H:%M:%SZ}"

@@ -1,0 +1,380 @@
+"""No answer is silently a part: readers fail by name while a broker with the rest is away."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+
+from headrace import Message, Producer
+from headrace.admin.client import Admin
+from headrace.admin.statictopic import StaticTopicAdmin
+from headrace.consumer.pull import PullConsumer
+from headrace.errors import NoQueue, PartialAnswer
+from headrace.missing import MissingPart
+from headrace.producer.selector import queue_index
+from headrace.route import TopicRoute
+from headrace.table.client import Table
+from headrace.whole import require_whole
+from headrace_protocol.bodies import (
+    BrokerData,
+    MessageQueue,
+    QueueData,
+    TopicQueueMappingInfo,
+    TopicRouteData,
+)
+from headrace_protocol.departed import DepartedBroker
+from tests.support.cli import headrace, succeed
+from tests.support.running_brokers import brokers, running_in_thread
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+    from pathlib import Path
+
+    from tests.support.running_brokers import Brokers, BrokersInThread
+
+KEYS = [f"key{number}" for number in range(8)]
+COMPACTED = {"cleanup.policy": "COMPACTION"}
+AWAY = r"broker b \(queues 0 to 1\) was shut down \d+ s ago \(since 20..-..-..T..:..:..Z\)"
+
+
+# -- what a route lacks ----------------------------------------------------------------------------
+
+
+def gone(**fields: Any) -> DepartedBroker:
+    given = {"broker_name": "b", "how": "SILENT", "since": 1_700_000_000_000, "perm": 6, **fields}
+    return DepartedBroker(read_queue_nums=4, **given)
+
+
+def route_with(*departed: DepartedBroker, mappings: Any = None) -> TopicRoute:
+    data = TopicRouteData(
+        queue_datas=[QueueData(broker_name="a", read_queue_nums=2, write_queue_nums=2, perm=6)],
+        broker_datas=[BrokerData(cluster="c", broker_name="a", broker_addrs={0: "a:1"})],
+        departed_brokers=list(departed),
+        topic_queue_mapping_by_broker=mappings,
+    )
+    return TopicRoute("T", data, 0.0)
+
+
+def leads(broker: str, *queues: int) -> TopicQueueMappingInfo:
+    return TopicQueueMappingInfo(
+        topic="T", bname=broker, total_queues=4, epoch=1, curr_id_map=dict.fromkeys(queues, 0)
+    )
+
+
+@pytest.mark.parametrize(
+    ("departed", "queue_ids"),
+    [
+        ((), []),
+        ((gone(),), [(0, 1, 2, 3)]),
+        ((gone(perm=2),), []),  # nothing can be read there
+        ((gone(how="LATER_INVENTED"),), [(0, 1, 2, 3)]),
+    ],
+)
+def test_a_route_knows_its_missing_queues(departed: Any, queue_ids: Any) -> None:
+    assert [part.queue_ids for part in route_with(*departed).missing] == queue_ids
+
+
+@pytest.mark.parametrize(
+    ("departed", "mappings", "missing"),
+    [
+        ((), [leads("a", 0, 1, 2, 3)], []),
+        ((gone(),), [leads("a", 0, 1), leads("b", 2, 3)], [("b", (2, 3))]),
+        ((gone(),), [leads("a", 0, 1, 2, 3)], [("b", ())]),
+        ((), [leads("a", 0, 1), leads("b", 2, 3)], [("b", (2, 3))]),  # an Apache nameserver
+        ((), [leads("a", 0, 1)], [("", (2, 3))]),  # one that has forgotten it
+    ],
+)
+def test_a_static_topic_lacks_queues_and_older_messages(
+    departed: Any, mappings: Any, missing: Any
+) -> None:
+    route = route_with(*departed, mappings={each.bname: each for each in mappings})
+    found = [
+        (part.broker.removeprefix("__syslo__none__"), part.queue_ids) for part in route.missing
+    ]
+    assert found == missing
+
+
+@pytest.mark.parametrize(
+    ("part", "text"),
+    [
+        (MissingPart("b", (0, 1, 2, 5), "left"), "broker b (queues 0 to 2, 5) left"),
+        (MissingPart("b", (7,), "left"), "broker b (queue 7) left"),
+        (MissingPart("b", (), "left"), "broker b (older messages of some queues) left"),
+        (MissingPart("", (1,), "is away"), "an unknown broker (queue 1) is away"),
+        (MissingPart("b", tuple(range(0, 99, 2)), "left"), "broker b (queues 0, 2, 4, 6, 8, 10"),
+    ],
+)
+def test_a_part_is_named(part: MissingPart, text: str) -> None:
+    assert str(part).startswith(text)
+    assert len(str(part)) < 80
+
+
+def test_a_part_is_an_error_or_a_warning() -> None:
+    said: list[str] = []
+    require_whole("T", [])
+    missing = [MissingPart(f"b{number}", (0,), "left") for number in range(5)]
+    with pytest.raises(PartialAnswer, match=r"b2 .* and 2 more.*--allow-partial.*forget b0"):
+        require_whole("T", missing)
+    require_whole("T", missing, allow_partial=True, warn=said.append)
+    assert len(said) == 1
+    assert said[0].startswith("this is only a part of topic T: broker b0 (queue 0) left; ")
+
+
+def test_a_compacted_topic_keeps_its_queues_for_keys() -> None:
+    compacted = route_with(gone(compacted=True, write_queue_nums=2))
+    assert [(queue.broker_name, queue.queue_id) for queue in compacted.write_queues] == [
+        ("a", 0),
+        ("a", 1),
+        ("b", 0),
+        ("b", 1),
+    ]
+    error = compacted.why_not_writable(MessageQueue("T", "b", 0))
+    assert "broker b is silent, last heard" in str(error)
+    assert {queue.broker_name for queue in compacted.read_queues} == {"a"}
+    plain = route_with(gone(write_queue_nums=2))
+    assert {queue.broker_name for queue in plain.write_queues} == {"a"}
+
+
+# -- clients ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def mq(tmp_path: Path) -> AsyncIterator[Brokers]:
+    """The brokers a and b, of which b has stopped, with a compacted topic on both."""
+    async with brokers(tmp_path, ["a", "b"]) as running:
+        async with Admin(**at(running)) as admin:
+            await admin.create_topic("users", queues=2, attributes=COMPACTED)
+        async with Producer(**at(running)) as producer:
+            for key in KEYS:
+                await producer.send(Message("users", b"old", key=key))
+        await running.stop("b")
+        yield running
+
+
+def at(mq: Brokers) -> dict[str, Any]:
+    return {"nameserver": mq.nameserver, "connect": mq.network.connect}
+
+
+async def table_get(mq: Brokers, key: str, **options: Any) -> bytes | None:
+    async with Table("users", local=False, delivery_timeout_ms=50, **at(mq), **options) as table:
+        return await table.get(key)
+
+
+async def homes(mq: Brokers) -> dict[str, str]:
+    """The broker whose queue each key has."""
+    async with Producer(**at(mq)) as producer:
+        queues = await producer.queues("users")
+    found = {key: queues[queue_index(key, len(queues))].broker_name for key in KEYS}
+    assert set(found.values()) == {"a", "b"}
+    return found
+
+
+async def test_a_lookup_says_that_it_does_not_know(mq: Brokers) -> None:
+    for key, home in (await homes(mq)).items():
+        if home == "a":
+            assert await table_get(mq, key) == b"old"
+            continue
+        with pytest.raises(PartialAnswer, match=AWAY):
+            await table_get(mq, key)
+        assert await table_get(mq, key, allow_partial=True) is None
+    with pytest.raises(PartialAnswer, match=AWAY):
+        await table_get(mq, "never written")
+
+
+async def test_a_write_waits_for_the_key_s_queue(mq: Brokers) -> None:
+    key = next(key for key, home in (await homes(mq)).items() if home == "b")
+    async with Table("users", local=False, delivery_timeout_ms=50, **at(mq)) as table:
+        with pytest.raises(NoQueue, match="broker b was shut down"):
+            await table.put(key, b"new")
+    async with trio.open_nursery() as nursery, Table("users", local=False, **at(mq)) as table:
+        nursery.start_soon(mq.start, "b")
+        result = await table.put(key, b"new")
+        assert result.queue.broker_name == "b"
+        assert await table.get(key) == b"new"
+
+
+async def test_other_keys_are_written_meanwhile(mq: Brokers) -> None:
+    async with Producer(delivery_timeout_ms=50, **at(mq)) as producer:
+        for key, home in (await homes(mq)).items():
+            message = Message("users", b"new", key=key)
+            if home == "b":
+                with pytest.raises(NoQueue, match="broker b was shut down"):
+                    await producer.send(message)
+            else:
+                assert (await producer.send(message)).queue.broker_name == "a"
+
+
+async def test_a_copy_is_not_loaded_from_a_part(mq: Brokers) -> None:
+    with pytest.raises(PartialAnswer, match=AWAY):
+        async with Table("users", delivery_timeout_ms=50, **at(mq)):
+            pass
+    async with Table("users", allow_partial=True, **at(mq)) as table:
+        await table.synced()
+        assert 0 < len(table) < len(KEYS)
+
+
+async def test_a_copy_waits_for_a_broker_that_comes_back(mq: Brokers) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(mq.start, "b")
+        async with Table("users", **at(mq)) as table:
+            assert await table.get(KEYS[0]) == b"old"
+            assert len(table) == len(KEYS)
+
+
+async def test_a_copy_that_cannot_load_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The leader of a static topic's queue goes while the copy is loaded."""
+    async with brokers(tmp_path, ["a", "b"]) as mq:
+        async with StaticTopicAdmin(**at(mq)) as admin:
+            await admin.create_static_topic("S", 2, brokers=["a", "b"], attributes=COMPACTED)
+        async with Table("S", local=False, **at(mq)) as table:
+            for key in KEYS:
+                await table.put(key, b"1")
+        await mq.stop("b")
+        async with Table("S", delivery_timeout_ms=50, allow_partial=True, **at(mq)) as table:
+            assert await table.get("no such key") is None
+            assert 0 < len(table) < len(KEYS)
+        with pytest.raises(PartialAnswer, match=r"broker b \(queue \d\) was shut down"):
+            async with Table("S", delivery_timeout_ms=50, **at(mq)):
+                pass
+        assert sum("table S" in record.getMessage() for record in caplog.records) <= 2
+
+
+async def keyed(admin: Admin, **options: Any) -> object:
+    return await admin.query_by_key("users", KEYS[0], **options)
+
+
+async def by_id(admin: Admin, **options: Any) -> object:
+    return await admin.query_by_id("7F0000010A2B18B4AAC2000000000000", "users", **options)
+
+
+async def stats(admin: Admin, **options: Any) -> object:
+    return await admin.topic_stats("users", **options)
+
+
+async def config(admin: Admin, **options: Any) -> object:
+    return await admin.topic("users", **options)
+
+
+async def groups(admin: Admin, **options: Any) -> object:
+    return await admin.topic_groups("users", **options)
+
+
+async def lag(admin: Admin, **options: Any) -> object:
+    return await admin.lag("G", "users", **options)
+
+
+async def message(admin: Admin, **options: Any) -> object:
+    return await admin.message("7F0000010A2B18B4AAC2000000000000", "users", **options)
+
+
+@pytest.mark.parametrize("ask", [keyed, by_id, stats, config, groups, lag, message])
+async def test_an_administrator_s_question_about_a_topic(
+    mq: Brokers, ask: Callable[..., Awaitable[object]]
+) -> None:
+    async with Admin(**at(mq)) as admin:
+        with pytest.raises(PartialAnswer, match=AWAY):
+            await ask(admin)
+        problems: list[Any] = []
+        await ask(admin, problems=problems)
+        (problem,) = problems
+        assert str(problem).startswith("broker b (queues 0 to 1) was shut down")
+        await admin.forget_broker("b")
+        await ask(admin)
+
+
+async def test_a_message_of_a_broker_that_left(mq: Brokers) -> None:
+    await mq.start("b")
+    async with Producer(**at(mq)) as producer:
+        sent = [await producer.send(Message("users", b"x", key=key)) for key in KEYS]
+    of_b = next(each for each in sent if each.queue.broker_name == "b")
+    async with Admin(**at(mq)) as admin:
+        assert await admin.message(of_b.offset_message_id)
+        await mq.stop("b")
+        with pytest.raises(PartialAnswer, match=r"broker b .* was shut down"):
+            await admin.message(of_b.offset_message_id)
+        # The producer's id may be found all the same, at a broker that is there.
+        of_a = next(each for each in sent if each.queue.broker_name == "a")
+        assert await admin.message(of_a.message_id, "users")
+
+
+async def test_a_consumer_can_ask(mq: Brokers) -> None:
+    async with PullConsumer(**at(mq)) as consumer:
+        (part,) = await consumer.missing("users")
+        assert (part.broker, part.queue_ids, part.reason) == ("b", (0, 1), "was shut down")
+        await mq.start("b")
+        await trio.sleep(0.3)
+        assert await consumer.missing("users") == ()
+
+
+# -- commands --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def part(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokersInThread]:
+    """Brokers a and b, of which b has stopped, with messages of a group on both."""
+    with running_in_thread(tmp_path_factory.mktemp("part"), ["a", "b"]) as running:
+        where = ("--nameserver", running.nameserver)
+        succeed("topic", "create", "users", "--queues", "2", "--if-not-exists", *where)
+        for key in KEYS:
+            succeed("send", "users", f"body of {key}", "--key", key, *where)
+        succeed("consume", "users", "--group", "G", *where)
+        running.stop("b")
+        yield running
+
+
+COMMANDS = [
+    ("consume", "users"),
+    ("consume", "users", "--queue", "1"),
+    ("topic", "describe", "users"),
+    ("group", "lag", "G"),
+    ("group", "lag", "G", "--topic", "users"),
+    ("kv", "dump", "users"),
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_a_command_fails_by_name_or_says_that_it_gives_a_part(
+    part: BrokersInThread, command: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    where = ("--nameserver", part.nameserver)
+    failed = headrace(*command, *where)
+    assert (failed.exit_code, failed.stdout) == (3, "")
+    assert "broker b (queues 0 to 1) was shut down" in failed.stderr
+    assert "--allow-partial" in failed.stderr
+    partly = succeed(*command, *where, "--allow-partial")
+    assert partly.stdout
+    assert "broker b (queues 0 to 1) was shut down" in partly.stderr + caplog.text
+
+
+def test_the_exit_code_of_a_key_that_may_exist(part: BrokersInThread) -> None:
+    outcomes = [headrace("kv", "get", "users", key, "-n", part.nameserver) for key in KEYS]
+    assert {outcome.exit_code for outcome in outcomes} <= {0, 1}
+    assert any("was shut down" in outcome.stderr for outcome in outcomes)
+    assert headrace("kv", "get", "users", "none", "-n", part.nameserver).exit_code == 1
+    options = ("--allow-partial", "-n", part.nameserver)
+    assert headrace("kv", "get", "users", "none", *options).exit_code == 3
+
+
+def test_messages_by_key_and_id(part: BrokersInThread) -> None:
+    where = ("-n", part.nameserver)
+    for command in (("query", "users", "none"), ("get", "7F" * 16, "--topic", "users")):
+        failed = headrace("message", *command, *where)
+        assert "broker b (queues 0 to 1) was shut down" in failed.stderr
+        partly = headrace("message", *command, *where, "--allow-partial")
+        assert partly.exit_code == 3
+        assert "this is" in partly.stderr or "skipped broker b" in partly.stderr
+
+
+def test_a_group_reads_what_there_is_and_fails_then(part: BrokersInThread) -> None:
+    consume = ("consume", "users", "-n", part.nameserver, "--group")
+    failed = headrace(*consume, "H")
+    assert failed.exit_code == 3
+    assert failed.stdout
+    assert "broker b (queues 0 to 1) was shut down" in failed.stderr
+    partly = succeed(*consume, "I", "--allow-partial")
+    assert sorted(partly.stdout.splitlines()) == sorted(failed.stdout.splitlines())
+    assert "broker b (queues 0 to 1) was shut down" in partly.stderr
