@@ -597,8 +597,6 @@ class Admin(_Blocking[AsyncAdmin]):
     transactions = _blocking(AsyncAdmin.transactions)
     discarded_transactions = _blocking(AsyncAdmin.discarded_transactions)
     resume_transaction = _blocking(AsyncAdmin.resume_transaction)
-    departed_brokers = _blocking(AsyncAdmin.departed_brokers)
-    forget_broker = _blocking(AsyncAdmin.forget_broker)
     query_by_key = _blocking(AsyncAdmin.query_by_key)
     query_by_id = _blocking(AsyncAdmin.query_by_id)
     message = _blocking(AsyncAdmin.message)

@@ -13,6 +13,7 @@ from headrace.errors import (
     MalformedAnswer,
     NameserverUnavailable,
     NoQueue,
+    PartialAnswer,
     RequestTimeout,
     RouteNotFound,
 )
@@ -92,6 +93,8 @@ class ClientOutages(Outages):
             return route_of(topic)
         if broker_name and is_absence(error):
             return broker(broker_name)
+        if isinstance(error, PartialAnswer) and error.parts[0].broker:
+            return broker(error.parts[0].broker)
         if isinstance(error, RouteNotFound | NoQueue):
             return self._away_of(topic)
         if isinstance(error, SILENT):

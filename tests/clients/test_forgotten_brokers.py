@@ -14,6 +14,8 @@ from tests.support.running_brokers import brokers, running_in_thread
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.slow
+
 
 async def test_a_departed_broker_is_forgotten(tmp_path: Path) -> None:
     async with (

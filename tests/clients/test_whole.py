@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,19 +13,8 @@ from headrace.admin.client import Admin
 from headrace.admin.statictopic import StaticTopicAdmin
 from headrace.consumer.pull import PullConsumer
 from headrace.errors import NoQueue, PartialAnswer
-from headrace.missing import MissingPart
 from headrace.producer.selector import queue_index
-from headrace.route import TopicRoute
 from headrace.table.client import Table
-from headrace.whole import require_whole
-from headrace_protocol.bodies import (
-    BrokerData,
-    MessageQueue,
-    QueueData,
-    TopicQueueMappingInfo,
-    TopicRouteData,
-)
-from headrace_protocol.departed import DepartedBroker
 from tests.support.cli import headrace, succeed
 from tests.support.running_brokers import brokers, running_in_thread
 
@@ -34,107 +24,11 @@ if TYPE_CHECKING:
 
     from tests.support.running_brokers import Brokers, BrokersInThread
 
+pytestmark = pytest.mark.slow
+
 KEYS = [f"key{number}" for number in range(8)]
 COMPACTED = {"cleanup.policy": "COMPACTION"}
 AWAY = r"broker b \(queues 0 to 1\) was shut down \d+ s ago \(since 20..-..-..T..:..:..Z\)"
-
-
-# -- what a route lacks ----------------------------------------------------------------------------
-
-
-def gone(**fields: Any) -> DepartedBroker:
-    given = {"broker_name": "b", "how": "SILENT", "since": 1_700_000_000_000, "perm": 6, **fields}
-    return DepartedBroker(read_queue_nums=4, **given)
-
-
-def route_with(*departed: DepartedBroker, mappings: Any = None) -> TopicRoute:
-    data = TopicRouteData(
-        queue_datas=[QueueData(broker_name="a", read_queue_nums=2, write_queue_nums=2, perm=6)],
-        broker_datas=[BrokerData(cluster="c", broker_name="a", broker_addrs={0: "a:1"})],
-        departed_brokers=list(departed),
-        topic_queue_mapping_by_broker=mappings,
-    )
-    return TopicRoute("T", data, 0.0)
-
-
-def leads(broker: str, *queues: int) -> TopicQueueMappingInfo:
-    return TopicQueueMappingInfo(
-        topic="T", bname=broker, total_queues=4, epoch=1, curr_id_map=dict.fromkeys(queues, 0)
-    )
-
-
-@pytest.mark.parametrize(
-    ("departed", "queue_ids"),
-    [
-        ((), []),
-        ((gone(),), [(0, 1, 2, 3)]),
-        ((gone(perm=2),), []),  # nothing can be read there
-        ((gone(how="LATER_INVENTED"),), [(0, 1, 2, 3)]),
-    ],
-)
-def test_a_route_knows_its_missing_queues(departed: Any, queue_ids: Any) -> None:
-    assert [part.queue_ids for part in route_with(*departed).missing] == queue_ids
-
-
-@pytest.mark.parametrize(
-    ("departed", "mappings", "missing"),
-    [
-        ((), [leads("a", 0, 1, 2, 3)], []),
-        ((gone(),), [leads("a", 0, 1), leads("b", 2, 3)], [("b", (2, 3))]),
-        ((gone(),), [leads("a", 0, 1, 2, 3)], [("b", ())]),
-        ((), [leads("a", 0, 1), leads("b", 2, 3)], [("b", (2, 3))]),  # an Apache nameserver
-        ((), [leads("a", 0, 1)], [("", (2, 3))]),  # one that has forgotten it
-    ],
-)
-def test_a_static_topic_lacks_queues_and_older_messages(
-    departed: Any, mappings: Any, missing: Any
-) -> None:
-    route = route_with(*departed, mappings={each.bname: each for each in mappings})
-    found = [
-        (part.broker.removeprefix("__syslo__none__"), part.queue_ids) for part in route.missing
-    ]
-    assert found == missing
-
-
-@pytest.mark.parametrize(
-    ("part", "text"),
-    [
-        (MissingPart("b", (0, 1, 2, 5), "left"), "broker b (queues 0 to 2, 5) left"),
-        (MissingPart("b", (7,), "left"), "broker b (queue 7) left"),
-        (MissingPart("b", (), "left"), "broker b (older messages of some queues) left"),
-        (MissingPart("", (1,), "is away"), "an unknown broker (queue 1) is away"),
-        (MissingPart("b", tuple(range(0, 99, 2)), "left"), "broker b (queues 0, 2, 4, 6, 8, 10"),
-    ],
-)
-def test_a_part_is_named(part: MissingPart, text: str) -> None:
-    assert str(part).startswith(text)
-    assert len(str(part)) < 80
-
-
-def test_a_part_is_an_error_or_a_warning() -> None:
-    said: list[str] = []
-    require_whole("T", [])
-    missing = [MissingPart(f"b{number}", (0,), "left") for number in range(5)]
-    with pytest.raises(PartialAnswer, match=r"b2 .* and 2 more.*--allow-partial.*forget b0"):
-        require_whole("T", missing)
-    require_whole("T", missing, allow_partial=True, warn=said.append)
-    assert len(said) == 1
-    assert said[0].startswith("this is only a part of topic T: broker b0 (queue 0) left; ")
-
-
-def test_a_compacted_topic_keeps_its_queues_for_keys() -> None:
-    compacted = route_with(gone(compacted=True, write_queue_nums=2))
-    assert [(queue.broker_name, queue.queue_id) for queue in compacted.write_queues] == [
-        ("a", 0),
-        ("a", 1),
-        ("b", 0),
-        ("b", 1),
-    ]
-    error = compacted.why_not_writable(MessageQueue("T", "b", 0))
-    assert "broker b is silent, last heard" in str(error)
-    assert {queue.broker_name for queue in compacted.read_queues} == {"a"}
-    plain = route_with(gone(write_queue_nums=2))
-    assert {queue.broker_name for queue in plain.write_queues} == {"a"}
 
 
 # -- clients ---------------------------------------------------------------------------------------
@@ -241,6 +135,19 @@ async def test_a_copy_that_cannot_load_says_so(
             async with Table("S", delivery_timeout_ms=50, **at(mq)):
                 pass
         assert sum("table S" in record.getMessage() for record in caplog.records) <= 2
+
+
+async def test_a_leader_is_named_after_a_restart_of_the_nameserver(tmp_path: Path) -> None:
+    async with brokers(tmp_path, ["a", "b"]) as mq:
+        async with StaticTopicAdmin(**at(mq)) as admin:
+            await admin.create_static_topic("S", 2, brokers=["b"], attributes=COMPACTED)
+        await mq.stop("b")
+        await mq.restart_nameserver()
+        async with Table("S", local=False, delivery_timeout_ms=50, **at(mq)) as table:
+            with pytest.raises(PartialAnswer, match=r"broker b \(queues 0 to 1\) was shut down"):
+                await table.get("k")
+            with pytest.raises(NoQueue, match="no master of its leader b is up: broker b was shut"):
+                await table.put("k", b"1")
 
 
 async def keyed(admin: Admin, **options: Any) -> object:
@@ -351,9 +258,6 @@ def test_a_command_fails_by_name_or_says_that_it_gives_a_part(
 
 
 def test_the_exit_code_of_a_key_that_may_exist(part: BrokersInThread) -> None:
-    outcomes = [headrace("kv", "get", "users", key, "-n", part.nameserver) for key in KEYS]
-    assert {outcome.exit_code for outcome in outcomes} <= {0, 1}
-    assert any("was shut down" in outcome.stderr for outcome in outcomes)
     assert headrace("kv", "get", "users", "none", "-n", part.nameserver).exit_code == 1
     options = ("--allow-partial", "-n", part.nameserver)
     assert headrace("kv", "get", "users", "none", *options).exit_code == 3
@@ -378,3 +282,18 @@ def test_a_group_reads_what_there_is_and_fails_then(part: BrokersInThread) -> No
     partly = succeed(*consume, "I", "--allow-partial")
     assert sorted(partly.stdout.splitlines()) == sorted(failed.stdout.splitlines())
     assert "broker b (queues 0 to 1) was shut down" in partly.stderr
+
+
+def test_following_begins_with_the_broker_that_comes_back(tmp_path: Path) -> None:
+    with running_in_thread(tmp_path, ["a", "b"]) as running:
+        where = ("--nameserver", running.nameserver)
+        succeed("topic", "create", "orders", "--queues", "1", *where)
+        for key in KEYS:
+            succeed("send", "orders", key, "--key", key, *where)
+        running.stop("b")
+        back = threading.Timer(0.5, running.start, ["b"])
+        back.start()
+        outcome = succeed("consume", "orders", "--follow", "--max", str(len(KEYS)), *where)
+        back.join()
+        assert sorted(outcome.stdout.splitlines()) == KEYS
+        assert "this is only a part of topic orders: broker b (queue 0)" in outcome.stderr

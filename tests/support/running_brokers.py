@@ -13,12 +13,16 @@ from headrace_broker.server import Broker
 from headrace_daemon.network import MemoryNetwork, TcpNetwork
 from headrace_nameserver.config import NameServerConfig
 from headrace_nameserver.server import NameServer
+from tests.support.until import until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
     from pathlib import Path
 
     from headrace_daemon.network import Network
+
+
+_NAMESERVER = "nameserver"
 
 
 class Brokers:
@@ -33,11 +37,23 @@ class Brokers:
         self.nameserver = ""
         self.brokers: dict[str, Broker] = {}
 
-    async def start_nameserver(self) -> None:
-        config = NameServerConfig(bind_address="127.0.0.1", anonymous_access="allow", listen_port=0)
+    async def start_nameserver(self) -> NameServer:
+        config = NameServerConfig(
+            bind_address="127.0.0.1",
+            anonymous_access="allow",
+            listen_port=int(self.nameserver.rpartition(":")[2] or 0),
+            kv_config_path=str(self._folder / "kvConfig.json"),
+        )
         server = NameServer(config, self.network)
-        await self._nursery.start(server.run)
+        await self._run(_NAMESERVER, server.run)
         self.nameserver = server.address
+        return server
+
+    async def restart_nameserver(self) -> None:
+        """Restart it at its address, and wait until all running brokers have registered."""
+        await self.stop(_NAMESERVER)
+        server = await self.start_nameserver()
+        await until(lambda: len(server._table.live()) == len(self._running) - 1)
 
     async def start(self, name: str, **settings: Any) -> Broker:
         config = BrokerConfig(
@@ -56,17 +72,20 @@ class Brokers:
             **settings,
         )
         broker = self.brokers[name] = Broker(config, self.network)
+        await self._run(name, broker.run)
+        self._ports[name] = int(broker.address.rpartition(":")[2])
+        return broker
+
+    async def _run(self, name: str, run: Callable[..., Awaitable[None]]) -> None:
         scope, ended = trio.CancelScope(), trio.Event()
 
-        async def run(task_status: trio.TaskStatus[str]) -> None:
+        async def run_in_scope(task_status: trio.TaskStatus[str]) -> None:
             with scope:
-                await broker.run(task_status=task_status)
+                await run(task_status=task_status)
             ended.set()
 
-        await self._nursery.start(run)
-        self._ports[name] = int(broker.address.rpartition(":")[2])
+        await self._nursery.start(run_in_scope)
         self._running[name] = scope, ended
-        return broker
 
     async def stop(self, name: str) -> None:
         scope, ended = self._running.pop(name)
@@ -74,7 +93,7 @@ class Brokers:
         await ended.wait()
 
     async def stop_all(self) -> None:
-        for name in [*self._running]:
+        for name in self._running.keys() - {_NAMESERVER}:
             await self.stop(name)
 
 
