@@ -17,7 +17,6 @@ from headrace.admin.output import (
     print_rows,
     time_text,
     warned,
-    warned_if,
     with_problems,
 )
 from headrace.admin.places import parse_place
@@ -126,7 +125,7 @@ def describe(group: str, nameserver: str | None, *, as_json: bool) -> None:
 
 
 async def _config(
-    admin: Admin, group: str, problems: list[BrokerProblem] | None
+    admin: Admin, group: str, problems: list[BrokerProblem]
 ) -> SubscriptionGroupConfig:
     """A group's settings. Raises NotFound."""
     for config in await admin.groups(system=True, problems=problems):
@@ -195,7 +194,7 @@ def lag(
     async def run() -> None:
         async with Admin(nameserver=nameserver) as admin:
             while True:
-                with warned_if(allow_partial) as problems:
+                with warned() as problems:
                     lags = await admin.lag(group, topic, problems=problems)
                     if not lags:
                         await _check_known(admin, group, topic, problems)
@@ -203,7 +202,7 @@ def lag(
                 if not watch:
                     break
                 await trio.sleep(_WATCH_S)
-        if problems:
+        if problems and not allow_partial:
             raise NotFound(f"the lag of group {group} is incomplete")
 
     trio.run(run)
@@ -211,7 +210,7 @@ def lag(
 
 def _print_lags(
     lags: list[QueueLag],
-    problems: list[BrokerProblem] | None,
+    problems: list[BrokerProblem],
     group: str,
     topic: str | None,
     *,
@@ -230,7 +229,7 @@ def _print_lags(
 
 
 async def _check_known(
-    admin: Admin, group: str, topic: str | None, problems: list[BrokerProblem] | None
+    admin: Admin, group: str, topic: str | None, problems: list[BrokerProblem]
 ) -> None:
     """Raise NotFound if the group does not exist, RouteNotFound if the topic does not."""
     await _config(admin, group, problems)
