@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from socketserver import ThreadingMixIn
 from threading import Thread
 from typing import TYPE_CHECKING
 
@@ -547,9 +548,21 @@ class _WebServer(BaseHTTPRequestHandler):
         pass
 
 
+class _OneByOne(HTTPServer):
+    """A server of one client at a time."""
+
+    def handle_error(self, *_: object) -> None:
+        pass  # a client that has gone
+
+
+class _AllAtOnce(ThreadingMixIn, _OneByOne):
+    daemon_threads = True
+
+
 @pytest.mark.slow
-def test_a_web_server_in_place_of_a_nameserver_is_named() -> None:
-    with HTTPServer(("127.0.0.1", 0), _WebServer) as server:
+@pytest.mark.parametrize("kind", [_OneByOne, _AllAtOnce])
+def test_a_web_server_in_place_of_a_nameserver_is_named(kind: type[HTTPServer]) -> None:
+    with kind(("127.0.0.1", 0), _WebServer) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         message = fail(3, "topic", "list", "--nameserver", f"127.0.0.1:{server.server_port}")
         server.shutdown()
