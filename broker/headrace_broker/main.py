@@ -11,12 +11,10 @@ from headrace_broker.config import ConfigError, load_config
 from headrace_broker.registration import IdentityTaken
 from headrace_broker.server import Broker, log_warnings
 from headrace_broker.store.errors import StoreError
-from headrace_broker.store.files.filesystem import Files
 from headrace_broker.tiered.access.probe import probe
-from headrace_broker.tiered.access.tier_access import open_place
+from headrace_broker.tiered.access.tier_access import place_file
 from headrace_broker.tiered.container.tier import Home
-from headrace_broker.tiered.driver.metered import MeteredPuts, Operations
-from headrace_broker.tiered.driver.time_limits import TimeLimits
+from headrace_broker.tiered.rescue.place import open_objects
 from headrace_daemon.command import daemon_parser, run_daemon
 from headrace_daemon.logs import configure_logs
 from headrace_daemon.process import prepare, run_until_signal
@@ -66,9 +64,10 @@ def _check_tier(config: BrokerConfig) -> None:
     if tier is None:
         return
     try:
-        place = MeteredPuts(open_place(tier, Files()), Operations(), TimeLimits())
-        problem = probe(place)
-    except (ValueError, ImportError) as error:
+        if tier.folder is not None and place_file(tier.root).load() is None:
+            tier.folder.mkdir(parents=True, exist_ok=True)  # as the first start
+        problem = probe(open_objects(tier))
+    except (StoreError, OSError) as error:
         problem = str(error)
     if problem:
         where = f"{config.tiered_backend_service_provider} {tier.folder or ''}".strip()

@@ -244,7 +244,7 @@ def test_secrets_are_shown_nowhere(tmp_path: Path, capsys: pytest.CaptureFixture
     config.update({"fileReservedTime": "5"})
     tier = tier_of(broker)
     tier._load()
-    with pytest.raises(OSError, match="vm/data") as refused:
+    with pytest.raises(OSError, match="vm/place") as refused:
         tier._clean_up({})
     logs = capsys.readouterr()
     place = tier.settings.place

@@ -206,6 +206,7 @@ def test_a_file_is_rewritten(files: Any) -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_a_failed_append_is_repeated_after_a_cut(tmp_path: Path, seed: int) -> None:
     disk = FaultyFiles(tmp_path, Random(seed), FaultRates(write=0.3, sync=0.3))
+    disk.make_directories(tmp_path / "tier")
     driver, written = PosixDriver(tmp_path / "tier", disk), b""
     for number in range(20):
         data = bytes([number]) * 100
@@ -225,6 +226,7 @@ def test_a_rewrite_saves_what_a_failed_sync_has_dropped(
 ) -> None:
     monkeypatch.setattr(posix, "_REWRITTEN_AT_ONCE", 4)
     disk = FaultyFiles(tmp_path, Random(1))
+    disk.make_directories(tmp_path / "tier")
     driver = PosixDriver(tmp_path / "tier", disk)
     assert driver.append("a/b", 0, b"first") is None
     disk.rates = FaultRates(sync=1.0)
@@ -240,6 +242,7 @@ def test_a_rewrite_saves_what_a_failed_sync_has_dropped(
 def test_a_put_is_whole_after_a_power_cut(tmp_path: Path, seed: int) -> None:
     rng = Random(seed)
     disk = FaultyFiles(tmp_path, rng)
+    disk.make_directories(tmp_path / "tier")
     driver = PosixDriver(tmp_path / "tier", disk)
     texts = [bytes([number]) * rng.randrange(1, 9000) for number in range(6)]
     tag, done = "", -1
@@ -260,6 +263,7 @@ def test_a_put_is_whole_after_a_power_cut(tmp_path: Path, seed: int) -> None:
 @pytest.mark.parametrize("kill_after", range(12))
 def test_a_folder_made_by_a_killed_process_keeps_its_name(tmp_path: Path, kill_after: int) -> None:
     disk = FaultyFiles(tmp_path, Random(kill_after))
+    disk.make_directories(tmp_path / "tier")
     disk.kill_after = kill_after
     with suppress(PowerCut):
         PosixDriver(tmp_path / "tier", disk).append("a/b", 0, b"x")

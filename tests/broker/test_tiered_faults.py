@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
-from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -17,15 +15,13 @@ from headrace_broker.tiered.driver.interface import Failure, FailureKind
 from headrace_broker.tiered.driver.metered import MeteredPuts, Operations
 from headrace_broker.tiered.driver.posix import PosixDriver
 from headrace_broker.tiered.driver.time_limits import TimeLimits
-from headrace_protocol.codes import ResponseCode
-from headrace_protocol.errors import RequestError
 from tests.broker.test_tiered_bucket import start as start_objects
-from tests.broker.test_tiered_storage import expire_log, put, read_all, source, tier_of, upload
+from tests.broker.test_tiered_storage import expire_log, put, read_all, tier_of, upload
 from tests.broker.test_tiered_storage import start as start_files
 from tests.support.faulty_proxy import Fault, faulty_proxy
 from tests.support.object_server import serving
 from tests.support.object_tiers import append_next, open_objects_tier
-from tests.support.stores import FaultyFiles, ready
+from tests.support.stores import FaultyFiles
 from tests.support.tiers import BEGIN_MS, TOPIC
 from tests.support.tiers import read_all as read_queue
 
@@ -147,31 +143,6 @@ async def test_a_place_that_refuses_writes_is_still_read(
     assert queue is not None
     assert queue.commit_offset == 40
     assert read_all(broker) == [*range(40)]
-    broker.close()
-
-
-@LAYOUTS
-async def test_a_place_that_is_emptied_behind_our_back(tmp_path: Path, start: Any) -> None:
-    broker = start(tmp_path)
-    put(broker, 0, 20)
-    upload(broker)
-    local_min = await expire_log(broker)
-    shutil.rmtree(tmp_path / "tier")
-    (tmp_path / "tier").mkdir()
-    # No message is skipped, and none of those that the log has is missing.
-    for _ in range(4):
-        with pytest.raises(
-            RequestError, match=r"is not there|No such file|nothing is kept"
-        ) as told:
-            ready(lambda: source(broker).get(0, 3, 100_000, None))
-        assert told.value.code == ResponseCode.SYSTEM_ERROR
-    assert read_all(broker, offset=local_min) == [*range(local_min, 20)]
-    put(broker, 20, 20)
-    with suppress(OSError):  # a new segment may be begun
-        upload(broker)
-    assert read_all(broker, offset=local_min) == [*range(local_min, 40)]
-    with pytest.raises(RequestError):
-        ready(lambda: source(broker).get(0, 3, 100_000, None))
     broker.close()
 
 

@@ -10,6 +10,7 @@ from headrace_broker.tiered.container.stored_tier import Group
 from headrace_broker.tiered.container.tier import Home
 from headrace_broker.tiered.driver.interface import Failure, FailureKind
 from headrace_broker.tiered.driver.memory import MemoryDriver
+from headrace_broker.tiered.driver.posix import PosixDriver
 from headrace_broker.tiered.objects.object_tier import ObjectTier
 from tests.support.tiers import BEGIN_MS, TOPIC, block
 
@@ -89,6 +90,8 @@ class FaultyStore:
 
 def open_objects_tier(driver: Any, now_ms: int = BEGIN_MS) -> ObjectTier:
     """The tier of a broker, opened; failures that may pass are retried."""
+    if isinstance(driver, PosixDriver):
+        driver._root.mkdir(parents=True, exist_ok=True)
     tier = ObjectTier(driver, HOME)
     while (failure := tier.start(now_ms)) is not None:
         assert failure.kind is FailureKind.UNREACHABLE, failure

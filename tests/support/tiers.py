@@ -113,6 +113,7 @@ def open_tier(
     """The tier of a broker, opened: its metadata and, without a driver, its files below a root."""
     files = files or Files()
     metadata = TierMetadata(root / "config" / "tieredStoreMetadata.json", files)
+    (root / "tier").mkdir(parents=True, exist_ok=True)
     driver = driver or PosixDriver(root / "tier", files)
     index = None
     if has_index:

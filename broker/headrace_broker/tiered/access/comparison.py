@@ -49,14 +49,17 @@ def first_difference(queue: StoredQueue, local: LocalQueue) -> int | Failure | N
 
 
 def _has_tail(local: LocalQueue, tail: Tail | None) -> bool:
-    """Whether the log has these records, as far as they are known."""
-    if tail is None or tail.first < local.first or tail.end > local.view.end:
+    """Whether the log has these records, as far as they are known: by their time and size."""
+    if tail is None or tail.end > local.view.end:
         return False
-    units = local.view.units.units(tail.first, tail.end - tail.first)
-    if len(units) < tail.end - tail.first:
+    first = max(tail.first, local.first)
+    units = local.view.units.units(first, tail.end - first)
+    if len(units) < tail.end - first:  # fewer at the end of a file
         return False
+    byte_count = int(units["size"].sum(dtype=np.int64))
+    is_size_same = byte_count == tail.byte_count or first > tail.first
     newest_ms = local.log.store_time_ms(int(units["physical_offset"][-1]))
-    return (int(units["size"].sum(dtype=np.int64)), newest_ms) == (tail.byte_count, tail.newest_ms)
+    return is_size_same and newest_ms == tail.newest_ms
 
 
 def _is_same(queue: StoredQueue, local: LocalQueue, queue_offset: int) -> bool | Failure:

@@ -140,6 +140,18 @@ class TierState:
         """The queues that are not uploaded until somebody acts. From any thread."""
         return dict(self.upload.stuck)
 
+    @property
+    def place_problem(self) -> str:
+        """Why the place is not known to be that of this tier; "" if it is."""
+        mark = self._access.mark
+        return "" if mark is None else mark.problem
+
+    @property
+    def place_problem_seconds(self) -> float:
+        """For how long."""
+        mark = self._access.mark
+        return 0.0 if mark is None else mark.problem_seconds
+
     def foreign_count(self) -> int:
         """How many of them have other messages in the tier than in the log."""
         return len(self._access.foreign)
@@ -150,6 +162,8 @@ class TierState:
         return {
             "level": self._settings.level.name,
             "isOpen": self._access.is_open,
+            "placeProblem": self.place_problem,
+            "placeProblemSeconds": self.place_problem_seconds,
             "uploadProblem": upload.problem,
             "uploadProblemSeconds": upload.problem_seconds,
             "readProblem": breaker.problem,

@@ -11,8 +11,15 @@ from typing import TYPE_CHECKING
 import structlog
 import trio
 
+from headrace_broker.store.files.config_file import ConfigFile
 from headrace_broker.tiered.container.metadata import TierMetadata
 from headrace_broker.tiered.container.paths import cluster_folder
+from headrace_broker.tiered.container.place_mark import (
+    PLACE_FILE,
+    MarkedAppends,
+    MarkedPuts,
+    PlaceMark,
+)
 from headrace_broker.tiered.container.tier import Tier
 from headrace_broker.tiered.container.tier_index import TierIndex
 from headrace_broker.tiered.driver.memory import MemoryDriver
@@ -63,8 +70,20 @@ class TierAccess:
         self._place_files = files.apart()
         self.operations = Operations()
         self.limits = TimeLimits()
-        driver = _new_driver(settings, self._place_files)
-        self._driver = MeteredAppends(driver, self.operations, self.limits)
+        self._folder = _new_driver(settings, self._place_files)
+        self.mark: PlaceMark | None = None
+        if settings.is_lasting:
+            self.mark = PlaceMark(
+                self._open_unmarked,
+                settings.home,
+                place_file(settings.root, files),
+                self.limits,
+                root=settings.folder,
+                files=self._place_files,
+                has_content=lambda: self._has_segments,
+            )
+        # Whether the metadata names bytes in the place.
+        self._has_segments = False
         self._lock = Lock()
         self._opening: Future[None] | None = None
         self._tier: StoredTier | None = None
@@ -114,7 +133,7 @@ class TierAccess:
         if self._tier is None:
             self._tier = self._new_tier()
         tier, now_ms = self._tier, self.now_ms()
-        failure = tier.start(now_ms)
+        failure = (self.mark.check() if self.mark is not None else None) or tier.start(now_ms)
         if failure is not None:
             raise OSError(str(failure))
         self.end_old_lives()
@@ -125,15 +144,36 @@ class TierAccess:
 
         Raises ValueError for a bucket that can't be addressed.
         """
-        driver = open_place(self._settings, self._place_files)
-        return MeteredPuts(driver, self.operations, self.limits)
+        driver = MeteredPuts(
+            open_place(self._settings, self._place_files), self.operations, self.limits
+        )
+        return MarkedPuts(driver, self.mark) if self.mark is not None else driver
+
+    def _open_unmarked(self) -> PutDriver:
+        is_folder = not self._settings.keeps_objects
+        place = self._folder if is_folder else open_place(self._settings, self._place_files)
+        return MeteredPuts(place, self.operations, self.limits)
 
     def _new_tier(self) -> StoredTier:
         settings = self._settings
         if settings.keeps_objects:
             return ObjectTier(self.open_place(), settings.home)
         metadata = TierMetadata(metadata_path(settings.root), self._files)
-        return open_files(settings, self._driver, metadata, self._files)
+        self._has_segments = metadata.has_segments
+        driver: AppendDriver = MeteredAppends(self._folder, self.operations, self.limits)
+        if self.mark is not None:
+            driver = MarkedAppends(driver, self.mark)
+        return open_files(settings, driver, metadata, self._files)
+
+    def look(self, wait_s: float) -> None:
+        """Look for the mark of the place; open the tier if it is not. Raises OSError.
+
+        wait_s: as in ``open``. Raises StoreFormatError as well.
+        """
+        if not self.is_open:
+            self.open(wait_s)
+        elif self.mark is not None and (failure := self.mark.check()) is not None:
+            raise OSError(str(failure))
 
     def end_old_lives(self) -> None:
         """Delete the queues of topics that were deleted or made again. Raises OSError.
@@ -193,6 +233,11 @@ class TierAccess:
         tier, self._tier, self.is_open = self._tier, None, False
         if tier is not None:
             tier.close()
+
+
+def place_file(root: Path, files: Files | None = None) -> ConfigFile:
+    """The store's copy of the mark of its tier's place."""
+    return ConfigFile(root / "config" / PLACE_FILE, files)
 
 
 def metadata_path(root: Path) -> Path:

@@ -23,6 +23,7 @@ from headrace_broker.tiered.access.upload import Upload
 from headrace_broker.tiered.driver.interface import Failure
 from headrace_broker.topics.attributes import CLEANUP_POLICY, COMPACTED, TIERED, topic_limits
 from headrace_daemon.services import Service, StopStage
+from headrace_protocol.outages import Outages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping
@@ -44,6 +45,10 @@ _START_S: Final = 5.0
 _STOP_S: Final = 10.0
 _MERGE_S: Final = 60.0
 _TABLES_S: Final = 60.0
+_WATCH_S: Final = 60.0
+# Names of outages.
+_PLACE: Final = "the place of the tier"
+_UPLOAD: Final = "the upload of queues that are given up"
 # After a change of the topics, whose files are written meanwhile.
 _CHANGED_TABLES_S: Final = 1.0
 # A stop waits so long for the tier to take the tables.
@@ -101,6 +106,8 @@ class TieredStorage:
         self._threads = trio.CapacityLimiter(1)
         self._merging = trio.CapacityLimiter(1)
         self._saving = trio.CapacityLimiter(1)
+        self._watching = trio.CapacityLimiter(1)
+        self._outages = Outages(log.error)
 
     def _exists(self, topic: str) -> bool:
         return self._topics.get(topic) is not None
@@ -154,6 +161,7 @@ class TieredStorage:
             Service(self._run_clean_up, self._load, finish=self._hurry, stage=StopStage.ANSWER),
             Service(self._run_expiry),
             Service(self._run_merges),
+            Service(self._run_watch),
         )
 
     def tables_service(self) -> Service:
@@ -194,6 +202,26 @@ class TieredStorage:
             self._access.open(_START_S)
         except OSError as error:
             log.error("tier not open, retrying", reason=str(error))
+
+    async def _run_watch(self) -> None:
+        """Look for the place, and say again and again what is given up."""
+        while True:
+            await trio.sleep(_WATCH_S)
+            try:
+                await trio.to_thread.run_sync(self._access.look, _START_S, limiter=self._watching)
+            except (OSError, StoreError) as error:
+                self._outages.failed(_PLACE, error)
+            else:
+                if _PLACE in self._outages.names:
+                    self._outages.worked(_PLACE)
+                    self.state.following.retry()
+            given_up = self.state.given_up()
+            if given_up:
+                (topic, queue_id), first = next(iter(given_up.items()))
+                reason = f"{len(given_up)} queues, the first is {topic}/{queue_id}: {first.reason}"
+                self._outages.failed(_UPLOAD, reason)
+            else:
+                self._outages.worked(_UPLOAD)
 
     def _hurry(self) -> None:
         """Have a place that does not answer delay the stop no longer than this."""
@@ -271,6 +299,8 @@ class TieredStorage:
         first = min(given_up.values(), key=lambda each: each.since_ms, default=None)
         return {
             "tierOpen": str(self._access.is_open).lower(),
+            "tierPlaceProblem": self.state.place_problem,
+            "tierPlaceProblemSeconds": str(round(self.state.place_problem_seconds)),
             "tierProblem": self._reader.breaker.problem,
             "tierStuckQueues": str(len(given_up)),
             "tierForeignQueues": str(self.state.foreign_count()),

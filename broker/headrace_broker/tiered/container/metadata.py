@@ -189,6 +189,12 @@ class TierMetadata:
 
     # -- segments ----------------------------------------------------------------------------------
 
+    @property
+    def has_segments(self) -> bool:
+        """Whether any segment has bytes."""
+        tables = self._segments(FileKind.COMMIT_LOG).values()
+        return any(row.size for rows in tables for row in rows.values())
+
     def segments(self, name: QueueName, kind: FileKind) -> list[SegmentRow]:
         """The rows of a file's segments, in order."""
         rows = self._segments(kind).get(name.path, {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from contextlib import contextmanager, suppress
@@ -36,9 +37,9 @@ def _returning_failures(
         try:
             return operate(driver, path, *args, **kwargs)
         except OSError as error:
-            is_missing = isinstance(error, FileNotFoundError)
-            kind = FailureKind.MISSING if is_missing else FailureKind.UNREACHABLE
-            return Failure(kind, path, str(error))
+            if not isinstance(error, FileNotFoundError):
+                return Failure(FailureKind.UNREACHABLE, path, str(error))
+            return driver.missing(path, error)
 
     return guarded
 
@@ -47,12 +48,25 @@ class PosixDriver:
     """Files below a folder.
 
     Each operation opens its file anew, and reads and writes at stated positions, so threads share
-    no position (apache/rocketmq #10462), and a folder that was mounted again is found.
+    no position (apache/rocketmq #10462), and a folder that was mounted again is found. The folder
+    itself is never made: without it all operations fail with UNREACHABLE.
     """
 
     def __init__(self, root: Path, files: Files | None = None) -> None:
         self._root = root
         self._files = files or Files()
+
+    def missing(self, path: str, error: OSError) -> Failure:
+        """The failure of a path that does not exist; without the folder all paths are away."""
+        if self._root.is_dir():
+            return Failure(FailureKind.MISSING, path, str(error))
+        reason = f"the folder {self._root} is not there: mount its file system"
+        return Failure(FailureKind.UNREACHABLE, path, reason)
+
+    def _make_folders(self, folder: Path) -> None:
+        if not self._root.is_dir():
+            raise FileNotFoundError(errno.ENOENT, "there is no such folder", str(self._root))
+        self._files.make_directories(folder)
 
     @_returning_failures
     def read(self, path: str, ranges: Sequence[Range]) -> list[Buffer] | Failure:
@@ -75,6 +89,7 @@ class PosixDriver:
     def entries(self, folder: str) -> list[Entry]:
         """As ``Driver.entries``."""
         found = []
+        self._root.stat()
         for place, _folders, names in os.walk(self._root / folder, onerror=_raise_unless_missing):
             for name in names:
                 if name != _TEMPORARY:
@@ -118,7 +133,7 @@ class PosixDriver:
     def _create_missing(self, path: str) -> None:
         target = self._root / path
         if not target.exists():
-            self._files.make_directories(target.parent)
+            self._make_folders(target.parent)
             self._files.close(self._files.create(target))
         self._mark_names(path)
 
@@ -163,7 +178,7 @@ class PosixDriver:
     def put(self, path: str, data: Buffer, replaces: str = "") -> str | Failure:
         """As ``PutDriver.put``."""
         target = self._root / path
-        self._files.make_directories(target.parent)
+        self._make_folders(target.parent)
         with self._locked(target.parent):
             etag = _etag(read_file(target)) if target.exists() else ""
             if etag != replaces:

@@ -16,10 +16,11 @@ from headrace_broker.store.files.filesystem import Files
 from headrace_broker.tiered.access.saved_tables import SavedTables, read_tables, tables_path
 from headrace_broker.tiered.access.tier_access import metadata_path, open_files
 from headrace_broker.tiered.container.metadata import TierMetadata
+from headrace_broker.tiered.container.place_mark import mark_path, mark_text, read_mark
 from headrace_broker.tiered.container.stored_tier import Group
 from headrace_broker.tiered.driver.interface import Failure
 from headrace_broker.tiered.objects.object_tier import ObjectTier
-from headrace_broker.tiered.rescue.place import expect, open_folder, open_objects
+from headrace_broker.tiered.rescue.place import expect, open_folder, open_objects, open_unmarked
 from headrace_broker.tiered.rescue.rebuild import locked
 from headrace_broker.tiered.rescue.verify import portions, read_queues
 
@@ -50,6 +51,7 @@ def copy(source: TierSettings, target: TierSettings, now_ms: int) -> int:
             "tieredStoreFilePath to the copy"
         )
     queues = read_queues(source)
+    _copy_mark(source, target)
     with _opened(target, now_ms) as tier:
         count = _copy_queues(queues, tier, now_ms)
         tier.sync()
@@ -141,6 +143,23 @@ def _groups(queue: StoredQueue, queue_offset: int) -> Iterator[Group]:
                 )
             yield Group(records, units["tags_code"].astype(np.int64))
         at = found.first + len(found.units)
+
+
+def _copy_mark(source: TierSettings, target: TierSettings) -> None:
+    """Mark the target as the same tier. Raises StoreError if it is that of another one."""
+    if target.folder is not None:
+        target.folder.mkdir(parents=True, exist_ok=True)
+    text = read_mark(open_objects(source), source.home)
+    if isinstance(text, Failure):
+        return  # of Apache's broker: the first start marks it
+    place = open_unmarked(target)
+    moved = mark_text(text, target.home)
+    found = read_mark(place, target.home)
+    if isinstance(found, Failure):
+        put = place.put(mark_path(target.home), moved)
+        expect(put if isinstance(put, Failure) else None)
+    elif found != moved:
+        raise StoreError("the target has the mark of another tier: name an empty one")
 
 
 def _copy_tables(

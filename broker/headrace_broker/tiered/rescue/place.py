@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from headrace_broker.store.errors import StoreError
 from headrace_broker.store.files.filesystem import Files
-from headrace_broker.tiered.access.tier_access import open_place
+from headrace_broker.tiered.access.tier_access import open_place, place_file
 from headrace_broker.tiered.container.flat_file import Place
 from headrace_broker.tiered.container.paths import (
     FileKind,
@@ -14,6 +14,7 @@ from headrace_broker.tiered.container.paths import (
     index_queue,
     is_segment,
 )
+from headrace_broker.tiered.container.place_mark import MarkedAppends, MarkedPuts, PlaceMark
 from headrace_broker.tiered.container.recovery import sizes_by_folder
 from headrace_broker.tiered.driver.interface import Failure
 from headrace_broker.tiered.driver.metered import MeteredAppends, MeteredPuts, Operations
@@ -33,22 +34,49 @@ if TYPE_CHECKING:
 def open_folder(settings: TierSettings) -> AppendDriver:
     """The driver of a tier in Apache's layout, within limits of time.
 
-    Raises StoreError for one in memory.
+    Raises StoreError for one in memory, and for a place that lacks the store's mark.
     """
     if settings.folder is None:
         raise StoreError("tieredBackendServiceProvider=memory: nothing of it outlives its broker")
-    return MeteredAppends(PosixDriver(settings.folder), Operations(), TimeLimits())
+    limits = TimeLimits()
+    driver = MeteredAppends(PosixDriver(settings.folder), Operations(), limits)
+    mark = _mark(settings, limits)
+    return driver if mark is None else MarkedAppends(driver, mark)
 
 
 def open_objects(settings: TierSettings) -> PutDriver:
     """The driver that puts objects into the place of a tier, within limits of time.
 
-    Raises StoreError for a bucket that can't be addressed.
+    Raises StoreError for a bucket that can't be addressed, and as ``open_folder``.
     """
+    limits = TimeLimits()
+    driver, mark = open_unmarked(settings, limits), _mark(settings, limits)
+    return driver if mark is None else MarkedPuts(driver, mark)
+
+
+def open_unmarked(settings: TierSettings, limits: TimeLimits | None = None) -> PutDriver:
+    """As ``open_objects``, whether or not the place has the store's mark."""
     try:
-        return MeteredPuts(open_place(settings, Files()), Operations(), TimeLimits())
+        return MeteredPuts(open_place(settings, Files()), Operations(), limits or TimeLimits())
     except (ValueError, ImportError) as error:
         raise StoreError(str(error)) from error
+
+
+def _mark(settings: TierSettings, limits: TimeLimits) -> PlaceMark | None:
+    """The mark that the place must have; None for a store without one."""
+    file = place_file(settings.root)
+    if file.load() is None:
+        return None
+    mark = PlaceMark(
+        lambda: open_unmarked(settings, limits),
+        settings.home,
+        file,
+        limits,
+        root=settings.folder,
+        files=Files(),
+    )
+    expect(mark.check())
+    return mark
 
 
 def entries(driver: Driver, folder: str) -> list[Entry]:

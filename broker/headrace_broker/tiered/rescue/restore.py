@@ -26,7 +26,9 @@ from headrace_broker.tiered.access.saved_tables import (
     owner_file,
     read_tables,
 )
-from headrace_broker.tiered.driver.interface import FailureKind
+from headrace_broker.tiered.access.tier_access import place_file
+from headrace_broker.tiered.container.place_mark import read_mark
+from headrace_broker.tiered.driver.interface import Failure, FailureKind
 from headrace_broker.tiered.objects.object_tier import ObjectTier
 from headrace_broker.tiered.rescue.place import expect, open_folder, open_objects
 from headrace_broker.tiered.rescue.rebuild import locked, rebuild_files
@@ -120,6 +122,9 @@ def _build(settings: TierSettings, sizes: StoreSettings, now_ms: int) -> Restore
     ConfigFile(config / "topics.json").save(topics.encode())
     offsets = _offsets(texts.get("consumerOffset.json", ""), ends)
     ConfigFile(config / "consumerOffset.json").save(offsets.encode())
+    mark = read_mark(open_objects(settings), settings.home)
+    if not isinstance(mark, Failure):
+        place_file(sizes.root).save(mark)
     if tables is not None:
         owner_file(sizes.root).save(msgspec.json.encode(Owner(tables.store)))
     return Restored(tier, len(topics.topic_config_table), problems)
