@@ -338,10 +338,31 @@ class Strange(pydantic.BaseModel):
     either: int | str
 
 
+class Node(pydantic.BaseModel):
+    children: list[Node] = []
+
+
+class Moody(pydantic.BaseModel):
+    a: int
+
+    @pydantic.field_validator("a")
+    @classmethod
+    def check(cls, value: int) -> int:
+        return {1: 1}[value]
+
+
+def test_a_model_that_raises_costs_one_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PICKLED_VARIABLE, "1")
+    rows, corrupt = decoded(model_schema(Moody), [b'{"a": 1}', b'{"a": 2}', b'{"a": 1}'])
+    assert [row["a"] for row in rows] == [1, None, 1]
+    assert corrupt == [None, "the model raised KeyError: 2", None]
+
+
 @pytest.mark.parametrize(
     ("schema", "said"),
     [
         (model_schema(Strange), r"Strange.either is .*no column can hold"),
+        (model_schema(Node), "Node contains itself, which no column can hold"),
         ("no_such_module:Order", "does not name a model that Spark's Python workers can import"),
         ("json:dumps", "is not a pydantic model"),
     ],

@@ -29,13 +29,16 @@ _OFFSET = re.compile(r"(?:UTC|GMT|UT)?([+-])(\d{1,2})(?::?(\d\d)(?::?(\d\d))?)?"
 
 
 def fitting(kind: pa.DataType) -> Fit | None:
-    """A function that fits values of an Arrow type to it; None if every decoded value fits."""
+    """A function that fits values of an Arrow type to it; None if every decoded value fits.
+
+    It is called with None, too: a function around it for that would cost as much as it does.
+    """
     if pa.types.is_decimal(kind):
-        return _optional(_decimals(kind))
+        return _decimals(kind)
     if pa.types.is_timestamp(kind) and kind.tz:
-        return _optional(_times())
+        return _times()
     if pa.types.is_float32(kind):
-        return _optional(_float)
+        return _float
     if pa.types.is_list(kind):
         return _items(fitting(kind.value_type))
     if pa.types.is_map(kind):
@@ -83,7 +86,9 @@ def _decimals(kind: pa.DataType) -> Fit:
     unit = decimal.Decimal(1).scaleb(-kind.scale)
     name = f"decimal({kind.precision},{kind.scale})"
 
-    def fit(value: decimal.Decimal) -> decimal.Decimal:
+    def fit(value: decimal.Decimal | None) -> decimal.Decimal | None:
+        if value is None:
+            return None
         try:
             fitted = quantize(value, unit)
         except ArithmeticError:
@@ -98,8 +103,8 @@ def _decimals(kind: pa.DataType) -> Fit:
 def _times() -> Fit:
     zone: list[tzinfo | None] = []
 
-    def fit(value: datetime) -> datetime:
-        if value.tzinfo is not None:
+    def fit(value: datetime | None) -> datetime | None:
+        if value is None or value.tzinfo is not None:
             return value
         if not zone:  # most bodies have zones, so the session's is looked up late
             zone.append(session_zone())
@@ -108,8 +113,8 @@ def _times() -> Fit:
     return fit
 
 
-def _float(value: float) -> float:
-    if _FLOAT_MAX < abs(value) < math.inf:
+def _float(value: float | None) -> float | None:
+    if value is not None and _FLOAT_MAX < abs(value) < math.inf:
         raise ValueError(f"{value} does not fit float")
     return value
 

@@ -98,10 +98,13 @@ def load_model(schema: str) -> Model:
 
 def model_fields(model: Model) -> tuple[Field, ...]:
     """The fields of a model. Raises SchemaError for a type that no column can hold."""
-    return tuple(
-        (name, *_nullable(field.annotation, f"{model.__name__}.{name}"))
-        for name, field in model.model_fields.items()
-    )
+    try:
+        return tuple(
+            (name, *_nullable(field.annotation, f"{model.__name__}.{name}"))
+            for name, field in model.model_fields.items()
+        )
+    except RecursionError:
+        raise SchemaError(f"{model.__name__} contains itself, which no column can hold") from None
 
 
 def plain(value: Any) -> Any:
