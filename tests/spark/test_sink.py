@@ -232,7 +232,7 @@ def test_what_can_not_be_written_is_said_at_plan_time(mq: Embedded) -> None:
     with pytest.raises(OptionError, match="a b"):
         stream_writer(place | {"topic": "a b"}, schema, overwrite=False)
     delayed = parse_ddl("value STRING, deliver_at TIMESTAMP")
-    with pytest.raises(SchemaError, match="does not support delayed messages yet"):
+    with pytest.raises(SchemaError, match="the sink writes no delayed messages"):
         batch_writer(place | {"topic": "T"}, delayed, overwrite=False)
     with blocking.Admin(nameserver=mq.nameserver) as admin:
         admin.create_topic("ReadOnly", queues=1, perm=4)
