@@ -408,5 +408,5 @@ def test_a_folder_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_without_obstore(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "obstore.store", None)
-    with pytest.raises(OptionError, match=r"pip install 'headrace\[tier\]'"):
+    with pytest.raises(OptionError, match="needs obstore: pip install obstore"):
         open_place(Place("s3://bucket/prefix"))
