@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import count, repeat
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, overload
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self, overload
 
 import msgspec
 
@@ -83,6 +83,9 @@ class Message(msgspec.Struct, gc=False):
     delay: float = 0
     deliver_at: datetime | int | None = None
 
+    # Whether its tag must be one that subscriptions can select.
+    checks_tag: ClassVar[bool] = True
+
     def check(self) -> None:
         """Raise InvalidMessage for anything that every broker would reject."""
         self.encoded()
@@ -133,7 +136,7 @@ class Message(msgspec.Struct, gc=False):
             key = optional_text(key, "key")
         if type(tag) is not str:
             tag = optional_text(tag, "tag")
-        if tag:
+        if tag and self.checks_tag:
             check_tag(tag)
         if not 0 < len(body) <= BODY_BYTES_MAX:
             check_size(topic, len(body), has_key=bool(key))
@@ -184,6 +187,12 @@ class Message(msgspec.Struct, gc=False):
             f"deliver_at={shown(at)} for {self.topic}: must be a datetime or milliseconds since "
             "1970"
         )
+
+
+class Copy(Message, gc=False):
+    """A message that another client has sent, with its tag as it is."""
+
+    checks_tag: ClassVar[bool] = False
 
 
 class EncodedMessage(msgspec.Struct, frozen=True, gc=False):
@@ -521,12 +530,14 @@ class ReceivedMessage(msgspec.Struct, eq=False, gc=False):
     def copy_to(self, topic: str) -> Message:
         """A message to send to ``topic``: the same body, key, tag and properties.
 
+        The tag may be one that no subscription can select, which ``Message`` does not take.
+
         The trace context of this message is left out: the send of the other has its own.
         """
         properties = self.properties
         for name in ("traceparent", "tracestate"):
             properties.pop(name, None)
-        return Message(topic, self.body, self.key, self.tag, properties)
+        return Copy(topic, self.body, self.key, self.tag, properties)
 
     @property
     def key(self) -> str:

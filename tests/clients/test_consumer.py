@@ -9,6 +9,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import msgspec
 import pytest
 import trio
 import trio.lowlevel
@@ -644,17 +645,21 @@ async def test_compressed_bodies_are_as_they_were_sent_but_no_larger_than_allowe
             read()
 
 
+def fields(message: Message) -> tuple[object, ...]:
+    return msgspec.structs.astuple(message)
+
+
 async def test_a_received_message_can_be_sent_on(mq: Embedded) -> None:
     first = Message("From", b"x" * 5000, key="k1 k2", tag="t", properties={"x": "ü"})
     async with mq.producer() as producer:
         await producer.send(first)
         async with mq.consumer("g", "From") as consumer:
             received = await anext(aiter(consumer))
-        assert received.copy_to("From") == first
+        assert fields(received.copy_to("From")) == fields(first)
         copied = await producer.send(received.copy_to("To"))
     async with mq.consumer("g", "To") as consumer:
         again = await anext(aiter(consumer))
-    assert again.copy_to("From") == first
+    assert fields(again.copy_to("From")) == fields(first)
     assert again.message_id == copied.message_id != received.message_id
 
 

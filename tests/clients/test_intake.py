@@ -22,6 +22,7 @@ import headrace
 from headrace import Message, Producer, Table
 from headrace.consumer.subscription import Subscription
 from headrace.errors import ConfigurationError, InvalidMessage
+from headrace.messages import Copy
 from headrace_protocol.message import COMPRESSED
 from tests.support.until import until
 
@@ -626,3 +627,20 @@ async def test_what_cannot_be_called_with_results(
     async with mq.producer() as producer:
         with pytest.raises(ConfigurationError, match=reason):
             producer.pipeline(on_result=on_result)
+
+
+# -- copies of messages of other clients -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("tag", [" x ", "a||b", "*", "a > 5"])
+@ways
+async def test_a_copy_keeps_a_tag_that_another_client_gave(
+    mq: Embedded, way: Way, tag: str
+) -> None:
+    topic, other = await new_topic(mq), await new_topic(mq)
+    async with mq.producer() as producer:
+        await producer.send(Copy(topic, b"x", "k", tag, {"a": "b"}))
+        (received,) = await arrived(mq, topic)
+        await way(producer, received.copy_to(other))
+    (copied,) = await arrived(mq, other)
+    assert (copied.key, copied.tag, copied.properties) == ("k", tag, {"a": "b"})

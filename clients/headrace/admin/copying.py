@@ -22,14 +22,14 @@ from headrace.admin.output import time_text
 from headrace.consumer.pull import PullConsumer
 from headrace.consumer.subscription import ALL
 from headrace.errors import InvalidMessage
-from headrace.messages import Message
+from headrace.messages import Copy
 from headrace.producer.producer import Producer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from typing import BinaryIO
 
-    from headrace.messages import MessageBatch, ReceivedMessage
+    from headrace.messages import Message, MessageBatch, ReceivedMessage
     from headrace_protocol.bodies import MessageQueue
 
 ORIGIN_ID = "origin_message_id"
@@ -156,7 +156,7 @@ def _copy(message: ReceivedMessage, topic: str) -> Message:
     try:
         times = time_text(message.born_timestamp_ms), time_text(message.store_timestamp_ms)
         properties = _origin(message.message_id, *times) | message.properties
-        return Message(topic, message.body, message.key, message.tag, properties)
+        return Copy(topic, message.body, message.key, message.tag, properties)
     except UNREADABLE as error:
         queue = message.queue
         place = f"{queue.topic}/{queue.broker_name}/{queue.queue_id}@{message.queue_offset}"
@@ -296,7 +296,7 @@ def _of_line(line: bytes, topic: str, name: str) -> Original:
         raise CommandFailed(f"{name}: {place}@{row.queue_offset} was unreadable: {row.problem}")
     body = base64.b64decode(row.body_base64) if row.body_base64 else (row.body or "").encode()
     properties = _origin(row.message_id, row.born_time, row.store_time) | row.properties
-    message = Message(topic, body, row.key or "", row.tag or "", properties)
+    message = Copy(topic, body, row.key or "", row.tag or "", properties)
     try:
         message.check()
     except InvalidMessage as error:

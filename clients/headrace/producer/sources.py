@@ -124,6 +124,7 @@ def _are_columns(messages: list[Message], topic: str) -> bool:
         for message in messages
         if message.topic != topic
         or message.properties
+        or not message.checks_tag
         or message.delay_level is not NO_LEVEL
         or message.delay is not NO_DELAY
         or message.deliver_at is not None
