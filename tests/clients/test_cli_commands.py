@@ -80,6 +80,14 @@ def test_delays_that_cannot_be(topic: str, option: str, text: str, reason: str) 
     assert "set only one of them" in fail(2, "send", topic, "later", *two)
 
 
+def test_errors_name_the_options_of_the_command(topic: str) -> None:
+    assert fail(1, "send", topic, "later", "--delay", "400d").endswith(
+        "Choose an earlier time or a --delay-level\n"
+    )
+    reserved = fail(2, "send", topic, "x", "--property", "KEYS=key=5")
+    assert "use --key, --tag, --delay or --delay-level" in reserved
+
+
 def test_delays_are_properties_of_the_message() -> None:
     with scripted_in_thread(2) as (nameserver, broker):
         nameserver.answer(RequestCode.GET_ROUTEINFO_BY_TOPIC, route(broker))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 from headrace.errors import (
@@ -9,6 +10,7 @@ from headrace.errors import (
     ConfigurationError,
     ConnectFailed,
     ConnectionLost,
+    DelayRejected,
     HeadraceError,
     InvalidMessage,
     NameserverUnavailable,
@@ -37,6 +39,17 @@ _NAMESERVER_CODES = {
     RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER,
     RequestCode.DELETE_TOPIC_IN_NAMESRV,
 }
+
+
+# By the argument of ``Message``.
+_OPTIONS = {
+    "key": "--key",
+    "tag": "--tag",
+    "delay": "--delay",
+    "delay_level": "--delay-level",
+    "deliver_at": "--at",
+}
+_ARGUMENT = re.compile(rf"(?<![\w'\"-])({'|'.join(_OPTIONS)})=(?![\w'\"])")
 
 
 class CommandFailed(HeadraceError):
@@ -82,7 +95,12 @@ def report(error: BaseException) -> int:
 
 
 def _explained(error: BaseException) -> BaseException:
-    """The error of a server of another kind as what it is; other errors as they are."""
+    """The error of a server of another kind as what it is; other errors as they are.
+
+    Arguments of Python in the errors of messages become the command's options.
+    """
+    if isinstance(error, DelayRejected | InvalidMessage):
+        error.args = (_ARGUMENT.sub(lambda found: _OPTIONS[found[1]], str(error)),)
     if isinstance(error, NameserverUnavailable):
         suspects: dict[str, int] = {
             address: RequestCode.GET_ROUTEINFO_BY_TOPIC

@@ -106,7 +106,7 @@ class Assignment:
         """Take this member's first share, then keep it up to date in ``tasks``."""
         self._tasks = tasks
         # A rebalance that was cancelled by the end of an earlier block leaves something behind.
-        for left_behind in (self.process_queues, self._leaving, self._strays):
+        for left_behind in (self.process_queues, self._leaving, self._strays, self._untaken):
             left_behind.clear()
         self._seeks_retry_topic = False
         complete = await self._rebalance()
