@@ -36,7 +36,7 @@ from typing import (
 import anyio
 
 from headrace.admin.client import Admin as AsyncAdmin
-from headrace.config import check_limits
+from headrace.config import check_callback, check_limits
 from headrace.consumer.pull import PullConsumer as AsyncPullConsumer
 from headrace.consumer.push import Consumer as AsyncConsumer
 from headrace.errors import ClientClosed, ConfigurationError, OpenedBeforeFork
@@ -99,12 +99,13 @@ class _Blocking(Generic[Client_co]):
     def _enter_client(self, portal: BlockingPortal) -> None:
         client: Any = self._client
         _calling_thread.set(threading.current_thread())
+        self._portal = portal
         try:
             self._stack.enter_context(portal.wrap_async_context_manager(client))
         except BaseException:
+            self._portal = None
             self._stack.close()
             raise
-        self._portal = portal
         _open[self] = None
 
     def __exit__(
@@ -401,6 +402,11 @@ class Consumer(_Blocking[AsyncConsumer]):
 
     @_like(AsyncConsumer)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        for name in ("on_assigned", "on_revoked"):
+            if callback := kwargs.get(name):
+                check_callback(name, callback)
+                # In a thread, where they may call this client.
+                kwargs[name] = partial(anyio.to_thread.run_sync, callback)
         client = _Consumer(*args, **kwargs)
         super().__init__(client)
         assert client._inbox.returns is not None
@@ -432,6 +438,9 @@ class Consumer(_Blocking[AsyncConsumer]):
         self._client._inbox.put_back_all()
 
     failures = _on_loop(AsyncConsumer.failures)
+    pause = _on_loop(AsyncConsumer.pause)
+    resume = _on_loop(AsyncConsumer.resume)
+    seek = _on_loop(AsyncConsumer.seek)
     commit = _blocking(AsyncConsumer.commit)
     receive = _blocking(AsyncConsumer.receive)
     _messages = _on_loop(AsyncConsumer._messages)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
+from collections.abc import Awaitable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import anyio
 
+from headrace.config import check_callback
 from headrace.consumer.fetcher import Fetcher
 from headrace.consumer.locks import QueueLockClient
 from headrace.consumer.process_queue import Failure, Limits, ProcessQueue, long_failures
@@ -24,7 +26,7 @@ from headrace_protocol.headers import ConsumerGroupHeader
 from headrace_protocol.system_topics import RETRY_PREFIX
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from anyio.abc import TaskGroup
 
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
     from headrace.route import TopicRoute
     from headrace_protocol.bodies import MessageQueue
 
+    # A function of a queue; may be async.
+    OnQueue = Callable[[MessageQueue], object]
     CommitOffsets = Callable[[str, Mapping[MessageQueue, int]], Awaitable[None]]
 
 _log = logging.getLogger("headrace.consumer")
@@ -76,6 +80,8 @@ class Assignment:
         offsets: OffsetStore,
         limits: Limits,
         body_limits: BodyLimits,
+        on_assigned: OnQueue | None,
+        on_revoked: OnQueue | None,
     ) -> None:
         self.process_queues: dict[MessageQueue, ProcessQueue] = {}
         self.group_changed = anyio.Event()
@@ -98,6 +104,10 @@ class Assignment:
         # Queues that a renewal locked again although they were released meanwhile.
         self._strays: set[MessageQueue] = set()
         self._seeks_retry_topic = False
+        check_callback("on_assigned", on_assigned)
+        check_callback("on_revoked", on_revoked)
+        self._on_assigned = on_assigned
+        self._on_revoked = on_revoked
         # Queues of this member's share that it could not take over.
         self._untaken: dict[MessageQueue, Failure] = {}
         self._tasks: TaskGroup | None = None
@@ -174,7 +184,7 @@ class Assignment:
         complete = True
         asked: set[str] = set()
         failed: set[str] = set()
-        self._drop_lost_queues()
+        await self._drop_lost_queues()
         await self._unlock_strays()
         for subscription in self._subscriptions:
             try:
@@ -267,7 +277,7 @@ class Assignment:
         # A consumer that closes meanwhile has released its queues.
         for queue in self._served(held & asked - locked, failures) & self.process_queues.keys():
             # Another member already holds the queue, so there is nothing to commit.
-            self.process_queues.pop(queue).drop()
+            await self._lose(queue)
         for queue in sorted(locked - held):
             if self._served({queue}, failures):
                 await self._try_to_take_over(queue, subscription, failures, locked_at)
@@ -372,6 +382,7 @@ class Assignment:
         if self._ordered:
             process_queue.locked_until = locked_at + LOCK_TRUST_S
         self.process_queues[queue] = process_queue
+        await self._tell(self._on_assigned, "on_assigned", queue)
         assert self._tasks is not None
         self._tasks.start_soon(self._fetcher.run, process_queue, subscription)
 
@@ -405,6 +416,8 @@ class Assignment:
     async def _release(self, process_queues: list[ProcessQueue]) -> None:
         for process_queue in process_queues:
             process_queue.drop()
+        for process_queue in process_queues:
+            await self._tell(self._on_revoked, "on_revoked", process_queue.queue)
         try:
             await self._commit_confirmed(process_queues)
         finally:
@@ -450,7 +463,24 @@ class Assignment:
         except HeadraceError as error:
             _log.warning("group %s: some queues stay locked for a minute: %s", self._group, error)
 
-    def _drop_lost_queues(self) -> None:
+    async def _lose(self, queue: MessageQueue) -> None:
+        """Give up a queue that another member may have."""
+        if process_queue := self.process_queues.pop(queue, None):
+            process_queue.drop()
+            await self._tell(self._on_revoked, "on_revoked", queue)
+
+    async def _tell(self, callback: OnQueue | None, name: str, queue: MessageQueue) -> None:
+        """Call the user's callback; its error is logged, for the group continues."""
+        if callback is None or _is_retry(queue.topic):
+            return
+        try:
+            outcome = callback(queue)
+            if isinstance(outcome, Awaitable):
+                await outcome
+        except Exception:  # noqa: BLE001 - whatever the user's function raises
+            _log.exception("group %s: %s failed for %s", self._group, name, queue)
+
+    async def _drop_lost_queues(self) -> None:
         lost = [queue for queue, held in self.process_queues.items() if held.has_lost_lock]
         for queue in lost:
             self.process_queues.pop(queue).drop()

@@ -137,9 +137,12 @@ class Inbox:
 
     def _unfinished_of_this_user(self) -> Delivery | None:
         for delivery in self._held_by_this_user():
-            if delivery.has_more:
+            if delivery.has_more and delivery.process_queue.is_suspended:
+                self.yield_turn(delivery)
+            elif delivery.has_more:
                 return delivery
-            self.finish(delivery)
+            else:
+                self.finish(delivery)
         return None
 
     def is_handed_out(self, process_queue: ProcessQueue) -> bool:
@@ -175,10 +178,23 @@ class Inbox:
                 del self._handed_out[delivery]
                 if delivery.is_valid:
                     self._waiting.appendleft(process_queue.retry(delivery, offset))
-                    process_queue.suspended_until = anyio.current_time() + delay_s
+                    until = anyio.current_time() + delay_s
+                    process_queue.suspended_until = max(until, process_queue.suspended_until)
                 self._signal()
                 return True
         return False
+
+    def pause(self, process_queue: ProcessQueue) -> None:
+        """Hand out no more messages of a queue."""
+        process_queue.suspended_until = math.inf
+        for delivery in self._handed_out:
+            if delivery.process_queue is process_queue:
+                delivery.put_back()
+
+    def resume(self, process_queue: ProcessQueue) -> None:
+        """Hand out messages of a paused queue again."""
+        process_queue.suspended_until = -math.inf
+        self._signal()
 
     def yield_turn(self, delivery: Delivery) -> None:
         """Let other queues be handed out before the rest of a handed-out delivery."""
@@ -208,15 +224,14 @@ class Inbox:
         if self._ordered or not self._handed_out:
             return None
         longest = max(self._handed_out, key=attrgetter("remaining_count"))
-        return longest.process_queue.split(longest) if longest.has_more else None
+        if not longest.has_more or longest.process_queue.is_suspended:
+            return None
+        return longest.process_queue.split(longest)
 
     def _is_blocked(self, process_queue: ProcessQueue) -> bool:
-        """Whether a queue has to wait, for its current batch or until its retry."""
-        if not self._ordered:
-            return False
-        if process_queue.suspended_until > anyio.current_time():
-            return True
-        return self.is_handed_out(process_queue)
+        """Whether a queue has to wait: for its current batch, until its retry, or paused."""
+        is_busy = self._ordered and self.is_handed_out(process_queue)
+        return is_busy or process_queue.is_suspended
 
     async def _wait_for_change(self, until: float = math.inf) -> None:
         self._changed = self._changed or anyio.Event()
@@ -273,6 +288,8 @@ class Receiver:
         return self.delivery
 
     def _is_turn_over(self, delivery: Delivery) -> bool:
+        if delivery.process_queue.is_suspended:
+            return True
         is_ordered = delivery.process_queue.is_locked and delivery.has_more
         return is_ordered and anyio.current_time() - self._taken_at >= _TURN_S
 

@@ -205,6 +205,11 @@ class ProcessQueue:
         return self.locked_until is not None and anyio.current_time() >= self.locked_until
 
     @property
+    def is_suspended(self) -> bool:
+        """Whether no message may be handed out now: the queue is paused, or waits for a retry."""
+        return self.suspended_until > anyio.current_time()
+
+    @property
     def is_dropped(self) -> bool:
         """Whether the queue was released or lost; fetched messages are then not handed out."""
         return self._is_dropped or self.has_lost_lock
@@ -249,17 +254,16 @@ class ProcessQueue:
         self._signal_room()
 
     def retry(self, delivery: Delivery, offset: int) -> Delivery:
-        """Replace the first delivery by one that hands out the message at ``offset`` again."""
+        """Replace a delivery by one that hands out its messages from ``offset`` on again."""
         index = delivery.handed_out_count
         while index and delivery.batch.offset_at(index) > offset:
             index -= 1
         delivery.is_done = True
         delivery.put_back()
-        assert self._deliveries[0] is delivery
         self._message_count -= index
         again = Delivery(self, delivery.batch.part(index, len(delivery.batch)))
         again.record_bytes = delivery.record_bytes
-        self._deliveries[0] = again
+        self._deliveries[self._deliveries.index(delivery)] = again
         return again
 
     def split(self, delivery: Delivery) -> Delivery | None:

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from headrace.consumer.assignment import OnQueue
+    from headrace.consumer.process_queue import ProcessQueue
     from headrace.errors import HeadraceError
     from headrace_protocol.bodies import MessageQueue
     from headrace_protocol.connection import RequestReceived
@@ -78,6 +80,8 @@ class Consumer(Startable):
     max_attempts: after so many deliveries, ``message.retry`` sends a message to the group's dead
         letters; 17 by default, unlimited in an ordered consumer.
     retry_delay: seconds after which ``message.retry`` delivers a message again; see there.
+    on_assigned, on_revoked: called with each queue that this member gets, before its first message,
+        and loses, before its progress is committed; may be async. Not for the retry topic.
     queue_messages_max, queue_bytes_max: how much of each queue is fetched ahead.
     body_bytes_max: reading a compressed body that is larger when decompressed raises an error.
     batch_bytes_max: the same limit for all bodies of a batch, when they are read together.
@@ -113,6 +117,8 @@ class Consumer(Startable):
         queue_bytes_max: int = 16 * 1024 * 1024,
         body_bytes_max: int = BODY_BYTES_MAX,
         batch_bytes_max: int = BATCH_BYTES_MAX,
+        on_assigned: OnQueue | None = None,
+        on_revoked: OnQueue | None = None,
         connect: Connect = connect_tcp,
     ) -> None:
         group = check_group(group)
@@ -156,6 +162,8 @@ class Consumer(Startable):
             offsets=self._offsets,
             limits=Limits(queue_messages_max, queue_bytes_max),
             body_limits=BodyLimits(body_bytes_max, batch_bytes_max),
+            on_assigned=on_assigned,
+            on_revoked=on_revoked,
         )
         self._inbox.returns = NoReturns() if broadcast else self._retries(max_attempts, retry_delay)
 
@@ -288,6 +296,40 @@ class Consumer(Startable):
         queues that have failed for so long.
         """
         return self._assignment.failures(after_ms)
+
+    def pause(self, queues: Iterable[MessageQueue] | None = None) -> None:
+        """Hand out no messages of these assigned queues, or of all, until ``resume``.
+
+        Messages are still fetched ahead. A queue that is assigned again is not paused.
+        """
+        for process_queue in self._assigned(queues):
+            self._inbox.pause(process_queue)
+
+    def resume(self, queues: Iterable[MessageQueue] | None = None) -> None:
+        """End ``pause`` for these assigned queues, or for all."""
+        for process_queue in self._assigned(queues):
+            self._inbox.resume(process_queue)
+
+    def seek(self, queue: MessageQueue, offset: int) -> None:
+        """Continue from ``offset`` in an assigned queue; an offset out of range is corrected.
+
+        The group's progress moves there, too, also backwards.
+        """
+        (process_queue,) = self._assigned([queue])
+        process_queue.reset(offset)
+
+    def _assigned(self, queues: Iterable[MessageQueue] | None) -> list[ProcessQueue]:
+        """The assigned queues of those given. Raises ConfigurationError for another."""
+        self._instance.check_started("Consumer")
+        assigned = self._assignment.process_queues
+        if queues is None:
+            return list(assigned.values())
+        try:
+            return [assigned[queue] for queue in queues]
+        except KeyError as error:
+            raise ConfigurationError(
+                f"{error.args[0]} is not assigned to this member; see assignment and on_assigned"
+            ) from None
 
     async def commit(self) -> None:
         """Commit now and wait for confirmation; the current message or batch is included."""

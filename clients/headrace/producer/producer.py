@@ -41,9 +41,9 @@ class Producer(Startable):
         second; 0 makes a single attempt. A retry after a timeout can store a message twice: brokers
         do not detect duplicates.
     compress_from_bytes: compress bodies of this size and more (zlib); None disables compression.
-    on_check: ``async def on_check(message: ReceivedMessage) -> bool | None``, asked by brokers about
-        transactions of the group, also those of other processes, that nobody decided. Returns True
-        to commit the message, False to roll it back, None to be asked again later.
+    on_check: ``async def on_check(message: ReceivedMessage) -> bool | None``, asked by brokers
+        about transactions of the group, also those of other processes, that nobody decided.
+        Returns True to commit the message, False to roll it back, None to be asked again later.
 
     Messages with a key stay on the key's queue, even in retries; others go to the queues in turn,
     skipping brokers that failed recently. A broker creates a missing topic if its settings allow

@@ -1,0 +1,183 @@
+"""Members that pause and move within their queues, and hear which queues they get and lose."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+
+import headrace
+from headrace import Consumer, Message, MessageQueue, blocking
+from headrace.errors import ConfigurationError
+from tests.support.until import until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from trio.testing import MockClock
+
+    from headrace.embedded import Embedded
+
+pytestmark = pytest.mark.slow  # the mock clock waits for the broker's threads
+
+
+@pytest.fixture
+async def mq() -> AsyncIterator[Embedded]:
+    async with headrace.embedded(memory=True) as running:
+        yield running
+
+
+async def produce(mq: Embedded, count: int, *, queues: int = 1) -> None:
+    """Numbered messages, each queue in turn."""
+    async with mq.admin() as admin:
+        await admin.create_topic("T", queues=queues)
+    async with mq.producer() as producer:
+        targets = await producer.queues("T")
+        for number in range(count):
+            message = Message("T", b"%d" % number)
+            await producer.send(message, queue=targets[number % queues])
+
+
+async def take(consumer: Consumer, count: int) -> list[int]:
+    numbers: list[int] = []
+    async for message in consumer:
+        numbers.append(int(message.body))
+        if len(numbers) == count:
+            break
+    return numbers
+
+
+async def lag(mq: Embedded) -> int:
+    async with mq.admin() as admin:
+        return sum(queue.lag for queue in await admin.lag("g", "T"))
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+async def test_a_paused_member_gets_nothing_until_it_resumes(
+    mq: Embedded, autojump_clock: MockClock, *, ordered: bool
+) -> None:
+    await produce(mq, 10)
+    numbers = []
+    async with mq.consumer("g", "T", ordered=ordered) as consumer:
+        async for message in consumer.until(timeout_ms=60_000):
+            numbers.append(int(message.body))
+            if len(numbers) == 3:
+                consumer.pause()
+        assert numbers == [0, 1, 2]
+        assert await consumer.receive(timeout_ms=60_000) is None
+        await consumer.commit()
+        assert await lag(mq) == 7, "the third message was processed when the next was asked for"
+        consumer.resume()
+        assert await take(consumer, 7) == list(range(3, 10))
+    assert await lag(mq) == 0
+
+
+async def test_other_queues_continue_while_one_is_paused(
+    mq: Embedded, autojump_clock: MockClock
+) -> None:
+    await produce(mq, 20, queues=2)
+    async with mq.consumer("g", "T") as consumer:
+        first, second = [queue for queue in consumer.assignment if queue.topic == "T"]
+        consumer.pause([first])
+        found = [message async for message in consumer.until(timeout_ms=5000)]
+        assert {message.queue for message in found} == {second}
+        assert len(found) == 10
+        consumer.resume([first])
+        assert sorted(await take(consumer, 10)) == list(range(0, 20, 2))
+        consumer.pause([second])
+    assert await lag(mq) == 0
+
+
+async def test_a_member_moves_within_its_queue(mq: Embedded, autojump_clock: MockClock) -> None:
+    await produce(mq, 10)
+    async with mq.consumer("g", "T") as consumer:
+        queue = next(queue for queue in consumer.assignment if queue.topic == "T")
+        assert await take(consumer, 5) == list(range(5))
+        consumer.seek(queue, 8)
+        assert await take(consumer, 2) == [8, 9]
+        consumer.seek(queue, 3)
+        assert await take(consumer, 1) == [3]
+        await consumer.commit()
+        assert await lag(mq) == 6, "progress moves backwards, too"
+        other = MessageQueue("T", "broker-a", 7)
+        for call in (lambda: consumer.seek(other, 0), lambda: consumer.pause([other])):
+            with pytest.raises(ConfigurationError, match="not assigned to this member"):
+                call()
+
+
+async def test_members_hear_of_the_queues_that_they_get_and_lose(
+    mq: Embedded, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    await produce(mq, 8, queues=4)
+    events: list[tuple[str, str, int]] = []
+
+    async def assigned(queue: MessageQueue) -> None:
+        await trio.lowlevel.checkpoint()
+        events.append(("one", "+", queue.queue_id))
+
+    def revoked(queue: MessageQueue) -> None:
+        events.append(("one", "-", queue.queue_id))
+        raise KeyError("a bug of the program")
+
+    async with mq.consumer("g", "T", on_assigned=assigned, on_revoked=revoked) as one:
+        assert events == [("one", "+", number) for number in range(4)]
+        await take(one, 8)
+        await one.commit()
+        del events[:]
+        async with mq.consumer(
+            "g", "T", on_assigned=lambda queue: events.append(("two", "+", queue.queue_id))
+        ):
+            await until(lambda: len(events) >= 4)
+            lost = {number for who, what, number in events if (who, what) == ("one", "-")}
+            assert {number for who, _, number in events if who == "two"} == lost
+            assert len(lost) == 2
+        del events[:]
+    assert len([event for event in events if event[1] == "-"]) >= 2
+    assert "on_revoked failed for MessageQueue(topic='T'" in caplog.text
+    assert await lag(mq) == 0
+
+
+async def test_on_assigned_may_choose_the_start(mq: Embedded, autojump_clock: MockClock) -> None:
+    await produce(mq, 10)
+
+    def move(queue: MessageQueue) -> None:
+        consumer.seek(queue, 7)
+
+    consumer = mq.consumer("g", "T", on_assigned=move)
+    async with consumer:
+        assert await take(consumer, 3) == [7, 8, 9]
+    with pytest.raises(ConfigurationError, match="on_revoked='no'"):
+        mq.consumer("g", "T", on_revoked="no")
+
+
+@pytest.fixture
+def threaded() -> Iterator[Embedded]:
+    with headrace.embedded() as running:
+        yield running
+
+
+def test_the_functions_of_a_blocking_member_may_call_it(threaded: Embedded) -> None:
+    where: dict[str, Any] = {"nameserver": threaded.nameserver}
+    with blocking.Admin(**where) as admin:
+        admin.create_topic("T", queues=1)
+    with blocking.Producer(**where) as producer:
+        producer.send_many([b"%d" % number for number in range(10)], topic="T")
+    lost: list[MessageQueue] = []
+    consumer = blocking.Consumer(
+        "g",
+        "T",
+        on_assigned=lambda queue: consumer.seek(queue, 8),
+        on_revoked=lost.append,
+        **where,
+    )
+    with consumer:
+        assert [message.body for message in consumer.until(timeout_ms=500)] == [b"8", b"9"]
+        consumer.seek(consumer.assignment[-1], 9)
+        consumer.pause()
+        assert consumer.receive(timeout_ms=100) is None
+        consumer.resume()
+        batch = consumer.receive(timeout_ms=10_000)
+        assert batch is not None
+        assert batch.values() == [b"9"]
+    assert [queue.topic for queue in lost] == ["T"]
