@@ -15,6 +15,7 @@ from headrace_protocol.bodies import BrokerData, ClusterInfo, KVTable
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.departed import DepartedBroker
 from headrace_protocol.serving import Reply
+from tests.support.broker import BrokerUnderTest
 from tests.support.cli import headrace
 from tests.support.documents import ROOT
 from tests.support.running_brokers import brokers
@@ -142,6 +143,20 @@ def test_many_topics_are_a_few_names() -> None:
     assert departed.problem.startswith("it left at 1970-")
     assert topics.name == "T0, T1, T10, T11, T2, T3, T4, T5, and 4 more"
     assert groups.name == "g"
+
+
+async def test_a_store_that_a_failed_flush_has_closed_is_a_row(tmp_path: Path) -> None:
+    broker = BrokerUnderTest(tmp_path)
+    info = KVTable.decode(broker.ask(RequestCode.GET_BROKER_RUNTIME_INFO).body).table
+    assert broker_rows("a:0", info, broker.clock.ms) == []
+    broker.store.flusher.stop_writing("a flush failed")
+    broker.clock.ms += 10_000
+    info = KVTable.decode(broker.ask(RequestCode.GET_BROKER_RUNTIME_INFO).body).table
+    store, clock = broker_rows("a:0", info, broker.clock.ms - 10_000)
+    assert (store.role, clock.role) == ("store", "clock")
+    assert "it refuses every send since " in store.problem
+    assert "a flush failed" in store.problem
+    broker.close()
 
 
 async def problems(nameserver: str) -> dict[str, tuple[str, str]]:

@@ -26,6 +26,7 @@ from headrace_broker.inner.saving import save_at_intervals
 from headrace_broker.inner.waiting import RECORDS_AT_ONCE, Unreadable, Waiting, WaitingQueue
 from headrace_broker.inner.writer import RETRY_S
 from headrace_broker.schedule.levels import DelayDemand
+from headrace_protocol.outages import Outages
 from headrace_protocol.system_topics import HALF_TOPIC, SCHEDULE_TOPIC
 
 if TYPE_CHECKING:
@@ -182,12 +183,14 @@ class Schedule:
 
     async def run(self) -> None:
         """Deliver what is due until cancelled."""
+        outages, place = Outages(log.error), "the queues of delayed messages"
         while True:
             self._asked = trio.Event()
             try:
                 wait_s = await self.deliver_due()
+                outages.worked(place)
             except OSError as error:
-                log.error("delayed messages can't be read, retrying", reason=str(error))
+                outages.failed(place, error)
                 wait_s = RETRY_S
             with trio.move_on_after(wait_s):
                 await self._asked.wait()

@@ -43,6 +43,7 @@ from headrace_protocol.message import (
     tags_code_of,
     with_properties,
 )
+from headrace_protocol.outages import Outages
 from headrace_protocol.system_topics import TIMER_TOPIC
 
 if TYPE_CHECKING:
@@ -224,11 +225,13 @@ class Timers:
 
     async def run(self) -> None:
         """Deliver what is due until cancelled."""
+        outages, place = Outages(log.error), "the queue of timers"
         while True:
             try:
                 await self._turn()
+                outages.worked(place)
             except OSError as error:
-                log.error("timers can't be read, retrying", reason=str(error))
+                outages.failed(place, error)
                 await trio.sleep(RETRY_S)
 
     async def run_saving(self) -> None:

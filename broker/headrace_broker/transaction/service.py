@@ -37,6 +37,7 @@ from headrace_broker.transaction.halves import (
 )
 from headrace_broker.transaction.rebuild import Progress, open_half, rebuilt
 from headrace_broker.transaction.table import HALF_BYTES, HalfTable, OpenHalf
+from headrace_protocol.outages import Outages
 from headrace_protocol.system_topics import (
     CHECK_MAX_TIME_TOPIC,
     HALF_TOPIC,
@@ -72,6 +73,7 @@ _HALVES_AT_ONCE: Final = 32
 _BEHIND_MAX: Final = 10_000
 _BEHIND_FACTOR: Final = 10
 _MARK_NAME = "transaction"
+_HALVES: Final = "the queue of half messages"
 _HOUR_MS: Final = 3_600_000
 
 
@@ -115,6 +117,7 @@ class Transactions:
         self._channels = channels
         self._budget = budget
         self._host_log = host_log
+        self._outages = Outages(log.error)
         self._halves = WaitingQueue(store, HALF_TOPIC, 0)
         self._ops = WaitingQueue(store, OP_HALF_TOPIC, 0)
         self.demand = HalfDemand(lambda: config.reject_transaction_message, self.admit)
@@ -158,8 +161,9 @@ class Transactions:
             await trio.sleep(self._config.transaction_check_interval / 1000)
             try:
                 await self.check()
+                self._outages.worked(_HALVES)
             except OSError as error:
-                log.error("half messages can't be read, retrying", reason=str(error))
+                self._outages.failed(_HALVES, error)
 
     async def run_looking(self) -> None:
         """Look at halves as soon as many are new, until cancelled, so that they count soon."""
@@ -168,8 +172,9 @@ class Transactions:
             self._must_look = trio.Event()
             try:
                 await self._look()
+                self._outages.worked(_HALVES)
             except OSError as error:
-                log.error("half messages can't be read, retrying", reason=str(error))
+                self._outages.failed(_HALVES, error)
                 await trio.sleep(RETRY_S)
 
     async def run_writing(self) -> None:
