@@ -13,19 +13,23 @@ import pytest
 import trio
 import trio.testing
 
+from headrace_broker.consumer.groups import MEMBER_LIFE_MS, Member
 from headrace_broker.consumer.locks import LOCK_LIFE_MS
+from headrace_broker.consumer.long_polling import HeldRequest
 from headrace_broker.consumer.unconsumed import UnconsumedOffsets
 from headrace_broker.host_budget import HostBudget
 from headrace_broker.parts import Pace
 from headrace_broker.timer.arrivals import TIMER, Arrivals, key_hash
 from headrace_broker.transaction.halves import Decision
 from headrace_broker.transaction.table import OpenHalf
-from headrace_broker.upkeep import expire_locks
+from headrace_broker.upkeep import ClientExpiry, expire_locks
 from headrace_daemon.slices import in_slices
-from headrace_protocol.bodies import MessageQueue, SubscriptionGroupConfig
+from headrace_protocol.bodies import ConsumerData, MessageQueue, SubscriptionGroupConfig
 from headrace_protocol.codes import RequestCode
+from headrace_protocol.command import Command
 from headrace_protocol.headers import CloneGroupOffsetHeader, GetByKeyHeader, ResetOffsetHeader
 from headrace_protocol.key_lookup import NoRecord, WantedKey, decode_found, encode_keys
+from headrace_protocol.serving import Request
 from tests.support.broker import BrokerUnderTest
 from tests.support.channel import MemoryChannel
 from tests.support.memory import HOST
@@ -158,12 +162,11 @@ async def test_locks(paced: BrokerUnderTest, autojump_clock: trio.testing.MockCl
     locks = paced.locks
     locks._budget = HostBudget(1 << 40)
     queues = [MessageQueue("t", "b", number) for number in range(1000)]
+    for client in range(COUNT // 1000):
+        locks.lock(f"g{client % 10}", f"c{client}", queues, paced.clock.steady_ms(), HOST)
+        locks.lock(f"h{client}", f"c{client}", queues, paced.clock.steady_ms(), HOST)
+        locks.left(f"h{client}", f"c{client}")
     async with running(paced, lambda: expire_locks(paced.consumers, paced.clock)) as steps:
-        for client in range(COUNT // 1000):
-            locks.lock(f"g{client % 10}", f"c{client}", queues, paced.clock.steady_ms(), HOST)
-            locks.lock(f"h{client}", f"c{client}", queues, paced.clock.steady_ms(), HOST)
-            locks.left(f"h{client}", f"c{client}")
-            await trio.lowlevel.checkpoint()
         await trio.sleep(5)
         paced.clock.ms += LOCK_LIFE_MS + 1
         await trio.sleep(5)
@@ -178,11 +181,9 @@ async def test_offsets_of_many_groups(
     paced: BrokerUnderTest, autojump_clock: trio.testing.MockClock
 ) -> None:
     offsets = paced.offsets
+    for number in range(COUNT):
+        offsets.commit(f"g{number}", f"t{number % 100}", 0, 1)
     async with running(paced, lambda: offsets.run(lambda: 1.0)) as steps:
-        for number in range(COUNT):
-            offsets.commit(f"g{number}", f"t{number % 100}", 0, 1)
-            if not number % 100:
-                await trio.lowlevel.checkpoint()
         await trio.sleep(3)
     assert steps.most_ms < STEP_MS, steps
 
@@ -191,11 +192,9 @@ async def test_offsets_of_many_queues(
     paced: BrokerUnderTest, autojump_clock: trio.testing.MockClock
 ) -> None:
     offsets = paced.offsets
+    for number in range(10 * COUNT):
+        offsets.commit(f"g{number % 15}", "t", number // 15, 1)
     async with running(paced, lambda: offsets.run(lambda: 1.0)) as steps:
-        for number in range(10 * COUNT):
-            offsets.commit(f"g{number % 15}", "t", number // 15, 1)
-            if not number % 5:
-                await trio.lowlevel.checkpoint()
         await trio.sleep(3)
         offsets.commit("g0", "t", 0, 2)
         await trio.sleep(3)
@@ -262,4 +261,59 @@ async def test_a_key_in_any_queue_of_a_wide_topic(paced: BrokerUnderTest) -> Non
         await trio.testing.wait_all_tasks_blocked()
     ((answer, body),) = channel.replies()
     assert (answer.code, decode_found(1, body)) == (0, [NoRecord.NEVER])
+    assert steps.most_ms < STEP_MS, steps
+
+
+# -- clients ---------------------------------------------------------------------------------------
+
+
+class Held(HeldRequest):
+    """A request that waits until its deadline."""
+
+    def try_answer(self, *, may_wait: bool) -> bool:
+        return not may_wait
+
+
+async def test_held_requests_that_expire_together(
+    paced: BrokerUnderTest, autojump_clock: trio.testing.MockClock
+) -> None:
+    paced.create_topic("t", 1)
+    queue, channel = paced.store.queue("t", 0), MemoryChannel()
+    pulled = Request(channel, 0, Command(RequestCode.PULL_MESSAGE), b"", 0)
+    async with running(paced, paced.long_polling.run) as steps:
+        for number in range(COUNT):
+            paced.long_polling.hold(Held(pulled, 0, 10), (queue,), 2.0)
+            if not number % 100:
+                await trio.lowlevel.checkpoint()
+        paced.long_polling.arrived((queue,))
+        await trio.sleep(5)
+    assert paced.long_polling.held_count == 0
+    assert steps.most_ms < STEP_MS, steps
+
+
+async def test_members_whose_heartbeats_stop(
+    paced: BrokerUnderTest, autojump_clock: trio.testing.MockClock
+) -> None:
+    for number in range(COUNT // 2):  # of a consumer group and a producer group each
+        member, now_ms = Member(MemoryChannel(), f"c{number}", "JAVA", 0), paced.clock.steady_ms()
+        paced.producers.heartbeat(member, f"p{number % 10}", now_ms)
+        paced.consumers.heartbeat(member, ConsumerData(group_name=f"g{number % 10}"), now_ms)
+    expiry = ClientExpiry(paced.consumers, paced.producers, paced.changes, paced.clock)
+    async with running(paced, expiry.run) as steps:
+        paced.clock.ms += 10 * MEMBER_LIFE_MS
+        await trio.sleep(60)
+    assert paced.producers.member_count == 0
+    assert paced.consumers.names() == []
+    assert steps.most_ms < STEP_MS, steps
+
+
+async def test_a_look_at_all_pulls(
+    paced: BrokerUnderTest, autojump_clock: trio.testing.MockClock
+) -> None:
+    watch = paced.parts.pull_watch
+    for number in range(COUNT):
+        watch.last_pull(f"g{number % 100}", f"t{number % 1000}", number // 1000)
+    async with running(paced, watch.run) as steps:
+        await trio.sleep(60)
+    assert watch._pulls == {}  # none of the groups has a member
     assert steps.most_ms < STEP_MS, steps
