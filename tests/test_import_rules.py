@@ -96,10 +96,12 @@ MAY_IMPORT = {
     "headrace_broker.consumer": SERVICE,
     "headrace_broker.metrics": SERVICE
     | {
+        "headrace_broker.compaction.metrics",
         "headrace_broker.config",
         "headrace_broker.consumer",
         "headrace_broker.frame_loop",
         "headrace_broker.queue_directory",
+        "headrace_broker.static_topics",
         "headrace_broker.statistics",
         "headrace_broker.tiered.access",
         "headrace_broker.topics",

@@ -32,6 +32,7 @@ from headrace_broker.health import Health
 from headrace_broker.host_budget import HostBudget
 from headrace_broker.message_demands import Demand, MessageDemands
 from headrace_broker.metrics.broker_metrics import ServingMetrics, StoreMetrics, TrafficMetrics
+from headrace_broker.metrics.feature_metrics import CompactionMetrics, StaticTopicMetrics
 from headrace_broker.metrics.lag import GroupMetrics
 from headrace_broker.metrics.tier_metrics import TierMetrics
 from headrace_broker.metrics.timed_frames import TimedFrameLoop
@@ -593,6 +594,8 @@ def collectors(parts: Parts) -> tuple[Collect, ...]:
         StoreMetrics(store),
         TrafficMetrics(parts.statistics, topics),
         GroupMetrics(store, topics, parts.directory, offsets, consumers, unconsumed),
+        CompactionMetrics(parts.compaction.totals),
+        StaticTopicMetrics(parts.static),
         *(() if parts.tier is None else (TierMetrics(parts.tier.state),)),
     )
 

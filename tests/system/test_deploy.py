@@ -42,6 +42,11 @@ def free_ports(count: int) -> list[int]:
         return ports
 
 
+def used_bytes(folder: Path) -> int:
+    """What the files of a folder take on their disk."""
+    return sum(path.stat().st_blocks * 512 for path in folder.rglob("*"))
+
+
 @pytest.mark.slow
 def test_the_local_cluster_comes_up_and_goes_down(tmp_path: Path) -> None:
     nameserver_port, broker_port, _ = free_ports(3)
@@ -66,6 +71,8 @@ def test_the_local_cluster_comes_up_and_goes_down(tmp_path: Path) -> None:
         assert run("send", "t", stdin="1\n2\n3\n4\n", nameserver=nameserver).returncode == 0
         printed = run("consume", "t", nameserver=nameserver).stdout
         assert sorted(printed.split()) == ["1", "2", "3", "4"]
+        # Two brokers with next to no messages.
+        assert used_bytes(tmp_path) < 300 << 20
         assert listens_on(nameserver_port) == {"0100007F"}
         kill_broker(tmp_path / "broker-1.conf")
         assert cluster.stderr is not None

@@ -85,6 +85,9 @@ def daemons(folder: Path) -> Iterator[tuple[Daemon, Daemon]]:
             namesrvAddr=nameserver.address,
             storePathRootDir=folder / "store",
             mappedFileSizeCommitLog=1 << 24,
+            messageStorePlugIn="tieredstore",
+            tieredBackendServiceProvider="posix",
+            tieredStoreFilePath=folder / "tier",
         )
         yield nameserver, broker
     finally:

@@ -59,7 +59,7 @@ class Compaction:
         self.logic_queues = logic_queues
         self._message_bytes_max = config.max_message_size
         self._record_bytes_max = sizes.record_bytes_max
-        self._totals = RunTotals()
+        self.totals = RunTotals()
         self._positions = PositionCheckpoint(store.root, store.fs)
         self.queues = CompactedQueues(store, topics, sizes, self._positions)
         self.demand = KeyDemand(topics.get, sizes.record_bytes_max, logic_queues)
@@ -96,7 +96,7 @@ class Compaction:
             config,
             store.clock.now_ms,
             Random(),
-            self._totals,
+            self.totals,
         )
         return compactor, schedule
 
@@ -120,7 +120,7 @@ class Compaction:
 
     def runtime_info(self) -> dict[str, str]:
         """For GET_BROKER_RUNTIME_INFO."""
-        return self._totals.runtime_info() | self.index_builds.runtime_info()
+        return self.totals.runtime_info() | self.index_builds.runtime_info()
 
     def find_check(self, topic: str, queue_id: int) -> KeyCheck | None:
         """The quick check of a queue; None where a single message may be too large."""

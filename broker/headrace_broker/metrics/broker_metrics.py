@@ -87,6 +87,10 @@ class StoreMetrics:
         samples.add(table.RING_FILL, store.ring_fill)
         for taker, count in store.behind_rows.items():
             samples.add(table.TAKER_BEHIND, count, taker)
+        for follower in self._store.followers.statistics():
+            samples.add(table.FOLLOWER_BEHIND, follower.behind_messages, follower.name)
+            samples.add(table.FOLLOWER_BEHIND_SECONDS, follower.behind_seconds, follower.name)
+            samples.add(table.FOLLOWER_FAILING, follower.problem_seconds, follower.name)
         samples.add(table.REMOVED_FILES, store.cleaner.removed_files)
         samples.add_histogram(table.FLUSH_SECONDS, self._flushes)
         yield None

@@ -165,6 +165,54 @@ TIER_METRICS = (
     TIER_CACHE_HIT,
 )
 
+FOLLOWER_BEHIND = Metric(
+    "headrace_follower_behind_messages",
+    "gauge",
+    "Messages that compaction, the tier and others have yet to copy from the log",
+    ("follower",),
+)
+FOLLOWER_BEHIND_SECONDS = Metric(
+    "headrace_follower_behind_seconds",
+    "gauge",
+    "Time for which a follower has not caught up with the log",
+    ("follower",),
+)
+FOLLOWER_FAILING = Metric(
+    "headrace_follower_failing_seconds",
+    "gauge",
+    "Time for which a follower has failed; 0 if it works",
+    ("follower",),
+)
+COMPACTION_RUNS = Metric(
+    "headrace_compaction_runs_total", "counter", "Runs of compaction that have ended"
+)
+COMPACTION_FAILURES = Metric(
+    "headrace_compaction_failures_total", "counter", "Runs of compaction that have failed"
+)
+COMPACTION_SECONDS = Metric("headrace_compaction_seconds_total", "counter", "Time of all runs")
+COMPACTION_DROPPED = Metric(
+    "headrace_compaction_dropped_messages_total", "counter", "Messages that runs have removed"
+)
+COMPACTION_WRITTEN = Metric(
+    "headrace_compaction_written_bytes_total", "counter", "Bytes that runs have written"
+)
+STATIC_LED = Metric(
+    "headrace_static_queues_led", "gauge", "Queues of static topics that this broker leads"
+)
+STATIC_READS = Metric(
+    "headrace_static_remote_reads_total",
+    "counter",
+    "Reads of queues of static topics that another broker answered for this one",
+)
+STATIC_BYTES = Metric(
+    "headrace_static_remote_bytes_total", "counter", "Bytes that other brokers answered"
+)
+STATIC_FORWARDED = Metric(
+    "headrace_static_forwarded_requests_total",
+    "counter",
+    "Requests passed on to the leader of a queue",
+)
+
 BROKER_METRICS = (
     MESSAGES_IN,
     BYTES_IN,
@@ -196,6 +244,18 @@ BROKER_METRICS = (
     TAKER_BEHIND,
     REMOVED_FILES,
     HELD_PULLS,
+    FOLLOWER_BEHIND,
+    FOLLOWER_BEHIND_SECONDS,
+    FOLLOWER_FAILING,
+    COMPACTION_RUNS,
+    COMPACTION_FAILURES,
+    COMPACTION_SECONDS,
+    COMPACTION_DROPPED,
+    COMPACTION_WRITTEN,
+    STATIC_LED,
+    STATIC_READS,
+    STATIC_BYTES,
+    STATIC_FORWARDED,
     OMITTED,
 )
 
