@@ -174,7 +174,7 @@ def test_a_copy_of_a_copy_names_the_first(names: tuple[str, str], clusters: Any)
     [
         ({"problem": "codec missing"}, "was unreadable: codec missing"),
         ({"body": ""}, "a body of 0 bytes"),
-        ({"body": "x", "tag": "a||b"}, "tag"),
+        ({"body": "x", "tag": "a\x01b"}, "tag"),
     ],
 )
 def test_a_line_that_is_no_message_is_named(
