@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import threading
 from random import Random
@@ -53,9 +54,18 @@ class Store:
         self.throttle = Throttle(lambda: 0, lambda: False)
         self.during: Callable[[], None] = lambda: None
         self.after: Callable[[], None] = lambda: None
+        self.free_bytes = 1 << 40
         self.compactor = Compactor(
-            cast("CompactedQueues", self), self.positions, self.run, self.throttle
+            cast("CompactedQueues", self),
+            self.positions,
+            self.run,
+            self.throttle,
+            self.require_free,
         )
+
+    def require_free(self, byte_count: int) -> None:
+        if byte_count > self.free_bytes:
+            raise OSError(errno.ENOSPC, f"{byte_count} bytes may be needed")
 
     def all(self) -> dict[tuple[str, int], Any]:
         return {NAME: self.queue} if self.queue else {}
@@ -169,6 +179,20 @@ def test_markers_are_dropped_without_new_messages(tmp_path: Path) -> None:
     assert store.compact(3_001) is not None
     assert offsets(store.entries) == [2]
     assert store.compact(9_000) is None
+
+
+def test_a_run_that_might_not_fit_does_not_begin(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    fill(store.log, some(100))
+    size = sum(segment.log_end for segment in store.log.segments)
+    began: list[int] = []
+    store.during = lambda: began.append(1)
+    store.free_bytes = size - 1
+    with pytest.raises(OSError, match=f"{size} bytes may be needed"):
+        store.compact(is_forced=True)
+    assert not began
+    store.free_bytes = size
+    assert store.compact(is_forced=True) is not None
 
 
 def test_a_full_disk_gets_its_space_back(tmp_path: Path) -> None:

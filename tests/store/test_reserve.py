@@ -6,7 +6,7 @@ import errno
 import os
 from pathlib import Path
 from shutil import rmtree
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -134,7 +134,7 @@ def test_a_start_reads_no_hole_through_a_map(
 ) -> None:
     """On a tmpfs such a read allocates the page, and kills the process if there is none."""
     root = SHM / f"headrace-{os.getpid()}-{tmp_path_factory.mktemp('holes').name}-{is_clean}"
-    sizes = {
+    sizes: dict[str, Any] = {
         "consume_queue_file_bytes": 20 << 17,
         "commit_log_file_bytes": 1 << 20,
         "index_slot_count": 100_000,

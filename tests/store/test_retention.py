@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace_broker.store.disk_room import DiskRoom
 from headrace_broker.store.files.filesystem import DiskUsage
 from headrace_broker.store.retention.growth import SPAN_MIN_S, WINDOW_S, Growth
 from headrace_broker.store.retention.rules import (
@@ -18,7 +21,11 @@ from headrace_broker.store.retention.rules import (
     LogFile,
     plan_clean,
 )
-from headrace_broker.store.settings import Retention
+from headrace_broker.store.settings import Retention, StoreSettings
+from tests.support.stores import FaultyFiles
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 HOUR_MS = 3_600_000
 NOW_MS = 1_700_000_000_000
@@ -210,3 +217,37 @@ def test_only_the_last_hour_counts() -> None:
     for second in range(int(WINDOW_S), int(3 * WINDOW_S), 60):
         growth.add(float(second), int(WINDOW_S))
     assert growth.bytes_per_s == 0.0
+
+
+def test_work_that_makes_room_needs_free_bytes_above_the_limits_too(tmp_path: Path) -> None:
+    files = FaultyFiles()
+    files.disk_usage = partial(use, 990)  # type: ignore[method-assign]
+    room = DiskRoom(StoreSettings(root=tmp_path), files)
+    room.require_free(10)
+    with pytest.raises(OSError, match="11 bytes may be needed, and the disk has 10: make room"):
+        room.require_free(11)
+
+
+def test_a_refusal_above_the_limit_lasts_until_much_is_free(tmp_path: Path) -> None:
+    files = FaultyFiles()
+    room = DiskRoom(StoreSettings(root=tmp_path, retention=RETENTION), files)
+    for used, is_refused in [(900, False), (901, True), (870, True), (850, False), (890, False)]:
+        files.disk_usage = partial(use, used)  # type: ignore[method-assign]
+        assert (room.problem(0) is not None) is is_refused, used
+
+
+def test_a_file_that_does_not_fit_is_refused_until_it_does(tmp_path: Path) -> None:
+    files = FaultyFiles()
+    room = DiskRoom(StoreSettings(root=tmp_path, retention=RETENTION), files)
+    made: list[int] = []
+    files.disk_usage = partial(use, 890)  # type: ignore[method-assign]
+    with pytest.raises(OSError, match=r"89\.0% full, and 11 bytes more would exceed 90%"):
+        room.claim(11, lambda: made.append(11))
+    assert (room.wanted_bytes, room.is_tight, made) == (11, True, [])
+    files.disk_usage = partial(use, 600)  # type: ignore[method-assign]
+    room.retry()
+    assert (room.wanted_bytes, room.is_tight, made) == (0, False, [11])
+
+
+def use(used_bytes: int, _path: Path) -> DiskUsage:
+    return DiskUsage(used_bytes, 1000 - used_bytes)

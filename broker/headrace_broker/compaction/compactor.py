@@ -60,7 +60,8 @@ class _Plan(NamedTuple):
 class Compactor:
     """Compacts queues, at most one run for a queue at a time; ``run`` may take long.
 
-    runner: runs a task, such as ``worker.run_in_process``.
+    runner: runs a task, such as ``worker.run_in_process``. require_free: raises OSError unless the
+    disk has so many bytes free, for what a run writes before it removes what it read.
     """
 
     def __init__(
@@ -69,8 +70,10 @@ class Compactor:
         positions: PositionCheckpoint,
         runner: Runner,
         throttle: Throttle,
+        require_free: Callable[[int], None],
     ) -> None:
         self._queues = queues
+        self._require_free = require_free
         self._positions = positions
         self._runner = runner
         self._throttle = throttle
@@ -99,6 +102,7 @@ class Compactor:
                 return None
             self._busy.add(request.name)
         try:
+            self._require_free(sum(segment.log_end for segment in plan.segments))
             return self._run(request, plan)
         finally:
             self._busy.discard(request.name)

@@ -86,7 +86,8 @@ class Compaction:
     ) -> tuple[Compactor, CompactionSchedule]:
         store = self._store
         runner = run_in_process if store.use_threads else partial(run_here, fs=store.fs)
-        compactor = Compactor(self.queues, self._positions, runner, throttle)
+        require_free = store.commit_log.room.require_free
+        compactor = Compactor(self.queues, self._positions, runner, throttle, require_free)
         schedule = CompactionSchedule(
             self.queues,
             compactor,

@@ -91,6 +91,13 @@ class DiskRoom:
         if problem is not None:
             raise OSError(errno.ENOSPC, problem)
 
+    def require_free(self, byte_count: int) -> None:
+        """Raise OSError unless so much is free, above the limits too: for work that makes room."""
+        usable_bytes = self.usage().usable_bytes
+        if usable_bytes < byte_count:
+            reason = f"{byte_count} bytes may be needed, and the disk has {usable_bytes}: make room"
+            raise OSError(errno.ENOSPC, reason)
+
     def retry(self) -> None:
         """Allocate what found no room; in any thread. Raises OSError."""
         if self._unmet is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from headrace_broker.store.log.commit_log import CommitLog
     from headrace_broker.store.queues.consume_queue import ConsumeQueue
     from headrace_broker.store.retention.disk_forecast import LowestUnconsumed, NeededRecord
-    from headrace_broker.store.retention.rules import CleanPlan
+    from headrace_broker.store.retention.rules import CleanPlan, Reason
     from headrace_broker.store.retention.topic_floors import TopicLimit
     from headrace_broker.store.settings import Retention, StoreSettings
     from headrace_broker.store.store_queue import StoreQueue
@@ -51,6 +52,7 @@ _FREE_BYTES: Final = 16 << 20
 # Between two rounds on request; a share of the time that rounds may take.
 _PAUSE_S: Final = 0.1
 _ROUNDS_SHARE: Final = 0.1
+_LOG_EVERY_S: Final = 10.0
 _Result = TypeVar("_Result")
 
 
@@ -113,7 +115,9 @@ class Cleaner:
         self._log_min_cleaned = -1
         self._requested_rounds = 0
         self._removed_files = 0
-        self._held_logged_s = -math.inf
+        self._held_logged_s = self._removal_logged_s = -math.inf
+        # Files removed since the last line about them, by reason.
+        self._unlogged: Counter[Reason] = Counter()
 
     async def begin(self) -> None:
         """Raise floors before the first round, so a restart shows no expired messages again."""
@@ -252,11 +256,15 @@ class Cleaner:
             )
 
     def _report(self, plan: CleanPlan) -> None:
-        if plan.reasons:
-            first = self.commit_log.files.files[0].path.name
-            by_disk = plan.reasons.count("disk")
-            log.info("removing log files", count=len(plan.reasons), first=first, by_disk=by_disk)
         now_s = trio.current_time()
+        self._unlogged.update(plan.reasons)
+        # On a disk that is short of room files go one by one.
+        if self._unlogged and now_s >= self._removal_logged_s + _LOG_EVERY_S:
+            self._removal_logged_s = now_s
+            first = self.commit_log.files.files[0].path.name
+            count, by_disk = self._unlogged.total(), self._unlogged["disk"]
+            log.info("removing log files", count=count, next=first, by_disk=by_disk)
+            self._unlogged.clear()
         oldest = self._disk_forecast.oldest or self._oldest_followed()
         if plan.held_back and oldest and now_s >= self._held_logged_s + ALARM_EVERY_S:
             self._held_logged_s = now_s
