@@ -167,6 +167,10 @@ class BrokerConfig(TierConfig):
         lambda: Path.home() / "store",
         "Directory of the store, by default ~/store; its parent must exist.",
     )
+    expect_store: bool = _setting(
+        False,
+        "Refuse to start without a store, as with its disk unmounted; for later starts.",
+    )
     store_path_commit_log: Path | None = _setting(
         None, "Directory of the log; accepted only as commitlog in storePathRootDir, its default."
     )

@@ -9,7 +9,7 @@ import trio
 
 from headrace_broker.config import ConfigError, load_config
 from headrace_broker.registration import IdentityTaken
-from headrace_broker.server import Broker, log_warnings
+from headrace_broker.server import Broker, check_store, log_warnings
 from headrace_broker.store.errors import StoreError
 from headrace_broker.tiered.access.probe import probe
 from headrace_broker.tiered.access.tier_access import place_file
@@ -35,6 +35,7 @@ def serve(config: Path, *, check_config: bool, log_level: str) -> None:
     Raises ConfigError, or the errors of ``Broker.run`` in an ExceptionGroup.
     """
     settings, warnings = load_config(config)
+    check_store(settings)
     if not settings.nameservers:
         warnings.append(
             f"{config}: namesrvAddr is not set, so no client will find this broker: name the "

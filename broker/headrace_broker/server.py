@@ -11,6 +11,7 @@ import trio
 
 from headrace_broker import assembly
 from headrace_broker.clock import SystemClock
+from headrace_broker.config import ConfigError
 from headrace_broker.readiness import Readiness, State
 from headrace_broker.store.errors import LoadInterrupted
 from headrace_broker.store.recovery import LoadStage
@@ -97,6 +98,7 @@ class Broker:
             log.info("monitor listening", address=self.monitor_address)
 
     async def _open_and_serve(self, stop: trio.Event, task_status: trio.TaskStatus[None]) -> None:
+        check_store(self.config)
         # Listen first, so that a port in use is reported before a long recovery.
         listener = listen_with_fast(
             self._network,
@@ -175,6 +177,14 @@ class Broker:
             ended.push_async_callback(finish_all, running, StopStage.SAVE)
             await finish_all(running, StopStage.DEPART, StopStage.ANSWER)
             nursery.cancel_scope.cancel()
+
+
+def check_store(config: BrokerConfig) -> None:
+    """Raise ConfigError if there should be a store and is none."""
+    root = config.store_path_root_dir
+    if config.expect_store and not (root / "commitlog").is_dir():
+        reason = "there is no store, and expectStore=true: mount its disk, or set expectStore=false"
+        raise ConfigError([f"storePathRootDir={root}: {reason} to begin an empty one"])
 
 
 def _warn_about_peer_topics(topics: TopicTable) -> None:

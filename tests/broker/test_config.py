@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from conf import generate
+from headrace_broker import main as broker_main
 from headrace_broker.apache_keys import EXPECTED_VALUES, WITHOUT_EFFECT
 from headrace_broker.config import (
     BrokerConfig,
@@ -16,6 +17,8 @@ from headrace_broker.config import (
     parse_properties,
     settings,
 )
+from headrace_broker.server import check_store
+from tests.support.broker import BrokerUnderTest
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -138,6 +141,32 @@ def test_a_store_where_this_user_may_not_write(
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(ConfigError, match="this user may not write to"):
         BrokerConfig(store_path_root_dir=tmp_path).check_paths()
+
+
+@pytest.mark.parametrize("left", [False, True], ids=["no folder", "an empty folder"])
+def test_an_unmounted_store_does_not_become_an_empty_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], *, left: bool
+) -> None:
+    root, conf = tmp_path / "store", tmp_path / "broker.conf"
+    broker = BrokerUnderTest(tmp_path)
+    broker.create_topic("T")
+    broker.store_message("T", 0)
+    broker.close()
+    conf.write_text(f"storePathRootDir={root}\nexpectStore=true\n")
+    assert broker_main.main(["-c", str(conf), "--check-config"]) == 0
+    root.rename(tmp_path / "mounted")
+    if left:
+        root.mkdir()
+    capsys.readouterr()
+    config = load_config(conf)[0]  # for `tier restore`
+    for arguments in ([], ["--check-config"]):
+        assert broker_main.main(["-c", str(conf), *arguments]) == 2
+        told = capsys.readouterr().err
+        assert f"storePathRootDir={root}: there is no store, and expectStore=true" in told
+    with pytest.raises(ConfigError, match="mount its disk"):
+        check_store(config)
+    assert root.exists() == left
+    assert not left or not list(root.iterdir())
 
 
 def test_the_store_is_told_in_its_own_units(tmp_path: Path) -> None:
