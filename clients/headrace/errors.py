@@ -204,10 +204,12 @@ class PartialAnswer(HeadraceError):
     refresh_route = True
 
     def __init__(self, topic: str, parts: Sequence[MissingPart]) -> None:
+        """topic: its name; or other words for what was asked for, with a space."""
+        what = topic if " " in topic else f"topic {topic}"
         self.parts_text = _first_parts(parts)
         names = [part.broker for part in parts if part.broker]
         super().__init__(
-            f"topic {topic} can't be read whole: {self.parts_text}. Start what is away, or accept "
+            f"{what} can't be read whole: {self.parts_text}. Start what is away, or accept "
             "a part: --allow-partial, allow_partial=True, in Spark failOnDataLoss=false"
             + (f"; `headrace broker forget {names[0]}` if it won't come back" if names else "")
         )

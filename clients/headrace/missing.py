@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from headrace_protocol.departed import Departure
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from headrace_protocol.departed import DepartedBroker
 
@@ -20,19 +20,21 @@ _QUEUES_NAMED_MAX = 8
 class MissingPart(NamedTuple):
     """Messages of a topic that cannot be read now.
 
-    broker: "" if not even the nameserver knows it. queue_ids: the queues that lack messages; none
-    if only older messages of some queues of a static topic are missing.
+    broker: "" if not even the nameserver knows it. queue_ids: the queues that lack messages, as a
+    range if they may be many; none if only older messages of some queues of a static topic are
+    missing; None if it is not about one topic.
     reason: a phrase that follows the broker's name. since_ms: ms since 1970; None if unknown.
     """
 
     broker: str
-    queue_ids: tuple[int, ...]
+    queue_ids: Sequence[int] | None
     reason: str
     since_ms: int | None = None
 
     def __str__(self) -> str:
         who = f"broker {self.broker}" if self.broker else "an unknown broker"
-        return f"{who} ({_queues(self.queue_ids)}) {self.why}"
+        which = "" if self.queue_ids is None else f" ({_queues(self.queue_ids)})"
+        return f"{who}{which} {self.why}"
 
     @property
     def why(self) -> str:
@@ -43,17 +45,19 @@ class MissingPart(NamedTuple):
         return f"{self.reason} {ago_s} s ago (since {_time(self.since_ms)})"
 
 
-def departed_part(broker: DepartedBroker, queue_ids: Iterable[int] = ()) -> MissingPart:
+def departed_part(broker: DepartedBroker, queue_ids: Sequence[int] | None = None) -> MissingPart:
     """The part on a broker that left."""
     how = Departure.__members__.get(broker.how)
     reason = how.value if how else "left"
-    return MissingPart(broker.broker_name, tuple(queue_ids), reason, broker.since)
+    return MissingPart(broker.broker_name, queue_ids, reason, broker.since)
 
 
 def _queues(queue_ids: Sequence[int]) -> str:
     """Queues in words: "queues 0 to 3, 5"."""
     if not queue_ids:
         return "older messages of some queues"
+    if isinstance(queue_ids, range) and len(queue_ids) > 1:  # perhaps a forged billion
+        return f"queues {queue_ids[0]} to {queue_ids[-1]}"
     runs = [
         [queue_id for _, queue_id in run]
         for _, run in groupby(enumerate(sorted(queue_ids)), lambda pair: pair[1] - pair[0])

@@ -77,7 +77,7 @@ class TopicRoute:
                 led.setdefault(self.broker_of(queue), []).append(queue.queue_id)
         for name, queue_ids in led.items():
             if name in self._departed:
-                yield departed_part(self._departed[name], queue_ids)
+                yield departed_part(self._departed[name], tuple(queue_ids))
             elif name == NO_LEADER_BROKER:
                 yield MissingPart("", tuple(queue_ids), "leads them and is not registered")
             else:

@@ -19,6 +19,11 @@ TOPICS = Metric(
 LOST_BROKERS = Metric(
     "headrace_lost_brokers_total", "counter", "Addresses of brokers that left or were dropped"
 )
+DEPARTED_BROKERS = Metric(
+    "headrace_departed_brokers",
+    "gauge",
+    "Brokers that left, and whose topics are therefore incomplete",
+)
 SILENCE = Metric(
     "headrace_broker_silence_seconds",
     "gauge",
@@ -26,7 +31,7 @@ SILENCE = Metric(
     ("broker_cluster", "broker", "address"),
 )
 
-NAMESERVER_METRICS = (BROKERS, TOPICS, LOST_BROKERS, SILENCE)
+NAMESERVER_METRICS = (BROKERS, TOPICS, LOST_BROKERS, DEPARTED_BROKERS, SILENCE)
 
 
 class NameServerMetrics:
@@ -42,6 +47,7 @@ class NameServerMetrics:
         samples.add(BROKERS, len(live))
         samples.add(TOPICS, self._table.topic_count)
         samples.add(LOST_BROKERS, self._table.lost_count)
+        samples.add(DEPARTED_BROKERS, len(self._table.departed))
         yield
         for broker in live:
             silence_s = max(now_ms - broker.last_heard_ms, 0) / 1000

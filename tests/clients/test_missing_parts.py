@@ -51,7 +51,8 @@ def leads(broker: str, *queues: int) -> TopicQueueMappingInfo:
     ],
 )
 def test_a_route_knows_its_missing_queues(departed: Any, queue_ids: Any) -> None:
-    assert [part.queue_ids for part in route_with(*departed).missing] == queue_ids
+    missing = route_with(*departed).missing
+    assert [tuple(part.queue_ids or ()) for part in missing] == queue_ids
 
 
 @pytest.mark.parametrize(
@@ -79,6 +80,8 @@ def test_a_static_topic_lacks_queues_and_older_messages(
     [
         (MissingPart("b", (0, 1, 2, 5), "left"), "broker b (queues 0 to 2, 5) left"),
         (MissingPart("b", (7,), "left"), "broker b (queue 7) left"),
+        (MissingPart("b", range(2**31 - 1), "left"), "broker b (queues 0 to 2147483646) left"),
+        (MissingPart("b", None, "left"), "broker b left"),
         (MissingPart("b", (), "left"), "broker b (older messages of some queues) left"),
         (MissingPart("", (1,), "is away"), "an unknown broker (queue 1) is away"),
         (MissingPart("b", tuple(range(0, 99, 2)), "left"), "broker b (queues 0, 2, 4, 6, 8, 10"),

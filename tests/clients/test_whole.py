@@ -196,6 +196,15 @@ async def test_an_administrator_s_question_about_a_topic(
         await ask(admin)
 
 
+async def test_the_list_of_topics(mq: Brokers) -> None:
+    async with Admin(**at(mq)) as admin:
+        with pytest.raises(PartialAnswer, match=r"the list of topics .* broker b was shut down"):
+            await admin.topic_totals()
+        problems: list[Any] = []
+        assert [each.topic for each in await admin.topic_totals(problems=problems)] == ["users"]
+        assert str(problems[0]).startswith("broker b was shut down")
+
+
 async def test_a_message_of_a_broker_that_left(mq: Brokers) -> None:
     await mq.start("b")
     async with Producer(**at(mq)) as producer:
@@ -204,7 +213,7 @@ async def test_a_message_of_a_broker_that_left(mq: Brokers) -> None:
     async with Admin(**at(mq)) as admin:
         assert await admin.message(of_b.offset_message_id)
         await mq.stop("b")
-        with pytest.raises(PartialAnswer, match=r"broker b .* was shut down"):
+        with pytest.raises(PartialAnswer, match="broker b was shut down"):
             await admin.message(of_b.offset_message_id)
         # The producer's id may be found all the same, at a broker that is there.
         of_a = next(each for each in sent if each.queue.broker_name == "a")
@@ -214,7 +223,7 @@ async def test_a_message_of_a_broker_that_left(mq: Brokers) -> None:
 async def test_a_consumer_can_ask(mq: Brokers) -> None:
     async with PullConsumer(**at(mq)) as consumer:
         (part,) = await consumer.missing("users")
-        assert (part.broker, part.queue_ids, part.reason) == ("b", (0, 1), "was shut down")
+        assert (part.broker, part.queue_ids, part.reason) == ("b", range(2), "was shut down")
         await mq.start("b")
         await trio.sleep(0.3)
         assert await consumer.missing("users") == ()

@@ -44,6 +44,7 @@ async def test_it_counts_its_brokers() -> None:
         assert value(page, "headrace_registered_brokers", node_type="nameserver") == 1
         assert value(page, "headrace_registered_topics") == 2
         assert value(page, "headrace_lost_brokers_total") == 0
+        assert value(page, "headrace_departed_brokers") == 0
         silence_s = value(
             page, "headrace_broker_silence_seconds", broker_cluster=register_header().cluster_name
         )

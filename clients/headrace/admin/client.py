@@ -346,7 +346,7 @@ class Admin(GroupAdmin, WaitingAdmin, TierAdmin):
     ) -> list[TopicTotals]:
         """Queues, messages and last time of all topics, sorted by name; see ``topics``."""
         names = await self.topics(system=system)
-
+        await self._note_departed("the list of topics", problems)
         static: dict[str, int] = {}
 
         async def ask(address: str) -> list[TopicStatsTable]:
@@ -543,7 +543,7 @@ class Admin(GroupAdmin, WaitingAdmin, TierAdmin):
         for broker in await self.departed_brokers() if address else ():
             if broker.broker_addr == address:
                 part = departed_part(broker)
-                raise PartialAnswer(f"of message {message_id}", [part])
+                raise PartialAnswer(f"message {message_id}", [part])
 
     async def _master_in(self, message_id: str) -> BrokerNode | None:
         """The master whose address an offset message id contains; None for other ids."""

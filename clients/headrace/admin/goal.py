@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import trio
@@ -12,6 +13,7 @@ from headrace.tasks import gather
 from headrace.whole import require_whole
 from headrace_daemon.command import warn
 from headrace_protocol.bodies import MessageQueue
+from headrace_protocol.bounds import QUEUE_NUMS_MAX
 from headrace_protocol.statictopic.mapping import logic_broker_name
 
 if TYPE_CHECKING:
@@ -141,8 +143,9 @@ async def all_queues(
     # A route has all queues of a static topic, whoever is away.
     if any(queue.broker_name == logic_broker_name() for queue in queues):
         return queues
-    return queues + [
+    away = (
         MessageQueue(topic, part.broker, queue_id)
         for part in missing
-        for queue_id in part.queue_ids
-    ]
+        for queue_id in part.queue_ids or ()
+    )
+    return [*queues, *islice(away, QUEUE_NUMS_MAX)]

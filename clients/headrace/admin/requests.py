@@ -10,6 +10,7 @@ from headrace.errors import ConfigurationError, HeadraceError, PartialAnswer, Ro
 from headrace.instance import ClientInstance
 from headrace.lifecycle import Startable
 from headrace.messages import check_topic
+from headrace.missing import departed_part
 from headrace.outages import is_absence
 from headrace.tasks import gather
 from headrace.whole import require_whole
@@ -21,6 +22,7 @@ from headrace_protocol.drivers.aio import Connect, connect_tcp
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+    from headrace.missing import MissingPart
     from headrace_protocol.departed import DepartedBroker
     from headrace_protocol.drivers.response import Response
 
@@ -220,13 +222,12 @@ class BrokerRequests(Startable):
         Raises PartialAnswer if there are some, and no ``problems``.
         """
         route = await self._instance.current_route(topic)
-        if problems is None:
-            require_whole(topic, route.missing)
-            return
-        known = {problem.broker_name for problem in problems}
-        for part in route.missing:
-            if part.broker not in known:
-                problems.append(BrokerProblem(part.broker, "", PartialAnswer(topic, [part])))
+        _note(topic, route.missing, problems)
+
+    async def _note_departed(self, what: str, problems: list[BrokerProblem] | None) -> None:
+        """Add all brokers that left to ``problems``. Raises as ``_note_missing``."""
+        parts = [departed_part(each) for each in await self.departed_brokers()]
+        _note(what, parts, problems)
 
     async def _topic_masters(self, topic: str) -> dict[str, str]:
         """Addresses of the masters that have a topic, by broker name."""
@@ -239,6 +240,16 @@ class BrokerRequests(Startable):
         if not masters:
             raise RouteNotFound(topic, "none of its brokers has a master now")
         return masters
+
+
+def _note(what: str, missing: Sequence[MissingPart], problems: list[BrokerProblem] | None) -> None:
+    if problems is None:
+        require_whole(what, missing)
+        return
+    known = {problem.broker_name for problem in problems}
+    for part in missing:
+        if part.broker not in known:
+            problems.append(BrokerProblem(part.broker, "", PartialAnswer(what, [part])))
 
 
 def _text(body: memoryview) -> str:
