@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from headrace.blocking import Admin
+from headrace import Message
+from headrace.blocking import Admin, Producer
 from tests.support.cli import fail, succeed
 from tests.support.running_brokers import brokers_in_thread
 
@@ -104,3 +105,16 @@ def test_queues_that_are_given_up_are_resumed_or_forgotten(
         assert "nothing was dropped: --yes drops queue offsets 0 to 1" in succeed(*forget).stderr
         assert succeed("tier", "resume", "--json").json()[0]["problem"] == problem
         assert uploaded("Orders")["queues"][0]["tier_end"] == 2
+
+
+def test_status_says_that_there_are_more_queues(nameserver: str) -> None:
+    succeed("topic", "create", "Wide", "--queues", "3")
+    with Producer(nameserver=nameserver) as producer:
+        for queue in producer.queues("Wide"):
+            producer.send(Message("Wide", b"x"), queue=queue)
+    while len(status("Wide")["queues"]) < 3:
+        pass
+    shown = succeed("tier", "status", "--topic", "Wide", "--max", "2", "--json")
+    assert len(shown.json()["queues"]) == 2
+    assert "a: only the 2 queues that are furthest behind are listed" in shown.stderr
+    assert "are listed" not in succeed("tier", "status", "--topic", "Wide", "--max", "3").stderr

@@ -68,11 +68,17 @@ def status(topic: str | None, count: int, nameserver: str | None, *, as_json: bo
 
     async def run() -> dict[str, TierStatus]:
         async with Admin(nameserver=nameserver) as admin:
-            return await admin.tier_status(topic, max_count=count, problems=problems)
+            # One more tells whether there are more.
+            return await admin.tier_status(topic, max_count=count + 1, problems=problems)
 
     with warned() as problems:
         tiers = trio.run(run)
-    found = [(broker, queue) for broker, tier in tiers.items() for queue in tier.queues]
+    if more := [broker for broker, tier in tiers.items() if len(tier.queues) > count]:
+        warn(
+            f"{', '.join(more)}: only the {count} queues that are furthest behind are listed; more "
+            "with a larger --max"
+        )
+    found = [(broker, queue) for broker, tier in tiers.items() for queue in tier.queues[:count]]
     found.sort(key=lambda pair: -pair[1].behind_messages)
     if as_json:
         failed = [{"broker": each.broker_name, "problem": str(each)} for each in problems]
