@@ -126,5 +126,5 @@ async def test_a_broker_gets_ten_seconds_to_tell_the_end_of_its_queues(
     assert not reading.is_over({here: 4}, {})
     assert reading.is_over({here: 4}, {here})
     assert asked.count(here) == 1
-    with pytest.raises(PartialRead, match="in 1 places"):
+    with pytest.raises(PartialRead, match="in 1 place:"):
         reading.check({here: 5}, {})

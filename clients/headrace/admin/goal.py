@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from headrace.admin.failures import NotFound
+from headrace.admin.output import counted
 from headrace.errors import QueuePartAway
 from headrace.tasks import gather
 from headrace.whole import require_whole
@@ -119,8 +120,8 @@ class Goal:
         count = len(parts) + len(self._skipped)
         if count and not self._allow_partial:
             raise PartialRead(
-                f"topic {self._topic} could not be read in {count} places: repeat the command when "
-                "the brokers are back, or accept a part with --allow-partial"
+                f"topic {self._topic} could not be read in {counted(count, 'place')}: repeat the "
+                "command when the brokers are back, or accept a part with --allow-partial"
             )
 
 
