@@ -222,19 +222,26 @@ def _next(name: str, texts: Iterator[str | None], count: int, first_row: int) ->
 
 def _encoded(name: str, texts: Sequence[str | None], rows: Sequence[int]) -> list[bytes] | None:
     """The texts in UTF-8; None if all are empty."""
-    if not set(map(type, texts)) <= _TEXTS:
-        texts = [
+    raw = _encoded_at_once(texts)
+    if len(raw) != len(texts):
+        plain = [
             optional_text(text, f"{name}[{row}]") for row, text in zip(rows, texts, strict=True)
         ]
-    if not any(texts):
-        return None
+        raw = [encoded_text(text, f"{name}[{row}]") for row, text in zip(rows, plain, strict=True)]
+    return raw if any(raw) else None
+
+
+def _encoded_at_once(texts: Sequence[Any]) -> list[bytes]:
+    """The texts in UTF-8; of another length if some are no texts, or cannot be stored."""
     try:
-        return [text.encode() if text else b"" for text in texts]
+        # Joined, a subclass counts as its characters, and no text that can be stored has a 0x02.
+        return "\x02".join(texts).encode().split(b"\x02")
     except UnicodeEncodeError:
-        return [
-            encoded_text(text or "", f"{name}[{row}]")
-            for row, text in zip(rows, texts, strict=True)
-        ]
+        return []
+    except TypeError:
+        if set(map(type, texts)) <= _TEXTS:
+            return _encoded_at_once([text or "" for text in texts])
+        return []
 
 
 def _slices(items: Sequence[Item]) -> Iterator[list[Item]]:
