@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
 from headrace_protocol.headers import (
@@ -61,4 +63,8 @@ def guard_own_groups(registry: Registry) -> None:
 
 
 def _guard(request: Request) -> None:
-    check_not_own(_CHANGED[RequestCode(request.command.code)](request))
+    try:
+        group = _CHANGED[RequestCode(request.command.code)](request)
+    except msgspec.ValidationError:
+        return  # the function of the request reports it, and changes nothing
+    check_not_own(group)
