@@ -177,7 +177,7 @@ def test_a_bad_row_is_named_and_what_came_before_is_sent(topic: str, tmp_path: P
     file.write_text('{"k":1}\n{"k":2}\n{"k" 3}\n{"k":4}\n')
     message = fail(1, "send", topic, "--file", str(file))
     assert f"{file}:3:6: invalid JSON: Expecting ':' delimiter" in message
-    assert "The 2 messages before this row were sent, none after it" in message
+    assert "Messages sent before this row: 2, none after it" in message
     assert len(succeed("consume", topic).stdout.splitlines()) == 2
 
 

@@ -57,7 +57,7 @@ def test_a_bad_row_costs_no_good_one(
     arguments = ["--key-column", "k"] if row_format != "lines" else []
     text = good + last + bad + last
     message = fail(1, "send", topic, "--format", row_format, *arguments, stdin=text.encode())
-    assert "The 2 messages before this row were sent, none after it" in message
+    assert "Messages sent before this row: 2, none after it" in message
     assert re.search(reason, message)
     assert len(stored(topic)) == 2
 
@@ -90,7 +90,7 @@ def test_a_row_of_kv_load_that_cannot_be_read(topic: str) -> None:
     text = f'{{"key":"a","value":"1"}}\n{{"key":"a","value":{DEEP}}}\n'
     message = fail(1, "kv", "load", topic, stdin=text.encode())
     assert "standard input:2: the JSON is nested too deeply" in message
-    assert "The 1 lines before it were loaded" in message
+    assert "Lines loaded before it: 1" in message
     assert stored(topic) == ["1"]
 
 

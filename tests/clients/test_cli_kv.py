@@ -82,7 +82,7 @@ def test_an_invalid_line_ends_the_load(topic: str, row: str, reason: str) -> Non
     error = fail(1, "kv", "load", topic, stdin=lines.encode())
     assert "standard input:2: " in error
     assert reason in error
-    assert "The 1 lines before it were loaded" in error
+    assert "Lines loaded before it: 1" in error
     assert succeed("kv", "dump", topic).json_lines() == [{"key": "a", "value": "1"}]
 
 

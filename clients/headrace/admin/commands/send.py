@@ -196,8 +196,7 @@ def _send_rows(
     if isinstance(failure, BadRow):
         raise BadRow(
             failure.place,
-            f"{failure.reason}. The {stream.sent} messages before this row were sent, "
-            "none after it",
+            f"{failure.reason}. Messages sent before this row: {stream.sent}, none after it",
         )
     if failure:
         raise failure
