@@ -46,6 +46,7 @@ def open_index(
 ) -> TierIndex:
     files = files or Files()
     metadata = TierMetadata(root / "config" / "tieredStoreMetadata.json", files)
+    (root / "tier").mkdir(parents=True, exist_ok=True)
     driver = PosixDriver(root / "tier", files)
     folder = cluster_folder("cluster")
     index = TierIndex(root, driver, metadata, folder, "broker", files, size)

@@ -121,6 +121,8 @@ def test_metadata_that_is_torn_or_lost(tmp_path: Path, layout: Layout) -> None:
 def test_an_empty_tier_is_sound(tmp_path: Path, layout: Layout) -> None:
     (tmp_path / "a").mkdir()
     config = write_config(tmp_path / "a", layout)
+    assert "is not there: mount its file system" in verify(config, "--deep").stderr
+    (tmp_path / "a" / "tier").mkdir()
     assert verify(config, "--deep").exit_code == 0
 
 
