@@ -65,6 +65,8 @@ class DepartedBrokers:
     def __init__(self, keep_ms: int) -> None:
         self._keep_ms = keep_ms
         self._brokers: dict[str, Departed] = {}
+        # Counted once: many brokers may leave in one step, each with many mapped queues.
+        self._sizes: dict[str, int] = {}
         self.change_count = 0
 
     def __len__(self) -> int:
@@ -85,23 +87,25 @@ class DepartedBrokers:
         """Remember a broker; forget others, the longest away first, beyond the limits."""
         self._brokers.pop(broker.name, None)
         self._brokers[broker.name] = broker
+        self._sizes[broker.name] = broker.size
         self.change_count += 1
-        of_host = [each for each in self._brokers.values() if each.host == broker.host]
+        of_host = [name for name, each in self._brokers.items() if each.host == broker.host]
         self._shrink(of_host, PER_HOST_MAX, SIZE_PER_HOST_MAX)
-        self._shrink(list(self._brokers.values()), ALL_MAX, SIZE_MAX)
+        self._shrink(list(self._brokers), ALL_MAX, SIZE_MAX)
 
-    def _shrink(self, brokers: list[Departed], count_max: int, size_max: int) -> None:
-        size = sum(each.size for each in brokers)
-        for index, each in enumerate(brokers):
-            if len(brokers) - index <= count_max and size <= size_max:
+    def _shrink(self, names: list[str], count_max: int, size_max: int) -> None:
+        size = sum(map(self._sizes.__getitem__, names))
+        for index, name in enumerate(names):
+            if len(names) - index <= count_max and size <= size_max:
                 return
-            size -= each.size
-            self.forget(each.name)
+            size -= self._sizes[name]
+            self.forget(name)
 
     def forget(self, name: str) -> bool:
         """Forget a broker; returns whether it was remembered."""
         if self._brokers.pop(name, None) is None:
             return False
+        del self._sizes[name]
         self.change_count += 1
         return True
 
@@ -116,8 +120,9 @@ class DepartedBrokers:
         """Forget a topic, everywhere or in one cluster: nothing of it is missing any more."""
         for each in self:
             if cluster in {None, each.cluster}:
-                each.queues.pop(topic, None)
-                each.mappings.pop(topic, None)
+                removed = each.queues.pop(topic, None), each.mappings.pop(topic, None)
+                if any(removed):
+                    self._sizes[each.name] = each.size
         self.change_count += 1
 
 

@@ -219,9 +219,12 @@ class NameServerProcessor:
         """GET_BROKER_CLUSTER_INFO (106)."""
         header = request.header(ClusterInfoHeader)
         yield None
+        departed: list[DepartedBroker] = []
+        for each in list(self._table.departed) if header.departed else ():
+            departed.append(self._departed(each))
+            yield None
         info = self._table.cluster_info()
-        if header.departed:
-            info.departed_brokers = [self._departed(each) for each in self._table.departed]
+        info.departed_brokers = departed if header.departed else None
         return _body(info)
 
     def get_member_group(self, request: Request) -> LongWork:

@@ -8,11 +8,17 @@ import pytest
 
 from headrace_nameserver import departed
 from headrace_nameserver.config import ConfigError, NameServerConfig
-from headrace_nameserver.departed import DepartedBrokers
+from headrace_nameserver.departed import Departed, DepartedBrokers
 from headrace_nameserver.departed_file import DepartedFile
 from headrace_nameserver.routes import RouteTable
 from headrace_nameserver.server import NameServer
-from headrace_protocol.bodies import ClusterInfo, TopicConfig, TopicRouteData
+from headrace_protocol.bodies import (
+    ClusterInfo,
+    QueueData,
+    TopicConfig,
+    TopicQueueMappingInfo,
+    TopicRouteData,
+)
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.departed import (
     ClusterInfoHeader,
@@ -88,6 +94,21 @@ def missing(server: NameServerUnderTest, topic: str = "orders") -> list[str]:
 def forget(server: NameServerUnderTest, name: str) -> tuple[int, str | None]:
     command, _ = server.ask(RequestCode.FORGET_BROKER, ForgetBrokerHeader(broker_name=name))
     return command.code, command.remark
+
+
+def test_the_queues_of_a_broker_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[int] = []
+
+    def count(mappings: dict[str, TopicQueueMappingInfo]) -> int:
+        counted.append(len(mappings))
+        return len(mappings)
+
+    monkeypatch.setattr(departed, "mapped_queues", count)
+    brokers = DepartedBrokers(HOUR_MS)
+    for number in range(300):
+        how = Departure.DISCONNECTED
+        brokers.add(Departed(f"b{number}", "c", f"b{number}:1", "h", how, 0, {"t": QueueData()}))
+    assert (len(counted), len(brokers)) == (300, departed.PER_HOST_MAX)
 
 
 # -- what answers say ------------------------------------------------------------------------------
