@@ -107,9 +107,9 @@ def _enum_name(value: Any, names: tuple[str, ...]) -> Any:
     if isinstance(value, str) and not value.isdecimal():
         return value.upper() if value.upper() in names else ABSENT
     # Text of more digits is no ordinal, and converting it takes quadratic time.
-    is_ordinal = isinstance(value, int | float | str) and not isinstance(value, bool)
-    ordinal = float(str(value)[:_ORDINAL_CHARS]) if is_ordinal else -1
-    return names[int(ordinal)] if ordinal in range(len(names)) else value
+    ordinal = int(value[:_ORDINAL_CHARS]) if isinstance(value, str) else value
+    is_ordinal = not isinstance(ordinal, bool) and ordinal in range(len(names))
+    return names[int(ordinal)] if is_ordinal else value
 
 
 def _list(value: Any, wanted: Any) -> Any:

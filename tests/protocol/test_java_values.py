@@ -68,6 +68,8 @@ REJECTS: list[tuple[type[Body], str, str]] = [
     (ConsumerData, "consumeType", "7"),
     (ConsumerData, "consumeType", "-1"),
     (ConsumerData, "consumeType", "true"),
+    (ConsumerData, "consumeType", "1.23456e-10"),
+    (ConsumerData, "consumeType", "1.00000000000001e+300"),
     (ConsumerData, "messageModel", "9" * 400),
     (ConsumerData, "unitMode", '"yes"'),
     (SubscriptionGroupConfig, "retryMaxTimes", '"x"'),
