@@ -9,9 +9,11 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace_broker.consumer import offsets as offsets_module
 from headrace_broker.consumer.offsets import ConsumerOffsets
 from headrace_broker.store.errors import StoreFormatError
 from headrace_broker.store.files.config_file import ConfigFile, unsealed
+from headrace_daemon import slices
 from headrace_protocol import fastjson
 from headrace_protocol.bodies import ConsumerOffsetSerializeWrapper
 from headrace_protocol.serving import at_once, run_at_once
@@ -187,6 +189,24 @@ async def test_offsets_that_are_waited_for_are_saved_at_once(tmp_path: Path) -> 
         assert await saved(offsets, 2) is None
         assert open_offsets(tmp_path).query("g", "t", 0) == 2
         nursery.cancel_scope.cancel()
+
+
+async def test_a_stop_during_a_save_loses_no_offset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offsets_module, "_COPIED_AT_ONCE", 1)
+    monkeypatch.setattr(slices, "_SLICE_S", -1.0)  # a break after each pair
+    offsets = open_offsets(tmp_path)
+    for topic in "abcdefgh":
+        offsets.commit("g", topic, 0, 1)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(offsets.run, lambda: 3600)
+        await trio.testing.wait_all_tasks_blocked()
+        offsets.when_saved(lambda _: None)
+        await trio.lowlevel.checkpoint()
+        nursery.cancel_scope.cancel()
+    offsets.persist()
+    assert [open_offsets(tmp_path).query("g", topic, 0) for topic in "abcdefgh"] == [1] * 8
 
 
 async def test_offsets_that_cannot_be_saved_are_reported(

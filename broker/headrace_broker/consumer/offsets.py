@@ -376,7 +376,9 @@ class ConsumerOffsets:
                     await self._is_awaited.wait()
                 self._is_awaited = trio.Event()
                 waiting, self._waiting = self._waiting, []
-                problem = await self._save()
+                # A save that was given up halfway would take its changes along.
+                with trio.CancelScope(shield=True):
+                    problem = await self._save()
                 for then in waiting:
                     then(problem)
         finally:
