@@ -7,6 +7,7 @@ import errno
 import os
 import random
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -395,6 +396,25 @@ async def test_an_error_of_a_round_does_not_end_the_broker(
             nursery.cancel_scope.cancel()
     assert [e["event"] for e in logs].count("clean-up failed, retrying") == 2
     store.close()
+
+
+async def test_a_long_round_delays_the_next_by_no_more_than_the_interval(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cleaner = aged_store(tmp_path, []).cleaner
+    began_s: list[float] = []
+
+    async def long_round() -> None:
+        began_s.append(trio.current_time())
+        await trio.sleep(7)
+        cleaner.ask()
+
+    monkeypatch.setattr(cleaner, "round", long_round)
+    cleaner.ask()
+    with trio.move_on_after(60):
+        await cleaner.run()
+    interval_s = cleaner.settings.clean_interval_ms / 1000
+    assert {later - sooner for sooner, later in pairwise(began_s)} == {7 + interval_s}
 
 
 # --- a full disk ----------------------------------------------------------------------------

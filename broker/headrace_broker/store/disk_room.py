@@ -35,7 +35,8 @@ class DiskRoom:
     @property
     def wanted_bytes(self) -> int:
         """Size of what found no room last; 0 if nothing waits for room."""
-        return self._unmet[0] if self._unmet else 0
+        unmet = self._unmet
+        return unmet[0] if unmet else 0
 
     @property
     def is_tight(self) -> bool:
@@ -100,5 +101,6 @@ class DiskRoom:
 
     def retry(self) -> None:
         """Allocate what found no room; in any thread. Raises OSError."""
-        if self._unmet is not None:
-            self.claim(*self._unmet)
+        unmet = self._unmet  # another thread may succeed meanwhile
+        if unmet is not None:
+            self.claim(*unmet)

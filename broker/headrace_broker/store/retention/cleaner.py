@@ -134,13 +134,15 @@ class Cleaner:
 
     async def run(self) -> None:
         """Clean at intervals, and on request, until cancelled; disk errors are retried."""
+        interval_s = self.settings.clean_interval_ms / 1000
         while True:
-            with trio.move_on_after(self.settings.clean_interval_ms / 1000):
+            with trio.move_on_after(interval_s):
                 await self._asked.wait()
             self._asked = trio.Event()
             began_s = trio.current_time()
             await self._try(self.round)
-            await trio.sleep(max((trio.current_time() - began_s) / _ROUNDS_SHARE, _PAUSE_S))
+            pause_s = max((trio.current_time() - began_s) / _ROUNDS_SHARE, _PAUSE_S)
+            await trio.sleep(min(pause_s, interval_s))
 
     def ask(self) -> None:
         """Have the next round begin soon: the disk is short of room."""
