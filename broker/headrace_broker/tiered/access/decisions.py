@@ -17,6 +17,7 @@ from headrace_protocol.tier_headers import TierForgetHeader, TierResumeHeader
 
 if TYPE_CHECKING:
     from headrace_broker.tiered.access.status import TierState
+    from headrace_broker.tiered.access.upload import GivenUp, Name
     from headrace_protocol.serving import Registry, Request
 
 
@@ -40,8 +41,9 @@ class TierDecisions:
     def resume(self, request: Request) -> Reply:
         """Have uploads tried at once, also of queues that were given up."""
         header, state = request.header(TierResumeHeader), self._expect()
-        names = [name for name in state.given_up() if header.topic in {None, name[0]}]
-        reply = _reply(state, names)
+        given_up = state.given_up()
+        names = [name for name in given_up if header.topic in {None, name[0]}]
+        reply = _reply(given_up, names)
         state.upload.retry(names)
         state.following.retry()
         return reply
@@ -50,21 +52,21 @@ class TierDecisions:
         """Have the tier drop messages of a queue that is given up."""
         header, state = request.header(TierForgetHeader), self._expect()
         name = header.topic, header.queue_id
-        if name not in state.given_up():
+        given_up = state.given_up()
+        if name not in given_up:
             raise RequestError(
                 ResponseCode.INVALID_PARAMETER,
                 f"queue {header.topic}/{header.queue_id} is not given up: nothing is to be decided",
             )
         if header.from_offset < 0:
             raise RequestError(ResponseCode.INVALID_PARAMETER, "fromOffset must not be negative")
-        reply = _reply(state, [name])
+        reply = _reply(given_up, [name])
         state.upload.forget(name, header.from_offset)
         state.following.retry()
         return reply
 
 
-def _reply(state: TierState, names: list[tuple[str, int]]) -> Reply:
-    given_up = state.given_up()
+def _reply(given_up: dict[Name, GivenUp], names: list[Name]) -> Reply:
     queues = [
         TierQueueStatus(
             topic=name[0],

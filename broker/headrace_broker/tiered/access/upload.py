@@ -233,6 +233,8 @@ class Upload:
     def _end_old_lives(self) -> None:
         """Forget and delete queues of topics that were deleted or made again. Raises OSError."""
         over = self._access.lives.over()
+        if not over:  # called for each queue, so don't look through all of them
+            return
         for name in {*self._waiting, *self.stuck, *self._access.trusted}:
             if name[0] in over:
                 self._drop(name)
