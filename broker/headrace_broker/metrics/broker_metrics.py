@@ -87,7 +87,7 @@ class StoreMetrics:
         samples.add(table.RING_FILL, store.ring_fill)
         for taker, count in store.behind_rows.items():
             samples.add(table.TAKER_BEHIND, count, taker)
-        for follower in self._store.followers.statistics():
+        for follower in store.followers:
             samples.add(table.FOLLOWER_BEHIND, follower.behind_messages, follower.name)
             samples.add(table.FOLLOWER_BEHIND_SECONDS, follower.behind_seconds, follower.name)
             samples.add(table.FOLLOWER_FAILING, follower.problem_seconds, follower.name)
