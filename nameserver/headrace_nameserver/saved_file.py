@@ -1,4 +1,4 @@
-"""How a nameserver replaces a file."""
+"""Atomic replacement of a nameserver's files."""
 
 from __future__ import annotations
 

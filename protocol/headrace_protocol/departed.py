@@ -14,7 +14,7 @@ from headrace_protocol.headers import Int32, Int64, RequestHeader
 
 
 class Departure(Enum):
-    """How a broker left; the value is a phrase between its name and a time."""
+    """The way in which a broker left; the value is a phrase between its name and a time."""
 
     UNREGISTERED = "was shut down"
     DISCONNECTED = "closed its connection"

@@ -55,7 +55,7 @@ class Outages:
         return bool(self._outages)
 
     def seconds(self, name: str) -> float:
-        """How long ``name`` has been away; 0 if it is not."""
+        """Seconds for which ``name`` has been away; 0 if it is not."""
         outage = self._outages.get(name)
         return self._now() - outage.began_at if outage else 0.0
 

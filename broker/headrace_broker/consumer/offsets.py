@@ -92,7 +92,7 @@ class _Table:
         self._copies[key] = None if offsets is None else dict(offsets)
 
     def begin_copying(self) -> None:
-        """Decide on the moment of a save."""
+        """Fix the state that a save writes."""
         self._uncopied, self._changed = {**self._uncopied, **self._changed}, {}
 
     def copy_changes(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""What compaction and static topics have done since the start."""
+"""Totals of compaction and static topics since the start."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class TierMetrics:
         samples.add_histogram(table.TIER_UPLOAD_BYTES, operations.uploaded)
         samples.add_histogram(table.TIER_DOWNLOAD_BYTES, operations.downloaded)
         samples.add(table.TIER_GIVEN_UP, len(state.given_up()))
-        samples.add(table.TIER_FAILING, state.following.status().problem_seconds)
+        samples.add(table.TIER_FAILING, state.following.problem_seconds)
         samples.add(table.TIER_CACHE_COUNT, reader.blocks.message_count)
         samples.add(table.TIER_CACHE_BYTES, reader.blocks.byte_count)
         samples.add(table.TIER_CACHE_ACCESS, reader.access_count)

@@ -60,7 +60,7 @@ def query_offset(chain: Chain, fields: Mapping[str, str]) -> Work:
 
 
 def committed_offset(chain: Chain, fields: Mapping[str, str]) -> Work:
-    """What a group has committed; QUERY_NOT_FOUND if that is nothing."""
+    """The offset that a group has committed; QUERY_NOT_FOUND if there is none."""
     for index, item in reversed([*enumerate(decided(chain))]):
         code = RequestCode.QUERY_CONSUMER_OFFSET
         answer = yield _ask(code, fields, item, setZeroIfNotFound="false")
@@ -72,7 +72,7 @@ def committed_offset(chain: Chain, fields: Mapping[str, str]) -> Work:
 
 
 def first_offset(chain: Chain, fields: Mapping[str, str]) -> Work:
-    """Where a group begins that has committed nothing; QUERY_NOT_FOUND if it is to choose."""
+    """The start of a group without a committed offset; QUERY_NOT_FOUND if it chooses one."""
     items = decided(chain)
     if not items or items[0].logic_offset > 0:
         return _NOT_FOUND

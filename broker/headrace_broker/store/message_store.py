@@ -177,7 +177,7 @@ class MessageStore:
         )
 
     def _hurry(self) -> None:
-        """Have what keeps log files get on: the disk is short of room."""
+        """Hurry the flush and the followers, which keep log files, on a disk short of room."""
         self.flusher.request_flush()
         self.followers.hurry()
 

@@ -1,4 +1,4 @@
-"""What is known of a daemon's ports before it listens on them."""
+"""Checks of a daemon's ports before it listens on them."""
 
 from __future__ import annotations
 

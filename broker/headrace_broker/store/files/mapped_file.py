@@ -138,7 +138,7 @@ class MappedFile:
         return False
 
     def data_end(self) -> int:
-        """Where the first hole begins. Raises OSError."""
+        """The beginning of the first hole. Raises OSError."""
         with self._descriptor() as descriptor:
             ranges = self.files.data_ranges(descriptor, 0)
             begin, end = next(ranges, (0, 0))
@@ -179,7 +179,7 @@ class MappedFile:
 
     @property
     def hole_bytes(self) -> int:
-        """How many bytes have no disk blocks yet. Raises OSError."""
+        """Number of bytes without disk blocks. Raises OSError."""
         blocks_bytes = self.path.stat().st_blocks * _BLOCK_BYTES
         return max(self.file_bytes - blocks_bytes, 0)
 

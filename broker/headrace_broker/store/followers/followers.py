@@ -235,9 +235,14 @@ class Following:
             sum(map(self._behind_count, queues)),
             max(self._commit_log.max_offset - needed_from, 0),
             self._problem or next(iter(self._damaged.values()), ""),
-            self._outages.seconds(self._outage),
+            self.problem_seconds,
             0.0 if self._behind_since is None else monotonic() - self._behind_since,
         )
+
+    @property
+    def problem_seconds(self) -> float:
+        """Seconds for which the follower has failed; 0 if it works."""
+        return self._outages.seconds(self._outage)
 
     @property
     def _outage(self) -> str:
@@ -541,7 +546,7 @@ class Followers:
             following.notify(queues)
 
     def hurry(self) -> None:
-        """Have all that keep the log save soon."""
+        """Make all followers save soon."""
         for following in self._holding():
             following.hurry()
 

@@ -1,4 +1,4 @@
-"""Has a store that refuses messages accept them again as soon as there is room."""
+"""Makes a store accept messages again as soon as the disk has room."""
 
 from __future__ import annotations
 

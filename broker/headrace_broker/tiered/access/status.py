@@ -148,12 +148,12 @@ class TierState:
 
     @property
     def place_problem_seconds(self) -> float:
-        """For how long."""
+        """Seconds for which the place has had that problem; 0 without one."""
         mark = self._access.mark
         return 0.0 if mark is None else mark.problem_seconds
 
     def foreign_count(self) -> int:
-        """How many of them have other messages in the tier than in the log."""
+        """Number of queues that have other messages in the tier than in the log."""
         return len(self._access.foreign)
 
     def of_broker(self) -> dict[str, object]:

@@ -204,7 +204,7 @@ class TieredStorage:
             log.error("tier not open, retrying", reason=str(error))
 
     async def _run_watch(self) -> None:
-        """Look for the place, and say again and again what is given up."""
+        """Check the place, and log its outages and those of queues that are given up."""
         while True:
             await trio.sleep(_WATCH_S)
             try:

@@ -54,7 +54,7 @@ _DOUBTFUL: Final = {
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """Whose tier a place has. id: of the tier."""
+    """The owner of a tier. id: of the tier itself."""
 
     cluster: str
     broker: str
@@ -129,7 +129,7 @@ class PlaceMark:
 
     @property
     def problem_seconds(self) -> float:
-        """How long the mark has not been found."""
+        """Seconds for which the mark has been missing; 0 if the last look found it."""
         return monotonic() - self._problem_s if self.problem else 0.0
 
     def check(self) -> Failure | None:
