@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import trio
 
 from headrace_broker.config import ConfigError, load_config
+from headrace_broker.expected_store import check_never_left, check_store
 from headrace_broker.registration import IdentityTaken
-from headrace_broker.server import Broker, check_store, log_warnings
+from headrace_broker.server import Broker, log_warnings
 from headrace_broker.store.errors import StoreError
 from headrace_broker.tiered.access.probe import probe
 from headrace_broker.tiered.access.tier_access import place_file
@@ -17,6 +18,7 @@ from headrace_broker.tiered.container.tier import Home
 from headrace_broker.tiered.rescue.place import open_objects
 from headrace_daemon.command import daemon_parser, run_daemon
 from headrace_daemon.logs import configure_logs
+from headrace_daemon.network import TcpNetwork
 from headrace_daemon.process import prepare, run_until_signal
 from headrace_daemon.serving.ports import listening_problem
 
@@ -31,7 +33,7 @@ def serve(config: Path, *, check_config: bool, log_level: str) -> None:
     """Run a broker until SIGINT or SIGTERM.
 
     check_config: only read the file, try the addresses to listen on and the place of tiered
-    storage, and print warnings and what was checked.
+    storage, ask for a lost store, and print warnings and what was checked.
     Raises ConfigError, or the errors of ``Broker.run`` in an ExceptionGroup.
     """
     settings, warnings = load_config(config)
@@ -44,6 +46,7 @@ def serve(config: Path, *, check_config: bool, log_level: str) -> None:
     if check_config:
         if problem := listening_problem(settings.bind_address, settings.ports()):
             raise ConfigError([problem])
+        trio.run(check_never_left, settings, TcpNetwork())
         _check_tier(settings)
         sys.stderr.writelines(f"headrace: {warning}\n" for warning in warnings)
         sys.stderr.write(

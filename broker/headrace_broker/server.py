@@ -11,7 +11,7 @@ import trio
 
 from headrace_broker import assembly
 from headrace_broker.clock import SystemClock
-from headrace_broker.config import ConfigError
+from headrace_broker.expected_store import check_never_left, check_store
 from headrace_broker.readiness import Readiness, State
 from headrace_broker.store.errors import LoadInterrupted
 from headrace_broker.store.recovery import LoadStage
@@ -107,6 +107,7 @@ class Broker:
             self.config.fast_listen_port,
         )
         try:
+            await check_never_left(self.config, self._network)
             store = await self._open_store(listener, _LoadProgress(self, stop))
             try:
                 await self._serve(store, listener, stop, task_status)
@@ -177,14 +178,6 @@ class Broker:
             ended.push_async_callback(finish_all, running, StopStage.SAVE)
             await finish_all(running, StopStage.DEPART, StopStage.ANSWER)
             nursery.cancel_scope.cancel()
-
-
-def check_store(config: BrokerConfig) -> None:
-    """Raise ConfigError if there should be a store and is none."""
-    root = config.store_path_root_dir
-    if config.expect_store and not (root / "commitlog").is_dir():
-        reason = "there is no store, and expectStore=true: mount its disk, or set expectStore=false"
-        raise ConfigError([f"storePathRootDir={root}: {reason} to begin an empty one"])
 
 
 def _warn_about_peer_topics(topics: TopicTable) -> None:

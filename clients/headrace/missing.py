@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from datetime import UTC, datetime
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
-from headrace_protocol.departed import Departure
+from headrace_protocol.departed import time_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,14 +41,12 @@ class MissingPart(NamedTuple):
         if self.since_ms is None:
             return self.reason
         ago_s = max(0, round(time.time() - self.since_ms / 1000))
-        return f"{self.reason} {ago_s} s ago (since {_time(self.since_ms)})"
+        return f"{self.reason} {ago_s} s ago (since {time_text(self.since_ms)})"
 
 
 def departed_part(broker: DepartedBroker, queue_ids: Sequence[int] | None = None) -> MissingPart:
     """The part on a broker that left."""
-    how = Departure.__members__.get(broker.how)
-    reason = how.value if how else "left"
-    return MissingPart(broker.broker_name, queue_ids, reason, broker.since)
+    return MissingPart(broker.broker_name, queue_ids, broker.reason, broker.since)
 
 
 def _queues(queue_ids: Sequence[int]) -> str:
@@ -66,11 +63,3 @@ def _queues(queue_ids: Sequence[int]) -> str:
     if len(named) > _QUEUES_NAMED_MAX:
         named = [*named[:_QUEUES_NAMED_MAX], "..."]
     return f"queue{'s' if len(queue_ids) > 1 else ''} {', '.join(named)}"
-
-
-def _time(timestamp_ms: int) -> str:
-    try:
-        time_of_loss = datetime.fromtimestamp(timestamp_ms / 1000, UTC)
-    except (ValueError, OverflowError, OSError):  # of a forged answer
-        return f"{timestamp_ms} ms"
-    return f"{time_of_loss:%Y-%m-%dT%H:%M:%SZ}"

@@ -6,6 +6,7 @@ Source: docs/protocol.md "Departed brokers"; tests/nameserver/test_departed.py.
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from enum import Enum
 
 import msgspec
@@ -42,6 +43,26 @@ class DepartedBroker(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
     compacted: bool | None = None
     topics: list[str] | None = None
     topic_count: Int32 | None = None
+
+    @property
+    def reason(self) -> str:
+        """How it left: a phrase between its name and a time."""
+        how = Departure.__members__.get(self.how)
+        return how.value if how else "left"
+
+    @property
+    def left(self) -> str:
+        """How it left, and since when."""
+        return f"{self.reason} (since {time_text(self.since)})"
+
+
+def time_text(timestamp_ms: int) -> str:
+    """A time in ms since 1970, in words."""
+    try:
+        time = datetime.fromtimestamp(timestamp_ms / 1000, UTC)
+    except (ValueError, OverflowError, OSError):  # of a forged answer
+        return f"{timestamp_ms} ms"
+    return f"{time:%Y-%m-%dT%H:%M:%SZ}"
 
 
 class ClusterInfoHeader(RequestHeader, kw_only=True, gc=False):

@@ -17,7 +17,7 @@ from headrace_broker.config import (
     parse_properties,
     settings,
 )
-from headrace_broker.server import check_store
+from headrace_broker.expected_store import check_store
 from tests.support.broker import BrokerUnderTest
 
 if TYPE_CHECKING:

@@ -24,6 +24,20 @@ class StoreLocked(StoreError):
         self.root = root
 
 
+class StoreMissing(StoreError):
+    """The directory has no store, though there was one.
+
+    known: who knows of it. forget: the command that gives its messages up.
+    """
+
+    def __init__(self, root: Path, known: str, forget: str) -> None:
+        super().__init__(
+            f"store {root} is empty, but {known}. Mount the disk of the store, restore it with "
+            f"`headrace tier restore`, or give its messages up with `{forget}`"
+        )
+        self.root = root
+
+
 class StoreFormatError(StoreError):
     """A file in the directory does not fit a store with these settings."""
 
