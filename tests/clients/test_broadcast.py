@@ -227,6 +227,53 @@ async def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:
     await offset_store.close()
 
 
+def paths_below(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*"))
+
+
+@pytest.mark.parametrize("below", ["nothing", "an empty folder", "another consumer's folder"])
+async def test_offsets_are_not_saved_below_an_unmounted_disk(tmp_path: Path, below: str) -> None:
+    disk, folder = tmp_path / "disk", tmp_path / "disk" / "offsets"
+    disk.mkdir()
+    offset_store = store(folder)
+    await offset_store.open()
+    await offset_store.commit("g", {queue(1): 1})
+    disk.rename(tmp_path / "unmounted")
+    if below != "nothing":
+        disk.mkdir()
+    if below == "another consumer's folder":
+        await save(folder, 7)
+    before = paths_below(tmp_path)
+    with pytest.raises(OffsetsNotSaved, match=r"offsets\.json: .*its disk may not be mounted"):
+        await offset_store.commit("g", {queue(1): 2})
+    assert paths_below(tmp_path) == before
+    if below == "another consumer's folder":
+        assert await saved(folder) == 7
+    if below != "nothing":
+        disk.rename(tmp_path / "below")
+    (tmp_path / "unmounted").rename(disk)
+    await offset_store.commit("g", {queue(2): 3})
+    await offset_store.close()
+    assert await saved(folder) == 2
+
+
+async def test_only_the_last_level_is_created(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"No such file.*give another offsets_dir="):
+        await store(tmp_path / "unmounted" / "offsets").open()
+    assert not paths_below(tmp_path)
+    await save(tmp_path / "offsets", 1)
+    assert await saved(tmp_path / "offsets") == 1
+
+
+async def test_a_second_consumer_leaves_the_mark_of_the_first(tmp_path: Path) -> None:
+    first = store(tmp_path)
+    await first.open()
+    with pytest.raises(ConfigurationError, match="in use"):
+        await store(tmp_path).open()
+    await first.commit("g", {queue(1): 1})
+    await first.close()
+
+
 def test_the_default_is_javas_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     instance = ClientInstance("127.0.0.1:1", instance_name="DEFAULT")

@@ -5,8 +5,10 @@ Source: docs/clients.md "Broadcasting"; tests/clients/test_broadcast.py.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
+import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,17 +37,19 @@ class LocalOffsetStore(OffsetStore):
     """Keeps the progress of one group in ``folder/client id/group/offsets.json``.
 
     The last two contents are kept; the older one ends in ``.bak``. Only one client at a time may
-    have it open: two would overwrite each other's progress.
+    have it open: two would overwrite each other's progress. Its lock file has a random mark, by
+    which each save knows the folder: below an unmounted disk may be another one.
     """
 
     def __init__(self, instance: ClientInstance, group: str, folder: str | Path | None) -> None:
         """folder: ``.rocketmq_offsets`` in the user's home if None."""
         super().__init__(instance)
-        base = Path(folder) if folder is not None else Path.home() / _FOLDER
-        self.path = base / instance.client_id / group / _FILE
+        self._base = Path(folder) if folder is not None else Path.home() / _FOLDER
+        self.path = self._base / instance.client_id / group / _FILE
         self._table: dict[MessageQueue, int] = {}
         self._is_writing = anyio.Lock()
         self._lock: Any = None
+        self._mark = secrets.token_bytes(16)
 
     async def open(self) -> None:
         """Read the file. Raises ConfigurationError if it is damaged, or open in another client."""
@@ -53,8 +57,10 @@ class LocalOffsetStore(OffsetStore):
 
     def _open(self) -> None:
         try:
+            # Not its parents: they exist unless a disk is not mounted.
+            self._base.mkdir(exist_ok=True)
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            lock = self.path.with_suffix(".lock").open("w")
+            lock = self._lock_path.open("ab")  # nothing is cut off before it is locked
         except OSError as error:
             raise ConfigurationError(
                 f"{self.path.parent} cannot hold offsets: {error}; give another offsets_dir="
@@ -62,10 +68,33 @@ class LocalOffsetStore(OffsetStore):
         try:
             _lock(lock, self.path)
             self._table = self._read()
+            self._set_mark(lock)
         except BaseException:
             lock.close()
             raise
         self._lock = lock
+
+    @property
+    def _lock_path(self) -> Path:
+        return self.path.with_suffix(".lock")
+
+    def _set_mark(self, lock: Any) -> None:
+        try:
+            lock.truncate(0)
+            lock.write(self._mark)
+            lock.flush()
+        except OSError as error:
+            raise ConfigurationError(f"{self._lock_path} can't be written: {error}") from error
+
+    def _check_mark(self) -> None:
+        """Raise OSError unless the folder is the one that was opened."""
+        try:
+            found = self._lock_path.read_bytes()
+        except FileNotFoundError:
+            found = None
+        if found != self._mark:
+            reason = "the folder is not the one of the start; its disk may not be mounted"
+            raise OSError(errno.ESTALE, reason)
 
     def _read(self) -> dict[MessageQueue, int]:
         """The newer of the two contents that can be read."""
@@ -114,6 +143,7 @@ class LocalOffsetStore(OffsetStore):
     def _write(self, table: dict[MessageQueue, int]) -> None:
         new = self.path.with_suffix(".json.tmp")
         try:
+            self._check_mark()
             with new.open("wb") as file:
                 file.write(fastjson.dumps(LocalOffsets(offset_table=table), pretty=True))
                 file.flush()

@@ -71,7 +71,7 @@ class Consumer(Startable):
         at a time.
     broadcast: every consumer of the group gets all messages, and keeps its own progress in a file;
         see "Broadcasting" in docs/clients.md.
-    offsets_dir: folder of that file; ``~/.rocketmq_offsets`` by default.
+    offsets_dir: folder of that file; ``~/.rocketmq_offsets`` by default. Its parent must exist.
     offsets_topic: keep the group's progress in this compacted topic instead of its brokers; all
         members must use the same. See "Progress in a topic" in docs/clients.md.
     strategy: how the members share queues: "averagely", "averagely_by_circle", "consistent_hash",
