@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from headrace_broker.staging import state as state_file
+from headrace_broker.staging.known import KnownQueries
 from headrace_broker.staging.query import NEXT_PHASE, Event, Phase, Query
 from headrace_broker.staging.state import QueryState
 from headrace_protocol.staging import Decision
@@ -28,7 +29,9 @@ WAYS = {
 
 
 def query_at(folder: Path, files: FaultyFiles | None = None) -> Query:
-    return Query(folder / "staged" / "query", files or FaultyFiles(), lambda *_: None)
+    files = files or FaultyFiles()
+    known = KnownQueries(folder, files)
+    return Query(folder / "staged" / "query", files, lambda *_: None, known)
 
 
 @pytest.mark.parametrize(("phase", "event"), list(itertools.product(Phase, Event)))

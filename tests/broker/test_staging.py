@@ -577,6 +577,49 @@ async def test_a_torn_state_stops_its_query_and_no_other(tmp_path: Path) -> None
     broker.close()
 
 
+@pytest.mark.parametrize("lost", ["staged", f"staged/{QUERY}", f"staged/{QUERY}/state.json"])
+async def test_a_query_whose_state_is_not_mounted_is_not_a_new_one(
+    tmp_path: Path, lost: str
+) -> None:
+    broker = BrokerUnderTest(tmp_path)
+    broker.create_topic("T")
+    decide(broker, decision(stage(broker, "one", (b"a",))))
+    path, mounted = broker.store.root / lost, tmp_path / "mounted"
+    state_path = broker.store.root / "staged" / QUERY / state_file.NAME
+    asks = StageQueryHeader(query_id=QUERY)
+    path.rename(mounted)
+    broker = restart(broker, tmp_path)
+    for _ in range(2):
+        answer = broker.ask(RequestCode.STAGE_STATE, asks)
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        assert f"{state_path}: missing" in answer.remark
+        assert "mount its disk" in answer.remark
+        assert send(broker, "two", 0, b"b").code == ResponseCode.SYSTEM_ERROR
+        assert send(broker, "one", 0, b"b", query_id="another").code == SUCCESS
+        broker = restart(broker, tmp_path)
+    shutil.rmtree(path, ignore_errors=True)
+    mounted.rename(path)
+    broker = restart(broker, tmp_path)
+    assert broker.staging._queries[QUERY].phase is Phase.DECIDED
+    async with serving(broker):
+        assert (await commit(broker)).code == SUCCESS
+    assert bodies(broker) == [b"a"]
+    broker.close()
+
+
+async def test_a_query_that_is_forgotten_needs_no_state(tmp_path: Path) -> None:
+    broker = BrokerUnderTest(tmp_path)
+    broker.create_topic("T")
+    decide(broker, decision(stage(broker, "one", (b"a",))))
+    async with serving(broker):
+        assert (await commit(broker)).code == SUCCESS
+    assert broker.ask(RequestCode.STAGE_FORGET, StageQueryHeader(query_id=QUERY)).code == SUCCESS
+    shutil.rmtree(broker.store.root / "staged", ignore_errors=True)
+    broker = restart(broker, tmp_path)
+    assert broker.ask(RequestCode.STAGE_STATE, StageQueryHeader(query_id=QUERY)).code == SUCCESS
+    broker.close()
+
+
 async def test_a_damaged_block_is_named_and_not_appended(broker: BrokerUnderTest) -> None:
     decide(broker, decision(stage(broker, "one", (b"a",), (b"b",))))
     (path,) = (broker.store.root / "staged" / QUERY).glob("*.blocks")

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
+    from headrace_broker.staging.known import KnownQueries
     from headrace_broker.store.files.filesystem import Files
     from headrace_protocol.staging import Decision, StagedAttempt
 
@@ -154,11 +155,16 @@ class Query:
     """
 
     def __init__(
-        self, folder: Path, files: Files, on_void: Callable[[Query, int, str], None]
+        self,
+        folder: Path,
+        files: Files,
+        on_void: Callable[[Query, int, str], None],
+        known: KnownQueries,
     ) -> None:
         """on_void: called with the query, batch id and name of each attempt that is discarded."""
         self.folder = folder
         self._on_void = on_void
+        self._known = known
         self.state = QueryState()
         self.phase = Phase.SETTLED
         self.applied_records = 0
@@ -175,6 +181,11 @@ class Query:
         self._named: frozenset[str] = frozenset()
 
     @property
+    def has_state(self) -> bool:
+        """Whether it has a state on disk."""
+        return self._saved != QueryState()
+
+    @property
     def is_idle(self) -> bool:
         """Whether the query has no state worth keeping."""
         is_undecided = self.phase is Phase.SETTLED and self.state == QueryState()
@@ -189,10 +200,10 @@ class Query:
         """Enter the next phase. Raises KeyError if ``event`` can't happen in this one."""
         self.phase = NEXT_PHASE[self.phase, event]
 
-    def load(self) -> None:
-        """Read the state; must be called first. Raises OSError."""
+    def load(self, *, is_known: bool = False) -> None:
+        """Read the state; must be called first. is_known: it must be there. Raises OSError."""
         try:
-            self.state = self._saved = state_file.load(self.folder)
+            self.state = self._saved = state_file.load(self.folder, is_known=is_known)
         except StoreFormatError as error:
             self.problem = error
             self.apply(Event.DAMAGE)
@@ -223,6 +234,7 @@ class Query:
         """Replace the state on disk. Raises OSError."""
         self.sync_folder()
         state_file.save(self.folder, state, self._files)
+        self._known.add(self.folder.name)
 
     def finish(self, state: QueryState) -> None:
         """Adopt a state that is on disk and has no pending decision."""

@@ -22,6 +22,7 @@ import trio
 
 from headrace_broker.host_budget import HostBudget
 from headrace_broker.staging.blocks import StagedBlock, StagedRecords, read_blocks
+from headrace_broker.staging.known import KnownQueries
 from headrace_broker.staging.query import BLOCKS_SUFFIX, Attempt, Event, Phase, Query
 from headrace_broker.staging.queues import Settlements
 from headrace_broker.staging.state import QueryState
@@ -92,6 +93,7 @@ class Staging:
         self._store = store
         self._files = store.fs
         self._root = store.root / FOLDER
+        self._known = KnownQueries(store.root, store.fs)
         self._reserved_ms = reserved_ms
         self._on_stored = on_stored
         self._queues = queues
@@ -108,15 +110,18 @@ class Staging:
     def load(self) -> None:
         """Read the state of each query, after the store is loaded and before anything is appended.
 
-        ``run`` resumes a batch that a killed broker had begun to apply. Raises OSError.
+        ``run`` resumes a batch that a killed broker had begun to apply. Raises OSError,
+        StoreFormatError.
         """
-        for folder in sorted(self._root.glob("*")):
-            query = self._queries[folder.name] = self._new(folder.name)
-            query.load()
+        known = self._known.load()
+        for query_id in sorted(known.union(folder.name for folder in self._root.glob("*"))):
+            query = self._queries[query_id] = self._new(query_id)
+            query.load(is_known=query_id in known)
             if query.phase is Phase.DAMAGED:
                 log.error("rejecting the staged writes of a query", reason=str(query.problem))
             else:
                 self._recover(query)
+        self._known.add(*(name for name, query in self._queries.items() if query.has_state))
 
     def _recover(self, query: Query) -> None:
         query.remove_void()
@@ -322,6 +327,8 @@ class Staging:
             raise _rejected(
                 f"query {query_id} has a pending batch {query.state.pending.batch_id}: commit it"
             )
+        if query_id in self._known:
+            raise self._in_thread(query, partial(self._known.drop, query_id))
         self._drop(query)
         try:
             query.forget()
@@ -366,7 +373,7 @@ class Staging:
     # -- shared helpers ----------------------------------------------------------------------------
 
     def _new(self, query_id: str) -> Query:
-        return Query(self._root / query_id, self._files, self._drop_attempt)
+        return Query(self._root / query_id, self._files, self._drop_attempt, self._known)
 
     def _register(self, query: Query, host: Host) -> None:
         """Keep a query that now has state, and count it for ``host``. Raises RequestError."""

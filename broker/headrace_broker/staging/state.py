@@ -39,12 +39,17 @@ class QueryState(msgspec.Struct, frozen=True, rename="camel"):
         return decision if decision and decision.batch_id > self.applied_batch_id else None
 
 
-def load(folder: Path) -> QueryState:
-    """The state in a query's folder. Raises StoreFormatError for a damaged one, OSError."""
+def load(folder: Path, *, is_known: bool = False) -> QueryState:
+    """The state in a query's folder.
+
+    Raises OSError; StoreFormatError for a damaged one, or without one if the query ``is_known``.
+    """
     path = folder / NAME
     try:
         data = read_file(path)
     except FileNotFoundError:
+        if is_known:
+            raise _missing(path) from None
         return QueryState()
     text, _, crc = data.rstrip(b"\n").rpartition(b"\n")
     if crc != _crc(text):
@@ -79,6 +84,15 @@ _decode = msgspec.json.Decoder(QueryState).decode
 
 def _crc(text: bytes) -> bytes:
     return b"%08x" % crc32(text)
+
+
+def _missing(path: Path) -> StoreFormatError:
+    return StoreFormatError(
+        path,
+        "missing, so it is unknown which batches of the query were stored",
+        "mount its disk or restore the folder, and restart; without it, start the query again with "
+        "another checkpoint",
+    )
 
 
 def _damaged(path: Path, problem: str) -> StoreFormatError:
