@@ -136,6 +136,49 @@ def test_an_interrupted_export_is_continued(
     assert succeed("topic", "export", source, str(file), "--json").json()["messages"] == 3
 
 
+@pytest.mark.parametrize(
+    "before",
+    [
+        b"notes without a line end",
+        b"notes\n",
+        b'{"topic":"b","broker":"a","queue":0,"queue_offset":9}\n',
+    ],
+    ids=["unended", "notes", "another topic"],
+)
+def test_an_export_leaves_a_file_with_other_contents_alone(
+    names: tuple[str, str], tmp_path: Path, before: bytes
+) -> None:
+    file = tmp_path / "out.jsonl"
+    file.write_bytes(before)
+    assert f"{file}:1: " in fail(1, "topic", "export", names[0], str(file))
+    assert file.read_bytes() == before
+
+
+def test_an_export_of_an_earlier_topic_of_the_name_is_not_continued(
+    names: tuple[str, str], tmp_path: Path
+) -> None:
+    file = tmp_path / "out.jsonl"
+    row = {"topic": names[1], "broker": "a", "queue": 0, "queue_offset": 9}
+    file.write_text(json.dumps(row) + "\n")
+    found = fail(2, "topic", "export", names[1], str(file))
+    assert "offset 10 of a/0, which ends at 0" in found
+
+
+@pytest.mark.parametrize("now", [b"", b"x" * 50, b"nonsense"])
+def test_progress_of_another_file_is_named(
+    names: tuple[str, str], tmp_path: Path, now: bytes
+) -> None:
+    file, progress = tmp_path / "in.jsonl", tmp_path / f"in.jsonl.{names[1]}.imported"
+    file.write_bytes(now)
+    progress.write_text("40")
+    assert f"{progress} is about another file" in fail(1, "topic", "import", names[1], str(file))
+
+
+def test_a_topic_is_not_copied_to_itself(names: tuple[str, str]) -> None:
+    assert "the same topic" in fail(2, "topic", "copy", names[0], names[0])
+    assert len(contents(names[0])) == 40
+
+
 def test_an_import_is_continued(
     names: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,7 +188,7 @@ def test_an_import_is_continued(
     succeed("topic", "export", source, str(file))
     lines = file.read_bytes().splitlines(keepends=True)
     file.write_bytes(b"".join(lines[:21]) + b"{}\n")
-    assert "not a line of `headrace consume --json`" in fail(
+    assert f"{file}:22: not a line of `headrace consume --json`" in fail(
         1, "topic", "import", target, str(file)
     )
     assert len(contents(target)) == 21
@@ -174,6 +217,7 @@ def test_a_copy_of_a_copy_names_the_first(names: tuple[str, str], clusters: Any)
     [
         ({"problem": "codec missing"}, "was unreadable: codec missing"),
         ({"body": ""}, "a body of 0 bytes"),
+        ({"body_base64": "?"}, "body_base64 is malformed"),
         ({"body": "x", "tag": "a\x01b"}, "tag"),
     ],
 )
@@ -184,7 +228,7 @@ def test_a_line_that_is_no_message_is_named(
     place = {"broker": "a", "queue": 1, "queue_offset": 7}
     file.write_text(json.dumps(place | row) + "\n")
     found = fail(1, "topic", "import", names[1], str(file))
-    assert "a/1@7" in found
+    assert f"{file}:1: " in found
     assert reason in found
 
 

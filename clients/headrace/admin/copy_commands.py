@@ -74,6 +74,8 @@ def copy(
     """
     from headrace.admin.copying import copy_topic
 
+    if source == target and _addresses(origin) == _addresses(destination):
+        raise click.UsageError("SOURCE and TARGET are the same topic; name another one, or --to")
     group = group or f"copy_{source}_{target}"
     work = partial(
         copy_topic,

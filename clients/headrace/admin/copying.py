@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import click
 import msgspec
 import trio
 
@@ -40,6 +41,7 @@ _COMMIT_S = 1.0
 _IMPORT_MESSAGES = 500
 _IMPORT_BYTES = 8 * 1024 * 1024
 _EARLIEST: Final = "earliest"
+_LINE_BEGIN = b'{"topic":'
 
 
 class Original(NamedTuple):
@@ -137,9 +139,17 @@ async def _reader(
 ) -> EndReader:
     """begin: where to begin in queues, by broker and queue id; others where the group is."""
 
-    async def seek(queue: MessageQueue, _end: int) -> None:
-        if (offset := begin.get((queue.broker_name, queue.queue_id))) is not None:
-            consumer.seek(queue, offset)
+    async def seek(queue: MessageQueue, end: int) -> None:
+        if (offset := begin.get((queue.broker_name, queue.queue_id))) is None:
+            return
+        if offset > end:
+            # No HeadraceError: the reader would retry it.
+            place = f"{queue.broker_name}/{queue.queue_id}"
+            raise click.UsageError(
+                f"the file has messages up to offset {offset} of {place}, which ends at {end}: "
+                "they are of an earlier topic of this name; choose another file"
+            )
+        consumer.seek(queue, offset)
 
     queues = await all_queues(consumer, topic)
     return EndReader(consumer, topic, queues, ALL, consumer.max_offset, seek)
@@ -180,10 +190,11 @@ async def export_topic(
     """Append what the file does not have yet of a topic, one JSON object a line.
 
     A last line without its end, from a run that was killed, is removed. Returns the number of
-    messages written. Raises PartialRead, OSError, CommandFailed for a line that is no message.
+    messages written. Raises PartialRead, OSError, and CommandFailed for a line that is no message
+    of this topic.
     """
     with path.open("ab+") as file:
-        begin = _resume(file, path)
+        begin = _resume(file, path, topic)
         async with PullConsumer(nameserver=nameserver, start=_EARLIEST) as consumer:
             reader = await _reader(consumer, topic, begin)
             pace, count = Pace(per_second), 0
@@ -209,6 +220,7 @@ class _Row(msgspec.Struct):
     broker: str
     queue: int
     queue_offset: int
+    topic: str | None = None
     body: str | None = None
     body_base64: str | None = None
     key: str | None = None
@@ -223,15 +235,23 @@ class _Row(msgspec.Struct):
 _decode_row = msgspec.json.Decoder(_Row).decode
 
 
-def _resume(file: BinaryIO, path: Path) -> dict[tuple[str, int], int]:
-    """The next offset of each queue; cuts a torn last line."""
+def _resume(file: BinaryIO, path: Path, topic: str) -> dict[tuple[str, int], int]:
+    """The next offset of each queue; cuts a torn last line, if it was one of a message."""
     file.seek(0)
     begin: dict[tuple[str, int], int] = {}
     whole_bytes = 0
     for number, line in enumerate(file, 1):
+        place = f"{path}:{number}"
         if not line.endswith(b"\n"):
+            if not (line.startswith(_LINE_BEGIN) or _LINE_BEGIN.startswith(line)):
+                raise CommandFailed(f"{place}: not a line of `headrace consume --json`")
             break
-        row = _row(line, f"{path}:{number}")
+        row = _row(line, place)
+        if row.topic != topic:
+            raise CommandFailed(
+                f"{place}: a message of topic {row.topic}, not {topic}; give each topic a file of "
+                "its own"
+            )
         begin[row.broker, row.queue] = row.queue_offset + 1
         whole_bytes += len(line)
     file.truncate(whole_bytes)
@@ -260,18 +280,36 @@ async def import_file(
     async with Producer(nameserver=nameserver) as producer:
         copies = Target(producer, topic, Pace(per_second))
         if path == Path("-"):
+            name, number = "standard input", 1
             while lines := await trio.to_thread.run_sync(
                 _some_lines, sys.stdin.buffer, abandon_on_cancel=True
             ):
-                await copies.send([_of_line(line, topic, "standard input") for line in lines])
+                await copies.send(_of_lines(lines, topic, name, number))
+                number += len(lines)
             return copies.count
         progress = path.with_name(f"{path.name}.{topic}.imported")
         with path.open("rb") as file:
-            file.seek(int(progress.read_text()) if progress.exists() else 0)
+            number = 1 + _skip_imported(file, progress)
             while lines := _some_lines(file):
-                await copies.send([_of_line(line, topic, str(path)) for line in lines])
+                await copies.send(_of_lines(lines, topic, str(path), number))
+                number += len(lines)
                 _save(progress, file.tell())
         return copies.count
+
+
+def _skip_imported(file: BinaryIO, progress: Path) -> int:
+    """Read on to where the last import ended; returns the number of lines before."""
+    if not progress.exists():
+        return 0
+    text = progress.read_text().strip()
+    count = 0
+    while str(file.tell()) != text:
+        if not file.readline():
+            raise CommandFailed(
+                f"{progress} is about another file of this name; remove it to import all lines"
+            )
+        count += 1
+    return count
 
 
 def _some_lines(file: BinaryIO) -> list[bytes]:
@@ -289,12 +327,17 @@ def _save(progress: Path, position: int) -> None:
     new.replace(progress)
 
 
+def _of_lines(lines: list[bytes], topic: str, name: str, number: int) -> list[Original]:
+    """number: that of the first line."""
+    return [_of_line(line, topic, f"{name}:{place}") for place, line in enumerate(lines, number)]
+
+
 def _of_line(line: bytes, topic: str, name: str) -> Original:
     row = _row(line, name)
     place = f"{row.broker}/{row.queue}"
     if row.problem is not None:
         raise CommandFailed(f"{name}: {place}@{row.queue_offset} was unreadable: {row.problem}")
-    body = base64.b64decode(row.body_base64) if row.body_base64 else (row.body or "").encode()
+    body = _body(row, name)
     properties = _origin(row.message_id, row.born_time, row.store_time) | row.properties
     message = Copy(topic, body, row.key or "", row.tag or "", properties)
     try:
@@ -302,3 +345,12 @@ def _of_line(line: bytes, topic: str, name: str) -> Original:
     except InvalidMessage as error:
         raise CommandFailed(f"{name}: {place}@{row.queue_offset}: {error}") from error
     return Original(place, message)
+
+
+def _body(row: _Row, name: str) -> bytes:
+    if row.body_base64 is None:
+        return (row.body or "").encode()
+    try:
+        return base64.b64decode(row.body_base64, validate=True)
+    except ValueError as error:
+        raise CommandFailed(f"{name}: body_base64 is malformed: {error}") from error
