@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headrace.admin import completion, options
-from headrace.admin.failures import CommandFailed, NotFound
+from headrace.admin.failures import NotFound, report
 from headrace.admin.output import print_json_line, print_record, time_text
 from headrace.admin.rows import NESTED_TOO_DEEPLY, BadRow
 from headrace.admin.terminal import clean_lines
-from headrace_daemon.command import clean
+from headrace.errors import HeadraceError, RouteNotFound
+from headrace_daemon.command import FAILED, NOT_FOUND, clean
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -62,12 +63,13 @@ def get(
     """
     import trio
 
-    from headrace.errors import PartialAnswer
-
     try:
         value = trio.run(_value, topic, key, nameserver, allow_partial)
-    except PartialAnswer as error:
-        raise CommandFailed(str(error)) from error
+    except HeadraceError as error:
+        if isinstance(error, RouteNotFound) and not error.retryable:
+            raise
+        code = report(error)
+        raise click.exceptions.Exit(FAILED if code == NOT_FOUND else code) from error
     if value is None:
         raise NotFound(f"table {topic} has no key {key!r}")
     if as_json:
