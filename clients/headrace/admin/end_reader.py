@@ -33,13 +33,13 @@ class EndReader:
         seek: Callable[[MessageQueue, int], Awaitable[None]],
         *,
         skips_parts: bool = False,
-        allow_partial: bool = False,
+        allow_partial: bool | None = None,
     ) -> None:
         """end_of: asks for the end of a queue. seek: moves to where to begin in it, given its end.
 
         Both may raise HeadraceError, and are called again then. skips_parts: read what is behind
         the part of a queue whose broker has been away for long; ``check`` names the part.
-        allow_partial: what can't be read is no error.
+        allow_partial: as that of ``Goal``.
         """
         self.is_over = False
         self._consumer = consumer

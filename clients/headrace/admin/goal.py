@@ -44,11 +44,11 @@ class Goal:
         queues: Iterable[MessageQueue],
         end_of: Callable[[MessageQueue], Awaitable[int]],
         *,
-        allow_partial: bool = False,
+        allow_partial: bool | None = None,
     ) -> None:
         """end_of: asks for the end of a queue. Raises HeadraceError.
 
-        allow_partial: what can't be read is no error.
+        allow_partial: what can't be read is no error; None if the command has no such option.
         """
         self.ends: dict[MessageQueue, int] = {}
         self._topic = topic
@@ -119,9 +119,11 @@ class Goal:
             warn(f"not read: {_place(queue)}{part}: {reason}")
         count = len(parts) + len(self._skipped)
         if count and not self._allow_partial:
+            way_out = "repeat the command when the brokers are back"
+            if self._allow_partial is not None:
+                way_out += ", or accept a part with --allow-partial"
             raise PartialRead(
-                f"topic {self._topic} could not be read in {counted(count, 'place')}: repeat the "
-                "command when the brokers are back, or accept a part with --allow-partial"
+                f"topic {self._topic} could not be read in {counted(count, 'place')}: {way_out}"
             )
 
 

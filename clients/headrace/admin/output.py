@@ -81,7 +81,7 @@ def warned() -> Iterator[list[BrokerProblem]]:
         yield problems
     finally:
         for problem in problems:
-            warn(f"skipped {problem}")
+            warn(f"skipped: {problem}")
 
 
 def with_problems(rows: Sequence[Row], problems: Sequence[BrokerProblem] | None) -> Sequence[Row]:
