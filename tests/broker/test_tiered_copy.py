@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
 
+from headrace_broker.tiered.container.place_mark import mark_path
+from headrace_broker.tiered.container.tier import Home
 from headrace_broker.tiered.driver.posix import PosixDriver
 from tests.support.cli import fail, headrace, succeed
-from tests.support.object_tiers import append_next, one, open_objects_tier
-from tests.support.rescued_tiers import LIMITS, QUEUES, fill, folder, write_config
+from tests.support.object_tiers import HOME, append_next, one, open_objects_tier
+from tests.support.rescued_tiers import LIMITS, QUEUES, fill, folder, mark, write_config
 from tests.support.tiers import TOPIC, append, open_tier, queue_of, read_all
 
 if TYPE_CHECKING:
@@ -102,3 +105,30 @@ def test_two_folders_of_one_store(tmp_path: Path) -> None:
 def test_a_tier_onto_itself(tmp_path: Path) -> None:
     config = str(fill(tmp_path / "a", "posix"))
     assert "the same tier" in fail(1, "tier", "copy", "--from", config, "--to", config)
+
+
+@ways
+@pytest.mark.parametrize("home", [HOME, Home("another", "b")], ids=["same home", "another home"])
+def test_a_copy_has_the_mark_of_its_source(
+    tmp_path: Path, source: Layout, target: Layout, home: Home
+) -> None:
+    old = fill(tmp_path / "a", source)
+    text = mark(tmp_path / "a")
+    (tmp_path / "b").mkdir()
+    new = write_config(tmp_path / "b", target, home)
+    for copied in (TOTAL, 0):
+        assert copy(old, new)["copied"] == copied
+        found = json.loads((folder(tmp_path / "b") / mark_path(home)).read_bytes())
+        expected = {**json.loads(text), "cluster": home.cluster, "broker": home.broker}
+        assert found == expected
+    assert (folder(tmp_path / "a") / mark_path(HOME)).read_bytes() == text
+
+
+def test_a_copy_leaves_a_tier_with_another_mark(tmp_path: Path) -> None:
+    old, new = fill(tmp_path / "a", "posix"), config_of(tmp_path / "b", "posix")
+    mark(tmp_path / "a")
+    text = mark(tmp_path / "b", id_="fedcba9876543210")
+    said = fail(1, "tier", "copy", "--from", str(old), "--to", str(new))
+    assert "the target has the mark of another tier" in said
+    paths = [path for path in folder(tmp_path / "b").rglob("*") if path.is_file()]
+    assert [path.read_bytes() for path in paths] == [text]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -27,10 +28,11 @@ from tests.broker.test_tiered_storage import (
     upload,
 )
 from tests.support.cli import fail
+from tests.support.object_server import BUCKET, serving
 from tests.support.stores import ready
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from tests.support.broker import BrokerUnderTest
@@ -183,6 +185,64 @@ async def test_a_store_that_lost_its_copy_takes_the_mark_over(
     assert [path.read_bytes() for path in marks] == before
     assert (tmp_path / "store/config/tieredPlace.json").exists()
     broker.close()
+
+
+@contextmanager
+def another_bucket(folder: Path) -> Iterator[Path]:
+    """An empty bucket behind the same name, for the length of a block."""
+    parts = [folder / "objects" / BUCKET, folder / "attributes" / BUCKET]
+    moved = [(part, folder / f"{part.parent.name}-away") for part in parts if part.exists()]
+    for part, away in moved:
+        part.rename(away)
+        part.mkdir()
+    yield parts[0]
+    for part, away in moved:
+        shutil.rmtree(part)
+        away.rename(part)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_used", [False, True], ids=["empty", "with another tier"])
+async def test_nothing_is_written_to_another_bucket_behind_the_name(
+    tmp_path: Path, *, is_used: bool
+) -> None:
+    with serving(tmp_path / "s3") as place:
+        settings: dict[str, Any] = {
+            "tiered_backend_service_provider": "s3",
+            "object_store_endpoint": place.endpoint,
+            "object_store_bucket": place.bucket,
+            "object_store_access_key": place.access_key,
+            "object_store_secret_key": place.secret_key,
+        }
+        broker = start(tmp_path, **settings)
+        put(broker, 0, 20)
+        upload(broker)
+        assert await expire_log(broker)
+        with another_bucket(tmp_path / "s3") as bucket:
+            if is_used:
+                other = start(tmp_path / "other", broker.clock, **settings)
+                put(other, 100, 3)
+                upload(other)
+                other.close()
+            before = contents(bucket)
+            put(broker, 20, 20)
+            broker.create_topic("Another")  # for the tables
+            try_everything(broker)
+            with pytest.raises(RequestError, match="the bucket lacks the mark"):
+                ready(lambda: source(broker).get(0, 3, 100_000, None))
+            broker.close()
+            broker = start(tmp_path, broker.clock, **settings)
+            tier_of(broker)._load()
+            with pytest.raises(OSError, match=AWAY):
+                upload(broker)
+            assert contents(bucket) == before
+        tier_of(broker)._access.look(5)
+        tier_of(broker)._reader.breaker.succeeded()
+        upload(broker)
+        assert ask(broker).place_problem == ""
+        await expire_log(broker)
+        assert read_all(broker) == [*range(40)]
+        broker.close()
 
 
 async def test_the_first_start_with_a_mark_makes_none_in_an_empty_folder(tmp_path: Path) -> None:

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from headrace import blocking
+from headrace_broker.store.files.config_file import ConfigFile
+from headrace_broker.tiered.container.place_mark import PLACE_FILE
 from headrace_broker.tiered.rescue import restore as restoring
 from tests.broker.test_tiered_processes import TOPIC, read_all, send, wait_until
 from tests.support.cli import fail, headrace, succeed
 from tests.support.cluster import Cluster
-from tests.support.rescued_tiers import QUEUES, fill, folder, write_config
+from tests.support.rescued_tiers import QUEUES, fill, folder, mark, write_config
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -100,6 +102,20 @@ def test_nothing_to_restore(tmp_path: Path, layout: Layout) -> None:
     config = write_config(tmp_path / "a", layout)
     fail(1, "tier", "restore", "-c", str(config))
     assert not (tmp_path / "a" / "config").exists()
+
+
+@both_layouts
+def test_a_restored_store_expects_the_mark_of_its_tier(tmp_path: Path, layout: Layout) -> None:
+    root = tmp_path / "a"
+    config = fill(root, layout)
+    text = mark(root)
+    for path in root.iterdir():
+        if path != folder(root):
+            shutil.rmtree(path)
+    headrace("tier", "restore", "-c", str(config))
+    assert ConfigFile(root / "config" / PLACE_FILE).load() == text
+    mark(root, id_="fedcba9876543210")
+    assert "it is that of another tier" in fail(1, "tier", "verify", "-c", str(config))
 
 
 @both_layouts

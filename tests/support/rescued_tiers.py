@@ -5,8 +5,11 @@ from __future__ import annotations
 from shutil import rmtree
 from typing import TYPE_CHECKING, Literal
 
+import msgspec
+
 from headrace_broker.config import load_config
 from headrace_broker.tiered.container.flat_queue import SegmentLimits
+from headrace_broker.tiered.container.place_mark import Mark, mark_path
 from headrace_broker.tiered.driver.posix import PosixDriver
 from headrace_broker.tiered.rescue.restore import restore
 from tests.support.object_tiers import HOME, append_next, open_objects_tier
@@ -64,6 +67,15 @@ def settings_of(config: Path, home: Home = HOME) -> TierSettings:
     settings = read.tier_settings(read.store_path_root_dir, home)
     assert settings is not None
     return settings
+
+
+def mark(root: Path, home: Home = HOME, id_: str = "0123456789abcdef") -> bytes:
+    """Mark a tier as one of a store; returns the mark."""
+    text = msgspec.json.encode(Mark(*home, id_))
+    path = folder(root) / mark_path(home)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text)
+    return text
 
 
 def fill(root: Path, layout: Layout) -> Path:
