@@ -113,6 +113,7 @@ def test_without_problems_there_is_no_such_column(
     mq: Embedded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HEADRACE_NAMESERVER", mq.nameserver)
+    headrace("broker", "forget", NAME, "--yes")  # if it was in another test
     rows = headrace("group", "list", "--json").json()
     assert "g" in {row["group"] for row in rows}
     assert not any("problem" in row for row in rows)
