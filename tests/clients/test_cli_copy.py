@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import trio
 from headrace import Message
 from headrace.admin import copying
 from headrace.blocking import Producer
+from headrace.consumer.pull import PullConsumer
 from tests.support.cli import fail, headrace, succeed
 from tests.support.running_brokers import brokers_in_thread
 
@@ -44,19 +46,24 @@ def environment(clusters: tuple[str, str], monkeypatch: pytest.MonkeyPatch, tmp_
 @pytest.fixture
 def names(clusters: tuple[str, str]) -> tuple[str, str]:
     """A topic with messages of all kinds, and one without."""
+    source, target = create_topics(clusters)
+    send(clusters[0], source, range(40))
+    return source, target
+
+
+def create_topics(clusters: tuple[str, str]) -> tuple[str, str]:
     number = next(_numbers)
     source, target = f"source_{number}", f"target_{number}"
     for address in clusters:
         succeed("topic", "create", source, "--queues", "2", "-n", address)
         succeed("topic", "create", target, "--queues", "3", "-n", address)
-    send(clusters[0], source, range(40))
     return source, target
 
 
-def send(nameserver: str, topic: str, numbers: range) -> None:
+def send(nameserver: str, topic: str, numbers: range, keys: int = KEYS) -> None:
     with Producer(nameserver=nameserver) as producer:
         for number in numbers:
-            key = f"key{number % KEYS}" if number % 2 else ""
+            key = f"key{number % keys}" if keys and number % 2 else ""
             properties = {"colour": "grün", "number": str(number)}
             producer.send(Message(topic, b"\xff%d" % number, key, f"tag{number % 3}", properties))
 
@@ -100,6 +107,43 @@ def test_a_copy_has_all_fields_and_continues(names: tuple[str, str], clusters: A
     assert succeed("topic", "copy", source, target, "--json").json()["messages"] == 0
     send(clusters[0], source, range(40, 45))
     assert succeed("topic", "copy", source, target, "--json").json()["messages"] == 5
+    check_copies(source, target)
+
+
+@pytest.mark.parametrize("keys", [KEYS, 0])
+def test_a_copy_that_fails_repeats_what_is_not_stored(
+    clusters: Any, monkeypatch: pytest.MonkeyPatch, keys: int
+) -> None:
+    source, target = create_topics(clusters)
+    send(clusters[0], source, range(40), keys)
+    succeed("topic", "alter", target, "--perm", "r")
+    with monkeypatch.context() as patch:
+        patch.setattr(copying, "Producer", partial(copying.Producer, delivery_timeout_ms=0))
+        assert "has no queue to write to" in fail(1, "topic", "copy", source, target)
+    succeed("topic", "alter", target, "--perm", "rw")
+    assert succeed("topic", "copy", source, target, "--json").json()["messages"] == 40
+    check_copies(source, target)
+
+
+def test_a_copy_repeats_what_came_after_its_end(
+    names: tuple[str, str], clusters: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = names
+    more = [range(40, 44)]
+
+    class LateConsumer(PullConsumer):
+        """Begins to read after more messages were sent."""
+
+        async def assign(self, *queues: Any) -> None:
+            while more:
+                await trio.to_thread.run_sync(send, clusters[0], source, more.pop())
+            await super().assign(*queues)
+
+    monkeypatch.setattr(copying, "PullConsumer", LateConsumer)
+    first = succeed("topic", "copy", source, target, "--json").json()["messages"]
+    assert first < 44
+    second = succeed("topic", "copy", source, target, "--json").json()["messages"]
+    assert first + second == 44
     check_copies(source, target)
 
 

@@ -91,7 +91,9 @@ class Target:
                 places.setdefault(place, []).append(message)
         for place, messages in places.items():
             number = self._numbers.setdefault(place, len(self._numbers))
-            await self._producer.send_many(messages, queue=queues[number % len(queues)])
+            # Without a queue to write to, the producer waits for one, or says why there is none.
+            queue = queues[number % len(queues)] if queues else None
+            await self._producer.send_many(messages, queue=queue)
         self.count += len(originals)
 
 
@@ -119,17 +121,21 @@ async def copy_topic(
         copies = Target(producer, target, Pace(per_second))
         await producer.queues(target)
         reader = await _reader(consumer, source, {})
+        # Not the consumer's positions: it has also read messages that are not copied.
+        copied: dict[MessageQueue, int] = {}
         commit_at = trio.current_time() + _COMMIT_S
         try:
             while not reader.is_over:
                 if received := await reader.receive():
-                    await copies.send([*_originals(*received, target)])
+                    batch, end = received
+                    await copies.send([*_originals(batch.before(end), target)])
+                    copied[batch.queue] = min(batch.next_offset, end)
                 if trio.current_time() >= commit_at:
-                    await consumer.commit()
+                    await consumer.commit(copied)
                     commit_at = trio.current_time() + _COMMIT_S
         finally:
             with trio.CancelScope(shield=True):
-                await consumer.commit()
+                await consumer.commit(copied)
         reader.check()
         return copies.count
 
@@ -155,11 +161,10 @@ async def _reader(
     return EndReader(consumer, topic, queues, ALL, consumer.max_offset, seek)
 
 
-def _originals(batch: MessageBatch, end: int, topic: str) -> Iterator[Original]:
+def _originals(batch: MessageBatch, topic: str) -> Iterator[Original]:
     place = f"{batch.queue.broker_name}/{batch.queue.queue_id}"
     for message in batch:
-        if message.queue_offset < end:
-            yield Original(place, _copy(message, topic))
+        yield Original(place, _copy(message, topic))
 
 
 def _copy(message: ReceivedMessage, topic: str) -> Message:
@@ -201,7 +206,7 @@ async def export_topic(
             while not reader.is_over:
                 if received := await reader.receive():
                     batch, end = received
-                    lines = [_line(message) for message in batch if message.queue_offset < end]
+                    lines = [_line(message) for message in batch.before(end)]
                     await pace.wait(len(lines))
                     file.writelines(lines)
                     count += len(lines)
