@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import trio
 
 import headrace
 from headrace import Consumer, Message, MessageQueue, blocking
-from headrace.errors import ConfigurationError
+from headrace.errors import ConfigurationError, WrongEventLoop
 from tests.support.until import until
 
 if TYPE_CHECKING:
@@ -104,6 +106,51 @@ async def test_a_member_moves_within_its_queue(mq: Embedded, autojump_clock: Moc
         for call in (lambda: consumer.seek(other, 0), lambda: consumer.pause([other])):
             with pytest.raises(ConfigurationError, match="not assigned to this member"):
                 call()
+
+
+async def test_a_wrong_place_is_refused_in_the_call(
+    mq: Embedded, autojump_clock: MockClock
+) -> None:
+    await produce(mq, 10)
+    async with mq.consumer("g", "T") as consumer:
+        queue = next(queue for queue in consumer.assignment if queue.topic == "T")
+        for offset in ("5", 5.0, None, 2**63):
+            with pytest.raises(ConfigurationError, match="offset="):
+                consumer.seek(queue, offset)  # type: ignore[arg-type]
+        for wrong in ("T", ["T"], 0):
+            with pytest.raises(ConfigurationError, match="give a MessageQueue"):
+                consumer.pause([wrong])  # type: ignore[list-item]
+        consumer.seek(queue, np.int64(8))  # type: ignore[arg-type]
+        assert await take(consumer, 2) == [8, 9]
+
+
+async def test_another_loop_cannot_steer_a_member(mq: Embedded) -> None:
+    await produce(mq, 1)
+    async with mq.consumer("g", "T") as consumer:
+        queue = consumer.assignment[-1]
+        for call in (consumer.pause, consumer.resume, partial(consumer.seek, queue, 0)):
+            with pytest.raises(WrongEventLoop):
+                await trio.to_thread.run_sync(call)
+
+
+async def test_a_member_hears_of_queues_whose_locks_ended(
+    mq: Embedded, autojump_clock: MockClock
+) -> None:
+    await produce(mq, 1)
+    events: list[str] = []
+    consumer = mq.consumer(
+        "g",
+        "T",
+        ordered=True,
+        on_assigned=lambda _: events.append("+"),
+        on_revoked=lambda _: events.append("-"),
+    )
+    async with consumer:
+        for held in consumer._assignment.process_queues.values():
+            held.locked_until = trio.current_time()
+        consumer._assignment.group_changed.set()
+        await until(lambda: len(events) >= 3)
+    assert events == ["+", "-", "+", "-"]
 
 
 async def test_members_hear_of_the_queues_that_they_get_and_lose(

@@ -245,3 +245,26 @@ async def test_until_hands_out_nothing_after_its_time(
         await trio.sleep(60)
     async with mq.admin() as admin:
         assert sum(queue.lag for queue in await admin.lag("g", "T")) == 1
+
+
+async def test_a_paused_queue_may_move_while_its_reader_asks_for_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    inbox, queue = opened()
+    inbox.put(queue.add(fetched(queue, 10)))
+    batches = BatchIterator(inbox, 1)
+    await anext(batches)
+    inbox.pause(queue)
+
+    async def run_others() -> None:
+        queue.reset(5)
+        inbox.put(queue.add(fetched(queue, 2)))
+        inbox.resume(queue)
+        inbox.pause(queue)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("anyio.lowlevel.checkpoint", run_others)
+        with trio.move_on_after(0.01):
+            await batches._receiver.receive()
+    inbox.resume(queue)
+    assert (await anext(batches)).queue_offset == 5

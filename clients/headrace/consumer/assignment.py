@@ -483,7 +483,7 @@ class Assignment:
     async def _drop_lost_queues(self) -> None:
         lost = [queue for queue, held in self.process_queues.items() if held.has_lost_lock]
         for queue in lost:
-            self.process_queues.pop(queue).drop()
+            await self._lose(queue)
         away = self._outages.names
         if count := sum(broker(self._instance.broker_of(queue)) not in away for queue in lost):
             _log.warning(

@@ -288,9 +288,11 @@ class Receiver:
         return self.delivery
 
     def _is_turn_over(self, delivery: Delivery) -> bool:
+        if not delivery.has_more:  # another task has just moved the queue
+            return False
         if delivery.process_queue.is_suspended:
             return True
-        is_ordered = delivery.process_queue.is_locked and delivery.has_more
+        is_ordered = delivery.process_queue.is_locked
         return is_ordered and anyio.current_time() - self._taken_at >= _TURN_S
 
     def _finish_if_exhausted(self) -> None:

@@ -10,7 +10,13 @@ from headrace.consumer.fetcher import Fetcher
 from headrace.consumer.inbox import Inbox, Receiver, time_after
 from headrace.consumer.process_queue import Limits, ProcessQueue, long_failures
 from headrace.consumer.pulls import READER_GROUP
-from headrace.consumer.start import DEFAULT_START, Start, check_start, start_offset
+from headrace.consumer.start import (
+    DEFAULT_START,
+    Start,
+    check_offset,
+    check_start,
+    start_offset,
+)
 from headrace.consumer.subscription import ALL, Subscription
 from headrace.consumer.topic_offsets import offset_store
 from headrace.errors import ConfigurationError
@@ -30,8 +36,6 @@ if TYPE_CHECKING:
     from headrace.messages import MessageBatch
     from headrace.missing import MissingPart
     from headrace_protocol.bodies import MessageQueue
-
-_OFFSET_END = 2**63
 
 
 class PullConsumer(Startable):
@@ -144,7 +148,8 @@ class PullConsumer(Startable):
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
         """Continue from ``offset`` in an assigned queue; an offset out of range is corrected."""
-        self._process_queue(queue).reset(_plain_offset(offset))
+        self._instance.check_open("PullConsumer")
+        self._process_queue(queue).reset(check_offset(offset))
 
     async def seek_to(self, start: Start) -> None:
         """Move to "earliest", "latest" or a point in time in all assigned queues."""
@@ -206,7 +211,7 @@ class PullConsumer(Startable):
         group = self._check_group()
         if offsets is None:
             offsets = {queue: self.position(queue) for queue in self._process_queues}
-        plain = {check_queue(queue): _plain_offset(offset) for queue, offset in offsets.items()}
+        plain = {check_queue(queue): check_offset(offset) for queue, offset in offsets.items()}
         await self._offsets.commit(group, plain)
 
     async def committed(self, queue: MessageQueue) -> int | None:
@@ -234,11 +239,3 @@ class PullConsumer(Startable):
         if self.group is None:
             raise ConfigurationError("progress belongs to a group; use PullConsumer(group=...)")
         return self.group
-
-
-def _plain_offset(offset: int) -> int:
-    """The plain number of an offset. Raises ConfigurationError for what can't be one."""
-    plain = plain_int(offset, "offset", ConfigurationError)
-    if plain >= _OFFSET_END:
-        raise ConfigurationError(f"offset={plain}: must be less than {_OFFSET_END}")
-    return max(0, plain)

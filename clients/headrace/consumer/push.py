@@ -22,7 +22,13 @@ from headrace.consumer.local_offsets import LocalOffsetStore
 from headrace.consumer.process_queue import Limits
 from headrace.consumer.returns import NoReturns, Returns
 from headrace.consumer.running_info import running_info
-from headrace.consumer.start import DEFAULT_START, Start, check_start, consume_from_where
+from headrace.consumer.start import (
+    DEFAULT_START,
+    Start,
+    check_offset,
+    check_start,
+    consume_from_where,
+)
 from headrace.consumer.strategies import Strategy, averagely, name_of, named
 from headrace.consumer.subscription import ALL, Subscription
 from headrace.consumer.topic_offsets import offset_store
@@ -30,7 +36,7 @@ from headrace.errors import ConfigurationError
 from headrace.instance import ClientInstance
 from headrace.lifecycle import Startable
 from headrace.loops import current_task
-from headrace.messages import BodyLimits, MessageBatch, ReceivedMessage, check_group
+from headrace.messages import BodyLimits, MessageBatch, ReceivedMessage, check_group, check_queue
 from headrace_protocol.bodies import ConsumerData, ResetOffsetBody
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.drivers.aio import AsyncConnection, Connect, connect_tcp
@@ -316,16 +322,16 @@ class Consumer(Startable):
         The group's progress moves there, too, also backwards.
         """
         (process_queue,) = self._assigned([queue])
-        process_queue.reset(offset)
+        process_queue.reset(check_offset(offset))
 
     def _assigned(self, queues: Iterable[MessageQueue] | None) -> list[ProcessQueue]:
         """The assigned queues of those given. Raises ConfigurationError for another."""
-        self._instance.check_started("Consumer")
+        self._instance.check_open("Consumer")
         assigned = self._assignment.process_queues
         if queues is None:
             return list(assigned.values())
         try:
-            return [assigned[queue] for queue in queues]
+            return [assigned[check_queue(queue)] for queue in queues]
         except KeyError as error:
             raise ConfigurationError(
                 f"{error.args[0]} is not assigned to this member; see assignment and on_assigned"

@@ -16,6 +16,7 @@ Start = Literal["earliest", "latest"] | dt.datetime | int
 
 # A group that has committed nothing yet misses no message.
 DEFAULT_START: Start = "earliest"
+_OFFSET_END = 2**63
 _NAMES_OF_ROCKETMQ: dict[Literal["earliest", "latest"], str] = {
     "earliest": "CONSUME_FROM_FIRST_OFFSET",
     "latest": "CONSUME_FROM_LAST_OFFSET",
@@ -36,6 +37,14 @@ def check_start(start: Start) -> Start:
     raise ConfigurationError(
         f"start={shown(start)}: must be 'earliest', 'latest', a datetime or milliseconds since 1970"
     )
+
+
+def check_offset(offset: int) -> int:
+    """The plain number of a queue offset, at least 0. Raises ConfigurationError if it is none."""
+    plain = plain_int(offset, "offset", ConfigurationError)
+    if plain >= _OFFSET_END:
+        raise ConfigurationError(f"offset={plain}: must be less than {_OFFSET_END}")
+    return max(0, plain)
 
 
 async def start_offset(start: Start, queue: MessageQueue, offsets: OffsetStore) -> int:
