@@ -36,7 +36,7 @@ from typing import (
 import anyio
 
 from headrace.admin.client import Admin as AsyncAdmin
-from headrace.config import check_callback, check_limits
+from headrace.config import check_limits, check_plain_callback
 from headrace.consumer.pull import PullConsumer as AsyncPullConsumer
 from headrace.consumer.push import Consumer as AsyncConsumer
 from headrace.errors import ClientClosed, ConfigurationError, OpenedBeforeFork
@@ -45,7 +45,7 @@ from headrace.producer.pipeline import Pipeline as AsyncPipeline
 from headrace.producer.producer import Producer as AsyncProducer
 from headrace.producer.transaction import Transaction as AsyncTransaction
 from headrace.table.client import Table as AsyncTable
-from headrace.threads import LoopThread
+from headrace.threads import LoopThread, runs_here
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
@@ -114,6 +114,8 @@ class _Blocking(Generic[Client_co]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if self._portal is not None:
+            self._check_thread(self._portal)
         portal, self._portal = self._portal, None
         if portal is not None:
             _open.pop(self, None)
@@ -142,6 +144,14 @@ class _Blocking(Generic[Client_co]):
         if self._is_of_parent:
             raise OpenedBeforeFork(type(self).__name__)
 
+    def _check_thread(self, portal: BlockingPortal) -> None:
+        """Raise ConfigurationError in the thread of the client's event loop."""
+        if runs_here(portal):
+            raise ConfigurationError(
+                f"this {type(self).__name__} is called by a function that runs in its event loop's "
+                "thread, such as on_result, and would wait for itself: do it in another thread"
+            )
+
     def _call(
         self, function: Callable[P, Awaitable[Result]], *args: P.args, **kwargs: P.kwargs
     ) -> Result:
@@ -150,8 +160,9 @@ class _Blocking(Generic[Client_co]):
         _calling_thread.set(threading.current_thread())
         try:
             future = portal.start_task_soon(partial(function, *args, **kwargs))
-        except RuntimeError:  # another thread is closing the client
-            raise self._closed() from None
+        except RuntimeError:
+            self._check_thread(portal)
+            raise self._closed() from None  # another thread is closing the client
         try:
             return future.result()
         except (CancelledError, ClientClosed):
@@ -398,14 +409,16 @@ def _in_spans(
 
 
 class Consumer(_Blocking[AsyncConsumer]):
-    """See ``headrace.Consumer``; iterate over it with ``for``."""
+    """See ``headrace.Consumer``; iterate over it with ``for``.
+
+    on_assigned, on_revoked: plain functions, called in a thread, so they may call this client.
+    """
 
     @_like(AsyncConsumer)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         for name in ("on_assigned", "on_revoked"):
             if callback := kwargs.get(name):
-                check_callback(name, callback)
-                # In a thread, where they may call this client.
+                check_plain_callback(name, callback)
                 kwargs[name] = partial(anyio.to_thread.run_sync, callback)
         client = _Consumer(*args, **kwargs)
         super().__init__(client)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import tomllib
@@ -40,6 +41,13 @@ def check_callback(name: str, function: object) -> None:
     """Raise ConfigurationError for something that can't be called; None is no function at all."""
     if function is not None and not callable(function):
         raise ConfigurationError(f"{name}={shown(function)} is no function")
+
+
+def check_plain_callback(name: str, function: object) -> None:
+    """As ``check_callback``, also for an async function, which nothing would await."""
+    check_callback(name, function)
+    if inspect.iscoroutinefunction(function):
+        raise ConfigurationError(f"{name} is an async function: give a plain one")
 
 
 def config_file() -> Path:

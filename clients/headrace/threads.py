@@ -15,8 +15,17 @@ from anyio.from_thread import BlockingPortal
 
 from headrace.errors import ConfigurationError
 
+_GREENLETS = frozenset(("gevent", "eventlet"))
 # An event loop needs the originals.
 _ORIGINALS = ((_thread, "start_new_thread"), (select, "select"), (socket, "socket"))
+
+
+_here = threading.local()
+
+
+def runs_here(portal: BlockingPortal) -> bool:
+    """Whether this is the thread of a portal's event loop, which cannot wait for the loop."""
+    return getattr(_here, "portal", None) is portal
 
 
 class LoopThread:
@@ -42,6 +51,7 @@ class LoopThread:
 def _run(started: Future[BlockingPortal]) -> None:
     async def serve() -> None:
         async with BlockingPortal() as portal:
+            _here.portal = portal
             started.set_result(portal)
             await portal.sleep_until_stopped()
 
@@ -56,9 +66,8 @@ def _run(started: Future[BlockingPortal]) -> None:
 def _check_unpatched() -> None:
     """Raise ConfigurationError if gevent or eventlet has replaced what event loops build on."""
     for module, name in _ORIGINALS:
-        home = getattr(module, name).__module__
-        if home != module.__name__:
-            library = home.partition(".")[0]
+        library = getattr(module, name).__module__.partition(".")[0]
+        if library in _GREENLETS:
             raise ConfigurationError(
                 f"{library} has replaced {module.__name__}.{name}, and the event loop of a "
                 "blocking client needs the original: use headrace in a process that "

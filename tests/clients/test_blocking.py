@@ -8,6 +8,7 @@ import contextlib
 import inspect
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -486,3 +487,41 @@ def test_patched_modules_are_refused_with_the_way_out(
     monkeypatch.undo()
     with producer:
         producer.send(Message("Plain", b"x"))
+
+
+def test_a_patched_socket_that_is_no_greenlet_library_s_is_used(
+    mq: Embedded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Proxied(socket.socket):
+        __slots__ = ()
+
+    Proxied.__module__ = "socks"
+    monkeypatch.setattr("socket.socket", Proxied)
+    with blocking.Producer(**options(mq)) as producer:
+        producer.send(Message("Plain", b"x"))
+
+
+def test_a_function_in_the_loop_s_thread_cannot_call_its_client(mq: Embedded) -> None:
+    errors: list[str] = []
+
+    def on_result(*_: object) -> None:
+        for call in (partial(producer.send, Message("Plain", b"again")), producer.stop):
+            with pytest.raises(ConfigurationError) as caught:
+                call()
+            errors.append(str(caught.value))
+
+    with (
+        blocking.Producer(**options(mq)) as producer,
+        producer.pipeline(on_result=on_result) as pipeline,
+    ):
+        pipeline.send(Message("Plain", b"x"))
+    assert len(errors) == 2
+    assert all("on_result" in error and "another thread" in error for error in errors)
+
+
+@pytest.mark.parametrize("name", ["on_assigned", "on_revoked"])
+def test_async_functions_of_a_blocking_member_are_refused(mq: Embedded, name: str) -> None:
+    async def hear(_: object) -> None: ...
+
+    with pytest.raises(ConfigurationError, match=f"{name} is an async function"):
+        blocking.Consumer("g", "Plain", **{name: hear}, **options(mq))

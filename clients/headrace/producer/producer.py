@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Self
 
-from headrace.config import check_callback, check_limits
+from headrace.config import check_callback, check_limits, check_plain_callback
 from headrace.errors import ConfigurationError, HeadraceError
 from headrace.instance import ClientInstance
 from headrace.lifecycle import Startable
@@ -186,9 +185,7 @@ class Producer(Startable):
         """Send many messages without waiting for each; see ``Pipeline``."""
         self._instance.check_open("Producer")
         check_limits(max_in_flight=max_in_flight, max_bytes=max_bytes)
-        check_callback("on_result", on_result)
-        if inspect.iscoroutinefunction(on_result):
-            raise ConfigurationError("on_result is an async function: give a plain one")
+        check_plain_callback("on_result", on_result)
         return Pipeline(self._sender, max_in_flight, max_bytes, on_result)
 
     def transaction(self, topic: str) -> Transaction:
