@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
-from headrace import MessageQueue
+from headrace import Message, MessageQueue, PullConsumer, embedded
 from headrace.admin import end_reader, goal
 from headrace.admin.commands import consume
 from headrace.admin.goal import GIVE_UP_MS, Goal, PartialRead
@@ -130,3 +130,28 @@ async def test_a_broker_gets_ten_seconds_to_tell_the_end_of_its_queues(
     with pytest.raises(PartialRead, match="in 1 place:") as error:
         reading.check({here: 5}, {})
     assert ("--allow-partial" in str(error.value)) == (accepts is False)
+
+
+@pytest.mark.slow
+async def test_a_queue_is_read_from_its_place_although_that_was_not_found_at_first() -> None:
+    async with embedded() as mq, mq.admin() as admin, mq.producer() as producer:
+        await admin.create_topic("T", queues=2)
+        queues = await producer.queues("T")
+        for number in range(10):
+            await producer.send(Message("T", b"%d" % number), queue=queues[number % 2])
+        errors = [ConnectFailed("broker:10911", "refused")]
+
+        async def seek(queue: MessageQueue, end: int) -> None:
+            if queue == queues[1] and errors:
+                raise errors.pop()
+            consumer.seek(queue, end - 2)
+
+        consumer = PullConsumer(nameserver=mq.nameserver)
+        async with consumer:
+            reader = end_reader.EndReader(consumer, "T", queues, "*", consumer.max_offset, seek)
+            found: list[bytes] = []
+            while not reader.is_over:
+                if received := await reader.receive():
+                    found += received[0].values()
+            reader.check()
+        assert sorted(found) == [b"6", b"7", b"8", b"9"]
