@@ -14,10 +14,12 @@ import trio
 import trio.testing
 
 import headrace
-from headrace import Message, blocking
+from headrace import Message, MessageQueue, Table, blocking
+from headrace.consumer.offset_store import OffsetStore
 from headrace.errors import (
     ClientClosed,
     ConfigurationError,
+    ConnectFailed,
     InvalidMessage,
     InvalidValue,
     RouteNotFound,
@@ -29,6 +31,8 @@ from headrace_protocol.drivers.errors import MalformedAnswer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+    from trio.testing import MockClock
 
     from headrace.embedded import Embedded
     from headrace_protocol.key_lookup import WantedKey
@@ -64,6 +68,33 @@ class Point:
 
 
 # -- local copies ----------------------------------------------------------------------------------
+
+
+async def test_no_reader_of_a_copy_that_cannot_load_waits_for_others(
+    mq: Embedded, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await create(mq)
+
+    async def fail(_: object, queue: MessageQueue) -> int:
+        raise ConnectFailed("broker:10911", "refused")
+
+    monkeypatch.setattr(OffsetStore, "max_offset", fail)
+    waited: list[float] = []
+
+    async def get(table: Table[bytes], delay_s: float) -> None:
+        await trio.sleep(delay_s)
+        began = trio.current_time()
+        with pytest.raises(ConnectFailed):
+            await table.get("k")
+        waited.append(trio.current_time() - began)
+
+    async with (
+        mq.table("users", delivery_timeout_ms=3000) as table,
+        trio.open_nursery() as nursery,
+    ):
+        for number in range(100):
+            nursery.start_soon(get, table, number / 10)
+    assert max(waited) < 4
 
 
 @pytest.mark.parametrize("compacted", [True, False])

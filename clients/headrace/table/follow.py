@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -77,7 +78,9 @@ class Follower:
         self._entries = entries
         self._patience_s = patience_s
         self._allow_partial = allow_partial
+        # Of the last attempt to load that failed.
         self._problem: HeadraceError | None = None
+        self._failed_at = -math.inf
         self._offsets = OffsetStore(instance)
         self._fetcher = Fetcher(instance, READER_GROUP, self, BODY_LIMITS)
         self._subscription = Subscription(topic)
@@ -125,7 +128,7 @@ class Follower:
             try:
                 await self.synced()
             except HeadraceError as error:
-                self._problem = error
+                self._problem, self._failed_at = error, anyio.current_time()
                 self._instance.outages.report(error, self._topic)
                 await anyio.sleep(LONGEST_PAUSE_S)
 
@@ -153,11 +156,11 @@ class Follower:
         Raises the error that keeps it from loading, after ``patience_s``.
         """
         while not self._loaded.is_set():
-            self._problem = None
+            began = anyio.current_time()
             with anyio.move_on_after(self._patience_s):
                 await self._loaded.wait()
                 return
-            if self._problem:
+            if self._problem and self._failed_at >= began:
                 raise self._problem
 
     async def synced(self) -> None:

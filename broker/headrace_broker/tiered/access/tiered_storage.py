@@ -49,6 +49,8 @@ _WATCH_S: Final = 60.0
 # Names of outages.
 _PLACE: Final = "the place of the tier"
 _UPLOAD: Final = "the upload of queues that are given up"
+# Tables, merges and clean-up, which fail together when the place is away.
+_UPKEEP: Final = "the upkeep of the tier"
 # After a change of the topics, whose files are written meanwhile.
 _CHANGED_TABLES_S: Final = 1.0
 # A stop waits so long for the tier to take the tables.
@@ -190,7 +192,9 @@ class TieredStorage:
                 self._tables.save, now_ms, limiter=self._saving, abandon_on_cancel=True
             )
         except (OSError, StoreError) as error:
-            log.warning("tables not saved in the tier, retrying", reason=str(error))
+            self._outages.failed(_UPKEEP, f"tables are not saved: {error}", "tables")
+        else:
+            self._outages.worked(_UPKEEP, "tables")
 
     def _name_lives(self, topics: Iterable[str]) -> None:
         if self.settings.is_lasting:
@@ -201,7 +205,7 @@ class TieredStorage:
         try:
             self._access.open(_START_S)
         except OSError as error:
-            log.error("tier not open, retrying", reason=str(error))
+            self._outages.failed(_PLACE, error)
 
     async def _run_watch(self) -> None:
         """Check the place, and log its outages and those of queues that are given up."""
@@ -239,7 +243,9 @@ class TieredStorage:
             try:
                 has_more = await trio.to_thread.run_sync(self._merge, limiter=self._merging)
             except (OSError, StoreError) as error:
-                log.error("merge in the tier failed, retrying", reason=str(error))
+                self._outages.failed(_UPKEEP, f"a merge failed: {error}", "merges")
+            else:
+                self._outages.worked(_UPKEEP, "merges")
             await trio.sleep(0 if has_more else _MERGE_S)
 
     def _merge(self) -> bool:
@@ -257,8 +263,10 @@ class TieredStorage:
                 limits = self._limits()
                 await trio.to_thread.run_sync(self._clean_up, limits, limiter=self._threads)
             except (OSError, StoreError) as error:
-                log.error("clean-up of the tier failed, retrying", reason=str(error))
+                self._outages.failed(_UPKEEP, f"clean-up failed: {error}", "clean-up")
                 wait_s = min(wait_s, _RETRY_S)
+            else:
+                self._outages.worked(_UPKEEP, "clean-up")
             await trio.sleep(wait_s)
 
     def _limits(self) -> dict[str, TopicLimit]:
