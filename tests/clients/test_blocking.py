@@ -523,5 +523,6 @@ def test_a_function_in_the_loop_s_thread_cannot_call_its_client(mq: Embedded) ->
 def test_async_functions_of_a_blocking_member_are_refused(mq: Embedded, name: str) -> None:
     async def hear(_: object) -> None: ...
 
+    given: dict[str, Any] = {name: hear}
     with pytest.raises(ConfigurationError, match=f"{name} is an async function"):
-        blocking.Consumer("g", "Plain", **{name: hear}, **options(mq))
+        blocking.Consumer("g", "Plain", **given, **options(mq))

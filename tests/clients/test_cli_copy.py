@@ -11,6 +11,7 @@ import pytest
 import trio
 
 from headrace import Message
+from headrace import Producer as AsyncProducer
 from headrace.admin import copying
 from headrace.blocking import Producer
 from headrace.consumer.pull import PullConsumer
@@ -118,7 +119,7 @@ def test_a_copy_that_fails_repeats_what_is_not_stored(
     send(clusters[0], source, range(40), keys)
     succeed("topic", "alter", target, "--perm", "r")
     with monkeypatch.context() as patch:
-        patch.setattr(copying, "Producer", partial(copying.Producer, delivery_timeout_ms=0))
+        patch.setattr(copying, "Producer", partial(AsyncProducer, delivery_timeout_ms=0))
         assert "has no queue to write to" in fail(1, "topic", "copy", source, target)
     succeed("topic", "alter", target, "--perm", "rw")
     assert succeed("topic", "copy", source, target, "--json").json()["messages"] == 40
