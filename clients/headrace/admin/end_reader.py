@@ -80,6 +80,7 @@ class EndReader:
                 await self._seek(queue, end)
             except HeadraceError as error:
                 self._goal.failed(queue, error)
+                await self._consumer.assign(begun, self._tags)  # reads none of it yet
             else:
                 begun.add(queue)
 
