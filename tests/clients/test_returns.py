@@ -9,7 +9,7 @@ import pytest
 import trio
 
 import headrace
-from headrace import Consumer, Message, ReceivedMessage
+from headrace import Consumer, Message, PullConsumer, ReceivedMessage
 from headrace.delays import LEVELS_S, level_of
 from headrace.errors import ConfigurationError
 from headrace_protocol.codes import RequestCode
@@ -91,6 +91,9 @@ async def test_the_last_attempt_and_a_rejection_make_dead_letters(mq: Embedded) 
         async for message in consumer:
             seen.append((int(message.body), message.reconsume_times))
             await (message.retry() if message.body == b"0" else message.reject())
+            if len(seen) == 2:  # the first dead letter is there at once, and so is its topic
+                async with PullConsumer(nameserver=mq.nameserver, connect=mq.connect) as reader:
+                    assert len(await reader.queues("%DLQ%g")) == 1
             if len(seen) == 3:
                 break
     assert seen == [(0, 0), (1, 0), (0, 1)]
