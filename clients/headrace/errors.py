@@ -35,6 +35,7 @@ __all__ = [
     "KeyLookupUnsupported",
     "MalformedAnswer",
     "NameserverUnavailable",
+    "NoBroker",
     "NoQueue",
     "OffsetNotFound",
     "OpenedBeforeFork",
@@ -220,6 +221,19 @@ class PartialAnswer(HeadraceError):
 def _first_parts(parts: Sequence[MissingPart]) -> str:
     more = f"; and {len(parts) - _PARTS_NAMED_MAX} more" if len(parts) > _PARTS_NAMED_MAX else ""
     return "; ".join(map(str, parts[:_PARTS_NAMED_MAX])) + more
+
+
+class NoBroker(HeadraceError):
+    """None of the brokers that a call needs is there; they have left.
+
+    parts: a ``MissingPart`` for each broker.
+    """
+
+    retryable = True
+
+    def __init__(self, parts: Sequence[MissingPart]) -> None:
+        super().__init__(f"no broker is there: {_first_parts(parts)}; start it, and repeat")
+        self.parts = tuple(parts)
 
 
 class OffsetNotFound(HeadraceError):

@@ -346,6 +346,7 @@ class Admin(GroupAdmin, WaitingAdmin, TierAdmin):
     ) -> list[TopicTotals]:
         """Queues, messages and last time of all topics, sorted by name; see ``topics``."""
         names = await self.topics(system=system)
+        masters = await self._masters()
         await self._note_departed("the list of topics", problems)
         static: dict[str, int] = {}
 
@@ -366,7 +367,7 @@ class Admin(GroupAdmin, WaitingAdmin, TierAdmin):
                     raise each
             return [each for each in found if not isinstance(each, HeadraceError)]
 
-        answers = await self._gather(await self._masters(), ask, problems) if names else {}
+        answers = await self._gather(masters, ask, problems)
         totals = {name: TopicTotals(name) for name in names}
         for table in (each for tables in answers.values() for each in tables):
             for queue, at in table.offset_table.items():

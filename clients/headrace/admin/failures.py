@@ -14,6 +14,7 @@ from headrace.errors import (
     HeadraceError,
     InvalidMessage,
     NameserverUnavailable,
+    NoBroker,
     PartialAnswer,
     RequestTimeout,
     RouteNotFound,
@@ -73,6 +74,7 @@ class NotFound(CommandFailed):
 
 _NOT_FOUND = (
     NotFound,
+    NoBroker,
     PartialAnswer,
     WrongServer,
     RouteNotFound,

@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 
 import msgspec
 
-from headrace.errors import ConfigurationError, HeadraceError, PartialAnswer, RouteNotFound
+from headrace.errors import (
+    ConfigurationError,
+    HeadraceError,
+    NoBroker,
+    PartialAnswer,
+    RouteNotFound,
+)
 from headrace.instance import ClientInstance
 from headrace.lifecycle import Startable
 from headrace.messages import check_topic
@@ -179,13 +185,19 @@ class BrokerRequests(Startable):
         return list(found.values())
 
     async def _masters(self, broker: str | None = None) -> dict[str, str]:
-        """Addresses of all masters, or of the master of ``broker``, by broker name."""
+        """Addresses of all masters, or of the master of ``broker``, by broker name.
+
+        Raises NoBroker if they have left, and ConfigurationError if there never were any.
+        """
         masters = {
             node.broker_name: node.address
             for node in await self.cluster()
             if node.broker_id == MASTER_ID and broker in {None, node.broker_name}
         }
         if not masters:
+            departed = await self.departed_brokers()
+            if left := [each for each in departed if broker in {None, each.broker_name}]:
+                raise NoBroker([departed_part(each) for each in left])
             which = f"broker named {broker}" if broker else "broker"
             raise ConfigurationError(
                 f"no {which} is registered at {'; '.join(self._instance.nameservers)}; start one, "

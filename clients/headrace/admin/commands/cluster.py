@@ -6,17 +6,19 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.admin import options
 from headrace.admin.output import print_rows
+from headrace.missing import departed_part
 
 if TYPE_CHECKING:
     from headrace.admin.requests import BrokerNode
     from headrace.errors import HeadraceError
+    from headrace_protocol.departed import DepartedBroker
 
 
 @options.command("cluster", epilog=options.examples("headrace cluster", "headrace cluster --json"))
 @options.as_json
 @options.nameserver
 def command(*, as_json: bool, nameserver: str | None) -> None:
-    """List the brokers with their rates."""
+    """List the brokers with their rates, and those that left."""
     import trio
 
     from headrace.admin.client import Admin
@@ -26,7 +28,9 @@ def command(*, as_json: bool, nameserver: str | None) -> None:
         async with Admin(nameserver=nameserver) as admin:
             nodes = await admin.cluster()
             infos = await gather(lambda node: admin.runtime_info(node.address), nodes)
-            return [_row(node, info) for node, info in zip(nodes, infos, strict=True)]
+            departed = await admin.departed_brokers()
+            rows = [_row(node, info) for node, info in zip(nodes, infos, strict=True)]
+            return [*rows, *map(_row_of_departed, departed)]
 
     empty = "no broker has registered; start one with `headrace broker` or `headrace dev`"
     print_rows(trio.run(run), as_json=as_json, empty=empty)
@@ -47,6 +51,18 @@ def _row(node: BrokerNode, info: dict[str, str] | HeadraceError) -> dict[str, An
         "version": info.get("brokerVersionDesc") if isinstance(info, dict) else None,
         **figures,
         "problem": problem,
+    }
+
+
+def _row_of_departed(broker: DepartedBroker) -> dict[str, Any]:
+    return {
+        "cluster": broker.cluster,
+        "broker": broker.broker_name,
+        "id": None,
+        "address": broker.broker_addr,
+        "version": None,
+        **_figures({}),
+        "problem": departed_part(broker).why,
     }
 
 
