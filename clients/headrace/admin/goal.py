@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ import trio
 
 from headrace.admin.failures import NotFound
 from headrace.admin.output import counted
-from headrace.errors import QueuePartAway
+from headrace.errors import QueuePartAway, RouteNotFound
 from headrace.tasks import gather
 from headrace.whole import require_whole
 from headrace_daemon.command import warn
@@ -129,6 +130,27 @@ class Goal:
 
 def _place(queue: MessageQueue) -> str:
     return f"{queue.topic}/{queue.broker_name}/{queue.queue_id}"
+
+
+async def wait_for_topic(consumer: PullConsumer, topic: str, *, for_ever: bool) -> None:
+    """Wait while all brokers with the topic are away, as for a broker with some of its queues.
+
+    for_ever: not only for ``GIVE_UP_MS``. Raises RouteNotFound.
+    """
+    give_up_at = math.inf if for_ever else trio.current_time() + GIVE_UP_MS / 1000
+    is_told = False
+    while True:
+        try:
+            await consumer.queues(topic)
+        except RouteNotFound as error:
+            if not error.retryable or trio.current_time() >= give_up_at:
+                raise
+            if not is_told:
+                warn(f"waiting: {error}")
+                is_told = True
+        else:
+            return
+        await trio.sleep(_PAUSE_S)
 
 
 async def all_queues(

@@ -11,7 +11,7 @@ import click
 
 from headrace.admin import completion, options
 from headrace.admin.end_reader import EndReader
-from headrace.admin.goal import GIVE_UP_MS, Goal, PartialRead, all_queues
+from headrace.admin.goal import GIVE_UP_MS, Goal, PartialRead, all_queues, wait_for_topic
 from headrace.admin.messages import FORMAT_HELP
 from headrace.admin.places import HELP, Place, milliseconds, parse_place, parse_time
 from headrace.errors import ConfigurationError, HeadraceError
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     import trio
 
+    from headrace.admin.interrupts import Interrupts
     from headrace.consumer.pull import PullConsumer
     from headrace.consumer.push import Consumer
     from headrace.messages import MessageBatch, ReceivedMessage
@@ -250,6 +251,7 @@ class _Reader:
 
     async def _queues(self, consumer: PullConsumer) -> list[MessageQueue]:
         wanted = self._wanted
+        await wait_for_topic(consumer, wanted.topic, for_ever=wanted.follow)
         if wanted.follow and not wanted.allow_partial:
             require_whole(
                 wanted.topic, await consumer.missing(wanted.topic), allow_partial=True, warn=warn
@@ -350,25 +352,35 @@ class _Member:
         """
         from headrace.admin.interrupts import deferred_interrupts
         from headrace.consumer.pull import PullConsumer
-        from headrace.consumer.push import Consumer
 
         # From here on, a signal cannot prevent the commit of messages already printed.
         with deferred_interrupts() as interrupts:
-            async with (
-                PullConsumer(self._group, nameserver=nameserver) as offsets,
-                Consumer(
-                    self._group, {self._topic: self._tags}, nameserver=nameserver, start=self._place
-                ) as consumer,
-                interrupts.cancel_block() as nursery,
-            ):
-                if not self._follow:
-                    nursery.start_soon(self._stop_at_end, consumer, offsets, nursery.cancel_scope)
-                async for message in consumer:
-                    self._printer.print(message)
-                    sys.stdout.flush()
-                    if self._printer.is_done:
-                        break
+            async with PullConsumer(self._group, nameserver=nameserver) as offsets:
+                async with interrupts.cancel_block():
+                    await wait_for_topic(offsets, self._topic, for_ever=self._follow)
+                if not interrupts.has_arrived:
+                    await self._read(offsets, nameserver, interrupts)
         await self._end(nameserver)
+
+    async def _read(
+        self, offsets: PullConsumer, nameserver: str | None, interrupts: Interrupts
+    ) -> None:
+        from headrace.consumer.push import Consumer
+
+        subscriptions = {self._topic: self._tags}
+        async with (
+            Consumer(
+                self._group, subscriptions, nameserver=nameserver, start=self._place
+            ) as consumer,
+            interrupts.cancel_block() as nursery,
+        ):
+            if not self._follow:
+                nursery.start_soon(self._stop_at_end, consumer, offsets, nursery.cancel_scope)
+            async for message in consumer:
+                self._printer.print(message)
+                sys.stdout.flush()
+                if self._printer.is_done:
+                    break
 
     async def _stop_at_end(
         self, consumer: Consumer, offsets: PullConsumer, scope: trio.CancelScope
