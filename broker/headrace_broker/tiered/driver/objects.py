@@ -1,6 +1,6 @@
 """A driver for object stores, over obstore: S3 and its relatives, Google's, Azure's.
 
-The only module that imports obstore, which is an extra: ``pip install 'headrace[tier]'``.
+The only module that imports obstore, which is an extra: ``pip install obstore``.
 """
 
 from __future__ import annotations
