@@ -19,6 +19,7 @@ import headrace_nameserver
 import headrace_protocol
 from headrace import Message
 from headrace.admin.shrink import Unread
+from headrace.missing import MissingPart
 from headrace_broker.config import BrokerConfig
 from headrace_protocol.bodies import MessageQueue, TopicConfig
 from headrace_protocol.drivers.errors import ConnectFailed
@@ -62,6 +63,7 @@ ARGUMENTS: dict[str, object] = {
     "Mapping[str, str]": {"place": "reason"},
     "MappingItem": MappingItem(),
     "MessageQueue": QUEUE,
+    "Sequence[MissingPart]": [MissingPart("b", range(2), "was shut down", 1)],
     "Sequence[tuple[Any, HeadraceError]]": [(Message("t", b"x"), REFUSED)],
     "list[Unread]": [Unread(QUEUE, "g", 3)],
 }
