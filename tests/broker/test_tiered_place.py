@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+from collections import Counter
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import structlog
 import trio
 
 from headrace_broker.store.retention.topic_floors import TopicLimit
@@ -30,6 +33,7 @@ from tests.broker.test_tiered_storage import (
 from tests.support.cli import fail
 from tests.support.object_server import BUCKET, serving
 from tests.support.stores import ready
+from tests.support.until import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -278,12 +282,45 @@ async def test_the_place_is_looked_for_each_minute(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(tier._run_watch)
         take_away(tmp_path, empty)
-        await trio.sleep(2 * tiered_storage._WATCH_S + 1)
-        assert "lacks the mark" in ask(broker).place_problem
+        await until(lambda: "lacks the mark" in ask(broker).place_problem)
         bring_back(tmp_path)
-        await trio.sleep(tiered_storage._WATCH_S)
-        assert (ask(broker).place_problem, retried) == ("", [True])
+        await until(lambda: (ask(broker).place_problem, retried) == ("", [True]))
         nursery.cancel_scope.cancel()
+    broker.close()
+
+
+async def test_tables_merges_and_clean_up_report_one_outage(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for pause in ("_TABLES_S", "_CHANGED_TABLES_S", "_MERGE_S", "_RETRY_S"):
+        monkeypatch.setattr(tiered_storage, pause, 0.1)
+    first = begin(tmp_path, "file")
+    put(first, 0, 5)
+    upload(first)
+    first.close()
+    take_away(tmp_path, empty)
+    broker = begin(tmp_path, "file")
+    tier = tier_of(broker)
+    failed, parts = tier._outages.failed, ("tables", "merges", "clean-up")
+    failures: Counter[str] = Counter()
+
+    def count(name: str, reason: object, part: str) -> None:
+        failures[part] += 1
+        failed(name, reason, part)
+
+    monkeypatch.setattr(tier._outages, "failed", count)
+    with structlog.testing.capture_logs() as lines:
+        async with trio.open_nursery() as nursery:
+            for work in (tier._run_tables, tier._run_merges, tier._run_clean_up):
+                nursery.start_soon(work)
+            await until(lambda: min(failures[part] for part in parts) > 2)
+            bring_back(tmp_path)
+            await until(lambda: tiered_storage._UPKEEP not in tier._outages.names)
+            nursery.cancel_scope.cancel()
+    assert [re.sub(": .*| after .*", "", line["event"]) for line in lines] == [
+        "the upkeep of the tier is unavailable, retrying",
+        "the upkeep of the tier is available again",
+    ]
     broker.close()
 
 
