@@ -328,3 +328,14 @@ def test_a_batch_staged_before_a_move_is_written_again(
     writer.commit([writer.write(iter([rows]))])
     found = read(cluster, whole(cluster, topic))
     assert sorted(body for rows in found.values() for _, body in rows) == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("known", [set(), {"b"}], ids=["nobody", "another broker"])
+def test_a_nameserver_that_has_just_started_has_deleted_no_topic(
+    cluster: Cluster, topic: Topic, known: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.queues(Topics((topic.name,)))
+    masters = {name: at for name, at in cluster.masters().items() if name in known}
+    monkeypatch.setattr(cluster, "masters", lambda: masters)
+    assert masters.keys() == known
+    assert cluster.vanished_queues([topic.queue(0)]) == {}

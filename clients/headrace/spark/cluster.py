@@ -106,6 +106,8 @@ class Cluster:
         self._last_answers: dict[tuple[int, str], Response] = {}
         self._chains = Chains(self)
         self._missing: dict[str, tuple[MissingPart, ...]] = {}
+        # The brokers that routes of a topic have named so far.
+        self._hosts: dict[str, set[str]] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -222,6 +224,7 @@ class Cluster:
     def _queues_of(self, topic: str) -> Queues:
         route = self.route(topic)
         self._missing[topic] = route.missing
+        self._hosts.setdefault(topic, set()).update(route.brokers)
         addresses = {queue: route.address_of(queue) for queue in route.read_queues}
         return {queue: address for queue, address in addresses.items() if address}
 
@@ -277,7 +280,13 @@ class Cluster:
         }
 
     def _deleted_everywhere(self, topics: set[str], masters: Mapping[str, str]) -> set[str]:
-        """The static topics that no broker has, according to all of them."""
+        """The static topics that no broker has, according to all of them.
+
+        A nameserver that has just started knows no broker or only some, which decides nothing.
+        """
+        topics = {topic for topic in topics if masters.keys() >= self._hosts.get(topic, set())}
+        if not masters:
+            return set()
         places = {(topic, name): address for topic in topics for name, address in masters.items()}
         try:
             counts = self._read_queue_counts(places)
