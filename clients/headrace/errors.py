@@ -174,7 +174,10 @@ def _origin(topic: str) -> str:
 
 
 class NoQueue(HeadraceError):
-    """The topic has a route, but no queue that allows the operation."""
+    """The topic has a route, but no queue that allows the operation.
+
+    broker_name: the broker of the wanted queue, if that one is away; otherwise "".
+    """
 
     retryable = True
     refresh_route = True
@@ -187,12 +190,14 @@ class NoQueue(HeadraceError):
             "it has none at all, its permission or its brokers' permission forbids it, or no "
             "master is up"
         ),
+        broker_name: str = "",
     ) -> None:
         super().__init__(
             f"topic {topic} has no queue to {wanted} now: {reason} "
             f"(see `headrace topic describe {topic}`)"
         )
         self.topic = topic
+        self.broker_name = broker_name
 
 
 class PartialAnswer(HeadraceError):

@@ -95,6 +95,8 @@ class ClientOutages(Outages):
             return broker(broker_name)
         if isinstance(error, PartialAnswer) and error.parts[0].broker:
             return broker(error.parts[0].broker)
+        if isinstance(error, NoQueue) and error.broker_name:
+            return broker(error.broker_name)
         if isinstance(error, RouteNotFound | NoQueue):
             return self._away_of(topic)
         if isinstance(error, SILENT):

@@ -175,17 +175,18 @@ class TopicRoute:
         compacted topic's.
         """
         leader = self.broker_of(queue)
+        away = ""
         if leader == NO_LEADER_BROKER:
             reason = "no broker leads it"
         elif self.master(leader) is None:
-            reason = f"no master of its leader {leader} is up"
+            away, reason = leader, f"no master of its leader {leader} is up"
             if absence := self._absence(leader):
                 reason = f"{reason}: {absence}"
         elif not self._perms.get(leader, 0) & PERM_WRITE:
             reason = f"the topic or its leader {leader} forbids writes"
         else:
             return None
-        return NoQueue(self.topic, f"write to at {_place(queue)}", reason)
+        return NoQueue(self.topic, f"write to at {_place(queue)}", reason, away)
 
     def unserved(self, queue: MessageQueue) -> NoQueue:
         """The error of a request about a queue whose broker has no address."""

@@ -252,6 +252,18 @@ async def test_a_key_without_a_leader_fails_by_name(autojump_clock: MockClock) -
         assert brokers[1].sends == []
 
 
+async def test_the_log_names_the_leader_that_is_away(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with scripted_cluster(2) as (nameserver, brokers, network):
+        nameserver.answer(ROUTE, static_route(*brokers, leads=[[1], [0]], total=2, away=1))
+        async with producer(nameserver, network, delivery_timeout_ms=1000) as p:
+            with pytest.raises(NoQueue):
+                await p.send(Message("T", b"x", key=key_of(0, 2)))
+    (line,) = caplog.messages
+    assert line.startswith("broker broker-1 is unavailable, retrying: ")
+
+
 @pytest.mark.parametrize("way", ["send", "send_many", "pipeline"])
 async def test_a_moved_leader_is_found_at_once(way: str, autojump_clock: MockClock) -> None:
     async with scripted_cluster(2) as (nameserver, (old, new), network):
