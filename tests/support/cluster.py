@@ -1,4 +1,4 @@
-"""A nameserver and brokers as processes of their own, each of which can be killed and come back."""
+"""Nameservers and brokers as processes of their own, each of which can be killed and come back."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import socket
 import subprocess
 import time
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Self
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from headrace import blocking
 from tests.support.own_disk import OwnDisk
 from tests.support.processes import HEADRACE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 _UP_S = 60.0
@@ -91,35 +92,52 @@ class Daemon:
                 return
 
 
+class Own(NamedTuple):
+    """What one broker has of its own: a disk with its folder, and settings by key of the file."""
+
+    name: str
+    disk: OwnDisk | None = None
+    settings: Mapping[str, object] = MappingProxyType({})
+
+
 class Cluster:
     """Use it in a ``with`` block."""
+
+    # How many; a subclass may have more.
+    NAMESERVERS = 1
 
     def __init__(
         self,
         folder: Path,
-        *brokers: str,
+        *brokers: str | Own,
         before: Sequence[str] | OwnDisk = (),
         **settings: object,
     ) -> None:
-        """brokers: their names.
+        """brokers: their names, or what each has of its own.
 
         before: what goes before their commands; or the disk with their folder, where they make room
         when it fills up. settings: theirs, by key of the file.
         """
-        if isinstance(before, OwnDisk):
-            before = before.command
-        else:  # they keep their messages, however full the machine's disk is
-            settings = {"cleanFileForciblyEnable": "false"} | settings
-        port = _free_port()
-        self.nameserver = Daemon(folder, "nameserver", "nameserver", "--port", str(port), port=port)
-        self.brokers = {
-            name: _broker(folder, name, self.nameserver.address, settings, before)
-            for name in brokers
-        }
+        self.nameservers = [_nameserver(folder, number) for number in range(self.NAMESERVERS)]
+        self.addresses = ";".join(each.address for each in self.nameservers)
+        self.brokers = {}
+        for each in brokers:
+            own = each if isinstance(each, Own) else Own(each)
+            place = own.disk or before
+            # Elsewhere they keep their messages, however full the machine's disk is.
+            keep = {} if isinstance(place, OwnDisk) else {"cleanFileForciblyEnable": "false"}
+            command = place.command if isinstance(place, OwnDisk) else place
+            lines = {**keep, **settings, **own.settings}
+            self.brokers[own.name] = _broker(folder, own.name, self.addresses, lines, command)
         self._stack = ExitStack()
 
+    @property
+    def nameserver(self) -> Daemon:
+        """The first or only one."""
+        return self.nameservers[0]
+
     def __enter__(self) -> Self:
-        for daemon in (self.nameserver, *self.brokers.values()):
+        for daemon in (*self.nameservers, *self.brokers.values()):
             self._stack.callback(daemon.kill)
             daemon.start()
             daemon.wait_up()
@@ -130,16 +148,24 @@ class Cluster:
         self._stack.close()
 
     def wait_registered(self) -> None:
-        """Wait until the nameserver knows all brokers."""
+        """Wait until each nameserver knows all brokers."""
         until = time.monotonic() + _UP_S
-        with blocking.Admin(nameserver=self.nameserver.address) as admin:
-            while len(admin.cluster()) < len(self.brokers):
-                assert time.monotonic() < until
-                time.sleep(0.02)
+        for nameserver in self.nameservers:
+            with blocking.Admin(nameserver=nameserver.address) as admin:
+                while len(admin.cluster()) < len(self.brokers):
+                    assert time.monotonic() < until
+                    time.sleep(0.02)
+
+
+def _nameserver(folder: Path, number: int) -> Daemon:
+    port, name = _free_port(), f"nameserver-{number}" if number else "nameserver"
+    config = folder / f"{name}.conf"
+    config.write_text(f"listenPort={port}\nkvConfigPath={folder / name / 'kvConfig.json'}\n")
+    return Daemon(folder, name, "nameserver", "-c", str(config), port=port)
 
 
 def _broker(
-    folder: Path, name: str, nameserver: str, settings: dict[str, object], before: Sequence[str]
+    folder: Path, name: str, nameservers: str, settings: dict[str, object], before: Sequence[str]
 ) -> Daemon:
     port = _free_port()
     lines = {
@@ -147,7 +173,7 @@ def _broker(
         "listenPort": port,
         "fastListenPort": 0,
         "bindAddress": "127.0.0.1",
-        "namesrvAddr": nameserver,
+        "namesrvAddr": nameservers,
         "storePathRootDir": folder / name,
         "mappedFileSizeCommitLog": 32 * 1024 * 1024,
         "mappedFileSizeConsumeQueue": 20 * 10_000,

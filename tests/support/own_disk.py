@@ -6,8 +6,11 @@ import os
 import shlex
 import subprocess
 import tempfile
+from contextlib import suppress
 from functools import cache
+from itertools import count
 from pathlib import Path
+from shutil import rmtree
 from typing import Self
 
 TMPFS = "tmpfs"
@@ -71,6 +74,33 @@ class OwnDisk:
     def __exit__(self, *_: object) -> None:
         self._holder.kill()
         self._holder.communicate()
+
+
+class Filler:
+    """Others who leave no byte, or no inode, of a disk."""
+
+    def __init__(self, folder: Path, *, takes_inodes: bool) -> None:
+        self._folder = folder
+        self._takes_inodes = takes_inodes
+
+    def fill(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with suppress(OSError):
+            if self._takes_inodes:
+                for number in count():
+                    (self._folder / str(number)).touch(exist_ok=False)
+            else:
+                self._take_bytes()
+
+    def _take_bytes(self) -> None:
+        with (self._folder / "bytes").open("ab", buffering=0) as file:
+            while True:
+                # A page at a time at the end, or the last ones would be left.
+                size = 1 << 20 if os.statvfs(self._folder).f_bavail > 512 else 4096
+                file.write(bytes(size))
+
+    def free(self) -> None:
+        rmtree(self._folder)
 
 
 @cache

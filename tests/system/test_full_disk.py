@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from contextlib import suppress
-from itertools import count, islice
-from shutil import rmtree
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,7 +15,7 @@ from headrace.blocking import Admin, Consumer, Producer, PullConsumer
 from headrace.errors import BrokerError
 from headrace_protocol.codes import ResponseCode
 from tests.support.cluster import Cluster
-from tests.support.own_disk import EXT4, TMPFS, OwnDisk, may_mount
+from tests.support.own_disk import EXT4, TMPFS, Filler, OwnDisk, may_mount
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -121,28 +119,6 @@ class FullBroker:
         self.daemon.start()
         self.daemon.wait_up()
         self.cluster.wait_registered()
-
-
-class Filler:
-    """Others who leave no byte, or no inode, of a disk."""
-
-    def __init__(self, folder: Path, *, takes_inodes: bool) -> None:
-        self._folder = folder
-        self._takes_inodes = takes_inodes
-        folder.mkdir(parents=True)
-
-    def fill(self) -> None:
-        with suppress(OSError), (self._folder / "bytes").open("ab", buffering=0) as file:
-            while not self._takes_inodes:
-                # A page at a time at the end, or the last ones would be left.
-                size = 1 << 20 if os.statvfs(self._folder).f_bavail > 512 else 4096
-                file.write(bytes(size))
-        with suppress(OSError):
-            for number in count():
-                (self._folder / str(number)).touch(exist_ok=False)
-
-    def free(self) -> None:
-        rmtree(self._folder)
 
 
 def wait_for(path: Path, pattern: str) -> None:
