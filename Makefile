@@ -17,7 +17,7 @@ export UV_PYTHON_DOWNLOADS := never
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-peers try demo dist test test-long test-oldest-spark durations check format fuzz \
-	sim conformance spark-kills bench bench-python bench-spark profile corruption kills soak abuse \
+	sim conformance spark-kills bench bench-python bench-spark profile corruption kills chaos soak abuse \
 	clean
 
 help: ## show the targets
@@ -135,6 +135,10 @@ sim: $(TESTS) ## simulate clusters and stores whose parts fail: N=, SEED=, KEEP=
 kills: $(TESTS) ## kill -9 the broker under load: N=, SEED=; FAULT=pauses or restarts instead
 	$(BIN)/python -m tests.faults.run $(or $(FAULT),kills) \
 		$(if $(N),--rounds $(N)) $(if $(SEED),--seed $(SEED))
+
+chaos: $(TESTS) ## take parts of a cluster away and return them: MINUTES=60, EVERY=20 seconds, SEED=
+	$(BIN)/python -m tests.chaos.run $(if $(MINUTES),--minutes $(MINUTES)) \
+		$(if $(EVERY),--every $(EVERY)) $(if $(SEED),--seed $(SEED)) $(CHAOS)
 
 soak: $(TESTS) ## mixed load, and whether anything grows or is left: MINUTES=30
 	$(BIN)/python -m tests.soak.run $(if $(MINUTES),--minutes $(MINUTES)) $(SOAK)
