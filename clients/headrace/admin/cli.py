@@ -41,7 +41,7 @@ PANELS = {
         "timer": "List and cancel timers: messages that wait for their time.",
         "tier": "Show, check, repair and move tiered storage.",
         "transaction": "List transactions without a decision, and resume discarded ones.",
-        "cluster": "List the brokers with their rates.",
+        "cluster": "List the brokers with their rates, and those that left.",
         "context": "Name clusters, and choose the one that commands and clients use.",
         "completion": "Print the completion of a shell: bash, zsh or fish.",
     },
