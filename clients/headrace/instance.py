@@ -367,7 +367,7 @@ class ClientInstance:
         address = (await self.route(topic)).address(broker_name, broker_id)
         if address is None:
             self.invalidate_route(topic)
-            raise NoQueue(topic, f"use on broker {broker_name}")
+            raise NoQueue(topic, f"use on broker {broker_name}", broker_name=broker_name)
         return address
 
     def known_address(self, topic: str, broker_name: str) -> str:

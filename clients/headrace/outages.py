@@ -91,12 +91,12 @@ class ClientOutages(Outages):
             return away(error)
         if getattr(error, "address", "") in self._nameservers:
             return route_of(topic)
+        if isinstance(error, NoQueue) and error.broker_name:
+            return broker(error.broker_name)
         if broker_name and is_absence(error):
             return broker(broker_name)
         if isinstance(error, PartialAnswer) and error.parts[0].broker:
             return broker(error.parts[0].broker)
-        if isinstance(error, NoQueue) and error.broker_name:
-            return broker(error.broker_name)
         if isinstance(error, RouteNotFound | NoQueue):
             return self._away_of(topic)
         if isinstance(error, SILENT):

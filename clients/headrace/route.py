@@ -195,7 +195,9 @@ class TopicRoute:
             return NoQueue(self.topic, f"use at {_place(queue)}", "no broker leads it")
         reason = self._absence(broker)
         wanted = f"use on broker {broker}"
-        return NoQueue(self.topic, wanted, reason) if reason else NoQueue(self.topic, wanted)
+        if reason is None:
+            return NoQueue(self.topic, wanted, broker_name=broker)
+        return NoQueue(self.topic, wanted, reason, broker)
 
     def _absence(self, broker: str) -> str | None:
         """Why a broker is away; None if nobody knows."""

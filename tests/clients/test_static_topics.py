@@ -23,6 +23,7 @@ from headrace.consumer.offset_store import OffsetStore
 from headrace.consumer.queue_reader import read_queue
 from headrace.errors import HeadraceError, MalformedAnswer, NoQueue
 from headrace.instance import ClientInstance
+from headrace.outages import ClientOutages
 from headrace.producer.selector import queue_index
 from headrace.route import TopicRoute
 from headrace_protocol.bodies import (
@@ -260,8 +261,12 @@ async def test_the_log_names_the_leader_that_is_away(
         async with producer(nameserver, network, delivery_timeout_ms=1000) as p:
             with pytest.raises(NoQueue):
                 await p.send(Message("T", b"x", key=key_of(0, 2)))
-    (line,) = caplog.messages
-    assert line.startswith("broker broker-1 is unavailable, retrying: ")
+            (line,) = caplog.messages
+            assert line.startswith("broker broker-1 is unavailable, retrying: ")
+            read = (await p._instance.route("T")).unserved(queue(0))
+        outages = ClientOutages([], lambda: 0.0)
+        outages.report(read, "T", queue(0).broker_name)
+        assert outages.names == {"broker broker-1"}
 
 
 @pytest.mark.parametrize("way", ["send", "send_many", "pipeline"])
