@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from tests.chaos.faults import Episode
@@ -147,8 +147,20 @@ class LogBook(logging.Handler):
             for line in whole.decode(errors="replace").splitlines():
                 self.add(path.stem, line)
 
+    def share(self, episode: Episode, episodes: Sequence[Episode]) -> float:
+        """The lines from the fault's begin until soon after its end.
+
+        A line that falls into the time of several faults counts for each of them in equal parts.
+        """
+        return sum(
+            1 / sum(_is_about(line, each) for each in episodes) for line in self.during(episode)
+        )
+
     def during(self, episode: Episode) -> list[Line]:
-        """The lines from the fault's begin until soon after its end."""
-        assert episode.ended_s is not None
-        last = episode.ended_s + AFTER_S
-        return [each for each in self.lines if episode.began_s <= each.at_s <= last]
+        """The lines from the fault's begin until soon after its end, whatever they are about."""
+        return [line for line in self.lines if _is_about(line, episode)]
+
+
+def _is_about(line: Line, episode: Episode) -> bool:
+    assert episode.ended_s is not None
+    return episode.began_s <= line.at_s <= episode.ended_s + AFTER_S

@@ -223,21 +223,24 @@ class Run:
             if "Traceback" in line.text:
                 self.ledger.violate(f"{line.source} logged a traceback: {line.text[:2000]}")
         for episode in self.chaos.episodes:
-            lines = self.book.during(episode)
-            if len(lines) > LINES_MAX:
-                sources = Counter(line.source for line in lines)
+            count = self.book.share(episode, self.chaos.episodes)
+            if count > LINES_MAX:
+                sources = Counter(line.source for line in self.book.during(episode))
                 self.ledger.violate(
-                    f"{len(lines)} log lines about {episode.fault.name}, which began at "
+                    f"{count:.0f} log lines about {episode.fault.name}, which began at "
                     f"{episode.began_s:.0f} s: {dict(sources)}"
                 )
 
     def summary(self) -> str:
         """What was done."""
         acknowledged = {each: len(self.ledger.acknowledged(each)) for each in TOPICS}
-        lines = [len(self.book.during(each)) for each in self.chaos.episodes]
+        episodes = self.chaos.episodes
+        lines = [self.book.share(each, episodes) for each in episodes]
+        most = max((len(self.book.during(each)) for each in episodes), default=0)
         return (
             f"{len(self.chaos.episodes)} faults, acknowledged {acknowledged}, "
-            f"log lines per fault {max(lines, default=0)} at most, {dict(self.ledger.counts)}"
+            f"log lines per fault {max(lines, default=0):.0f} at most ({most} with those of faults "
+            f"at the same time), {dict(self.ledger.counts)}"
         )
 
 

@@ -67,10 +67,12 @@ def test_a_missing_message_and_an_older_version_break_a_promise() -> None:
     ]
 
 
-def test_lines_count_from_the_begin_of_a_fault_until_soon_after_its_end(tmp_path: Path) -> None:
+def test_lines_count_for_the_faults_of_their_time_in_equal_parts(tmp_path: Path) -> None:
     book = LogBook(tmp_path)
     for at_s in (1.0, 2.0, 3.0, 4.0 + AFTER_S, 4.1 + AFTER_S):
         book.add_at(at_s, "broker-a", "line")
     (fault, *_) = faults([])
-    lines = book.during(Episode(fault, 2.0, 4.0))
-    assert [each.at_s for each in lines] == [2.0, 3.0, 4.0 + AFTER_S]
+    long, short = Episode(fault, 2.0, 4.0), Episode(fault, 2.5, 3.0)
+    assert [line.at_s for line in book.during(long)] == [2.0, 3.0, 4.0 + AFTER_S]
+    assert book.share(long, [long, short]) == 2.5
+    assert book.share(short, [long, short]) == 0.5
