@@ -282,7 +282,7 @@ OTHERS = [
                                 (46, "CHECK_CLIENT_CONFIG"), (200, "SUBSCRIPTIONGROUP"))
       for body in (b"", b"{", b"[]", b"\xff", b"null", b"[" * 100_000)),
     bad(34, {}, 29, "HEART_BEAT", "clientID",
-        body=b'{"clientID":5,"consumerDataSet":[],"producerDataSet":[]}'),
+        body=b'{"clientID":[5],"consumerDataSet":[],"producerDataSet":[]}'),
     bad(34, {}, 29, "group",
         body=b'{"clientID":"c","consumerDataSet":[{"groupName":"bad group"}]}'),
     bad(38, {"consumerGroup": "nobody"}, 1, "nobody"),
@@ -301,7 +301,8 @@ OTHERS = [
     bad(202, {"topic": "Missing"}, 17, "Missing"),
     bad(351, {"topic": "Missing"}, 17, "Missing"),
     bad(222, {"topic": TOPIC, "group": "nobody", "timestamp": 0, "isForce": True}, 26, "nobody"),
-    bad(25, {}, 16, "noSuchKey", "in the broker's file", body=b"noSuchKey=1\n"),
+    bad(25, {}, 29, "unknown key noSuchKey", "conf/broker.conf", body=b"noSuchKey=1\n"),
+    bad(25, {}, 16, "listenPort", "in its file", body=b"listenPort=1\n"),
     bad(25, {}, 29, "UTF-8|utf-8", body=b"\xff\xfe=1\n"),
     bad(321, queue_fields(topic="Missing", index=0, count=1), 1, "Missing"),
 ]  # fmt: skip

@@ -67,10 +67,11 @@ def walked(index: IndexFiles, key_hash: int) -> list[int]:
 
 
 def exact_hashes(regions: list[tuple[str, bytes]]) -> list[tuple[int, int]]:
+    """As RocketMQ has them, which replaces what is not UTF-8."""
     return [
         (number, index_key_hash(topic, key))
         for number, (topic, region) in enumerate(regions)
-        for key in record_keys(decode_properties(region))
+        for key in record_keys(decode_properties(region.decode(errors="replace").encode()))
     ]
 
 

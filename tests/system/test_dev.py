@@ -53,7 +53,10 @@ def test_a_message_takes_little_of_the_disk(tmp_path: Path) -> None:
         assert broker.end()[0] == 0
     assert (tmp_path / "commitlog" / f"{0:020}").stat().st_size == 64 << 20
     assert running < 72 << 20
-    assert disk_bytes(tmp_path) < 1 << 20
+    # The reserve stays, so that the next start can save its tables on a full disk.
+    reserve_bytes = disk_bytes(tmp_path / "headrace.reserve")
+    assert disk_bytes(tmp_path) - reserve_bytes < 1 << 20
+    assert reserve_bytes < 5 << 20
 
 
 def disk_bytes(folder: Path) -> int:
@@ -206,7 +209,9 @@ def test_an_error_ends_send_that_waits_for_standard_input(
         assert waiting.stderr is not None
         *retries, last = waiting.stderr.read().splitlines()
         assert words in last
-        assert all("retrying for 30 s" in line for line in retries)
+        # The outage began once, and was repeated after half a minute at most.
+        assert [" unavailable" in line for line in retries] == [True] * len(retries)
+        assert len(retries) <= 2
 
 
 @pytest.mark.parametrize("group", ["", "--group g"])
