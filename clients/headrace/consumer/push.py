@@ -266,6 +266,10 @@ class Consumer(Startable):
 
         max_messages: most messages to return; None returns all of one broker response.
         timeout_ms: time after which to return None; None waits until the consumer is stopped.
+
+        Each task has messages of its own. So limit the time by ``timeout_ms`` or
+        ``asyncio.timeout``: before Python 3.12 ``asyncio.wait_for`` runs each call in another task,
+        whose messages never count as processed.
         """
         check_limits(0, timeout_ms=timeout_ms)
         batches = self._batches(max_messages, time_after(timeout_ms))
