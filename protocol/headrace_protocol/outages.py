@@ -32,7 +32,7 @@ class Outages:
     """The things that are away from one client or daemon.
 
     Names are bounded by the caller: brokers, nameservers, places; never a message or a client.
-    A thing that comes and goes is logged once per half minute, too.
+    A thing that comes and goes is logged once per half minute, too. Several threads may report.
     """
 
     def __init__(
@@ -86,7 +86,8 @@ class Outages:
             )
 
     def _note_beginning(self, name: str, now: float) -> None:
-        recent = {each: at for each, at in self._begun_at.items() if now - at < REPEAT_S}
+        begun = list(self._begun_at.items())
+        recent = {each: at for each, at in begun if now - at < REPEAT_S}
         self._begun_at = recent | {name: now}
 
     def worked(self, name: str, part: Hashable = None) -> None:
@@ -97,7 +98,7 @@ class Outages:
         outage.parts.discard(part)
         if outage.parts:
             return
-        del self._outages[name]
+        self._outages.pop(name, None)
         if outage.is_logged:
             self._warn(f"{name} is available again after {self._now() - outage.began_at:.0f} s")
 
@@ -108,5 +109,5 @@ class Outages:
             return
         outage.parts.discard(part)
         if not outage.parts:
-            del self._outages[name]
+            self._outages.pop(name, None)
             self._begun_at.pop(name, None)
