@@ -105,6 +105,8 @@ class ObjectLife(tiered_lives.Life):
         access = self.tier._access
         can_work = access.is_open and not self._is_interrupted
         can_work = can_work and access._opening is None and not access.writing.locked()
+        # What looks for the mark waits for others that do; here it would wait for itself.
+        can_work = can_work and access.mark is not None and not access.mark._lock.locked()
         if can_work and not self.objects.lock.locked() and self.rng.random() < INTERRUPTION_RATE:
             self.interrupt()
 
