@@ -9,7 +9,7 @@ import sys
 from collections import Counter
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import structlog
@@ -17,7 +17,9 @@ import trio
 
 from headrace_broker.store.retention.topic_floors import TopicLimit
 from headrace_broker.tiered.access import tiered_storage
-from headrace_broker.tiered.container.place_mark import PlaceMark
+from headrace_broker.tiered.container.place_mark import PlaceMark, read_mark
+from headrace_broker.tiered.container.tier import Home
+from headrace_broker.tiered.driver.interface import Failure, FailureKind
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import RequestError
 from tests.broker.test_tiered_status import ask
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from headrace_broker.tiered.driver.interface import Driver
     from tests.support.broker import BrokerUnderTest
 
 PROVIDERS = pytest.mark.parametrize("provider", ["posix", "file"])
@@ -350,3 +353,16 @@ async def test_commands_do_not_take_an_empty_folder_for_the_tier(
         assert done.returncode in {1, 2}
         assert b"lacks the mark" in done.stderr
     assert not contents(tmp_path / "tier")
+
+
+def test_a_mark_of_any_size_is_not_read() -> None:
+    class Huge:
+        def size(self, _path: str) -> int:
+            return 1 << 40
+
+        def read(self, path: str, _ranges: object) -> None:
+            pytest.fail(f"{path} was read")
+
+    found = read_mark(cast("Driver", Huge()), Home("cluster", "broker"))
+    assert isinstance(found, Failure)
+    assert found.kind is FailureKind.DAMAGED

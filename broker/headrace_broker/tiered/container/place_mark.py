@@ -61,6 +61,10 @@ class Mark(msgspec.Struct, frozen=True):
     id: str
 
 
+# Two names of at most some hundred bytes each, and an id. Others may write to the place as well.
+_MARK_BYTES_MAX = 16 * 1024
+
+
 def mark_path(home: Home) -> str:
     """The path of a broker's mark, beside its queues."""
     return f"{cluster_folder(home.cluster)}/{home.broker}/place.json"
@@ -72,6 +76,8 @@ def read_mark(driver: Driver, home: Home) -> bytes | Failure:
     size = driver.size(path)
     if isinstance(size, Failure):
         return size
+    if size > _MARK_BYTES_MAX:
+        return Failure(FailureKind.DAMAGED, path, f"has {size} bytes: too large for a mark")
     read = driver.read(path, [(0, size)]) if size else [b""]
     if isinstance(read, Failure):
         return read
