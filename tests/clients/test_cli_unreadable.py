@@ -11,7 +11,7 @@ from headrace import Message, MessageQueue, PullConsumer, embedded
 from headrace.admin import end_reader, goal
 from headrace.admin.commands import consume
 from headrace.admin.goal import GIVE_UP_MS, Goal, PartialRead
-from headrace.consumer import fetcher
+from headrace.consumer import assignment, fetcher
 from headrace.errors import ConnectFailed
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import OffsetResponseHeader
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tests.support.scripted import Asked, Scripted
 
 ENDS = RequestCode.GET_MAX_OFFSET
+START = RequestCode.GET_MIN_OFFSET
 PULL = RequestCode.PULL_MESSAGE
 COUNT = 3
 
@@ -52,6 +53,7 @@ def brokers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Scripted]]:
         monkeypatch.setattr(module, "GIVE_UP_MS", 200)
     for module in (goal, fetcher):
         monkeypatch.setattr(module, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(assignment, "_RETRY_PAUSE_S", 0.01)
     with scripted_in_thread(3) as (nameserver, *brokers):
         known = route(*brokers)
         nameserver.answer(RequestCode.GET_ROUTEINFO_BY_TOPIC, known)
@@ -70,6 +72,7 @@ def brokers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Scripted]]:
 REFUSED = Reply(code=ResponseCode.SYSTEM_ERROR, remark="the tier is damaged")
 CASES: dict[str, tuple[dict[int, Any], str]] = {
     "no end": ({ENDS: close, PULL: close}, "not read: T/broker-1/0: the connection to"),
+    "no start": ({START: close}, "not read: T/broker-1/0 up to offset 3: the connection to"),
     "no pulls": ({PULL: close}, "not read: T/broker-1/0 from offset 0 to 3: the connection to"),
     "refused pulls": ({PULL: REFUSED}, "not read: T/broker-1/0 from offset 0 to 3: PULL_MESSAGE"),
 }
@@ -90,8 +93,19 @@ def test_what_one_broker_does_not_give_is_named_after_the_rest(
     assert outcome.exit_code == 3
 
 
+@pytest.mark.parametrize("arguments", [[], ["--tail", "5"]], ids=" ".join)
+def test_a_broker_is_asked_where_to_start_before_the_pulls(
+    brokers: list[Scripted], arguments: list[str]
+) -> None:
+    """A pull that fails closes the connection, and with it every question in flight."""
+    assert headrace("consume", "T", *arguments).exit_code == 0
+    for broker in brokers:
+        codes = [asked.code for asked in broker.asked]
+        assert START not in codes[codes.index(PULL) :]
+
+
 @pytest.mark.parametrize("arguments", [[], ["--group", "g"]], ids=" ".join)
-@pytest.mark.parametrize("code", [ENDS, PULL])
+@pytest.mark.parametrize("code", [ENDS, START, PULL])
 def test_a_broker_that_comes_back_in_time_is_read(
     brokers: list[Scripted], code: int, arguments: list[str]
 ) -> None:
@@ -141,14 +155,14 @@ async def test_a_queue_is_read_from_its_place_although_that_was_not_found_at_fir
             await producer.send(Message("T", b"%d" % number), queue=queues[number % 2])
         errors = [ConnectFailed("broker:10911", "refused")]
 
-        async def seek(queue: MessageQueue, end: int) -> None:
+        async def start_of(queue: MessageQueue, end: int) -> int:
             if queue == queues[1] and errors:
                 raise errors.pop()
-            consumer.seek(queue, end - 2)
+            return end - 2
 
         consumer = PullConsumer(nameserver=mq.nameserver)
         async with consumer:
-            reader = end_reader.EndReader(consumer, "T", queues, "*", consumer.max_offset, seek)
+            reader = end_reader.EndReader(consumer, "T", queues, "*", consumer.max_offset, start_of)
             found: list[bytes] = []
             while not reader.is_over:
                 if received := await reader.receive():

@@ -145,20 +145,19 @@ async def _reader(
 ) -> EndReader:
     """begin: where to begin in queues, by broker and queue id; others where the group is."""
 
-    async def seek(queue: MessageQueue, end: int) -> None:
-        if (offset := begin.get((queue.broker_name, queue.queue_id))) is None:
-            return
-        if offset > end:
+    async def start_of(queue: MessageQueue, end: int) -> int | None:
+        offset = begin.get((queue.broker_name, queue.queue_id))
+        if offset is not None and offset > end:
             # No HeadraceError: the reader would retry it.
             place = f"{queue.broker_name}/{queue.queue_id}"
             raise click.UsageError(
                 f"the file has messages up to offset {offset} of {place}, which ends at {end}: "
                 "they are of an earlier topic of this name; choose another file"
             )
-        consumer.seek(queue, offset)
+        return offset
 
     queues = await all_queues(consumer, topic)
-    return EndReader(consumer, topic, queues, ALL, consumer.max_offset, seek)
+    return EndReader(consumer, topic, queues, ALL, consumer.max_offset, start_of)
 
 
 def _originals(batch: MessageBatch, topic: str) -> Iterator[Original]:

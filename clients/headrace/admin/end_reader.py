@@ -30,21 +30,21 @@ class EndReader:
         queues: Sequence[MessageQueue],
         tags: str,
         end_of: Callable[[MessageQueue], Awaitable[int]],
-        seek: Callable[[MessageQueue, int], Awaitable[None]],
+        start_of: Callable[[MessageQueue, int], Awaitable[int | None]],
         *,
         skips_parts: bool = False,
         allow_partial: bool | None = None,
     ) -> None:
-        """end_of: asks for the end of a queue. seek: moves to where to begin in it, given its end.
+        """end_of: asks for the end of a queue. start_of: where to begin in it, given its end.
 
-        Both may raise HeadraceError, and are called again then. skips_parts: read what is behind
-        the part of a queue whose broker has been away for long; ``check`` names the part.
-        allow_partial: as that of ``Goal``.
+        start_of returns None to leave that to the consumer. Both may raise HeadraceError, and are
+        called again then. skips_parts: read what is behind the part of a queue whose broker has
+        been away for long; ``check`` names the part. allow_partial: as that of ``Goal``.
         """
         self.is_over = False
         self._consumer = consumer
         self._tags = tags
-        self._seek = seek
+        self._start_of = start_of
         self._skips_parts = skips_parts
         self._goal = Goal(topic, queues, end_of, allow_partial=allow_partial)
 
@@ -76,13 +76,15 @@ class EndReader:
         begun = self._goal.ends.keys() - found.keys()
         for queue, end in found.items():
             try:
+                # First, since a pull that fails may close the connection.
+                start = await self._start_of(queue, end)
                 await self._consumer.assign(begun | {queue}, self._tags)
-                await self._seek(queue, end)
             except HeadraceError as error:
                 self._goal.failed(queue, error)
-                await self._consumer.assign(begun, self._tags)  # reads none of it yet
             else:
                 begun.add(queue)
+                if start is not None:
+                    self._consumer.seek(queue, start)
 
     def _skip_parts(self) -> None:
         for queue, error in self._consumer.failures(GIVE_UP_MS).items():

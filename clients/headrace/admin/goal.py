@@ -36,7 +36,7 @@ class PartialRead(NotFound):
 class Goal:
     """The ends of a topic's queues at first; brokers that do not tell them are asked again.
 
-    ends: those that are known.
+    ends: of the queues that can be read.
     """
 
     def __init__(
@@ -56,16 +56,18 @@ class Goal:
         self._allow_partial = allow_partial
         self._skipped: list[str] = []
         self._missing: dict[MessageQueue, HeadraceError | None] = dict.fromkeys(queues)
+        # Those of missing queues too. An end stays as it was at first.
+        self._known_ends: dict[MessageQueue, int] = {}
         self._end_of = end_of
         self._give_up_at = trio.current_time() + GIVE_UP_MS / 1000
         self._look_at = 0.0
 
     async def look(self) -> dict[MessageQueue, int]:
-        """Ask for the ends that are not known, at most once a second; returns the new ones."""
+        """The ends of queues to begin with; asks for unknown ones at most once a second."""
         if not self._missing or trio.current_time() < self._look_at:
             return {}
         queues = list(self._missing)
-        outcomes = dict(zip(queues, await gather(self._end_of, queues), strict=True))
+        outcomes = dict(zip(queues, await gather(self._find_end, queues), strict=True))
         found = {queue: end for queue, end in outcomes.items() if isinstance(end, int)}
         self._missing = {
             queue: error for queue, error in outcomes.items() if not isinstance(error, int)
@@ -74,8 +76,13 @@ class Goal:
         self.ends |= found
         return found
 
+    async def _find_end(self, queue: MessageQueue) -> int:
+        if queue not in self._known_ends:
+            self._known_ends[queue] = await self._end_of(queue)
+        return self._known_ends[queue]
+
     def failed(self, queue: MessageQueue, error: HeadraceError) -> None:
-        """A queue with a known end can't be read yet; ask for its end again."""
+        """A queue with a known end can't be read yet; ``look`` returns it again."""
         del self.ends[queue]
         self._missing[queue] = error
 
@@ -111,7 +118,7 @@ class Goal:
         """Print what is not read. Raises PartialRead if there is any, unless a part is enough."""
         for text in self._skipped[:_NAMED_MAX]:
             warn(f"not read: {text}")
-        parts = dict.fromkeys(self._missing, "")
+        parts = {queue: self._part_before_end(queue) for queue in self._missing}
         for queue in self.unread(at):
             parts[queue] = f" from offset {at[queue]} to {self.ends[queue]}"
         errors = {**failures, **self._missing}
@@ -126,6 +133,10 @@ class Goal:
             raise PartialRead(
                 f"topic {self._topic} could not be read in {counted(count, 'place')}: {way_out}"
             )
+
+    def _part_before_end(self, queue: MessageQueue) -> str:
+        end = self._known_ends.get(queue)
+        return "" if end is None else f" up to offset {end}"
 
 
 def _place(queue: MessageQueue) -> str:

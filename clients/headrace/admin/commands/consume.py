@@ -236,7 +236,7 @@ class _Reader:
             queues,
             wanted.tags,
             partial(self._end_of, consumer),
-            partial(self._seek, consumer),
+            partial(self._start_of, consumer),
             skips_parts=True,
             allow_partial=wanted.allow_partial,
         )
@@ -258,15 +258,16 @@ class _Reader:
             )
         return await all_queues(consumer, wanted.topic, allow_partial=wanted.allow_partial)
 
-    async def _seek(self, consumer: PullConsumer, queue: MessageQueue, end: int) -> None:
+    async def _start_of(
+        self, consumer: PullConsumer, queue: MessageQueue, end: int
+    ) -> int | None:
+        """Where to start in a queue; None for the place of the consumer."""
         wanted = self._wanted
         if self._starts:
-            consumer.seek(queue, self._starts[queue])
-        elif wanted.tail:
-            first = await consumer.min_offset(queue)
-            consumer.seek(queue, max(first, end - wanted.tail))
-        elif isinstance(wanted.place, int):
-            consumer.seek(queue, wanted.place)
+            return self._starts[queue]
+        if wanted.tail:
+            return max(await consumer.min_offset(queue), end - wanted.tail)
+        return wanted.place if isinstance(wanted.place, int) else None
 
     def _choose(self, queues: Sequence[MessageQueue]) -> list[MessageQueue]:
         wanted = self._wanted
