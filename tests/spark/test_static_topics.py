@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -11,7 +11,7 @@ import pytest
 
 from headrace import Message
 from headrace.admin.statictopic import StaticTopicAdmin
-from headrace.errors import BrokerError
+from headrace.errors import BrokerError, NoQueue, PartialAnswer
 from headrace.spark.cluster import Cluster, Topics
 from headrace.spark.errors import TopicDeleted
 from headrace.spark.options import Limits
@@ -34,6 +34,7 @@ from tests.spark.brokers import broker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from headrace import blocking
     from headrace.embedded import Embedded
@@ -339,3 +340,91 @@ def test_a_nameserver_that_has_just_started_has_deleted_no_topic(
     monkeypatch.setattr(cluster, "masters", lambda: masters)
     assert masters.keys() == known
     assert cluster.vanished_queues([topic.queue(0)]) == {}
+
+
+# -- a broker with older messages is away ----------------------------------------------------------
+
+
+@pytest.fixture
+def leaving(
+    mq: Embedded, admin: blocking.Admin, tmp_path: Path
+) -> Iterator[AbstractContextManager[Any]]:
+    """A broker d for the length of a block; another test's begins with an empty store."""
+    yield broker(mq, tmp_path, "d")
+    admin.forget_broker("d")
+
+
+@pytest.fixture
+def halves(topic: Topic, leaving: AbstractContextManager[Any]) -> Topic:
+    """A topic whose first messages are on a broker that has left."""
+    with leaving:
+        topic.move("d")
+        topic.send(5)
+        topic.move("broker-a")
+    topic.send(5)
+    return topic
+
+
+def batch(mq: Embedded, topic: str, **options: str) -> list[bytes]:
+    source = HeadraceSource({"nameserver": mq.nameserver, "topic": topic, **options})
+    reader: Any = source.reader(source.schema())
+    return [
+        value
+        for task in reader.partitions()
+        for rows in reader.read(task)
+        for value in rows.column("value").to_pylist()
+    ]
+
+
+@pytest.mark.parametrize("start", ["earliest", "2020-01-01T00:00:00Z"])
+def test_a_batch_read_gives_the_part_that_is_there(
+    mq: Embedded, halves: Topic, caplog: pytest.LogCaptureFixture, start: str
+) -> None:
+    with pytest.raises(PartialAnswer, match=r"broker d .*was shut down"):
+        batch(mq, halves.name)
+    found = batch(mq, halves.name, failOnDataLoss="false", starting=start)
+    assert sorted(found) == sorted(body for bodies in halves.sent.values() for body in bodies[5:])
+    assert "broker d (queues 0 to 1) has some of their messages and is away" in caplog.text
+
+
+def test_a_table_gives_the_part_that_is_there(
+    mq: Embedded,
+    producer: blocking.Producer,
+    leaving: AbstractContextManager[Any],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    name = "halftable"
+    options = {"attributes": {"cleanup.policy": "COMPACTION", "key.queue": "headrace"}}
+    with leaving:
+        change(mq, "create_static_topic", name, QUEUES, brokers=["d"], **options)
+        for number in range(20):
+            producer.send(Message(name, b"old", key=f"k{number}"))
+        change(mq, "remap_static_topic", name, ["broker-a"])
+    for number in range(10, 30):
+        producer.send(Message(name, b"new", key=f"k{number}"))
+    found = batch(mq, name, table="true", failOnDataLoss="false")
+    assert found == [b"new"] * 20
+    assert "broker d (queues 0 to 1) has some of their messages and is away" in caplog.text
+
+
+def test_a_stream_goes_on_behind_the_part_that_is_away(
+    mq: Embedded, halves: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.spark.read.stream.RETRY_S", 0.1)
+    running = reader(mq, halves.name, starting="latest", failOnDataLoss="false")
+    start = running.initialOffset()
+    halves.send(2)
+    end = running.latestOffset()
+    found = [
+        value
+        for task in running.partitions(start, end)
+        for rows in running.read(task)
+        for value in rows.column("value").to_pylist()
+    ]
+    assert sorted(found) == sorted(body for bodies in halves.sent.values() for body in bodies[-2:])
+    # Messages that are away are waited for, not skipped.
+    for queue in start["topics"][halves.name]["__syslo__global__"]["queues"]:
+        start["topics"][halves.name]["__syslo__global__"]["queues"][queue] = 0
+    with pytest.raises(NoQueue, match="read on broker d"):
+        running.partitions(start, end)
+    running.stop()

@@ -1,15 +1,20 @@
 """The physical queues behind the queues of static topics, and the messages in each.
 
 The chains come from the queues' leaders. Their bounds are asked by physical queue, because while a
-leader's offsets are undecided, Apache RocketMQ's brokers answer for the wrong queue.
-Source: docs/static-topics.md "Offsets"; tests/spark/test_chains.py.
+leader's offsets are undecided, Apache RocketMQ's brokers answer for the wrong queue. The items of a
+broker that is away have bounds as far as their chains tell; ``require_up`` decides about them.
+Source: docs/static-topics.md "Offsets"; tests/spark/test_static_topics.py.
 """
 
 from __future__ import annotations
 
+import logging
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from headrace.errors import NoQueue
+from headrace.missing import MissingPart
+from headrace.whole import require_whole
 from headrace_protocol.bodies import Body, MessageQueue
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.headers import (
@@ -32,11 +37,14 @@ if TYPE_CHECKING:
     from headrace_protocol.frame import Buffer
     from headrace_protocol.statictopic.mapping import Chain, MappingItem
 
+_log = logging.getLogger("headrace.spark")
+
 
 class Item(NamedTuple):
     """Messages of a queue that lie together in one physical queue.
 
-    place: the physical queue, whose offsets are less by ``delta``. address: of its broker.
+    place: the physical queue, whose offsets are less by ``delta``. address: of its broker; "" while
+    that one is away.
     start, end: offsets of the first message, and behind the last one.
     """
 
@@ -73,23 +81,6 @@ class _StaticTopic(Body):
     mapping_detail: TopicMapping | None = None
 
 
-class _Places:
-    """The physical queues of chains: by place, the address of its broker."""
-
-    def __init__(self, chains: Mapping[MessageQueue, Chain], brokers: Mapping[str, str]) -> None:
-        self.addresses: Queues = {}
-        for queue, chain in chains.items():
-            for item in chain:
-                address = brokers.get(item.bname)
-                if address is None:
-                    raise NoQueue(
-                        queue.topic,
-                        f"read on broker {item.bname}",
-                        f"it has messages of queue {queue.queue_id} and is not up",
-                    )
-                self.addresses[_place(queue, item)] = address
-
-
 class Asks(Protocol):
     """What is asked; see ``Cluster``."""
 
@@ -117,21 +108,29 @@ class Chains:
     def items(self, queues: Queues) -> Items:
         """All messages of each queue of static topics, in order; at least one item each.
 
-        Raises NoQueue while a broker is away or the chain of a queue is about to change.
+        Raises NoQueue while the chain of a queue is about to change.
         """
         chains = self._chains(queues)
-        places = _Places(chains, self._cluster.masters()).addresses
-        firsts = {_place(queue, chain[0]) for queue, chain in chains.items()}
+        masters = self._cluster.masters()
+        places = {
+            _place(queue, item): masters[item.bname]
+            for queue, chain in chains.items()
+            for item in chain
+            if item.bname in masters
+        }
+        firsts = {_place(queue, chain[0]) for queue, chain in chains.items()} & places.keys()
         mins = self._ask(firsts, places, RequestCode.GET_MIN_OFFSET, _min_header)
         ends = self._physical_ends(chains, places)
         return {
-            queue: _items(queue, chain, places, mins[_place(queue, chain[0])], ends)
+            queue: _items(queue, chain, places, mins.get(_place(queue, chain[0]), 0), ends)
             for queue, chain in chains.items()
         }
 
-    def offsets_at(self, queues: Queues, timestamp_ms: int) -> dict[MessageQueue, int]:
+    def offsets_at(
+        self, queues: Queues, timestamp_ms: int, *, allow_partial: bool
+    ) -> dict[MessageQueue, int]:
         """See ``Cluster.offsets_at``."""
-        items = self.items(queues)
+        items = require_up(self.items(queues), allow_partial=allow_partial)
         places = {item.place: item.address for some in items.values() for item in some}
 
         def header(place: MessageQueue) -> SearchOffsetHeader:
@@ -174,14 +173,14 @@ class Chains:
     def _physical_ends(
         self, chains: Mapping[MessageQueue, Chain], places: Queues
     ) -> dict[MessageQueue, int]:
-        """The physical end of each item."""
+        """The physical end of each item; those of brokers that are away only if asked before."""
         unknown = places.keys() - self._ends.keys()
         asked = self._ask(unknown, places, RequestCode.GET_MAX_OFFSET, _max_header)
         for queue, chain in chains.items():
             for item in chain[:-1]:
-                place = _place(queue, item)
-                self._ends.setdefault(place, asked.get(place, 0))
-        return asked | {place: self._ends[place] for place in places.keys() - asked.keys()}
+                if (place := _place(queue, item)) in asked:
+                    self._ends.setdefault(place, asked[place])
+        return self._ends | asked
 
     def _ask(
         self,
@@ -195,6 +194,29 @@ class Chains:
             place: max(0, answer.expect().header(OffsetResponseHeader).offset)
             for place, answer in self._cluster.ask_each(requests, places).items()
         }
+
+
+def require_up(items: Items, *, allow_partial: bool) -> Items:
+    """The items whose brokers are up. Raises NoQueue if there are others.
+
+    allow_partial: log the others instead.
+    """
+    away: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for queue, some in items.items():
+        for item in some:
+            if not item.address:
+                away[queue.topic, item.place.broker_name].append(queue.queue_id)
+    for (topic, broker), queue_ids in sorted(away.items()):
+        if not allow_partial:
+            raise _away(topic, broker, queue_ids[0])
+        part = MissingPart(broker, sorted(set(queue_ids)), "has some of their messages and is away")
+        require_whole(topic, [part], allow_partial=True, warn=_log.warning)
+    return {queue: [item for item in some if item.address] for queue, some in items.items()}
+
+
+def _away(topic: str, broker: str, queue_id: int) -> NoQueue:
+    reason = f"it has messages of queue {queue_id} and is not up"
+    return NoQueue(topic, f"read on broker {broker}", reason)
 
 
 def _led(queue: MessageQueue, mapping: TopicMapping | None) -> Chain:
@@ -222,10 +244,13 @@ def _items(
     items = []
     for index, item in enumerate(chain):
         place, delta = _place(queue, item), offsets.offset_delta(item)
-        bound = offsets.end_of(chain, index)
-        end = ends[place] if bound is None else min(bound, ends[place])
+        bounds = [end for end in (offsets.end_of(chain, index), ends.get(place)) if end is not None]
+        if not bounds:
+            raise _away(queue.topic, item.bname, queue.queue_id)
+        end = min(bounds)
         start = max(item.start_offset, first_physical) if index == 0 else item.start_offset
-        items.append(Item(place, places[place], delta, start + delta, max(start, end) + delta))
+        address = places.get(place, "")
+        items.append(Item(place, address, delta, start + delta, max(start, end) + delta))
     return items
 
 

@@ -22,7 +22,7 @@ from headrace.errors import (
     WrongServer,
 )
 from headrace.route import TopicRoute
-from headrace.spark.chains import Chains, Item, Items, is_static
+from headrace.spark.chains import Chains, Item, Items, is_static, require_up
 from headrace.spark.errors import OptionError, TopicNotFound
 from headrace.spark.tier.plans import ask_range
 from headrace.whole import require_whole
@@ -100,8 +100,10 @@ class Topics(NamedTuple):
 class Cluster:
     """Nameservers and the brokers registered with them. Not thread-safe."""
 
-    def __init__(self, nameservers: Sequence[str]) -> None:
+    def __init__(self, nameservers: Sequence[str], *, allow_partial: bool = False) -> None:
+        """allow_partial: log which messages are on brokers that are away, instead of raising."""
         self.nameservers = tuple(nameservers)
+        self._allow_partial = allow_partial
         self._connections: dict[str, BlockingConnection] = {}
         self._last_answers: dict[tuple[int, str], Response] = {}
         self._chains = Chains(self)
@@ -192,13 +194,10 @@ class Cluster:
             found |= self._queues_of(topic)
         return dict(sorted(found.items()))
 
-    def require_whole(self, *, allow_partial: bool) -> None:
-        """Raise PartialAnswer if ``queues`` returned only a part of its topics.
-
-        allow_partial: log what is missing instead.
-        """
+    def require_whole(self) -> None:
+        """Raise PartialAnswer if ``queues`` returned only a part of its topics."""
         for topic, missing in sorted(self._missing.items()):
-            require_whole(topic, missing, allow_partial=allow_partial, warn=_log.warning)
+            require_whole(topic, missing, allow_partial=self._allow_partial, warn=_log.warning)
 
     def _names(self, topics: Topics) -> set[str]:
         names = set(topics.names)
@@ -372,17 +371,19 @@ class Cluster:
         )
 
     def parts(self, ranges: Mapping[MessageQueue, Span], queues: Queues) -> Items:
-        """The messages in ``ranges``, by the physical queues that hold them; never empty.
+        """The messages in ``ranges``, by the physical queues that hold them; at least one each.
 
-        Raises NoQueue while a broker that holds some of a static topic's messages is away.
+        While a broker that holds some of a static topic's messages is away, raises NoQueue, or
+        leaves these out, perhaps all of a queue.
         """
         items = self._items({queue: queues[queue] for queue in ranges})
-        return {
+        parts = {
             queue: _parts(items[queue], *each)
             if queue in items
             else [Item(queue, queues[queue], 0, *each)]
             for queue, each in ranges.items()
         }
+        return require_up(parts, allow_partial=self._allow_partial)
 
     def tier_range(self, part: Item, access: TierAccess) -> TierRange:
         """Where the messages of a part are in its broker's tier. Raises OptionError."""
@@ -409,7 +410,9 @@ class Cluster:
             )
 
         static = {queue: at for queue, at in queues.items() if is_static(queue)}
-        found = self._chains.offsets_at(static, timestamp_ms) if static else {}
+        found = {}
+        if static:
+            found = self._chains.offsets_at(static, timestamp_ms, allow_partial=self._allow_partial)
         code = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
         return found | self._offsets(_plain(queues), code, header)
 

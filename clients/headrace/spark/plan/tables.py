@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from headrace.spark.cluster import Cluster, Topics
+from headrace.spark.cluster import Topics
 from headrace.spark.errors import SparkConnectorError
 from headrace.spark.plan.ranges import Range, not_empty
 from headrace.spark.plan.tasks import QueueRange, TableTask
 from headrace.spark.retry import RETRY_S, retry_transient
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable
 
     from headrace.spark.chains import Item
-    from headrace.spark.cluster import Queues
+    from headrace.spark.cluster import Cluster, Queues
     from headrace_protocol.bodies import MessageQueue
 
 # The attribute of a compacted topic by which its broker checks the queues of keys.
@@ -53,15 +53,17 @@ def table_tasks(cluster: Cluster, queues: Queues) -> list[TableTask]:
     ]
 
 
-def current(task: TableTask, nameservers: Sequence[str]) -> TableTask:
+def current(task: TableTask, open_cluster: Callable[[], Cluster]) -> TableTask:
     """The task with the messages that its queue has now; Spark runs a task again without a plan.
+
+    open_cluster: connects to where the table is.
 
     Raises SparkConnectorError if the topic has another number of queues by now.
     """
     topic = task.queue.topic
 
     def look() -> list[TableTask]:
-        with Cluster(nameservers) as cluster:
+        with open_cluster() as cluster:
             return table_tasks(cluster, cluster.queues(Topics((topic,))))
 
     tasks = retry_transient(look, RETRY_S)

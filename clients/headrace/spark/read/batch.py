@@ -58,7 +58,7 @@ class BatchReader(DataSourceReader):
         with self._source() as cluster:
             queues = cluster.queues(options.topics)
             if isinstance(cluster, Cluster):
-                cluster.require_whole(allow_partial=not options.fail_on_data_loss)
+                cluster.require_whole()
                 cluster.check_sql(options.sql, queues)
             has = extent(cluster, queues)
             starts = resolve("starting", options.starting or _EARLIEST, cluster, queues, has)
@@ -78,7 +78,8 @@ class BatchReader(DataSourceReader):
         access = self._options.tier
         if access is not None and access.manifest is not None:
             return open_tier(access)
-        return Cluster(self._options.nameservers)
+        options = self._options
+        return Cluster(options.nameservers, allow_partial=not options.fail_on_data_loss)
 
     @brief_rows
     def read(self, partition: InputPartition) -> Iterator[Any]:

@@ -60,16 +60,20 @@ class TableReader(DataSourceReader):
     @brief
     def partitions(self) -> Sequence[InputPartition]:
         """Plan the tasks. Raises HeadraceError if the cluster cannot satisfy the options."""
-        with Cluster(self._options.nameservers) as cluster:
+        with self._cluster() as cluster:
             queues = cluster.queues(self._options.topics)
-            cluster.require_whole(allow_partial=not self._options.fail_on_data_loss)
+            cluster.require_whole()
             return table_tasks(cluster, queues)
+
+    def _cluster(self) -> Cluster:
+        options = self._options
+        return Cluster(options.nameservers, allow_partial=not options.fail_on_data_loss)
 
     @brief_rows
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """The rows of a task, as Arrow batches."""
         assert isinstance(partition, TableTask)
-        task = current(partition, self._options.nameservers)
+        task = current(partition, self._cluster)
         return read_table(ReadPlan.of(self._options, self._body), task, self._schema)
 
 
