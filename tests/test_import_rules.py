@@ -278,9 +278,6 @@ MAY_IMPORT_TOO = {
     # How a store refuses to open is a message of the command line.
     "headrace.admin.failures": {"headrace_broker.registration", f"{STORE}.errors"},
     # What puts the daemons and the clients together.
-    "headrace.demo": ANYTHING,
-    "headrace.demo_delays": ANYTHING,
-    "headrace.demo_spark": ANYTHING,
     "headrace.embedded": ANYTHING,
     "headrace.pytest_plugin": ANYTHING,
     "headrace.admin.cli": ANYTHING | {"click"},

@@ -27,7 +27,6 @@ PANELS = {
         "dev": "Run a nameserver and a broker in one process.",
         "nameserver": "Run a nameserver.",
         "broker": "Run a broker, or read and change the settings of running ones.",
-        "demo": "Stream 336 776 flights through a broker and check the result.",
     },
     "Messages": {
         "send": "Send one message, or each line or row of a file.",

@@ -1,10 +1,10 @@
-"""The Spark part of the demo: computes delays by carrier and week, from one topic into another.
+"""Computes delays by carrier and week, from one topic into another.
 
-A separate program, ``python -m headrace.demo_delays NAMESERVER DIRECTORY``, so that the demo can
-kill it. Each line on standard input makes it process all messages that have arrived; the first one
-also starts the query, so that the session can start before there is a topic to read. It writes a
-line of JSON to standard output for each micro-batch and whenever it has caught up. It exits at the
-end of its input.
+A separate program, ``python -m examples.flights.delays NAMESERVER DIRECTORY``, so that it
+can be killed. Each line on standard input makes it process all messages that have arrived; the
+first one also starts the query, so that the session can start before there is a topic to read. It
+writes a line of JSON to standard output for each micro-batch and whenever it has caught up. It
+exits at the end of its input.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import msgspec
 from pyspark.sql import functions as sql
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from headrace.demo import TOPIC
-from headrace.demo_spark import DELAYS, Progress
+from examples.flights.ledger import TOPIC
+from examples.flights.stream import DELAYS, Progress
 from headrace.spark.sessions import session
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     )
     from pyspark.sql.streaming.query import StreamingQuery
 
-GROUP = "demo-delays"
+GROUP = "flight-delays"
 WINDOW = "7 days"
 # Queues are read in parallel, each in order of time: they diverge by hours, rarely by days.
 LATEST = "14 days"
@@ -40,7 +40,7 @@ _BODY = "carrier STRING, time_hour STRING, dep_delay STRING, arr_delay STRING"
 _SETTINGS = {
     # The program runs for a minute, too short for most C2 compilations to pay off.
     "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
-    # The demo shares its cores with the broker, and 16 carriers fit one partition.
+    # The program shares its cores with the broker, and 16 carriers fit one partition.
     "spark.sql.shuffle.partitions": "1",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -132,7 +132,7 @@ def _write(progress: Progress) -> None:
 def main() -> None:
     """Process all available messages for each line of standard input."""
     nameserver, directory = sys.argv[1:]
-    spark = session("headrace demo", master="local[2]", settings=_SETTINGS)
+    spark = session("headrace flights", master="local[2]", settings=_SETTINGS)
     spark.streams.addListener(_Reporter())
     query = None
     for _ in sys.stdin:

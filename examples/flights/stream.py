@@ -1,6 +1,6 @@
-"""The demo's second part: the flights pass through a Spark stream that is killed halfway.
+"""The flights pass through a Spark stream that is killed halfway.
 
-The stream is a separate program (``headrace.demo_delays``). This module starts it, kills it,
+The stream is a separate program (``examples.flights.delays``). This module starts it, kills it,
 restarts it, and compares its output with the flights that the consumers received.
 """
 
@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import msgspec
 import trio
 
+from examples.flights.ledger import FLIGHT_COUNT, TOPIC, CarrierDelays, Check
 from headrace.consumer.pull import PullConsumer
-from headrace.demo import FLIGHT_COUNT, TOPIC, CarrierDelays, Check
 from headrace.errors import HeadraceError
 from headrace.messages import Message
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 DELAYS = "flight-delays"
 _QUEUES = 4
+_ROOT = Path(__file__).parents[2]
 _STALL_S = 120.0
 # A week's sums are written once a later flight arrives, so a flight of the next year completes the
 # last week. That flight belongs to no carrier, and its own week is never completed.
@@ -122,7 +123,7 @@ def _differing(ours: Mapping[str, CarrierDelays], theirs: Mapping[str, CarrierDe
 @asynccontextmanager
 async def starting_spark(mq: Embedded) -> AsyncIterator[Stream]:
     """Start Spark, which takes seconds, while the block does other work; killed at its end."""
-    with TemporaryDirectory(prefix="headrace-demo-") as folder:
+    with TemporaryDirectory(prefix="headrace-flights-") as folder:
         stream = Stream(mq.nameserver, Path(folder))
         try:
             await stream.start_session()
@@ -157,7 +158,7 @@ class Stream:
 
     def __init__(self, nameserver: str, folder: Path) -> None:
         self.rows_by_batch: dict[int, int] = {}
-        self._command = [sys.executable, "-m", "headrace.demo_delays", nameserver]
+        self._command = [sys.executable, "-m", "examples.flights.delays", nameserver]
         self._command.append(str(folder / "checkpoint"))
         self._log = folder / "log"
         self._process: trio.Process | None = None
@@ -169,6 +170,7 @@ class Stream:
         with self._log.open("ab") as log:
             self._next_process = await trio.lowlevel.open_process(
                 self._command,
+                cwd=_ROOT,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

