@@ -173,6 +173,14 @@ def _origin(topic: str) -> str:
     return f"; create it with `headrace topic create {topic}`"
 
 
+class GroupNotFound(HeadraceError):
+    """No broker has a group."""
+
+    def __init__(self, group: str) -> None:
+        super().__init__(f"group {group} does not exist; see `headrace group list`")
+        self.group = group
+
+
 class NoQueue(HeadraceError):
     """The topic has a route, but no queue that allows the operation.
 

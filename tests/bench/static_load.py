@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from headrace import Consumer, Message, Producer
-from headrace.admin.statictopic import StaticTopicAdmin
+from headrace.admin.client import Admin
 
 if TYPE_CHECKING:
     from headrace import SendResult
@@ -75,7 +75,7 @@ class _Load:
                 self.latest_s = max(self.latest_s, late)
 
     async def remap(self, mode: Mode) -> None:
-        async with StaticTopicAdmin(nameserver=self.nameserver) as admin:
+        async with Admin(nameserver=self.nameserver) as admin:
             await trio.sleep(WARM_UP_S)
             self.latest_s = 0.0
             for target in TARGETS:
@@ -108,7 +108,7 @@ class _Load:
 
 
 async def _run(nameserver: str, mode: Mode, topic: str) -> Report:
-    async with StaticTopicAdmin(nameserver=nameserver) as admin:
+    async with Admin(nameserver=nameserver) as admin:
         await admin.create_static_topic(topic, LOADED_QUEUES)
     load = _Load(nameserver, topic)
     async with trio.open_nursery() as consuming:

@@ -16,6 +16,7 @@ from headrace.errors import (
     BrokerError,
     ClientClosed,
     ConfigurationError,
+    GroupNotFound,
     HeadraceError,
     NameserverUnavailable,
     RouteNotFound,
@@ -23,7 +24,7 @@ from headrace.errors import (
 from headrace_protocol.bodies import SubscriptionGroupConfig
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     from headrace.embedded import Embedded
     from headrace.messages import SendResult
@@ -184,6 +185,16 @@ async def test_groups_are_made_listed_and_deleted(admin: Admin) -> None:
     assert "g" not in {group.group_name for group in await admin.groups()}
     with pytest.raises(ConfigurationError):
         await admin.create_group(SubscriptionGroupConfig(group_name="my group"))
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments"), [("group", ["g"]), ("delete_group", ["g"]), ("clone_offsets", "gh")]
+)
+async def test_a_group_that_does_not_exist_is_named(
+    admin: Admin, method: str, arguments: Sequence[str]
+) -> None:
+    with pytest.raises(GroupNotFound, match="group g does not exist"):
+        await getattr(admin, method)(*arguments)
 
 
 async def test_lag_members_and_groups_of_a_topic(mq: Embedded, admin: Admin) -> None:

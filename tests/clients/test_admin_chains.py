@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from headrace import Message, MessageQueue, Producer
-from headrace.admin.statictopic import StaticTopicAdmin
+from headrace.admin.client import Admin
 from headrace.consumer.offset_store import OffsetStore
 from headrace.instance import ClientInstance
 from headrace_protocol.bodies import SubscriptionGroupConfig
@@ -30,8 +30,8 @@ async def mq(tmp_path: Path) -> AsyncIterator[Brokers]:
 
 
 @pytest.fixture
-async def admin(mq: Brokers) -> AsyncIterator[StaticTopicAdmin]:
-    async with StaticTopicAdmin(nameserver=mq.nameserver, connect=mq.network.connect) as admin:
+async def admin(mq: Brokers) -> AsyncIterator[Admin]:
+    async with Admin(nameserver=mq.nameserver, connect=mq.network.connect) as admin:
         yield admin
 
 
@@ -50,7 +50,7 @@ async def commit(mq: Brokers, offset: int) -> None:
         await instance.stop()
 
 
-async def jumped(mq: Brokers, admin: StaticTopicAdmin) -> None:
+async def jumped(mq: Brokers, admin: Admin) -> None:
     """A queue with messages at 0 to 4 on one broker and at 10000 to 10002 on the other."""
     await admin.create_group(SubscriptionGroupConfig(group_name="g"))
     await admin.create_static_topic("T", 1, brokers=["a"])
@@ -63,9 +63,7 @@ async def jumped(mq: Brokers, admin: StaticTopicAdmin) -> None:
     ("committed", "lag"),
     [(0, 8), (2, 6), (5, 3), (10_000, 3), (10_002, 1), (10_003, 0)],
 )
-async def test_a_lag_counts_messages(
-    mq: Brokers, admin: StaticTopicAdmin, committed: int, lag: int
-) -> None:
+async def test_a_lag_counts_messages(mq: Brokers, admin: Admin, committed: int, lag: int) -> None:
     await jumped(mq, admin)
     await commit(mq, committed)
     (found,) = await admin.lag("g")
@@ -73,7 +71,7 @@ async def test_a_lag_counts_messages(
     assert found.lag == lag
 
 
-async def test_offsets_are_those_of_logic_queues(mq: Brokers, admin: StaticTopicAdmin) -> None:
+async def test_offsets_are_those_of_logic_queues(mq: Brokers, admin: Admin) -> None:
     await jumped(mq, admin)
     stats = await admin.topic_stats("T")
     assert [*stats] == [QUEUE]
@@ -81,7 +79,7 @@ async def test_offsets_are_those_of_logic_queues(mq: Brokers, admin: StaticTopic
     assert stats[QUEUE].last_update_timestamp > 0
 
 
-async def test_a_broker_that_is_away_leaves_a_hole(mq: Brokers, admin: StaticTopicAdmin) -> None:
+async def test_a_broker_that_is_away_leaves_a_hole(mq: Brokers, admin: Admin) -> None:
     await jumped(mq, admin)
     await mq.stop("a")
     first, second = await admin.queue_parts("T")
@@ -93,7 +91,7 @@ async def test_a_broker_that_is_away_leaves_a_hole(mq: Brokers, admin: StaticTop
     assert (queue.leader, queue.messages) == ("b", 3)
 
 
-async def test_a_reset_names_logic_queues(mq: Brokers, admin: StaticTopicAdmin) -> None:
+async def test_a_reset_names_logic_queues(mq: Brokers, admin: Admin) -> None:
     await jumped(mq, admin)
     await commit(mq, 2)
     assert await admin.reset_offsets("g", "T", "latest") == {QUEUE: 10_003}
@@ -102,9 +100,7 @@ async def test_a_reset_names_logic_queues(mq: Brokers, admin: StaticTopicAdmin) 
     assert (await admin.lag("g"))[0].lag == 8
 
 
-async def test_messages_are_found_in_their_logic_queues(
-    mq: Brokers, admin: StaticTopicAdmin
-) -> None:
+async def test_messages_are_found_in_their_logic_queues(mq: Brokers, admin: Admin) -> None:
     await admin.create_static_topic("T", 2, brokers=["a"])
     results = []
     async with Producer(nameserver=mq.nameserver, connect=mq.network.connect) as producer:
@@ -122,7 +118,7 @@ async def test_messages_are_found_in_their_logic_queues(
             assert (found.queue, found.queue_offset) == (result.queue, result.queue_offset)
 
 
-async def test_found_messages_are_in_logic_queues(mq: Brokers, admin: StaticTopicAdmin) -> None:
+async def test_found_messages_are_in_logic_queues(mq: Brokers, admin: Admin) -> None:
     await admin.create_static_topic("T", 1, brokers=["a"])
     sent = []
     for target in ("b", "a"):

@@ -9,12 +9,8 @@ import msgspec
 import pytest
 
 from headrace import Admin, Message, Producer
-from headrace.admin.statictopic import (
-    HalfDone,
-    StaticTopicAdmin,
-    StaticTopicError,
-    UnchangedTopic,
-)
+from headrace.admin.client import TopicExists
+from headrace.admin.statictopic import HalfDone, StaticTopicError, UnchangedTopic
 from headrace.consumer.offset_store import OffsetStore
 from headrace.errors import BrokerError, ConfigurationError, ConnectionLost, RouteNotFound
 from headrace_protocol.bodies import SubscriptionGroupConfig
@@ -38,12 +34,12 @@ async def mq(tmp_path: Path) -> AsyncIterator[Brokers]:
 
 
 @pytest.fixture
-async def admin(mq: Brokers) -> AsyncIterator[StaticTopicAdmin]:
-    async with StaticTopicAdmin(nameserver=mq.nameserver, connect=mq.network.connect) as admin:
+async def admin(mq: Brokers) -> AsyncIterator[Admin]:
+    async with Admin(nameserver=mq.nameserver, connect=mq.network.connect) as admin:
         yield admin
 
 
-async def leaders(admin: StaticTopicAdmin, topic: str = "T") -> list[str]:
+async def leaders(admin: Admin, topic: str = "T") -> list[str]:
     return [each.leader for each in await admin.logic_queues(topic)]
 
 
@@ -54,7 +50,7 @@ async def send(mq: Brokers, topic: str = "T", count: int = 12) -> None:
             await producer.send(Message(topic, b"x", key=f"k{number}"))
 
 
-async def test_a_topic_is_created_and_grows(admin: StaticTopicAdmin) -> None:
+async def test_a_topic_is_created_and_grows(admin: Admin) -> None:
     await admin.create_static_topic("T", 4)
     assert await leaders(admin) == ["a", "b", "c", "a"]
     await admin.create_static_topic("T", 6, brokers=["c"])
@@ -63,14 +59,39 @@ async def test_a_topic_is_created_and_grows(admin: StaticTopicAdmin) -> None:
         await admin.create_static_topic("T", 5)
 
 
-async def test_a_topic_is_created_in_a_cluster(admin: StaticTopicAdmin) -> None:
+async def test_a_topic_is_created_in_a_cluster(admin: Admin) -> None:
     await admin.create_static_topic("T", 3, cluster="DefaultCluster")
     assert await leaders(admin) == ["a", "b", "c"]
     with pytest.raises(StaticTopicError, match="no broker"):
         await admin.create_static_topic("U", 3, cluster="elsewhere")
 
 
-async def test_a_queue_moves_without_a_gap(mq: Brokers, admin: StaticTopicAdmin) -> None:
+async def test_a_compacted_topic_on_several_brokers_is_static(admin: Admin) -> None:
+    wanted: dict[str, Any] = {"queues": 4, "attributes": {"cleanup.policy": "COMPACTION"}}
+    await admin.create_topic("T", **wanted)
+    assert await leaders(admin) == ["a", "b", "c", "a"]
+    with pytest.raises(TopicExists):
+        await admin.create_topic("T", **wanted)
+    await admin.create_topic("T", **wanted, if_not_exists=True)
+    with pytest.raises(StaticTopicError, match="has 4 queues"):
+        await admin.create_topic("T", **wanted | {"queues": 5}, if_not_exists=True)
+    odd_ones: list[dict[str, Any]] = [{"perm": 4}, {"read_queues": 2}]
+    for odd in odd_ones:
+        with pytest.raises(ConfigurationError, match="on several brokers it is a static one"):
+            await admin.create_topic("odd", **wanted, **odd)
+    assert not await admin.is_static("odd")
+
+
+async def test_a_compacted_topic_is_plain_where_a_broker_is_named(admin: Admin) -> None:
+    wanted: dict[str, Any] = {"queues": 2, "attributes": {"cleanup.policy": "COMPACTION"}}
+    await admin.create_topic("T", **wanted, broker="a")
+    assert not await admin.is_static("T")
+    assert list(await admin.topic("T")) == ["a"]
+    with pytest.raises(TopicExists):
+        await admin.create_topic("T", **wanted)
+
+
+async def test_a_queue_moves_without_a_gap(mq: Brokers, admin: Admin) -> None:
     await admin.create_static_topic("T", 2, brokers=["a"])
     await send(mq)
     before = await admin.topic_stats("T")
@@ -85,7 +106,7 @@ async def test_a_queue_moves_without_a_gap(mq: Brokers, admin: StaticTopicAdmin)
 
 @pytest.mark.parametrize("mode", Mode)
 async def test_a_group_keeps_its_offset_where_an_empty_leader_leaves_its_chain(
-    mq: Brokers, admin: StaticTopicAdmin, mode: Mode
+    mq: Brokers, admin: Admin, mode: Mode
 ) -> None:
     await admin.create_static_topic("T", 2, brokers=["a"])
     await admin.create_group(SubscriptionGroupConfig(group_name="g"))
@@ -97,7 +118,7 @@ async def test_a_group_keeps_its_offset_where_an_empty_leader_leaves_its_chain(
     assert [await offsets.committed("g", each) for each in (queue, other)] == [0, None]
 
 
-async def test_a_change_has_what_was_and_what_will_be(admin: StaticTopicAdmin) -> None:
+async def test_a_change_has_what_was_and_what_will_be(admin: Admin) -> None:
     await admin.create_static_topic("T", 2, brokers=["a"])
     change = await admin.remap_static_topic("T", ["b"], dry_run=True)
     assert await leaders(admin) == ["a", "a"]
@@ -121,7 +142,7 @@ def decoded(table: Any, broker: str) -> TopicMapping:
     )
 
 
-async def test_an_available_remap_leaves_a_gap(mq: Brokers, admin: StaticTopicAdmin) -> None:
+async def test_an_available_remap_leaves_a_gap(mq: Brokers, admin: Admin) -> None:
     await admin.create_static_topic("T", 1, brokers=["a"])
     await send(mq, count=5)
     await admin.remap_static_topic("T", ["b"], mode=Mode.AVAILABLE)
@@ -137,7 +158,7 @@ async def test_an_available_remap_leaves_a_gap(mq: Brokers, admin: StaticTopicAd
     assert first.item.time_of_end >= first.item.time_of_start > 0
 
 
-async def test_a_broker_that_joins_gets_its_share(mq: Brokers, admin: StaticTopicAdmin) -> None:
+async def test_a_broker_that_joins_gets_its_share(mq: Brokers, admin: Admin) -> None:
     await admin.create_static_topic("T", 6)
     await mq.start("d")
     await admin.rebalance_static_topic("T")
@@ -145,7 +166,7 @@ async def test_a_broker_that_joins_gets_its_share(mq: Brokers, admin: StaticTopi
     assert await admin.static_topics() == ["T"]
 
 
-async def test_what_is_not_a_static_topic(admin: StaticTopicAdmin) -> None:
+async def test_what_is_not_a_static_topic(admin: Admin) -> None:
     await admin.create_topic("PLAIN")
     with pytest.raises(StaticTopicError, match="PLAIN is not static"):
         await admin.remap_static_topic("PLAIN", ["a"])
@@ -158,7 +179,7 @@ async def test_what_is_not_a_static_topic(admin: StaticTopicAdmin) -> None:
     assert await admin.static_topics() == []
 
 
-async def test_a_topic_is_purged(mq: Brokers, admin: StaticTopicAdmin) -> None:
+async def test_a_topic_is_purged(mq: Brokers, admin: Admin) -> None:
     await admin.create_static_topic("T", 3, brokers=["a"])
     await admin.remap_static_topic("T", ["b", "c"])
     before = await leaders(admin)
@@ -171,9 +192,7 @@ async def test_a_topic_is_purged(mq: Brokers, admin: StaticTopicAdmin) -> None:
     assert {name: each.perm for name, each in settings.items()} == {"a": 6, "b": 4, "c": 6}
 
 
-async def test_a_topic_that_is_not_whole_is_not_purged(
-    mq: Brokers, admin: StaticTopicAdmin
-) -> None:
+async def test_a_topic_that_is_not_whole_is_not_purged(mq: Brokers, admin: Admin) -> None:
     await admin.create_static_topic("T", 3)
     await send(mq)
     await mq.stop("c")
@@ -183,18 +202,7 @@ async def test_a_topic_that_is_not_whole_is_not_purged(
     assert sum(queue.messages for queue in await admin.logic_queues("T")) == 12
 
 
-async def test_only_its_own_admin_purges_a_static_topic(
-    mq: Brokers, admin: StaticTopicAdmin
-) -> None:
-    await admin.create_static_topic("T", 1)
-    async with Admin(nameserver=mq.nameserver, connect=mq.network.connect) as plain:
-        with pytest.raises(ConfigurationError, match="T is static"):
-            await plain.purge_topic("T")
-
-
-async def test_a_topic_is_listed_with_its_logic_queues(
-    mq: Brokers, admin: StaticTopicAdmin
-) -> None:
+async def test_a_topic_is_listed_with_its_logic_queues(mq: Brokers, admin: Admin) -> None:
     await admin.create_static_topic("T", 2, brokers=["a"])
     await send(mq, count=4)
     await admin.remap_static_topic("T", ["b"])
@@ -205,7 +213,7 @@ async def test_a_topic_is_listed_with_its_logic_queues(
 # -- tools that die --------------------------------------------------------------------------------
 
 
-class DyingAdmin(StaticTopicAdmin):
+class DyingAdmin(Admin):
     """A tool that dies after so many changes of mappings."""
 
     requests_left = 0
@@ -218,7 +226,7 @@ class DyingAdmin(StaticTopicAdmin):
         return await super()._ask(address, code, *args)
 
 
-Change = tuple[int, "Callable[[StaticTopicAdmin, str], Awaitable[Any]]"]
+Change = tuple[int, "Callable[[Admin, str], Awaitable[Any]]"]
 # Name -> most requests of the change, and the change.
 CHANGES: dict[str, Change] = {
     "create": (6, lambda admin, topic: admin.create_static_topic(topic, 3)),
@@ -235,7 +243,7 @@ CHANGES: dict[str, Change] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CHANGES)
 async def test_a_tool_that_dies_between_any_two_requests(
-    mq: Brokers, admin: StaticTopicAdmin, name: str
+    mq: Brokers, admin: Admin, name: str
 ) -> None:
     requests, change = CHANGES[name]
     connect = mq.network.connect
@@ -263,9 +271,7 @@ async def test_a_tool_that_dies_between_any_two_requests(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["strict", "available"])
 @pytest.mark.parametrize("dead", ["a", "b"])
-async def test_a_broker_dies_with_the_tool(
-    mq: Brokers, admin: StaticTopicAdmin, name: str, dead: str
-) -> None:
+async def test_a_broker_dies_with_the_tool(mq: Brokers, admin: Admin, name: str, dead: str) -> None:
     requests, change = CHANGES[name]
     async with DyingAdmin(nameserver=mq.nameserver, connect=mq.network.connect) as dying:
         for count in range(1, requests):
@@ -285,7 +291,7 @@ async def test_a_broker_dies_with_the_tool(
             await send(mq, topic, 6)
 
 
-async def test_a_delete_that_dies(mq: Brokers, admin: StaticTopicAdmin) -> None:
+async def test_a_delete_that_dies(mq: Brokers, admin: Admin) -> None:
     """The topic is deleted on one broker only: delete it again, or give up what was there."""
     for topic in ("T1", "T2"):
         await admin.create_static_topic(topic, 2, brokers=["a"])
@@ -302,7 +308,7 @@ async def test_a_delete_that_dies(mq: Brokers, admin: StaticTopicAdmin) -> None:
     await send(mq, "T2", 6)
 
 
-async def delete_on(admin: StaticTopicAdmin, topic: str, address: str) -> None:
+async def delete_on(admin: Admin, topic: str, address: str) -> None:
     await admin._ask(address, RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicHeader(topic=topic))
 
 
@@ -310,11 +316,11 @@ def messages(queues: list[LogicQueue]) -> int:
     return sum(each.messages for each in queues)
 
 
-async def test_two_tools_at_once(mq: Brokers, admin: StaticTopicAdmin) -> None:
+async def test_two_tools_at_once(mq: Brokers, admin: Admin) -> None:
     """The second tool has read the topic before the first one changes it, and changes nothing."""
     await admin.create_static_topic("T", 2, brokers=["a"])
 
-    class SlowAdmin(StaticTopicAdmin):
+    class SlowAdmin(Admin):
         async def read_static_topic(self, topic: str) -> Any:
             found = await super().read_static_topic(topic)
             await admin.remap_static_topic("T", ["b"])
@@ -328,7 +334,7 @@ async def test_two_tools_at_once(mq: Brokers, admin: StaticTopicAdmin) -> None:
         await admin.repair_static_topic("T")
 
 
-async def test_a_broker_that_is_gone_is_forgotten(mq: Brokers, admin: StaticTopicAdmin) -> None:
+async def test_a_broker_that_is_gone_is_forgotten(mq: Brokers, admin: Admin) -> None:
     await admin.create_static_topic("T", 2, brokers=["a", "b"])
     await send(mq, count=6)
     await mq.stop("b")

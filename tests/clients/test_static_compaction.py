@@ -8,7 +8,8 @@ import pytest
 import trio
 
 from headrace import Consumer, Message, Producer, Table
-from headrace.admin.statictopic import StaticTopicAdmin, StaticTopicError
+from headrace.admin.client import Admin
+from headrace.admin.statictopic import StaticTopicError
 from headrace_protocol.statictopic.plans import Mode
 from tests.support.running_brokers import Brokers, brokers
 
@@ -29,8 +30,8 @@ async def mq(tmp_path: Path) -> AsyncIterator[Brokers]:
 
 
 @pytest.fixture
-async def admin(mq: Brokers) -> AsyncIterator[StaticTopicAdmin]:
-    async with StaticTopicAdmin(nameserver=mq.nameserver, connect=mq.network.connect) as admin:
+async def admin(mq: Brokers) -> AsyncIterator[Admin]:
+    async with Admin(nameserver=mq.nameserver, connect=mq.network.connect) as admin:
         yield admin
 
 
@@ -38,7 +39,7 @@ def table(mq: Brokers, *, local: bool) -> Table[str]:
     return Table("T", model=str, local=local, nameserver=mq.nameserver, connect=mq.network.connect)
 
 
-async def compact(admin: StaticTopicAdmin, kept: int) -> None:
+async def compact(admin: Admin, kept: int) -> None:
     """Compact until so many messages are left in all physical queues together.
 
     The compaction logs alone don't tell: messages may still be on their way to them.
@@ -63,9 +64,7 @@ async def put_all(written: Table[str], values: dict[str, str], round_: int) -> N
 
 
 @pytest.mark.parametrize("mode", Mode)
-async def test_values_stay_while_queues_move(
-    mq: Brokers, admin: StaticTopicAdmin, mode: Mode
-) -> None:
+async def test_values_stay_while_queues_move(mq: Brokers, admin: Admin, mode: Mode) -> None:
     await admin.create_static_topic("T", 2, brokers=["a"], attributes=COMPACTED)
     values: dict[str, str] = {}
     async with table(mq, local=False) as remote, table(mq, local=True) as local:
@@ -90,7 +89,7 @@ async def test_values_stay_while_queues_move(
         assert dict(late.items()) == expected
 
 
-async def test_values_survive_restarts(mq: Brokers, admin: StaticTopicAdmin) -> None:
+async def test_values_survive_restarts(mq: Brokers, admin: Admin) -> None:
     await admin.create_static_topic("T", 2, brokers=["a"], attributes=COMPACTED)
     values: dict[str, str] = {}
     async with table(mq, local=False) as remote:
@@ -107,7 +106,7 @@ async def test_values_survive_restarts(mq: Brokers, admin: StaticTopicAdmin) -> 
         assert await remote.get_many(KEYS) == expected
 
 
-async def test_a_push_consumer_gets_the_newest_values(mq: Brokers, admin: StaticTopicAdmin) -> None:
+async def test_a_push_consumer_gets_the_newest_values(mq: Brokers, admin: Admin) -> None:
     await admin.create_static_topic("T", 2, brokers=["a"], attributes=COMPACTED)
     values: dict[str, str] = {}
     async with table(mq, local=False) as remote:
@@ -129,7 +128,7 @@ async def test_a_push_consumer_gets_the_newest_values(mq: Brokers, admin: Static
     assert {len(found) for found in seen.values()} == {2}
 
 
-async def test_a_topic_of_compacted_queues_grows_only_by_force(admin: StaticTopicAdmin) -> None:
+async def test_a_topic_of_compacted_queues_grows_only_by_force(admin: Admin) -> None:
     await admin.create_static_topic("T", 2, brokers=["a"], attributes=COMPACTED)
     with pytest.raises(StaticTopicError, match="its keys would go to other queues"):
         await admin.create_static_topic("T", 3)
@@ -139,7 +138,7 @@ async def test_a_topic_of_compacted_queues_grows_only_by_force(admin: StaticTopi
     assert len(await admin.logic_queues("T")) == 3
 
 
-async def test_a_broker_that_joins_compacts_too(mq: Brokers, admin: StaticTopicAdmin) -> None:
+async def test_a_broker_that_joins_compacts_too(mq: Brokers, admin: Admin) -> None:
     attributes = {**COMPACTED, "key.queue": "headrace"}
     await admin.create_static_topic("T", 2, attributes=attributes)
     await mq.start("c")
@@ -152,7 +151,7 @@ async def test_a_broker_that_joins_compacts_too(mq: Brokers, admin: StaticTopicA
             await producer.send(Message("T", b"x", key=f"k{number}"))
 
 
-async def test_a_purged_topic_stays_compacted(mq: Brokers, admin: StaticTopicAdmin) -> None:
+async def test_a_purged_topic_stays_compacted(mq: Brokers, admin: Admin) -> None:
     attributes = {**COMPACTED, "key.queue": "headrace"}
     await admin.create_static_topic("T", 2, attributes=attributes)
     async with table(mq, local=False) as remote:
@@ -166,7 +165,7 @@ async def test_a_purged_topic_stays_compacted(mq: Brokers, admin: StaticTopicAdm
 
 
 async def test_no_leader_is_put_on_a_broker_of_apache(
-    mq: Brokers, admin: StaticTopicAdmin, monkeypatch: pytest.MonkeyPatch
+    mq: Brokers, admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def is_headrace(address: str) -> bool:
         return address != mq.brokers["b"].address

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from headrace import Consumer, Message, Producer
-from headrace.admin.statictopic import StaticTopicAdmin
+from headrace.admin.client import Admin
 from headrace_protocol.statictopic.plans import Mode
 from tests.support.running_brokers import Brokers, brokers
 
@@ -95,7 +95,7 @@ class Flow:
 async def test_nothing_is_lost_or_doubled_while_queues_move(
     mq: Brokers, mode: Mode, ordered: bool
 ) -> None:
-    async with StaticTopicAdmin(nameserver=mq.nameserver, connect=mq.network.connect) as admin:
+    async with Admin(nameserver=mq.nameserver, connect=mq.network.connect) as admin:
         await admin.create_static_topic("T", QUEUES, brokers=["a"])
         flow = Flow(mq, ordered=ordered)
         with trio.fail_after(30):

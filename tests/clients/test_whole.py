@@ -13,7 +13,6 @@ from headrace import Message, Producer
 from headrace.admin import goal
 from headrace.admin.client import Admin
 from headrace.admin.commands import consume
-from headrace.admin.statictopic import StaticTopicAdmin
 from headrace.consumer.pull import PullConsumer
 from headrace.errors import NoQueue, PartialAnswer
 from headrace.producer.selector import queue_index
@@ -39,10 +38,11 @@ AWAY = r"broker b \(queues 0 to 1\) was shut down \d+ s ago \(since 20..-..-..T.
 
 @pytest.fixture
 async def mq(tmp_path: Path) -> AsyncIterator[Brokers]:
-    """The brokers a and b, of which b has stopped, with a compacted topic on both."""
+    """The brokers a and b, of which b has stopped, with a plain compacted topic on both."""
     async with brokers(tmp_path, ["a", "b"]) as running:
         async with Admin(**at(running)) as admin:
-            await admin.create_topic("users", queues=2, attributes=COMPACTED)
+            for name in ("a", "b"):
+                await admin.create_topic("users", queues=2, attributes=COMPACTED, broker=name)
         async with Producer(**at(running)) as producer:
             for key in KEYS:
                 await producer.send(Message("users", b"old", key=key))
@@ -125,7 +125,7 @@ async def test_a_copy_that_cannot_load_says_so(
 ) -> None:
     """The leader of a static topic's queue goes while the copy is loaded."""
     async with brokers(tmp_path, ["a", "b"]) as mq:
-        async with StaticTopicAdmin(**at(mq)) as admin:
+        async with Admin(**at(mq)) as admin:
             await admin.create_static_topic("S", 2, brokers=["a", "b"], attributes=COMPACTED)
         async with Table("S", local=False, **at(mq)) as table:
             for key in KEYS:
@@ -142,7 +142,7 @@ async def test_a_copy_that_cannot_load_says_so(
 
 async def test_a_leader_is_named_after_a_restart_of_the_nameserver(tmp_path: Path) -> None:
     async with brokers(tmp_path, ["a", "b"]) as mq:
-        async with StaticTopicAdmin(**at(mq)) as admin:
+        async with Admin(**at(mq)) as admin:
             await admin.create_static_topic("S", 2, brokers=["b"], attributes=COMPACTED)
         await mq.stop("b")
         await mq.restart_nameserver()

@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from headrace import Consumer, Message, Producer
-from headrace.admin.statictopic import StaticTopicAdmin
+from headrace.admin.client import Admin
 from headrace.spark.cluster import Cluster, Topics
 from headrace.spark.options import Limits
 from headrace.spark.plan.limits import limited
@@ -103,7 +103,7 @@ async def test_messages_are_read_wherever_their_queue_was(nameserver: str, tmp_p
     async def follow() -> None:
         followed.extend(await receive(nameserver, "static-follows", 80))
 
-    async with our_broker(nameserver, tmp_path), StaticTopicAdmin(nameserver=nameserver) as admin:
+    async with our_broker(nameserver, tmp_path), Admin(nameserver=nameserver) as admin:
         await admin.create_static_topic(TOPIC, 3, brokers=[APACHES])
         await send(nameserver, 20, sent)
         with trio.fail_after(120):

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from headrace.admin.statictopic import StaticTopicAdmin, UnchangedTopic
+from headrace.admin.client import Admin
+from headrace.admin.statictopic import UnchangedTopic
 from headrace.errors import HeadraceError
 from headrace_protocol.statictopic.plans import Mode
 from tests.conformance.peer import (
@@ -57,7 +58,7 @@ class Running:
     acknowledged: file of the producer's lines "BODY QUEUE OFFSET".
     """
 
-    def __init__(self, home: Path, peer: Peer, admin: StaticTopicAdmin, console: Console) -> None:
+    def __init__(self, home: Path, peer: Peer, admin: Admin, console: Console) -> None:
         self._home = home
         self._peer = peer
         self._admin = admin
@@ -161,7 +162,7 @@ class Running:
 async def test_between_our_brokers(tmp_path: Path, console: Console) -> None:
     with headrace_cluster(tmp_path, ["a", "b"], {}) as peer:
         async with (
-            StaticTopicAdmin(nameserver=peer.nameserver) as admin,
+            Admin(nameserver=peer.nameserver) as admin,
             (running := Running(tmp_path, peer, admin, console)).producing() as stop,
         ):
             with running.reading() as file:
@@ -206,7 +207,7 @@ async def test_beside_one_of_apaches(tmp_path: Path, console: Console) -> None:
         apache(peer, tmp_path / "apache", "theirs"),
     ):
         async with (
-            StaticTopicAdmin(nameserver=peer.nameserver) as admin,
+            Admin(nameserver=peer.nameserver) as admin,
             (running := Running(tmp_path, peer, admin, console)).producing() as stop,
         ):
             with running.reading() as file:

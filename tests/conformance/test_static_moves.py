@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
-from headrace.admin.statictopic import StaticTopicAdmin
+from headrace.admin.client import Admin
 from headrace_broker.statictopic.forward import WAIT_S
 from headrace_protocol.statictopic.plans import Mode
 from tests.conformance.peer import QUICK_JVM, Peer, driver_command
@@ -39,7 +39,7 @@ TARGETS = (["a"], ["b", "c"], ["c"], ["a", "b", "c"], ["b"])
 AGAIN_MAX = 5 * RATE
 
 
-class SlowTool(StaticTopicAdmin):
+class SlowTool(Admin):
     """Takes longer for each step than a send waits for its leader."""
 
     async def _send(self, steps: list[Step], *arguments: Any) -> None:
@@ -78,7 +78,7 @@ async def test_nothing_is_lost_while_queues_move(
     acknowledged, read = tmp_path / "acknowledged", tmp_path / "read"
     async with (
         brokers(tmp_path, ["a", "b", "c"], memory=False) as mq,
-        StaticTopicAdmin(nameserver=mq.nameserver) as admin,
+        Admin(nameserver=mq.nameserver) as admin,
         SlowTool(nameserver=mq.nameserver) as slow_tool,
         trio.open_nursery() as nursery,
     ):

@@ -12,7 +12,8 @@ import pytest
 import trio
 
 from headrace import Consumer, Message, Producer
-from headrace.admin.statictopic import StaticTopicAdmin, UnchangedTopic
+from headrace.admin.client import Admin
+from headrace.admin.statictopic import UnchangedTopic
 from headrace_daemon.network import TcpNetwork
 from tests.conformance.lookups import once_brokers_are_known
 from tests.conformance.peer import TIMEOUT_MS, Peer, quick_peer
@@ -36,14 +37,14 @@ Written = dict[tuple[int, int], bytes]
 
 
 @asynccontextmanager
-async def cluster(name: str, folder: Path) -> AsyncIterator[tuple[Peer, StaticTopicAdmin]]:
+async def cluster(name: str, folder: Path) -> AsyncIterator[tuple[Peer, Admin]]:
     """The swapped store's broker of one kind or the other, stopped in order if it is ours."""
     with quick_peer(name, store=folder / "store", settings={}) as peer:
         async with trio.open_nursery() as nursery:
             running = Brokers(folder, TcpNetwork(), nursery)
             running.nameserver = peer.nameserver
             await running.start(OTHER)
-            async with StaticTopicAdmin(nameserver=peer.nameserver) as admin:
+            async with Admin(nameserver=peer.nameserver) as admin:
                 yield peer, admin
             await running.stop_all()
         if name == "headrace":

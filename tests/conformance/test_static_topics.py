@@ -8,7 +8,8 @@ import pytest
 import trio
 
 from headrace import Consumer, Message, Producer
-from headrace.admin.statictopic import StaticTopicAdmin, StaticTopicError, UnchangedTopic
+from headrace.admin.client import Admin
+from headrace.admin.statictopic import StaticTopicError, UnchangedTopic
 from headrace_daemon.network import TcpNetwork
 from headrace_protocol.statictopic.plans import Mode
 from tests.conformance.peer import TIMEOUT_MS, Peer, quick_peer
@@ -45,8 +46,8 @@ async def ours(apache: Peer, tmp_path: Path) -> AsyncIterator[Brokers]:
 
 
 @pytest.fixture
-async def admin(ours: Brokers) -> AsyncIterator[StaticTopicAdmin]:
-    async with StaticTopicAdmin(nameserver=ours.nameserver) as admin:
+async def admin(ours: Brokers) -> AsyncIterator[Admin]:
+    async with Admin(nameserver=ours.nameserver) as admin:
         yield admin
 
 
@@ -55,7 +56,7 @@ def mqadmin(apache: Peer, console: Console) -> Callable[..., str]:
     return lambda *words: console.printed(apache, *words)
 
 
-async def leaders(admin: StaticTopicAdmin, topic: str) -> list[str]:
+async def leaders(admin: Admin, topic: str) -> list[str]:
     return [each.leader for each in await admin.logic_queues(topic)]
 
 
@@ -83,7 +84,7 @@ async def read_all(nameserver: str, topic: str, count: int) -> Written:
 async def test_a_topic_moves_between_both_kinds(
     apache: Peer,
     console: Console,
-    admin: StaticTopicAdmin,
+    admin: Admin,
     mqadmin: Callable[..., str],
 ) -> None:
     server, written = apache.nameserver, Written()
@@ -123,7 +124,7 @@ def logic_rows(printed: str) -> list[str]:
 
 
 async def test_a_topic_of_mqadmin_grows_and_is_repaired(
-    ours: Brokers, admin: StaticTopicAdmin, mqadmin: Callable[..., str]
+    ours: Brokers, admin: Admin, mqadmin: Callable[..., str]
 ) -> None:
     await call(mqadmin, "updateStaticTopic", "-t", "THEIRS", "-qn", "4", "-c", "DefaultCluster")
     await admin.create_static_topic("THEIRS", 6)
@@ -140,7 +141,7 @@ async def test_a_topic_of_mqadmin_grows_and_is_repaired(
 async def test_mqadmin_rules_over_our_brokers_alone(console: Console, tmp_path: Path) -> None:
     async with (
         brokers(tmp_path, ["a", "b", "c"], memory=False) as mq,
-        StaticTopicAdmin(nameserver=mq.nameserver) as admin,
+        Admin(nameserver=mq.nameserver) as admin,
     ):
         peer = Peer("headrace", mq.nameserver, mq.brokers["a"].address, {}, 0)
 

@@ -21,7 +21,7 @@ import trio
 import trio.testing
 
 from headrace import Admin
-from headrace.admin.statictopic import HalfDone, StaticTopicAdmin, UnchangedTopic
+from headrace.admin.statictopic import HalfDone, UnchangedTopic
 from headrace.consumer import offset_store
 from headrace.consumer.offset_store import OffsetStore
 from headrace.errors import HeadraceError, NoQueue
@@ -156,7 +156,7 @@ class StaticSimulation:
         for broker in self.brokers:
             self.nursery.start_soon(broker.run)
         await self._settle()
-        async with StaticTopicAdmin(nameserver=NAMESERVER, connect=self.network.connect) as admin:
+        async with Admin(nameserver=NAMESERVER, connect=self.network.connect) as admin:
             await admin.create_static_topic(TOPIC, QUEUES, brokers=self._some_brokers())
         self._consume(FOLLOWING)
 
@@ -213,9 +213,7 @@ class StaticSimulation:
             if not self.is_calm and self.rng.random() < CUT_OFF_PROBABILITY:
                 self.nursery.start_soon(self._cut_off, network)
             try:
-                async with StaticTopicAdmin(
-                    nameserver=NAMESERVER, connect=network.connect
-                ) as admin:
+                async with Admin(nameserver=NAMESERVER, connect=network.connect) as admin:
                     await self._change_once(admin, is_half_done=is_half_done)
                 is_half_done = False
             except UnchangedTopic:
@@ -226,13 +224,13 @@ class StaticSimulation:
             except HeadraceError:
                 self.counts["changes refused"] += 1
 
-    async def _change_once(self, admin: StaticTopicAdmin, *, is_half_done: bool) -> None:
+    async def _change_once(self, admin: Admin, *, is_half_done: bool) -> None:
         changes = (self._remap, self._remap, self._other_change, self._repair_once)
         change = self._repair_once if is_half_done else self.rng.choice(changes)
         name, _ = await change(admin)
         self.counts[name] += 1
 
-    async def _remap(self, admin: StaticTopicAdmin) -> tuple[str, Change]:
+    async def _remap(self, admin: Admin) -> tuple[str, Change]:
         rng = self.rng
         mode = rng.choice(self.modes)
         queues = rng.choice((None, rng.sample(range(QUEUES), rng.randint(1, QUEUES))))
@@ -241,14 +239,14 @@ class StaticSimulation:
         )
         return f"moves, {mode.value}", change
 
-    async def _other_change(self, admin: StaticTopicAdmin) -> tuple[str, Change]:
+    async def _other_change(self, admin: Admin) -> tuple[str, Change]:
         if self.rng.random() < 0.9:
             return "rebalances", await admin.rebalance_static_topic(TOPIC)
         queues = self.rng.randint(QUEUES + 1, QUEUES_MAX)
         change = await admin.create_static_topic(TOPIC, queues, brokers=self._some_brokers())
         return "additions of queues", change
 
-    async def _repair_once(self, admin: StaticTopicAdmin) -> tuple[str, Change]:
+    async def _repair_once(self, admin: Admin) -> tuple[str, Change]:
         return "repairs", await admin.repair_static_topic(TOPIC)
 
     def _some_brokers(self) -> list[str]:
@@ -264,9 +262,7 @@ class StaticSimulation:
         """Until the topic is whole. Raises PromiseBroken if it never is."""
         deadline = trio.current_time() + PATIENCE_S
         while True:
-            async with StaticTopicAdmin(
-                nameserver=NAMESERVER, connect=self.network.connect
-            ) as admin:
+            async with Admin(nameserver=NAMESERVER, connect=self.network.connect) as admin:
                 try:
                     await self._repair_once(admin)
                     self.counts["repairs"] += 1

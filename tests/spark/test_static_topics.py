@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from headrace import Message
-from headrace.admin.statictopic import StaticTopicAdmin
+from headrace.admin.client import Admin
 from headrace.errors import BrokerError, NoQueue, PartialAnswer
 from headrace.spark.cluster import Cluster, Topics
 from headrace.spark.errors import TopicDeleted
@@ -55,7 +55,7 @@ def change(mq: Embedded, method: str, *arguments: Any, **options: Any) -> None:
     """Change a static topic."""
 
     async def run() -> None:
-        async with StaticTopicAdmin(nameserver=mq.nameserver) as admin:
+        async with Admin(nameserver=mq.nameserver) as admin:
             await getattr(admin, method)(*arguments, **options)
 
     anyio.run(run)
@@ -122,7 +122,7 @@ def compact(mq: Embedded, topic: str, kept: int) -> None:
 
     async def run() -> None:
         messages = -1
-        async with StaticTopicAdmin(nameserver=mq.nameserver) as admin:
+        async with Admin(nameserver=mq.nameserver) as admin:
             while messages != kept:
                 await admin.compact_topic(topic)
                 await anyio.sleep(0.1)

@@ -35,7 +35,9 @@ def test_a_batch_read_is_whole_or_says_so(
         return len(source.reader(source.schema()).partitions())
 
     with broker(mq, tmp_path, "b"):
-        admin.create_topic(topic, queues=2, attributes={"cleanup.policy": "COMPACTION"})
+        compacted = {"cleanup.policy": "COMPACTION"}
+        for name in ("broker-a", "b"):
+            admin.create_topic(topic, queues=2, attributes=compacted, broker=name)
         for number in range(20):
             producer.send(Message(topic, b"x", key=str(number)))
         assert partitions()

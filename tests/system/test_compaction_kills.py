@@ -18,7 +18,8 @@ import pytest
 import trio
 
 from headrace import blocking
-from headrace.admin.statictopic import HalfDone, StaticTopicAdmin, UnchangedTopic
+from headrace.admin.client import Admin
+from headrace.admin.statictopic import HalfDone, UnchangedTopic
 from headrace.errors import HeadraceError
 from headrace.messages import Message
 from headrace_protocol.statictopic.plans import Mode
@@ -172,7 +173,7 @@ def change(nameserver: str, method: str, *arguments: Any, **options: Any) -> Non
     """Change the static topic, as far as the brokers are up."""
 
     async def run() -> None:
-        async with StaticTopicAdmin(nameserver=nameserver) as admin:
+        async with Admin(nameserver=nameserver) as admin:
             await getattr(admin, method)(TOPIC, *arguments, **options)
 
     try:

@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from headrace import Consumer, Message, Producer
-from headrace.admin.statictopic import StaticTopicAdmin
+from headrace.admin.client import Admin
 from headrace_protocol.statictopic.plans import Mode
 from tests.support.running_brokers import Brokers, brokers
 
@@ -27,15 +27,13 @@ async def mq(tmp_path: Path) -> AsyncIterator[Brokers]:
 
 
 @pytest.fixture
-async def admin(mq: Brokers) -> AsyncIterator[StaticTopicAdmin]:
-    async with StaticTopicAdmin(nameserver=mq.nameserver, connect=mq.network.connect) as admin:
+async def admin(mq: Brokers) -> AsyncIterator[Admin]:
+    async with Admin(nameserver=mq.nameserver, connect=mq.network.connect) as admin:
         yield admin
 
 
 @pytest.mark.parametrize("mode", Mode)
-async def test_nothing_is_lost_while_queues_move(
-    mq: Brokers, admin: StaticTopicAdmin, mode: Mode
-) -> None:
+async def test_nothing_is_lost_while_queues_move(mq: Brokers, admin: Admin, mode: Mode) -> None:
     await admin.create_static_topic("T", 2, brokers=["a"])
     acknowledged: dict[tuple[int, int], bytes] = {}
     read: dict[tuple[int, int], bytes] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ from headrace.admin.groups import GroupAdmin
 from headrace.admin.key_query import ID_PAGE, KEY_PAGE, Found, UnlistedMessages, newest
 from headrace.admin.requests import BrokerProblem
 from headrace.admin.shrink import UnreadMessages, unread_from
+from headrace.admin.statictopic import Found as FoundTopic
+from headrace.admin.statictopic import StaticTopicAdmin, UnchangedTopic, is_compacted
 from headrace.admin.tier import TierAdmin
 from headrace.admin.waiting import WaitingAdmin
 from headrace.errors import BrokerError, ConfigurationError, HeadraceError, PartialAnswer
@@ -106,7 +109,7 @@ class TopicExists(HeadraceError):
         self.configs = configs
 
 
-class Admin(GroupAdmin, WaitingAdmin, TierAdmin):
+class Admin(StaticTopicAdmin, GroupAdmin, WaitingAdmin, TierAdmin):
     """Inspects and changes topics, groups and brokers; use it in an ``async with`` block.
 
     Changes go to the masters of all brokers that the nameserver knows, or only to that of the given
@@ -154,9 +157,11 @@ class Admin(GroupAdmin, WaitingAdmin, TierAdmin):
 
         queues: number of write queues on each broker. read_queues: number of read queues; the same
         by default.
-        attributes: e.g. ``{"cleanup.policy": "COMPACTION"}``.
+        attributes: e.g. ``{"cleanup.policy": "COMPACTION"}``. A compacted topic on several brokers
+        is a static one, with ``queues`` on all of them together, unless ``broker`` is named.
         if_not_exists: accept a topic that already has these settings.
-        Raises TopicExists if a broker has the topic, with other settings if ``if_not_exists``.
+        Raises TopicExists if a broker has the topic, with other settings if ``if_not_exists``, and
+        StaticTopicError for a static one with other settings.
         """
         check_topic(topic)
         wanted = TopicConfig(
@@ -166,6 +171,9 @@ class Admin(GroupAdmin, WaitingAdmin, TierAdmin):
             perm=perm,
             attributes=dict(attributes or {}),
         )
+        if broker is None and is_compacted(wanted.attributes) and await self.becomes_static(topic):
+            await self._create_compacted(wanted, if_not_exists=if_not_exists)
+            return
         masters = await self._masters(broker)
         existing = await self._existing(topic, masters)
         if existing and not (
@@ -175,6 +183,21 @@ class Admin(GroupAdmin, WaitingAdmin, TierAdmin):
         missing = {name: at for name, at in masters.items() if name not in existing}
         await self._put_topics(missing, dict.fromkeys(missing, wanted))
         await self._instance.wait_for_route(topic)
+
+    async def _create_compacted(self, wanted: TopicConfig, *, if_not_exists: bool) -> None:
+        """Create a static topic with the settings of a plain one."""
+        topic, queues = wanted.topic_name, wanted.write_queue_nums
+        if wanted.perm != PERM_READ | PERM_WRITE or wanted.read_queue_nums != queues:
+            raise ConfigurationError(
+                f"topic {topic} is compacted, and on several brokers it is a static one, which is "
+                f"created with perm={PERM_READ | PERM_WRITE} and as many read as write queues; "
+                "change them with alter_topic, or name a broker"
+            )
+        existing = await self._existing(topic, await self._masters())
+        if existing and not if_not_exists:
+            raise TopicExists(topic, existing)
+        with suppress(UnchangedTopic):
+            await self.create_static_topic(topic, queues, attributes=wanted.attributes)
 
     async def alter_topic(
         self,
@@ -304,20 +327,50 @@ class Admin(GroupAdmin, WaitingAdmin, TierAdmin):
     async def purge_topic(self, topic: str) -> None:
         """Delete a topic's messages and the progress of its groups, but keep its settings.
 
-        It is deleted and created again.
-        Raises RouteNotFound, ConfigurationError for a static topic.
+        It is deleted and created again. A static topic keeps its number of queues, and the brokers
+        that lead them.
+        Raises RouteNotFound, and StaticTopicError for a static topic that is not whole.
         """
         if await self.is_static(topic):
-            raise ConfigurationError(
-                f"topic {topic} is static: purge it with a StaticTopicAdmin, or with "
-                f"`headrace topic purge {topic}`"
-            )
+            await self._purge_static(topic)
+            return
         configs = await self.topic(topic)
         masters = await self._topic_masters(topic)
         with anyio.CancelScope(shield=True):  # requests have time limits of their own
             await self.delete_topic(topic)
             await self._put_topics(masters, configs)
         await self._instance.wait_for_route(topic)
+
+    async def _purge_static(self, topic: str) -> None:
+        found, leaders = await self.static_leaders(topic)
+        with anyio.CancelScope(shield=True):  # requests have time limits of their own
+            await self.delete_topic(topic)
+            await self.create_static_topic(
+                topic,
+                len(leaders),
+                attributes=found.attributes,
+                brokers=sorted(set(leaders.values())),
+            )
+            await self._restore_settings(topic, found)
+
+    async def _restore_settings(self, topic: str, before: FoundTopic) -> None:
+        """Give a topic that was created again the settings that it had on each broker."""
+        settings = {
+            name: msgspec.structs.replace(
+                before.configs[name],
+                read_queue_nums=created.read_queue_nums,
+                write_queue_nums=created.write_queue_nums,
+                # Without those that the topic was created with, which may not be changeable.
+                attributes={
+                    key: value
+                    for key, value in before.configs[name].attributes.items()
+                    if created.attributes.get(key) != value
+                },
+            )
+            for name, created in (await self.topic(topic)).items()
+            if name in before.configs
+        }
+        await self._put_topics(before.masters, settings)
 
     async def delete_topic(self, topic: str) -> None:
         """Delete a topic and its messages on all brokers. Raises RouteNotFound if it is missing."""
@@ -340,6 +393,16 @@ class Admin(GroupAdmin, WaitingAdmin, TierAdmin):
         nodes = await self.cluster()
         clusters_and_brokers = {name for node in nodes for name in (node.cluster, node.broker_name)}
         return sorted(user_topics(names, clusters_and_brokers))
+
+    async def static_topics(self) -> list[str]:
+        """Names of all static topics, sorted."""
+        names = await self.topics()
+        found = await gather(self.read_static_topic, names)
+        return [
+            name
+            for name, each in zip(names, found, strict=True)
+            if isinstance(each, FoundTopic) and any(each.brokers()[b].mapping for b in each.masters)
+        ]
 
     async def topic_totals(
         self, *, system: bool = False, problems: list[BrokerProblem] | None = None
@@ -441,9 +504,7 @@ class Admin(GroupAdmin, WaitingAdmin, TierAdmin):
 
     async def _is_compacted(self, topic: str, problems: list[BrokerProblem] | None) -> bool:
         configs = await self.topic(topic, problems=problems)
-        return any(
-            config.attributes.get("cleanup.policy") == "COMPACTION" for config in configs.values()
-        )
+        return any(is_compacted(config.attributes) for config in configs.values())
 
     async def message(
         self,

@@ -14,6 +14,7 @@ from headrace.consumer.pulls import READER_GROUP
 from headrace.consumer.start import Start, check_start, timestamp_ms
 from headrace.errors import (
     ConfigurationError,
+    GroupNotFound,
     HeadraceError,
     RequestTimeout,
     RouteNotFound,
@@ -129,8 +130,10 @@ class GroupAdmin(ChainAdmin):
     async def delete_group(self, group: str) -> None:
         """Delete a consumer group and its progress.
 
-        Raises GroupHasMembers for a group with connected members, which would create it again.
+        Raises GroupNotFound, and GroupHasMembers for a group with connected members, which would
+        create it again.
         """
+        await self.group(group, problems=[])
         if members := member_ids(await self.members(group)):
             raise GroupHasMembers(group, members)
         header = DeleteSubscriptionGroupHeader(group_name=group, clean_offset=True)
@@ -152,6 +155,15 @@ class GroupAdmin(ChainAdmin):
         return [
             group for name, group in sorted(groups.items()) if system or not _is_system_group(name)
         ]
+
+    async def group(
+        self, name: str, *, problems: list[BrokerProblem] | None = None
+    ) -> SubscriptionGroupConfig:
+        """A group's settings. Raises GroupNotFound."""
+        for config in await self.groups(system=True, problems=problems):
+            if config.group_name == name:
+                return config
+        raise GroupNotFound(name)
 
     async def topic_groups(
         self, topic: str, *, problems: list[BrokerProblem] | None = None
@@ -318,11 +330,13 @@ class GroupAdmin(ChainAdmin):
         """Move ``target`` to the progress of the group ``source``, in one topic or in all.
 
         Running members continue from there, as after ``reset_offsets``.
-        Raises ConfigurationError for a bad name of the target, or that of the source.
+        Raises GroupNotFound for the source, and ConfigurationError for a bad name of the target, or
+        that of the source.
         """
         check_group(target)
         if source == target:
             raise ConfigurationError(f"group {source} cannot be cloned to itself")
+        await self.group(source, problems=[])
         masters = await self._masters()
         # Apache's brokers do nothing without a topic.
         topics = {topic} if topic else {lag.queue.topic for lag in await self.lag(source)}

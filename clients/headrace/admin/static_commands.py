@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from headrace.admin.chains import QueuePart
-    from headrace.admin.statictopic import Change, StaticTopicAdmin
+    from headrace.admin.client import Admin
+    from headrace.admin.statictopic import Change
     from headrace_protocol.statictopic.mapping import MappingItem
 
 Result = TypeVar("Result")
@@ -74,7 +75,7 @@ def remap(
     """
     from headrace_protocol.statictopic.plans import Mode
 
-    async def change(admin: StaticTopicAdmin) -> Change:
+    async def change(admin: Admin) -> Change:
         return await admin.remap_static_topic(
             name, names(to), queues=queues or None, mode=Mode(mode), dry_run=dry_run
         )
@@ -99,7 +100,7 @@ def rebalance(name: str | None, nameserver: str | None, *, dry_run: bool, as_jso
     """
     from headrace.admin.statictopic import UnchangedTopic
 
-    async def changes(admin: StaticTopicAdmin) -> list[Change]:
+    async def changes(admin: Admin) -> list[Change]:
         done = []
         for topic in [name] if name else await admin.static_topics():
             with suppress(UnchangedTopic):
@@ -135,7 +136,7 @@ def repair(
     It also restores the mapping of a broker that has lost it, from the copy of another one.
     """
 
-    async def change(admin: StaticTopicAdmin) -> Change:
+    async def change(admin: Admin) -> Change:
         return await admin.repair_static_topic(name, forget=forget, dry_run=dry_run)
 
     changes = _run_one(change, nameserver)
@@ -157,7 +158,7 @@ def mapping(name: str, nameserver: str | None, *, as_json: bool) -> None:
     The last one of each queue is its leader, which gets all new messages.
     """
 
-    async def parts(admin: StaticTopicAdmin) -> list[QueuePart]:
+    async def parts(admin: Admin) -> list[QueuePart]:
         return await admin.queue_parts(name, problems=problems)
 
     with warned() as problems:
@@ -204,7 +205,7 @@ def create_static(
     """``topic create --static``."""
     from headrace.admin.statictopic import UnchangedTopic
 
-    async def change(admin: StaticTopicAdmin) -> Change:
+    async def change(admin: Admin) -> Change:
         return await admin.create_static_topic(
             name,
             queues,
@@ -219,26 +220,16 @@ def create_static(
         print_changes([_run(change, nameserver)], as_json=as_json, dry_run=dry_run)
 
 
-def needs_static(name: str, nameserver: str | None) -> bool:
-    """Whether a new compacted topic needs fixed queues: it gets on several brokers of headrace's.
+def becomes_static(name: str, nameserver: str | None) -> bool:
+    """Whether a compacted topic is static if no broker is named at its creation."""
 
-    A key of a plain one goes to another queue when a broker joins, while its old value stays.
-    """
-    from headrace.errors import RouteNotFound
-
-    async def ask(admin: StaticTopicAdmin) -> bool:
-        try:
-            await admin.topic(name)
-        except RouteNotFound:
-            return await admin.has_several_brokers()
-        return await admin.is_static(name)
+    async def ask(admin: Admin) -> bool:
+        return await admin.becomes_static(name)
 
     return _run(ask, nameserver)
 
 
-def _run_one(
-    change: Callable[[StaticTopicAdmin], Awaitable[Change]], nameserver: str | None
-) -> list[Change]:
+def _run_one(change: Callable[[Admin], Awaitable[Change]], nameserver: str | None) -> list[Change]:
     """The change; none if the topic is as wanted already."""
     from headrace.admin.statictopic import UnchangedTopic
 
@@ -248,13 +239,13 @@ def _run_one(
         return []
 
 
-def _run(ask: Callable[[StaticTopicAdmin], Awaitable[Result]], nameserver: str | None) -> Result:
+def _run(ask: Callable[[Admin], Awaitable[Result]], nameserver: str | None) -> Result:
     import trio
 
-    from headrace.admin.statictopic import StaticTopicAdmin
+    from headrace.admin.client import Admin
 
     async def run() -> Result:
-        async with StaticTopicAdmin(nameserver=nameserver) as admin:
+        async with Admin(nameserver=nameserver) as admin:
             return await ask(admin)
 
     return trio.run(run)

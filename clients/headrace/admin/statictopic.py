@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import anyio
-import msgspec
 
-from headrace.admin.chains import StaticConfig
-from headrace.admin.client import Admin
+from headrace.admin.chains import ChainAdmin, StaticConfig
 from headrace.errors import HeadraceError, RouteNotFound
 from headrace.messages import check_topic
 from headrace.tasks import gather
@@ -42,10 +40,13 @@ if TYPE_CHECKING:
     from headrace_protocol.statictopic.mapping import MappingItem
     from headrace_protocol.statictopic.plans import Plan, Step
 
-Result = TypeVar("Result")
-
 _POLICY: Final = "cleanup.policy"
 _COMPACTED: Final = "COMPACTION"
+
+
+def is_compacted(attributes: Mapping[str, str]) -> bool:
+    """Whether a topic with these attributes keeps the newest message of each key."""
+    return attributes.get(_POLICY) == _COMPACTED
 
 
 class StaticTopicError(HeadraceError):
@@ -84,7 +85,7 @@ class Found(NamedTuple):
     @property
     def is_compacted(self) -> bool:
         """Whether the topic keeps the newest message of each key."""
-        return self.attributes.get(_POLICY) == _COMPACTED
+        return is_compacted(self.attributes)
 
     def brokers(self) -> dict[str, BrokerTopic]:
         """The state that plans are made of."""
@@ -107,18 +108,25 @@ class Change(NamedTuple):
         return {queue: (old.get(queue), item) for queue, item in sorted(new.items())}
 
 
-class StaticTopicAdmin(Admin):
-    """An Admin that also changes static topics.
+class StaticTopicAdmin(ChainAdmin):
+    """The methods of Admin that change static topics.
 
     Each change reads all masters first, and sends nothing if it is a ``dry_run``.
     Raises StaticTopicError, and the errors of Admin.
     """
 
-    async def has_several_brokers(self) -> bool:
-        """Whether there are several masters, all of which can lead compacted queues."""
-        masters = await self._masters()
-        kinds = await gather(self._is_headrace, list(masters.values()))
-        return len(masters) > 1 and all(kind is True for kind in kinds)
+    async def becomes_static(self, topic: str) -> bool:
+        """Whether a compacted topic is static if no broker is named at its creation.
+
+        It is on several brokers of headrace's: a key of a plain one goes to another queue when a
+        broker joins, while its old value stays. A topic that exists stays what it is.
+        """
+        try:
+            return (await self._instance.current_route(topic)).is_static
+        except RouteNotFound:
+            masters = await self._masters()
+            kinds = await gather(self._is_headrace, list(masters.values()))
+            return len(masters) > 1 and all(kind is True for kind in kinds)
 
     async def create_static_topic(
         self,
@@ -190,55 +198,6 @@ class StaticTopicAdmin(Admin):
             )
         return await self._change(plan, found, dry_run=dry_run)
 
-    async def purge_topic(self, topic: str) -> None:
-        """See ``Admin``. A static topic keeps its number of queues, and the brokers that lead them.
-
-        Raises StaticTopicError for one that is not whole.
-        """
-        if not await self.is_static(topic):
-            await super().purge_topic(topic)
-            return
-        found = await self._existing_static(topic)
-        with _as_admin_errors():
-            mappings = (each.mapping for each in found.brokers().values())
-            chains = check_cluster(mapping for mapping in mappings if mapping)
-        leaders = {chain[-1].bname for chain in chains.values()}
-        with anyio.CancelScope(shield=True):  # requests have time limits of their own
-            await self.delete_topic(topic)
-            await self.create_static_topic(
-                topic, len(chains), attributes=found.attributes, brokers=sorted(leaders)
-            )
-            await self._restore_settings(topic, found)
-
-    async def _restore_settings(self, topic: str, before: Found) -> None:
-        """Give a topic that was created again the settings that it had on each broker."""
-        settings = {
-            name: msgspec.structs.replace(
-                before.configs[name],
-                read_queue_nums=created.read_queue_nums,
-                write_queue_nums=created.write_queue_nums,
-                # Without those that the topic was created with, which may not be changeable.
-                attributes={
-                    key: value
-                    for key, value in before.configs[name].attributes.items()
-                    if created.attributes.get(key) != value
-                },
-            )
-            for name, created in (await self.topic(topic)).items()
-            if name in before.configs
-        }
-        await self._put_topics(before.masters, settings)
-
-    async def static_topics(self) -> list[str]:
-        """Names of all static topics, sorted."""
-        names = await self.topics()
-        found = await gather(self.read_static_topic, names)
-        return [
-            name
-            for name, each in zip(names, found, strict=True)
-            if isinstance(each, Found) and any(each.brokers()[b].mapping for b in each.masters)
-        ]
-
     # -- reading -----------------------------------------------------------------------------------
 
     async def read_static_topic(self, topic: str) -> Found:
@@ -249,6 +208,17 @@ class StaticTopicAdmin(Admin):
         exact = [name for name in configs if await self._is_headrace(masters[name])]
         remembered = await self._remembered(topic)
         return Found(masters, configs, frozenset(exact), remembered, _attributes(configs))
+
+    async def static_leaders(self, topic: str) -> tuple[Found, dict[int, str]]:
+        """A static topic and the leader of each queue.
+
+        Raises RouteNotFound, and StaticTopicError for one that is not whole.
+        """
+        found = await self._existing_static(topic)
+        with _as_admin_errors():
+            mappings = (each.mapping for each in found.brokers().values())
+            chains = check_cluster(mapping for mapping in mappings if mapping)
+        return found, {queue: chain[-1].bname for queue, chain in chains.items()}
 
     async def _existing_static(self, topic: str) -> Found:
         found = await self.read_static_topic(topic)
@@ -382,7 +352,7 @@ def _broker_topic(config: StaticConfig | None) -> BrokerTopic:
 def _attributes(configs: Mapping[str, StaticConfig]) -> dict[str, str]:
     """The attributes of a topic; a broker that was killed when it joined may lack them."""
     found = [configs[name].attributes for name in sorted(configs)]
-    compacted = [each for each in found if each.get(_POLICY) == _COMPACTED]
+    compacted = [each for each in found if is_compacted(each)]
     return dict([*compacted, *found, {}][0])
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from headrace.admin.client import Admin
     from headrace.admin.groups import QueueLag
     from headrace.admin.requests import BrokerProblem
-    from headrace_protocol.bodies import MessageQueue, SubscriptionGroupConfig
+    from headrace_protocol.bodies import MessageQueue
 
 _WATCH_S = 2.0
 _CLEAR = "\x1b[H\x1b[2J"
@@ -98,7 +98,7 @@ def describe(group: str, nameserver: str | None, *, as_json: bool) -> None:
 
     async def run() -> dict[str, Any]:
         async with Admin(nameserver=nameserver) as admin:
-            config = await _config(admin, group, problems)
+            config = await admin.group(group, problems=problems)
             view = await GroupView.of(admin, group, problems)
             return {
                 "group": group,
@@ -124,16 +124,6 @@ def describe(group: str, nameserver: str | None, *, as_json: bool) -> None:
     print_rows(description["queues"], as_json=False, empty="it has no queues")
 
 
-async def _config(
-    admin: Admin, group: str, problems: list[BrokerProblem]
-) -> SubscriptionGroupConfig:
-    """A group's settings. Raises NotFound."""
-    for config in await admin.groups(system=True, problems=problems):
-        if config.group_name == group:
-            return config
-    raise NotFound(f"group {group} does not exist; see `headrace group list`")
-
-
 @command.command(
     "delete",
     epilog=options.examples(
@@ -157,7 +147,6 @@ def delete(group: str, nameserver: str | None, *, yes: bool) -> None:
 
     async def run() -> None:
         async with Admin(nameserver=nameserver) as admin:
-            await _config(admin, group, [])
             await admin.delete_group(group)
 
     trio.run(run)
@@ -231,8 +220,8 @@ def _print_lags(
 async def _check_known(
     admin: Admin, group: str, topic: str | None, problems: list[BrokerProblem]
 ) -> None:
-    """Raise NotFound if the group does not exist, RouteNotFound if the topic does not."""
-    await _config(admin, group, problems)
+    """Raise GroupNotFound if the group does not exist, RouteNotFound if the topic does not."""
+    await admin.group(group, problems=problems)
     if topic is not None:
         await admin.topic_stats(topic, problems=problems)
 

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from headrace.admin.shrink import Unread
     from headrace_protocol.bodies import (
         CompactedTopicState,
-        TopicConfig,
         TopicConfigAndQueueMapping,
         TopicOffset,
     )
@@ -146,13 +145,15 @@ def create(
     import trio
 
     from headrace.admin.client import Admin
+    from headrace.admin.statictopic import is_compacted
 
     attributes = _attributes(attribute, compacted=compacted)
     if static and if_not_exists:
         raise ConfigurationError("--static can't be combined with --if-not-exists")
-    is_compacted = attributes.get("cleanup.policy") == "COMPACTION"
     needs_static = (
-        is_compacted and not (static or broker) and static_commands.needs_static(name, nameserver)
+        is_compacted(attributes)
+        and not (static or broker)
+        and static_commands.becomes_static(name, nameserver)
     )
     if static or needs_static:
         if perm != "rw":
@@ -370,6 +371,7 @@ def describe(name: str, nameserver: str | None, *, allow_partial: bool, as_json:
     import trio
 
     from headrace.admin.client import Admin
+    from headrace.admin.statictopic import is_compacted
 
     async def run() -> dict[str, Any]:
         async with Admin(nameserver=nameserver) as admin:
@@ -384,7 +386,7 @@ def describe(name: str, nameserver: str | None, *, allow_partial: bool, as_json:
                 "queues": queues,
                 "groups": groups,
             }
-            if any(_is_compacted(config) for config in configs.values()):
+            if any(is_compacted(config.attributes) for config in configs.values()):
                 states = await admin.compact_topic(name, start=False, problems=problems)
                 description["compaction"] = _compaction_rows(states)
             return description
@@ -543,20 +545,16 @@ def purge(name: str, nameserver: str | None, *, yes: bool) -> None:
     """
     import trio
 
-    from headrace.admin.statictopic import StaticTopicAdmin
+    from headrace.admin.client import Admin
 
     if not yes:
         options.confirm(f"delete all messages of topic {name}")
 
     async def run() -> None:
-        async with StaticTopicAdmin(nameserver=nameserver) as admin:
+        async with Admin(nameserver=nameserver) as admin:
             await admin.purge_topic(name)
 
     trio.run(run)
-
-
-def _is_compacted(config: TopicConfig) -> bool:
-    return config.attributes.get("cleanup.policy") == "COMPACTION"
 
 
 def _broker_row(broker: str, config: TopicConfigAndQueueMapping) -> dict[str, Any]:
