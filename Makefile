@@ -14,6 +14,8 @@ OLDEST_SPARK := .cache/oldest-spark
 OLDEST_SPARK_OPTIONS := -q -W ignore::ResourceWarning
 OLDEST_SPARK_STAMP := $(OLDEST_SPARK)/.installed
 export UV_PYTHON_DOWNLOADS := never
+# Where this is set, each process compiles all that it imports.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-peers try demo dist test test-long test-oldest-spark durations check format fuzz \

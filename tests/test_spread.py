@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 from tests.support.spread import USUAL_S, longest_first, table, unit
 
 SECONDS = {
@@ -36,3 +39,8 @@ def test_the_table_has_a_row_for_each_part() -> None:
         "| `test_tidy.py` | 1 | 0 |",
         "| all | 4 | 12 |",
     ]
+
+
+def test_processes_that_tests_start_keep_their_bytecode() -> None:
+    command = [sys.executable, "-c", "import sys; print(sys.dont_write_bytecode)"]
+    assert subprocess.check_output(command, text=True) == "False\n"
