@@ -21,6 +21,7 @@ from headrace_protocol.columns import RecordColumns, encode_records
 from headrace_protocol.message import decode_properties
 from headrace_protocol.record_keys import find_keys
 from tests.support.compaction_entries import SMALL, TOPIC, Entry, fill, read_entries
+from tests.support.seeds import seeds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -192,7 +193,7 @@ def test_a_full_map_takes_the_records_before_the_first_key_too_many() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20))
 def test_a_run_leaves_the_newest_message_of_each_key(tmp_path: Path, seed: int) -> None:
     rng = Random(seed)
     entries = random_entries(rng, rng.randrange(1, 300), rng.choice((1, 10, 1000)))

@@ -22,6 +22,7 @@ from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.message import encode_batch, encode_properties, tags_code
 from headrace_protocol.serving import at_once
 from headrace_protocol.system_topics import HALF_TOPIC, SCHEDULE_TOPIC, UNDELIVERED_TOPIC
+from tests.support.seeds import seeds
 from tests.support.stores import crash
 from tests.support.waiting_broker import WaitingBroker
 
@@ -313,7 +314,7 @@ async def test_a_clock_that_jumps_ahead_delivers_what_is_due_then(
 # --- starts --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", seeds(12))
 async def test_once_across_kills(
     tmp_path: Path, autojump_clock: trio.testing.MockClock, seed: int
 ) -> None:

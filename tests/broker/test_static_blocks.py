@@ -16,6 +16,7 @@ from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.drivers.errors import ConnectFailed
 from headrace_protocol.headers import BulkPullResponseHeader
 from tests.support.channel import MemoryChannel
+from tests.support.seeds import seeds
 from tests.support.static_brokers import Brokers, bulk_pull_header, item, pull_header
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def test_pulls_of_any_size_are_cut_from_a_block() -> None:
     assert block.get(10, 9, 1000) is None
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20))
 def test_records_of_one_size_and_of_many_are_cut_alike(seed: int) -> None:
     choice = random.Random(seed)
     sizes = [100] if seed % 2 else [100, 100, 101]

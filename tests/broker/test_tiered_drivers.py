@@ -21,6 +21,7 @@ from headrace_broker.tiered.driver.posix import PosixDriver
 from headrace_broker.tiered.driver.time_limits import TimeLimits
 from tests.support.faulty_files import FaultRates, FaultyFiles, PowerCut
 from tests.support.object_server import SECRET_KEY, serving
+from tests.support.seeds import seeds
 from tests.support.simulated_store import SimulatedStore, StoreClient, StoreWeather
 from tests.support.stores import SetClock
 
@@ -238,7 +239,7 @@ def test_a_rewrite_saves_what_a_failed_sync_has_dropped(
     assert disk.image.files[Path("tier/a/b")] == b"firstsecond"
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20))
 def test_a_put_is_whole_after_a_power_cut(tmp_path: Path, seed: int) -> None:
     rng = Random(seed)
     disk = FaultyFiles(tmp_path, rng)

@@ -12,14 +12,12 @@ from headrace_broker.tiered.driver.interface import Failure, FailureKind
 from headrace_broker.tiered.driver.memory import MemoryDriver
 from tests.support.hanging import Hanging, Patience, When
 from tests.support.object_tiers import append_next, one, open_objects_tier
+from tests.support.seeds import seeds
 from tests.support.tiers import BEGIN_MS, TOPIC, append, block, open_tier, queue_of, read_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-
-SEEDS = [*range(6), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(6, 60))]
 
 
 def hang_at(place: Hanging, name: str, number: int, when: When) -> None:
@@ -126,7 +124,7 @@ def test_a_late_part_of_an_index_file_is_not_in_the_next_one(
     tier.close()
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", seeds(60))
 def test_files_whatever_hangs(tmp_path: Path, seed: int) -> None:
     rng = Random(seed)
     place, patience, tier = files_tier(
@@ -191,7 +189,7 @@ def works(tier: Any, rng: Random, now_ms: int) -> Callable[[], Any]:
             return lambda: append_next(tier, counts, now_ms)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", seeds(60))
 def test_objects_whatever_hangs(seed: int) -> None:
     rng, now_ms = Random(seed), BEGIN_MS
     place, patience, tier = objects_tier()

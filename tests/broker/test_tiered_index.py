@@ -31,6 +31,7 @@ from headrace_protocol.message import (
     java_hash,
 )
 from tests.support.faulty_files import FaultyFiles, PowerCut, next_life
+from tests.support.seeds import seeds
 from tests.support.tiers import BEGIN_MS, TOPIC, block, open_tier, queue_of, read, store_ms
 
 if TYPE_CHECKING:
@@ -313,7 +314,7 @@ def test_a_file_of_a_killed_process_survives_a_power_cut(tmp_path: Path, seed: i
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", seeds(15))
 @pytest.mark.parametrize("end", ["power cut", "kill"])
 def test_synced_items_survive_a_crash(tmp_path: Path, seed: int, end: str) -> None:
     rng, root = Random(f"{seed} {end}"), tmp_path / "disk"
@@ -351,7 +352,7 @@ def test_synced_items_survive_a_crash(tmp_path: Path, seed: int, end: str) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", seeds(15))
 @pytest.mark.parametrize("end", ["power cut", "kill"])
 def test_all_kept_records_are_found_after_a_crash(tmp_path: Path, seed: int, end: str) -> None:
     rng, root = Random(f"{seed} {end}"), tmp_path / "disk"

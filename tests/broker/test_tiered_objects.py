@@ -32,6 +32,7 @@ from tests.support.object_tiers import (
     one,
     open_objects_tier,
 )
+from tests.support.seeds import seeds
 from tests.support.tiers import BEGIN_MS, TAGS, TOPIC, block, read, read_all, store_ms
 
 if TYPE_CHECKING:
@@ -729,7 +730,7 @@ class Life:
 
 
 @pytest.mark.usefixtures("few")
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", seeds(60))
 def test_nothing_is_lost_or_twice_whatever_fails(seed: int) -> None:
     life = Life(seed)
     for _ in range(4):

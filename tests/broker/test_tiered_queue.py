@@ -25,6 +25,7 @@ from headrace_broker.tiered.driver.interface import Failure, FailureKind
 from headrace_broker.tiered.driver.memory import MemoryDriver
 from headrace_protocol import fastjson
 from headrace_protocol.columns import RecordColumns
+from tests.support.seeds import seeds
 from tests.support.tiers import (
     BEGIN_MS,
     TOPIC,
@@ -328,7 +329,7 @@ class Failing(MemoryDriver):
         return Failure(FailureKind.UNREACHABLE, path, "broken") if is_broken else done
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20))
 def test_a_failed_append_is_retried_without_loss_or_repeat(tmp_path: Path, seed: int) -> None:
     rng = Random(seed)
     driver = Failing(rng)

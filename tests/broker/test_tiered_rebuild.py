@@ -24,6 +24,7 @@ from tests.support.rescued_tiers import (
     settings_of,
     write_config,
 )
+from tests.support.seeds import seeds
 from tests.support.tiers import TOPIC, block, open_tier, read_all
 
 if TYPE_CHECKING:
@@ -169,7 +170,7 @@ def test_a_hole_in_the_log_costs_only_its_messages(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", seeds(12))
 def test_leftovers_do_not_count(tmp_path: Path, seed: int) -> None:
     """Of uploads that were repeated, sources of merges, and earlier lives of topics."""
     rng = Random(seed)

@@ -12,6 +12,7 @@ from headrace_broker.tiered.container.flat_queue import SegmentLimits
 from headrace_broker.tiered.container.paths import QueueName
 from headrace_broker.tiered.driver.interface import Failure, FailureKind
 from tests.support.faulty_files import FaultRates, PowerCut, next_life
+from tests.support.seeds import seeds
 from tests.support.tiers import (
     BEGIN_MS,
     TOPIC,
@@ -88,9 +89,7 @@ class Model:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "seed", [*range(20), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(20, 400))]
-)
+@pytest.mark.parametrize("seed", seeds(400))
 @pytest.mark.parametrize("end", ["power cut", "kill", "either"])
 def test_nothing_is_lost_or_repeated_by_a_crash(tmp_path: Path, seed: int, end: str) -> None:
     rng, model = Random(f"{seed} {end}"), Model()

@@ -13,6 +13,7 @@ from headrace_broker.timer.arrivals import Topics, arrivals
 from headrace_protocol.columns import UNIT_DTYPE, RecordColumns, encode_records
 from headrace_protocol.message import encode_properties
 from headrace_protocol.system_topics import TIMER_TOPIC
+from tests.support.seeds import seeds
 
 _NOW_MS = 1_700_000_000_123
 
@@ -47,7 +48,7 @@ def _properties(chance: random.Random, number: int) -> bytes:
     return raw
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20))
 def test_columns_say_what_each_record_says(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     chance = random.Random(seed)
     properties = [_properties(chance, number) for number in range(300)]

@@ -23,6 +23,7 @@ from headrace_protocol.message import PROPERTIES_BYTES_MAX, encode_batch, encode
 from headrace_protocol.recall_handle import RecallHandle, decode_recall_handle
 from headrace_protocol.serving import at_once
 from headrace_protocol.system_topics import SCHEDULE_TOPIC, TIMER_TOPIC, UNDELIVERED_TOPIC
+from tests.support.seeds import seeds
 from tests.support.stores import crash
 from tests.support.waiting_broker import WaitingBroker
 
@@ -604,7 +605,7 @@ async def test_what_is_being_delivered_counts_as_waiting(
 # --- starts --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", seeds(16))
 async def test_once_across_kills(
     tmp_path: Path, autojump_clock: trio.testing.MockClock, seed: int
 ) -> None:

@@ -36,6 +36,7 @@ from headrace_protocol.system_topics import (
 from tests.support.channel import MemoryChannel
 from tests.support.golden import CONFIG, copy_golden_store
 from tests.support.ledger import GROUP, Half, Ledger, checks
+from tests.support.seeds import seeds
 from tests.support.stores import crash
 
 if TYPE_CHECKING:
@@ -657,7 +658,7 @@ async def test_a_commit_without_its_op_record_gets_it_at_the_start(
     again.broker.close()
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", seeds(12))
 async def test_once_across_kills(
     tmp_path: Path, autojump_clock: trio.testing.MockClock, seed: int
 ) -> None:

@@ -11,6 +11,7 @@ from headrace import Message, blocking
 from headrace.admin.key_query import KEY_PAGE, newest
 from headrace_protocol.headers import QueryMessageHeader
 from tests.support.cli import succeed
+from tests.support.seeds import seeds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,7 +60,7 @@ def header(max_count: int) -> QueryMessageHeader:
 
 
 @pytest.mark.parametrize("reads_offsets", [True, False], ids=["ours", "apache"])
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20))
 async def test_all_that_match_are_found_the_newest_first(seed: int, *, reads_offsets: bool) -> None:
     random = Random(seed)
     time, stored = 0, []

@@ -21,6 +21,7 @@ from headrace.messages import MessageBatch
 from headrace_protocol.bodies import MessageQueue
 from headrace_protocol.columns import RecordColumns
 from headrace_protocol.message import encode_record
+from tests.support.seeds import seeds
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -133,7 +134,7 @@ async def test_an_ordered_queue_stays_with_one_task() -> None:
     assert found == [None]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20))
 async def test_whatever_tasks_do_each_message_is_handed_out_once_and_none_is_skipped(
     autojump_clock: MockClock, seed: int
 ) -> None:

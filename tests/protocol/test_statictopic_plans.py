@@ -19,6 +19,7 @@ from headrace_protocol.statictopic.plans import (
     plan_rebalance,
     plan_remap,
 )
+from tests.support.seeds import seeds
 from tests.support.static_cluster import Cluster
 
 NOW = 1_700_000_000_000
@@ -173,7 +174,7 @@ def test_no_physical_queue_is_used_twice() -> None:
     assert (step.read_queues, step.write_queues) == (6, 6)
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", seeds(100))
 def test_offsets_go_on_through_random_remaps(seed: int) -> None:
     """Queues stay evenly spread, written offsets stay readable, and ends never fall."""
     choice = random.Random(seed)

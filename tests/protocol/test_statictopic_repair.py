@@ -20,6 +20,7 @@ from headrace_protocol.statictopic.plans import (
     plan_remap,
 )
 from headrace_protocol.statictopic.repair import LOST_OFFSETS, plan_repair
+from tests.support.seeds import seeds
 from tests.support.static_cluster import Cluster
 
 if TYPE_CHECKING:
@@ -287,7 +288,7 @@ def test_a_half_done_delete_names_the_broker() -> None:
         repair(cluster)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", seeds(60))
 def test_random_deaths(seed: int) -> None:
     """Changes that die, repairs that die: the topic always ends whole, with all its messages."""
     choice = random.Random(seed)

@@ -21,6 +21,7 @@ from tests.support.faulty_files import (
     PowerCut,
     next_life,
 )
+from tests.support.seeds import seeds
 
 SEEDS = range(60)
 
@@ -117,7 +118,7 @@ def after_cut(files: FaultyFiles) -> Image:
     return files.image
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", seeds(60))
 def test_what_was_synced_outlives_a_power_cut(tmp_path: Path, seed: int) -> None:
     files = disk(tmp_path, seed)
     descriptor = written(files, "a", b"1" * 3 * PAGE_BYTES, sync=True)

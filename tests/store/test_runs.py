@@ -12,6 +12,7 @@ from headrace_broker.store.errors import StoreBusy
 from headrace_broker.store.log import commit_log, ring
 from headrace_broker.store.log.ring import RUN_ROWS_MIN
 from headrace_protocol.message import INNER_BATCH, encode_batch, encode_host
+from tests.support.seeds import seeds
 from tests.support.stores import HOST, FaultyFiles, crash, open_store, put, read_all
 
 if TYPE_CHECKING:
@@ -158,7 +159,7 @@ class Life:
         return [bytes(file.view[:used]) for file, used in self.store.commit_log.used]
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", seeds(24))
 def test_every_way_gives_the_same_log_and_units(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
