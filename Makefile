@@ -92,8 +92,8 @@ test-long: setup-peers $(OLDEST_SPARK_STAMP) ## run the tests that take many rou
 	$(BIN)/python -m pytest -n 2 -m long $(if $(DURATIONS),--durations=$(DURATIONS))
 	$(OLDEST_SPARK)/bin/python -m pytest $(OLDEST_SPARK_OPTIONS) tests/spark/test_end_to_end.py
 
-durations: setup-peers ## measure every test anew: tests/durations.json, which orders them
-	$(BIN)/python -m pytest -n 2 --keep-durations
+durations: setup-peers ## measure tests anew, or PART=broker: tests/durations.json, which orders them
+	$(BIN)/python -m pytest -n 2 --keep-durations $(if $(PART),tests/$(PART))
 
 test-oldest-spark: $(OLDEST_SPARK_STAMP) ## run all tests of Spark on the oldest PySpark
 	$(OLDEST_SPARK)/bin/python -m pytest $(OLDEST_SPARK_OPTIONS) tests/spark

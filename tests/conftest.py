@@ -48,7 +48,7 @@ USED_RATIO_MAX = 0.88
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--keep-durations", action="store_true", help="write each test's duration to durations.json"
+        "--keep-durations", action="store_true", help="write durations.json: seconds of each file"
     )
 
 

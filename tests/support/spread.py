@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
@@ -17,86 +17,158 @@ from xdist.scheduler import LoadScopeScheduling
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-KEPT = Path(__file__).parents[1] / "durations.json"
+    from xdist.remote import Producer
+
+ROOT = Path(__file__).parents[2]
+KEPT = ROOT / "tests" / "durations.json"
 ONE_WORKER = ("tests/conformance", "tests/spark")
-# Most tests take less; the file lists those that take longer.
-USUAL_S = 0.02
-KEPT_FROM_S = 0.2
+
+
+class Sum(NamedTuple):
+    """How many tests a file has of one kind, and the seconds that they take with fixtures."""
+
+    tests: int
+    seconds: float
+
+
+# By file, then by kind: `make test` runs the "quick" tests, `make test-long` the "long" ones.
+Sums = dict[str, dict[str, Sum]]
+KINDS = ("quick", "long")
+UNMEASURED = Sum(1, 0.05)
+
+
+def file_of(node_id: str) -> str:
+    return node_id.partition("::")[0]
 
 
 def unit(node_id: str) -> str:
     """The folder or file whose tests stay together."""
-    path = node_id.partition("::")[0]
+    path = file_of(node_id)
     return next((folder for folder in ONE_WORKER if path.startswith(folder + "/")), path)
 
 
-def part(node_id: str) -> str:
-    """The folder below tests/ that a test belongs to."""
-    return node_id.partition("::")[0].partition("/")[2].partition("/")[0]
+def part(file: str) -> str:
+    """The folder below tests/ that a file belongs to."""
+    return file.partition("/")[2].partition("/")[0]
 
 
-def longest_first(node_ids: Iterable[str], seconds: Mapping[str, float]) -> dict[str, float]:
-    """Units with the total duration of their tests, longest first."""
+def kind_of(keywords: Iterable[str]) -> str:
+    return KINDS["long" in keywords]
+
+
+def longest_first(tests: Iterable[tuple[str, str]], known: Sums) -> dict[str, float]:
+    """Units with the seconds that their tests will take, longest first.
+
+    tests: node id and kind of each.
+    known: what was measured; a test counts as the mean of its file.
+    """
     totals: dict[str, float] = defaultdict(float)
-    for node_id in node_ids:
-        totals[unit(node_id)] += seconds.get(node_id, USUAL_S)
+    for node_id, kind in tests:
+        count, seconds = known.get(file_of(node_id), {}).get(kind, UNMEASURED)
+        totals[unit(node_id)] += seconds / count
     return dict(sorted(totals.items(), key=lambda total: (-total[1], total[0])))
 
 
 class ByDuration(LoadScopeScheduling):
     """Hands out units in the order of the tests."""
 
+    def __init__(self, config: pytest.Config, log: Producer) -> None:
+        # xdist would sort the units by their number of tests.
+        config.option.loadscopereorder = False
+        super().__init__(config, log)
+
     def _split_scope(self, nodeid: str) -> str:
         return unit(nodeid)
 
 
 class Durations:
-    """pytest's hooks; seconds: of each test, with its fixtures."""
+    """pytest's hooks; seconds: of each test, with its fixtures, by node id and kind."""
 
-    def __init__(self, *, is_kept: bool, is_worker: bool, shows: bool) -> None:
-        self.seconds: dict[str, float] = defaultdict(float)
+    def __init__(self, *, is_kept: bool, is_whole: bool, is_worker: bool, shows: bool) -> None:
+        self.seconds: dict[tuple[str, str], float] = defaultdict(float)
         self._is_kept = is_kept
+        self._is_whole = is_whole
         self._is_worker = is_worker
         self._shows = shows
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         if self._is_worker:
-            order = list(longest_first((item.nodeid for item in items), kept()))
-            places = {name: place for place, name in enumerate(order)}
+            tests = ((item.nodeid, kind_of(item.keywords)) for item in items)
+            places = {name: place for place, name in enumerate(longest_first(tests, kept()))}
             items.sort(key=lambda item: places[unit(item.nodeid)])
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self.seconds[report.nodeid] += report.duration
+        self.seconds[report.nodeid, kind_of(report.keywords)] += report.duration
 
     def pytest_sessionfinish(self) -> None:
         if self._is_kept and not self._is_worker:
-            slow = {name: round(s, 1) for name, s in self.seconds.items() if s >= KEPT_FROM_S}
-            KEPT.write_text(json.dumps(slow, indent=1, sort_keys=True) + "\n")
+            keep(updated(kept(), sums(self.seconds), is_whole=self._is_whole))
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if self._shows or self._is_kept:
-            terminalreporter.write_line("\n".join(table(self.seconds)))
+            terminalreporter.write_line("\n".join(table(sums(self.seconds))))
 
 
-def kept() -> dict[str, float]:
-    seconds: dict[str, float] = json.loads(KEPT.read_text())
-    return seconds
+def sums(seconds: Mapping[tuple[str, str], float]) -> Sums:
+    """Sums of tests, whose seconds are by node id and kind."""
+    totals: Sums = {}
+    for (node_id, kind), taken in seconds.items():
+        kinds = totals.setdefault(file_of(node_id), {})
+        count, so_far = kinds.get(kind, Sum(0, 0.0))
+        kinds[kind] = Sum(count + 1, so_far + taken)
+    return totals
 
 
-def table(seconds: Mapping[str, float]) -> list[str]:
+def updated(known: Sums, measured: Sums, *, is_whole: bool) -> Sums:
+    """What is known after a run.
+
+    is_whole: the run had all tests of its files, so that a kind it did not meet is gone.
+    """
+    after = dict(known)
+    for file, kinds in measured.items():
+        after[file] = kinds if is_whole else {**known.get(file, {}), **kinds}
+    return {file: kinds for file, kinds in after.items() if (ROOT / file).exists()}
+
+
+def kept() -> Sums:
+    files: dict[str, dict[str, tuple[int, float]]] = json.loads(KEPT.read_text())
+    return {
+        file: {kind: Sum(*each) for kind, each in kinds.items()} for file, kinds in files.items()
+    }
+
+
+def keep(totals: Sums) -> None:
+    """Write durations.json: a line for each file."""
+    rounded = {
+        file: {kind: (count, round(seconds, 1)) for kind, (count, seconds) in kinds.items()}
+        for file, kinds in totals.items()
+    }
+    lines = (f"{json.dumps(file)}: {json.dumps(rounded[file])}" for file in sorted(rounded))
+    KEPT.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def total(totals: Sums, kind: str) -> Sum:
+    """All tests of a kind."""
+    each = [kinds[kind] for kinds in totals.values() if kind in kinds]
+    return Sum(sum(one.tests for one in each), sum(one.seconds for one in each))
+
+
+def table(totals: Sums) -> list[str]:
     """Tests and seconds of each part, as Markdown."""
-    totals: dict[str, list[float]] = defaultdict(list)
-    for node_id, taken in seconds.items():
-        totals[part(node_id)].append(taken)
-    rows = sorted(totals.items(), key=lambda row: -sum(row[1]))
-    lines = [f"| `{name}` | {len(each)} | {sum(each):.0f} |" for name, each in rows]
-    count, total = len(seconds), sum(seconds.values())
+    parts: dict[str, Sums] = defaultdict(dict)
+    for file, kinds in totals.items():
+        parts[f"`{part(file)}`"][file] = kinds
+    rows = {name: [total(files, kind) for kind in KINDS] for name, files in parts.items()}
+    rows = dict(sorted(rows.items(), key=lambda row: -sum(each.seconds for each in row[1])))
+    rows["all"] = [total(totals, kind) for kind in KINDS]
     return [
-        "| part | tests | seconds |",
-        "|---|---:|---:|",
-        *lines,
-        f"| all | {count} | {total:.0f} |",
+        "| part | tests | seconds | long tests | seconds |",
+        "|---|---:|---:|---:|---:|",
+        *(
+            "".join([f"| {name} |", *(f" {count} | {seconds:.0f} |" for count, seconds in each)])
+            for name, each in rows.items()
+        ),
     ]
 
 
@@ -104,6 +176,7 @@ def durations(config: Any) -> Durations:
     """The hooks, as the command line asks for them."""
     return Durations(
         is_kept=config.getoption("--keep-durations"),
+        is_whole=not (config.option.markexpr or config.option.keyword),
         is_worker=hasattr(config, "workerinput"),
         shows=bool(config.getoption("--durations")),
     )
