@@ -10,7 +10,7 @@ import os
 import socket
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -383,6 +383,22 @@ class ClientInstance:
             self.invalidate_route(queue.topic)
             raise route.unserved(queue)
         return address
+
+    async def by_address(
+        self, queues: Iterable[MessageQueue], failures: dict[str, HeadraceError]
+    ) -> list[tuple[str, list[MessageQueue]]]:
+        """The queues of each broker's address; a broker without one goes into ``failures``."""
+        by_address = defaultdict(list)
+        for queue in queues:
+            if self.broker_of(queue) in failures:
+                continue
+            try:
+                address = await self.queue_address(queue)
+            except HeadraceError as error:
+                failures[self.broker_of(queue)] = error
+            else:
+                by_address[address].append(queue)
+        return list(by_address.items())
 
     async def stored_at(self, queue: MessageQueue, store_host: bytes) -> str:
         """Address of the broker that stored a message of a queue.

@@ -512,7 +512,7 @@ class Assignment:
         """Commit at all brokers at the same time; return the errors by broker name."""
         by_broker: defaultdict[str, dict[MessageQueue, int]] = defaultdict(dict)
         for queue, offset in _progress(process_queues).items():
-            by_broker[queue.broker_name][queue] = offset
+            by_broker[self._instance.broker_of(queue)][queue] = offset
 
         async def commit(offsets: dict[MessageQueue, int]) -> None:
             await send(self._group, offsets)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from headrace.errors import HeadraceError
@@ -31,7 +30,7 @@ class QueueLockClient:
 
         failures: receives the error of each broker that fails, by broker name.
         """
-        by_broker = await self._by_broker(queues, failures)
+        by_broker = await self._instance.by_address(queues, failures)
         locked: set[MessageQueue] = set()
         outcomes = await gather(self._lock_at, by_broker)
         for (_, part), outcome in zip(by_broker, outcomes, strict=True):
@@ -52,7 +51,8 @@ class QueueLockClient:
     async def unlock(self, queues: Iterable[MessageQueue]) -> None:
         """Release locks at all brokers. Raises the error of the first broker that fails."""
         failures: dict[str, HeadraceError] = {}
-        outcomes = await gather(self._unlock_at, await self._by_broker(queues, failures))
+        by_broker = await self._instance.by_address(queues, failures)
+        outcomes = await gather(self._unlock_at, by_broker)
         for error in (*failures.values(), *outcomes):
             if error is not None:
                 raise error
@@ -63,20 +63,6 @@ class QueueLockClient:
             address, RequestCode.UNLOCK_BATCH_MQ, None, self._body(queues)
         )
         response.expect()
-
-    async def _by_broker(
-        self, queues: Iterable[MessageQueue], failures: dict[str, HeadraceError]
-    ) -> list[tuple[str, list[MessageQueue]]]:
-        """The queues of each broker's address; a broker without one goes into ``failures``."""
-        by_broker = defaultdict(list)
-        for queue in queues:
-            try:
-                address = await self._instance.queue_address(queue)
-            except HeadraceError as error:
-                failures[self._instance.broker_of(queue)] = error
-            else:
-                by_broker[address].append(queue)
-        return list(by_broker.items())
 
     def _body(self, queues: list[MessageQueue]) -> bytes:
         return LockBatchRequestBody(

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from headrace.errors import HeadraceError
+from headrace.outages import is_absence
+from headrace.tasks import gather
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import (
     GetMaxOffsetHeader,
@@ -15,13 +18,15 @@ from headrace_protocol.headers import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     import msgspec
 
     from headrace.instance import ClientInstance
     from headrace_protocol.bodies import MessageQueue
     from headrace_protocol.drivers.response import Response
+
+    CommitOne = Callable[[MessageQueue, int], Awaitable[None]]
 
 
 class OffsetStore:
@@ -51,19 +56,48 @@ class OffsetStore:
         return _offset(response)
 
     async def commit(self, group: str, offsets: Mapping[MessageQueue, int]) -> None:
-        """Store progress and wait until the brokers confirm."""
-        for queue, offset in offsets.items():
+        """Store progress and wait until the brokers confirm.
+
+        A queue that fails does not hold up the others. Raises the error of the first that failed.
+        """
+
+        async def commit(queue: MessageQueue, offset: int) -> None:
             header = _commit_header(group, queue, offset)
             response = await self._ask(queue, RequestCode.UPDATE_CONSUMER_OFFSET, header)
             response.expect()
 
+        await self._commit_each(offsets, commit)
+
     async def commit_oneway(self, group: str, offsets: Mapping[MessageQueue, int]) -> None:
-        """Store progress without waiting for a response."""
-        for queue, offset in offsets.items():
+        """Store progress without waiting for a response; raises like ``commit``."""
+
+        async def commit(queue: MessageQueue, offset: int) -> None:
             header = _commit_header(group, queue, offset)
             address = await self._instance.queue_address(queue)
             connection = await self._instance.connection(address)
             connection.oneway(RequestCode.UPDATE_CONSUMER_OFFSET, header)
+
+        await self._commit_each(offsets, commit)
+
+    async def _commit_each(self, offsets: Mapping[MessageQueue, int], commit: CommitOne) -> None:
+        failures: dict[str, HeadraceError] = {}
+
+        async def commit_at(part: tuple[str, list[MessageQueue]]) -> None:
+            problem = None
+            for queue in part[1]:
+                try:
+                    await commit(queue, offsets[queue])
+                except HeadraceError as error:
+                    problem = problem or error
+                    if is_absence(error):
+                        break
+            if problem:
+                raise problem
+
+        outcomes = await gather(commit_at, await self._instance.by_address(offsets, failures))
+        for error in (*failures.values(), *outcomes):
+            if error is not None:
+                raise error
 
     async def min_offset(self, queue: MessageQueue) -> int:
         """Offset of the oldest message that still exists."""
