@@ -158,7 +158,7 @@ def assemble(
     found = places(static), sources(compaction, tier)
     directory = QueueDirectory(config.broker_name, store, topics, *found)
     staging = _staging(config, store, mappings, statistics, budget, supervisor)
-    of_changes = (offsets, long_polling, staging, changes, registration, registry)
+    of_changes = (offsets, groups, long_polling, staging, changes, registration, registry)
     of_waiting = (topics, directory, offsets, producers, statistics, budget, server.host_log)
     parts = Parts(
         config=config,
@@ -273,6 +273,7 @@ def _mapping_changes(
     directory: QueueDirectory,
     store: MessageStore,
     offsets: ConsumerOffsets,
+    groups: SubscriptionGroups,
     long_polling: LongPolling,
     staging: Staging,
     changes: HostLog,
@@ -285,6 +286,7 @@ def _mapping_changes(
         directory,
         store,
         offsets,
+        groups,
         long_polling,
         staging,
         static.founders,

@@ -579,9 +579,10 @@ class GetProducerConnectionListHeader(RequestHeader, kw_only=True, gc=False):
 
 
 class QueryTopicConsumeByWhoHeader(RequestHeader, kw_only=True, gc=False):
-    """QUERY_TOPIC_CONSUME_BY_WHO (300)."""
+    """QUERY_TOPIC_CONSUME_BY_WHO (300); logical=False: groups whose progress the broker keeps."""
 
     topic: str
+    logical: bool | None = msgspec.field(name="lo", default=None)
 
 
 class ResetOffsetHeader(RequestHeader, kw_only=True, gc=False):

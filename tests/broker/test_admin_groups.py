@@ -173,6 +173,9 @@ def test_who_reads_a_topic(broker: BrokerUnderTest, start_ms: int) -> None:
     header = QueryTopicConsumeByWhoHeader(topic="t")
     answer = broker.ask(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, header)
     assert GroupList.decode(answer.body).group_list == ["now", "past"]
+    header = QueryTopicConsumeByWhoHeader(topic="t", logical=False)
+    answer = broker.ask(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, header)
+    assert GroupList.decode(answer.body).group_list == ["past"]
 
 
 def test_where_a_group_stands_in_time(broker: BrokerUnderTest, start_ms: int) -> None:

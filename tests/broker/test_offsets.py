@@ -69,6 +69,20 @@ def test_who_reads_what(offsets: ConsumerOffsets) -> None:
     assert offsets.query("g", "u", 0) is None
 
 
+def test_a_group_that_is_expected_has_no_offset(tmp_path: Path, offsets: ConsumerOffsets) -> None:
+    offsets.expect("g", "t")
+    offsets.commit("h", "t", 3, 1)
+    offsets.expect("h", "t")
+    offsets.withdraw("h", "t", 3)
+    offsets.persist()
+    for each in (offsets, open_offsets(tmp_path)):
+        assert each.groups_of("t") == {"g", "h"}
+        assert each.offsets_of("g", "t") == each.offsets_of("h", "t") == {}
+        assert each.query("h", "t", 3) is None
+    run_at_once(offsets.delete_group("g"))
+    assert offsets.groups_of("t") == {"h"}
+
+
 def test_a_reset_is_told_once_and_not_overrun(offsets: ConsumerOffsets) -> None:
     offsets.commit("g", "t", 0, 9)
     offsets.reset("g", "t", 0, 2)

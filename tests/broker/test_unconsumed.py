@@ -24,7 +24,7 @@ from tests.support.channel import MemoryChannel
 from tests.support.static_brokers import GROUP, TOPIC, Brokers, item
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
 
@@ -147,6 +147,83 @@ async def test_a_later_item_stays_for_a_group_that_is_not_connected(brokers: Bro
     await expire(leader, end=0)
     leader.offsets.commit(GROUP, TOPIC, 0, 4)
     assert at_once(leader.store.cleaner.unconsumed()(TOPIC, [0])) == {0: (4, GROUP)}
+
+
+def end_b_and_open_a(brokers: Brokers, start: int = 4) -> None:
+    brokers.map((ITEMS[0], item("a", 1, start)), only="ba")
+
+
+def open_a_before_b_ends(brokers: Brokers) -> None:
+    """As the available mode does."""
+    brokers.map((ITEMS[0], item("a", 1, -1)), only="ab")
+    end_b_and_open_a(brokers, 10_000)
+
+
+@pytest.mark.parametrize("move", [end_b_and_open_a, open_a_before_b_ends])
+@pytest.mark.parametrize("offset", [2, 4, None], ids=["behind", "at the end", "not there yet"])
+async def test_a_new_leader_keeps_its_messages_for_groups_that_it_never_saw(
+    move: Callable[[Brokers], None], offset: int | None, tmp_path: Path
+) -> None:
+    """They left before their queue moved, and come back to the old leader's messages."""
+    brokers = Brokers(tmp_path)
+    brokers.map(ITEMS[:1], only="b")
+    for _ in range(4):
+        brokers.send("b", bytes(900))
+    channel = brokers["b"].join(GROUP, "client", TOPIC)
+    if offset is None:
+        brokers["b"].offsets.withdraw(GROUP, TOPIC, 0)
+    else:
+        brokers["b"].offsets.commit(GROUP, TOPIC, 0, offset)
+    brokers["b"].join("only_connected", "client", TOPIC, channel=channel)
+    brokers["b"].consumers.channel_closed(channel)
+    move(brokers)
+    for _ in range(4):
+        brokers.send("a", bytes(900))
+    brokers["a"].close()
+    brokers.start("a")
+    await expire(brokers["a"], end=0)
+    assert brokers["a"].offsets.groups_of(TOPIC) == {GROUP}
+    brokers["a"].offsets.commit(GROUP, TOPIC, 0, 4)
+    assert at_once(brokers["a"].store.cleaner.unconsumed()(TOPIC, [0])) == {0: (4, GROUP)}
+    brokers.close()
+
+
+async def test_a_new_leader_may_not_create_groups_but_keeps_messages_for_its_own(
+    tmp_path: Path,
+) -> None:
+    brokers = Brokers(tmp_path, auto_create_subscription_group=False)
+    brokers.map(ITEMS[:1], only="b")
+    brokers.send("b", b"body")
+    for group in ("unknown", GROUP):
+        make_group(brokers["b"], group)
+        brokers["b"].offsets.commit(group, TOPIC, 0, 0)
+    make_group(brokers["a"], GROUP)
+    brokers.map((ITEMS[0], item("a", 1, 1)), only="ba")
+    assert at_once(brokers["a"].store.cleaner.unconsumed()(TOPIC, [0])) == {0: (0, GROUP)}
+    assert brokers["a"].groups.get("unknown") is None
+    brokers.close()
+
+
+@pytest.mark.parametrize("steps", [(2,), (6, 2), (10, 2), (10, 6, 2)])
+def test_later_items_stay_for_a_group_that_goes_back(steps: Iterable[int], tmp_path: Path) -> None:
+    """Also for one whose first offset is in an old item, and which then leaves."""
+    chain = (*ITEMS, item("c", 2, 8, 1))
+    brokers = Brokers(tmp_path, "abc")
+    for end, names in ((1, "b"), (2, "ba"), (3, "ac")):
+        brokers.map(chain[:end], only=names)
+        for _ in range(4):
+            brokers.send(names[-1], b"body")
+    channels = [broker.join(GROUP, "client", TOPIC) for broker in brokers.values()]
+    for offset in steps:
+        brokers.pull("c", offset, sys_flag=1 + 4, commit_offset=offset)
+    for broker, channel in zip(brokers.values(), channels, strict=True):
+        broker.consumers.channel_closed(channel)
+    lowest = {
+        name: at_once(broker.store.cleaner.unconsumed()(TOPIC, [chain[at].queue_id]))
+        for at, (name, broker) in zip((1, 0, 2), brokers.items(), strict=True)
+    }
+    assert lowest == {"a": {0: (0, GROUP)}, "b": {0: (2, GROUP)}, "c": {1: (0, GROUP)}}
+    brokers.close()
 
 
 async def test_what_a_group_without_offsets_has_pulled_of_a_first_item_goes(

@@ -72,6 +72,10 @@ class _Table:
             self._before_change(key)
             self.offsets.setdefault(key, {})[queue_id] = offset
 
+    def add(self, key: Key) -> None:
+        self._before_change(key)
+        self.offsets[key] = {}
+
     def remove(self, key: Key, queue_id: int) -> None:
         self._before_change(key)
         del self.offsets[key][queue_id]
@@ -222,9 +226,21 @@ class ConsumerOffsets:
             self.data_version = next_version(self.data_version, self._now_ms())
         return True
 
+    def expect(self, group: str, topic: str) -> None:
+        """Note that ``group`` reads ``topic``, also if it has committed nothing at this broker.
+
+        It may have yet to reach this broker's queues of a static topic.
+        """
+        key = (topic, group)
+        if key not in self._committed.offsets:
+            self._index_pair(key)
+            self._committed.add(key)
+            self._is_dirty = True
+
     def withdraw(self, group: str, topic: str, queue_id: int) -> None:
-        """Remove the committed offset of ``group`` in a queue, as if it had committed nothing."""
-        if queue_id in self._committed.offsets.get((topic, group), ()):
+        """Remove the committed offset of ``group`` in a queue that it has yet to reach again."""
+        self.expect(group, topic)
+        if queue_id in self._committed.offsets[topic, group]:
             self._committed.remove((topic, group), queue_id)
             self._is_dirty = True
 
@@ -252,11 +268,11 @@ class ConsumerOffsets:
         return len(self._committed.offsets.get((topic, group), ()))
 
     def topics_of(self, group: str) -> set[str]:
-        """Topics in which ``group`` has committed offsets."""
+        """Topics in which ``group`` has committed offsets, and those of ``expect``."""
         return set(self._topics_of.get(group, ()))
 
     def groups_of(self, topic: str) -> set[str]:
-        """Groups that have committed offsets in ``topic``."""
+        """Groups that have committed offsets in ``topic``, and those of ``expect``."""
         return set(self._groups_of.get(topic, ()))
 
     def pairs(self, count_max: int) -> list[Key]:

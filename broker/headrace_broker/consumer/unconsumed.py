@@ -38,7 +38,8 @@ class UnconsumedOffsets:
     keep their offsets themselves, don't count.
 
     A static topic's queue may continue another one, in which a group has its offset. So a group
-    without one there counts from 0 if it is connected or has committed offsets in the topic.
+    without one there counts from 0 if it is connected, has committed offsets in the topic, or is
+    expected; see ``ConsumerOffsets.expect``.
 
     Queues in which messages wait for the broker itself have its service in the place of a group.
     Groups that read compacted topics don't count: the compaction log has their messages.

@@ -233,8 +233,10 @@ class AdminGroupsProcessor:
 
     def groups_of_topic(self, request: Request) -> Generator[None, None, Reply]:
         """QUERY_TOPIC_CONSUME_BY_WHO: groups that read a topic now or have read it."""
-        topic = request.header(QueryTopicConsumeByWhoHeader).topic
-        groups = self._consumers.groups_of_topic(topic) | self._offsets.groups_of(topic)
+        header = request.header(QueryTopicConsumeByWhoHeader)
+        groups = self._offsets.groups_of(header.topic)
+        if header.logical is not False:
+            groups |= self._consumers.groups_of_topic(header.topic)
         written = yield from fastjson.dumps_list_sliced(sorted(groups))
         return Reply(body=(fastjson.dumps({"groupList": written}),))
 

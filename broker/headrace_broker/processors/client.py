@@ -255,10 +255,8 @@ class ClientProcessor:
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
                 f"Group {group} not exist! Send a heartbeat first, or create the group",
             )
-        if header.commit_offset == _WITHDRAWN and header.logical is False:
-            self._offsets.withdraw(group, topic, header.queue_id)
-            return Reply()
-        if header.commit_offset < 0:
+        is_withdrawn = header.commit_offset == _WITHDRAWN and header.logical is False
+        if header.commit_offset < 0 and not is_withdrawn:
             raise RequestError(
                 ResponseCode.INVALID_PARAMETER,
                 f"commit of group {group}, topic {topic}, queue {header.queue_id}: offset "
@@ -266,6 +264,9 @@ class ClientProcessor:
             )
         self._directory.serve(topic, header.queue_id, Use.INSPECT)
         self._offsets.make_room(group, topic, header.queue_id, Host.of(request.channel))
+        if is_withdrawn:
+            self._offsets.withdraw(group, topic, header.queue_id)
+            return Reply()
         if self._offsets.commit(group, topic, header.queue_id, header.commit_offset):
             return Reply()
         return Reply(remark="Offset has been previously reset")

@@ -36,14 +36,15 @@ class Accepted(NamedTuple):
     """A mapping to store.
 
     closed: logic queues that this broker leads and will no longer lead, with the physical queue.
-    opened: logic queues that it will lead from now on. new: physical queues of which this broker
-    has had none. emptied: queue that it opens or whose start is decided now -> empty item that left
-    the chain.
+    opened: logic queues that it will lead from now on. begun: these, and those that it leads
+    already without a start. new: physical queues of which this broker has had none. emptied: begun
+    queue -> empty item that left the chain.
     """
 
     mapping: BrokerMapping
     closed: dict[int, int]
     opened: tuple[int, ...]
+    begun: frozenset[int]
     new: tuple[int, ...]
     emptied: dict[int, MappingItem]
 
@@ -183,12 +184,13 @@ def _accepted(
     after = stored.led()
     opened = {queue: at for queue, at in after.items() if before.get(queue) != at}
     undecided = {queue for queue in before if old and _is_undecided(old.hosted[queue])}
-    begun = opened.keys() | undecided & after.keys()
+    begun = frozenset(opened.keys() | undecided & after.keys())
     known = found.config.write_queue_nums if found.config else 0
     return Accepted(
         BrokerMapping(stored),
         closed={queue: at for queue, at in before.items() if after.get(queue) != at},
         opened=tuple(opened),
+        begun=begun,
         new=tuple(at for at in opened.values() if at >= known),
         emptied={queue: item for queue, item in emptied.items() if queue in begun},
     )

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
+from headrace_broker.host_budget import Host
 from headrace_broker.queue_directory import Lookup, Use
 from headrace_broker.statictopic.accept import Accepted, Situation, accept
 from headrace_broker.statictopic.close import answer_held, wake_held, when_on_disk
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 
     from headrace_broker.consumer.long_polling import LongPolling
     from headrace_broker.consumer.offsets import ConsumerOffsets
+    from headrace_broker.consumer.subscriptions import SubscriptionGroups
     from headrace_broker.queue_directory import QueueDirectory
     from headrace_broker.statictopic.founders import Founder, Founders
     from headrace_broker.statictopic.packed import BrokerMapping
@@ -92,6 +95,7 @@ class StaticTopicChanges:
         directory: QueueDirectory,
         store: MessageStore,
         offsets: ConsumerOffsets,
+        groups: SubscriptionGroups,
         long_polling: LongPolling,
         staging: StagedBatches,
         founders: Founders,
@@ -110,6 +114,7 @@ class StaticTopicChanges:
         self._founders = founders
         self._workers = workers
         self._offsets = offsets
+        self._groups = groups
         self._changes = changes
         self._when_registered = registration.when_registered
         self._fail = registry.fail
@@ -285,7 +290,8 @@ class StaticTopicChanges:
     def _begin_offsets(self, request: Request, accepted: Accepted) -> Steps:
         """Give new physical queues the groups of the items that they replace.
 
-        Those of an empty item, which leaves the chain, and those at the end of another one.
+        Those of an empty item, which leaves the chain, and those at the end of another one. All
+        groups that its broker knows are expected here.
 
         On disk before the mapping is: a start after a crash opens the queue without asking.
         Nothing that an earlier attempt has left there counts. A leader whose start is decided now
@@ -304,15 +310,28 @@ class StaticTopicChanges:
         for group in self._offsets.groups_of(topic):
             for physical in {*accepted.new, *(led[queue] for queue in accepted.emptied)}:
                 self._offsets.withdraw(group, topic, physical)
-        places = {(queue, group) for queue, group, _ in left.groups}
-        for queue, group, offset in ended.groups:
+        places = {(queue, group) for queue, group, _ in left.offsets}
+        for queue, group, offset in ended.offsets:
             chain = accepted.mapping.chain(queue)
-            if chain and offset + offset_delta(before[queue]) >= chain[-1].logic_offset:
+            assert chain is not None
+            is_at_end = offset + offset_delta(before[queue]) >= chain[-1].logic_offset
+            if is_at_end and queue in accepted.opened:
                 places.add((queue, group))
+        names = left.names | ended.names
+        self._expect_groups(topic, names, Host.of(request.channel))
         for queue, group in sorted(places):
             self._offsets.commit(group, topic, led[queue], 0)
-        if places:
+        if names:
+            yield self._groups.saved.when_saved
             yield self._offsets.when_saved
+
+    def _expect_groups(self, topic: str, names: set[str], host: Host) -> None:
+        """Keep messages for groups that have yet to read those of other brokers."""
+        for group in sorted(names):
+            # A group that may not be created does not count, here as elsewhere.
+            with suppress(RequestError):
+                self._groups.get_or_create(group, host)
+            self._offsets.expect(group, topic)
 
     def _stop_beginning(self, topic: str, queues: Iterable[int]) -> None:
         for queue in queues:
@@ -450,9 +469,9 @@ def _not_saved(topic: str, error: Exception) -> RequestError:
 
 
 def _items_before(accepted: Accepted) -> dict[int, MappingItem]:
-    """By queue that this broker begins to lead, the item before its own in the chain."""
+    """By queue whose start here is decided now, the item before its own in the chain."""
     before: dict[int, MappingItem] = {}
-    for queue in set(accepted.opened) - accepted.emptied.keys():
+    for queue in accepted.begun - accepted.emptied.keys():
         chain = accepted.mapping.chain(queue)
         if chain is not None and len(chain) > 1 and chain[-1].logic_offset >= 0:
             before[queue] = chain[-2]

@@ -1,8 +1,9 @@
 """The progress of groups in logic queues, kept as physical offsets at the brokers of the items.
 
 An offset is stored at the item that holds it. A query reads the newest item first, so when a group
-goes back to an older item, the newer ones lose what they have; when it moves on, the older ones get
-their end, so that nothing is kept for it there.
+goes back to an older item, the newer ones lose what they have, and expect the group, so that they
+keep their messages for it; when it moves on, the older ones get their end, so that nothing is kept
+for it there.
 Source: docs/static-topics.md "Offsets"; tests/broker/test_static_offsets.py.
 """
 
@@ -21,6 +22,7 @@ from headrace_protocol.statictopic.offsets import end_of, index_of, offset_delta
 
 if TYPE_CHECKING:
     from headrace_broker.consumer.offsets import ConsumerOffsets
+    from headrace_broker.host_budget import Host
     from headrace_broker.statictopic.leaders import Leaders
     from headrace_broker.statictopic.packed import PackedChain
     from headrace_broker.statictopic.remote import Answer, OtherBrokers
@@ -110,6 +112,11 @@ class StaticProgress:
         if pulled.queue_id is not None:
             physical = max(offset - pulled.delta, 0)
             self._offsets.commit_pull(group, topic, pulled.queue_id, physical)
+
+    def make_room(self, key: Key, chain: PackedChain, host: Host) -> None:
+        """Count the memory of a group that is expected here. Raises RequestError."""
+        group, topic, _ = key
+        self._offsets.make_room(group, topic, chain[-1].queue_id, host)
 
     def reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Make a group resume at an offset; its next pull of the queue gets that offset."""

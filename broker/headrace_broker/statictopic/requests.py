@@ -11,6 +11,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from headrace_broker.host_budget import Host
 from headrace_broker.statictopic import offsets
 from headrace_broker.statictopic.forward import reply_with
 from headrace_broker.statictopic.rows import ROWS, physical_fields
@@ -116,6 +117,8 @@ class StaticRequests:
         else:
             chain, index, physical = found
             item, code = chain[index], request.command.code
+            if index < len(chain) - 1:
+                self._progress.make_room(key, chain, Host.of(request.channel))
             asked = physical_fields(ROWS[code], fields, item.bname, item.queue_id, physical)
 
             def answered(answer: Answer) -> None:

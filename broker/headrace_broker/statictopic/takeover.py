@@ -6,7 +6,8 @@ any: a group without one begins anew, by default at the end. So the new leader a
 it opens. The old one is closed, so they don't change any more.
 
 A group at the end of an old leader that stays in the chain is at the start of the new one. The new
-leader asks for these, too, so that they need nobody else from then on; it opens without an answer.
+leader asks for these, too, so that they need nobody else from then on, and for all others, so that
+it keeps its messages for them until they arrive; it opens without an answer.
 Source: docs/static-topics.md "What a remap costs"; tests/broker/test_static_takeover.py.
 """
 
@@ -35,16 +36,18 @@ if TYPE_CHECKING:
 
 
 class LeftOffsets:
-    """Finds the groups that have an offset in one of several items.
+    """Finds the groups of the brokers of several items, and their offsets there.
 
-    groups: logic queue, group and its physical offset, in the order of the answers.
+    names: of the groups. offsets: logic queue, group and its physical offset, in the order of the
+    answers.
     """
 
     def __init__(
         self, workers: Workers, request: Request, topic: str, items: Mapping[int, MappingItem]
     ) -> None:
         """request: on whose behalf the brokers are asked. items: by logic queue."""
-        self.groups: list[tuple[int, str, int]] = []
+        self.names: set[str] = set()
+        self.offsets: list[tuple[int, str, int]] = []
         self._workers = workers
         self._request = request
         self._topic = topic
@@ -67,7 +70,9 @@ class LeftOffsets:
             return
         code = RequestCode.QUERY_CONSUMER_OFFSET
         asks: list[tuple[Ask, Callable[[Answer], None]]] = []
-        for group in GroupList.decode(b"".join(answer.body)).group_list:
+        groups = GroupList.decode(b"".join(answer.body)).group_list
+        self.names.update(groups)
+        for group in groups:
             named = {"consumerGroup": group, "topic": self._topic, "setZeroIfNotFound": "false"}
             for queue, item in self._items.items():
                 if item.bname == broker:
@@ -77,7 +82,7 @@ class LeftOffsets:
 
     def _found(self, queue: int, group: str, answer: Answer) -> None:
         if answer.code == ResponseCode.SUCCESS:
-            self.groups.append((queue, group, answer.number("offset")))
+            self.offsets.append((queue, group, answer.number("offset")))
         elif answer.code != ResponseCode.QUERY_NOT_FOUND:
             self._fail(self._items[queue].bname, answer)
 
