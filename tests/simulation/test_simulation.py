@@ -176,11 +176,10 @@ def test_seeds_of_messages_that_wait(count: int, tmp_path: Path) -> None:
     ("first_seed", "count"),
     [
         (1, 20),
-        pytest.param(1, 113, marks=pytest.mark.long),
-        pytest.param(115, 36, marks=pytest.mark.long),
+        pytest.param(1, 150, marks=pytest.mark.long),
         pytest.param(151, 150, marks=pytest.mark.long),
     ],
-    ids=["1 to 20", "1 to 113", "115 to 150", "151 to 300"],
+    ids=["1 to 20", "1 to 150", "151 to 300"],
 )
 def test_seeds_of_static_topics(first_seed: int, count: int, tmp_path: Path) -> None:
     kind = totals_of("static", count, tmp_path, first_seed)
@@ -195,7 +194,7 @@ def test_seeds_of_static_topics(first_seed: int, count: int, tmp_path: Path) -> 
 # Faults that are not mended yet: docs/reliability.md, "Open".
 @pytest.mark.long
 @pytest.mark.xfail(reason="a broken promise whose cause is not known yet")
-@pytest.mark.parametrize(("kind", "seed"), [("static", 114), ("compacted", 85)])
+@pytest.mark.parametrize(("kind", "seed"), [("compacted", 85)])
 def test_seeds_that_break_a_promise(kind: str, seed: int, tmp_path: Path) -> None:
     totals_of(kind, 1, tmp_path, seed)
 
