@@ -91,6 +91,15 @@ def plain_int(value: object, name: str, error: Refusal = InvalidMessage) -> int:
     raise error(f"{name}={shown(value)} is {kind_of(value)}: it must be an int")
 
 
+def plain_flag(value: object, name: str, error: Refusal = ConfigurationError) -> bool:
+    """True or False, also of numpy. Raises ``error`` for other types."""
+    if isinstance(value, bool):
+        return value
+    if type(value).__module__ == "numpy" and type(value).__name__ in {"bool", "bool_"}:
+        return bool(value)
+    raise error(f"{name}={shown(value)} is {kind_of(value)}: it must be True or False")
+
+
 def plain_number(value: object, name: str, error: Refusal = InvalidMessage) -> float:
     """The number of an int, a float, or a number of numpy; else raises ``error``."""
     if not isinstance(value, bool) and isinstance(value, Real):

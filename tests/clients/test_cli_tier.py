@@ -101,7 +101,7 @@ def test_queues_that_are_given_up_are_resumed_or_forgotten(
             pass
         assert "bytes instead of" in problem
         shown = succeed("tier", "status")
-        assert "1 queues are given up and fill the log" in shown.stderr
+        assert "uploads of 1 queue are given up, so the log fills" in shown.stderr
         assert "nothing was dropped: --yes drops queue offsets 0 to 1" in succeed(*forget).stderr
         assert succeed("tier", "resume", "--json").json()[0]["problem"] == problem
         assert uploaded("Orders")["queues"][0]["tier_end"] == 2

@@ -54,7 +54,6 @@ from headrace_protocol.message import (
     decode_host,
     decode_offset_message_id,
     decode_record,
-    decode_records,
 )
 from headrace_protocol.system_topics import DEFAULT_TOPIC, user_topics
 
@@ -573,15 +572,9 @@ class Admin(StaticTopicAdmin, GroupAdmin, WaitingAdmin, TierAdmin):
         max_count: int,
         problems: list[BrokerProblem] | None,
     ) -> list[ReceivedMessage]:
-        async def page(address: str, header: QueryMessageHeader) -> list[StoredMessage]:
-            response = await self._instance.request(address, RequestCode.QUERY_MESSAGE, header)
-            if response.command.code == ResponseCode.QUERY_NOT_FOUND:
-                return []
-            return response.expect().read(decode_records)
-
         async def ask(address: str) -> Found:
             # The index contains only hashes of keys.
-            return await newest(partial(page, address), header, matches, max_count)
+            return await newest(partial(self._query_page, address), header, matches, max_count)
 
         masters = await self._topic_masters(header.topic)
         by_broker = await self._ask_topic(header.topic, ask, problems)

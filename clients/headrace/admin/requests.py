@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 
 import msgspec
 
+from headrace.admin.arguments import plain_arguments
 from headrace.errors import (
     ConfigurationError,
     HeadraceError,
@@ -24,6 +26,7 @@ from headrace_protocol.bodies import MASTER_ID, ClusterInfo
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.departed import ClusterInfoHeader, ForgetBrokerHeader
 from headrace_protocol.drivers.aio import Connect, connect_tcp
+from headrace_protocol.message import decode_records
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
     from headrace.missing import MissingPart
     from headrace_protocol.departed import DepartedBroker
     from headrace_protocol.drivers.response import Response
+    from headrace_protocol.headers import QueryMessageHeader
+    from headrace_protocol.message import StoredMessage
 
 Result = TypeVar("Result")
 
@@ -59,6 +64,10 @@ class BrokerProblem(NamedTuple):
 
 class BrokerRequests(Startable):
     """The base of Admin: the brokers, and requests to several of them."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        _check_arguments(cls)
 
     def __init__(
         self,
@@ -135,6 +144,13 @@ class BrokerRequests(Startable):
     ) -> Response:
         self._instance.check_open("Admin")
         return (await self._instance.request(address, code, header, body)).expect()
+
+    async def _query_page(self, address: str, header: QueryMessageHeader) -> list[StoredMessage]:
+        """What a broker's index finds; see ``key_query.newest``."""
+        response = await self._instance.request(address, RequestCode.QUERY_MESSAGE, header)
+        if response.command.code == ResponseCode.QUERY_NOT_FOUND:
+            return []
+        return response.expect().read(decode_records)
 
     async def _is_headrace(self, address: str) -> bool:
         connection = await self._instance.connection(address)
@@ -252,6 +268,16 @@ class BrokerRequests(Startable):
         if not masters:
             raise RouteNotFound(topic, "none of its brokers has a master now")
         return masters
+
+
+def _check_arguments(admin: type[BrokerRequests]) -> None:
+    """Let the public methods that a class defines check what they are given."""
+    for name, method in list(vars(admin).items()):
+        if inspect.iscoroutinefunction(method) and not name.startswith("_"):
+            setattr(admin, name, plain_arguments(method))
+
+
+_check_arguments(BrokerRequests)
 
 
 def _note(what: str, missing: Sequence[MissingPart], problems: list[BrokerProblem] | None) -> None:

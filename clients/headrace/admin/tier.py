@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from headrace.admin.requests import BrokerRequests
 from headrace.admin.waiting import CannotList
+from headrace_protocol.bounds import ITEMS_MAX
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.tier_bodies import TierStatus
 from headrace_protocol.tier_headers import TierForgetHeader, TierResumeHeader, TierStatusHeader
@@ -13,8 +14,6 @@ from headrace_protocol.tier_headers import TierForgetHeader, TierResumeHeader, T
 if TYPE_CHECKING:
     from headrace.admin.requests import BrokerProblem
     from headrace_protocol.headers import RequestHeader
-
-_COUNT = 32
 
 
 class TierAdmin(BrokerRequests):
@@ -24,14 +23,15 @@ class TierAdmin(BrokerRequests):
         self,
         topic: str | None = None,
         *,
-        max_count: int = _COUNT,
+        max_count: int = ITEMS_MAX,
         problems: list[BrokerProblem] | None = None,
     ) -> dict[str, TierStatus]:
         """The state of each broker's tier, by broker name.
 
         topic: only the queues of this one. max_count: of each broker, the queues that are furthest
-        behind. Raises RouteNotFound for an unknown topic, CannotList for brokers of Apache
-        RocketMQ, BrokerError for brokers without a tier.
+        behind; its ``queue_count`` tells whether there are more. Raises RouteNotFound for an
+        unknown topic, CannotList for brokers of Apache RocketMQ, BrokerError for brokers without a
+        tier.
         """
         header = TierStatusHeader(topic=topic, max_num=max_count)
         return await self._ask_tiers(RequestCode.TIER_STATUS, header, topic, problems)

@@ -2,34 +2,44 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import sys
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
+from headrace.admin.key_query import ID_PAGE, newest
 from headrace.admin.requests import BrokerProblem, BrokerRequests
 from headrace.errors import BrokerError, HeadraceError, RouteNotFound
 from headrace.messages import ReceivedMessage
 from headrace.recall import recall
+from headrace.tasks import gather
 from headrace_protocol.bodies import QueryConsumeQueueResponseBody as Units
 from headrace_protocol.bodies import TimerMetrics, WaitingList
-from headrace_protocol.codes import RequestCode
+from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import (
     ListTimersHeader,
     ListTransactionsHeader,
     QueryConsumeQueueHeader,
+    QueryMessageHeader,
     ResumeCheckHalfMessageHeader,
     ViewMessageHeader,
 )
 from headrace_protocol.message import UNIQ_KEY, decode_record, property_number
 from headrace_protocol.recall_handle import RecallHandle
-from headrace_protocol.system_topics import CHECK_MAX_TIME_TOPIC, TIMER_TOPIC
+from headrace_protocol.system_topics import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, TIMER_TOPIC
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from headrace_protocol.message import StoredMessage
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
 _COUNT = 32
+_PAGE: Final = 32
+_TIMESTAMP_MAX: Final = 2**63 - 1
 
 
 class CannotList(HeadraceError):
@@ -141,36 +151,83 @@ class WaitingAdmin(BrokerRequests):
         self,
         group: str | None = None,
         *,
-        max_count: int = _COUNT,
+        max_count: int | None = None,
         problems: list[BrokerProblem] | None = None,
     ) -> list[OpenTransaction]:
-        """Of the ``max_count`` transactions discarded last by each broker, those of a group."""
+        """The transactions that were discarded and not resumed, of a group or all, oldest first.
+
+        max_count: most of each broker, those discarded last; None for all.
+        """
 
         async def ask(address: str) -> list[StoredMessage]:
-            code = RequestCode.QUERY_CONSUME_QUEUE
-            header = QueryConsumeQueueHeader(
-                topic=CHECK_MAX_TIME_TOPIC, queue_id=0, index=0, count=0
-            )
-            try:
-                found = (await self._ask(address, code, header)).decode(Units)
-                header.index, header.count = max(found.max_queue_index - max_count, 0), max_count
-                found = (await self._ask(address, code, header)).decode(Units)
-            except BrokerError:  # the first one creates the topic
-                return []
-            offsets = [unit.physic_offset for unit in found.queue_data]
-            return [stored for stored in await self._view(address, offsets) if stored]
+            return await self._discarded(address, group, max_count or sys.maxsize)
 
         try:
             masters = await self._topic_masters(CHECK_MAX_TIME_TOPIC)
         except RouteNotFound:
             return []
         found = await self._gather(masters, ask, problems)
-        halves = [
+        return [
             _half(stored, broker, is_discarded=True)
             for broker, records in found.items()
             for stored in records
         ]
-        return [half for half in halves if group in {None, half.group}]
+
+    async def _discarded(
+        self, address: str, group: str | None, max_count: int
+    ) -> list[StoredMessage]:
+        """The last ``max_count`` of a broker. Goes back page by page."""
+        found: list[StoredMessage] = []
+        first, end = await self._bounds(address)
+        while end > first and len(found) < max_count:
+            begin = max(first, end - _PAGE)
+            units = await self._units(address, begin, end - begin)
+            records = await self._view(address, [unit.physic_offset for unit in units.queue_data])
+            wanted = [
+                stored
+                for stored in records
+                if stored and group in {None, stored.properties.get("PGROUP", "")}
+            ]
+            resumed = await self._each(lambda stored: self._is_resumed(address, stored), wanted)
+            there = [stored for stored, gone in zip(wanted, resumed, strict=True) if not gone]
+            found = [*there, *found]
+            end = begin
+        return found[-max_count:]
+
+    async def _bounds(self, address: str) -> tuple[int, int]:
+        """Offsets of the discarded transactions; none if there never was one."""
+        try:
+            bounds = await self._units(address, 0, 0)
+        except BrokerError as error:
+            if error.code != ResponseCode.SYSTEM_ERROR:
+                raise
+            return 0, 0
+        return bounds.min_queue_index, bounds.max_queue_index
+
+    async def _units(self, address: str, index: int, count: int) -> Units:
+        header = QueryConsumeQueueHeader(
+            topic=CHECK_MAX_TIME_TOPIC, queue_id=0, index=index, count=count
+        )
+        return (await self._ask(address, RequestCode.QUERY_CONSUME_QUEUE, header)).decode(Units)
+
+    async def _is_resumed(self, address: str, discarded: StoredMessage) -> bool:
+        """Whether a half message was written that names a discarded one."""
+        header = QueryMessageHeader(
+            topic=HALF_TOPIC,
+            key=discarded.properties.get(UNIQ_KEY, ""),
+            max_num=ID_PAGE,
+            begin_timestamp=0,
+            end_timestamp=_TIMESTAMP_MAX,
+            unique_key_query=True,
+        )
+        place = discarded.physical_offset
+        found = await newest(
+            partial(self._query_page, address),
+            header,
+            lambda half: half.prepared_transaction_offset == place,
+            max_count=1,
+        )
+        return bool(found.messages)
 
     async def resume_transaction(self, discarded: ReceivedMessage) -> None:
         """Have a discarded transaction checked again. Raises BrokerError if it was resumed."""
@@ -207,7 +264,18 @@ class WaitingAdmin(BrokerRequests):
         self, address: str, physical_offsets: Iterable[int]
     ) -> list[StoredMessage | None]:
         """The records at these offsets; None for those that are gone."""
-        return [await self._record_at(address, offset) for offset in physical_offsets]
+        return await self._each(partial(self._record_at, address), list(physical_offsets))
+
+    @staticmethod
+    async def _each(
+        ask: Callable[[Item], Awaitable[Result]], items: Sequence[Item]
+    ) -> list[Result]:
+        """The answers to all, asked at once. Raises the first error."""
+        outcomes = await gather(ask, items)
+        for outcome in outcomes:
+            if isinstance(outcome, HeadraceError):
+                raise outcome
+        return [outcome for outcome in outcomes if not isinstance(outcome, HeadraceError)]
 
     async def _record_at(self, address: str, physical_offset: int) -> StoredMessage | None:
         header = ViewMessageHeader(offset=physical_offset)

@@ -12,7 +12,14 @@ import click
 
 from headrace.admin import completion, options
 from headrace.admin.failures import BadSettings, CommandFailed
-from headrace.admin.output import print_json, print_record, print_rows, warned, with_problems
+from headrace.admin.output import (
+    counted,
+    print_json,
+    print_record,
+    print_rows,
+    warned,
+    with_problems,
+)
 from headrace.errors import ConfigurationError
 from headrace_daemon.command import FAILED, warn
 
@@ -23,10 +30,6 @@ if TYPE_CHECKING:
     from headrace_broker.tiered.access.settings import TierSettings
     from headrace_broker.tiered.container.stored_tier import StoredTier
     from headrace_protocol.tier_bodies import TierQueueStatus, TierStatus
-
-
-# Of one topic on one broker, so that the one that is asked for is among them.
-_QUEUES_MAX = 10_000
 
 
 @options.group("tier", epilog=options.examples("headrace tier status"))
@@ -155,7 +158,7 @@ def forget(
 
     async def run() -> str:
         async with Admin(nameserver=nameserver) as admin:
-            tier = (await admin.tier_status(topic, max_count=_QUEUES_MAX))[broker]
+            tier = (await admin.tier_status(topic))[broker]
             queue = next((each for each in tier.queues if each.queue_id == queue_id), None)
             if queue is None or not queue.problem:
                 raise CommandFailed(f"queue {topic}/{queue_id} of {broker} is not given up")
@@ -177,8 +180,9 @@ def _warn(broker: str, tier: TierStatus) -> None:
         seconds = round(tier.upload_problem_seconds)
         warn(f"{broker}: uploads have failed for {seconds} s, retrying: {tier.upload_problem}")
     if tier.given_up_count:
+        queues = counted(tier.given_up_count, "queue")
         warn(
-            f"{broker}: {tier.given_up_count} queues are given up and fill the log: see their "
+            f"{broker}: uploads of {queues} are given up, so the log fills: see the column "
             "problem, then headrace tier resume or forget"
         )
     if tier.read_problem:

@@ -20,10 +20,9 @@ from headrace.admin.output import (
     with_problems,
 )
 from headrace.errors import RouteNotFound
+from headrace_daemon.command import warn
 
 if TYPE_CHECKING:
-    from headrace.admin.client import Admin
-    from headrace.admin.requests import BrokerProblem
     from headrace.admin.waiting import OpenTransaction
 
 
@@ -61,7 +60,11 @@ def list_transactions(
     async def run() -> tuple[list[OpenTransaction], int]:
         async with Admin(nameserver=nameserver) as admin:
             found, total = await admin.transactions(group, max_count=count, problems=problems)
-            return [*found, *await _discarded(admin, group, count, problems)], total
+            # One more tells whether there are more.
+            discarded = await admin.discarded_transactions(
+                group, max_count=count + 1, problems=problems
+            )
+            return [*found, *_newest(discarded, count)], total
 
     with warned() as problems:
         transactions, total = trio.run(run)
@@ -71,20 +74,17 @@ def list_transactions(
         sys.stderr.write(f"{counted(total, 'open transaction')}\n")
 
 
-async def _discarded(
-    admin: Admin, group: str | None, count: int, problems: list[BrokerProblem]
-) -> list[OpenTransaction]:
-    """The discarded transactions that were not resumed."""
-    from headrace_protocol.system_topics import HALF_TOPIC
-
-    discarded = await admin.discarded_transactions(group, max_count=count, problems=problems)
-    waiting = []
+def _newest(discarded: list[OpenTransaction], count: int) -> list[OpenTransaction]:
+    """The last ``count`` of each broker; warns if there are more."""
+    by_broker: dict[str, list[OpenTransaction]] = {}
     for one in discarded:
-        place = one.message.stored.physical_offset
-        halves = await admin.query_by_id(one.message.message_id, HALF_TOPIC, problems=problems)
-        if not any(half.stored.prepared_transaction_offset == place for half in halves):
-            waiting.append(one)
-    return waiting
+        by_broker.setdefault(one.message.queue.broker_name, []).append(one)
+    if more := [broker for broker, found in by_broker.items() if len(found) > count]:
+        warn(
+            f"{', '.join(more)}: only the {count} transactions that were discarded last are "
+            "listed; older ones with a larger --max"
+        )
+    return [one for found in by_broker.values() for one in found[-count:]]
 
 
 def _row(one: OpenTransaction, *, as_json: bool) -> dict[str, Any]:

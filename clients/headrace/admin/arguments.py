@@ -1,0 +1,112 @@
+"""What callers pass to the methods of Admin, checked and made plain in the call.
+
+A number of numpy is taken for what it is. Another type than that of the annotation is an error that
+names the argument, and not one of the encoder that meets it later.
+Source: tests/clients/test_admin_arguments.py.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from headrace.errors import ConfigurationError
+from headrace.messages import check_queue
+from headrace.values import encoded_text, kind_of, plain_flag, plain_int, plain_text, shown
+from headrace_protocol.bodies import SubscriptionGroupConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_OPTIONAL: Final = " | None"
+
+
+def _text(value: object, name: str) -> str:
+    text = plain_text(value, name, ConfigurationError)
+    encoded_text(text, name, ConfigurationError)
+    return text
+
+
+def _number(value: object, name: str) -> int:
+    return plain_int(value, name, ConfigurationError)
+
+
+def _texts(value: object, name: str) -> dict[str, str]:
+    if not isinstance(value, Mapping):
+        raise ConfigurationError(f"{name}={shown(value)} is {kind_of(value)}: it must be a dict")
+    return {
+        _text(key, f"a key of {name}"): _text(each, f"{name}[{shown(key)}]")
+        for key, each in value.items()
+    }
+
+
+def _several(plain: Callable[[object, str], Any]) -> Callable[[object, str], list[Any]]:
+    def check(value: object, name: str) -> list[Any]:
+        if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+            raise ConfigurationError(
+                f"{name}={shown(value)} is {kind_of(value)}: it must be a list"
+            )
+        return [plain(each, f"{name}[{index}]") for index, each in enumerate(value)]
+
+    return check
+
+
+def _config(value: object, name: str) -> SubscriptionGroupConfig:
+    if not isinstance(value, SubscriptionGroupConfig):
+        raise ConfigurationError(
+            f"{name}={shown(value)} is {kind_of(value)}: it must be a SubscriptionGroupConfig"
+        )
+    changes: dict[str, object] = {}
+    for field in msgspec.structs.fields(value):
+        given = getattr(value, field.name)
+        if check := _OF_DEFAULT.get(type(field.default)):
+            changes[field.name] = check(given, f"{name}.{field.name}")
+    changes["attributes"] = _texts(value.attributes, f"{name}.attributes")
+    return msgspec.structs.replace(value, **changes)
+
+
+_OF_DEFAULT: Final[dict[type, Callable[[object, str], object]]] = {
+    str: _text,
+    int: _number,
+    bool: plain_flag,
+}
+# By the annotation of an argument, without what stands for its absence.
+CHECKS: Final[dict[str, Callable[[Any, str], object]]] = {
+    "str": _text,
+    "int": _number,
+    "bool": plain_flag,
+    "Mapping[str, str]": _texts,
+    "Collection[str]": _several(_text),
+    "Collection[int]": _several(_number),
+    "MessageQueue": lambda queue, _name: check_queue(queue),
+    "SubscriptionGroupConfig": _config,
+}
+
+
+def plain_arguments(method: Callable[..., Any]) -> Callable[..., Any]:
+    """An async method that gets plain arguments. Raises ConfigurationError for wrong types."""
+    signature = inspect.signature(method)
+    checks = {
+        name: check
+        for name, parameter in signature.parameters.items()
+        if (check := CHECKS.get(str(parameter.annotation).removesuffix(_OPTIONAL)))
+    }
+    optional = {
+        name
+        for name, parameter in signature.parameters.items()
+        if str(parameter.annotation).endswith(_OPTIONAL)
+    }
+
+    @wraps(method)
+    async def checked(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        for name, value in bound.arguments.items():
+            if name in checks and not (value is None and name in optional):
+                bound.arguments[name] = checks[name](value, name)
+        return await method(*bound.args, **bound.kwargs)
+
+    return checked
