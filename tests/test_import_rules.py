@@ -92,7 +92,7 @@ MAY_IMPORT = {
         *LOOP,
     },
     "headrace_broker.compaction": INNER
-    | {"headrace_broker.config", "headrace_broker.message_demands"},
+    | {"headrace_broker.config", "headrace_broker.message_demands", "headrace_broker.peers"},
     "headrace_broker.consumer": SERVICE,
     "headrace_broker.metrics": SERVICE
     | {
@@ -118,7 +118,9 @@ MAY_IMPORT = {
         "headrace_broker.topics",
     },
     "headrace_broker.topics": SERVICE | {"headrace_broker.config"},
-    "headrace_broker.statictopic": INNER | {"headrace_broker.consumer", "headrace_broker.inner"},
+    "headrace_broker.peers": {"headrace_protocol", *LOOP},
+    "headrace_broker.statictopic": INNER
+    | {"headrace_broker.consumer", "headrace_broker.inner", "headrace_broker.peers"},
     "headrace_broker.staging": SERVICE | RECORDS,
     "headrace_broker.inner": INNER,
     "headrace_broker.retry": INNER
@@ -392,6 +394,14 @@ def names_in(module: str) -> set[str]:
         elif isinstance(node, ast.alias | ast.arg):
             names.add(node.name if isinstance(node, ast.alias) else node.arg)
     return names
+
+
+def test_one_module_of_the_broker_connects_to_others() -> None:
+    """So that limits, TLS and credentials have one place."""
+    broker = [name for name in modules() if is_within(name, "headrace_broker")]
+    assert [name for name in broker if names_in(name) & {"open_stream", "connect_tcp"}] == [
+        "headrace_broker.peers.connect"
+    ]
 
 
 @pytest.mark.parametrize("folder", ["headrace_broker.processors", STORE])

@@ -38,6 +38,8 @@ from headrace_broker.metrics.tier_metrics import TierMetrics
 from headrace_broker.metrics.timed_frames import TimedFrameLoop
 from headrace_broker.parts import Pace, Parts, Processor
 from headrace_broker.peer_places import peer_place
+from headrace_broker.peers.nameservers import Nameservers
+from headrace_broker.peers.peers import Peers
 from headrace_broker.processors.bulk import BulkProcessor
 from headrace_broker.processors.client import warn_of_heartbeat
 from headrace_broker.processors.pull import PullProcessor
@@ -149,14 +151,13 @@ def assemble(
     locks, consumers, producers = _clients(config, groups, budget, changes, pace)
     of_clients = (client_requests, long_polling, consumers, producers)
     frames, server, registry = _server(config, store, of_clients, pace, watchdog, owns_loop)
-    fence = Fence(mappings, topics, store, long_polling, has_nameservers=bool(config.nameservers))
-    registration = _registration(config, network, topics, mappings, fence, listener)
+    of_fence = (mappings, topics, store, long_polling)
+    peers, nameservers, fence, registration = _cluster(config, network, listener, server, *of_fence)
     of_groups = (offsets, groups, consumers, long_polling)
-    static = static_topics(config, network, registration, mappings, store, *of_groups)
-    compaction = Compaction(config, store, topics, network.connect, OwnQueues(mappings))
+    static = static_topics(config, peers, nameservers, mappings, store, *of_groups)
+    compaction = Compaction(config, store, topics, peers, OwnQueues(mappings))
     tier = _tier(config, store, topics)
-    found = places(static), sources(compaction, tier)
-    directory = QueueDirectory(config.broker_name, store, topics, *found)
+    directory = _directory(config, store, topics, static, compaction, tier)
     staging = _staging(config, store, mappings, statistics, budget, supervisor)
     of_changes = (offsets, groups, long_polling, staging, changes, registration, registry)
     of_waiting = (topics, directory, offsets, producers, statistics, budget, server.host_log)
@@ -172,6 +173,7 @@ def assemble(
         changes=changes,
         budget=budget,
         topics=topics,
+        peers=peers,
         fence=fence,
         undecided=UndecidedQueues(mappings, topics, store.clock.now_ms),
         mapping_changes=_mapping_changes(static, topics, directory, store, *of_changes),
@@ -247,24 +249,38 @@ def _serve(parts: Parts) -> Parts:
     return parts
 
 
-def _registration(
+def _cluster(
     config: BrokerConfig,
     network: Network,
-    topics: TopicTable,
-    mappings: MappingTable,
-    fence: Fence,
     listener: Listener,
-) -> Registration:
-    return Registration(
-        config,
-        config.nameservers,
-        network,
-        topics,
-        mappings,
-        fence.look,
-        listener.address,
-        ha_address="",
+    server: RemotingServer,
+    mappings: MappingTable,
+    topics: TopicTable,
+    store: MessageStore,
+    long_polling: LongPolling,
+) -> tuple[Peers, Nameservers, Fence, Registration]:
+    """The parts that ask other daemons for themselves or for others."""
+    peers = Peers(network.connect, lambda: config.forward_timeout)
+    nameservers = Nameservers(peers, config.broker_cluster_name, config.nameservers)
+    peers.find_address = nameservers.find_address
+    peers.on_waiting = lambda is_waiting: server.share_loop(is_shared=is_waiting)
+    fence = Fence(mappings, topics, store, long_polling, nameservers)
+    registration = Registration(
+        config, peers, nameservers, topics, mappings, fence.look, listener.address, ha_address=""
     )
+    return peers, nameservers, fence, registration
+
+
+def _directory(
+    config: BrokerConfig,
+    store: MessageStore,
+    topics: TopicTable,
+    static: StaticTopics,
+    compaction: Compaction,
+    tier: TieredStorage | None,
+) -> QueueDirectory:
+    found = places(static), sources(compaction, tier)
+    return QueueDirectory(config.broker_name, store, topics, *found)
 
 
 def _mapping_changes(
@@ -470,7 +486,7 @@ def add_guards(parts: Parts) -> None:
     """Add the checks that requests must pass, each with one call; see ``Registry.guard``."""
     restrict(parts.registry, parts.config.anonymous_access)
     guard_own_groups(parts.registry)
-    parts.static.connect(parts.registry, parts.server)
+    parts.static.connect(parts.registry)
 
 
 def processors(parts: Parts) -> tuple[Processor, ...]:
@@ -643,6 +659,7 @@ def services(parts: Parts) -> tuple[Service, ...]:
         Service(
             parts.compaction.schedule.run, parts.compaction.load, finish=parts.compaction.finish
         ),
+        Service(parts.peers.run),
         Service(parts.compaction.rebuilds.run),
         Service(parts.compaction.index_builds.run),
         *(() if parts.tier is None else parts.tier.services()),
@@ -650,7 +667,6 @@ def services(parts: Parts) -> tuple[Service, ...]:
         Service(parts.pace.sliced_work.run),
         Service(parts.pace.fetches.run),
         Service(parts.client_requests.run),
-        Service(parts.static.brokers.run),
         Service(parts.static.relay.blocks.run),
         Service(parts.static.founders.run),
         Service(parts.static.forwarding.run),
@@ -702,10 +718,10 @@ def _mapping_cleanup(parts: Parts) -> MappingCleanup:
     return MappingCleanup(
         parts.static.mappings,
         parts.store,
-        parts.static.brokers,
+        parts.peers,
         parts.mapping_changes.is_changing,
         inner_consumers(parts),
-        LeftGroups(parts.static.mappings.broker_name, parts.offsets),
+        LeftGroups(parts.static.mappings.broker_name, parts.offsets, parts.peers),
         parts.directory.source_to_list,
     )
 

@@ -12,11 +12,11 @@ import structlog
 import trio
 
 from headrace_broker.config import ConfigError
+from headrace_broker.peers.connect import connected
 from headrace_broker.store.errors import StoreMissing
 from headrace_protocol.bodies import ClusterInfo
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.departed import ClusterInfoHeader
-from headrace_protocol.drivers.aio import AsyncConnection, open_stream
 from headrace_protocol.drivers.errors import HeadraceError
 
 if TYPE_CHECKING:
@@ -88,23 +88,12 @@ async def _departed(
 
 async def _ask(network: Network, nameserver: str) -> list[DepartedBroker]:
     """All departed brokers; Apache RocketMQ's nameservers remember none."""
-    stream = await open_stream(network.connect, nameserver)
-    connection = AsyncConnection(stream, nameserver)
-    problem: HeadraceError | None = None
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(connection.run)
-        try:
-            response = await connection.request(
-                RequestCode.GET_BROKER_CLUSTER_INFO,
-                ClusterInfoHeader(departed=True),
-                timeout_ms=_TIMEOUT_S * 1000,
-            )
-        except HeadraceError as error:
-            # Raised here, it would leave the nursery inside an ExceptionGroup.
-            problem = error
-        nursery.cancel_scope.cancel()
-    if problem is not None:
-        raise problem
+    async with connected(network.connect, nameserver) as connection:
+        response = await connection.request(
+            RequestCode.GET_BROKER_CLUSTER_INFO,
+            ClusterInfoHeader(departed=True),
+            timeout_ms=_TIMEOUT_S * 1000,
+        )
     return response.expect().decode(ClusterInfo).departed_brokers or []
 
 

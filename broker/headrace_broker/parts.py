@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from headrace_broker.consumer.subscriptions import SubscriptionGroups
     from headrace_broker.frame_loop import FrameLoop
     from headrace_broker.host_budget import HostBudget
+    from headrace_broker.peers.peers import Peers
     from headrace_broker.queue_directory import QueueDirectory
     from headrace_broker.registration import Registration
     from headrace_broker.retry.dead_letters import DeadLetters
@@ -80,6 +81,7 @@ class Parts:
     changes: HostLog
     budget: HostBudget
     topics: TopicTable
+    peers: Peers
     fence: Fence
     undecided: UndecidedQueues
     mapping_changes: StaticTopicChanges

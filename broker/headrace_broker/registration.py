@@ -12,41 +12,29 @@ from typing import TYPE_CHECKING, Protocol
 import structlog
 import trio
 
+from headrace_broker.peers.callers import REGISTRATION
+from headrace_broker.peers.peers import Ask
 from headrace_protocol import fastjson
-from headrace_protocol.bodies import (
-    BrokerMemberGroup,
-    DataVersion,
-    GetBrokerMemberGroupResponseBody,
-    TopicConfigSerializeWrapper,
-    TopicQueueMappingInfo,
-    TopicRouteData,
-)
-from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.drivers.aio import AsyncConnection, open_stream
-from headrace_protocol.drivers.errors import ConnectFailed, ConnectionLost, HeadraceError
+from headrace_protocol.bodies import DataVersion, TopicConfigSerializeWrapper
+from headrace_protocol.codes import RequestCode
+from headrace_protocol.drivers.errors import HeadraceError
 from headrace_protocol.errors import PortableError
-from headrace_protocol.headers import (
-    GetBrokerMemberGroupHeader,
-    GetRouteInfoHeader,
-    RegisterBrokerHeader,
-    UnregisterBrokerHeader,
-)
+from headrace_protocol.headers import RegisterBrokerHeader, UnregisterBrokerHeader
 from headrace_protocol.outages import Outages
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Generator, Iterable
+    from collections.abc import Awaitable, Callable, Generator
 
     from headrace_broker.config import BrokerConfig
+    from headrace_broker.peers.nameservers import Nameservers
+    from headrace_broker.peers.peers import Peers
     from headrace_broker.topics.table import TopicTable
-    from headrace_daemon.network import Network
 
 log = structlog.get_logger("headrace.broker.registration")
 
-_TIMEOUT_MS = 6000
 _RETRY_S = 2.0
 _UNREGISTER_TIMEOUT_S = 3.0
 _CRC_MASK = 0x7FFFFFFF
-MASTER_ID = 0
 
 
 class IdentityTaken(PortableError):
@@ -78,18 +66,18 @@ class Registration:
     def __init__(
         self,
         config: BrokerConfig,
-        nameservers: Iterable[str],
-        network: Network,
+        peers: Peers,
+        nameservers: Nameservers,
         topics: TopicTable,
         mappings: Mappings,
-        before: Callable[[AsyncConnection], Awaitable[None]],
+        before: Callable[[str], Awaitable[None]],
         address: str,
         ha_address: str,
     ) -> None:
         """before: called before the first registration at a nameserver, and at every period."""
         self._config = config
-        self._nameservers = list(nameservers)
-        self._network = network
+        self._peers = peers
+        self._nameservers = nameservers
         self._topics = topics
         self._mappings = mappings
         self._before = before
@@ -98,10 +86,9 @@ class Registration:
         self._outages = Outages(log.warning, trio.current_time)
         self._changed = trio.Event()
         self._change_count = 0
-        self._connections: dict[str, AsyncConnection] = {}
         self._has_started = False
-        # Nameserver -> change count at its last registration.
-        self._registered_counts: dict[str, int] = {}
+        # Nameserver -> change count at its last registration, while the connection lasts.
+        self._registered: dict[str, int] = {}
         # Change counts that callbacks wait for.
         self._waiting: list[tuple[int, Callable[[], None]]] = []
 
@@ -117,8 +104,7 @@ class Registration:
         self._call_registered()
 
     def _call_registered(self) -> None:
-        counts = [self._registered_counts[each] for each in self._connections]
-        registered_count = min(counts, default=self._change_count)
+        registered_count = min(self._registered.values(), default=self._change_count)
         waiting, self._waiting = self._waiting, []
         for change_count, callback in waiting:
             if change_count <= registered_count:
@@ -132,7 +118,7 @@ class Registration:
         Raises IdentityTaken before it has started; later that error is logged and retried.
         """
         async with trio.open_nursery() as nursery:
-            tried = {nameserver: trio.Event() for nameserver in self._nameservers}
+            tried = {nameserver: trio.Event() for nameserver in self._nameservers.addresses}
             for nameserver, event in tried.items():
                 nursery.start_soon(self._stay_registered, nameserver, event)
             for event in tried.values():
@@ -152,14 +138,11 @@ class Registration:
             cluster_name=self._config.broker_cluster_name,
             broker_id=self._config.broker_id,
         )
-        # A copy, since connections may end meanwhile.
-        for nameserver, connection in list(self._connections.items()):
-            try:
-                await connection.request(
-                    RequestCode.UNREGISTER_BROKER, header, timeout_ms=_TIMEOUT_MS
-                )
-            except HeadraceError as error:
-                log.warning("unregistration failed", nameserver=nameserver, reason=str(error))
+        code = RequestCode.UNREGISTER_BROKER
+        asks = [Ask(nameserver, code, header=header) for nameserver in self._registered]
+        for ask, outcome in zip(asks, await self._peers.ask_many(REGISTRATION, asks), strict=True):
+            if isinstance(outcome, HeadraceError):
+                log.warning("unregistration failed", nameserver=ask.peer, reason=str(outcome))
 
     async def _stay_registered(self, nameserver: str, tried: trio.Event) -> None:
         while True:
@@ -179,69 +162,53 @@ class Registration:
 
     async def _serve_connection(self, nameserver: str, tried: trio.Event) -> None:
         """Stay registered until the connection ends. Raises HeadraceError or IdentityTaken."""
-        stream = await open_stream(self._network.connect, nameserver)
-        connection = AsyncConnection(stream, nameserver)
-        problem: Exception = ConnectionLost(nameserver, "the nameserver closed it")
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_run_connection, connection, nursery.cancel_scope)
-            try:
-                await self._keep_registered(connection, tried)
-            except (HeadraceError, IdentityTaken) as error:
-                # Raised here, it would leave the nursery inside an ExceptionGroup.
-                problem = error
-            finally:
-                self._connections.pop(nameserver, None)
-                self._call_registered()
-                nursery.cancel_scope.cancel()
-        await trio.lowlevel.checkpoint_if_cancelled()
-        raise problem
+        try:
+            async with self._nameservers.hold(nameserver):
+                await self._keep_registered(nameserver, tried)
+        finally:
+            self._registered.pop(nameserver, None)
+            self._call_registered()
 
-    async def _keep_registered(self, connection: AsyncConnection, tried: trio.Event) -> None:
-        await self._check_identity(connection)
-        await self._before(connection)
+    async def _keep_registered(self, nameserver: str, tried: trio.Event) -> None:
+        await self._check_identity(nameserver)
+        await self._before(nameserver)
         due_at = trio.current_time() + self._period_s
         # Taken before each registration, so that a change made during it triggers the next.
         changed = self._changed
-        await self._register(connection)
-        self._connections[connection.address] = connection
-        self._call_registered()
-        self._outages.worked(f"nameserver {connection.address}")
-        self._outages.worked(self._name_at(connection.address))
-        log.info("registered", nameserver=connection.address, broker=self._address)
+        await self._register(nameserver)
+        self._outages.worked(f"nameserver {nameserver}")
+        self._outages.worked(self._name_at(nameserver))
+        log.info("registered", nameserver=nameserver, broker=self._address)
         tried.set()
         while True:
             with trio.move_on_after(self._period_s):
                 await changed.wait()
             if trio.current_time() >= due_at:
-                await self._before(connection)
+                await self._before(nameserver)
                 due_at = trio.current_time() + self._period_s
             changed = self._changed
-            await self._register(connection)
-            self._call_registered()
+            await self._register(nameserver)
 
     @property
     def _period_s(self) -> float:
         return self._config.register_name_server_period / 1000
 
-    async def _register(self, connection: AsyncConnection) -> None:
+    async def _register(self, nameserver: str) -> None:
         change_count = self._change_count
         body = await self._body()
-        response = await connection.request(
-            RequestCode.REGISTER_BROKER,
-            RegisterBrokerHeader(
-                broker_name=self._config.broker_name,
-                broker_addr=self._address,
-                cluster_name=self._config.broker_cluster_name,
-                ha_server_addr=self._ha_address,
-                broker_id=self._config.broker_id,
-                compressed=False,
-                body_crc32=zlib.crc32(body) & _CRC_MASK,
-            ),
-            body,
-            timeout_ms=_TIMEOUT_MS,
+        header = RegisterBrokerHeader(
+            broker_name=self._config.broker_name,
+            broker_addr=self._address,
+            cluster_name=self._config.broker_cluster_name,
+            ha_server_addr=self._ha_address,
+            broker_id=self._config.broker_id,
+            compressed=False,
+            body_crc32=zlib.crc32(body) & _CRC_MASK,
         )
-        response.expect()
-        self._registered_counts[connection.address] = change_count
+        ask = Ask(nameserver, RequestCode.REGISTER_BROKER, header=header, body=body)
+        (await self._peers.ask(REGISTRATION, ask)).expect()
+        self._registered[nameserver] = change_count
+        self._call_registered()
 
     async def _body(self) -> bytes:
         """The current topics, encoded in slices so that many don't block the loop."""
@@ -254,65 +221,13 @@ class Registration:
         body = wrapper.with_table(table, infos=infos)
         return fastjson.dumps({"filterServerList": [], "topicConfigSerializeWrapper": body})
 
-    async def _check_identity(self, connection: AsyncConnection) -> None:
+    async def _check_identity(self, nameserver: str) -> None:
         """Raise IdentityTaken if a running broker has this name and id, to avoid split clients."""
         config = self._config
-        response = await connection.request(
-            RequestCode.GET_BROKER_MEMBER_GROUP,
-            GetBrokerMemberGroupHeader(
-                cluster_name=config.broker_cluster_name, broker_name=config.broker_name
-            ),
-            timeout_ms=_TIMEOUT_MS,
-        )
-        if response.command.code != ResponseCode.SUCCESS:
-            return
-        body = response.decode(GetBrokerMemberGroupResponseBody)
-        group = body.broker_member_group or BrokerMemberGroup()
-        other = group.broker_addrs.get(config.broker_id, self._address)
-        if other != self._address and await self._is_alive(other):
-            raise IdentityTaken(config, other, connection.address)
-
-    async def find_address(self, broker_name: str) -> str:
-        """The address of another broker of the cluster. Raises HeadraceError."""
-        header = GetBrokerMemberGroupHeader(
-            cluster_name=self._config.broker_cluster_name, broker_name=broker_name
-        )
-        for connection in list(self._connections.values()):
-            response = await connection.request(
-                RequestCode.GET_BROKER_MEMBER_GROUP, header, timeout_ms=_TIMEOUT_MS
-            )
-            if response.command.code == ResponseCode.SUCCESS:
-                body = response.decode(GetBrokerMemberGroupResponseBody)
-                group = body.broker_member_group or BrokerMemberGroup()
-                if (address := group.broker_addrs.get(MASTER_ID)) is not None:
-                    return address
-        raise ConnectFailed(broker_name, "no nameserver knows a master of this name")
-
-    async def find_brokers(self, topic: str) -> list[str]:
-        """The names of the other brokers that have a static topic. Raises HeadraceError."""
-        own = self._config.broker_name
-        return [info.bname for info in await self.find_infos(topic) if info.bname != own]
-
-    async def find_infos(self, topic: str) -> list[TopicQueueMappingInfo]:
-        """What the brokers of a static topic have registered of it. Raises HeadraceError."""
-        for connection in list(self._connections.values()):
-            response = await connection.request(
-                RequestCode.GET_ROUTEINFO_BY_TOPIC,
-                GetRouteInfoHeader(topic=topic, accept_standard_json_only=True),
-                timeout_ms=_TIMEOUT_MS,
-            )
-            if response.command.code == ResponseCode.SUCCESS:
-                infos = response.decode(TopicRouteData).topic_queue_mapping_by_broker or {}
-                return list(infos.values())
-        return []
-
-    async def _is_alive(self, address: str) -> bool:
-        try:
-            stream = await open_stream(self._network.connect, address)
-        except ConnectFailed:
-            return False
-        await stream.aclose()
-        return True
+        members = await self._nameservers.members(nameserver, config.broker_name)
+        other = members.get(config.broker_id, self._address)
+        if other != self._address and await self._peers.is_alive(other):
+            raise IdentityTaken(config, other, nameserver)
 
 
 async def _run_slices(slices: Generator[None, None, fastjson.Written]) -> fastjson.Written:
@@ -324,9 +239,3 @@ async def _run_slices(slices: Generator[None, None, fastjson.Written]) -> fastjs
             written: fastjson.Written = end.value
             return written
         await trio.lowlevel.checkpoint()
-
-
-async def _run_connection(connection: AsyncConnection, scope: trio.CancelScope) -> None:
-    """Run until the connection ends; the nameserver has dropped the broker then, so reconnect."""
-    await connection.run()
-    scope.cancel()

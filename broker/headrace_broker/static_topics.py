@@ -18,7 +18,6 @@ from headrace_broker.statictopic.places import StaticPlaces
 from headrace_broker.statictopic.progress import StaticProgress
 from headrace_broker.statictopic.reader import StaticReader
 from headrace_broker.statictopic.relay import Relay
-from headrace_broker.statictopic.remote import OtherBrokers
 from headrace_broker.statictopic.requests import StaticRequests
 from headrace_broker.statictopic.work import Workers
 
@@ -28,11 +27,10 @@ if TYPE_CHECKING:
     from headrace_broker.consumer.long_polling import LongPolling
     from headrace_broker.consumer.offsets import ConsumerOffsets
     from headrace_broker.consumer.subscriptions import SubscriptionGroups
-    from headrace_broker.registration import Registration
+    from headrace_broker.peers.nameservers import Nameservers
+    from headrace_broker.peers.peers import Peers
     from headrace_broker.statictopic.table import MappingTable
     from headrace_broker.store.message_store import MessageStore
-    from headrace_daemon.network import Network
-    from headrace_daemon.serving.server import RemotingServer
     from headrace_protocol.serving import Registry
 
 
@@ -41,7 +39,6 @@ class StaticTopics:
     """What serves the requests of static topics."""
 
     mappings: MappingTable
-    brokers: OtherBrokers
     founders: Founders
     forwarding: Forwarding
     relay: Relay
@@ -53,9 +50,8 @@ class StaticTopics:
     groups: StaticGroups
     key_lookups: StaticKeyLookups
 
-    def connect(self, registry: Registry, server: RemotingServer) -> None:
+    def connect(self, registry: Registry) -> None:
         """Connect the parts that serve requests again; after all processors are registered."""
-        self.brokers.on_waiting = lambda is_waiting: server.share_loop(is_shared=is_waiting)
         self.forwarding.registry = self.relay.registry = self.workers.registry = registry
         self.requests.add_to(registry)
         self.locks.add_to(registry)
@@ -66,15 +62,15 @@ class StaticTopics:
         """Counters for GET_BROKER_RUNTIME_INFO."""
         return {
             "staticQueueRemoteReads": str(self.relay.relayed_count),
-            "staticQueueRemoteBytes": str(self.brokers.answered_bytes),
+            "staticQueueRemoteBytes": str(self.relay.relayed_bytes),
             "staticQueueForwardedRequests": str(self.forwarding.forwarded_count),
         }
 
 
 def static_topics(
     config: BrokerConfig,
-    network: Network,
-    registration: Registration,
+    peers: Peers,
+    nameservers: Nameservers,
     mappings: MappingTable,
     store: MessageStore,
     offsets: ConsumerOffsets,
@@ -82,7 +78,7 @@ def static_topics(
     consumers: ConsumerManager,
     long_polling: LongPolling,
 ) -> StaticTopics:
-    """All of them. registration: finds other brokers at the nameservers."""
+    """All of them."""
 
     def timeout_ms() -> int:
         return config.forward_timeout
@@ -90,21 +86,19 @@ def static_topics(
     def subscription(group: str, topic: str, version: int) -> str:
         return consumers.subscription_for_pull(group, topic, version).sub_string
 
-    brokers = OtherBrokers(network, registration.find_address, timeout_ms)
-    forwarding = Forwarding(brokers, registration.find_infos, subscription, timeout_ms)
-    relay = Relay(brokers, subscription)
-    leaders = Leaders(mappings, brokers.known_address, forwarding.pass_on)
+    forwarding = Forwarding(peers, nameservers.find_infos, subscription, timeout_ms)
+    relay = Relay(peers, subscription)
+    leaders = Leaders(mappings, peers.known_address, forwarding.pass_on)
     forwarding.leaders = leaders
-    progress = StaticProgress(offsets, leaders, brokers)
-    workers = Workers(config.broker_name, brokers)
+    progress = StaticProgress(offsets, leaders, peers)
+    workers = Workers(config.broker_name, peers)
     make_reader = partial(StaticReader, leaders, relay)
     return StaticTopics(
         mappings=mappings,
-        brokers=brokers,
-        founders=Founders(registration.find_brokers, brokers),
+        founders=Founders(config.broker_name, nameservers.find_infos, peers),
         forwarding=forwarding,
         relay=relay,
-        deliveries=Deliveries(leaders, brokers),
+        deliveries=Deliveries(leaders, peers),
         places=StaticPlaces(leaders, make_reader, progress),
         requests=StaticRequests(leaders, workers, progress),
         workers=workers,

@@ -11,6 +11,8 @@ import trio
 import trio.testing
 
 from headrace_broker.config import BrokerConfig
+from headrace_broker.peers.nameservers import Nameservers
+from headrace_broker.peers.peers import Peers
 from headrace_broker.registration import IdentityTaken, Registration
 from headrace_daemon.network import MemoryNetwork
 from headrace_nameserver.config import NameServerConfig
@@ -28,8 +30,6 @@ from tests.support.scripted import Scripted, scripted
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Generator, MutableMapping
-
-    from headrace_protocol.drivers.aio import AsyncConnection
 
 MEMBERS = RequestCode.GET_BROKER_MEMBER_GROUP
 REGISTER = RequestCode.REGISTER_BROKER
@@ -55,15 +55,15 @@ class NoMappings:
         return Written("{}")
 
 
-async def no_look(_connection: AsyncConnection) -> None:
+async def no_look(_nameserver: str) -> None:
     pass
 
 
-def registration(network: MemoryNetwork, nameserver: str) -> Registration:
+def registration(peers: Peers, nameserver: str) -> Registration:
     return Registration(
         BrokerConfig(broker_name="broker-a"),
-        [nameserver],
-        network,
+        peers,
+        Nameservers(peers, "DefaultCluster", [nameserver]),
         NoTopics(),  # type: ignore[arg-type]
         NoMappings(),
         no_look,
@@ -79,7 +79,9 @@ async def registered(
     """A broker that has started, and what it logs."""
     with structlog.testing.capture_logs() as logs:
         async with trio.open_nursery() as nursery:
-            await nursery.start(registration(network, nameserver.address).run)
+            peers = Peers(network.connect, lambda: 3000)
+            nursery.start_soon(peers.run)
+            await nursery.start(registration(peers, nameserver.address).run)
             yield logs
             nursery.cancel_scope.cancel()
 
@@ -146,7 +148,10 @@ async def test_a_taken_name_ends_a_start(autojump_clock: trio.testing.MockClock)
             pytest.RaisesExc(IdentityTaken, match=f"already runs at {other.address}"),
             flatten_subgroups=True,
         ):
-            await registration(network, nameserver.address).run()
+            async with trio.open_nursery() as nursery:
+                peers = Peers(network.connect, lambda: 3000)
+                nursery.start_soon(peers.run)
+                await registration(peers, nameserver.address).run()
         assert nameserver.count(REGISTER) == 0
 
 
@@ -186,7 +191,9 @@ async def test_a_name_is_taken_over_when_the_connection_that_holds_it_ends(
         await stream.receive()
         # Nobody answers at that address, so it starts; the nameserver waits for the connection.
         with structlog.testing.capture_logs() as logs:
-            await nursery.start(registration(network, address).run)
+            peers = Peers(network.connect, lambda: 3000)
+            nursery.start_soon(peers.run)
+            await nursery.start(registration(peers, address).run)
             await trio.sleep(10)
             assert "registered" not in [entry["event"] for entry in logs]
             await stream.aclose()

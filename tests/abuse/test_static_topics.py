@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
-from headrace_broker.statictopic.remote import Answer
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import (
     CreateStaticTopicHeader,
@@ -19,14 +18,14 @@ from headrace_protocol.statictopic.mapping import TopicMapping, encode_detail
 from tests.broker.test_bad_input import pull_fields, request, send_fields
 from tests.support.broker import BrokerUnderTest, broker_config
 from tests.support.channel import MemoryChannel
-from tests.support.static_brokers import TOPIC, Brokers, item, pull_header, send_header
+from tests.support.static_brokers import TOPIC, Brokers, item, pull_header, response, send_header
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from headrace_broker.statictopic.remote import Then
-    from headrace_protocol.columns import Buffer
+    from headrace_broker.peers.callers import Caller
+    from headrace_broker.peers.peers import Ask, Then
 
 A, B = item("a", 0, 0), item("b", 1, 3)
 
@@ -188,25 +187,20 @@ def test_names_that_only_the_broker_may_give(brokers: Brokers) -> None:
 
 
 @contextmanager
-def answering(asking: BrokerUnderTest, answer: Answer) -> Iterator[list[Mapping[str, str]]]:
+def answering(
+    asking: BrokerUnderTest, code: int, fields: Mapping[str, object]
+) -> Iterator[list[Ask]]:
     """Another broker that gives this answer to every request."""
-    others, asked = asking.parts.static.brokers, []
-    before = others.ask
+    peers, asked = asking.parts.peers, []
+    before = peers.begin
 
-    def ask(
-        broker: str,
-        code: int,
-        fields: Mapping[str, str],
-        then: Then,
-        body: Buffer = b"",
-        answer_bytes: int = 0,
-    ) -> None:
-        asked.append(fields)
-        then(answer)
+    def begin(_caller: Caller, ask: Ask, then: Then) -> None:
+        asked.append(ask)
+        then(response(ask, code, fields))
 
-    others.ask = ask  # type: ignore[method-assign]
+    peers.begin = begin  # type: ignore
     yield asked
-    others.ask = before  # type: ignore[method-assign]
+    peers.begin = before  # type: ignore
 
 
 # Codes of answers with which a reader continues, and where it may.
@@ -243,7 +237,7 @@ async def test_no_answer_of_another_broker_moves_a_reader_away(
 ) -> None:
     """Neither back, nor behind the item's end."""
     channel = MemoryChannel()
-    with answering(brokers["b"], Answer(code, "\x1b[2J", fields)) as asked:
+    with answering(brokers["b"], code, fields) as asked:
         brokers["b"].send(RequestCode.PULL_MESSAGE, pull_header(1), channel=channel)
         assert len(asked) < 5
     for command, _ in channel.replies():
@@ -264,7 +258,7 @@ def test_a_relayed_pull_with_a_size_that_is_no_number(brokers: Brokers, value: s
 
 def test_offsets_of_another_broker_that_are_none(brokers: Brokers) -> None:
     for fields in ({}, {"offset": "x"}, {"offset": ""}):
-        with answering(brokers["b"], Answer(ResponseCode.SUCCESS, None, fields)):
+        with answering(brokers["b"], ResponseCode.SUCCESS, fields):
             header = GetMaxOffsetHeader(topic=TOPIC, queue_id=0)
             for code in (RequestCode.GET_MIN_OFFSET, RequestCode.GET_MAX_OFFSET):
                 answer = brokers["b"].ask(code, header)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from headrace_broker.compaction.rebuilds import Rebuilds
+from headrace_broker.peers.peers import Peers
 from headrace_daemon.network import MemoryNetwork
 from headrace_protocol.bodies import CompactedTopicState, HeartbeatData
 from headrace_protocol.codes import RequestCode, ResponseCode
@@ -69,16 +70,18 @@ def pulled(body: bytes, next_offset: int = 1) -> Reply:
 async def rebuild(broker: BrokerUnderTest, network: MemoryNetwork, address: str) -> str:
     """Rebuild by the service; returns the problem."""
     parts = broker.parts.compaction
+    peers = Peers(network.connect, lambda: 3000)
     rebuilds = Rebuilds(
         parts.queues,
         parts.compactor,
         lambda _topic: POLICY,
-        network.connect,
+        peers,
         broker.clock.now_ms,
         2000,
     )
     rebuilds.request(C, address)
     async with trio.open_nursery() as nursery:
+        nursery.start_soon(peers.run)
         nursery.start_soon(rebuilds.run)
         with trio.fail_after(60):
             while rebuilds.is_pending(C):

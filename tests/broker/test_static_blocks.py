@@ -11,20 +11,20 @@ import trio
 
 from headrace_broker.statictopic import blocks as blocks_module
 from headrace_broker.statictopic.blocks import LOOK_S, Blocks, MalformedRecords, RecordBlock
-from headrace_broker.statictopic.remote import Answer
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.drivers.errors import ConnectFailed
 from headrace_protocol.headers import BulkPullResponseHeader
 from tests.support.channel import MemoryChannel
 from tests.support.seeds import seeds
-from tests.support.static_brokers import Brokers, bulk_pull_header, item, pull_header
+from tests.support.static_brokers import Brokers, bulk_pull_header, item, pull_header, response
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from headrace_broker.peers.callers import Caller
+    from headrace_broker.peers.peers import Ask, Then
     from headrace_broker.statictopic.relay import Relay
-    from headrace_broker.statictopic.remote import Then
 
 COUNT = 400
 PULL = RequestCode.PULL_MESSAGE
@@ -182,16 +182,15 @@ def test_groups_with_other_tags_get_other_blocks(brokers: Brokers) -> None:
 
 def test_a_pull_waits_for_the_block_that_is_under_way(brokers: Brokers) -> None:
     remap(brokers)
-    others = brokers["b"].parts.static.brokers
-    asked: list[tuple[tuple[object, ...], dict[str, object]]] = []
-    others.ask = lambda *arguments, **named: asked.append((arguments, named))  # type: ignore[method-assign]
+    peers = brokers["b"].parts.peers
+    asked: list[tuple[Caller, Ask, Then]] = []
+    peers.begin = lambda *arguments: asked.append(arguments)  # type: ignore
     channels = [MemoryChannel(), MemoryChannel()]
     for channel in channels:
         brokers["b"].send(PULL, pull_header(0), channel=channel)
     assert len(asked) == 1
-    others.ask = brokers.ask  # type: ignore[method-assign]
-    arguments, named = asked[0]
-    brokers.ask(*arguments, **named)  # type: ignore[arg-type]
+    peers.begin = brokers.begin  # type: ignore
+    brokers.begin(*asked[0])
     answers = [body for channel in channels for _, body in channel.replies()]
     assert len(answers) == 2
     assert answers[0] == answers[1] != b""
@@ -222,12 +221,11 @@ def test_a_block_that_could_not_be_fetched(
 ) -> None:
     sent = remap(brokers)
 
-    def fail(broker: str, _code: int, _fields: object, then: Then, **_: object) -> None:
-        then(ConnectFailed(broker, "it is away"))
+    def fail(_caller: Caller, ask: Ask, then: Then) -> None:
+        then(ConnectFailed(ask.peer, "it is away"))
 
-    others = brokers["b"].parts.static.brokers
     brokers.pull("b", 0)
-    monkeypatch.setattr(others, "ask", fail)
+    monkeypatch.setattr(brokers["b"].parts.peers, "begin", fail)
     _, header, _ = brokers.pull("b", 32)
     while header.next_begin_offset < 288:
         _, header, _ = brokers.pull("b", header.next_begin_offset)
@@ -270,10 +268,11 @@ def test_a_bulk_answer_that_is_none(
 ) -> None:
     remap(brokers)
 
-    def answer(_broker: str, _code: int, _fields: object, then: Then, **_: object) -> None:
-        then(Answer(ResponseCode.SUCCESS, None, {"nextBeginOffset": 9, "count": count}, (body,)))
+    def answer(_caller: Caller, ask: Ask, then: Then) -> None:
+        fields = {"nextBeginOffset": 9, "count": count}
+        then(response(ask, ResponseCode.SUCCESS, fields, body))
 
-    monkeypatch.setattr(brokers["b"].parts.static.brokers, "ask", answer)
+    monkeypatch.setattr(brokers["b"].parts.peers, "begin", answer)
     header = bulk_pull_header(0, max_msg_bytes=100)
     answered = brokers["b"].ask(RequestCode.BULK_PULL, header)
     assert answered.code == ResponseCode.SYSTEM_ERROR

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
+    from headrace_broker.peers.callers import Caller
+    from headrace_broker.peers.peers import Ask, Then
     from tests.support.broker import BrokerUnderTest
 
 ANY_HOUR = Retention(
@@ -79,10 +81,10 @@ async def clean(
         cleanup = MappingCleanup(
             parts.static.mappings,
             parts.store,
-            parts.static.brokers,
+            parts.peers,
             parts.mapping_changes.is_changing,
             waiting or {},
-            LeftGroups(parts.static.mappings.broker_name, parts.offsets),
+            LeftGroups(parts.static.mappings.broker_name, parts.offsets, parts.peers),
             parts.directory.source_to_list,
         )
         await cleanup.clean()
@@ -122,21 +124,21 @@ async def test_an_item_stays_while_the_broker_of_a_group_s_offset_is_away(broker
     commit(brokers, 4)
     await expire(brokers["c"])
     parts = brokers["a"].parts
-    parts.static.brokers.ask = offsets_are_away(brokers)  # type: ignore[method-assign]
+    parts.peers.begin = offsets_are_away(brokers)  # type: ignore[method-assign]
     await clean(brokers, "a")
     assert chain(brokers, "a") == [0, 1, 2]
 
 
 def offsets_are_away(brokers: Brokers) -> Any:
-    """``OtherBrokers.ask`` without answers about groups' offsets."""
+    """``Peers.begin`` without answers about groups' offsets."""
 
-    def ask(broker: str, code: int, fields: Mapping[str, str], then: Any, *rest: Any) -> None:
-        if code == RequestCode.QUERY_CONSUMER_OFFSET:
-            then(ConnectFailed(broker, "it is away"))
+    def begin(caller: Caller, ask: Ask, then: Then) -> None:
+        if ask.code == RequestCode.QUERY_CONSUMER_OFFSET:
+            then(ConnectFailed(ask.peer, "it is away"))
         else:
-            brokers.ask(broker, code, fields, then, *rest)
+            brokers.begin(caller, ask, then)
 
-    return ask
+    return begin
 
 
 def commit(brokers: Brokers, offset: int) -> None:

@@ -188,14 +188,14 @@ async def test_a_held_pull_follows_its_queue_to_the_new_leader(brokers: Brokers)
 
 async def test_a_queue_that_moves_while_an_item_elsewhere_is_read(brokers: Brokers) -> None:
     remap(brokers)
-    others, asked = brokers["b"].parts.static.brokers, []
-    others.ask = lambda *arguments, **named: asked.append((arguments, named))  # type: ignore[method-assign]
+    peers, asked = brokers["b"].parts.peers, []
+    peers.begin = lambda *arguments: asked.append(arguments)  # type: ignore
     channel = MemoryChannel()
     brokers["b"].send(RequestCode.PULL_MESSAGE, pull_header(2), channel=channel)
-    others.ask = brokers.ask  # type: ignore[method-assign]
+    peers.begin = brokers.begin  # type: ignore
     brokers.map((item("a", 0, 0, 1), item("b", 1, 5, 0), item("a", 2, 10, 2)), OTHER)
-    ((arguments, named),) = asked
-    brokers.ask(*arguments, **named)
+    (arguments,) = asked
+    brokers.begin(*arguments)
     ((answer, body),) = channel.replies()
     assert answer.code == ResponseCode.SUCCESS
     assert [bytes(record.body) for record in decode_records(body)] == [b"2", b"3", b"4"]

@@ -115,9 +115,9 @@ async def test_a_leader_whose_start_is_decided_stops_while_it_asks(
     """As where a repair finishes a move in available mode."""
     brokers.map((A, item("c", 2, -1, 0)), only="c")
     brokers["c"].join("late", "client", TOPIC)
-    other = brokers["c"].parts.static.brokers
+    peers = brokers["c"].parts.peers
     asks: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(other, "ask", lambda *arguments: asks.append(arguments))
+    monkeypatch.setattr(peers, "begin", lambda *arguments: asks.append(arguments))
     opening, commit = MemoryChannel(), MemoryChannel()
     open_c(brokers, opening)
     header = UpdateConsumerOffsetHeader(
@@ -126,9 +126,9 @@ async def test_a_leader_whose_start_is_decided_stops_while_it_asks(
     brokers["c"].send(RequestCode.UPDATE_CONSUMER_OFFSET, header, channel=commit)
     assert not opening.written
     assert not commit.written
-    monkeypatch.setattr(other, "ask", brokers.ask)
+    monkeypatch.setattr(peers, "begin", brokers.begin)
     for arguments in asks:
-        brokers.ask(*arguments)
+        brokers.begin(*arguments)
     brokers["c"].parts.static.forwarding.retry()
     assert [answer.code for answer, _ in opening.replies()] == [ResponseCode.SUCCESS]
     assert [answer.code for answer, _ in commit.replies()] == [ResponseCode.SUCCESS]

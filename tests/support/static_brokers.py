@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from headrace_broker.statictopic.remote import Answer
 from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.command import Command
 from headrace_protocol.drivers.errors import ConnectFailed
+from headrace_protocol.drivers.response import Response
 from headrace_protocol.header_codecs import SerializeType, encode_frame
 from headrace_protocol.headers import (
     BulkPullHeader,
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from headrace_broker.statictopic.remote import Then
-    from headrace_protocol.columns import Buffer
+    from headrace_broker.peers.callers import Caller
+    from headrace_broker.peers.peers import Ask, Then
 
     Chain = tuple[MappingItem, ...]
 
@@ -82,7 +83,7 @@ class Brokers(dict[str, BrokerUnderTest]):
             update={"broker_name": f"broker-{name}"}
         )
         broker = self[name] = BrokerUnderTest(folder, config, **self._store)
-        broker.parts.static.brokers.ask = self.ask  # type: ignore[method-assign]
+        broker.parts.peers.begin = self.begin  # type: ignore[method-assign,assignment]
         broker.parts.static.forwarding._find_infos = self.infos
 
     def close(self) -> None:
@@ -90,16 +91,10 @@ class Brokers(dict[str, BrokerUnderTest]):
             broker.close()
             assert not broker.unexpected
 
-    def ask(
-        self,
-        broker: str,
-        code: int,
-        fields: Mapping[str, str],
-        then: Then,
-        body: Buffer = b"",
-        answer_bytes: int = 0,  # noqa: ARG002
-    ) -> None:
-        """As ``OtherBrokers.ask``."""
+    def begin(self, _caller: Caller, ask: Ask, then: Then) -> None:
+        """As ``Peers.begin``."""
+        broker, code, fields, body, *_ = ask
+        assert fields is not None
         self.asked.append((broker, code, fields))
         name = broker.removeprefix("broker-")
         if name in self.away or name not in self:
@@ -110,7 +105,7 @@ class Brokers(dict[str, BrokerUnderTest]):
         self[name].take(frame + bytes(body), channel)
         (answer,) = channel.replies()
         command, data = answer
-        then(Answer(command.code, command.remark, command.ext(), (data,) if data else ()))
+        then(Response(broker, code, command, memoryview(data)))
 
     async def infos(self, topic: str) -> list[MappingInfo]:
         """What a nameserver's route says of the topic."""
@@ -186,6 +181,12 @@ class Brokers(dict[str, BrokerUnderTest]):
             assert code in {ResponseCode.SUCCESS, ResponseCode.PULL_RETRY_IMMEDIATELY}
             offset = header.next_begin_offset
         raise AssertionError("the queue has no end")
+
+
+def response(ask: Ask, code: int, fields: Mapping[str, Any], body: bytes = b"") -> Response:
+    """An answer of another broker, with an escape sequence as its remark."""
+    command = Command(code, ext_fields=dict(fields), remark="\x1b[2J")
+    return Response(ask.peer, ask.code, command, memoryview(body))
 
 
 def send_header(queue_id: int = 0, **fields: Any) -> SendMessageHeaderV2:

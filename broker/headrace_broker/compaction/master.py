@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 import trio
 
+from headrace_broker.peers.callers import REBUILDS
+from headrace_broker.peers.peers import Ask
 from headrace_protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.columns import RecordColumns
@@ -22,10 +24,12 @@ from headrace_protocol.headers import (
 )
 
 if TYPE_CHECKING:
-    from headrace_protocol.columns import Buffer
-    from headrace_protocol.drivers.aio import AsyncConnection
+    import msgspec
 
-_TIMEOUT_MS: Final = 10_000
+    from headrace_broker.peers.peers import Peers
+    from headrace_protocol.columns import Buffer
+    from headrace_protocol.drivers.response import Response
+
 _HEARTBEAT_S: Final = 30.0
 _SUBSCRIPTION_FLAG: Final = 0x4
 _LITE_FLAG: Final = 0x10
@@ -54,8 +58,10 @@ class Pulled(NamedTuple):
 class Master:
     """One queue of a broker; ``leave`` ends the membership."""
 
-    def __init__(self, connection: AsyncConnection, topic: str, queue_id: int) -> None:
-        self._connection = connection
+    def __init__(self, peers: Peers, address: str, topic: str, queue_id: int) -> None:
+        """address: of a held connection; the membership ends with it."""
+        self._peers = peers
+        self._address = address
         self._topic = topic
         self._queue_id = queue_id
         self._group = f"{topic}-{queue_id}-pull-group"
@@ -80,7 +86,7 @@ class Master:
             max_msg_bytes=_BYTES_MAX,
         )
         code = RequestCode.LITE_PULL_MESSAGE
-        answer = await self._connection.request(code, header, timeout_ms=_TIMEOUT_MS)
+        answer = await self._ask(code, header)
         outcome = answer.expect(*_CODES).command.code
         head = answer.header(PullMessageResponseHeader)
         position: int | None = head.next_begin_offset
@@ -117,10 +123,15 @@ class Master:
         )
         data = HeartbeatData(client_id=self._client_id, consumer_data_set=[member])
         code, body = RequestCode.HEART_BEAT, data.encode()
-        (await self._connection.request(code, body=body, timeout_ms=_TIMEOUT_MS)).expect()
+        (await self._ask(code, None, body)).expect()
 
     async def leave(self) -> None:
         """Leave the group. Raises HeadraceError."""
         header = UnregisterClientHeader(client_id=self._client_id, consumer_group=self._group)
         code = RequestCode.UNREGISTER_CLIENT
-        await self._connection.request(code, header, timeout_ms=_TIMEOUT_MS)
+        await self._ask(code, header)
+
+    async def _ask(
+        self, code: RequestCode, header: msgspec.Struct | None, body: Buffer = b""
+    ) -> Response:
+        return await self._peers.ask(REBUILDS, Ask(self._address, code, header=header, body=body))

@@ -27,8 +27,7 @@ from headrace_broker.compaction.master import Master
 from headrace_broker.compaction.replica import Progress
 from headrace_broker.compaction.throttle import RunStopped
 from headrace_broker.store.errors import StoreError
-from headrace_protocol.drivers.aio import AsyncConnection, open_stream
-from headrace_protocol.drivers.errors import ConnectionLost, HeadraceError
+from headrace_protocol.drivers.errors import HeadraceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,9 +35,9 @@ if TYPE_CHECKING:
     from headrace_broker.compaction.compactor import Compactor
     from headrace_broker.compaction.master import Pulled
     from headrace_broker.compaction.queues import CompactedQueue, CompactedQueues, Name
+    from headrace_broker.peers.peers import Peers
     from headrace_broker.topics.attributes import CompactionPolicy
     from headrace_protocol.columns import Array
-    from headrace_protocol.drivers.aio import Connect
 
 log = structlog.get_logger("headrace.broker")
 
@@ -168,7 +167,7 @@ class Rebuilds:
         queues: CompactedQueues,
         compactor: Compactor,
         policy_of: Callable[[str], CompactionPolicy | None],
-        connect: Connect,
+        peers: Peers,
         now_ms: Callable[[], int],
         map_bytes_max: int,
     ) -> None:
@@ -176,7 +175,7 @@ class Rebuilds:
         self._queues = queues
         self._compactor = compactor
         self._policy_of = policy_of
-        self._connect = connect
+        self._peers = peers
         self._now_ms = now_ms
         self._map_bytes_max = map_bytes_max
         self._pending: dict[Name, str] = {}
@@ -260,24 +259,9 @@ class Rebuilds:
     async def _pull(self, rebuild: Rebuild, name: Name, address: str) -> None:
         if rebuild.is_complete():
             return
-        stream = await open_stream(self._connect, address)
-        connection = AsyncConnection(stream, address)
-        problem: Exception = ConnectionLost(address, "the broker closed it")
-        is_done = False
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(connection.run)
-            master = Master(connection, *name)
-            try:
-                while not rebuild.is_complete():
-                    pulled = await master.pull(rebuild.progress.position)
-                    await trio.to_thread.run_sync(rebuild.take, pulled)
-                await master.leave()
-                is_done = True
-            except (HeadraceError, OSError, StoreError, OtherQueue) as error:
-                # Raised here, it would leave the nursery inside an ExceptionGroup.
-                problem = error
-            finally:
-                nursery.cancel_scope.cancel()
-        await trio.lowlevel.checkpoint_if_cancelled()
-        if not is_done:
-            raise problem
+        async with self._peers.hold(address):
+            master = Master(self._peers, address, *name)
+            while not rebuild.is_complete():
+                pulled = await master.pull(rebuild.progress.position)
+                await trio.to_thread.run_sync(rebuild.take, pulled)
+            await master.leave()

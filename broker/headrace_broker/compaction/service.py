@@ -27,12 +27,12 @@ from headrace_broker.topics.attributes import CompactionPolicy, is_compacted
 if TYPE_CHECKING:
     from headrace_broker.compaction.keys import LogicQueues
     from headrace_broker.config import BrokerConfig
+    from headrace_broker.peers.peers import Peers
     from headrace_broker.queue_directory import Lookup
     from headrace_broker.store.followers.followers import Following
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.store.store_queue import StoreQueue
     from headrace_broker.topics.table import TopicTable
-    from headrace_protocol.drivers.aio import Connect
 
 
 class Compaction:
@@ -47,10 +47,9 @@ class Compaction:
         config: BrokerConfig,
         store: MessageStore,
         topics: TopicTable,
-        connect: Connect,
+        peers: Peers,
         logic_queues: LogicQueues,
     ) -> None:
-        """connect: opens connections to other brokers."""
         sizes = FileSizes.of(
             config.compaction_mapped_file_size, config.compaction_cq_mapped_file_size
         )
@@ -76,7 +75,7 @@ class Compaction:
             self.queues,
             self.compactor,
             self._policy,
-            connect,
+            peers,
             store.clock.now_ms,
             config.max_offset_map_size,
         )

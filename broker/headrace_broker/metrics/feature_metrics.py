@@ -43,6 +43,6 @@ class StaticTopicMetrics:
         static = self._static
         samples.add(table.STATIC_LED, static.mappings.led_count())
         samples.add(table.STATIC_READS, static.relay.relayed_count)
-        samples.add(table.STATIC_BYTES, static.brokers.answered_bytes)
+        samples.add(table.STATIC_BYTES, static.relay.relayed_bytes)
         samples.add(table.STATIC_FORWARDED, static.forwarding.forwarded_count)
         yield None

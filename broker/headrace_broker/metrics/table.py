@@ -205,7 +205,7 @@ STATIC_READS = Metric(
     "Reads of queues of static topics that another broker answered for this one",
 )
 STATIC_BYTES = Metric(
-    "headrace_static_remote_bytes_total", "counter", "Bytes that other brokers answered"
+    "headrace_static_remote_bytes_total", "counter", "Bytes of items fetched from other brokers"
 )
 STATIC_FORWARDED = Metric(
     "headrace_static_forwarded_requests_total",

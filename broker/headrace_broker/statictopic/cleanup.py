@@ -10,18 +10,21 @@ Source: docs/static-topics.md "Clean-up"; tests/broker/test_static_cleanup.py.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 import structlog
 import trio
 
+from headrace_broker.peers.callers import CLEANUP
+from headrace_broker.peers.peers import Ask
 from headrace_broker.statictopic.packed import BrokerMapping
-from headrace_broker.statictopic.remote import Answer
 from headrace_protocol.bodies import TopicStatsTable
-from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.codes import RequestCode
+from headrace_protocol.drivers.errors import HeadraceError
 from headrace_protocol.errors import NotReady, RequestError
-from headrace_protocol.fastjson import MalformedJson, decode_strict
+from headrace_protocol.fastjson import decode_strict
 from headrace_protocol.statictopic.checks import BadMapping, check_detail
 from headrace_protocol.statictopic.mapping import TopicMapping  # noqa: TC001 - msgspec reads it
 
@@ -29,13 +32,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from headrace_broker.consumer.unconsumed import InnerConsumer
+    from headrace_broker.peers.peers import Peers
     from headrace_broker.queue_directory import Source
     from headrace_broker.statictopic.left_groups import LeftGroups
-    from headrace_broker.statictopic.remote import OtherBrokers
     from headrace_broker.statictopic.table import MappingTable
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.store.store_queue import StoreQueue
-    from headrace_protocol.drivers.errors import HeadraceError
+    from headrace_protocol.drivers.response import Response
     from headrace_protocol.statictopic.mapping import Chain, MappingItem
 
 log = structlog.get_logger("headrace.broker")
@@ -60,7 +63,7 @@ class MappingCleanup:
         self,
         table: MappingTable,
         store: MessageStore,
-        brokers: OtherBrokers,
+        peers: Peers,
         is_changing: Callable[[str], bool],
         waiting: Mapping[str, InnerConsumer],
         left_groups: LeftGroups,
@@ -76,7 +79,7 @@ class MappingCleanup:
         self._waiting = waiting
         self._table = table
         self._store = store
-        self._brokers = brokers
+        self._peers = peers
         self._is_changing = is_changing
 
     async def run(self) -> None:
@@ -92,7 +95,7 @@ class MappingCleanup:
             await trio.lowlevel.checkpoint()
 
     async def _clean_topic(self, mapping: BrokerMapping) -> None:
-        others = _Others(self._brokers, mapping.topic)
+        others = _Others(self._peers, mapping.topic)
         kept: dict[int, Chain] = {}
         dropped = 0
         for queue in mapping.queues():
@@ -122,7 +125,7 @@ class MappingCleanup:
         while at < last and await self._is_over(mapping, chain[at], others):
             # The leader knows all items in which a group may have an offset.
             if chain[-1].bname == mapping.bname and not await self._left_groups.move(
-                mapping.topic, chain[at : last + 1], others.ask
+                mapping.topic, chain[at : last + 1]
             ):
                 break
             at += 1
@@ -202,8 +205,8 @@ class _TopicConfig(msgspec.Struct, rename="camel"):
 class _Others:
     """What other brokers know of a topic; asks each once, and takes no answer for nothing."""
 
-    def __init__(self, brokers: OtherBrokers, topic: str) -> None:
-        self._brokers = brokers
+    def __init__(self, peers: Peers, topic: str) -> None:
+        self._peers = peers
         self._topic = topic
         self._extents: dict[str, dict[int, Extent]] = {}
         self._mappings: dict[str, TopicMapping | None] = {}
@@ -222,39 +225,24 @@ class _Others:
         return mapping.hosted.get(queue) or None if mapping is not None else None
 
     async def _ask_extents(self, broker: str) -> dict[int, Extent]:
-        body = await self._body(broker, RequestCode.GET_TOPIC_STATS_INFO, {"lo": "false"})
         try:
-            rows = TopicStatsTable.decode(body).offset_table if body else {}
-        except MalformedJson:
+            response = await self._ask(broker, RequestCode.GET_TOPIC_STATS_INFO, {"lo": "false"})
+            rows = response.decode(TopicStatsTable).offset_table
+        except HeadraceError:
             return {}
         return {queue.queue_id: (row.min_offset, row.max_offset) for queue, row in rows.items()}
 
     async def _ask_mapping(self, broker: str) -> TopicMapping | None:
-        body = await self._body(broker, RequestCode.GET_TOPIC_CONFIG, {"lo": "true"})
         try:
-            mapping = decode_strict(body, _TopicConfig).mapping_detail if body else None
+            response = await self._ask(broker, RequestCode.GET_TOPIC_CONFIG, {"lo": "true"})
+            mapping = response.read(partial(decode_strict, value_type=_TopicConfig)).mapping_detail
             if mapping is not None:
                 check_detail(mapping, broker)
-        except (MalformedJson, BadMapping):
+        except (HeadraceError, BadMapping):
             return None
         return mapping
 
-    async def _body(self, broker: str, code: RequestCode, fields: Mapping[str, str]) -> bytes:
-        """The body of an answer; empty without one."""
-        answer = await self.ask(broker, code, {"topic": self._topic, **fields})
-        if answer is None or answer.code != ResponseCode.SUCCESS:
-            return b""
-        return b"".join(answer.body)
-
-    async def ask(self, broker: str, code: RequestCode, fields: Mapping[str, str]) -> Answer | None:
-        """The answer of a broker; None without one."""
-        answered = trio.Event()
-        outcomes: list[Answer | HeadraceError] = []
-
-        def then(outcome: Answer | HeadraceError) -> None:
-            outcomes.append(outcome)
-            answered.set()
-
-        self._brokers.ask(broker, code, fields, then)
-        await answered.wait()
-        return outcomes[0] if isinstance(outcomes[0], Answer) else None
+    async def _ask(self, broker: str, code: RequestCode, fields: Mapping[str, str]) -> Response:
+        """A successful answer. Raises HeadraceError."""
+        ask = Ask(broker, code, {"topic": self._topic, **fields})
+        return (await self._peers.ask(CLEANUP, ask)).expect()

@@ -11,14 +11,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from headrace_broker.inner.writer import DeliverLater
+from headrace_broker.peers.callers import DELIVERIES
+from headrace_broker.peers.peers import Ask
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.drivers.errors import HeadraceError
 from headrace_protocol.message import TRANSACTION_MASK
 
 if TYPE_CHECKING:
     from headrace_broker.inner.writer import Deliver, InnerMessage
+    from headrace_broker.peers.peers import Peers
     from headrace_broker.statictopic.leaders import Leaders
-    from headrace_broker.statictopic.remote import OtherBrokers
 
 _STORED: Final = frozenset(
     {
@@ -38,9 +40,9 @@ _SENDER: Final = "CID_HEADRACE_STATIC"
 class Deliveries:
     """Finds the leaders of due messages, and writes to those on other brokers."""
 
-    def __init__(self, leaders: Leaders, brokers: OtherBrokers) -> None:
+    def __init__(self, leaders: Leaders, peers: Peers) -> None:
         self._leaders = leaders
-        self._brokers = brokers
+        self._peers = peers
         # Topic and physical queue of this broker -> logic queue, until the mappings change.
         self._queues: dict[tuple[str, int], int | None] = {}
         self._change_count = -1
@@ -72,12 +74,14 @@ class Deliveries:
         if leader is None or leader == self._leaders.mappings.broker_name:
             raise DeliverLater
         fields = _fields(leader, logic_queue, message)
-        outcome = await self._brokers.request(
-            leader, RequestCode.SEND_MESSAGE, fields, message.body
-        )
-        if isinstance(outcome, HeadraceError) or outcome.code not in _STORED | _REFUSED:
+        ask = Ask(leader, RequestCode.SEND_MESSAGE, fields, message.body)
+        try:
+            answer = (await self._peers.ask(DELIVERIES, ask)).command
+        except HeadraceError as error:
+            raise DeliverLater from error
+        if answer.code not in _STORED | _REFUSED:
             raise DeliverLater
-        return "" if outcome.code in _STORED else f"broker {leader}: {outcome.remark}"
+        return "" if answer.code in _STORED else f"broker {leader}: {answer.remark}"
 
 
 def _fields(leader: str, logic_queue: int, message: InnerMessage) -> dict[str, str]:

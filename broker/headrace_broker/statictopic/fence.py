@@ -15,24 +15,18 @@ import structlog
 import trio
 
 from headrace_broker.statictopic.close import answer_held
-from headrace_protocol.bodies import TopicRouteData
-from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.headers import GetRouteInfoHeader
 
 if TYPE_CHECKING:
     from headrace_broker.consumer.long_polling import LongPolling
+    from headrace_broker.peers.nameservers import Nameservers
     from headrace_broker.statictopic.table import MappingTable
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.topics.table import TopicTable
-    from headrace_protocol.drivers.aio import Answer, AsyncConnection
     from headrace_protocol.statictopic.mapping import MappingInfo
 
 log = structlog.get_logger("headrace.broker")
 
 _FIRST_LOOK_S: Final = 3.0
-_TIMEOUT_MS: Final = 3000
-# Requests for routes: a thousand topics one by one cost a start as many switches between processes.
-_AT_ONCE: Final = 32
 
 
 class Fence:
@@ -44,19 +38,18 @@ class Fence:
         topics: TopicTable,
         store: MessageStore,
         long_polling: LongPolling,
-        *,
-        has_nameservers: bool,
+        nameservers: Nameservers,
     ) -> None:
         self._table = table
         self._topics = topics
         self._store = store
         self._long_polling = long_polling
-        self._has_nameservers = has_nameservers
+        self._nameservers = nameservers
         self._has_looked = trio.Event()
 
     def load(self) -> None:
         """Take no messages for static topics before the first look."""
-        self._table.is_verified = not (self._has_nameservers and len(self._table))
+        self._table.is_verified = not (self._nameservers.addresses and len(self._table))
 
     async def run(self) -> None:
         """Wait for the first look; without one, go by this broker's mappings."""
@@ -79,17 +72,11 @@ class Fence:
             self._table.leads_changed()
             self._topics.registration_changed()
 
-    async def look(self, nameserver: AsyncConnection) -> None:
+    async def look(self, nameserver: str) -> None:
         """Compare all mappings with the routes that a nameserver has. Raises HeadraceError."""
         led = [mapping.topic for mapping in self._table.all() if mapping.led_count]
-        for start in range(0, len(led), _AT_ONCE):
-            topics = led[start : start + _AT_ONCE]
-            answers = [_ask_route(nameserver, topic) for topic in topics]
-            for topic, answer in zip(topics, answers, strict=True):
-                response = await answer.response(_TIMEOUT_MS)
-                if response.command.code == ResponseCode.SUCCESS:
-                    route = response.decode(TopicRouteData)
-                    self.compare(topic, route.topic_queue_mapping_by_broker or {})
+        for topic, infos in (await self._nameservers.infos(nameserver, led)).items():
+            self.compare(topic, infos)
         self._has_looked.set()
         self._verified()
 
@@ -112,8 +99,3 @@ class Fence:
         if has_changed:
             self._table.leads_changed()
             self._topics.registration_changed()
-
-
-def _ask_route(nameserver: AsyncConnection, topic: str) -> Answer:
-    header = GetRouteInfoHeader(topic=topic, accept_standard_json_only=True)
-    return nameserver.begin(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Final
 import structlog
 import trio
 
-from headrace_broker.statictopic.remote import Answer
+from headrace_broker.peers.callers import FORWARDING
+from headrace_broker.peers.peers import Ask
+from headrace_broker.statictopic.answer import Answer
 from headrace_broker.statictopic.rows import FORWARDED, LEADER, ROWS, add_subscription
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.command import FLAG_RESPONSE
@@ -29,8 +31,8 @@ from headrace_protocol.serving import Reply
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
+    from headrace_broker.peers.peers import Outcome, Peers
     from headrace_broker.statictopic.leaders import Leaders
-    from headrace_broker.statictopic.remote import OtherBrokers, Then
     from headrace_broker.statictopic.rows import Subscription
     from headrace_protocol.serving import Registry, Request
     from headrace_protocol.statictopic.mapping import MappingInfo
@@ -154,7 +156,7 @@ class Forwarding:
 
     def __init__(
         self,
-        brokers: OtherBrokers,
+        peers: Peers,
         find_infos: FindInfos,
         subscription: Subscription,
         timeout_ms: Callable[[], int],
@@ -165,7 +167,7 @@ class Forwarding:
         self._find_infos = find_infos
         # By topic and queue, the broker that has denied that it leads.
         self._denied: dict[str, dict[int, str]] = {}
-        self._brokers = brokers
+        self._peers = peers
         self._timeout_ms = timeout_ms
         self._outages = Outages(log.warning, trio.current_time)
         self._sends: dict[tuple[str, int], _Sends] = {}
@@ -222,13 +224,19 @@ class Forwarding:
         self._waiting.append(attempt)
         self._has_waiting.set()
 
-    def _ask(self, passed: _Passed, leader: str, then: Then) -> None:
+    def _ask(
+        self, passed: _Passed, leader: str, then: Callable[[Answer | HeadraceError], None]
+    ) -> None:
         self.forwarded_count += 1
         passed.leader = leader
         request = passed.request
-        self._brokers.ask(
-            leader, request.command.code, self._fields(request, leader), then, request.body
-        )
+        fields = self._fields(request, leader)
+
+        def answered(outcome: Outcome) -> None:
+            then(outcome if isinstance(outcome, HeadraceError) else Answer.of(outcome))
+
+        ask = Ask(leader, request.command.code, fields, request.body)
+        self._peers.begin(FORWARDING, ask, answered)
 
     def _fields(self, request: Request, leader: str) -> dict[str, str]:
         row = ROWS[request.command.code]

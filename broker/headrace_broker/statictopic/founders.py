@@ -8,20 +8,22 @@ Source: docs/protocol.md "Topics"; tests/broker/test_static_founders.py.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import trio
 
-from headrace_broker.statictopic.remote import Answer
+from headrace_broker.peers.callers import FOUNDERS
+from headrace_broker.peers.peers import Ask
 from headrace_broker.statictopic.table import INCARNATION_PREFIX
 from headrace_protocol.bodies import TopicConfigAndQueueMapping
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.drivers.errors import HeadraceError
-from headrace_protocol.fastjson import MalformedJson
+from headrace_protocol.headers import TopicConfigResponseHeader
 
 if TYPE_CHECKING:
-    from headrace_broker.statictopic.remote import OtherBrokers
+    from headrace_broker.peers.peers import Peers
+    from headrace_broker.statictopic.forward import FindInfos
 
 _LIMIT_S: Final = 3.0
 
@@ -40,12 +42,11 @@ OnFound = Callable[[Founder | None], None]
 class Founders:
     """Asks the other brokers of a topic for its incarnation id and attributes."""
 
-    def __init__(
-        self, find_brokers: Callable[[str], Awaitable[list[str]]], brokers: OtherBrokers
-    ) -> None:
-        """find_brokers: the other brokers that have a topic. Raises HeadraceError."""
-        self._find_brokers = find_brokers
-        self._brokers = brokers
+    def __init__(self, broker_name: str, find_infos: FindInfos, peers: Peers) -> None:
+        """find_infos: the brokers' mappings of a topic. Raises HeadraceError."""
+        self._broker_name = broker_name
+        self._find_infos = find_infos
+        self._peers = peers
         self._asked: deque[tuple[str, OnFound]] = deque()
         self._has_work = trio.Event()
         self._is_running = False
@@ -74,24 +75,24 @@ class Founders:
     async def _find(self, topic: str) -> Founder | None:
         with trio.move_on_after(_LIMIT_S):
             try:
-                for broker in await self._find_brokers(topic):
-                    founder = await self._ask(broker, topic)
-                    if founder is not None:
-                        return founder
+                infos = await self._find_infos(topic)
             except HeadraceError:
                 return None
+            for info in infos:
+                if info.bname != self._broker_name:
+                    founder = await self._ask(info.bname, topic)
+                    if founder is not None:
+                        return founder
         return None
 
     async def _ask(self, broker: str, topic: str) -> Founder | None:
-        fields = {"topic": topic}
-        outcome = await self._brokers.request(broker, RequestCode.GET_TOPIC_CONFIG, fields)
-        if not isinstance(outcome, Answer):
-            return None
-        incarnation = str(outcome.fields.get("incarnation") or "")
-        if not incarnation.startswith(INCARNATION_PREFIX):
-            return None
+        ask = Ask(broker, RequestCode.GET_TOPIC_CONFIG, {"topic": topic})
         try:
-            config = TopicConfigAndQueueMapping.decode(b"".join(outcome.body))
-        except MalformedJson:
+            response = await self._peers.ask(FOUNDERS, ask)
+            incarnation = response.header(TopicConfigResponseHeader).incarnation or ""
+            if not incarnation.startswith(INCARNATION_PREFIX):
+                return None
+            attributes = response.decode(TopicConfigAndQueueMapping).attributes
+        except HeadraceError:
             return None
-        return Founder(incarnation, config.attributes)
+        return Founder(incarnation, attributes)

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from headrace_broker.host_budget import Host
+from headrace_broker.peers.peers import Ask
 from headrace_broker.statictopic import offsets
-from headrace_broker.statictopic.remote import Answer
+from headrace_broker.statictopic.answer import Answer
 from headrace_broker.statictopic.rows import ROWS, physical_fields
-from headrace_broker.statictopic.work import Ask
 from headrace_protocol import fastjson
 from headrace_protocol.bodies import MessageQueue, QueryConsumeTimeSpanBody, QueueTimeSpan
 from headrace_protocol.codes import RequestCode, ResponseCode

@@ -11,9 +11,9 @@ import struct
 from itertools import takewhile
 from typing import TYPE_CHECKING, Final
 
+from headrace_broker.peers.peers import Ask
 from headrace_broker.statictopic import offsets
-from headrace_broker.statictopic.remote import Answer, MalformedField
-from headrace_broker.statictopic.work import Ask, Work
+from headrace_broker.statictopic.answer import Answer, MalformedField
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
 from headrace_protocol.headers import GetByKeyHeader
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from headrace_broker.statictopic.leaders import Leaders
     from headrace_broker.statictopic.offsets import Chain
-    from headrace_broker.statictopic.work import Workers
+    from headrace_broker.statictopic.work import Work, Workers
     from headrace_protocol.key_lookup import Found
     from headrace_protocol.serving import Registry, Request
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from headrace_broker.consumer.locks import LOCK_LIFE_MS
-from headrace_broker.statictopic.remote import Answer
+from headrace_broker.peers.peers import Ask
+from headrace_broker.statictopic.answer import Answer
 from headrace_broker.statictopic.rows import FORWARDED
-from headrace_broker.statictopic.work import Ask
 from headrace_protocol import fastjson
 from headrace_protocol.bodies import LockBatchRequestBody, LockBatchResponseBody
 from headrace_protocol.bounds import check_items

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from headrace_broker.statictopic.remote import Answer
+from headrace_broker.peers.peers import Ask
+from headrace_broker.statictopic.answer import Answer
 from headrace_broker.statictopic.rows import ROWS, physical_fields
-from headrace_broker.statictopic.work import Ask
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.drivers.errors import NEXT_ITEM
 from headrace_protocol.statictopic.offsets import end_of, offset_delta

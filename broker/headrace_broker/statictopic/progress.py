@@ -13,6 +13,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from headrace_broker.consumer.offsets import take_reset
+from headrace_broker.peers.callers import PROGRESS
+from headrace_broker.peers.peers import Ask
 from headrace_broker.statictopic.offsets import decided
 from headrace_broker.statictopic.rows import ROWS, physical_fields
 from headrace_protocol.codes import RequestCode, ResponseCode
@@ -23,9 +25,9 @@ from headrace_protocol.statictopic.offsets import end_of, index_of, offset_delta
 if TYPE_CHECKING:
     from headrace_broker.consumer.offsets import ConsumerOffsets
     from headrace_broker.host_budget import Host
+    from headrace_broker.peers.peers import Outcome, Peers
     from headrace_broker.statictopic.leaders import Leaders
     from headrace_broker.statictopic.packed import PackedChain
-    from headrace_broker.statictopic.remote import Answer, OtherBrokers
     from headrace_protocol.statictopic.mapping import MappingItem
 
 _WITHDRAWN: Final = -1
@@ -55,10 +57,10 @@ _NOWHERE: Final = _Pulled(0, 0, 0, None)
 class StaticProgress:
     """The progress of groups in the logic queues that this broker leads; see ``Progress``."""
 
-    def __init__(self, offsets: ConsumerOffsets, leaders: Leaders, brokers: OtherBrokers) -> None:
+    def __init__(self, offsets: ConsumerOffsets, leaders: Leaders, peers: Peers) -> None:
         self._offsets = offsets
         self._leaders = leaders
-        self._brokers = brokers
+        self._peers = peers
         # The gen of the item of the last commit, whose neighbours need no change.
         self._last: dict[Key, int] = {}
         # Until the mappings change.
@@ -189,11 +191,11 @@ class StaticProgress:
         code = RequestCode.UPDATE_CONSUMER_OFFSET
         named = {"consumerGroup": key[0], "topic": key[1]}
         fields = physical_fields(ROWS[code], named, item.bname, item.queue_id, offset)
-        self._brokers.ask(item.bname, code, fields, partial(self._sent, key))
+        self._peers.begin(PROGRESS, Ask(item.bname, code, fields), partial(self._sent, key))
 
-    def _sent(self, key: Key, outcome: Answer | HeadraceError) -> None:
+    def _sent(self, key: Key, outcome: Outcome) -> None:
         """Make the next commit look at all items again if one was not reached."""
-        if isinstance(outcome, HeadraceError) or outcome.code not in _DONE:
+        if isinstance(outcome, HeadraceError) or outcome.command.code not in _DONE:
             self._last.pop(key, None)
 
 

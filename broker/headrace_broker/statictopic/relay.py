@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 import numpy as np
 
+from headrace_broker.peers.callers import ITEMS
+from headrace_broker.peers.peers import Ask
+from headrace_broker.statictopic.answer import Answer, MalformedField
 from headrace_broker.statictopic.blocks import (
     Blocks,
     BulkBlock,
@@ -22,7 +25,6 @@ from headrace_broker.statictopic.blocks import (
 )
 from headrace_broker.statictopic.forward import reply_with
 from headrace_broker.statictopic.offsets import away
-from headrace_broker.statictopic.remote import Answer, MalformedField
 from headrace_broker.statictopic.rows import ROWS, add_subscription, physical_fields
 from headrace_broker.store.store_source import GetResult, GetStatus
 from headrace_protocol.codes import RequestCode, ResponseCode
@@ -32,9 +34,9 @@ from headrace_protocol.errors import RequestError
 from headrace_protocol.serving import ServedElsewhere
 
 if TYPE_CHECKING:
+    from headrace_broker.peers.peers import Outcome, Peers
     from headrace_broker.statictopic.blocks import Block
     from headrace_broker.statictopic.reader import Part, StaticReader, Wanted
-    from headrace_broker.statictopic.remote import OtherBrokers
     from headrace_broker.statictopic.rows import Subscription
     from headrace_protocol.serving import Channel, Registry, Request
 
@@ -68,7 +70,7 @@ class _Pull(NamedTuple):
     held_bytes: int
 
 
-class _Ask(NamedTuple):
+class _Fetch(NamedTuple):
     """A request for a block. channel: is charged for it. fields: of the client's pull."""
 
     wanted: Wanted
@@ -97,15 +99,15 @@ class _Ask(NamedTuple):
 class Relay:
     """Reads items of other brokers.
 
-    relayed_count: number of pulls, for the runtime info.
+    relayed_count, relayed_bytes: pulls, and bytes fetched for them, for the runtime info.
     """
 
     registry: Registry
 
-    def __init__(self, brokers: OtherBrokers, subscription: Subscription) -> None:
-        self.relayed_count = 0
+    def __init__(self, peers: Peers, subscription: Subscription) -> None:
+        self.relayed_count = self.relayed_bytes = 0
         self.blocks = Blocks()
-        self._brokers = brokers
+        self._peers = peers
         self._subscription = subscription
         # Pulls that wait for a block, by the block and its first offset.
         self._waiting: dict[tuple[Wanted, int], list[_Pull]] = {}
@@ -142,7 +144,7 @@ class Relay:
         ask = None
         if waiting is None:
             fields = self._fields(part, offset, request)
-            ask = _Ask(wanted, part, offset, request.command.code, fields, request.channel)
+            ask = _Fetch(wanted, part, offset, request.command.code, fields, request.channel)
             waiting = []
         held_bytes = request.held_bytes
         request.channel.charge(held_bytes)
@@ -164,15 +166,13 @@ class Relay:
         item = part.item
         return physical_fields(ROWS[code], fields, item.bname, item.queue_id, offset)
 
-    def _fetch(self, ask: _Ask, waiting: list[_Pull]) -> None:
+    def _fetch(self, ask: _Fetch, waiting: list[_Pull]) -> None:
         self._waiting[ask.wanted, ask.offset] = waiting
         ask.channel.charge(ask.answer_bytes)
-        then = partial(self._fetched, ask)
-        self._brokers.ask(
-            ask.part.item.bname, ask.code, ask.fields, then, answer_bytes=ask.answer_bytes
-        )
+        asked = Ask(ask.part.item.bname, ask.code, ask.fields, answer_bytes=ask.answer_bytes)
+        self._peers.begin(ITEMS, asked, partial(self._fetched, ask))
 
-    def _fetch_ahead(self, ask: _Ask, offset: int) -> None:
+    def _fetch_ahead(self, ask: _Fetch, offset: int) -> None:
         """Fetch the block at an offset, behind the one that was asked for."""
         part, fields = ask.part, dict(ask.fields)
         if not ask.wanted.is_bulk:
@@ -187,18 +187,21 @@ class Relay:
 
     # -- answers -----------------------------------------------------------------------------------
 
-    def _fetched(self, ask: _Ask, outcome: Answer | HeadraceError) -> None:
+    def _fetched(self, ask: _Fetch, outcome: Outcome) -> None:
         ask.channel.charge(-ask.answer_bytes)
         pulls = self._waiting.pop((ask.wanted, ask.offset))
-        if isinstance(outcome, Answer) and outcome.code == ResponseCode.SUCCESS:
-            try:
-                self._keep(ask, outcome)
-            except MalformedField as error:
-                outcome = Answer(ResponseCode.SYSTEM_ERROR, str(error))
+        found = outcome if isinstance(outcome, HeadraceError) else Answer.of(outcome)
+        if isinstance(found, Answer):
+            self.relayed_bytes += sum(map(len, found.body))
+            if found.code == ResponseCode.SUCCESS:
+                try:
+                    self._keep(ask, found)
+                except MalformedField as error:
+                    found = Answer(ResponseCode.SYSTEM_ERROR, str(error))
         for pull in pulls:
-            self._answer(pull, outcome)
+            self._answer(pull, found)
 
-    def _keep(self, ask: _Ask, answer: Answer) -> None:
+    def _keep(self, ask: _Fetch, answer: Answer) -> None:
         """Keep the records of an answer for the pulls that want them. Raises MalformedField."""
         part = ask.part
         end = min(_next_begin(answer, part, ask.offset), part.end)
@@ -266,7 +269,7 @@ class Relay:
         return Answer(code, answer.remark, fields)
 
 
-def _block(ask: _Ask, answer: Answer, end: int) -> Block:
+def _block(ask: _Fetch, answer: Answer, end: int) -> Block:
     """The records of an answer. Raises MalformedRecords, MalformedField."""
     body = records_of(answer.body)
     if not ask.wanted.is_bulk:

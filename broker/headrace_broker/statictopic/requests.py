@@ -12,10 +12,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from headrace_broker.host_budget import Host
+from headrace_broker.peers.peers import Ask
 from headrace_broker.statictopic import offsets
 from headrace_broker.statictopic.forward import reply_with
 from headrace_broker.statictopic.rows import ROWS, physical_fields
-from headrace_broker.statictopic.work import Ask, Work
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
 from headrace_protocol.headers import (
@@ -28,12 +28,12 @@ from headrace_protocol.serving import Reply, ServedElsewhere
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from headrace_broker.statictopic.answer import Answer
     from headrace_broker.statictopic.leaders import Leaders
     from headrace_broker.statictopic.offsets import Chain
     from headrace_broker.statictopic.packed import PackedChain
     from headrace_broker.statictopic.progress import Key, StaticProgress
-    from headrace_broker.statictopic.remote import Answer
-    from headrace_broker.statictopic.work import Workers
+    from headrace_broker.statictopic.work import Work, Workers
     from headrace_protocol.serving import Registry, Request
 
 _WORKS: Final[Mapping[RequestCode, Callable[[Chain, Mapping[str, str]], Work]]] = {

@@ -16,9 +16,9 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from headrace_broker.statictopic.remote import MalformedField
+from headrace_broker.peers.peers import Ask
+from headrace_broker.statictopic.answer import MalformedField
 from headrace_broker.statictopic.rows import ROWS, physical_fields
-from headrace_broker.statictopic.work import Ask
 from headrace_protocol.bodies import GroupList
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
@@ -27,7 +27,7 @@ from headrace_protocol.fastjson import MalformedJson
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from headrace_broker.statictopic.remote import Answer
+    from headrace_broker.statictopic.answer import Answer
     from headrace_broker.statictopic.work import Workers
     from headrace_protocol.serving import Request
     from headrace_protocol.statictopic.mapping import MappingItem

@@ -9,35 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from time import perf_counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from headrace_broker.peers.callers import LOGIC_QUEUES
+from headrace_broker.peers.peers import Ask
+from headrace_broker.statictopic.answer import Answer, MalformedField
 from headrace_broker.statictopic.forward import reply_with
-from headrace_broker.statictopic.remote import Answer, MalformedField
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.command import Command, header_fields
 from headrace_protocol.drivers.errors import HeadraceError
 from headrace_protocol.serving import Reply, Request
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
-    from headrace_broker.statictopic.remote import OtherBrokers
-    from headrace_protocol.columns import Buffer
+    from headrace_broker.peers.peers import Outcome, Peers
     from headrace_protocol.serving import Registry
 
 
 # As long as a slice of other long work.
 _SLICE_S = 0.002
-
-
-class Ask(NamedTuple):
-    """A request for a broker. answer_bytes: room to keep for the answer of another one."""
-
-    broker: str
-    code: int
-    fields: Mapping[str, str]
-    body: Buffer = b""
-    answer_bytes: int = 0
 
 
 Work = Generator[Ask, Answer, Answer]
@@ -61,9 +52,9 @@ class Workers:
 
     registry: Registry
 
-    def __init__(self, broker_name: str, brokers: OtherBrokers) -> None:
+    def __init__(self, broker_name: str, peers: Peers) -> None:
         self._broker_name = broker_name
-        self._brokers = brokers
+        self._peers = peers
 
     def serve(self, work: Work, request: Request) -> None:
         """Answer a request with the answer of a work, or with the error that ended it."""
@@ -78,8 +69,8 @@ class Workers:
 
     def ask(self, ask: Ask, request: Request, then: Callable[[Answer], None]) -> None:
         """Ask a broker; ``then`` is called now or later."""
-        if ask.broker == self._broker_name:
-            command = Command(ask.code, ext_fields=dict(ask.fields))
+        if ask.peer == self._broker_name:
+            command = Command(ask.code, ext_fields=dict(ask.fields or {}))
             part = _Part(
                 request.channel,
                 request.serialize_type,
@@ -91,15 +82,16 @@ class Workers:
             self.registry.serve_request(part)
             return
 
-        def answered(outcome: Answer | HeadraceError) -> None:
+        def answered(outcome: Outcome) -> None:
             request.channel.charge(-ask.answer_bytes)
             if isinstance(outcome, HeadraceError):
-                remark = f"broker {ask.broker} is needed for this request: {outcome}"
-                outcome = Answer(ResponseCode.SYSTEM_ERROR, remark)
-            then(outcome)
+                remark = f"broker {ask.peer} is needed for this request: {outcome}"
+                then(Answer(ResponseCode.SYSTEM_ERROR, remark))
+            else:
+                then(Answer.of(outcome))
 
         request.channel.charge(ask.answer_bytes)
-        self._brokers.ask(ask.broker, ask.code, ask.fields, answered, ask.body, ask.answer_bytes)
+        self._peers.begin(LOGIC_QUEUES, ask, answered)
 
 
 class _Run:

@@ -167,14 +167,14 @@ class AsyncConnection:
 
         Returns the opaque, for ``forget``. Raises ConnectionLost, LocalProtocolError.
         """
-        self._check_open()
+        self.check_open()
         opaque, buffers = self._connection.request(code, header, body, waiter=callback)
         self.send_soon(*buffers)
         return opaque
 
     def submit_encoded(self, encode: Encode, callback: Callback) -> int:
         """As ``submit``, with a frame encoded by the caller. ``encode`` must not raise."""
-        self._check_open()
+        self.check_open()
         opaque = self._connection.expect(callback)
         self.send_soon(*encode(opaque))
         return opaque
@@ -204,7 +204,7 @@ class AsyncConnection:
 
     def oneway(self, code: int, header: msgspec.Struct | None = None, body: Buffer = b"") -> None:
         """Queue a one-way request. Raises ConnectionLost, LocalProtocolError."""
-        self._check_open()
+        self.check_open()
         self.send_soon(*self._connection.oneway(code, header, body))
 
     def respond(
@@ -221,7 +221,8 @@ class AsyncConnection:
             self._unsent_response_bytes += sum(map(len, buffers))
             self.send_soon(*buffers)
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raise ConnectionLost or WrongServer if the connection has ended."""
         if not self.is_open:
             raise connection_ended(self.address, self._end)
 

@@ -1,0 +1,1 @@
+"""Requests of this broker to other brokers and to nameservers."""

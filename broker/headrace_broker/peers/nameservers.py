@@ -1,0 +1,128 @@
+"""Look-ups of brokers and routes at the nameservers to which this broker is connected.
+
+Source: docs/architecture.md "Other daemons"; tests/broker/test_peers.py.
+"""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from headrace_broker.peers.callers import FENCE, LOOKUPS
+from headrace_broker.peers.peers import Ask
+from headrace_protocol.bodies import (
+    BrokerMemberGroup,
+    GetBrokerMemberGroupResponseBody,
+    TopicRouteData,
+)
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.drivers.errors import ConnectFailed, HeadraceError
+from headrace_protocol.headers import GetBrokerMemberGroupHeader, GetRouteInfoHeader
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+    from headrace_broker.peers.peers import Peers
+    from headrace_protocol.bodies import TopicQueueMappingInfo
+    from headrace_protocol.drivers.response import Response
+
+T = TypeVar("T")
+# By broker name, what the broker has registered of a static topic.
+Infos = dict[str, "TopicQueueMappingInfo"]
+
+_MASTER_ID: Final = 0
+
+
+class Nameservers:
+    """The nameservers of this broker, and what those tell to which it is connected.
+
+    addresses: all of them.
+    """
+
+    def __init__(self, peers: Peers, cluster: str, addresses: Sequence[str]) -> None:
+        self.addresses = addresses
+        self._peers = peers
+        self._cluster = cluster
+        self._held: list[str] = []
+
+    @asynccontextmanager
+    async def hold(self, address: str) -> AsyncIterator[None]:
+        """Keep a connection for the time of a block; see ``Peers.hold``."""
+        async with self._peers.hold(address):
+            self._held.append(address)
+            try:
+                yield
+            finally:
+                self._held.remove(address)
+
+    # -- all of them -------------------------------------------------------------------------------
+
+    async def find_address(self, broker_name: str) -> str:
+        """The address of a broker of the cluster. Raises HeadraceError."""
+
+        async def look(nameserver: str) -> str | None:
+            return (await self.members(nameserver, broker_name)).get(_MASTER_ID)
+
+        address = await self._first(look)
+        if address is None:
+            raise ConnectFailed(broker_name, "no nameserver knows a master of this name")
+        return address
+
+    async def find_infos(self, topic: str) -> list[TopicQueueMappingInfo]:
+        """The brokers' mappings of a static topic, if any nameserver has some.
+
+        Raises HeadraceError.
+        """
+
+        async def look(nameserver: str) -> Infos | None:
+            route = await self._peers.ask(LOOKUPS, _route(nameserver, topic))
+            return _infos(route) if route.command.code == ResponseCode.SUCCESS else None
+
+        return [*(await self._first(look) or {}).values()]
+
+    async def _first(self, look: Callable[[str], Awaitable[T | None]]) -> T | None:
+        """The first result of a nameserver. Raises HeadraceError if one without may have it."""
+        problem: HeadraceError | None = None
+        for nameserver in [*self._held]:
+            try:
+                found = await look(nameserver)
+            except HeadraceError as error:
+                problem = error
+            else:
+                if found is not None:
+                    return found
+        if problem is not None:
+            raise problem
+        return None
+
+    # -- one of them -------------------------------------------------------------------------------
+
+    async def members(self, nameserver: str, broker_name: str) -> dict[int, str]:
+        """The addresses of a broker by id, as a nameserver knows them. Raises HeadraceError."""
+        header = GetBrokerMemberGroupHeader(cluster_name=self._cluster, broker_name=broker_name)
+        ask = Ask(nameserver, RequestCode.GET_BROKER_MEMBER_GROUP, header=header)
+        response = await self._peers.ask(LOOKUPS, ask)
+        if response.command.code != ResponseCode.SUCCESS:
+            return {}
+        body = response.decode(GetBrokerMemberGroupResponseBody)
+        return (body.broker_member_group or BrokerMemberGroup()).broker_addrs
+
+    async def infos(self, nameserver: str, topics: Sequence[str]) -> dict[str, Infos]:
+        """The mappings of topics that a nameserver has. Raises HeadraceError."""
+        asks = [_route(nameserver, topic) for topic in topics]
+        found: dict[str, Infos] = {}
+        for topic, outcome in zip(topics, await self._peers.ask_many(FENCE, asks), strict=True):
+            if isinstance(outcome, HeadraceError):
+                raise outcome
+            if outcome.command.code == ResponseCode.SUCCESS:
+                found[topic] = _infos(outcome)
+        return found
+
+
+def _route(nameserver: str, topic: str) -> Ask:
+    header = GetRouteInfoHeader(topic=topic, accept_standard_json_only=True)
+    return Ask(nameserver, RequestCode.GET_ROUTEINFO_BY_TOPIC, header=header)
+
+
+def _infos(route: Response) -> Infos:
+    return route.decode(TopicRouteData).topic_queue_mapping_by_broker or {}
