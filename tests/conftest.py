@@ -12,6 +12,7 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
+from tests.support import evidence
 from tests.support.spread import ByDuration, durations
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ def pytest_sessionstart() -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(durations(config))
+    config.pluginmanager.register(evidence)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByDuration:

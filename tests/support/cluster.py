@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from headrace import blocking
+from tests.support import evidence
 from tests.support.own_disk import OwnDisk
 from tests.support.processes import HEADRACE
 
@@ -40,6 +41,7 @@ class Daemon:
             self._process = subprocess.Popen(
                 self._command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
             )
+        evidence.keep(self._log.stem, self._process, self._log.open("rb"))
 
     def kill(self) -> None:
         """End it as kill -9 does."""

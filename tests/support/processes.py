@@ -7,9 +7,12 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from tests.support import evidence
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,12 +31,15 @@ class Dev:
 
     def __init__(self, *arguments: str) -> None:
         ports = ("--nameserver-port", "0", "--broker-port", "0")
+        # A file, since a full pipe would stop the daemon.
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by evidence
         self.process = subprocess.Popen(
             [HEADRACE, "dev", *ports, *arguments],
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=self._log,
             text=True,
         )
+        evidence.keep("headrace dev", self.process, self._log)
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         ready = _READY.fullmatch(line)
@@ -44,8 +50,8 @@ class Dev:
 
     def end(self) -> tuple[int, str, str]:
         """Wait for its end: exit code, the rest of its output, its errors."""
-        out, err = self.process.communicate(timeout=TIMEOUT_S)
-        return self.process.returncode, out, without_stalls(err)
+        out, _ = self.process.communicate(timeout=TIMEOUT_S)
+        return self.process.returncode, out, without_stalls(evidence.logged(self._log))
 
     def run(self, *arguments: str, stdin: str = "") -> str:
         """Run another ``headrace`` command against it; returns what it printed."""
