@@ -130,9 +130,9 @@ fuzz: $(TESTS) ## read ten million spoiled frames: FRAMES=, SEED=, START=
 	$(BIN)/python -m tests.fuzz.run $(if $(FRAMES),--frames $(FRAMES)) $(if $(SEED),--seed $(SEED)) \
 		$(if $(START),--start $(START))
 
-sim: $(TESTS) ## simulate clusters and stores whose parts fail: N=, SEED=, KEEP=totals.json
+sim: $(TESTS) ## simulate clusters and stores whose parts fail: N=, SEED=, KIND=, KEEP=totals.json
 	$(BIN)/python -m tests.simulation.run $(if $(N),--count $(N)) $(if $(SEED),--seed $(SEED)) \
-		$(if $(KEEP),--keep $(KEEP))
+		$(if $(KIND),--kind $(KIND)) $(if $(KEEP),--keep $(KEEP))
 
 kills: $(TESTS) ## kill -9 the broker under load: N=, SEED=; FAULT=pauses or restarts instead
 	$(BIN)/python -m tests.faults.run $(or $(FAULT),kills) \

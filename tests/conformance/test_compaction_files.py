@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tests.conformance.console import Console
     from tests.conformance.peer import Peer
 
-pytestmark = [pytest.mark.conformance, pytest.mark.slow]
+pytestmark = [pytest.mark.conformance, pytest.mark.slow, pytest.mark.long]
 
 TOPIC = "C_STATE"
 SIZES = FileSizes.of(65_536, 4600)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.conformance.console import Console
     from tests.conformance.peer import Peer
 
-pytestmark = [pytest.mark.conformance, pytest.mark.slow]
+pytestmark = [pytest.mark.conformance, pytest.mark.slow, pytest.mark.long]
 
 TOPIC = "C_TABLE"
 KEYS = 200

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from tests.conformance.console import Console
     from tests.conformance.peer import Peer
 
-pytestmark = [pytest.mark.conformance, pytest.mark.slow]
+pytestmark = [pytest.mark.conformance, pytest.mark.slow, pytest.mark.long]
 
 TOPIC, QUEUES = "KILLED", 4
 KEYS, PAUSE_MS = 8, 20

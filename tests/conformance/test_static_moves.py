@@ -71,7 +71,14 @@ def lines(file: Path) -> list[str]:
     return file.read_text().split("\n")[:-1] if file.exists() else []
 
 
-@pytest.mark.parametrize("by", [*Mode, "mqadmin"])
+@pytest.mark.parametrize(
+    "by",
+    [
+        Mode.STRICT,
+        pytest.param(Mode.AVAILABLE, marks=pytest.mark.long),
+        pytest.param("mqadmin", marks=pytest.mark.long),
+    ],
+)
 async def test_nothing_is_lost_while_queues_move(
     tmp_path: Path, console: Console, by: Mode | str
 ) -> None:

@@ -125,11 +125,10 @@ for each in sys.argv[1:]:
 @pytest.mark.parametrize(
     ("first_seed", "count", "faults"),
     [
-        (1, 50, FAULTS - {"reordered write-back"}),
+        (1, 32, FAULTS - {"reordered write-back"}),
         pytest.param(1, 250, FAULTS, marks=pytest.mark.long),
-        pytest.param(251, 250, FAULTS, marks=pytest.mark.long),
     ],
-    ids=["1 to 50", "1 to 250", "251 to 500"],
+    ids=["1 to 32", "1 to 250"],
 )
 def test_seeds(first_seed: int, count: int, faults: set[str], tmp_path: Path) -> None:
     keep = tmp_path / "totals.json"
@@ -146,23 +145,23 @@ def test_seeds(first_seed: int, count: int, faults: set[str], tmp_path: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "count", [30, pytest.param(300, marks=pytest.mark.long)], ids=["1 to 30", "1 to 300"]
+    "count", [10, pytest.param(100, marks=pytest.mark.long)], ids=["1 to 10", "1 to 100"]
 )
 def test_seeds_of_stores_with_a_follower(count: int, tmp_path: Path) -> None:
     kind = totals_of("followed", count, tmp_path)
-    assert kind.counts["messages copied"] == kind.counts["records kept"] > 1000
+    assert kind.counts["messages copied"] == kind.counts["records kept"] > 30 * count
     assert {"log files cleaned", "records expired"} <= kind.counts.keys()
     assert {"full disk", "kill", "lost page", "power cut", "failed sync"} <= kind.faults.keys()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "count", [60, pytest.param(600, marks=pytest.mark.long)], ids=["1 to 60", "1 to 600"]
+    "count", [15, pytest.param(100, marks=pytest.mark.long)], ids=["1 to 15", "1 to 100"]
 )
 def test_seeds_of_messages_that_wait(count: int, tmp_path: Path) -> None:
     kind = totals_of("waiting", count, tmp_path)
-    assert kind.counts["messages acknowledged"] > 1000
-    assert kind.counts["messages that waited"] > 1000
+    assert kind.counts["messages acknowledged"] > 40 * count
+    assert kind.counts["messages that waited"] > 40 * count
     assert {
         "checks", "discarded messages resumed", "messages sent back", "timers recalled",
         "timers stored again", "transactions committed", "transactions discarded",
@@ -173,17 +172,11 @@ def test_seeds_of_messages_that_wait(count: int, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("first_seed", "count"),
-    [
-        (1, 20),
-        pytest.param(1, 150, marks=pytest.mark.long),
-        pytest.param(151, 150, marks=pytest.mark.long),
-    ],
-    ids=["1 to 20", "1 to 150", "151 to 300"],
+    "count", [10, pytest.param(60, marks=pytest.mark.long)], ids=["1 to 10", "1 to 60"]
 )
-def test_seeds_of_static_topics(first_seed: int, count: int, tmp_path: Path) -> None:
-    kind = totals_of("static", count, tmp_path, first_seed)
-    assert kind.counts["acknowledged"] > 1000
+def test_seeds_of_static_topics(count: int, tmp_path: Path) -> None:
+    kind = totals_of("static", count, tmp_path)
+    assert kind.counts["acknowledged"] > 50 * count
     assert {
         "changes half done", "expired", "items cleaned up", "moves, available", "moves, strict",
         "rebalances", "repairs",
@@ -201,17 +194,11 @@ def test_seeds_that_break_a_promise(kind: str, seed: int, tmp_path: Path) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("first_seed", "count"),
-    [
-        (1, 20),
-        pytest.param(1, 84, marks=pytest.mark.long),
-        pytest.param(86, 115, marks=pytest.mark.long),
-    ],
-    ids=["1 to 20", "1 to 84", "86 to 200"],
+    "count", [10, pytest.param(80, marks=pytest.mark.long)], ids=["1 to 10", "1 to 80"]
 )
-def test_seeds_of_compacted_topics(first_seed: int, count: int, tmp_path: Path) -> None:
-    kind = totals_of("compacted", count, tmp_path, first_seed)
-    assert kind.counts["messages dropped"] > 15 * count
+def test_seeds_of_compacted_topics(count: int, tmp_path: Path) -> None:
+    kind = totals_of("compacted", count, tmp_path)
+    assert kind.counts["messages dropped"] > 10 * count
     assert kind.counts["compactions"] > count
     assert kind.counts["rebuilds"] > count
     assert {"full disk", "kill", "lost page", "power cut"} <= kind.faults.keys()
@@ -219,7 +206,7 @@ def test_seeds_of_compacted_topics(first_seed: int, count: int, tmp_path: Path) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "count", [10, pytest.param(100, marks=pytest.mark.long)], ids=["1 to 10", "1 to 100"]
+    "count", [10, pytest.param(50, marks=pytest.mark.long)], ids=["1 to 10", "1 to 50"]
 )
 def test_seeds_of_compacted_static_topics(count: int, tmp_path: Path) -> None:
     kind = totals_of("chains", count, tmp_path)
@@ -231,7 +218,7 @@ def test_seeds_of_compacted_static_topics(count: int, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "count", [10, pytest.param(150, marks=pytest.mark.long)], ids=["1 to 10", "1 to 150"]
+    "count", [10, pytest.param(60, marks=pytest.mark.long)], ids=["1 to 10", "1 to 60"]
 )
 def test_seeds_of_tiered_topics(count: int, tmp_path: Path) -> None:
     kind = totals_of("tiered", count, tmp_path)
@@ -246,7 +233,7 @@ def test_seeds_of_tiered_topics(count: int, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "count", [10, pytest.param(300, marks=pytest.mark.long)], ids=["1 to 10", "1 to 300"]
+    "count", [10, pytest.param(80, marks=pytest.mark.long)], ids=["1 to 10", "1 to 80"]
 )
 def test_seeds_of_tiered_topics_in_a_bucket(count: int, tmp_path: Path) -> None:
     kind = totals_of("objects", count, tmp_path)
