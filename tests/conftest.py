@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.support import evidence
 from tests.support.spread import ByDuration, durations
+from tests.support.steps import Rounds
 
 if TYPE_CHECKING:
     from xdist.remote import Producer
@@ -69,6 +70,7 @@ def pytest_sessionstart() -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(durations(config))
     config.pluginmanager.register(evidence)
+    config.pluginmanager.register(Rounds())
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByDuration:

@@ -14,6 +14,7 @@ import trio
 
 from headrace_broker.peers.callers import REGISTRATION
 from headrace_broker.peers.peers import Ask
+from headrace_daemon.slices import in_slices
 from headrace_protocol import fastjson
 from headrace_protocol.bodies import DataVersion, TopicConfigSerializeWrapper
 from headrace_protocol.codes import RequestCode
@@ -216,8 +217,8 @@ class Registration:
             data_version=self._topics.data_version, mapping_data_version=self._mappings.data_version
         )
         topics = list(self._topics.registered(self._config.broker_permission).items())
-        table = await _run_slices(fastjson.dumps_sliced(topics))
-        infos = await _run_slices(self._mappings.infos())
+        table = await in_slices(fastjson.dumps_sliced(topics))
+        infos = await in_slices(self._mappings.infos())
         body = wrapper.with_table(table, infos=infos)
         return fastjson.dumps({"filterServerList": [], "topicConfigSerializeWrapper": body})
 
@@ -228,14 +229,3 @@ class Registration:
         other = members.get(config.broker_id, self._address)
         if other != self._address and await self._peers.is_alive(other):
             raise IdentityTaken(config, other, nameserver)
-
-
-async def _run_slices(slices: Generator[None, None, fastjson.Written]) -> fastjson.Written:
-    """The result of sliced work, with a break after each slice."""
-    while True:
-        try:
-            next(slices)
-        except StopIteration as end:
-            written: fastjson.Written = end.value
-            return written
-        await trio.lowlevel.checkpoint()

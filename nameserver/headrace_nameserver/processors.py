@@ -457,7 +457,7 @@ def _body(body: Body) -> Reply:
 def _topic_list(topics: Iterable[str], broker_addr: str | None = None) -> LongWork:
     """A TopicList reply, encoded in slices."""
     names = yield from fastjson.dumps_list_sliced(topics)
-    return Reply(body=(fastjson.dumps({"brokerAddr": broker_addr, "topicList": names}),))
+    return Reply(body=fastjson.dumps_parts({"brokerAddr": broker_addr, "topicList": names}))
 
 
 def _named_topics(broker: Departed) -> list[str]:

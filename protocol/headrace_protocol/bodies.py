@@ -240,7 +240,7 @@ class KVConfigSerializeWrapper(Body):
     config_table: dict[str, dict[str, str]] = {}
 
 
-_NO_ENTRIES = fastjson.Written("{}")
+_NO_ENTRIES = fastjson.Written((b"{}",))
 
 
 class TopicConfigSerializeWrapper(Body):
@@ -270,7 +270,7 @@ class TopicConfigSerializeWrapper(Body):
             "topicQueueMappingDetailMap": details,
             "topicQueueMappingInfoMap": infos,
         }
-        return fastjson.Written(fastjson.dumps(body).decode())
+        return fastjson.Written(fastjson.dumps_parts(body))
 
 
 class RegisterBrokerBody(Body):

@@ -394,13 +394,18 @@ def dumps(value: Any, *, strict: bool = False, pretty: bool = False) -> bytes:
         has no form, stay as they are.
     pretty: the format of config files: a tab per level, no space after the colon.
     """
-    return _Writer(strict=strict, pretty=pretty).text(value, 0).encode()
+    return b"".join(_Writer(strict=strict, pretty=pretty).parts(value))
+
+
+def dumps_parts(value: Any) -> tuple[bytes, ...]:
+    """As ``dumps``, in parts, so that an already encoded value is not copied."""
+    return tuple(_Writer(strict=False, pretty=False).parts(value))
 
 
 class Written(msgspec.Struct):
-    """An already encoded value, which ``dumps`` includes verbatim."""
+    """An already encoded value, in parts, which other values may include."""
 
-    text: str
+    parts: tuple[bytes, ...]
 
 
 def dumps_sliced(items: Iterable[tuple[Any, Any]]) -> Generator[None, None, Written]:
@@ -408,28 +413,43 @@ def dumps_sliced(items: Iterable[tuple[Any, Any]]) -> Generator[None, None, Writ
 
     Yields after each slice, which takes about a millisecond; returns the encoded map.
     """
-    remaining = iter(items)
-    parts = []
-    while table := dict(islice(remaining, _SLICE_ITEMS)):
-        for key, value in table.items():
-            if isinstance(value, dict) and len(value) > _SLICE_ITEMS:
-                table[key] = yield from dumps_sliced(value.items())
-        parts.append(dumps(table)[1:-1].decode())
-        yield
-    return Written(f"{{{','.join(parts)}}}")
+    parts, table = [b"{"], dict[Any, Any]()
+    for key, value in items:
+        if isinstance(value, dict) and len(value) > _SLICE_ITEMS:
+            table[key] = yield from dumps_sliced(value.items())
+        else:
+            table[key] = value
+        if len(table) == _SLICE_ITEMS:
+            _extend(parts, table)
+            table = {}
+            yield
+    _extend(parts, table)
+    return Written((*parts, b"}"))
 
 
 def dumps_list_sliced(items: Iterable[Any]) -> Generator[None, None, Written]:
     """Encode a list in slices; see ``dumps_sliced``."""
     remaining = iter(items)
-    parts = []
+    parts = [b"["]
     while some := list(islice(remaining, _SLICE_ITEMS)):
-        parts.append(dumps(some)[1:-1].decode())
+        _extend(parts, some)
         yield
-    return Written(f"[{','.join(parts)}]")
+    return Written((*parts, b"]"))
+
+
+def _extend(parts: list[bytes], some: dict[Any, Any] | list[Any]) -> None:
+    """Add items to a map or list whose encoding ``parts`` begin."""
+    if not some:
+        return
+    encoded = list(dumps_parts(some))
+    encoded[0] = (b"," if len(parts) > 1 else b"") + encoded[0][1:]
+    encoded[-1] = encoded[-1][:-1]
+    parts += encoded
 
 
 _SLICE_ITEMS = 128
+# Stands for a written value in the text around it; strings have it escaped.
+_HOLE = "\0"
 
 
 class _Writer:
@@ -438,6 +458,14 @@ class _Writer:
         self.pretty = pretty
         escape = json.encoder.encode_basestring_ascii if strict else json.encoder.encode_basestring
         self.quote: Any = escape
+        self.written: list[Written] = []
+
+    def parts(self, value: Any) -> list[bytes]:
+        first, *others = self.text(value, 0).encode().split(_HOLE.encode())
+        parts = [first]
+        for written, text in zip(self.written, others, strict=True):
+            parts += (*written.parts, text)
+        return parts
 
     def text(self, value: Any, level: int) -> str:
         if isinstance(value, str):
@@ -448,7 +476,8 @@ class _Writer:
             items = [self.text(item, level + 1) for item in value]
             return self.block(items, "[", "]", level)
         if isinstance(value, Written):
-            return value.text
+            self.written.append(value)
+            return _HOLE
         if isinstance(value, msgspec.Struct):
             return self.struct(value, level)
         return self.scalar(value)

@@ -530,6 +530,13 @@ def all_ready(
     return results
 
 
+def drained(rows: list[Result]) -> Iterator[Result]:
+    """The rows in order, each freed before the next: freeing many at once takes long."""
+    rows.reverse()
+    while rows:
+        yield rows.pop()
+
+
 def until_done(step: Callable[[], bool]) -> Generator[NotReady | None, None, None]:
     """Call ``step`` until it returns False, for a LongFunction.
 
@@ -548,13 +555,19 @@ def _try_to(read: Callable[[], Result], results: list[Result]) -> NotReady | Non
     return None
 
 
-def notice(code: RequestCode, header: msgspec.Struct | None = None, body: bytes = b"") -> bytes:
+def notice(
+    code: RequestCode, header: msgspec.Struct | None = None, *body: bytes
+) -> tuple[bytes, ...]:
     """Encode a one-way request from a daemon to its client, in JSON, which every client reads."""
-    fields = header_fields(header)
     frame = encode_frame(
-        SerializeType.JSON, code, 0, flag=FLAG_ONEWAY, fields=fields, body_bytes=len(body)
+        SerializeType.JSON,
+        code,
+        0,
+        flag=FLAG_ONEWAY,
+        fields=header_fields(header),
+        body_bytes=sum(map(len, body)),
     )
-    return frame + body
+    return (frame, *body)
 
 
 def _greet(channel: Channel, command: Command) -> None:
@@ -562,7 +575,7 @@ def _greet(channel: Channel, command: Command) -> None:
     # The request's function rejects unreadable fields.
     with contextlib.suppress(msgspec.ValidationError):
         if HEADRACE_MARK in command.ext():
-            channel.write(notice(RequestCode.HEADRACE_HELLO))
+            channel.write(*notice(RequestCode.HEADRACE_HELLO))
 
 
 def _unknown(request: Request) -> Reply:

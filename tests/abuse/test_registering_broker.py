@@ -52,7 +52,7 @@ class NoMappings:
 
     def infos(self) -> Generator[None, None, Written]:
         yield
-        return Written("{}")
+        return Written((b"{}",))
 
 
 async def no_look(_nameserver: str) -> None:

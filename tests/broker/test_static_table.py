@@ -233,7 +233,7 @@ def test_what_is_written_in_answers(tmp_path: Path) -> None:
     table.put(BrokerMapping(mapping()))
     detail = table.detail("T")
     assert detail is not None
-    assert detail.text.encode() == encode_detail(mapping(), strict=True)
+    assert b"".join(detail.parts) == encode_detail(mapping(), strict=True)
     assert table.detail("PLAIN") is None
 
 

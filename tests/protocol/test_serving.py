@@ -148,7 +148,9 @@ def test_an_unreadable_header_is_for_the_driver_to_close() -> None:
 
 
 def test_a_notice_reaches_the_client() -> None:
-    (event,) = Connection[str]().receive_data(notice(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED))
+    (event,) = Connection[str]().receive_data(
+        b"".join(notice(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED))
+    )
     assert isinstance(event, RequestReceived)
     assert event.command.is_oneway
 

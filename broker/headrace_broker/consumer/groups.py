@@ -381,7 +381,7 @@ class ConsumerManager:
                 RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, ConsumerGroupHeader(consumer_group=name)
             )
             for channel in list(self._members.groups.get(name, ())):
-                channel.write(message)
+                channel.write(*message)
                 yield
 
 

@@ -198,7 +198,7 @@ class AdminBrokerProcessor:
             "offsetTable": (yield from fastjson.dumps_sliced(offsets.committed())),
             "pullOffsetTable": (yield from fastjson.dumps_sliced(offsets.pulled())),
         }
-        return Reply(body=(fastjson.dumps(body),))
+        return Reply(body=fastjson.dumps_parts(body))
 
 
 def _read_changes(request: Request) -> Mapping[str, str]:

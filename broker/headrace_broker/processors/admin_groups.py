@@ -6,6 +6,7 @@ Source: docs/protocol.md "Groups"; tests/broker/test_admin_groups.py.
 from __future__ import annotations
 
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -37,11 +38,11 @@ from headrace_protocol.headers import (
     QueryTopicConsumeByWhoHeader,
     ResetOffsetHeader,
 )
-from headrace_protocol.serving import Reply, all_ready, notice
+from headrace_protocol.serving import Reply, all_ready, drained, notice
 from headrace_protocol.system_topics import GROUP_PREFIXES
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Collection, Generator, Iterable, Iterator
 
     from headrace_broker.config import BrokerConfig
     from headrace_broker.consumer.groups import ConsumerManager, Member, ProducerManager
@@ -140,7 +141,7 @@ class AdminGroupsProcessor:
             "subscriptionGroupTable": (yield from fastjson.dumps_sliced(groups[start:end])),
         }
         total = GetAllSubscriptionGroupResponseHeader(total_group_num=len(groups))
-        return Reply(total, (fastjson.dumps(body),))
+        return Reply(total, fastjson.dumps_parts(body))
 
     def delete(self, request: Request) -> Generator[None, None, None]:
         """DELETE_SUBSCRIPTIONGROUP: the settings and, on request, the progress."""
@@ -172,7 +173,7 @@ class AdminGroupsProcessor:
                 yield from fastjson.dumps_sliced(list(group.subscriptions.items()))
             ),
         }
-        return Reply(body=(fastjson.dumps(body),))
+        return Reply(body=fastjson.dumps_parts(body))
 
     def producer_connections(self, request: Request) -> Generator[None, None, Reply]:
         """GET_PRODUCER_CONNECTION_LIST: members of a producer group."""
@@ -184,7 +185,7 @@ class AdminGroupsProcessor:
                 f"the producer group[{name}] not exist: no member has sent a heartbeat",
             )
         connections = yield from fastjson.dumps_list_sliced(map(_connection, members))
-        return Reply(body=(fastjson.dumps({"connectionSet": connections}),))
+        return Reply(body=fastjson.dumps_parts({"connectionSet": connections}))
 
     # -- progress ----------------------------------------------------------------------------------
 
@@ -203,10 +204,10 @@ class AdminGroupsProcessor:
             for topic in topics
             for queue_id in range(topic.read_queue_nums)
         )
-        table = yield from fastjson.dumps_sliced([row for row in rows if row is not None])
+        table = yield from fastjson.dumps_sliced(row for row in drained(rows) if row is not None)
         consume_tps = sum(self._statistics.group_rate(group, t.topic_name) for t in topics)
         return Reply(
-            body=(fastjson.dumps({"consumeTps": float(consume_tps), "offsetTable": table}),)
+            body=fastjson.dumps_parts({"consumeTps": float(consume_tps), "offsetTable": table})
         )
 
     def _is_subscribed(self, group: str, topic: str) -> bool:
@@ -223,7 +224,7 @@ class AdminGroupsProcessor:
             return None
         consumed = self._offsets.query(group, name, queue_id)
         missing_count = place.source.missing_from(max(consumed or 0, 0))
-        return self._queue_key(topic, queue_id), OffsetWrapper(
+        return self._queue_key(name, queue_id), OffsetWrapper(
             broker_offset=place.source.max_offset(),
             consumer_offset=place.no_progress if consumed is None else consumed,
             pull_offset=self._offsets.query_pull(group, name, queue_id) or 0,
@@ -238,7 +239,7 @@ class AdminGroupsProcessor:
         if header.logical is not False:
             groups |= self._consumers.groups_of_topic(header.topic)
         written = yield from fastjson.dumps_list_sliced(sorted(groups))
-        return Reply(body=(fastjson.dumps({"groupList": written}),))
+        return Reply(body=fastjson.dumps_parts({"groupList": written}))
 
     def time_spans(self, request: Request) -> Generator[NotReady | None, None, Reply]:
         """QUERY_CONSUME_TIME_SPAN: progress of a group in store times, by queue."""
@@ -248,8 +249,10 @@ class AdminGroupsProcessor:
             partial(self._time_span, header.group, topic, queue_id)
             for queue_id in range(topic.write_queue_nums)
         )
-        written = yield from fastjson.dumps_list_sliced(span for span in spans if span is not None)
-        return Reply(body=(fastjson.dumps({"consumeTimeSpanSet": written}),))
+        written = yield from fastjson.dumps_list_sliced(
+            span for span in drained(spans) if span is not None
+        )
+        return Reply(body=fastjson.dumps_parts({"consumeTimeSpanSet": written}))
 
     def _time_span(self, group: str, topic: TopicConfig, queue_id: int) -> QueueTimeSpan | None:
         name = topic.topic_name
@@ -262,7 +265,7 @@ class AdminGroupsProcessor:
             consumed = min_offset
         next_ms = source.store_time_at(consumed)
         return QueueTimeSpan(
-            message_queue=self._queue_key(topic, queue_id),
+            message_queue=self._queue_key(name, queue_id),
             min_time_stamp=source.store_time_at(min_offset) or 0,
             max_time_stamp=source.store_time_at(max_offset - 1) or 0,
             consume_time_stamp=source.store_time_at(consumed - 1) or 0,
@@ -297,23 +300,21 @@ class AdminGroupsProcessor:
                 for queue_id in queue_ids
             )
             self._offsets.make_rooms(header.group, header.topic, len(queue_ids), host)
-        table = []
         for number, (queue_id, offset) in enumerate(zip(queue_ids, offsets, strict=True), 1):
             self._reset(header.group, header.topic, queue_id, offset)
-            table.append((self._queue_key(topic, queue_id), offset))
             if not number % _QUEUES_AT_ONCE:
                 yield None
-        yield from self._request_seek(header, table)
+        yield from self._request_seek(header, queue_ids, offsets)
         self._changes.info(
             request.channel.address,
             "offsets reset",
             group=header.group,
             topic=header.topic,
-            queues=len(table),
-            offsets={key.queue_id: offset for key, offset in table[:_LOGGED_MAX]},
+            queues=len(queue_ids),
+            offsets=dict(islice(zip(queue_ids, offsets, strict=True), _LOGGED_MAX)),
         )
-        written = yield from fastjson.dumps_sliced(table)
-        return Reply(body=(fastjson.dumps({"offsetTable": written}),))
+        written = yield from fastjson.dumps_sliced(self._rows(header.topic, queue_ids, offsets))
+        return Reply(body=fastjson.dumps_parts({"offsetTable": written}))
 
     def _reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         if not self._config.use_server_side_reset_offset:
@@ -325,22 +326,31 @@ class AdminGroupsProcessor:
             self._long_polling.arrived((place.queue,))
 
     def _request_seek(
-        self, header: ResetOffsetHeader, table: list[tuple[MessageQueue, int]]
+        self, header: ResetOffsetHeader, queue_ids: Collection[int], offsets: Collection[int]
     ) -> Generator[None, None, None]:
         """Send RESET_CONSUMER_CLIENT_OFFSET to headrace's members, or to all.
 
         Java's members stop for 10 s when they get it, so it is their last resort.
         """
         is_for_all = not self._config.use_server_side_reset_offset
-        bodies: dict[bool, bytes] = {}
+        notices: dict[bool, tuple[bytes, ...]] = {}
         for member in self._consumers.members(header.group):
             if is_for_all or member.language == _HEADRACE:
                 is_cpp = member.language == _CPP
-                if is_cpp not in bodies:
-                    bodies[is_cpp] = yield from _seek_body(table, is_cpp=is_cpp)
-                code = RequestCode.RESET_CONSUMER_CLIENT_OFFSET
-                member.channel.write(notice(code, header, bodies[is_cpp]))
+                if is_cpp not in notices:
+                    rows = self._rows(header.topic, queue_ids, offsets)
+                    body = yield from _seek_body(rows, is_cpp=is_cpp)
+                    code = RequestCode.RESET_CONSUMER_CLIENT_OFFSET
+                    notices[is_cpp] = notice(code, header, *body)
+                member.channel.write(*notices[is_cpp])
                 yield
+
+    def _rows(
+        self, topic: str, queue_ids: Collection[int], offsets: Collection[int]
+    ) -> Iterator[tuple[MessageQueue, int]]:
+        """The offsets of a topic's queues, as in bodies."""
+        for queue_id, offset in zip(queue_ids, offsets, strict=True):
+            yield self._queue_key(topic, queue_id), offset
 
     def _reset_target(self, header: ResetOffsetHeader) -> int:
         if header.offset is None or header.offset < 0:
@@ -389,13 +399,12 @@ class AdminGroupsProcessor:
         return Reply()
 
     def _move_members(self, source: str, target: str, topic: str) -> Generator[None, None, None]:
-        table = []
-        for queue_id, offset in self._offsets.offsets_of(source, topic).items():
+        table = self._offsets.offsets_of(source, topic)
+        for queue_id, offset in table.items():
             self._reset(target, topic, queue_id, offset)
-            table.append((MessageQueue(topic, self._config.broker_name, queue_id), offset))
             yield
         header = ResetOffsetHeader(topic=topic, group=target, timestamp=-1, is_force=True)
-        yield from self._request_seek(header, table)
+        yield from self._request_seek(header, table.keys(), table.values())
 
     # -- queues ------------------------------------------------------------------------------------
 
@@ -425,22 +434,22 @@ class AdminGroupsProcessor:
             "minQueueIndex": min_offset,
             "queueData": (yield from fastjson.dumps_list_sliced(queue_data)),
         }
-        return Reply(body=(fastjson.dumps(body),))
+        return Reply(body=fastjson.dumps_parts(body))
 
-    def _queue_key(self, topic: TopicConfig, queue_id: int) -> MessageQueue:
-        return MessageQueue(topic.topic_name, self._config.broker_name, queue_id)
+    def _queue_key(self, topic: str, queue_id: int) -> MessageQueue:
+        return MessageQueue(topic, self._config.broker_name, queue_id)
 
 
 def _seek_body(
-    table: list[tuple[MessageQueue, int]], *, is_cpp: bool
-) -> Generator[None, None, bytes]:
+    table: Iterable[tuple[MessageQueue, int]], *, is_cpp: bool
+) -> Generator[None, None, tuple[bytes, ...]]:
     """The body of RESET_CONSUMER_CLIENT_OFFSET; C++ clients read a list in place of a map."""
     if is_cpp:
         rows = ({**msgspec.to_builtins(queue), "offset": offset} for queue, offset in table)
         written = yield from fastjson.dumps_list_sliced(rows)
     else:
         written = yield from fastjson.dumps_sliced(table)
-    return fastjson.dumps({"offsetTable": written})
+    return fastjson.dumps_parts({"offsetTable": written})
 
 
 def _connection(member: Member) -> ClientConnection:

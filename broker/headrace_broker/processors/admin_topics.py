@@ -37,7 +37,7 @@ from headrace_protocol.headers import (
     GetTopicStatsHeader,
     TopicConfigResponseHeader,
 )
-from headrace_protocol.serving import Reply, all_ready
+from headrace_protocol.serving import Reply, all_ready, drained
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
@@ -316,7 +316,7 @@ class AdminTopicsProcessor:
         wrapper.mapping_data_version = self._mappings.data_version
         body = wrapper.with_table(table, details)
         total = GetAllTopicConfigResponseHeader(total_topic_num=len(topics))
-        return Reply(total, (body.text.encode(),))
+        return Reply(total, body.parts)
 
     def config(self, request: Request) -> None:
         """GET_TOPIC_CONFIG: one topic, with its mapping if the request asks for it."""
@@ -345,9 +345,9 @@ class AdminTopicsProcessor:
             functools.partial(self._queue_stats, name, queue_id, with_bytes=bool(header.with_bytes))
             for queue_id in range(queue_nums)
         )
-        table = yield from fastjson.dumps_sliced([row for row in rows if row is not None])
+        table = yield from fastjson.dumps_sliced(row for row in drained(rows) if row is not None)
         body = {"offsetTable": table, "topicPutTps": self._statistics.topic_rate(name)}
-        return Reply(body=(fastjson.dumps(body),))
+        return Reply(body=fastjson.dumps_parts(body))
 
     def _queue_stats(
         self, topic: str, queue_id: int, *, with_bytes: bool

@@ -201,7 +201,7 @@ class ClientProcessor:
             held += self._locks.lock(group, client_id, queues, self._steady_ms(), host, consumed)
             yield None
         written = yield from fastjson.dumps_list_sliced(held)
-        return Reply(body=(fastjson.dumps({"lockOKMQSet": written}),))
+        return Reply(body=fastjson.dumps_parts({"lockOKMQSet": written}))
 
     def unlock(self, request: Request) -> Reply:
         """UNLOCK_BATCH_MQ: release locks. Not in slices: clients usually disconnect right after."""

@@ -71,7 +71,7 @@ class MembersProcessor:
         yield from self._add_locks(name, queues)
         conflict = self._consumers.conflict(name)
         rows = yield from fastjson.dumps_list_sliced(queues.values())
-        return Reply(body=(fastjson.dumps({"queues": rows, "conflict": conflict}),))
+        return Reply(body=fastjson.dumps_parts({"queues": rows, "conflict": conflict}))
 
     def _add_pulls(
         self, name: str, queues: dict[tuple[str, int], GroupQueue]

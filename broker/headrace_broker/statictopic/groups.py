@@ -145,7 +145,7 @@ class StaticGroups:
             for member in self._consumers.members(header.group):
                 member_body = cpp_body if member.language == "CPP" else body
                 code = RequestCode.RESET_CONSUMER_CLIENT_OFFSET
-                member.channel.write(notice(code, header, member_body))
+                member.channel.write(*notice(code, header, member_body))
 
     # -- CLONE_GROUP_OFFSET ------------------------------------------------------------------------
 

@@ -222,7 +222,7 @@ class MappingTable:
         mapping = self._mappings.get(topic)
         if mapping is None:
             return None
-        return Written(encode_detail(mapping.unpacked(), strict=True).decode())
+        return Written((encode_detail(mapping.unpacked(), strict=True),))
 
     def details(self, topics: Iterable[str]) -> Generator[None, None, Written]:
         """The mappings of topics as JSON, with a break after each."""
@@ -237,7 +237,7 @@ class MappingTable:
         """By topic, the queues led here, as nameservers get them: JSON, with breaks in between."""
         found: dict[str, Written] = {}
         for number, mapping in enumerate(self.all(), 1):
-            found[mapping.topic] = Written(msgspec.json.encode(self._info(mapping)).decode())
+            found[mapping.topic] = Written((msgspec.json.encode(self._info(mapping)),))
             if not number % _INFOS_AT_ONCE:
                 yield
         return (yield from dumps_sliced(found.items()))

@@ -84,7 +84,7 @@ class TimerProcessor:
         ]
         written = yield from fastjson.dumps_list_sliced(messages)
         total = waiting.count if topic is None else waiting.counts().get(topic, 0)
-        return Reply(body=(fastjson.dumps({"messages": written, "count": total}),))
+        return Reply(body=fastjson.dumps_parts({"messages": written, "count": total}))
 
     def metrics(self, _request: Request) -> Reply:
         """GET_TIMER_METRICS: number of timers that wait, by topic."""

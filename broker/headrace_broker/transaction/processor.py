@@ -226,7 +226,7 @@ class TransactionProcessor:
             if not number % _HALVES_AT_ONCE:
                 yield
         written = yield from fastjson.dumps_list_sliced(messages)
-        return Reply(body=(fastjson.dumps({"messages": written, "count": found}),))
+        return Reply(body=fastjson.dumps_parts({"messages": written, "count": found}))
 
     # -- second chances ----------------------------------------------------------------------------
 

@@ -213,4 +213,4 @@ class TierStatusRequests:
         found = yield from all_ready(partial(state.of_queue, behind) for _, _, behind in furthest)
         written = yield from fastjson.dumps_list_sliced(found)
         body = {**state.of_broker(), "queueCount": queue_count, "queues": written}
-        return Reply(body=(fastjson.dumps(body),))
+        return Reply(body=fastjson.dumps_parts(body))
