@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import sniffio
@@ -38,6 +40,15 @@ def current_task() -> object:
     import asyncio
 
     return asyncio.current_task()
+
+
+def has_ended(user: Any) -> bool:
+    """Whether a task of trio or asyncio, or a thread, has ended."""
+    if isinstance(user, Thread):
+        return not user.is_alive()
+    if hasattr(user, "done"):  # asyncio's
+        return bool(user.done())
+    return inspect.getcoroutinestate(user.coro) == inspect.CORO_CLOSED
 
 
 def spawn(function: Callable[[], Coroutine[Any, Any, None]]) -> None:

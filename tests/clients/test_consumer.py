@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
@@ -767,3 +768,25 @@ def test_the_same_under_asyncio() -> None:
     # The message at hand when the exception came is not processed, so it comes again.
     assert set(first) | set(rest) == set(range(100))
     assert len(set(first) & set(rest)) == 1
+
+
+def test_a_time_limit_of_asyncio_around_each_receive() -> None:
+    """Before Python 3.12 ``wait_for`` runs each call in a task of its own."""
+
+    async def main() -> None:
+        async with headrace.embedded() as mq:
+            async with mq.producer() as producer:
+                await producer.send_many([b"%d" % number for number in range(10)], topic="T")
+            numbers: list[int] = []
+            async with mq.consumer("g", "T", queue_messages_max=2) as consumer:
+                while len(numbers) < 10:
+                    batch = await asyncio.wait_for(consumer.receive(max_messages=1), 10)
+                    assert batch is not None
+                    numbers += [int(message.body) for message in batch]
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(consumer.receive(), 0.1)
+            assert sorted(numbers) == list(range(10))
+            async with mq.admin() as admin:
+                assert sum(queue.lag for queue in await admin.lag("g", "T")) == 0
+
+    asyncio.run(main())

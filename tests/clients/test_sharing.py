@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 from itertools import chain
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
@@ -24,7 +25,7 @@ from headrace_protocol.message import encode_record
 from tests.support.seeds import seeds
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Coroutine
 
     from trio.testing import MockClock
 
@@ -191,8 +192,8 @@ async def test_a_later_task_does_not_inherit_what_a_failed_one_held() -> None:
     async def take_over() -> None:
         """As a task at the same address does."""
         assert (delivery := inbox.take_ready()) is not None
-        assert delivery.make_ready().popleft().queue_offset == 1
-        inbox.mark_current_processed()
+        assert delivery.make_ready().popleft().queue_offset == 0
+        assert inbox.take_ready() is delivery
 
     for function in (fail, take_over):
         gc.collect()
@@ -203,6 +204,97 @@ async def test_a_later_task_does_not_inherit_what_a_failed_one_held() -> None:
             except* KeyError:
                 pass
     assert queue.processed_offset == 0, "nobody has processed the first message"
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+async def test_a_waiting_task_gets_what_an_ended_one_held(
+    autojump_clock: MockClock, ordered: bool
+) -> None:
+    inbox, queue = opened(ordered=ordered)
+    inbox.put(queue.add(fetched(queue, 3)))
+    taken: list[int] = []
+
+    async def fail() -> None:
+        async for message in MessageIterator(inbox):
+            if message.queue_offset == 1:
+                await trio.sleep(5)
+                return
+
+    async def wait() -> None:
+        async for message in MessageIterator(inbox):
+            taken.append(message.queue_offset)  # noqa: PERF401 - seen while it runs
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(fail)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(wait)
+        await trio.sleep(3)
+        assert taken == ([] if ordered else [2])
+        await trio.sleep(3)
+        assert taken == ([1, 2] if ordered else [2, 1])
+        assert queue.processed_offset == 3
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_stop_does_not_wait_for_tasks_that_have_ended(autojump_clock: MockClock) -> None:
+    inbox, queue = opened()
+    inbox.put(queue.add(fetched(queue, 3)))
+
+    async def take() -> None:
+        inbox.take_ready()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(take)
+    with trio.fail_after(0):
+        await inbox.wait_until_others_are_done()
+
+
+ASKS = ["receive", "batches", "messages"]
+
+
+@pytest.mark.parametrize("ask", ASKS)
+def test_calls_in_tasks_of_their_own_act_for_their_caller(ask: str) -> None:
+    """As ``asyncio.wait_for`` makes them before Python 3.12."""
+
+    async def main() -> None:
+        inbox, queue = opened()
+        for _ in range(3):
+            inbox.put(queue.add(fetched(queue, 4)))
+        batches, messages = BatchIterator(inbox, 2), MessageIterator(inbox)
+
+        def call() -> Coroutine[Any, Any, Any]:
+            match ask:
+                case "receive":
+                    return BatchIterator(inbox, 2, is_call=True).__anext__()
+                case "batches":
+                    return batches.__anext__()
+                case _:
+                    return messages.__anext__()
+
+        count = 1 if ask == "messages" else 2
+        for first in range(0, 12, count):
+            got = await asyncio.create_task(call())
+            assert got.next_offset == first + count if count > 1 else got.queue_offset == first
+            assert queue.processed_offset <= first
+            inbox.mark_current_processed()
+            assert queue.processed_offset == first + count
+
+    asyncio.run(main())
+
+
+def test_calls_at_once_get_messages_of_their_own() -> None:
+    async def main() -> None:
+        inbox, queue = opened()
+        inbox.put(queue.add(fetched(queue, 12)))
+        calls = [BatchIterator(inbox, 2, is_call=True).__anext__() for _ in range(3)]
+        batches = await asyncio.gather(*calls)
+        offsets = [message.queue_offset for batch in batches for message in batch]
+        assert len(set(offsets)) == 6
+        assert queue.processed_offset == 0
+        await BatchIterator(inbox, 2, is_call=True).__anext__()
+        assert queue.processed_offset > 0
+
+    asyncio.run(main())
 
 
 @pytest.mark.slow  # the mock clock waits for threads

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 from collections import deque
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
 import anyio.lowlevel
 
 from headrace.errors import ClientClosed
-from headrace.loops import current_task
+from headrace.loops import current_task, has_ended
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -21,9 +22,12 @@ if TYPE_CHECKING:
     from headrace.messages import MessageBatch, ReceivedMessage, Returns
     from headrace_protocol.bodies import MessageQueue
 
+_log = logging.getLogger("headrace.consumer")
 
 # How long a task processes an ordered queue in a row while other queues wait.
 _TURN_S = 60.0
+# How often a waiting user looks whether others have ended.
+_LOOK_S = 1.0
 
 
 def time_after(timeout_ms: float | None) -> float:
@@ -40,7 +44,8 @@ class Inbox:
     returns: the group's consumer, to which messages can be returned.
 
     A user that finds no delivery takes half of what another has not been handed out yet, unless
-    queues are ordered: so the users share a backlog, however long each takes for a message.
+    queues are ordered: so the users share a backlog, however long each takes for a message. What a
+    user held that has ended is handed out again.
     """
 
     def __init__(
@@ -57,6 +62,7 @@ class Inbox:
         self._current_user = current_user
         self._waiting: deque[Delivery] = deque()
         self._handed_out: dict[Delivery, _Holder] = {}
+        self._hand_outs = 0
         self._changed: anyio.Event | None = None
 
     def open(self) -> None:
@@ -82,28 +88,40 @@ class Inbox:
         self._waiting.append(delivery)
         self._signal()
 
-    async def take(self, until: float = math.inf) -> Delivery | None:
+    def caller(self, *, is_done: bool) -> Caller:
+        """The user that calls now. is_done: whether it has processed what it holds."""
+        return Caller(self._current_user(), self._hand_outs if is_done else 0)
+
+    async def take(self, until: float = math.inf, caller: Caller | None = None) -> Delivery | None:
         """The next delivery, which belongs to this user until ``finish``; None at time ``until``.
 
         A delivery that this user left unfinished, by breaking out of a loop, comes first.
+        caller: on whose behalf this task asks.
         Raises ClientClosed, now or while it waits, once the inbox is closed.
         """
         await anyio.lowlevel.checkpoint()
         while True:
             if not self._is_open:
-                for held in self._held_by_this_user():
+                for held in self._held_by_this_user(caller):
                     self.finish_if_closed(held)
                 raise ClientClosed(self._client)
-            delivery = self.take_ready()
+            delivery = self.take_ready(caller)
             if delivery or anyio.current_time() >= until:
                 return delivery
             await self._wait_for_change(until)
 
-    def take_ready(self) -> Delivery | None:
+    def take_ready(self, caller: Caller | None = None) -> Delivery | None:
         """The next delivery if there is one; does not wait."""
-        delivery = self._unfinished_of_this_user() or self._next() or self._half_of_another()
+        delivery = self._unfinished_of_this_user(caller)
+        if delivery is None:
+            self._take_back_from_ended()
+            delivery = self._next() or self._half_of_another()
         if delivery:
-            self._handed_out[delivery] = _Holder(self._current_user())
+            user = self._current_user()
+            self._handed_out[delivery] = _Holder(
+                user, caller.user if caller else user, self._hand_outs
+            )
+            self._hand_outs += 1
         return delivery
 
     def finish(self, delivery: Delivery) -> None:
@@ -131,12 +149,32 @@ class Inbox:
         while not all(holder.user is user for holder in self._handed_out.values()):
             await self._wait_for_change()
 
-    def _held_by_this_user(self) -> list[Delivery]:
+    def _held_by_this_user(self, caller: Caller | None = None) -> list[Delivery]:
         user = self._current_user()
-        return [delivery for delivery, by in self._handed_out.items() if by.user is user]
+        return [
+            delivery
+            for delivery, holder in self._handed_out.items()
+            if holder.user is user or (caller and holder.had(caller))
+        ]
 
-    def _unfinished_of_this_user(self) -> Delivery | None:
-        for delivery in self._held_by_this_user():
+    def _take_back_from_ended(self) -> bool:
+        """Hand out again what ended users hold and have not processed; whether there is any."""
+        ended = [each for each, holder in self._handed_out.items() if has_ended(holder.user)]
+        for delivery in ended:
+            del self._handed_out[delivery]
+            if delivery.is_valid:
+                _log.warning(
+                    "the task that received messages of %s from offset %d on has ended without "
+                    "asking for more or calling commit(), so they are handed out again",
+                    delivery.process_queue.queue,
+                    delivery.processed_offset,
+                )
+                again = delivery.process_queue.retry(delivery, delivery.processed_offset)
+                self._waiting.appendleft(again)
+        return bool(ended)
+
+    def _unfinished_of_this_user(self, caller: Caller | None) -> Delivery | None:
+        for delivery in self._held_by_this_user(caller):
             if delivery.has_more and delivery.process_queue.is_suspended:
                 self.yield_turn(delivery)
             elif delivery.has_more:
@@ -186,14 +224,14 @@ class Inbox:
 
     def pause(self, process_queue: ProcessQueue) -> None:
         """Hand out no more messages of a queue."""
-        process_queue.suspended_until = math.inf
+        process_queue.is_paused = True
         for delivery in self._handed_out:
             if delivery.process_queue is process_queue:
                 delivery.put_back()
 
     def resume(self, process_queue: ProcessQueue) -> None:
-        """Hand out messages of a paused queue again."""
-        process_queue.suspended_until = -math.inf
+        """Hand out messages of a paused queue again, after the delay of a retry that waits."""
+        process_queue.is_paused = False
         self._signal()
 
     def yield_turn(self, delivery: Delivery) -> None:
@@ -234,8 +272,11 @@ class Inbox:
         return is_busy or process_queue.is_suspended
 
     async def _wait_for_change(self, until: float = math.inf) -> None:
+        if self._take_back_from_ended():
+            return
         self._changed = self._changed or anyio.Event()
-        with anyio.CancelScope(deadline=min(until, self._next_retry())):
+        look = anyio.current_time() + _LOOK_S if self._handed_out else math.inf
+        with anyio.CancelScope(deadline=min(until, self._next_retry(), look)):
             await self._changed.wait()
 
     def _next_retry(self) -> float:
@@ -250,12 +291,37 @@ class Inbox:
             self._changed = None
 
 
-class _Holder:
-    """The user that holds a delivery, and the deadline that its task had on receiving it."""
+class Caller(NamedTuple):
+    """A user that calls for a delivery, though another task may ask for it.
 
-    def __init__(self, user: object) -> None:
-        self.user = user
+    Before Python 3.12 ``asyncio.wait_for`` runs each call in a task of its own.
+    seen: number of deliveries handed out before; what the user holds of them is processed.
+    """
+
+    user: object
+    seen: int
+
+
+class _Holder:
+    """The user that holds a delivery, and the deadline that its task had on receiving it.
+
+    caller: the user that holds it once the task has ended.
+    number: number of deliveries handed out before.
+    """
+
+    def __init__(self, task: object, caller: object, number: int) -> None:
+        self._task = task
+        self._caller = caller
+        self._number = number
         self._deadline = anyio.current_effective_deadline()
+
+    @property
+    def user(self) -> object:
+        return self._caller if has_ended(self._task) else self._task
+
+    def had(self, caller: Caller) -> bool:
+        """Whether the user held it when it called."""
+        return self._number < caller.seen and self.user is caller.user
 
     def is_in_time(self) -> bool:
         return anyio.current_time() < self._deadline
@@ -264,11 +330,12 @@ class _Holder:
 class Receiver:
     """Takes deliveries one after another; taking the next one finishes the current one.
 
-    delivery: the current delivery.
+    caller: on whose behalf it takes them. delivery: the current delivery.
     """
 
-    def __init__(self, inbox: Inbox) -> None:
+    def __init__(self, inbox: Inbox, caller: Caller | None = None) -> None:
         self._inbox = inbox
+        self._caller = caller
         self._taken_at = 0.0
         self.delivery: Delivery | None = None
 
@@ -283,7 +350,7 @@ class Receiver:
                 self._inbox.yield_turn(self.delivery)
         self._finish_if_exhausted()
         if self.delivery is None:
-            self.delivery = await self._inbox.take(until)
+            self.delivery = await self._inbox.take(until, self._caller)
             self._taken_at = anyio.current_time()
         return self.delivery
 
@@ -319,10 +386,18 @@ class BatchIterator:
 
     max_messages: most messages in a batch; None yields batches as they were fetched.
     until: loop time at which the iterator ends.
+    is_call: it serves one call, by which its user asks for more.
     """
 
-    def __init__(self, inbox: Inbox, max_messages: int | None, until: float = math.inf) -> None:
-        self._receiver = Receiver(inbox)
+    def __init__(
+        self,
+        inbox: Inbox,
+        max_messages: int | None,
+        until: float = math.inf,
+        *,
+        is_call: bool = False,
+    ) -> None:
+        self._receiver = Receiver(inbox, inbox.caller(is_done=is_call))
         self._max_messages = max_messages
         self._until = until
 
@@ -341,7 +416,7 @@ class MessageIterator:
     """
 
     def __init__(self, inbox: Inbox) -> None:
-        self._receiver = Receiver(inbox)
+        self._receiver = Receiver(inbox, inbox.caller(is_done=False))
         self.until = math.inf
         self._ready: deque[ReceivedMessage] = deque()
 

@@ -168,7 +168,8 @@ class ProcessQueue:
     committed_offset: progress known to the broker; None if it has to be committed again.
     replica_id: replica of the broker that the last response suggested.
     locked_until: loop time at which this member's lock ends; None if it has none.
-    suspended_until: loop time before which no message is handed out.
+    suspended_until: loop time before which no message is handed out, because of a retry.
+    is_paused: whether no message is handed out until the user resumes it.
     fetching: scope of the task that pulls. pulling: scope of the pull in flight.
     failure: why the last pulls have failed; None after one that did not.
     """
@@ -182,6 +183,7 @@ class ProcessQueue:
         self.replica_id = 0
         self.locked_until: float | None = None
         self.suspended_until = -math.inf
+        self.is_paused = False
         self.failure: Failure | None = None
         self.fetching = anyio.CancelScope()
         self.pulling = anyio.CancelScope()
@@ -207,7 +209,7 @@ class ProcessQueue:
     @property
     def is_suspended(self) -> bool:
         """Whether no message may be handed out now: the queue is paused, or waits for a retry."""
-        return self.suspended_until > anyio.current_time()
+        return self.is_paused or self.suspended_until > anyio.current_time()
 
     @property
     def is_dropped(self) -> bool:

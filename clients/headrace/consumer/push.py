@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import anyio
 
@@ -44,7 +43,7 @@ from headrace_protocol.message import BATCH_BYTES_MAX, BODY_BYTES_MAX
 from headrace_protocol.system_topics import RETRY_PREFIX
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Coroutine, Sequence
     from pathlib import Path
 
     from headrace.consumer.assignment import OnQueue
@@ -259,20 +258,22 @@ class Consumer(Startable):
         check_limits(0, timeout_ms=timeout_ms)
         return self._in_spans(TimedIterator(self._inbox, timeout_ms / 1000))
 
-    async def receive(
+    def receive(
         self, max_messages: int | None = None, timeout_ms: float | None = None
-    ) -> MessageBatch | None:
+    ) -> Coroutine[Any, Any, MessageBatch | None]:
         """The next messages, from one queue; the ones received before count as processed.
 
         max_messages: most messages to return; None returns all of one broker response.
         timeout_ms: time after which to return None; None waits until the consumer is stopped.
 
-        Each task has messages of its own. So limit the time by ``timeout_ms`` or
-        ``asyncio.timeout``: before Python 3.12 ``asyncio.wait_for`` runs each call in another task,
-        whose messages never count as processed.
+        Each task has messages of its own, and the task that calls gets them, also by
+        ``asyncio.wait_for``. A task that ends without asking again or calling ``commit`` leaves its
+        messages to the next one.
         """
         check_limits(0, timeout_ms=timeout_ms)
-        batches = self._batches(max_messages, time_after(timeout_ms))
+        return self._receive(self._batches(max_messages, timeout_ms, is_call=True))
+
+    async def _receive(self, batches: BatchIterator) -> MessageBatch | None:
         tracing = self._instance.tracing
         started_ns = time.time_ns() if tracing else 0
         try:
@@ -290,9 +291,12 @@ class Consumer(Startable):
         """
         return self._in_spans(self._batches(max_messages))
 
-    def _batches(self, max_messages: int | None, until: float = math.inf) -> BatchIterator:
+    def _batches(
+        self, max_messages: int | None, timeout_ms: float | None = None, *, is_call: bool = False
+    ) -> BatchIterator:
         self._instance.check_open("Consumer")
-        return BatchIterator(self._inbox, check_count("max_messages", max_messages), until)
+        messages_max = check_count("max_messages", max_messages)
+        return BatchIterator(self._inbox, messages_max, time_after(timeout_ms), is_call=is_call)
 
     @property
     def assignment(self) -> list[MessageQueue]:
