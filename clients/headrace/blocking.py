@@ -85,6 +85,7 @@ class _Blocking(Generic[Client_co]):
         self._client = client
         self._stack = ExitStack()
         self._portal: BlockingPortal | None = None
+        self._is_leaving = False
         self._is_of_parent = False
 
     def __enter__(self) -> Self:
@@ -114,12 +115,16 @@ class _Blocking(Generic[Client_co]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._portal is not None:
-            self._check_thread(self._portal)
-        portal, self._portal = self._portal, None
-        if portal is not None:
-            _open.pop(self, None)
+        if self._portal is None or self._is_leaving:
+            return
+        self._check_thread(self._portal)
+        self._is_leaving = True
+        _open.pop(self, None)
+        try:
+            # Callbacks in other threads call the client meanwhile.
             self._stack.__exit__(error_type, error, traceback)
+        finally:
+            self._portal, self._is_leaving = None, False
 
     def start(self) -> Self:
         """Open the client, as entering its ``with`` block does, until ``stop``."""

@@ -11,7 +11,7 @@ import trio
 
 import headrace
 from headrace import Consumer, Message, MessageQueue, blocking
-from headrace.errors import ConfigurationError, WrongEventLoop
+from headrace.errors import ClientClosed, ConfigurationError, WrongEventLoop
 from tests.support.until import until
 
 if TYPE_CHECKING:
@@ -89,6 +89,18 @@ async def test_other_queues_continue_while_one_is_paused(
         assert sorted(await take(consumer, 10)) == list(range(0, 20, 2))
         consumer.pause([second])
     assert await lag(mq) == 0
+
+
+async def test_resume_leaves_the_delay_of_a_retry(mq: Embedded, autojump_clock: MockClock) -> None:
+    await produce(mq, 1)
+    async with mq.consumer("g", "T", ordered=True) as consumer:
+        async for message in consumer:
+            await message.retry(after=20)
+            break
+        consumer.pause()
+        consumer.resume()
+        assert await consumer.receive(timeout_ms=15_000) is None
+        assert await consumer.receive(timeout_ms=10_000) is not None
 
 
 async def test_a_member_moves_within_its_queue(mq: Embedded, autojump_clock: MockClock) -> None:
@@ -228,3 +240,24 @@ def test_the_functions_of_a_blocking_member_may_call_it(threaded: Embedded) -> N
         assert batch is not None
         assert batch.values() == [b"9"]
     assert [queue.topic for queue in lost] == ["T"]
+
+
+def test_a_function_may_call_a_blocking_member_that_closes(threaded: Embedded) -> None:
+    where: dict[str, Any] = {"nameserver": threaded.nameserver}
+    with blocking.Admin(**where) as admin:
+        admin.create_topic("C", queues=1)
+    failures: list[Any] = []
+
+    def revoked(_queue: MessageQueue) -> None:
+        consumer.commit()
+        failures.append(consumer.failures())
+        with pytest.raises(ConfigurationError, match="already open"):
+            consumer.start()
+        consumer.stop()
+
+    consumer = blocking.Consumer("g", "C", on_revoked=revoked, **where)
+    with consumer:
+        pass
+    assert failures == [{}]
+    with pytest.raises(ClientClosed):
+        consumer.commit()
