@@ -36,22 +36,27 @@ class Startable:
         try:
             await host.start()
         except BaseException:
-            self._host = None
+            self._forget(host)
             raise
         return self
 
     async def stop(self) -> None:
         """Close a client that was opened by ``start``, as leaving its block does.
 
-        Does nothing if it is not started. Raises an ExceptionGroup if a background task had
-        raised, which is a bug.
+        Does nothing if it is not started. A client whose ``stop`` is cancelled closes on; a further
+        call waits for it. Raises an ExceptionGroup if a background task had raised, which is a bug.
         """
         self._running_host()
         if host := self._host:
             try:
                 await host.stop()
             finally:
-                self._host = None
+                self._forget(host)
+
+    def _forget(self, host: _Host) -> None:
+        """Forget a host whose block is left; one that is still leaving it uses the client."""
+        if host.has_ended and self._host is host:
+            self._host = None
 
     def _running_host(self) -> _Host | None:
         """The host of a client that is open. Raises WrongEventLoop."""

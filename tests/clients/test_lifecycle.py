@@ -14,9 +14,11 @@ from anyio.from_thread import start_blocking_portal
 import headrace
 from headrace import Admin, Consumer, Message, MessageQueue, Producer, PullConsumer, Table
 from headrace.errors import ClientClosed, ConfigurationError, RouteNotFound, WrongEventLoop
+from headrace.lifecycle import Startable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from typing import Self
 
     from headrace.embedded import Embedded
 
@@ -109,6 +111,66 @@ def test_a_cancelled_start_leaves_nothing_open(mq: Embedded, run: Run) -> None:
         await producer.stop()
 
     run(main)
+
+
+class Slow(Startable):
+    """A client whose block takes a while to leave."""
+
+    def __init__(self) -> None:
+        self.may_leave = anyio.Event()
+        self.is_open = False
+
+    async def __aenter__(self) -> Self:
+        self.is_open = True
+        return self
+
+    async def __aexit__(self, error_type: type[BaseException] | None = None, *_: object) -> None:
+        with anyio.CancelScope(shield=True):
+            await self.may_leave.wait()
+        self.is_open = False
+
+
+def test_a_cancelled_stop_can_be_waited_for(run: Run) -> None:
+    async def main() -> None:
+        client = Slow()
+        await client.start()
+        for _ in range(2):
+            with anyio.move_on_after(0.01) as scope:
+                await client.stop()
+            assert scope.cancelled_caught
+        with pytest.raises(ConfigurationError, match="stop it first"):
+            await client.start()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(client.stop)
+            await anyio.wait_all_tasks_blocked()
+            client.may_leave.set()
+        assert not client.is_open
+        await client.stop()
+        await client.start()
+        await client.stop()
+
+    run(main)
+
+
+def test_a_start_that_is_cancelled_twice_is_not_forgotten() -> None:
+    async def main() -> None:
+        client = Slow()
+        start = asyncio.create_task(client.start())
+        await asyncio.sleep(0)
+        for _ in range(2):
+            start.cancel()
+            await asyncio.sleep(0)
+        with pytest.raises(asyncio.CancelledError):
+            await start
+        with pytest.raises(ConfigurationError, match="stop it first"):
+            await client.start()
+        client.may_leave.set()
+        await client.stop()
+        await client.start()
+        assert client.is_open
+        await client.stop()
+
+    asyncio.run(main())
 
 
 def test_stopping_a_consumer_lets_its_loops_finish(mq: Embedded, run: Run) -> None:
