@@ -28,6 +28,7 @@ __all__ = [
     "ConfigurationError",
     "ConnectFailed",
     "ConnectionLost",
+    "CopyBehind",
     "DelayRejected",
     "HeadraceError",
     "InvalidMessage",
@@ -290,6 +291,22 @@ class TableNotLoaded(HeadraceError):
 
     def __init__(self, topic: str) -> None:
         super().__init__(f"table {topic} is still loading: await table.synced() first")
+
+
+class CopyBehind(HeadraceError):
+    """A table's write is stored, but the local copy can't read it.
+
+    queue, queue_offset: where it is stored.
+    """
+
+    def __init__(self, queue: MessageQueue, queue_offset: int, reason: HeadraceError) -> None:
+        super().__init__(
+            f"table {queue.topic}: the write is stored at offset {queue_offset} of queue "
+            f"{queue.queue_id} on broker {queue.broker_name}, but the local copy can't read it: "
+            f"{reason}"
+        )
+        self.queue = queue
+        self.queue_offset = queue_offset
 
 
 class KeyLookupUnsupported(HeadraceError):

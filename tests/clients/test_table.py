@@ -14,12 +14,13 @@ import trio
 import trio.testing
 
 import headrace
-from headrace import Message, MessageQueue, Table, blocking
+from headrace import Message, MessageQueue, SendResult, Table, blocking
 from headrace.consumer.offset_store import OffsetStore
 from headrace.errors import (
     ClientClosed,
     ConfigurationError,
     ConnectFailed,
+    CopyBehind,
     InvalidMessage,
     InvalidValue,
     RouteNotFound,
@@ -443,3 +444,45 @@ async def test_changes_that_nobody_reads_any_more_are_not_kept() -> None:
     entries.waiting.add(Waiting())
     gc.collect()
     assert not entries.waiting
+
+
+async def test_a_write_that_the_copy_cannot_read_is_reported(
+    mq: Embedded, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await create(mq)
+    async with mq.table("users", local=True) as table:
+        await table.synced()
+        away = ConnectFailed("broker-a", "it has stopped")
+        assert table._follower is not None
+        for queue in table._follower._queues.values():
+            queue.fetching.cancel()
+        with monkeypatch.context() as patch:
+
+            async def max_offset(*_: object) -> int:
+                raise away
+
+            patch.setattr(OffsetStore, "max_offset", max_offset)
+            with (
+                trio.fail_after(10),
+                pytest.raises(CopyBehind, match="is stored at offset 0") as error,
+            ):
+                await table.put("ada", b"1")
+        assert error.value.__cause__ is away
+        assert await mq_value(mq, "ada") == b"1"
+
+
+async def test_a_write_into_a_topic_that_is_created_again_is_not_waited_for(
+    mq: Embedded, autojump_clock: MockClock
+) -> None:
+    await create(mq)
+    async with mq.table("users", local=True) as table:
+        await table.synced()
+        assert table._follower is not None
+        queue = next(iter(table._follower._queues))
+        with trio.fail_after(10):
+            await table._follower.applied(SendResult(queue, 7, [], []))
+
+
+async def mq_value(mq: Embedded, key: str) -> bytes | None:
+    async with mq.table("users") as table:
+        return await table.get(key)

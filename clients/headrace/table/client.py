@@ -264,7 +264,8 @@ class Table(Startable, Generic[Value]):
     async def put(self, key: str, value: Value) -> SendResult:
         """Set a key's value; when it returns, reads of this table see it.
 
-        Raises InvalidValue, InvalidMessage, and the errors of ``Producer.send``.
+        Raises InvalidValue, InvalidMessage, and the errors of ``Producer.send``; and CopyBehind if
+        the value is stored, but the local copy can't read it.
         """
         return await self._send(Message(self.topic, self._codec.encode(key, value), key))
 

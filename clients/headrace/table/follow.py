@@ -14,7 +14,7 @@ from headrace.consumer.offset_store import OffsetStore
 from headrace.consumer.process_queue import Delivery, Limits, ProcessQueue
 from headrace.consumer.pulls import READER_GROUP
 from headrace.consumer.subscription import Subscription
-from headrace.errors import HeadraceError
+from headrace.errors import CopyBehind, HeadraceError
 from headrace.instance import ROUTE_INTERVAL_S
 from headrace.messages import BODY_LIMITS
 from headrace.outages import is_absence
@@ -179,10 +179,12 @@ class Follower:
             self._loaded.set()
 
     async def applied(self, result: SendResult) -> None:
-        """Wait until the copy has a message that was sent."""
+        """Wait until the copy has a message that was sent. Raises CopyBehind."""
         if result.queue in self._queues:
-            while self._queues[result.queue].pull_offset <= result.queue_offset:
-                await self._moved.wait()
+            try:
+                await self._reached(result.queue, result.queue_offset + 1)
+            except HeadraceError as error:
+                raise CopyBehind(result.queue, result.queue_offset, error) from error
 
     async def _reached(self, queue: MessageQueue, offset: int) -> None:
         """Wait until the copy has the messages before ``offset``. Raises as ``synced``."""
@@ -190,4 +192,5 @@ class Follower:
             with anyio.move_on_after(_STALL_S) as stalled:
                 await self._moved.wait()
             if stalled.cancelled_caught:
-                await self._offsets.max_offset(queue)
+                # The queue of a topic that was created again has fewer.
+                offset = min(offset, await self._offsets.max_offset(queue))
