@@ -48,7 +48,8 @@ class Lane:
 
     Within a lane clients take turns.
     name: the awaited data, for logs. threads: maximum number of concurrent fetches.
-    outlives_client: whether a fetch runs even after its client has disconnected, e.g. a save.
+    outlives_client: whether a fetch runs, and long work resumes, even after the client has
+    disconnected, e.g. a save.
     """
 
     __slots__ = ("name", "outlives_client", "threads")

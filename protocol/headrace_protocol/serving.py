@@ -10,6 +10,7 @@ import functools
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
+from inspect import GEN_CREATED, getgeneratorstate
 from time import perf_counter
 from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
@@ -177,8 +178,12 @@ def run_at_once(work: Iterator[None]) -> None:
 
 def fetch_at_once(_channel: Channel, wait: NotReady, then: Then) -> None:
     """Fetch, then call back, for a program without threads."""
-    wait.fetch()
-    then(None)
+    problem: Exception | None = None
+    try:
+        wait.fetch()
+    except Exception as error:  # noqa: BLE001 - passed to the waiting request
+        problem = error
+    then(problem)
 
 
 def serve_at_once(_channel: Channel, serve: Callable[[], object]) -> None:
@@ -414,7 +419,8 @@ class Registry:
                 channel.on_drained = functools.partial(self._resume, channel, problem)
                 return
             work, request = waiting[0]
-            if channel.is_open:  # a closed client needs no answer
+            # A closed client needs no answer, but a change that has begun must not stop halfway.
+            if channel.is_open or getgeneratorstate(work) != GEN_CREATED:
                 wait = yield from self._serve_long(work, request, problem)
                 if wait is not None:
                     self.run_fetch(channel, wait, functools.partial(self._resume, channel))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +16,13 @@ from headrace_protocol.errors import Lane, NotReady, RemoteProtocolError, Reques
 from headrace_protocol.frame import FrameReader
 from headrace_protocol.header_codecs import SerializeType, encode_frame
 from headrace_protocol.headers import GetMinOffsetHeader, OffsetResponseHeader
-from headrace_protocol.serving import Registry, Reply, Request, all_ready, notice
+from headrace_protocol.serving import Registry, Reply, Request, Then, all_ready, notice
 from tests.support.channel import MemoryChannel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
+    from collections.abc import Callable, Generator
 
-    from headrace_protocol.serving import Channel, Then
+    from headrace_protocol.serving import Channel
 
 LANE = Lane("tests", threads=1)
 
@@ -347,6 +348,33 @@ def test_long_work_that_waits_for_the_disk_keeps_its_turn() -> None:
     then(None)
     list(works.pop())
     assert answer_codes(service.channel) == [0, 0]
+    assert service.channel.charged_bytes == 0
+
+
+@pytest.mark.parametrize("is_begun", [True, False])
+def test_long_work_of_a_client_that_has_left_ends_if_it_has_begun(is_begun: bool) -> None:
+    steps: list[str] = []
+
+    def change(_: Request) -> Generator[NotReady | None, None, Reply]:
+        steps.append("begun")
+        yield NotReady(lambda: None, LANE)
+        steps.append("ended")
+        return Reply()
+
+    service, works, waiting = Service(), list[Iterator[None]](), list[Then]()
+    service.registry = Registry(lambda _, error: service.unexpected.append(str(error)))
+    service.registry.route_long(RequestCode.GET_MIN_OFFSET, change)
+    service.registry.run_long = works.append
+    service.registry.run_fetch = lambda _channel, _wait, then: waiting.append(then)
+    ask(service, Connection(SerializeType.JSON), "t")
+    if is_begun:
+        list(works.pop())
+    service.channel.is_open = False
+    for then in waiting:
+        then(None)
+    for work in works:
+        list(work)
+    assert steps == ["begun", "ended"] * is_begun
     assert service.channel.charged_bytes == 0
 
 
