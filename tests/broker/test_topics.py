@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -272,4 +273,31 @@ def test_a_deletion_that_can_not_be_flushed_is_no_success(
     crash(broker.store)
     broker = BrokerUnderTest(tmp_path)
     assert broker.topics.get("t") is not None
+    broker.close()
+
+
+@pytest.mark.parametrize("use_threads", [True, False])
+def test_a_deletion_that_can_not_be_noted_removes_nothing(
+    use_threads: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = BrokerUnderTest(tmp_path)
+    broker.store.use_threads = use_threads
+    broker.create_topic("t", 1)
+    broker.store_message("t", 0)
+    broker.store.flusher.flush_now()
+
+    def fail() -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(broker.store.dispatcher.deletions, "save", fail)
+    answer = broker.ask(RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicHeader(topic="t"))
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "topic t may come back at the next start, delete it then" in answer.remark
+    with pytest.raises(RequestError, match="is being deleted"):
+        broker.create_topic("t", 1)
+    broker.topics.saved.finish()
+    crash(broker.store)
+    broker = BrokerUnderTest(tmp_path)
+    assert broker.topics.get("t") is not None
+    assert broker.store.queue("t", 0).next_offset == 1
     broker.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.retention import cleaner
 from headrace_broker.store.retention.topic_floors import TopicLimit
 from headrace_broker.store.settings import Retention
-from tests.support.faulty_files import FaultRates, FaultyFiles, next_life
+from tests.support.faulty_files import FaultRates, FaultyFiles, PowerCut, next_life
 from tests.support.stores import FaultyFiles as BrokenFiles
 from tests.support.stores import SetClock, crash, open_store, put, read_all, small_settings
 
@@ -75,6 +76,42 @@ def test_a_deleted_topic_does_not_come_back(seed: int, tmp_path: Path) -> None:
     store = loaded(next_life(files.root, files.rng, before=files))
     assert store.find_queue("Gone", 0) is None, f"seed {seed}"
     crash(store)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", ["cut_after", "kill_after"])
+def test_an_interrupted_deletion_leaves_a_topic_whole_or_empty(ending: str, tmp_path: Path) -> None:
+    sent = [b"%d" % number for number in range(15)]
+    results = []
+    for number in range(25):
+        files = FaultyFiles(tmp_path / str(number), Random(number))
+        delete_interrupted(files, sent, ending, number)
+        results.append(bodies_of_gone(next_life(files.root, files.rng, before=files)))
+    both = [sent, sent], [[], []]
+    assert all(found in results for found in both)
+    assert [found for found in results if found not in both] == []
+
+
+def delete_interrupted(files: FaultyFiles, sent: list[bytes], ending: str, number: int) -> None:
+    """Delete a topic of two queues with two files each, up to an operation of the disk."""
+    store = loaded(files)
+    for body in sent:
+        for queue_id in range(2):
+            put(store, store.queue("Gone", queue_id), body)
+    store.flusher.flush_now()
+    setattr(files, ending, files.operation_count + number)
+    with suppress(PowerCut):
+        store.delete_topic("Gone")
+    files.stop()
+    crash(store)
+
+
+def bodies_of_gone(files: FaultyFiles) -> list[list[bytes]]:
+    store = loaded(files)
+    queues = [store.queue("Gone", queue_id) for queue_id in range(2)]
+    found = [[message.body for message in read_all(store, queue)] for queue in queues]
+    crash(store)
+    return found
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -281,9 +281,7 @@ class AdminTopicsProcessor:
         # The table first, so that the topic can't be written or read while the rest is deleted.
         with self._topics.deleting(name) as existed:
             if existed:
-                for queue in self._store.queues_of(name):
-                    yield from self._long_polling.queue_gone(queue)
-                yield from self._store.delete_queues(name)
+                yield from self._delete_queues(name)
                 yield from self._offsets.delete_topic(name)
                 self._statistics.topic_deleted(name)
                 self._changes.info(request.channel.address, "topic deleted", topic=name)
@@ -292,8 +290,7 @@ class AdminTopicsProcessor:
         def on_flushed() -> None:
             life = self._store.commit_log.life
             if not life.is_writable:
-                remark = f"topic {name} may come back at the next start, delete it then"
-                remark += f": {life.refusal}"
+                remark = _unsaved(name, life.refusal)
                 request.reply(Reply(code=ResponseCode.SYSTEM_ERROR, remark=remark))
                 return
             self._topics.deleted(name)
@@ -301,6 +298,14 @@ class AdminTopicsProcessor:
 
         self._store.when_all_flushed(on_flushed)
         return None
+
+    def _delete_queues(self, topic: str) -> Generator[NotReady | None, None, None]:
+        for queue in self._store.queues_of(topic):
+            yield from self._long_polling.queue_gone(queue)
+        try:
+            yield from self._store.delete_queues(topic)
+        except OSError as error:
+            raise RequestError(ResponseCode.SYSTEM_ERROR, _unsaved(topic, error)) from error
 
     # -- reads -------------------------------------------------------------------------------------
 
@@ -363,6 +368,10 @@ class AdminTopicsProcessor:
             last_update_timestamp=source.store_time_at(max_offset - 1) or 0,
             record_bytes=source.record_bytes() if with_bytes else None,
         )
+
+
+def _unsaved(topic: str, problem: Exception | None) -> str:
+    return f"topic {topic} may come back at the next start, delete it then: {problem}"
 
 
 def _ranges(numbers: list[int]) -> str:

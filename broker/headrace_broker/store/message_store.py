@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
@@ -61,7 +61,6 @@ from headrace_broker.store.write.flush import Flusher
 from headrace_broker.store.write.write_path import WritePath
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -73,6 +72,7 @@ if TYPE_CHECKING:
     from headrace_broker.store.retention.disk_forecast import LowestUnconsumed
     from headrace_broker.store.retention.topic_floors import TopicLimit
     from headrace_broker.store.settings import StoreSettings
+    from headrace_protocol.errors import NotReady
     from headrace_protocol.message import StoredMessage
 
 # A directory with files but none of these is not a store.
@@ -539,24 +539,25 @@ class MessageStore:
 
     def delete_topic(self, topic: str) -> None:
         """As ``delete_queues`` in one step, then flush. Raises OSError."""
-        for _ in self.delete_queues(topic):
-            pass
+        for wait in filter(None, self.delete_queues(topic)):
+            wait.fetch()
         self.flusher.flush_now()
 
-    def delete_queues(self, topic: str) -> Iterator[None]:
+    def delete_queues(self, topic: str) -> Iterator[NotReady | None]:
         """Remove the topic's ConsumeQueues; its records stay in the log but become unreachable.
 
-        Yields after each queue. The StoreQueue objects must not be used afterwards. Until a
-        thorough flush, a start after a crash may bring the topic back. Raises OSError.
+        Yields a wait if the store uses threads, and None after each queue. A crash leaves the topic
+        whole or empty. The StoreQueue objects must not be used afterwards. Raises OSError.
         """
         self._finish_dispatch()
-        self.dispatcher.deletions.note(topic, self.commit_log.max_offset)
+        log_end = self.commit_log.max_offset
+        yield from self.dispatcher.deletions.note(topic, log_end, use_threads=self.use_threads)
         folder = self.root / "consumequeue"
         for queue in self.queues_of(topic):
             self._forget_queue(queue)
             queue.consume_queue.delete()
             self.fs.mark_names_unsynced(folder / topic)
-            yield
+            yield None
         with suppress(OSError):  # the topic may have new queues by now, or never had any
             (folder / topic).rmdir()
             self.fs.mark_names_unsynced(folder)

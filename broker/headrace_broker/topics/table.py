@@ -342,7 +342,8 @@ class TopicTable:
         """Delete a topic and reject its re-creation inside the block; yields whether it existed.
 
         The file keeps it until ``deleted``: a start after a crash must not bring its queues back
-        for a topic that can be created anew.
+        for a topic that can be created anew. After an error its queues are still there, so the
+        re-creation is rejected until the next start.
         """
         config = self._topics.get(topic)
         if config is None:
@@ -351,10 +352,8 @@ class TopicTable:
         self._kept_in_file[topic] = config
         self.delete(topic)
         self._being_deleted.add(topic)
-        try:
-            yield True
-        finally:
-            self._being_deleted.discard(topic)
+        yield True
+        self._being_deleted.discard(topic)
 
     def deleted(self, topic: str) -> None:
         """Drop a deleted topic from the file: the deletion of its queues is on disk."""

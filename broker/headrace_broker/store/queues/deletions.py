@@ -4,22 +4,29 @@ Records stay in the log when their topic is deleted, and a start reads the log a
 without queues, and from the newest unit on otherwise. Records below the end of a deleted topic get
 no unit then, so a topic that was created again does not get the messages of the deleted one.
 
+The end is on disk before the first file of the topic's queues is removed. So a start removes the
+rest of a deletion that a crash has interrupted: a part of a topic must not pass for the topic.
+
 Source: docs/store-format.md "Files"; tests/store/test_deletions.py.
 """
 
 from __future__ import annotations
 
 import json
+import threading
 from typing import TYPE_CHECKING, Final
 
 from headrace_broker.store.files.config_file import ConfigFile
+from headrace_protocol.errors import Lane, NotReady
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from headrace_broker.store.files.filesystem import Files
 
 DELETIONS_NAME: Final = "deletedTopics.json"
+_SAVES: Final = Lane("saves of deletions", threads=1, outlives_client=True)
 
 
 class Deletions:
@@ -32,15 +39,23 @@ class Deletions:
         self.ends: dict[str, int] = {}
         self._file = ConfigFile(root / DELETIONS_NAME, files)
         self._saved: dict[str, int] = {}
+        self._saving = threading.Lock()
 
     def load(self) -> None:
         """Read the file. Raises OSError, StoreFormatError."""
         self._saved = self._file.read(_parse) or {}
         self.ends = dict(self._saved)
 
-    def note(self, topic: str, log_end: int) -> None:
-        """A topic is deleted, whose records are below ``log_end``."""
+    def note(self, topic: str, log_end: int, *, use_threads: bool) -> Iterator[NotReady]:
+        """Save that a topic is deleted, whose records are below ``log_end``. Raises OSError.
+
+        use_threads: yield the wait for the save instead of saving immediately.
+        """
         self.ends[topic] = log_end
+        if use_threads:
+            yield NotReady(self.save, _SAVES)
+        else:
+            self.save()
 
     def settle(self, log_start: int, log_end: int) -> None:
         """Forget what the log has lost, and save: what is appended now is of no deleted topic.
@@ -53,10 +68,11 @@ class Deletions:
 
     def save(self) -> None:
         """Bring the file to disk if it has changed; in any thread. Raises OSError."""
-        ends = self.ends.copy()
-        if ends != self._saved:
-            self._file.save(json.dumps(ends).encode())
-            self._saved = ends
+        with self._saving:
+            ends = self.ends.copy()
+            if ends != self._saved:
+                self._file.save(json.dumps(ends).encode())
+                self._saved = ends
 
 
 def _parse(text: bytes) -> dict[str, int]:
