@@ -184,14 +184,6 @@ def test_seeds_of_static_topics(count: int, tmp_path: Path) -> None:
     assert {"admin cut off", "clock jump", "empty nameserver", "power cut"} <= kind.faults.keys()
 
 
-# Faults that are not mended yet: docs/reliability.md, "Open".
-@pytest.mark.long
-@pytest.mark.xfail(reason="a broken promise whose cause is not known yet")
-@pytest.mark.parametrize(("kind", "seed"), [("compacted", 85)])
-def test_seeds_that_break_a_promise(kind: str, seed: int, tmp_path: Path) -> None:
-    totals_of(kind, 1, tmp_path, seed)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "count", [10, pytest.param(80, marks=pytest.mark.long)], ids=["1 to 10", "1 to 80"]

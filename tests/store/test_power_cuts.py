@@ -87,7 +87,7 @@ def test_an_interrupted_deletion_leaves_a_topic_whole_or_empty(ending: str, tmp_
         files = FaultyFiles(tmp_path / str(number), Random(number))
         delete_interrupted(files, sent, ending, number)
         results.append(bodies_of_gone(next_life(files.root, files.rng, before=files)))
-    both = [sent, sent], [[], []]
+    both: list[list[list[bytes]]] = [[sent, sent], [[], []]]
     assert all(found in results for found in both)
     assert [found for found in results if found not in both] == []
 
