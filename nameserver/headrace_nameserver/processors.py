@@ -461,8 +461,15 @@ def _topic_list(topics: Iterable[str], broker_addr: str | None = None) -> LongWo
 
 
 def _named_topics(broker: Departed) -> list[str]:
-    """Some topics of users and retry topics of groups."""
-    seen = list(islice(broker.queues, _TOPICS_SEEN_MAX))
+    """Some topics of users and retry topics of groups, of which the broker had queues.
+
+    Each broker has each static topic, also those whose queues are all on others.
+    """
+    seen = [
+        name
+        for name, queues in islice(broker.queues.items(), _TOPICS_SEEN_MAX)
+        if queues.read_queue_nums > 0
+    ]
     users = user_topics(seen, (broker.name, broker.cluster))
     named = (name for name in seen if name in users or name.startswith(RETRY_PREFIX))
     return list(islice(named, _TOPICS_NAMED_MAX))

@@ -103,7 +103,7 @@ def test_a_queue_that_nobody_pulls_is_an_alarm(mq: Embedded, topic: str) -> None
         outcome = headrace("doctor", "--json")
         assert outcome.exit_code == 1
         (problem,) = [row["problem"] for row in outcome.json() if row["problem"]]
-        assert problem.startswith("1 queues were not pulled for 30 s")
+        assert problem.startswith("nobody has pulled 1 queue for 30 s")
         assert f"`headrace group describe {group}`" in problem
     until(lambda: headrace("doctor").exit_code == 0)
 

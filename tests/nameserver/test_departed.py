@@ -114,6 +114,18 @@ def test_the_queues_of_a_broker_are_counted_once(monkeypatch: pytest.MonkeyPatch
 # -- what answers say ------------------------------------------------------------------------------
 
 
+def test_topics_without_queues_on_a_broker_do_not_miss_it(server: NameServerUnderTest) -> None:
+    static = TopicConfig(topic_name="static", read_queue_nums=0, write_queue_nums=0)
+    channel = register(server.table, "d", static, ORDERS, now_ms=server.now_ms)
+    server.table.close_channel(channel, server.now_ms)
+    command, data = server.ask(
+        RequestCode.GET_BROKER_CLUSTER_INFO, ClusterInfoHeader(departed=True)
+    )
+    assert command.code == ResponseCode.SUCCESS
+    left = {each.broker_name: each for each in ClusterInfo.decode(data).departed_brokers or ()}
+    assert left["d"].topics == ["orders"]
+
+
 def test_a_route_names_a_departed_broker_with_its_queues(server: NameServerUnderTest) -> None:
     gone = DepartedBroker(
         broker_name="b",

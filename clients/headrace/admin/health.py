@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from headrace.admin.output import time_text
+from headrace.admin.output import counted, time_text
 from headrace_protocol.departed import Departure
 from headrace_protocol.system_topics import RETRY_PREFIX
 
@@ -77,14 +77,14 @@ def _tier(info: Info, _now_ms: int) -> Iterator[str]:
         yield f"reads fail: {problem}"
     if count := int(_number(info, "tierStuckQueues")):
         yield (
-            f"{count} queues are not uploaded any more, and the log is kept for them: "
+            f"uploads of {counted(count, 'queue')} are given up, and the log is kept for them: "
             f"{info.get('tierStuckReason') or 'no reason given'}; see `headrace tier status`, then "
             "`headrace tier resume`"
         )
     if count := int(_number(info, "tierForeignQueues")):
         yield (
-            f"{count} queues have other messages in the tier than in the log: decide by `headrace "
-            "tier status` and `headrace tier forget`"
+            f"in {counted(count, 'queue')} the tier has other messages than the log: decide by "
+            "`headrace tier status` and `headrace tier forget`"
         )
 
 
@@ -101,7 +101,7 @@ def _clock(info: Info, now_ms: int) -> Iterator[str]:
 def _static(info: Info, _now_ms: int) -> Iterator[str]:
     if count := int(_number(info, "staticQueuesUndecidedCount")):
         yield (
-            f"{count} queues of static topics take messages that nobody can read yet "
+            f"in {counted(count, 'queue')} of static topics are messages that nobody can read yet "
             f"({info.get('staticQueuesUndecided')}): run `headrace topic repair`"
         )
 
@@ -110,8 +110,8 @@ def _groups(info: Info, _now_ms: int) -> Iterator[str]:
     if count := int(_number(info, "queuesWithoutPulls")):
         groups = info.get("groupsWithoutPulls", "")
         yield (
-            f"{count} queues were not pulled for 30 s although their groups have members: "
-            f"{groups}; `headrace group describe {groups.partition(',')[0]}` shows them"
+            f"nobody has pulled {counted(count, 'queue')} for 30 s although their groups have "
+            f"members: {groups}; `headrace group describe {groups.partition(',')[0]}` shows them"
         )
 
 
