@@ -27,6 +27,7 @@ from headrace_broker.consumer.own_groups import guard_own_groups
 from headrace_broker.consumer.pull_watch import PullWatch
 from headrace_broker.consumer.subscriptions import SubscriptionGroups
 from headrace_broker.consumer.unconsumed import InnerConsumer, UnconsumedOffsets
+from headrace_broker.expected_store import BegunWithout
 from headrace_broker.frame_loop import FrameLoop
 from headrace_broker.health import Health
 from headrace_broker.host_budget import HostBudget
@@ -265,8 +266,14 @@ def _cluster(
     peers.find_address = nameservers.find_address
     peers.on_waiting = lambda is_waiting: server.share_loop(is_shared=is_waiting)
     fence = Fence(mappings, topics, store, long_polling, nameservers)
+    begun = BegunWithout(config, nameservers, store.flusher.stop_writing)
+
+    async def before(nameserver: str) -> None:
+        await begun.look(nameserver)
+        await fence.look(nameserver)
+
     registration = Registration(
-        config, peers, nameservers, topics, mappings, fence.look, listener.address, ha_address=""
+        config, peers, nameservers, topics, mappings, before, listener.address, ha_address=""
     )
     return peers, nameservers, fence, registration
 

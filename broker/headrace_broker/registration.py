@@ -14,6 +14,7 @@ import trio
 
 from headrace_broker.peers.callers import REGISTRATION
 from headrace_broker.peers.peers import Ask
+from headrace_broker.store.errors import StoreMissing
 from headrace_daemon.slices import in_slices
 from headrace_protocol import fastjson
 from headrace_protocol.bodies import DataVersion, TopicConfigSerializeWrapper
@@ -75,7 +76,10 @@ class Registration:
         address: str,
         ha_address: str,
     ) -> None:
-        """before: called before the first registration at a nameserver, and at every period."""
+        """before: called before the first registration at a nameserver, and at every period.
+
+        It may raise HeadraceError or StoreMissing.
+        """
         self._config = config
         self._peers = peers
         self._nameservers = nameservers
@@ -116,7 +120,8 @@ class Registration:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Stay registered until cancelled; started after the first attempt at each nameserver.
 
-        Raises IdentityTaken before it has started; later that error is logged and retried.
+        Raises IdentityTaken or StoreMissing before it has started; later these errors are logged
+        and retried.
         """
         async with trio.open_nursery() as nursery:
             tried = {nameserver: trio.Event() for nameserver in self._nameservers.addresses}
@@ -149,11 +154,11 @@ class Registration:
         while True:
             try:
                 await self._serve_connection(nameserver, tried)
-            except (HeadraceError, IdentityTaken) as error:
-                is_taken = isinstance(error, IdentityTaken)
-                if is_taken and not self._has_started:
+            except (HeadraceError, IdentityTaken, StoreMissing) as error:
+                is_refused = not isinstance(error, HeadraceError)
+                if is_refused and not self._has_started:
                     raise
-                away = self._name_at(nameserver) if is_taken else f"nameserver {nameserver}"
+                away = self._name_at(nameserver) if is_refused else f"nameserver {nameserver}"
                 self._outages.failed(away, error)
             tried.set()
             await trio.sleep(_RETRY_S)
@@ -162,7 +167,7 @@ class Registration:
         return f"the name {self._config.broker_name} at nameserver {nameserver}"
 
     async def _serve_connection(self, nameserver: str, tried: trio.Event) -> None:
-        """Stay registered until the connection ends. Raises HeadraceError or IdentityTaken."""
+        """Stay registered until the connection ends. Raises as ``before``, or IdentityTaken."""
         try:
             async with self._nameservers.hold(nameserver):
                 await self._keep_registered(nameserver, tried)

@@ -11,7 +11,7 @@ import trio
 
 from headrace_broker import assembly
 from headrace_broker.clock import SystemClock
-from headrace_broker.expected_store import check_never_left, check_store
+from headrace_broker.expected_store import check_never_left, check_store, keep_begun_without
 from headrace_broker.readiness import Readiness, State
 from headrace_broker.store.errors import LoadInterrupted
 from headrace_broker.store.recovery import LoadStage
@@ -107,7 +107,8 @@ class Broker:
             self.config.fast_listen_port,
         )
         try:
-            await check_never_left(self.config, self._network)
+            unasked = await check_never_left(self.config, self._network)
+            keep_begun_without(self.config, unasked)
             store = await self._open_store(listener, _LoadProgress(self, stop))
             try:
                 await self._serve(store, listener, stop, task_status)

@@ -18,6 +18,9 @@ from headrace_daemon.network import MemoryNetwork
 from headrace_nameserver.config import NameServerConfig
 from headrace_nameserver.server import NameServer
 from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.drivers.aio import AsyncConnection, open_stream
+from headrace_protocol.drivers.errors import BrokerError
+from headrace_protocol.headers import SendMessageHeaderV2
 from headrace_protocol.serving import Reply
 from tests.support.scripted import scripted
 
@@ -43,9 +46,10 @@ def config(folder: Path, **settings: Any) -> BrokerConfig:
 
 
 @asynccontextmanager
-async def nameserver(network: MemoryNetwork) -> AsyncIterator[None]:
-    """One of the two; the other one is away."""
-    at = NameServerConfig(bind_address="127.0.0.1", listen_port=9877)
+async def nameserver(network: MemoryNetwork, memory: Path | None = None) -> AsyncIterator[None]:
+    """One of the two; the other one is away. memory: its folder, if it remembers."""
+    kept = None if memory is None else str(memory / "kvConfig.json")
+    at = NameServerConfig(bind_address="127.0.0.1", listen_port=9877, kv_config_path=kept)
     async with trio.open_nursery() as nursery:
         await nursery.start(NameServer(at, network).run)
         yield
@@ -150,3 +154,75 @@ async def test_a_nameserver_that_can_not_tell_is_a_warning(
     told = [entry for entry in logs if entry["event"].startswith("a new store begins")]
     assert [entry["nameserver"] for entry in told] == [away.address]
     assert all(entry["reason"] for entry in told)
+
+
+@pytest.mark.parametrize("restarts", [False, True], ids=["running", "restarted"])
+async def test_a_store_that_began_alone_is_given_up_when_a_nameserver_remembers(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock, *, restarts: bool
+) -> None:
+    network, root = MemoryNetwork(), tmp_path / "store"
+    memory = tmp_path / "nameserver"
+    anew = (
+        rf"store {root} has begun anew, but nameserver {NAMESERVERS[1]} remembers broker broker-a"
+    )
+    async with nameserver(network, memory):
+        await run_once(network, config(root), "orders")
+    root.rename(tmp_path / "unmounted")
+    async with trio.open_nursery() as nursery:
+        broker = Broker(config(root), network)
+        await nursery.start(broker.run)
+        await send(network, broker.address, "orders")
+        async with nameserver(network, memory):
+            if not restarts:
+                await trio.sleep(30)
+                with pytest.raises(BrokerError, match=f"{anew}.*then restart it"):
+                    await send(network, broker.address, "orders")
+            nursery.cancel_scope.cancel()
+    async with nameserver(network, memory):
+        with pytest.RaisesGroup(pytest.RaisesExc(StoreMissing, match=anew), flatten_subgroups=True):
+            await run_once(network, config(root))
+        async with Admin(nameserver=NAMESERVERS[1], connect=network.connect) as admin:
+            (left,) = await admin.departed_brokers()
+            assert left.topics == ["orders"]
+            assert await admin.forget_broker("broker-a")
+        await run_once(network, config(root))
+    assert (root / "config" / "begunWithout").read_text().split()[0] == NAMESERVERS[0]
+
+
+async def test_a_store_that_began_alone_stays_when_no_nameserver_remembers(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    network, root = MemoryNetwork(), tmp_path / "store"
+    only = config(root, namesrv_addr=NAMESERVERS[1])
+    async with trio.open_nursery() as nursery:
+        broker = Broker(only, network)
+        await nursery.start(broker.run)
+        assert (root / "config" / "begunWithout").exists()
+        async with nameserver(network):
+            await trio.sleep(30)
+            await send(network, broker.address, "orders")
+            assert not (root / "config" / "begunWithout").exists()
+            nursery.cancel_scope.cancel()
+
+
+async def send(network: MemoryNetwork, address: str, topic: str) -> None:
+    """Send to a broker as a client does that knows its address."""
+    stream = await open_stream(network.connect, address)
+    connection = AsyncConnection(stream, address)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(connection.run)
+        header = SendMessageHeaderV2(
+            producer_group="g",
+            topic=topic,
+            default_topic="TBW102",
+            default_topic_queue_nums=4,
+            queue_id=0,
+            sys_flag=0,
+            born_timestamp=0,
+            flag=0,
+        )
+        response = await connection.request(
+            RequestCode.SEND_MESSAGE_V2, header, b"x", timeout_ms=5000
+        )
+        nursery.cancel_scope.cancel()
+    response.expect()

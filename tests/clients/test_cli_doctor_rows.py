@@ -50,9 +50,9 @@ WRONG: list[tuple[str, dict[str, str], str]] = [
     (
         "tier",
         {"tierStuckQueues": "10", "tierStuckReason": "damaged"},
-        "10 queues are not uploaded any more, and the log is kept for them: damaged",
+        "uploads of 10 queues are given up, and the log is kept for them: damaged",
     ),
-    ("tier", {"tierForeignQueues": "1"}, "1 queues have other messages in the tier"),
+    ("tier", {"tierForeignQueues": "1"}, "in 1 queue the tier has other messages"),
     ("clock", {"currentTimestamp": str(NOW_MS + 60_000)}, "60 s ahead of this machine's"),
     ("clock", {"currentTimestamp": str(NOW_MS - 7_000)}, "7 s behind this machine's"),
     (
@@ -134,6 +134,26 @@ def test_the_command_prints_all_rows_and_fails() -> None:
         ("topic", "T", False),
     ]
     assert outcome.exit_code == 1
+
+
+def test_a_broker_that_left_and_still_runs_says_why() -> None:
+    with scripted_in_thread(2) as (nameserver, broker):
+        left = DepartedBroker(
+            broker_name="b", how="SILENT", since=NOW_MS, topics=["T"], broker_addr=broker.address
+        )
+        cluster = ClusterInfo(departed_brokers=[left])
+        found = Reply(body=(cluster.encode(strict=True),))
+        nameserver.answer(RequestCode.GET_BROKER_CLUSTER_INFO, found)
+        info = FINE | {"refusesWrites": "the store has begun anew"}
+        info["currentTimestamp"] = str(time.time_ns() // 1_000_000)
+        broker.answer(
+            RequestCode.GET_BROKER_RUNTIME_INFO, Reply(body=(KVTable(table=info).encode(),))
+        )
+        outcome = headrace("doctor", "--json", "--nameserver", nameserver.address)
+    rows = {row["role"]: row for row in outcome.json()}
+    assert list(rows) == ["nameserver", "departed", "topic", "store"]
+    assert rows["store"]["problem"] == "it refuses every send: the store has begun anew"
+    assert rows["store"]["address"] == broker.address
 
 
 def test_many_topics_are_a_few_names() -> None:

@@ -12,10 +12,12 @@ from headrace_broker.peers.callers import FENCE, LOOKUPS
 from headrace_broker.peers.peers import Ask
 from headrace_protocol.bodies import (
     BrokerMemberGroup,
+    ClusterInfo,
     GetBrokerMemberGroupResponseBody,
     TopicRouteData,
 )
 from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.departed import ClusterInfoHeader
 from headrace_protocol.drivers.errors import ConnectFailed, HeadraceError
 from headrace_protocol.headers import GetBrokerMemberGroupHeader, GetRouteInfoHeader
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
     from headrace_broker.peers.peers import Peers
     from headrace_protocol.bodies import TopicQueueMappingInfo
+    from headrace_protocol.departed import DepartedBroker
     from headrace_protocol.drivers.response import Response
 
 T = TypeVar("T")
@@ -106,6 +109,16 @@ class Nameservers:
             return {}
         body = response.decode(GetBrokerMemberGroupResponseBody)
         return (body.broker_member_group or BrokerMemberGroup()).broker_addrs
+
+    async def departed(self, nameserver: str) -> list[DepartedBroker]:
+        """The brokers that left, as a nameserver remembers them. Raises HeadraceError.
+
+        Apache RocketMQ's nameservers remember none.
+        """
+        header = ClusterInfoHeader(departed=True)
+        ask = Ask(nameserver, RequestCode.GET_BROKER_CLUSTER_INFO, header=header)
+        response = await self._peers.ask(LOOKUPS, ask)
+        return response.expect().decode(ClusterInfo).departed_brokers or []
 
     async def infos(self, nameserver: str, topics: Sequence[str]) -> dict[str, Infos]:
         """The mappings of topics that a nameserver has. Raises HeadraceError."""

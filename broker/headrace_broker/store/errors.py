@@ -25,14 +25,14 @@ class StoreLocked(StoreError):
 
 
 class StoreMissing(StoreError):
-    """The directory has no store, though there was one.
+    """The directory has no store, or a new one, though there was another.
 
-    known: who knows of it. forget: the command that gives its messages up.
+    known: who knows of it. forget: the command that gives its messages up. found: what there is.
     """
 
-    def __init__(self, root: Path, known: str, forget: str) -> None:
+    def __init__(self, root: Path, known: str, forget: str, found: str = "is empty") -> None:
         super().__init__(
-            f"store {root} is empty, but {known}. Mount the disk of the store, restore it with "
+            f"store {root} {found}, but {known}. Mount the disk of the store, restore it with "
             f"`headrace tier restore`, or give its messages up with `{forget}`"
         )
         self.root = root

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from headrace.admin.health import Row
     from headrace_protocol.bodies import BrokerData, ClusterInfo
+    from headrace_protocol.departed import DepartedBroker
 
 
 class Check(NamedTuple):
@@ -81,6 +82,8 @@ async def _check_all(nameservers: Sequence[str]) -> list[Check]:
         for nameserver, cluster in clusters.items()
         for broker, broker_id, address, loopback in _brokers(cluster, nameserver)
     }
+    live = {address for _, _, address in brokers}
+    left = _left(clusters.values())
 
     async def check(place: tuple[str, int, str]) -> list[Check]:
         name, broker_id, address = place
@@ -90,9 +93,18 @@ async def _check_all(nameservers: Sequence[str]) -> list[Check]:
         own = Check("broker", node, address, problem or brokers[place])
         return [own, *(Check(row.role, row.name, address, row.problem) for row in rows)]
 
-    for each in await gather(check, sorted(brokers)):
+    async def check_left(broker: DepartedBroker) -> list[Check]:
+        """Also a broker that runs and doesn't register, which its store may be the reason for."""
+        name, address = broker.broker_name, broker.broker_addr
+        rows = departed_rows(broker)
+        if address and address not in live:
+            problem, body = await examine(address, Role.BROKER)
+            rows += [] if problem else _broker_problems(name, body)[1]
+        return [Check(row.role, row.name, address, row.problem) for row in rows]
+
+    for each in [*await gather(check, sorted(brokers)), *await gather(check_left, left)]:
         checks += each if isinstance(each, list) else []
-    return checks + _departed(clusters.values())
+    return checks
 
 
 def _broker_problems(node: str, body: bytes) -> tuple[str | None, list[Row]]:
@@ -107,16 +119,12 @@ def _broker_problems(node: str, body: bytes) -> tuple[str | None, list[Row]]:
     return None, broker_rows(node, info, now_ms)
 
 
-def _departed(clusters: Iterable[ClusterInfo]) -> list[Check]:
-    """The brokers that left, and what is missing without them."""
+def _left(clusters: Iterable[ClusterInfo]) -> list[DepartedBroker]:
+    """The brokers that left and are registered nowhere."""
     seen = list(clusters)
     live = {name for cluster in seen for name in cluster.broker_addr_table}
     left = {each.broker_name: each for cluster in seen for each in cluster.departed_brokers or []}
-    return [
-        Check(row.role, row.name, left[name].broker_addr, row.problem)
-        for name in sorted(left.keys() - live)
-        for row in departed_rows(left[name])
-    ]
+    return [left[name] for name in sorted(left.keys() - live)]
 
 
 def _nameserver_problem(address: str, body: bytes, clusters: dict[str, ClusterInfo]) -> str | None:
