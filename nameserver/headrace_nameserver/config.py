@@ -29,7 +29,7 @@ class NameServerConfig(msgspec.Struct, rename="camel", kw_only=True, frozen=True
     anonymous_access: Access without authentication: deny serves only loopback; read serves anyone,
         but not administration; allow serves anyone everything.
     kv_config_path: File that keeps key-value settings across restarts, beside departedBrokers.json,
-        which keeps the brokers that left; if unset, both are lost.
+        which keeps the brokers that left; if unset, a restart loses both, and a warning says so.
     departed_broker_hours: How long a broker that left is remembered with its topics, so that
         clients can tell that they read only a part; `headrace broker forget` ends it.
     broker_timeout_ms: Silence in milliseconds after which a broker is dropped; a broker may

@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import msgspec
+import structlog
 import trio
 
 from headrace_daemon.command import daemon_parser, run_daemon
@@ -19,6 +20,13 @@ from headrace_nameserver.server import NameServer
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+log = structlog.get_logger("headrace.nameserver")
+
+_FORGETFUL = (
+    "kvConfigPath is not set: a restart forgets which brokers left, and answers without them look "
+    "whole; name a file on a disk that stays"
+)
 
 
 def serve(config: Path | None, *, port: int | None, check_config: bool, log_level: str) -> None:
@@ -35,9 +43,11 @@ def serve(config: Path | None, *, port: int | None, check_config: bool, log_leve
         settings = msgspec.structs.replace(settings, listen_port=port)
     check_ports(settings)
     server = NameServer(settings)
+    warnings = [] if settings.kv_config_path else [_FORGETFUL]
     if check_config:
         if problem := listening_problem(settings.bind_address, settings.ports()):
             raise ConfigError(problem)
+        sys.stderr.writelines(f"headrace: {warning}\n" for warning in warnings)
         sys.stderr.write(
             f"{config or 'default settings'}: valid, nameserver on {settings.bind_address}:"
             f"{settings.listen_port}\n"
@@ -45,6 +55,8 @@ def serve(config: Path | None, *, port: int | None, check_config: bool, log_leve
         return
     prepare()
     configure_logs(log_level)
+    for warning in warnings:
+        log.warning(warning)
     trio.run(run_until_signal, server.run)
 
 
