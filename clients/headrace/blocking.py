@@ -593,6 +593,7 @@ class Admin(_Blocking[AsyncAdmin]):
     update_broker_config = _blocking(AsyncAdmin.update_broker_config)
     create_topic = _blocking(AsyncAdmin.create_topic)
     alter_topic = _blocking(AsyncAdmin.alter_topic)
+    require_everywhere = _blocking(AsyncAdmin.require_everywhere)
     compact_topic = _blocking(AsyncAdmin.compact_topic)
     rebuild_topic = _blocking(AsyncAdmin.rebuild_topic)
     purge_topic = _blocking(AsyncAdmin.purge_topic)

@@ -232,6 +232,23 @@ class PartialAnswer(HeadraceError):
         self.parts = tuple(parts)
 
 
+class NotEverywhere(HeadraceError):
+    """A change does not reach brokers that left with a part of what it changes.
+
+    parts: a ``MissingPart`` for each broker.
+    """
+
+    retryable = True
+
+    def __init__(self, change: str, parts: Sequence[MissingPart], way_out: str) -> None:
+        """change: what is done and where, or is not. way_out: what to do once they are back."""
+        super().__init__(
+            f"{change}: {_first_parts(parts)}. {way_out}, or run `headrace broker forget "
+            f"{parts[0].broker}` if it won't come back"
+        )
+        self.parts = tuple(parts)
+
+
 def _first_parts(parts: Sequence[MissingPart]) -> str:
     more = f"; and {len(parts) - _PARTS_NAMED_MAX} more" if len(parts) > _PARTS_NAMED_MAX else ""
     return "; ".join(map(str, parts[:_PARTS_NAMED_MAX])) + more

@@ -12,7 +12,13 @@ from headrace import Admin, Message, Producer
 from headrace.admin.client import TopicExists
 from headrace.admin.statictopic import HalfDone, StaticTopicError, UnchangedTopic
 from headrace.consumer.offset_store import OffsetStore
-from headrace.errors import BrokerError, ConfigurationError, ConnectionLost, RouteNotFound
+from headrace.errors import (
+    BrokerError,
+    ConfigurationError,
+    ConnectionLost,
+    NotEverywhere,
+    RouteNotFound,
+)
 from headrace_protocol.bodies import SubscriptionGroupConfig
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.headers import DeleteTopicHeader
@@ -196,6 +202,9 @@ async def test_a_topic_that_is_not_whole_is_not_purged(mq: Brokers, admin: Admin
     await admin.create_static_topic("T", 3)
     await send(mq)
     await mq.stop("c")
+    with pytest.raises(NotEverywhere, match=r"T is not purged, .*broker c \(queue 2\)"):
+        await admin.purge_topic("T")
+    await admin.forget_broker("c")
     with pytest.raises(StaticTopicError, match=r"queue 2: .*has no leader"):
         await admin.purge_topic("T")
     await mq.start("c")

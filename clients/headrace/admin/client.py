@@ -19,7 +19,13 @@ from headrace.admin.statictopic import Found as FoundTopic
 from headrace.admin.statictopic import StaticTopicAdmin, UnchangedTopic, is_compacted
 from headrace.admin.tier import TierAdmin
 from headrace.admin.waiting import WaitingAdmin
-from headrace.errors import BrokerError, ConfigurationError, HeadraceError, PartialAnswer
+from headrace.errors import (
+    BrokerError,
+    ConfigurationError,
+    HeadraceError,
+    NotEverywhere,
+    PartialAnswer,
+)
 from headrace.messages import ReceivedMessage, check_topic
 from headrace.missing import departed_part
 from headrace.tasks import gather
@@ -216,9 +222,12 @@ class Admin(StaticTopicAdmin, GroupAdmin, WaitingAdmin, TierAdmin):
         read_queues: number of read queues, if it is to differ. Messages in the others become
         unreadable.
         force: change the number of queues also of a compacted topic, whose keys then move.
-        Returns the brokers' warnings. Raises RouteNotFound, UnreadMessages, or ConfigurationError
-        if ``broker`` does not have the topic.
+        Returns the brokers' warnings. Raises RouteNotFound, UnreadMessages, ConfigurationError if
+        ``broker`` does not have the topic, or without ``broker`` NotEverywhere, with nothing done,
+        if brokers left with a part of it.
         """
+        if broker is None:
+            await self.require_everywhere(topic, "altered")
         configs = await self.topic(topic, problems=None if broker is None else [])
         if broker is not None:
             configs = {name: each for name, each in configs.items() if name == broker}
@@ -240,6 +249,18 @@ class Admin(StaticTopicAdmin, GroupAdmin, WaitingAdmin, TierAdmin):
             await put(changes)
             await self._check_consumed(topic, queues, broker)
         return await put(changes | {"read_queue_nums": queues})
+
+    async def require_everywhere(self, topic: str, change: str) -> None:
+        """Raise NotEverywhere if a change of a topic would not reach all brokers that have it.
+
+        change: a participle, for the error.
+        """
+        if missing := await self._left_with(topic):
+            raise NotEverywhere(
+                f"topic {topic} is not {change}, since brokers left with a part of it",
+                missing,
+                "Start them",
+            )
 
     async def _check_consumed(self, topic: str, queues: int, broker: str | None) -> None:
         """Raise UnreadMessages if a queue from number ``queues`` on is not consumed."""
@@ -328,8 +349,10 @@ class Admin(StaticTopicAdmin, GroupAdmin, WaitingAdmin, TierAdmin):
 
         It is deleted and created again. A static topic keeps its number of queues, and the brokers
         that lead them.
-        Raises RouteNotFound, and StaticTopicError for a static topic that is not whole.
+        Raises RouteNotFound, StaticTopicError for a static topic that is not whole, and
+        NotEverywhere, with nothing done, if brokers left with a part of it.
         """
+        await self.require_everywhere(topic, "purged")
         if await self.is_static(topic):
             await self._purge_static(topic)
             return
@@ -372,15 +395,28 @@ class Admin(StaticTopicAdmin, GroupAdmin, WaitingAdmin, TierAdmin):
         await self._put_topics(before.masters, settings)
 
     async def delete_topic(self, topic: str) -> None:
-        """Delete a topic and its messages on all brokers. Raises RouteNotFound if it is missing."""
+        """Delete a topic and its messages on all brokers.
+
+        Raises RouteNotFound if it is missing, and NotEverywhere, after the rest is done, if brokers
+        left with a part of it: they still have it.
+        """
         self._instance.check_open("Admin")
         await self._instance.fetch_route(topic)
+        missing = await self._left_with(topic)
         header = DeleteTopicHeader(topic=topic)
         await self._ask_all(await self._masters(), RequestCode.DELETE_TOPIC_IN_BROKER, header)
-        for nameserver in self._instance.nameservers:
-            in_nameserver = TopicInNamesrvHeader(topic=topic)
-            await self._ask(nameserver, RequestCode.DELETE_TOPIC_IN_NAMESRV, in_nameserver)
+        if not missing:
+            # It forgets what departed brokers have of the topic, too.
+            for nameserver in self._instance.nameservers:
+                in_nameserver = TopicInNamesrvHeader(topic=topic)
+                await self._ask(nameserver, RequestCode.DELETE_TOPIC_IN_NAMESRV, in_nameserver)
         self._instance.invalidate_route(topic)
+        if missing:
+            raise NotEverywhere(
+                f"topic {topic} is deleted on the brokers that are there, not on those that left",
+                missing,
+                "It is back with them: delete it again then",
+            )
 
     async def topics(self, *, system: bool = False) -> list[str]:
         """Names of all topics, sorted; ``system`` includes the brokers' own topics."""

@@ -16,6 +16,7 @@ from headrace.errors import (
     InvalidMessage,
     NameserverUnavailable,
     NoBroker,
+    NotEverywhere,
     PartialAnswer,
     RequestTimeout,
     RouteNotFound,
@@ -76,6 +77,7 @@ class NotFound(CommandFailed):
 _NOT_FOUND = (
     NotFound,
     NoBroker,
+    NotEverywhere,
     PartialAnswer,
     WrongServer,
     RouteNotFound,

@@ -16,6 +16,7 @@ from headrace.errors import (
     ConfigurationError,
     GroupNotFound,
     HeadraceError,
+    NotEverywhere,
     RequestTimeout,
     RouteNotFound,
 )
@@ -130,14 +131,22 @@ class GroupAdmin(ChainAdmin):
     async def delete_group(self, group: str) -> None:
         """Delete a consumer group and its progress.
 
-        Raises GroupNotFound, and GroupHasMembers for a group with connected members, which would
-        create it again.
+        Raises GroupNotFound, GroupHasMembers for a group with connected members, which would create
+        it again, and NotEverywhere, after the rest is done, if brokers left that know the group.
         """
         await self.group(group, problems=[])
         if members := member_ids(await self.members(group)):
             raise GroupHasMembers(group, members)
+        # A broker that left and knew the group had its retry topic.
+        missing = await self._left_with(f"{RETRY_PREFIX}{group}")
         header = DeleteSubscriptionGroupHeader(group_name=group, clean_offset=True)
         await self._ask_all(await self._masters(), RequestCode.DELETE_SUBSCRIPTIONGROUP, header)
+        if missing:
+            raise NotEverywhere(
+                f"group {group} is deleted on the brokers that are there, not on those that left",
+                missing,
+                "It is back with them: delete it again then",
+            )
 
     async def groups(
         self, *, system: bool = False, problems: list[BrokerProblem] | None = None

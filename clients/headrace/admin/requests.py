@@ -257,6 +257,14 @@ class BrokerRequests(Startable):
         parts = [departed_part(each) for each in await self.departed_brokers()]
         _note(what, parts, problems)
 
+    async def _left_with(self, topic: str) -> list[MissingPart]:
+        """The parts of a topic on brokers that left; none of a topic that is nowhere."""
+        try:
+            route = await self._instance.fetch_route(topic)
+        except RouteNotFound:
+            return []
+        return [part for part in route.missing if part.broker]
+
     async def _topic_masters(self, topic: str) -> dict[str, str]:
         """Addresses of the masters that have a topic, by broker name."""
         self._instance.check_open("Admin")

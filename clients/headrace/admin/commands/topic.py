@@ -268,6 +268,8 @@ def alter(
 
     async def run() -> list[dict[str, Any]]:
         async with Admin(nameserver=nameserver) as admin:
+            if broker is None:
+                await admin.require_everywhere(name, "altered")
             if perm or attributes:
                 await admin.alter_topic(
                     name,
@@ -277,8 +279,8 @@ def alter(
                 )
             if queues is not None:
                 await _set_queues(admin, name, queues, broker, shrink=shrink, force=force)
-            configs = await admin.topic(name)
-            return [_broker_row(broker, config) for broker, config in configs.items()]
+            configs = await admin.topic(name, problems=None if broker is None else [])
+            return [_broker_row(each, config) for each, config in configs.items()]
 
     print_rows(trio.run(run), as_json=as_json, empty="on no broker")
 
@@ -294,7 +296,7 @@ async def _set_queues(
     async def left() -> list[Unread]:
         return await unread_from(admin, topic, await admin.topic_stats(topic), queues, broker)
 
-    configs = await admin.topic(topic)
+    configs = await admin.topic(topic, problems=None if broker is None else [])
     changed = {name: each for name, each in configs.items() if broker in {None, name}}
     is_smaller = any(config.read_queue_nums > queues for config in changed.values())
     if is_smaller and not shrink and (unread := await left()):
