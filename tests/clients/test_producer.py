@@ -728,7 +728,7 @@ async def test_empty_batches_and_delayed_messages() -> None:
         ([b"x"], {"topic": "T", "keys": []}, "0 keys for 1 messages"),
         (iter([b"x", b"y"]), {"topic": "T", "keys": ["a"]}, "1 keys for more messages"),
         ([b"x"], {"topic": "T", "keys": [7]}, r"keys\[0\]=7 is int"),
-        ([b"x"], {"topic": "T", "tags": ["a\x02b"]}, "row 0: its tags .* byte 1 or 2"),
+        ([b"x"], {"topic": "T", "tags": ["a\x02b"]}, "row 0: its tag .* byte 1 or 2"),
         ([b"x"], {"topic": "T", "tags": ["a"], "keys": ["k" * 32800]}, "32725"),
         ([b"x"], {"topic": "bad topic"}, "not a valid topic name"),
         ([Message("T", b"x")], {"keys": ["k"]}, "a Message has a key"),

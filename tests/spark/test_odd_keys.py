@@ -24,10 +24,10 @@ RAW = [b"\xff", b"caf\xe9", b"\xfe", "é".encode()]
 @pytest.mark.parametrize(
     ("columns", "reason"),
     [
-        ({"value": ["x"], "key": [b"\xff"]}, r"row 0: its keys for T is not UTF-8 but b'\\xff'"),
-        ({"value": ["x", "y"], "tag": [b"\xc3", b"\xa9"]}, r"row 0: its tags .* b'\\xc3'"),
-        ({"value": ["x", "y"], "key": ["é", b"\xa9"]}, r"row 1: its keys .* b'\\xa9'"),
-        ({"value": ["", "y"], "key": [b"\xff", b"a"]}, "row 0: its keys"),
+        ({"value": ["x"], "key": [b"\xff"]}, r"row 0: its key for T is not UTF-8 but b'\\xff'"),
+        ({"value": ["x", "y"], "tag": [b"\xc3", b"\xa9"]}, r"row 0: its tag .* b'\\xc3'"),
+        ({"value": ["x", "y"], "key": ["é", b"\xa9"]}, r"row 1: its key .* b'\\xa9'"),
+        ({"value": ["", "y"], "key": [b"\xff", b"a"]}, "row 0: its key for T"),
         ({"value": ["x"], "topic": [b"\xff"]}, "not a valid topic name"),
     ],
 )

@@ -105,7 +105,7 @@ def test_a_filter_is_of_tags_or_sql(text: str, tags: str, sql: str | None) -> No
         ({"maxOffsetsPerTrigger": "5"}, "here it is maxRows"),
         (
             {"path": "orders"},
-            r"path='orders': load\(\) .* take no topic: use .option\(.topic., .ord",
+            r"path='orders': load\(\), .* take no topic: use .option\(.topic., .ord",
         ),
         ({"owner": "root"}, "CREATE TABLE.*no options: use CREATE TEMPORARY VIEW"),
         ({"provider": "headrace"}, "CREATE TABLE.*no options: use CREATE TEMPORARY VIEW"),

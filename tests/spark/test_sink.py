@@ -225,6 +225,8 @@ def test_what_can_not_be_written_is_said_at_plan_time(mq: Embedded) -> None:
         batch_writer(place | {"topic": "T"}, schema, overwrite=True)
     with pytest.raises(OptionError, match="outputMode='complete': a topic is append-only"):
         stream_writer(place | {"topic": "T"}, schema, overwrite=True)
+    with pytest.raises(OptionError, match=r"path='T': load\(\), save\(\) .* take no topic"):
+        batch_writer(place | {"path": "T"}, schema, overwrite=False)
     with pytest.raises(OptionError, match="did you mean topic"):
         stream_writer(place | {"topics": "T"}, schema, overwrite=False)
     with pytest.raises(OptionError, match="true or false"):

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 CHUNK_COUNT = 32 * 1024
 CHUNK_BYTES = 8 * 1024 * 1024
 _SHOWN_BYTES = 40
+# What errors call the values of properties.
+WORDS = {KEYS: "key", TAGS: "tag"}
 
 
 class ArrowTable(Protocol):
@@ -146,7 +148,7 @@ def _property_column(
     if not (joined.isascii() or is_utf8(joined)):
         index = next(index for index, value in enumerate(values) if not is_utf8(value))
         raise InvalidMessage(
-            f"row {rows[index]}: its {name.lower()} for {topic} is not UTF-8 but "
+            f"row {rows[index]}: its {WORDS[name]} for {topic} is not UTF-8 but "
             f"{values[index][:_SHOWN_BYTES]!r}: encode it as text, such as hex"
         )
     if b"\x01" in joined or b"\x02" in joined:
@@ -156,7 +158,7 @@ def _property_column(
             if b"\x01" in value or b"\x02" in value
         )
         raise InvalidMessage(
-            f"row {row}: its {name.lower()} for {topic} holds the byte 1 or 2, which "
+            f"row {row}: its {WORDS[name]} for {topic} holds the byte 1 or 2, which "
             "separate properties: encode it"
         )
     start = name.encode() + b"\x01"

@@ -197,7 +197,9 @@ def _unknown(name: str, value: str, by_lower: Mapping[str, str]) -> OptionError:
         return OptionError("topic", None, f"cannot be read by CREATE TABLE{_TABLE_NOTE}")
     if lower == "path":
         return OptionError(
-            name, value, f'load() and start() take no topic: use .option("topic", "{value}")'
+            name,
+            value,
+            f'load(), save() and start() take no topic: use .option("topic", "{value}")',
         )
     if lower in _KAFKA or lower.startswith("kafka."):
         return OptionError(name, value, _KAFKA.get(lower, "belongs to the Kafka source"))

@@ -16,7 +16,7 @@ from pyspark.sql.types import BinaryType, MapType, StringType
 from headrace.errors import InvalidMessage
 from headrace.messages import BODY_BYTES_MAX, PROPERTIES_BYTES_MAX
 from headrace.producer.block import BLOCK_BYTES, RECORD_OVERHEAD_BYTES, Block
-from headrace.producer.chunks import check_batch_topic, is_utf8
+from headrace.producer.chunks import WORDS, check_batch_topic, is_utf8
 from headrace.producer.selector import queue_indices
 from headrace.spark.errors import SchemaError
 from headrace.values import check_tag
@@ -394,7 +394,7 @@ def _named(topic: str, name: str, values: Any | None) -> Any | None:
     """``name 01 value 02`` for each value; empty where the value is empty."""
     if values is None:
         return None
-    _check_text(topic, name.lower(), values)
+    _check_text(topic, WORDS[name], values)
     if name == TAGS:
         for tag in filter(None, pc.unique(values).to_pylist()):
             check_tag(tag.decode(), f"the tag of a row for {topic}")

@@ -68,7 +68,7 @@ _log = logging.getLogger("headrace.spark")
 
 _WRITE_OPTIONS = ("nameserver", "topic", "exactlyOnce")
 # Spark passes its own options as well.
-_SPARKS_OPTIONS = ("checkpointLocation", "path", "queryName")
+_SPARKS_OPTIONS = ("checkpointLocation", "queryName")
 _KNOWN_OPTIONS = (*_WRITE_OPTIONS, *_SPARKS_OPTIONS)
 _ROWS_AT_ONCE = 8192
 # Spark 4.0 does not have DataSourceStreamArrowWriter.
