@@ -8,7 +8,7 @@ Source: docs/architecture.md "Other daemons"; tests/broker/test_peers.py.
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -89,13 +89,6 @@ class Call:
         """Whether it has an outcome, or was dropped."""
         return self.then is None
 
-    def take(self) -> Then | None:
-        """Return ``then``, and None from the second time on."""
-        then, self.then = self.then, None
-        if then is not None:
-            self.peer.under_way[self.caller.name] -= 1
-        return then
-
     def encode(self, opaque: int) -> list[Buffer]:
         """The frame of a request with fields."""
         code, body = self.ask.code, self.ask.body
@@ -130,7 +123,7 @@ class _Peer:
         self.pause_s = _PAUSE_S
         self.problem: HeadraceError | None = None
         self.retry_at = 0.0
-        self.under_way: Counter[str] = Counter()
+        self.under_way: dict[str, int] = {}
         self.waiting: deque[Call] = deque()
 
     def pause(self, problem: HeadraceError) -> None:
@@ -173,16 +166,17 @@ class Peers:
         peer = self._held.get(ask.peer) or self._brokers.get(ask.peer)
         if peer is None:
             peer = self._brokers[ask.peer] = _Peer()
-        timeout_ms = caller.timeout_ms or self._timeout_ms()
-        call = Call(caller, ask, peer, trio.current_time() + timeout_ms / 1000, then)
+        name, timeout_ms, at_once = caller
+        deadline = trio.current_time() + (timeout_ms or self._timeout_ms()) / 1000
+        call = Call(caller, ask, peer, deadline, then)
         self._waiting_count += 1
-        peer.under_way[caller.name] += 1
         if self._waiting_count == 1:
             self.on_waiting(True)
-        if peer.under_way[caller.name] > caller.at_once:
+        peer.under_way[name] = under_way = peer.under_way.get(name, 0) + 1
+        if under_way > at_once:
             self._finish(call, TooManyRequests(caller, ask.peer))
             return call
-        self._calls[caller.name].append(call)
+        self._calls[name].append(call)
         self._has_news.set()
         if self._without_room or call.room > self._free_bytes:
             self._without_room.append(call)
@@ -192,9 +186,11 @@ class Peers:
 
     def drop(self, call: Call) -> None:
         """Forget a request, whose outcome no longer matters."""
-        if call.take() is not None:
+        if call.then is not None:
             if call.forget is not None:
                 call.forget()
+            call.then = None
+            call.peer.under_way[call.caller.name] -= 1
             self._release(call)
 
     async def ask(self, caller: Caller, ask: Ask) -> Response:
@@ -306,8 +302,10 @@ class Peers:
 
     def _finish(self, call: Call, outcome: Outcome) -> None:
         """Pass on the outcome, unless there was one already."""
-        then = call.take()
+        then = call.then
         if then is not None:
+            call.then = None
+            call.peer.under_way[call.caller.name] -= 1
             then(outcome)
             self._release(call)
 
@@ -318,7 +316,7 @@ class Peers:
         if call.is_started:
             self._free_bytes += call.room
         # A call that fails at once releases its room here, inside the loop that started it.
-        if not self._is_starting:
+        if self._without_room and not self._is_starting:
             self._is_starting = True
             try:
                 self._start_waiting()
