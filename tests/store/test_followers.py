@@ -15,8 +15,9 @@ import trio.testing
 
 from headrace_broker.store.errors import StoreFormatError
 from headrace_broker.store.files.config_file import ConfigFile
+from headrace_broker.store.files.positions import Position, PositionFile
 from headrace_broker.store.followers import followers as followers_module
-from headrace_broker.store.followers.position_file import Position, PositionFile
+from headrace_broker.store.followers.follower_work import position_file
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.queues import queue_blocks
 from headrace_broker.store.queues.consume_queue import BLANK_SIZE
@@ -26,12 +27,12 @@ from headrace_protocol.message import TRANSACTION_PREPARED
 from tests.support import faulty_files
 from tests.support.faulty_files import PowerCut, next_life
 from tests.support.followers import CopyingFollower
-from tests.support.stores import FaultyFiles, SetClock, crash, open_store, put, small_settings
+from tests.support.stores import SetClock, crash, open_store, put, small_settings
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from headrace_broker.store.followers.position_file import Name, Positions
+    from headrace_broker.store.files.positions import Name, Positions
     from headrace_broker.store.queues.queue_blocks import QueueBlock
 
 HOUR_MS = 3_600_000
@@ -169,7 +170,7 @@ def test_queue_offsets_without_a_record_are_left_out(tmp_path: Path) -> None:
     follower = follow(store)
     catch_up(store)
     assert follower.copied() == {("T", 0): [(13, b"first")]}
-    assert PositionFile(tmp_path, "copies", store.fs).load()["T", 0].queue_offset == 14
+    assert position_file(tmp_path, "copies", store.fs).load()["T", 0].queue_offset == 14
     store.close()
 
 
@@ -196,7 +197,7 @@ def test_only_topics_that_are_wanted_are_followed(tmp_path: Path) -> None:
     store.followers.notify(set(store.queues))
     catch_up(store)
     assert {name[0] for name in follower.copied()} == {"A", "B"}
-    assert {topic for topic, _ in PositionFile(tmp_path, "copies", store.fs).load()} == {"B"}
+    assert {topic for topic, _ in position_file(tmp_path, "copies", store.fs).load()} == {"B"}
     store.close()
 
 
@@ -291,7 +292,7 @@ def test_a_lower_position_is_saved_before_messages_are_followed_again(
         save(file, positions)
 
     def follow_once_saved(block: QueueBlock) -> None:
-        positions = PositionFile(store.root, follower.name, store.fs).load()
+        positions = position_file(store.root, follower.name, store.fs).load()
         saved.append(positions[block.topic, block.queue_id])
         take(block)
 
@@ -510,7 +511,7 @@ def test_a_deleted_queue_is_told_and_its_successor_followed(tmp_path: Path) -> N
     store.delete_topic("T")
     catch_up(store)
     assert follower.copied() == {}
-    assert PositionFile(tmp_path, "copies", store.fs).load() == {}
+    assert position_file(tmp_path, "copies", store.fs).load() == {}
     assert store.followers.needed_from() > store.commit_log.max_offset
     store.close()
 
@@ -603,7 +604,7 @@ async def test_a_running_store_is_followed(
             for number in range(count):
                 put(store, store.queue("T", 0), b"%d" % number)
             await wait_until(lambda: len(follower.copied().get(("T", 0), ())) in {3, 8})
-            positions = PositionFile(tmp_path, "copies", store.fs)
+            positions = position_file(tmp_path, "copies", store.fs)
             end = store.queue("T", 0).next_offset
             await wait_until(lambda: positions.load().get(("T", 0), (0,))[0] == end)  # noqa: B023
         nursery.cancel_scope.cancel()
@@ -722,12 +723,6 @@ async def test_reads_wait_in_a_thread(
     assert threads
     assert threading.get_ident() not in threads
     store.close()
-
-
-def test_positions_are_read_as_they_were_saved(tmp_path: Path) -> None:
-    positions = {("T", 0): Position(3, 100), ("T", 7): Position(0, -1), ("U", 0): Position(1, 0)}
-    PositionFile(tmp_path, "x", FaultyFiles()).save(positions)
-    assert PositionFile(tmp_path, "x", FaultyFiles()).load() == positions
 
 
 def test_what_a_failed_save_covers_is_not_followed_anew(

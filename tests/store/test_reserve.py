@@ -15,7 +15,8 @@ from headrace_broker.staging import state as state_file
 from headrace_broker.staging.state import QueryState
 from headrace_broker.store.files.config_file import ConfigFile
 from headrace_broker.store.files.filesystem import RESERVE_FOLDER
-from headrace_broker.store.followers.position_file import Position, PositionFile
+from headrace_broker.store.files.positions import Position
+from headrace_broker.store.followers.follower_work import position_file
 from headrace_broker.store.integrity.checkpoint import Checkpoint, IndexMark
 from headrace_broker.store.integrity.seal import Seals
 from headrace_broker.store.queues.consume_queue import ALLOCATE_STEP_BYTES
@@ -60,7 +61,7 @@ def save_timers(root: Path, files: Files) -> None:
 
 SAVES: dict[str, Callable[[Path, Files], None]] = {
     "table": lambda root, files: ConfigFile(root / "config" / "t.json", files).save(b"{}"),
-    "positions": lambda root, files: PositionFile(root, "tier", files).save(
+    "positions": lambda root, files: position_file(root, "tier", files).save(
         {("T", 0): Position(1, 2)}
     ),
     "checkpoint": lambda root, files: Checkpoint(1).save(root / "checkpoint", files),

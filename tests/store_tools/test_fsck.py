@@ -15,7 +15,8 @@ from headrace_broker.staging.state import save as save_state
 from headrace_broker.store.errors import StoreFormatError, StoreLocked
 from headrace_broker.store.files.config_file import ConfigFile
 from headrace_broker.store.files.filesystem import Files
-from headrace_broker.store.followers.position_file import Position, PositionFile
+from headrace_broker.store.files.positions import Position
+from headrace_broker.store.followers.follower_work import position_file
 from headrace_broker.store_tools.directory import StoreDirectory, disk_bytes, open_directory
 from headrace_broker.store_tools.fsck import check, repair
 from headrace_protocol.bodies import DataVersion
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from headrace_broker.store.followers.position_file import Positions
+    from headrace_broker.store.files.positions import Positions
     from headrace_broker.store.settings import StoreSettings
     from headrace_broker.store_tools.findings import Finding
 
@@ -386,7 +387,7 @@ def with_positions(root: Path, positions: Positions) -> None:
     for _ in range(3):
         put(store, store.queue("T", 0))
     store.close()
-    PositionFile(root, "copies", Files()).save(positions)
+    position_file(root, "copies", Files()).save(positions)
 
 
 def follower_findings_of(root: Path) -> list[Finding]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from headrace_broker.store.files.mapped_file import MappedFile
-    from headrace_broker.store.followers.position_file import Name
+    from headrace_broker.store.files.positions import Name
     from headrace_broker.store.queues.queue_blocks import QueueBlock
     from tests.support.broker import BrokerUnderTest
 

@@ -21,8 +21,8 @@ from headrace_broker.store.files.filesystem import (
     make_private,
 )
 from headrace_broker.store.files.warmup import newest_files, warm
+from headrace_broker.store.followers.follower_work import POSITIONS_FOLDER
 from headrace_broker.store.followers.followers import Followers
-from headrace_broker.store.followers.position_file import FOLDER as POSITIONS_FOLDER
 from headrace_broker.store.index.index_file import HEADER_BYTES, IndexFiles
 from headrace_broker.store.index.indexer import BLOCK_ROWS_MAX, Indexer, log_vanished
 from headrace_broker.store.integrity.checkpoint import INDEX_MARK_NAME, Checkpoint

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from headrace_broker.store.errors import StoreFormatError
 from headrace_broker.store.files.config_file import BACKUP_SUFFIX, DAMAGED_SUFFIX
-from headrace_broker.store.followers.position_file import FOLDER, PositionFile
+from headrace_broker.store.files.positions import PositionFile
+from headrace_broker.store.followers.follower_work import POSITIONS_FOLDER
 from headrace_broker.store_tools.config_check import config_findings, text_problem
 from headrace_broker.store_tools.findings import Finding, MoveAside
 from headrace_broker.store_tools.queue_check import open_queue
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from headrace_broker.store.followers.position_file import Name
+    from headrace_broker.store.files.positions import Name
     from headrace_broker.store_tools.directory import StoreDirectory
 
 _SUFFIXES = (".json", ".json" + BACKUP_SUFFIX, ".json" + DAMAGED_SUFFIX, ".json.tmp")
@@ -23,7 +24,7 @@ _SUFFIXES = (".json", ".json" + BACKUP_SUFFIX, ".json" + DAMAGED_SUFFIX, ".json.
 
 def follower_findings(directory: StoreDirectory) -> Iterator[Finding]:
     """Stray or unreadable files, and positions that do not exist in their queue."""
-    folder = directory.root / FOLDER
+    folder = directory.root / POSITIONS_FOLDER
     ends: dict[Name, int | None] = {}
     for path in sorted(folder.glob("*")):
         if path.is_dir() or not path.name.endswith(_SUFFIXES):
@@ -39,7 +40,7 @@ def _position_findings(
     path: Path, directory: StoreDirectory, ends: dict[Name, int | None]
 ) -> Iterator[Finding]:
     try:
-        positions = PositionFile(directory.root, path.stem, directory.fs).load()
+        positions = PositionFile(path, directory.fs).load()
     except StoreFormatError as error:
         if (
             text_problem(path.name, path.read_bytes()) is None

@@ -1,9 +1,15 @@
-"""followers/NAME.json: how far a follower is in each queue, for the next start."""
+"""Positions in queues, for the next start: one small file for each owner.
+
+A position names the unit before it, so it counts for the queue that it was saved in and for no
+other of this name. Files of this kind: ``followers/NAME.json``, ``config/topicFloors.json``.
+
+Source: docs/store-format.md "followers"; tests/store/test_positions.py.
+"""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from headrace_broker.store.files.config_file import ConfigFile
 
@@ -12,13 +18,13 @@ if TYPE_CHECKING:
 
     from headrace_broker.store.files.filesystem import Files
 
-FOLDER: Final = "followers"
+# Topic and queue id.
 Name = tuple[str, int]
 Positions = dict[Name, "Position"]
 
 
 class Position(NamedTuple):
-    """The next queue offset to follow, and the target of the unit before it; -1 without one.
+    """A queue offset, and the target of the unit before it; -1 without one.
 
     The second tells a recreated topic from its predecessor: its unit there is another, or missing.
     """
@@ -28,14 +34,14 @@ class Position(NamedTuple):
 
 
 class PositionFile:
-    """The saved positions of one follower."""
+    """The saved positions of one owner."""
 
-    def __init__(self, root: Path, name: str, files: Files) -> None:
-        self._file = ConfigFile(root / FOLDER / f"{name}.json", files)
+    def __init__(self, path: Path, files: Files) -> None:
+        self._file = ConfigFile(path, files)
 
     def load(self) -> Positions:
         """All saved positions. Raises StoreFormatError, OSError."""
-        return self._file.read(parse) or {}
+        return self._file.read(_parse) or {}
 
     def save(self, positions: Positions) -> None:
         """Replace the file; it is on disk when this returns. Raises OSError."""
@@ -45,7 +51,7 @@ class PositionFile:
         self._file.save(json.dumps(topics).encode())
 
 
-def parse(text: bytes) -> Positions:
+def _parse(text: bytes) -> Positions:
     """The positions in a file's text. Raises ValueError if it holds none."""
     try:
         return {

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 import numpy as np
 import structlog
 
-from headrace_broker.store.followers.position_file import Position
+from headrace_broker.store.files.positions import Position, PositionFile
 from headrace_broker.store.queues.consume_queue import BLANK_SIZE
 from headrace_broker.store.queues.queue_blocks import (
     QueueNotFollowed,
@@ -22,18 +22,27 @@ from headrace_broker.store.queues.queue_blocks import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from headrace_broker.store.files.cold_files import ColdFiles
+    from headrace_broker.store.files.filesystem import Files
     from headrace_broker.store.files.mapped_file import MappedFile
-    from headrace_broker.store.followers.position_file import Name, PositionFile, Positions
+    from headrace_broker.store.files.positions import Name, Positions
     from headrace_broker.store.queues.queue_blocks import QueueBlock
     from headrace_broker.store.store_queue import StoreQueue
     from headrace_protocol.columns import RecordColumns
 
 log = structlog.get_logger("headrace.broker")
 
+POSITIONS_FOLDER: Final = "followers"
+
 # Read in one pass; a stop waits for the pass to end.
 PASS_BYTES: Final = 32 << 20
+
+
+def position_file(root: Path, name: str, files: Files) -> PositionFile:
+    """The file of the next queue offsets that a follower reads."""
+    return PositionFile(root / POSITIONS_FOLDER / f"{name}.json", files)
 
 
 class Follower(Protocol):

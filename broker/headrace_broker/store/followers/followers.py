@@ -33,8 +33,14 @@ import trio
 
 from headrace_broker.store.files.cold_files import ColdFiles
 from headrace_broker.store.files.filesystem import NO_ROOM
-from headrace_broker.store.followers.follower_work import Pass, QueuePass, QueueScan, Save, Scan
-from headrace_broker.store.followers.position_file import PositionFile
+from headrace_broker.store.followers.follower_work import (
+    Pass,
+    QueuePass,
+    QueueScan,
+    Save,
+    Scan,
+    position_file,
+)
 from headrace_broker.store.queues.queue_blocks import QueueView
 from headrace_protocol.outages import Outages
 
@@ -43,8 +49,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from headrace_broker.store.files.mapped_file import MappedFile
+    from headrace_broker.store.files.positions import Name, PositionFile
     from headrace_broker.store.followers.follower_work import Follower, Track
-    from headrace_broker.store.followers.position_file import Name
     from headrace_broker.store.log.commit_log import CommitLog
     from headrace_broker.store.store_queue import StoreQueue
 
@@ -527,7 +533,7 @@ class Followers:
         save_s: time between two calls of its ``sync``. holds_log: whether the log keeps what the
         follower needs.
         """
-        positions = PositionFile(self._root, follower.name, self._commit_log.files.fs)
+        positions = position_file(self._root, follower.name, self._commit_log.files.fs)
         following = Following(
             follower,
             positions,

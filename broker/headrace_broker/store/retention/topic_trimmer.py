@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from headrace_broker.store.files.cold_files import ColdFiles
+from headrace_broker.store.files.positions import Position
 from headrace_broker.store.retention.disk_forecast import queue_blocks
-from headrace_broker.store.retention.floor_file import Floor, FloorFile
+from headrace_broker.store.retention.floor_file import FloorFile
 from headrace_broker.store.retention.topic_floors import Counted, QueueView, TopicLimit, find_floors
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class _TopicScan(NamedTuple):
     counted: dict[int, Counted]
 
 
-def newest_physical_offset(floors_of_topics: list[dict[int, Floor]]) -> int:
+def newest_physical_offset(floors_of_topics: list[dict[int, Position]]) -> int:
     """Physical offset of the newest record below the floors; -1 without floors."""
     floors = [floor for floors in floors_of_topics for floor in floors.values()]
     return max((floor.physical_offset_before for floor in floors), default=-1)
@@ -77,20 +78,20 @@ class TopicTrimmer:
         kept_from = end if unconsumed is None else min(max(unconsumed[0], first), end)
         return QueueView(queue.queue_id, ColdFiles(consume_queue.files), first, kept_from, end)
 
-    def find(self, now_ms: int) -> list[dict[int, Floor]]:
+    def find(self, now_ms: int) -> list[dict[int, Position]]:
         """The floors that rise, by queue id, one dict per topic scanned. Raises OSError."""
         return [self._rising(scan, now_ms) for scan in self._scans]
 
-    def _rising(self, scan: _TopicScan, now_ms: int) -> dict[int, Floor]:
+    def _rising(self, scan: _TopicScan, now_ms: int) -> dict[int, Position]:
         floors = find_floors(scan.views, self._cold_log, scan.limit, now_ms, scan.counted)
         return {
-            view.queue_id: Floor(floor, int(before["physical_offset"][0]))
+            view.queue_id: Position(floor, int(before["physical_offset"][0]))
             for view in scan.views
             if (floor := floors[view.queue_id]) > view.first
             and len(before := view.units.units(floor - 1, 1))
         }
 
-    def apply(self, floors_of_topics: list[dict[int, Floor]]) -> None:
+    def apply(self, floors_of_topics: list[dict[int, Position]]) -> None:
         """Hide all messages below the floors."""
         for scan, floors in zip(self._scans, floors_of_topics, strict=True):
             for queue_id, floor in floors.items():
