@@ -795,3 +795,33 @@ async def test_commits_whose_op_records_apache_lost_are_found(
     # What was rolled back left no other trace.
     assert open_bodies == {b"rolled back 0", b"rolled back 1", b"never decided"}
     ledger.broker.close()
+
+
+async def test_an_outage_lasts_until_checks_and_looks_both_work(
+    ledger: Ledger, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = ledger.broker.parts.waiting.transactions
+    interval_s = ledger.broker.config.transaction_check_interval / 1000
+    problem: OSError | None = OSError("away")
+
+    async def look() -> None:
+        await trio.lowlevel.checkpoint()
+        if problem:
+            raise problem
+
+    monkeypatch.setattr(service, "_look", look)
+    monkeypatch.setattr(service, "check", trio.lowlevel.checkpoint)
+    with structlog.testing.capture_logs() as logs:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(service.run)
+            nursery.start_soon(service.run_looking)
+            service._must_look.set()
+            await trio.sleep(1.5 * interval_s)
+            assert [entry["event"].rpartition(" is ")[2] for entry in logs] == [
+                "unavailable, retrying: away"
+            ]
+            problem = None
+            service._must_look.set()
+            await trio.sleep(2 * interval_s)
+            nursery.cancel_scope.cancel()
+    assert ["available again" in entry["event"] for entry in logs] == [False, True]

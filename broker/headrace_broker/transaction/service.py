@@ -161,9 +161,9 @@ class Transactions:
             await trio.sleep(self._config.transaction_check_interval / 1000)
             try:
                 await self.check()
-                self._outages.worked(_HALVES)
+                self._outages.worked(_HALVES, part="checks")
             except OSError as error:
-                self._outages.failed(_HALVES, error)
+                self._outages.failed(_HALVES, error, part="checks")
 
     async def run_looking(self) -> None:
         """Look at halves as soon as many are new, until cancelled, so that they count soon."""
@@ -172,9 +172,9 @@ class Transactions:
             self._must_look = trio.Event()
             try:
                 await self._look()
-                self._outages.worked(_HALVES)
+                self._outages.worked(_HALVES, part="looks")
             except OSError as error:
-                self._outages.failed(_HALVES, error)
+                self._outages.failed(_HALVES, error, part="looks")
                 await trio.sleep(RETRY_S)
 
     async def run_writing(self) -> None:
