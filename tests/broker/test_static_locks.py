@@ -8,6 +8,7 @@ import pytest
 
 from headrace_protocol.bodies import LockBatchRequestBody, LockBatchResponseBody, MessageQueue
 from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.headers import DeleteTopicHeader
 from headrace_protocol.statictopic.mapping import logic_broker_name
 from tests.support.static_brokers import GROUP, TOPIC, Brokers, item
 
@@ -65,6 +66,15 @@ def test_a_lock_of_the_old_leader_counts_at_the_new_one(brokers: Brokers) -> Non
     assert 0 in lock(brokers, "b", "one")
     pass_ms(brokers, 61_000)
     assert 0 in lock(brokers, "b", "two")
+
+
+def test_leaders_are_forgotten_with_their_topic(brokers: Brokers) -> None:
+    lock(brokers, "a", "one")
+    locks = brokers["a"].parts.static.locks
+    assert locks._known[TOPIC].keys() == {0, 1}
+    brokers["a"].ask(RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicHeader(topic=TOPIC))
+    lock(brokers, "a", "one")
+    assert not locks._known
 
 
 def test_a_broker_that_lost_a_queue_asks_its_leader(brokers: Brokers) -> None:

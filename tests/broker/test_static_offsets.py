@@ -8,6 +8,8 @@ import pytest
 
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import (
+    DeleteSubscriptionGroupHeader,
+    DeleteTopicHeader,
     GetEarliestMsgStoretimeHeader,
     GetMaxOffsetHeader,
     GetMinOffsetHeader,
@@ -223,6 +225,27 @@ def test_what_the_leader_has_known_needs_nobody_else(brokers: Brokers) -> None:
     command = refused(brokers, header, RequestCode.QUERY_CONSUMER_OFFSET)
     assert str(command.remark).startswith("the offsets from 5 to 10 are on broker broker-b: ")
     assert command.ext()["nextItemOffset"] == "10"
+
+
+@pytest.mark.parametrize("deleted", ["group", "topic"])
+def test_what_the_leader_knows_ends_with_its_group_and_topic(
+    brokers: Brokers, deleted: str
+) -> None:
+    for value in (7, 12, 3):
+        commit(brokers, value)
+    offsets = brokers["a"].offsets
+    assert offsets.logic_known
+    assert offsets.logic_gens
+    if deleted == "group":
+        header = DeleteSubscriptionGroupHeader(group_name=GROUP, clean_offset=True)
+        brokers["a"].ask(RequestCode.DELETE_SUBSCRIPTIONGROUP, header)
+        brokers["b"].offsets.commit(GROUP, TOPIC, 0, 1)
+        assert committed(brokers) == 6
+        brokers["b"].ask(RequestCode.DELETE_SUBSCRIPTIONGROUP, header)
+        brokers["a"].ask(RequestCode.DELETE_SUBSCRIPTIONGROUP, header)
+    else:
+        brokers["a"].ask(RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicHeader(topic=TOPIC))
+    assert offsets.logic_known == offsets.logic_gens == {}
 
 
 def test_an_answer_of_another_broker_is_remembered(brokers: Brokers) -> None:

@@ -11,7 +11,7 @@ from collections import defaultdict
 from contextlib import suppress
 from functools import partial
 from itertools import chain, islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 import trio
@@ -165,6 +165,8 @@ class ConsumerOffsets:
         self._resets: dict[Key, Offsets] = {}
         # Of logic queues of static topics: here, so that they end with their group and topic.
         self.logic_resets: dict[Key, Offsets] = {}
+        self.logic_known: dict[Key, dict[int, tuple[int, int]]] = {}  # gen of the leader, offset
+        self.logic_gens: dict[Key, Offsets] = {}  # gen of the item of the last commit
         self._commits = 0
         self._is_running = False
         self._is_awaited = trio.Event()
@@ -418,7 +420,7 @@ class ConsumerOffsets:
 
     def _keys(self) -> Iterator[Key]:
         tables = (table.offsets for table in self._tables())
-        return chain(*tables, self._counted, self.logic_resets)
+        return chain(*tables, self._counted, *self._logic_tables())
 
     def _matching(self, is_wanted: Callable[[Key], bool]) -> Generator[None, None, list[Key]]:
         found = []
@@ -427,6 +429,11 @@ class ConsumerOffsets:
             found += [key for key in keys[start : start + _COPIED_AT_ONCE] if is_wanted(key)]
             yield
         return found
+
+    def _logic_tables(self) -> Iterator[dict[Key, Any]]:
+        yield self.logic_resets
+        yield self.logic_known
+        yield self.logic_gens
 
     def _tables(self) -> Iterator[_Table]:
         yield self._committed
@@ -449,7 +456,8 @@ class ConsumerOffsets:
             self._committed.delete(key)
             self._pulled.delete(key)
             self._resets.pop(key, None)
-            self.logic_resets.pop(key, None)
+            for table in self._logic_tables():
+                table.pop(key, None)
             self._budget.drop(("offsets", *key))
             self._counted.discard(key)
             _discard(self._topics_of, group, topic)

@@ -41,8 +41,9 @@ class StaticLocks:
         self._leaders = leaders
         self._workers = workers
         self._steady_ms = steady_ms
-        # Topic and logic queue -> the gen of its leader, and since when it is known here.
-        self._known: dict[tuple[str, int], tuple[int, int]] = {}
+        # Topic -> logic queue -> the gen of its leader, and since when it is known here.
+        self._known: dict[str, dict[int, tuple[int, int]]] = {}
+        self._change_count = -1
 
     def add_to(self, registry: Registry) -> None:
         """Stand in front of the processor."""
@@ -50,6 +51,7 @@ class StaticLocks:
 
     def guard(self, request: Request) -> None:
         """Take over a request that another broker must grant too; see ``Guard``."""
+        self._forget_deleted()
         if self._leaders.mappings.is_empty or request.header(LockBatchHeader).forwarded:
             return
         body = LockBatchRequestBody.decode(request.body)
@@ -65,6 +67,13 @@ class StaticLocks:
                 partial(self._serve, body, others),
             )
 
+    def _forget_deleted(self) -> None:
+        mappings = self._leaders.mappings
+        if self._change_count != mappings.change_count:
+            self._change_count = mappings.change_count
+            for topic in [topic for topic in self._known if mappings.get(topic) is None]:
+                del self._known[topic]
+
     def _other(self, queue: MessageQueue) -> str | None:
         """The broker that must grant a lock besides this one; None if there is none."""
         mapping = self._leaders.mappings.get(queue.topic)
@@ -74,11 +83,11 @@ class StaticLocks:
         leader = chain[-1]
         if leader.bname != mapping.bname:
             return leader.bname
-        key, now_ms = (queue.topic, queue.queue_id), self._steady_ms()
-        gen, since_ms = self._known.get(key, (-1, 0))
+        known, now_ms = self._known.setdefault(queue.topic, {}), self._steady_ms()
+        gen, since_ms = known.get(queue.queue_id, (-1, 0))
         if gen != leader.gen:
             since_ms = now_ms
-            self._known[key] = leader.gen, now_ms
+            known[queue.queue_id] = leader.gen, now_ms
         has_moved = len(chain) > 1 and now_ms - since_ms <= LOCK_LIFE_MS
         before = chain[-2].bname if has_moved else mapping.bname
         return before if before != mapping.bname else None

@@ -61,25 +61,22 @@ class StaticProgress:
         self._offsets = offsets
         self._leaders = leaders
         self._peers = peers
-        # The gen of the item of the last commit, whose neighbours need no change.
-        self._last: dict[Key, int] = {}
         # Until the mappings change.
         self._pulled: dict[Key, _Pulled] = {}
         self._change_count = -1
         self._resets = offsets.logic_resets
-        # The gen of the leader, and the last offset that it knows of a group.
-        self._known: dict[Key, tuple[int, int]] = {}
 
     def known(self, key: Key, chain: PackedChain) -> int | None:
         """The last offset of a group that this leader knows. All commits come to the leader."""
-        gen, offset = self._known.get(key, (-1, 0))
+        group, topic, queue_id = key
+        gen, offset = self._offsets.logic_known.get((topic, group), {}).get(queue_id, (-1, 0))
         return offset if gen == chain[-1].gen else None
 
     def note(self, key: Key, chain: PackedChain, offset: int) -> None:
         """Remember the offset of a group."""
-        if len(self._known) >= _NOTED_MAX:
-            self._known.clear()
-        self._known[key] = chain[-1].gen, offset
+        group, topic, queue_id = key
+        known = self._offsets.logic_known.setdefault((topic, group), {})
+        known[queue_id] = chain[-1].gen, offset
 
     def learn(self, key: Key, chain: PackedChain, offset: int) -> None:
         """Remember an offset that an item's broker reported; on disk if it is in an item here."""
@@ -164,12 +161,13 @@ class StaticProgress:
 
     def moved(self, key: Key, chain: PackedChain, index: int) -> None:
         """Adapt the other items after a commit at another item than the last time."""
-        gen, last = chain[index].gen, self._last.get(key)
+        group, topic, queue_id = key
+        # Of the item of the last commit, whose neighbours need no change.
+        gens = self._offsets.logic_gens.setdefault((topic, group), {})
+        gen, last = chain[index].gen, gens.get(queue_id)
         if gen == last:
             return
-        if len(self._last) >= _NOTED_MAX:
-            self._last.clear()
-        self._last[key] = gen
+        gens[queue_id] = gen
         for newer in range(index + 1, len(chain)):
             self._put(key, chain[newer], _WITHDRAWN)
         for older in range(index):
@@ -196,7 +194,8 @@ class StaticProgress:
     def _sent(self, key: Key, outcome: Outcome) -> None:
         """Make the next commit look at all items again if one was not reached."""
         if isinstance(outcome, HeadraceError) or outcome.command.code not in _DONE:
-            self._last.pop(key, None)
+            group, topic, queue_id = key
+            self._offsets.logic_gens.get((topic, group), {}).pop(queue_id, None)
 
 
 _DONE: Final = frozenset({ResponseCode.SUCCESS, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST})
