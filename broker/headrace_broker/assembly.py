@@ -159,7 +159,7 @@ def assemble(
     compaction = Compaction(config, store, topics, peers, OwnQueues(mappings))
     tier = _tier(config, store, topics)
     directory = _directory(config, store, topics, static, compaction, tier)
-    staging = _staging(config, store, mappings, statistics, budget, supervisor)
+    staging = _staging(config, store, mappings, statistics, budget, supervisor, pace)
     of_changes = (offsets, groups, long_polling, staging, changes, registration, registry)
     of_waiting = (topics, directory, offsets, producers, statistics, budget, server.host_log)
     parts = Parts(
@@ -369,6 +369,7 @@ def _staging(
     statistics: BrokerStatistics,
     budget: HostBudget,
     supervisor: Services,
+    pace: Pace,
 ) -> Staging:
     return Staging(
         store,
@@ -378,6 +379,7 @@ def _staging(
         StagedQueues(mappings, store),
         budget,
         supervisor.start_soon,
+        pace.sliced_work.start,
     )
 
 

@@ -15,10 +15,11 @@ from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from headrace_broker.staging.query import Query
     from headrace_broker.store.store_queue import StoreQueue
+    from headrace_protocol.serving import RunLong
 
 _POLL_S = 0.01
 # The client that decides a batch at several brokers then commits it at once.
@@ -63,22 +64,43 @@ class Settling(NamedTuple):
 class Settlements:
     """Waits until no batch is pending for queues that are to move."""
 
-    def __init__(self, pending: Callable[[Places], Iterable[Query]]) -> None:
-        """pending: the queries with a pending batch for one of the places."""
+    def __init__(
+        self,
+        pending: Callable[[Places], Iterable[Query | None]],
+        resume: Callable[[Query], None],
+        run_long: RunLong,
+    ) -> None:
+        """pending: the queries with a pending batch for one of the places; None for a break.
+
+        resume: applies a pending batch if this broker may. run_long: runs a look in slices.
+        """
         self.closing: set[tuple[str, int]] = set()
         self._pending = pending
+        self._resume = resume
+        self._run_long = run_long
         self._waiting: list[Settling] = []
         self._has_work = trio.Event()
 
-    def begin(self, places: Places, then: Callable[[Exception | None], None]) -> bool:
-        """Call back once nothing is pending; return whether that is so now."""
+    def begin(self, places: Places, then: Callable[[Exception | None], None]) -> None:
+        """Call back once nothing is pending."""
         self.closing |= places
-        if not any(self._pending(places)):
+        self._run_long(self._first_look(places, then))
+
+    def _first_look(
+        self, places: Places, then: Callable[[Exception | None], None]
+    ) -> Iterator[None]:
+        is_pending = False
+        for query in self._pending(places):
+            if query is None:
+                yield
+            else:
+                is_pending = True
+                self._resume(query)
+        if is_pending:
+            self._waiting.append(Settling(places, trio.current_time() + _PENDING_S, then))
+            self._has_work.set()
+        else:
             then(None)
-            return True
-        self._waiting.append(Settling(places, trio.current_time() + _PENDING_S, then))
-        self._has_work.set()
-        return False
 
     def end(self, places: Places) -> None:
         """The queues have moved, or will not."""
@@ -93,14 +115,19 @@ class Settlements:
                 await trio.sleep(_POLL_S)
                 waiting, self._waiting = self._waiting, []
                 for each in waiting:
-                    self._look(each)
+                    self._run_long(self._look(each))
 
-    def _look(self, settling: Settling) -> None:
-        query = next(iter(self._pending(settling.places)), None)
-        if query is None:
+    def _look(self, settling: Settling) -> Iterator[None]:
+        for query in self._pending(settling.places):
+            if query is not None:
+                break
+            yield
+        else:
             settling.then(None)
-        elif trio.current_time() < settling.deadline:
+            return
+        if trio.current_time() < settling.deadline:
             self._waiting.append(settling)
+            self._has_work.set()
         else:
             topic = next(iter(settling.places))[0]
             settling.then(PendingBatch(query.folder.name, topic, str(query.folder)))

@@ -28,10 +28,12 @@ from headrace_broker.staging.queues import Settlements
 from headrace_broker.staging.state import QueryState
 from headrace_broker.store.errors import StoreError
 from headrace_broker.store.files.filesystem import make_private
+from headrace_daemon.slices import in_slices
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.columns import HEAD_PLACES
 from headrace_protocol.errors import Lane, NotReady, RequestError
 from headrace_protocol.message import BORN_HOST_V6, STORE_HOST_V6, SYS_FLAG_AT
+from headrace_protocol.serving import run_at_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from headrace_broker.store.store_queue import StoreQueue
     from headrace_protocol.columns import Buffer
     from headrace_protocol.headers import StageSealHeader, StageSendHeader
+    from headrace_protocol.serving import RunLong
     from headrace_protocol.staging import Decision, StagedAttempt
 
 log = structlog.get_logger("headrace.broker")
@@ -57,6 +60,8 @@ _FLUSH_BYTES = 16 * 1024 * 1024
 _BLOCKS_AT_ONCE = 4
 # Renames per slice, half a millisecond.
 _VOIDED_AT_ONCE = 32
+# Looked at per slice, a quarter of a millisecond.
+_QUERIES_AT_ONCE = 128
 # Memory of each, measured by tests/abuse/test_kept_memory.py.
 _QUERY_BYTES = 4096
 _ATTEMPT_BYTES = 2048
@@ -82,11 +87,13 @@ class Staging:
         queues: Queues,
         budget: HostBudget | None = None,
         start_soon: StartSoon = trio.Nursery.start_soon,
+        run_long: RunLong = run_at_once,
     ) -> None:
         """Does not touch the disk.
 
         reserved_ms: age at which attempts without a decision are removed.
         start_soon: starts a loop; each of the loops can restart after an error.
+        run_long: runs work in slices.
         """
         self._budget = budget or HostBudget()
         self.broker_name = broker_name
@@ -97,7 +104,7 @@ class Staging:
         self._reserved_ms = reserved_ms
         self._on_stored = on_stored
         self._queues = queues
-        self._settlements = Settlements(self._pending_for)
+        self._settlements = Settlements(self._pending_for, self._resume, run_long)
         self._queries: dict[str, Query] = {}
         self._to_apply: deque[Query] = deque()
         self._apply_requested = trio.Event()
@@ -345,30 +352,38 @@ class Staging:
         No other is decided for them until ``moved``. The error is a PendingBatch.
         """
         places = frozenset((topic, queue_id) for queue_id in queue_ids)
-        if self._settlements.begin(places, then):
-            return
-        for query in self._pending_for(places):
-            pending = query.state.pending
-            # Other brokers may lack their part of a decision, which then may still be replaced.
-            is_ours_alone = pending is not None and set(pending.attempts) == {self.broker_name}
-            if is_ours_alone and query.phase is Phase.DECIDED:
-                self._start_applying(query)
+        self._settlements.begin(places, then)
 
     def moved(self, topic: str, queue_ids: Iterable[int]) -> None:
         """End what ``settle`` began."""
         self._settlements.end(frozenset((topic, queue_id) for queue_id in queue_ids))
 
-    def _pending_for(self, places: Places) -> Iterator[Query]:
-        for query in self._queries.values():
+    def _resume(self, query: Query) -> None:
+        """Apply a pending batch that no other broker has a part of.
+
+        Others may lack their part of a decision, which then may still be replaced.
+        """
+        pending = query.state.pending
+        is_ours_alone = pending is not None and set(pending.attempts) == {self.broker_name}
+        if is_ours_alone and query.phase is Phase.DECIDED:
+            self._start_applying(query)
+
+    def _pending_for(self, places: Places) -> Iterator[Query | None]:
+        # A later decision is not for these queues, which are closing.
+        for number, query in enumerate(list(self._queries.values()), 1):
             pending = query.state.pending
-            if pending is None:
-                continue
-            for staged in pending.part(self.broker_name):
-                attempt = query.attempts.get((pending.batch_id, staged.attempt))
-                # The blocks of an attempt from before a restart may be for any queue.
-                if attempt is None or attempt.queues & places:
-                    yield query
-                    break
+            if pending is not None and self._is_for(query, pending, places):
+                yield query
+            if not number % _QUERIES_AT_ONCE:
+                yield None
+
+    def _is_for(self, query: Query, pending: Decision, places: Places) -> bool:
+        for staged in pending.part(self.broker_name):
+            attempt = query.attempts.get((pending.batch_id, staged.attempt))
+            # The blocks of an attempt from before a restart may be for any queue.
+            if attempt is None or attempt.queues & places:
+                return True
+        return False
 
     # -- shared helpers ----------------------------------------------------------------------------
 
@@ -584,10 +599,19 @@ class Staging:
         before_ms = self._store.clock.now_ms() - self._reserved_ms
         for path in await trio.to_thread.run_sync(self._expired_paths, before_ms):
             query = self._queries.get(path.parent.name) or self._new(path.parent.name)
-            if query.phase is not Phase.DAMAGED:
+            if query.phase is Phase.DAMAGED:
+                await trio.lowlevel.checkpoint()
+            else:
                 await self._remove(query, [path])
-        for query in [query for query in self._queries.values() if query.is_idle]:
-            self._drop(query)
+        await in_slices(self._drop_idle())
+
+    def _drop_idle(self) -> Generator[None, None, None]:
+        for number, query_id in enumerate(list(self._queries), 1):
+            query = self._queries.get(query_id)
+            if query is not None and query.is_idle:
+                self._drop(query)
+            if not number % _QUERIES_AT_ONCE:
+                yield
 
     def _expired_paths(self, before_ms: int) -> list[Path]:
         paths = self._root.glob(f"*/*{BLOCKS_SUFFIX}")
