@@ -28,16 +28,27 @@ _SLICE_S = 0.002
 
 async def in_slices(work: Generator[None, None, Result]) -> Result:
     """Run a task's own work to its end, in slices, and return its result."""
-    end = perf_counter() + _SLICE_S
+    breaks = Breaks()
     while True:
         try:
             next(work)
         except StopIteration as ended:
             result: Result = ended.value
             return result
-        if perf_counter() > end:
+        await breaks.take()
+
+
+class Breaks:
+    """The breaks of a task whose loop need not wait: others run when its slice is over."""
+
+    def __init__(self) -> None:
+        self._end = perf_counter() + _SLICE_S
+
+    async def take(self) -> None:
+        """Let others run if the slice is over."""
+        if perf_counter() > self._end:
             await trio.lowlevel.checkpoint()
-            end = perf_counter() + _SLICE_S
+            self._end = perf_counter() + _SLICE_S
 
 
 class SlicedWork:

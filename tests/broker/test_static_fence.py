@@ -32,6 +32,7 @@ from headrace_protocol.headers import (
     RegisterBrokerHeader,
     SendMessageHeaderV2,
 )
+from headrace_protocol.serving import at_once
 from headrace_protocol.statictopic.mapping import MappingInfo
 from tests.broker.test_static_changes import EPOCH, change, led_here, stored
 from tests.support.broker import BrokerUnderTest
@@ -68,11 +69,11 @@ def test_a_newer_claim_stops_a_queue_until_the_mapping_is_newer_still(tmp_path: 
         claim(0, bname="broker-a"),
         claim(),
     ):
-        fence.compare("T", {harmless.bname: harmless})
+        at_once(fence.compare("T", {harmless.bname: harmless}))
     assert table.led("T") == {0: 0, 1: 1}
     assert broker.topics.data_version.counter == before
 
-    fence.compare("T", {"broker-b": claim(0)})
+    at_once(fence.compare("T", {"broker-b": claim(0)}))
     assert table.led("T") == {1: 1}
     assert table.led_count() == 1
     assert "broker-b leads it since" in (table.stopped("T", 0) or "")
@@ -82,8 +83,8 @@ def test_a_newer_claim_stops_a_queue_until_the_mapping_is_newer_still(tmp_path: 
     assert table.led("T") == {1: 1}
     change(broker, led_here(epoch=EPOCH + 2000))
     assert table.led("T") == {0: 0, 1: 1}
-    fence.compare("T", {"broker-b": claim(0)})
-    fence.compare("PLAIN", {"broker-b": claim(0)})
+    at_once(fence.compare("T", {"broker-b": claim(0)}))
+    at_once(fence.compare("PLAIN", {"broker-b": claim(0)}))
     assert table.led("T") == {0: 0, 1: 1}
     assert stored(broker).epoch == EPOCH + 2000
     broker.close()

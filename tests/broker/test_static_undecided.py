@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import structlog.testing
 
 from headrace_broker.assembly import runtime_info
+from headrace_protocol.serving import at_once
 from tests.broker.test_static_changes import EPOCH, change, item, led_here, moved
 from tests.support.broker import BrokerUnderTest
 
@@ -25,7 +26,7 @@ def info(broker: BrokerUnderTest) -> dict[str, str]:
 
 def looked(broker: BrokerUnderTest) -> list[Any]:
     with structlog.testing.capture_logs() as logs:
-        broker.parts.undecided.look()
+        at_once(broker.parts.undecided.look())
     return [(line["topic"], line["queues"]) for line in logs]
 
 

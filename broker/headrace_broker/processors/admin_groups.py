@@ -9,8 +9,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
-import msgspec
-
+from headrace_broker.consumer.seeks import request_seek
 from headrace_broker.host_budget import Host
 from headrace_broker.processors.not_saved import not_saved
 from headrace_broker.queue_directory import Here, Use
@@ -38,11 +37,11 @@ from headrace_protocol.headers import (
     QueryTopicConsumeByWhoHeader,
     ResetOffsetHeader,
 )
-from headrace_protocol.serving import Reply, all_ready, drained, notice
+from headrace_protocol.serving import Reply, all_ready, drained
 from headrace_protocol.system_topics import GROUP_PREFIXES
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Generator, Iterable, Iterator
+    from collections.abc import Collection, Generator, Iterator
 
     from headrace_broker.config import BrokerConfig
     from headrace_broker.consumer.groups import ConsumerManager, Member, ProducerManager
@@ -63,7 +62,6 @@ _UNITS_MAX = 10_000
 _QUEUES_AT_ONCE = 256
 # The language of headrace's clients.
 _HEADRACE = "PYTHON"
-_CPP = "CPP"
 # Resets listed in the log.
 _LOGGED_MAX = 16
 
@@ -333,17 +331,13 @@ class AdminGroupsProcessor:
         Java's members stop for 10 s when they get it, so it is their last resort.
         """
         is_for_all = not self._config.use_server_side_reset_offset
-        notices: dict[bool, tuple[bytes, ...]] = {}
-        for member in self._consumers.members(header.group):
-            if is_for_all or member.language == _HEADRACE:
-                is_cpp = member.language == _CPP
-                if is_cpp not in notices:
-                    rows = self._rows(header.topic, queue_ids, offsets)
-                    body = yield from _seek_body(rows, is_cpp=is_cpp)
-                    code = RequestCode.RESET_CONSUMER_CLIENT_OFFSET
-                    notices[is_cpp] = notice(code, header, *body)
-                member.channel.write(*notices[is_cpp])
-                yield
+        members = [
+            member
+            for member in self._consumers.members(header.group)
+            if is_for_all or member.language == _HEADRACE
+        ]
+        rows = partial(self._rows, header.topic, queue_ids, offsets)
+        return request_seek(members, header, rows)
 
     def _rows(
         self, topic: str, queue_ids: Collection[int], offsets: Collection[int]
@@ -438,18 +432,6 @@ class AdminGroupsProcessor:
 
     def _queue_key(self, topic: str, queue_id: int) -> MessageQueue:
         return MessageQueue(topic, self._config.broker_name, queue_id)
-
-
-def _seek_body(
-    table: Iterable[tuple[MessageQueue, int]], *, is_cpp: bool
-) -> Generator[None, None, tuple[bytes, ...]]:
-    """The body of RESET_CONSUMER_CLIENT_OFFSET; C++ clients read a list in place of a map."""
-    if is_cpp:
-        rows = ({**msgspec.to_builtins(queue), "offset": offset} for queue, offset in table)
-        written = yield from fastjson.dumps_list_sliced(rows)
-    else:
-        written = yield from fastjson.dumps_sliced(table)
-    return fastjson.dumps_parts({"offsetTable": written})
 
 
 def _connection(member: Member) -> ClientConnection:

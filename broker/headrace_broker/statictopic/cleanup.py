@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 import structlog
@@ -20,6 +20,7 @@ import trio
 from headrace_broker.peers.callers import CLEANUP
 from headrace_broker.peers.peers import Ask
 from headrace_broker.statictopic.packed import BrokerMapping
+from headrace_daemon.slices import Breaks
 from headrace_protocol.bodies import TopicStatsTable
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.drivers.errors import HeadraceError
@@ -96,33 +97,37 @@ class MappingCleanup:
 
     async def _clean_topic(self, mapping: BrokerMapping) -> None:
         others = _Others(self._peers, mapping.topic)
+        look = _Look(mapping, others, self._oldest_waiting())
         kept: dict[int, Chain] = {}
-        dropped = 0
+        dropped, breaks = 0, Breaks()
         for queue in mapping.queues():
             chain = tuple(mapping.chain(queue) or ())
-            rest = await self._rest(mapping, queue, chain, others)
-            dropped += len(chain) - len(rest)
-            if rest:
-                kept[queue] = rest
+            needed = await self._rest(look, queue, chain)
+            dropped += len(chain) - len(needed)
+            if needed:
+                kept[queue] = needed
+            await breaks.take()
+        if not dropped:
+            return
+        rest = await trio.to_thread.run_sync(_with_chains, mapping, kept)
         # Another change may have come meanwhile; the next round looks at its outcome.
         is_current = self._table.get(mapping.topic) is mapping
-        if dropped and is_current and not self._is_changing(mapping.topic):
-            self._table.put(BrokerMapping(msgspec.structs.replace(mapping.unpacked(), hosted=kept)))
+        if is_current and not self._is_changing(mapping.topic):
+            self._table.put(rest)
             log.info("items of a static topic dropped", topic=mapping.topic, items=dropped)
 
-    async def _rest(
-        self, mapping: BrokerMapping, queue: int, chain: Chain, others: _Others
-    ) -> Chain:
+    async def _rest(self, look: _Look, queue: int, chain: Chain) -> Chain:
         """The part of a chain that is still needed here."""
-        if not await self._is_keeper(mapping.bname, queue, chain, others):
+        mapping = look.mapping
+        if not await self._is_keeper(mapping.bname, queue, chain, look.others):
             for item in chain:
-                if item.bname == mapping.bname and not await self._is_over(mapping, item, others):
+                if item.bname == mapping.bname and not await self._is_over(look, item):
                     return chain
             return ()
         at = 0
         # A queue whose leader is undecided has no other item to begin with.
         last = len(chain) - (2 if chain[-1].logic_offset < 0 else 1)
-        while at < last and await self._is_over(mapping, chain[at], others):
+        while at < last and await self._is_over(look, chain[at]):
             # The leader knows all items in which a group may have an offset.
             if chain[-1].bname == mapping.bname and not await self._left_groups.move(
                 mapping.topic, chain[at : last + 1]
@@ -148,12 +153,12 @@ class MappingCleanup:
             chain = known
         return True
 
-    async def _is_over(self, mapping: BrokerMapping, item: MappingItem, others: _Others) -> bool:
+    async def _is_over(self, look: _Look, item: MappingItem) -> bool:
         """Whether an item has no data, and nothing that waits here names its physical queue."""
-        if item.bname != mapping.bname:
-            extent = await others.extent(item)
-        elif self._is_settled(item):
-            extent = await self._extent_here(mapping.topic, item.queue_id)
+        if item.bname != look.mapping.bname:
+            extent = await look.others.extent(item)
+        elif look.is_settled(item):
+            extent = await self._extent_here(look.mapping.topic, item.queue_id)
         else:
             return False
         # A shorter queue is that of a broker that has lost its store.
@@ -174,11 +179,6 @@ class MappingCleanup:
         except (OSError, RequestError):
             return None
 
-    def _is_settled(self, item: MappingItem) -> bool:
-        """Whether no message waits here that may name the item's physical queue."""
-        oldest = self._oldest_waiting()
-        return oldest is None or 0 <= item.time_of_end < oldest
-
     def _oldest_waiting(self) -> int | None:
         """Store time of the oldest message that waits for the broker; 0 if it is not known."""
         times: list[int] = []
@@ -194,6 +194,26 @@ class MappingCleanup:
             return self._store.source(queue).store_time_at(offset) or 0
         except NotReady:
             return 0
+
+
+def _with_chains(mapping: BrokerMapping, hosted: dict[int, Chain]) -> BrokerMapping:
+    return BrokerMapping(msgspec.structs.replace(mapping.unpacked(), hosted=hosted))
+
+
+class _Look(NamedTuple):
+    """What one look at a topic goes by.
+
+    oldest_waiting: see ``MappingCleanup``; what waits later cannot name an item that has ended.
+    """
+
+    mapping: BrokerMapping
+    others: _Others
+    oldest_waiting: int | None
+
+    def is_settled(self, item: MappingItem) -> bool:
+        """Whether no message waits here that may name the item's physical queue."""
+        oldest = self.oldest_waiting
+        return oldest is None or 0 <= item.time_of_end < oldest
 
 
 class _TopicConfig(msgspec.Struct, rename="camel"):
@@ -227,22 +247,34 @@ class _Others:
     async def _ask_extents(self, broker: str) -> dict[int, Extent]:
         try:
             response = await self._ask(broker, RequestCode.GET_TOPIC_STATS_INFO, {"lo": "false"})
-            rows = response.decode(TopicStatsTable).offset_table
+            return await trio.to_thread.run_sync(_extents, response)
         except HeadraceError:
             return {}
-        return {queue.queue_id: (row.min_offset, row.max_offset) for queue, row in rows.items()}
 
     async def _ask_mapping(self, broker: str) -> TopicMapping | None:
         try:
             response = await self._ask(broker, RequestCode.GET_TOPIC_CONFIG, {"lo": "true"})
-            mapping = response.read(partial(decode_strict, value_type=_TopicConfig)).mapping_detail
-            if mapping is not None:
-                check_detail(mapping, broker)
+            return await trio.to_thread.run_sync(_mapping, response, broker)
         except (HeadraceError, BadMapping):
             return None
-        return mapping
 
     async def _ask(self, broker: str, code: RequestCode, fields: Mapping[str, str]) -> Response:
         """A successful answer. Raises HeadraceError."""
         ask = Ask(broker, code, {"topic": self._topic, **fields})
         return (await self._peers.ask(CLEANUP, ask)).expect()
+
+
+# In threads: answers about thousands of queues take long to decode.
+
+
+def _extents(response: Response) -> dict[int, Extent]:
+    rows = response.decode(TopicStatsTable).offset_table
+    return {queue.queue_id: (row.min_offset, row.max_offset) for queue, row in rows.items()}
+
+
+def _mapping(response: Response, broker: str) -> TopicMapping | None:
+    read = partial(decode_strict, value_type=_TopicConfig)
+    mapping: TopicMapping | None = response.read(read).mapping_detail
+    if mapping is not None:
+        check_detail(mapping, broker)
+    return mapping

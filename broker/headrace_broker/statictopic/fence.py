@@ -9,16 +9,22 @@ Source: docs/static-topics.md "Failures"; tests/broker/test_static_fence.py.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 import structlog
 import trio
 
 from headrace_broker.statictopic.close import answer_held
+from headrace_broker.statictopic.table import fence_reason
+from headrace_daemon.slices import in_slices
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from headrace_broker.consumer.long_polling import LongPolling
     from headrace_broker.peers.nameservers import Nameservers
+    from headrace_broker.statictopic.packed import BrokerMapping
     from headrace_broker.statictopic.table import MappingTable
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.topics.table import TopicTable
@@ -27,6 +33,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger("headrace.broker")
 
 _FIRST_LOOK_S: Final = 3.0
+_QUEUES_AT_ONCE: Final = 256
 
 
 class Fence:
@@ -76,11 +83,11 @@ class Fence:
         """Compare all mappings with the routes that a nameserver has. Raises HeadraceError."""
         led = [mapping.topic for mapping in self._table.all() if mapping.led_count]
         for topic, infos in (await self._nameservers.infos(nameserver, led)).items():
-            self.compare(topic, infos)
+            await in_slices(self.compare(topic, infos))
         self._has_looked.set()
         self._verified()
 
-    def compare(self, topic: str, infos: dict[str, MappingInfo]) -> None:
+    def compare(self, topic: str, infos: dict[str, MappingInfo]) -> Generator[None, None, None]:
         """Stop the queues of a topic that another broker claims with a newer epoch."""
         mapping = self._table.get(topic)
         if mapping is None:
@@ -90,12 +97,32 @@ class Fence:
             for info in infos.values()
             if info.bname != mapping.bname and info.epoch > mapping.epoch
         ]
-        led, has_changed = mapping.led() if newer else {}, False
         for info in newer:
-            for queue in info.curr_id_map.keys() & led.keys():
-                if self._table.fence(topic, queue, info.epoch, info.bname):
-                    has_changed = True
-                    answer_held(self._store, self._long_polling, topic, led[queue])
-        if has_changed:
-            self._table.leads_changed()
+            yield from self._stop(mapping, info)
+        yield
+
+    def _stop(self, mapping: BrokerMapping, info: MappingInfo) -> Generator[None, None, None]:
+        """Stop the queues that another broker claims, unless a newer mapping comes meanwhile."""
+        topic, led = mapping.topic, mapping.led()
+        claimed = iter(info.curr_id_map.keys() & led.keys())
+        count = 0
+        while some := list(islice(claimed, _QUEUES_AT_ONCE)):
+            if self._table.get(topic) is not mapping:
+                break
+            new = [
+                queue for queue in some if self._table.fence(topic, queue, info.epoch, info.bname)
+            ]
+            count += len(new)
+            for queue in new:
+                answer_held(self._store, self._long_polling, topic, led[queue])
+            if new:
+                self._table.leads_changed()
+            yield
+        if count:
+            log.warning(
+                "static topic's queues stopped",
+                topic=topic,
+                count=count,
+                reason=fence_reason(info.epoch, info.bname),
+            )
             self._topics.registration_changed()

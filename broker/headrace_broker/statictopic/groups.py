@@ -9,8 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
+from headrace_broker.consumer.seeks import request_seek
 from headrace_broker.host_budget import Host
 from headrace_broker.peers.peers import Ask
 from headrace_broker.statictopic import offsets
@@ -26,12 +25,12 @@ from headrace_protocol.headers import (
     QueryConsumeTimeSpanHeader,
     ResetOffsetHeader,
 )
-from headrace_protocol.serving import ServedElsewhere, notice
+from headrace_protocol.serving import ServedElsewhere, drained
 from headrace_protocol.statictopic.mapping import logic_broker_name
 from headrace_protocol.statictopic.offsets import end_of, index_of, offset_delta
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable
+    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 
     from headrace_broker.consumer.groups import ConsumerManager
     from headrace_broker.consumer.offsets import ConsumerOffsets
@@ -42,6 +41,8 @@ if TYPE_CHECKING:
     from headrace_protocol.serving import Registry, Request
 
 _LOGIC_BROKER: Final = logic_broker_name()
+# Offsets stored per slice, half a millisecond.
+_QUEUES_AT_ONCE: Final = 64
 
 
 class StaticGroups:
@@ -101,17 +102,17 @@ class StaticGroups:
                 f"Group {header.group} does not exist: see `headrace group list`",
             )
         led = sorted(self._leaders.mappings.led(header.topic))
-        table: dict[MessageQueue, int] = {}
+        table: dict[int, int] = {}
         for queue_id in [header.queue_id] if header.queue_id >= 0 else led:
-            offset = yield from self._reset_target(header, queue_id)
-            table[MessageQueue(header.topic, _LOGIC_BROKER, queue_id)] = offset
+            table[queue_id] = yield from self._reset_target(header, queue_id)
         self._kept.make_rooms(header.group, header.topic, len(table), host)
-        self._move(header, table)
-        return Answer(ResponseCode.SUCCESS, body=(fastjson.dumps({"offsetTable": table}),))
+        yield from self._move(header, table)
+        written = yield from fastjson.dumps_sliced(_rows(header.topic, table))
+        return Answer(ResponseCode.SUCCESS, body=fastjson.dumps_parts({"offsetTable": written}))
 
     def _reset_target(
         self, header: ResetOffsetHeader, queue_id: int
-    ) -> Generator[Ask, Answer, int]:
+    ) -> Generator[Ask | None, Answer, int]:
         chain = self._leaders.chain(header.topic, queue_id)
         fields = {"topic": header.topic, "timestamp": str(header.timestamp)}
         if header.offset is None or header.offset < 0:
@@ -128,24 +129,24 @@ class StaticGroups:
             )
         return header.offset
 
-    def _move(self, header: ResetOffsetHeader, table: dict[MessageQueue, int]) -> None:
+    def _move(
+        self, header: ResetOffsetHeader, table: Mapping[int, int]
+    ) -> Generator[None, None, None]:
         """Store the new offsets, and tell the members if they are to seek themselves."""
-        for queue, offset in table.items():
-            if not self._resets_here():
-                self._progress.commit(header.group, queue.topic, queue.queue_id, offset)
-                continue
-            self._progress.reset(header.group, queue.topic, queue.queue_id, offset)
-            physical = self._leaders.mappings.leads(queue.topic, queue.queue_id)
-            if physical is not None:
-                self._wake(queue.topic, physical)
+        topic = header.topic
+        for number, (queue_id, offset) in enumerate(table.items(), 1):
+            if self._resets_here():
+                self._progress.reset(header.group, topic, queue_id, offset)
+                physical = self._leaders.mappings.leads(topic, queue_id)
+                if physical is not None:
+                    self._wake(topic, physical)
+            else:
+                self._progress.commit(header.group, topic, queue_id, offset)
+            if not number % _QUEUES_AT_ONCE:
+                yield
         if not self._resets_here():
-            body = fastjson.dumps({"offsetTable": table})
-            rows = [{**msgspec.to_builtins(queue), "offset": at} for queue, at in table.items()]
-            cpp_body = fastjson.dumps({"offsetTable": rows})
-            for member in self._consumers.members(header.group):
-                member_body = cpp_body if member.language == "CPP" else body
-                code = RequestCode.RESET_CONSUMER_CLIENT_OFFSET
-                member.channel.write(*notice(code, header, member_body))
+            members = self._consumers.members(header.group)
+            yield from request_seek(members, header, partial(_rows, topic, table))
 
     # -- CLONE_GROUP_OFFSET ------------------------------------------------------------------------
 
@@ -180,23 +181,25 @@ class StaticGroups:
 
     def _clone_static(
         self, header: CloneGroupOffsetHeader, topic: str, host: Host
-    ) -> Generator[Ask, Answer, None]:
-        table: dict[MessageQueue, int] = {}
+    ) -> Generator[Ask | None, Answer, None]:
+        table: dict[int, int] = {}
         fields = {"topic": topic, "consumerGroup": header.src_group, "setZeroIfNotFound": "false"}
         for queue_id in sorted(self._leaders.mappings.led(topic)):
             chain = self._leaders.chain(topic, queue_id)
             answer = yield from offsets.query_offset(chain, fields)
             if answer.code != ResponseCode.QUERY_NOT_FOUND:
-                table[MessageQueue(topic, _LOGIC_BROKER, queue_id)] = _expect(answer)
+                table[queue_id] = _expect(answer)
         self._kept.make_rooms(header.dest_group, topic, len(table), host)
         if self._consumers.group(header.dest_group) is not None:
             reset = ResetOffsetHeader(
                 topic=topic, group=header.dest_group, timestamp=-1, is_force=True
             )
-            self._move(reset, table)
+            yield from self._move(reset, table)
             return
-        for queue, offset in table.items():
-            self._progress.commit(header.dest_group, topic, queue.queue_id, offset)
+        for number, (queue_id, offset) in enumerate(table.items(), 1):
+            self._progress.commit(header.dest_group, topic, queue_id, offset)
+            if not number % _QUEUES_AT_ONCE:
+                yield None
 
     # -- QUERY_CONSUME_QUEUE -----------------------------------------------------------------------
 
@@ -267,8 +270,15 @@ class StaticGroups:
             found = [parts.get((item.bname, item.queue_id)) for item in chain]
             queue = MessageQueue(topic, _LOGIC_BROKER, queue_id)
             spans.append(_joined(queue, found[: index + 1], found[index:]))
-        written = fastjson.dumps({"consumeTimeSpanSet": spans})
-        return Answer(ResponseCode.SUCCESS, body=(written,))
+        written = yield from fastjson.dumps_list_sliced(drained(spans))
+        parts_of_body = fastjson.dumps_parts({"consumeTimeSpanSet": written})
+        return Answer(ResponseCode.SUCCESS, body=parts_of_body)
+
+
+def _rows(topic: str, table: Mapping[int, int]) -> Iterator[tuple[MessageQueue, int]]:
+    """The offsets of a topic's logic queues, as in bodies."""
+    for queue_id, offset in table.items():
+        yield MessageQueue(topic, _LOGIC_BROKER, queue_id), offset
 
 
 def _joined(

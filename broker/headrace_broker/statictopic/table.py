@@ -69,6 +69,11 @@ class Stop(NamedTuple):
     until_epoch: int = 0
 
 
+def fence_reason(epoch: int, broker: str) -> str:
+    """Why a queue is stopped that another broker claims with a newer epoch."""
+    return f"broker {broker} leads it since epoch {epoch}; if it should not, repair the topic"
+
+
 class MappingTable:
     """The mappings of all static topics.
 
@@ -315,9 +320,7 @@ class MappingTable:
         """Take no messages for a queue until the mapping is newer; return whether that is new."""
         if (topic, queue) in self._stopped:
             return False
-        reason = f"broker {broker} leads it since epoch {epoch}; if it should not, repair the topic"
-        self._stopped[topic, queue] = Stop(reason, epoch)
-        log.warning("static topic's queue stopped", topic=topic, queue=queue, reason=reason)
+        self._stopped[topic, queue] = Stop(fence_reason(epoch, broker), epoch)
         return True
 
     def resume_all(self, topic: str, *reasons: str) -> None:

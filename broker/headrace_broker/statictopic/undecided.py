@@ -6,13 +6,17 @@ Source: docs/static-topics.md "Failures"; tests/broker/test_static_undecided.py.
 
 from __future__ import annotations
 
+from heapq import nsmallest
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 import structlog
 import trio
 
+from headrace_daemon.slices import in_slices
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
 
     from headrace_broker.statictopic.table import MappingTable
     from headrace_broker.topics.table import TopicTable
@@ -22,6 +26,7 @@ log = structlog.get_logger("headrace.broker")
 _LOOK_S: Final = 1.0
 _WARN_MS: Final = 10_000
 _NAMED_MAX: Final = 10
+_QUEUES_AT_ONCE: Final = 1024
 
 
 class UndecidedQueues:
@@ -36,13 +41,13 @@ class UndecidedQueues:
     def runtime_info(self) -> dict[str, str]:
         """For GET_BROKER_RUNTIME_INFO: the undecided queues with their ages, oldest first."""
         now_ms = self._now_ms()
-        oldest = sorted(self._table.undecided.items(), key=lambda item: item[1])
+        undecided = self._table.undecided
+        oldest = nsmallest(_NAMED_MAX, undecided.items(), key=itemgetter(1))
         ages = [
-            f"{topic}/{queue} for {(now_ms - since) // 1000} s"
-            for (topic, queue), since in oldest[:_NAMED_MAX]
+            f"{topic}/{queue} for {(now_ms - since) // 1000} s" for (topic, queue), since in oldest
         ]
         return {
-            "staticQueuesUndecidedCount": str(len(oldest)),
+            "staticQueuesUndecidedCount": str(len(undecided)),
             "staticQueuesUndecided": ", ".join(ages),
         }
 
@@ -50,23 +55,28 @@ class UndecidedQueues:
         """Look at intervals until cancelled."""
         while True:
             await trio.sleep(_LOOK_S)
-            self.look()
+            await in_slices(self.look())
 
-    def look(self) -> None:
+    def look(self) -> Generator[None, None, None]:
         """Log each queue once that is undecided for ten seconds; end what is claimed too long."""
         if self._table.expire_claims():
             self._topics.registration_changed()
-        undecided, now_ms = self._table.undecided, self._now_ms()
-        late = {place for place, since in undecided.items() if now_ms - since >= _WARN_MS}
+        late: set[tuple[str, int]] = set()
         by_topic: dict[str, list[int]] = {}
-        for topic, queue in sorted(late - self._warned):
-            by_topic.setdefault(topic, []).append(queue)
-        for topic, queues in by_topic.items():
+        now_ms = self._now_ms()
+        for number, (place, since) in enumerate(list(self._table.undecided.items()), 1):
+            if now_ms - since >= _WARN_MS:
+                late.add(place)
+                if place not in self._warned:
+                    by_topic.setdefault(place[0], []).append(place[1])
+            if not number % _QUEUES_AT_ONCE:
+                yield
+        for topic, queues in sorted(by_topic.items()):
             log.warning(
                 "the offsets of a static topic's queues are undecided, so what was written to them "
                 "since their move is not readable",
                 topic=topic,
-                queues=queues[:_NAMED_MAX],
+                queues=nsmallest(_NAMED_MAX, queues),
                 count=len(queues),
                 remedy=f"if no tool is moving them, run: headrace topic repair {topic}",
             )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from headrace_broker.peers.callers import LOGIC_QUEUES
 from headrace_broker.peers.peers import Ask
@@ -29,9 +29,11 @@ if TYPE_CHECKING:
 
 # As long as a slice of other long work.
 _SLICE_S = 0.002
+_BREAK_IS_OVER: Final = Answer(ResponseCode.SUCCESS)
 
 
-Work = Generator[Ask, Answer, Answer]
+# None is a break, after which the work gets any answer.
+Work = Generator[Ask | None, Answer, Answer]
 # Gets the answer of a work, or the error that ended it.
 Then = Callable[[Answer | Exception], None]
 
@@ -139,6 +141,9 @@ class _Run:
                 self._then(error)
                 return
             is_begun = True
-            self._workers.ask(ask, self._request, self._answered)
+            if ask is None:
+                self._answer = _BREAK_IS_OVER
+            else:
+                self._workers.ask(ask, self._request, self._answered)
             yield
         self._is_advancing = False
