@@ -5,7 +5,6 @@ The CPU time of each step is measured, so other processes don't matter.
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +17,6 @@ from headrace_broker.consumer.locks import LOCK_LIFE_MS
 from headrace_broker.consumer.long_polling import HeldRequest
 from headrace_broker.consumer.unconsumed import UnconsumedOffsets
 from headrace_broker.host_budget import HostBudget
-from headrace_broker.parts import Pace
 from headrace_broker.timer.arrivals import TIMER, Arrivals, key_hash
 from headrace_broker.transaction.halves import Decision
 from headrace_broker.transaction.table import OpenHalf
@@ -46,45 +44,21 @@ from headrace_protocol.headers import (
 )
 from headrace_protocol.key_lookup import NoRecord, WantedKey, decode_found, encode_keys
 from headrace_protocol.serving import Request
-from tests.support.broker import BrokerUnderTest
 from tests.support.channel import MemoryChannel
 from tests.support.memory import HOST
-from tests.support.steps import measured_steps
+from tests.support.paced import paced, running
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-    from pathlib import Path
-
     import msgspec
+
+    from tests.support.broker import BrokerUnderTest
+
+__all__ = ["paced"]
 
 pytestmark = [pytest.mark.slow, pytest.mark.steps]
 
 COUNT = 100_000
 DUE_MS = 1_800_000_000_000
-
-
-@pytest.fixture
-def paced(tmp_path: Path) -> Iterator[BrokerUnderTest]:
-    """A broker whose long work runs in slices."""
-    broker = BrokerUnderTest(tmp_path, pace=Pace(), commit_log_file_bytes=1 << 27)
-    yield broker
-    broker.close()
-
-
-@asynccontextmanager
-async def running(
-    broker: BrokerUnderTest, *runs: Callable[[], Awaitable[Any]]
-) -> AsyncIterator[None]:
-    """Runs the broker's slices and more services while the block runs, whose steps are checked."""
-    async with trio.open_nursery() as nursery:
-        for run in (broker.parts.pace.sliced_work.run, *runs):
-            nursery.start_soon(run)
-        with measured_steps() as steps:
-            await trio.lowlevel.checkpoint()
-            yield
-            await trio.testing.wait_all_tasks_blocked()
-        nursery.cancel_scope.cancel()
-    steps.check()
 
 
 # -- timers ----------------------------------------------------------------------------------------
