@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 import sys
@@ -10,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import own_disk
 from tests.support.full_disk import FullDisk
+from tests.support.full_maps import WRITERS
 from tests.support.quota_files import QuotaFiles
 
 ROOT = Path(__file__).parents[2]
@@ -56,3 +59,22 @@ def test_on_a_file_system_of_its_own(tmp_path: Path, log_file_bytes: int) -> Non
     done = on_tmpfs(tmp_path, program)
     assert done.returncode == 0, done.stderr
     assert "the disk" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not own_disk.may_mount(own_disk.EXT4), reason="only root may mount ext4")
+@pytest.mark.parametrize("block_bytes", [1024, 4096])
+@pytest.mark.parametrize("written", [1, 300])
+@pytest.mark.parametrize("kind", [*WRITERS])
+def test_a_map_is_never_written_without_room(
+    tmp_path: Path, kind: str, written: int, block_bytes: int
+) -> None:
+    folder = tmp_path / "disk"
+    with own_disk.OwnDisk(folder, DISK_BYTES, own_disk.EXT4, block_bytes=block_bytes) as disk:
+        path = ("env", f"PYTHONPATH={ROOT}")  # the working folder is another one there
+        program = (sys.executable, "-m", "tests.support.full_maps", folder, kind, str(written))
+        done = subprocess.run(
+            (*disk.command, *path, *program), capture_output=True, text=True, check=False
+        )
+    assert done.returncode == 0, f"{done.returncode}: {done.stdout} {done.stderr}"
+    assert re.fullmatch(r"\d+ of \d+", done.stdout)

@@ -88,6 +88,7 @@ class Daemon:
             try:
                 socket.create_connection(("127.0.0.1", self._port), timeout=1).close()
             except OSError:
+                assert self.exit_code is None, f"ended with {self.exit_code}: {self.said()}"
                 assert time.monotonic() < until, self.said()
                 time.sleep(0.02)
             else:
@@ -154,8 +155,11 @@ class Cluster:
         until = time.monotonic() + _UP_S
         for nameserver in self.nameservers:
             with blocking.Admin(nameserver=nameserver.address) as admin:
-                while len(admin.cluster()) < len(self.brokers):
-                    assert time.monotonic() < until
+                while len(known := admin.cluster()) < len(self.brokers):
+                    for name, broker in self.brokers.items():
+                        code = broker.exit_code
+                        assert code is None, f"{name} has ended with {code}: {broker.said()}"
+                    assert time.monotonic() < until, f"{nameserver.said()} knows {known}"
                     time.sleep(0.02)
 
 

@@ -25,8 +25,18 @@ class OwnDisk:
     It lives in the mount namespace of a process that sleeps, and goes with it.
     """
 
-    def __init__(self, folder: Path, disk_bytes: int, kind: str = TMPFS, inodes: int = 0) -> None:
-        """kind: EXT4 for root only, made in a file beside the folder. inodes: 0 for the default."""
+    def __init__(
+        self,
+        folder: Path,
+        disk_bytes: int,
+        kind: str = TMPFS,
+        inodes: int = 0,
+        block_bytes: int = 1024,
+    ) -> None:
+        """kind: EXT4 for root only, made in a file beside the folder. inodes: 0 for the default.
+
+        block_bytes: of an EXT4; the default is that of small ones.
+        """
         folder.mkdir(exist_ok=True)
         self._folder = folder
         where = shlex.quote(str(folder))
@@ -36,7 +46,8 @@ class OwnDisk:
         else:
             image = f"{where}.image"
             count = f"-N {inodes}" if inodes else ""
-            made = f"truncate -s {disk_bytes} {image} && mkfs.ext4 -q -m 0 {count} {image}"
+            options = f"-q -m 0 -b {block_bytes} {count}"
+            made = f"truncate -s {disk_bytes} {image} && mkfs.ext4 {options} {image}"
             mount = f"{made} && mount -o loop {image} {where}"
         map_root = ("--map-root-user",) if _USER else ()
         self._holder = subprocess.Popen(
@@ -85,19 +96,16 @@ class Filler:
 
     def fill(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        with suppress(OSError):
-            if self._takes_inodes:
+        if self._takes_inodes:
+            with suppress(OSError):
                 for number in count():
                     (self._folder / str(number)).touch(exist_ok=False)
-            else:
-                self._take_bytes()
-
-    def _take_bytes(self) -> None:
+            return
         with (self._folder / "bytes").open("ab", buffering=0) as file:
-            while True:
-                # A page at a time at the end, or the last ones would be left.
-                size = 1 << 20 if os.statvfs(self._folder).f_bavail > 512 else 4096
-                file.write(bytes(size))
+            for size in (1 << 20, 4096, 512):  # a large write may leave what is too little for it
+                with suppress(OSError):
+                    while True:
+                        file.write(bytes(size))
 
     def free(self) -> None:
         rmtree(self._folder)

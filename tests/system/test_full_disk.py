@@ -95,15 +95,16 @@ class FullBroker:
             read = 0
             while read < self.sent:
                 batch = consumer.receive_many(timeout_ms=PATIENCE_S * 1000)
-                assert batch
-                assert set(batch.values()) == {BODY}
+                assert batch, f"{read} of {self.sent} read: {self.daemon.said()[-3000:]}"
+                wrong = [body[:40] for body in batch.values() if body != BODY]
+                assert not wrong, f"after {read} of {self.sent}"
                 read += len(batch)
 
     def consume(self, count: int) -> None:
         """By the group, which has to have all."""
         with Consumer(GROUP, TOPIC, nameserver=self.nameserver, start="earliest") as consumer:
             for message in islice(consumer, count):
-                assert message.body == BODY
+                assert message.body == BODY, message
             consumer.commit()
 
     def refusal(self, admin: blocking.Admin) -> str:
@@ -123,8 +124,8 @@ class FullBroker:
 
 def wait_for(path: Path, pattern: str) -> None:
     until = time.monotonic() + PATIENCE_S
-    while not path.exists() or not re.search(pattern, path.read_text()):
-        assert time.monotonic() < until
+    while not re.search(pattern, text := path.read_text() if path.exists() else ""):
+        assert time.monotonic() < until, f"no {pattern} in {path}: {text!r}"
         time.sleep(0.02)
 
 
@@ -180,10 +181,11 @@ def test_a_topic_that_is_larger_than_the_disk_moves_into_the_tier(tmp_path: Path
         broker = FullBroker(cluster)
         admin.create_topic(TOPIC, queues=1)
         broker.send_when_there_is_room(3 * DISK_BYTES // len(BODY))
-        assert disk.used_bytes <= DISK_BYTES
+        assert disk.used_bytes <= DISK_BYTES, disk.used_bytes
         broker.read_all()
         broker.daemon.stop()
-        assert not disk.inside(tmp_path / BROKER / "abort").exists()
+        left = disk.inside(tmp_path / BROKER / "abort")
+        assert not left.exists(), broker.daemon.said()[-3000:]
 
 
 @pytest.mark.slow

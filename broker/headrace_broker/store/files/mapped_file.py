@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 from contextlib import contextmanager, suppress
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 _BLOCK_BYTES = 512  # the unit of st_blocks
 _REWRITE_BYTES = 1 << 20
+_MADV_POPULATE_WRITE = 23  # mmap has no name for it
 
 
 class MappedFile:
@@ -32,6 +34,11 @@ class MappedFile:
     ``allocated_bytes`` and call ``allocate`` for more, which fails with an exception. On a tmpfs
     reading one does, too, since that allocates the page. So the map is for bytes in use; whoever
     looks for their end reads with ``pread`` and ``has_data``.
+
+    The kernel allocates all blocks that a write touches in its page cache, which keeps a page or,
+    after sequential reads, many pages as one. So blocks are allocated by whole pages and large
+    steps, descriptors are for random reads, and where that is not enough ``claim`` has the kernel
+    say whether pages may be written.
     """
 
     __slots__ = (
@@ -69,7 +76,8 @@ class MappedFile:
         descriptor = files.create(path)
         try:
             files.truncate(descriptor, file_bytes)
-            files.allocate(descriptor, 0, allocate_bytes)
+            if allocate_bytes:
+                files.allocate(descriptor, 0, allocate_bytes)
         except OSError:
             files.unlink(path)
             raise
@@ -183,25 +191,30 @@ class MappedFile:
         blocks_bytes = self.path.stat().st_blocks * _BLOCK_BYTES
         return max(self.file_bytes - blocks_bytes, 0)
 
-    def allocate(self, end: int, step_bytes: int) -> None:
-        """Allocate blocks up to ``end``, ``step_bytes`` at a time if there is room for so much.
+    def allocate(self, start: int, end: int, step_bytes: int) -> None:
+        """Allocate blocks up to ``end``, to a multiple of ``step_bytes`` if there is room for it.
 
-        Raises OSError.
+        start: where the map is written next. Raises OSError.
         """
         if end <= self.allocated_bytes:
             return
         try:
-            self._allocate(max(end, self.allocated_bytes + step_bytes))
+            self._allocate(end, step_bytes)
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
-            self._allocate(-(-end // mmap.PAGESIZE) * mmap.PAGESIZE)
+            self._allocate(end, mmap.PAGESIZE)
+            self.claim(start, end)
 
-    def _allocate(self, wanted: int) -> None:
-        target = min(wanted, self.file_bytes)
-        with self._descriptor() as descriptor:
-            self.files.allocate(descriptor, self.allocated_bytes, target - self.allocated_bytes)
+    def _allocate(self, end: int, step_bytes: int) -> None:
+        target = min(-(-end // step_bytes) * step_bytes, self.file_bytes)
+        self.allocate_range(self.allocated_bytes, target)
         self.allocated_bytes = target
+
+    def allocate_range(self, start: int, end: int) -> None:
+        """Allocate blocks apart from ``allocated_bytes``. Raises OSError."""
+        with self._descriptor() as descriptor:
+            self.files.allocate(descriptor, start, end - start)
 
     def allocate_pages(self, pages: Iterable[int]) -> None:
         """Allocate the blocks of single pages, apart from ``allocated_bytes``. Raises OSError."""
@@ -210,6 +223,18 @@ class MappedFile:
                 start = page * mmap.PAGESIZE
                 end = min(start + mmap.PAGESIZE, self.file_bytes)
                 self.files.allocate(descriptor, start, end - start)
+                self.claim(start, end)
+
+    def claim(self, start: int, end: int) -> None:
+        """Have the kernel make the pages of a range writable. Raises OSError if it has no room."""
+        start -= start % mmap.PAGESIZE
+        try:
+            self.map.madvise(_MADV_POPULATE_WRITE, start, end - start)
+        except OSError as error:
+            if error.errno == errno.EFAULT:  # a write would end the process
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
+            if error.errno != errno.EINVAL:  # Linux before 5.14
+                raise
 
     def give_back(self, used_bytes: int) -> None:
         """Free the blocks allocated ahead of use, from the next page on. Raises OSError."""
@@ -267,6 +292,7 @@ class MappedFile:
     def _descriptor(self) -> Iterator[int]:
         descriptor = self.files.open(self.path)
         try:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
             yield descriptor
         finally:
             self.files.close(descriptor)

@@ -67,6 +67,7 @@ class PageCache:
         buffer = bytearray(_READ_BYTES)
         descriptor = self._fs.open(file.path, os.O_RDONLY)
         try:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # see ``MappedFile``
             for chunk in chunks:
                 seal = file.seal if file.seal and file.seal.is_pending(chunk) else None
                 used_bytes = seal.used_bytes if seal else 0

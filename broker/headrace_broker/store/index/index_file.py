@@ -19,6 +19,7 @@ from headrace_broker.store.errors import StoreFormatError
 from headrace_broker.store.files.mapped_file import MappedFile
 from headrace_broker.store.files.mapped_file_queue import drop_from_empty
 from headrace_broker.store.files.page_cache import PageCache
+from headrace_broker.store.files.sparse_pages import PAGES_AT_ONCE_MAX, SparsePages
 from headrace_broker.store.integrity.checkpoint import IndexMark
 
 if TYPE_CHECKING:
@@ -42,8 +43,6 @@ LONG_MAX: Final = (1 << 63) - 1
 CLOCK_STEP_MS: Final = 24 * 3600 * 1000
 # Entries per step, which takes half a millisecond.
 _ENTRIES_AT_ONCE: Final = 128
-# Pages of slots allocated by a call each; more are allocated with all others by a single call.
-_PAGES_AT_ONCE_MAX: Final = 64
 Array = npt.NDArray[Any]
 
 
@@ -70,10 +69,7 @@ class IndexFile:
         self.slot_count = slot_count
         self.entry_count = entry_count
         self.entries_at = HEADER_BYTES + slot_count * SLOT_BYTES
-        # Pages of slots that may be holes; None once there are none.
-        self._holes: Array | None = np.ones(-(-self.entries_at // mmap.PAGESIZE), bool)
-        # For the entries; ``_holes`` counts for what is before them.
-        file.allocated_bytes = self.entries_at
+        self._pages = SparsePages(file, self.entries_at)
 
     @property
     def slots(self) -> Array:
@@ -105,8 +101,9 @@ class IndexFile:
         header = self.header
         first = header.index_count
         count = min(len(key_hashes), self.entry_count - first)
-        end = self.entries_at + (first + count) * ENTRY_BYTES
-        self.file.allocate(end, ALLOCATE_STEP_BYTES)
+        start = self.entries_at + first * ENTRY_BYTES
+        end = start + count * ENTRY_BYTES
+        self._pages.allocate_after(start, end, ALLOCATE_STEP_BYTES)
         key_hashes, timestamps = key_hashes[:count], timestamps[:count]
         slots = key_hashes % self.slot_count
         self._allocate_slots(slots)
@@ -115,7 +112,7 @@ class IndexFile:
         entries["physical_offset"] = physical_offsets[:count]
         entries["seconds"] = _seconds(timestamps, header)
         entries["previous"], new_slots = self._link(slots, first)
-        self.file.map[end - count * ENTRY_BYTES : end] = entries.tobytes()
+        self.file.map[start:end] = entries.tobytes()
         first_put = first <= 1
         self.header = IndexHeader(
             int(timestamps[0]) if first_put else header.begin_timestamp,
@@ -127,27 +124,8 @@ class IndexFile:
         )
         return count
 
-    def _clear_slots(self) -> None:
-        """Free the blocks of all slots, so that filling them again needs no more than before."""
-        self.file.clear(HEADER_BYTES, self.entries_at)
-        self._holes = np.ones(-(-self.entries_at // mmap.PAGESIZE), bool)
-
-    def _allocate_slots(self, slots: Array, page_count_max: int = _PAGES_AT_ONCE_MAX) -> None:
-        """Allocate the blocks of these slots, or of all if many pages need some. Raises OSError."""
-        if self._holes is None:
-            return
-        pages = np.unique((HEADER_BYTES + slots.astype(np.int64) * SLOT_BYTES) // mmap.PAGESIZE)
-        missing = pages[self._holes[pages]]
-        if len(missing) > page_count_max:
-            self._allocate_all_slots()
-        elif len(missing):
-            self.file.allocate_pages(missing.tolist())
-            self._holes[missing] = False
-
-    def _allocate_all_slots(self) -> None:
-        allocated_bytes, self.file.allocated_bytes = self.file.allocated_bytes, 0
-        self.file.allocate(allocated_bytes, 0)
-        self._holes = None
+    def _allocate_slots(self, slots: Array, page_count_max: int = PAGES_AT_ONCE_MAX) -> None:
+        self._pages.allocate(HEADER_BYTES + slots.astype(np.int64) * SLOT_BYTES, page_count_max)
 
     def _link(self, slots: Array, first: int) -> tuple[Array, int]:
         """Put the entry numbers from ``first`` on at the head of their slots.
@@ -212,7 +190,8 @@ class IndexFile:
         header = self.header
         end = self.entries_at + index_count * ENTRY_BYTES
         self.file.clear_from(end)
-        self._clear_slots()
+        # Filling them again needs no more blocks than before.
+        self._pages.clear(HEADER_BYTES)
         used = 0
         for first in range(1, index_count, REBUILD_ENTRIES):
             hashes = self.entries["key_hash"][first : min(first + REBUILD_ENTRIES, index_count)]

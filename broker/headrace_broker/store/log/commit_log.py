@@ -432,7 +432,8 @@ class CommitLog:
             self._prepare()
             self.files.take()
         last = self.files.files[-1]
-        allocate = partial(last.allocate, self.file_bytes, self.file_bytes)
+        # Nothing is written through the map.
+        allocate = partial(last.allocate, self.file_bytes, self.file_bytes, self.file_bytes)
         self.room.claim(last.hole_bytes, allocate)
         self._write_to(last, self.position)
 

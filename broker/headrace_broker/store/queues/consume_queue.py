@@ -143,9 +143,13 @@ class ConsumeQueue:
                 return
         if self.file is None or self.position == self.files.file_bytes:
             start = self.max_offset * UNIT_BYTES
-            self._write_to(self.files.add(start, self._step(0)), 0)
+            # Most queues stay small: the first step is one page.
+            first_bytes = min(mmap.PAGESIZE, self.files.file_bytes)
+            self._write_to(self.files.add(start, first_bytes), 0)
         else:
-            self.file.allocate(self.position + UNIT_BYTES, self._step(self.position))
+            end = self.position + UNIT_BYTES
+            step = ALLOCATE_STEP_BYTES if end > mmap.PAGESIZE else mmap.PAGESIZE
+            self.file.allocate(self.position, end, step)
         assert self.file is not None
         self._map_for_writing(self.file)
 
@@ -166,11 +170,6 @@ class ConsumeQueue:
         self.room_end = 0
         for file in self.files.files:
             file.unmap()
-
-    def _step(self, position: int) -> int:
-        # Most queues stay small: the first step is one page.
-        step = ALLOCATE_STEP_BYTES if position else 4096
-        return min(step, self.files.file_bytes - position)
 
     def _write_to(self, file: MappedFile, position: int) -> None:
         self.file = file

@@ -7,11 +7,14 @@ Source: docs/store-format.md "Tier".
 
 from __future__ import annotations
 
-import mmap
 import struct
+import sys
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
+
+from headrace_broker.store.files.mapped_file import MappedFile
+from headrace_broker.store.files.sparse_pages import SparsePages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,22 +68,16 @@ class OpenIndex:
         """Open a file or create it. Raises OSError."""
         self.path = path
         self.begin_ms = int(path.name)
-        self._files = files
         self._size = size
-        file_bytes = size.items_at + size.item_count * OPEN_ITEM.itemsize
-        self._descriptor = files.open(path) if path.exists() else files.create(path)
-        files.truncate(self._descriptor, file_bytes)
-        # Pages of header and slots that may be holes, and how far items have blocks.
-        self._holes = np.ones(-(-size.items_at // mmap.PAGESIZE), bool)
-        self._allocated_bytes = size.items_at
-        self._map = mmap.mmap(self._descriptor, file_bytes)
-        slots = np.frombuffer(self._map, ">i4", size.slot_count * 2, HEADER.size)
+        self._file = _open(path, size.items_at + size.item_count * OPEN_ITEM.itemsize, files)
+        self._pages = SparsePages(self._file, size.items_at)
+        self._pages.allocate(np.empty(0, np.int64))
+        slots = np.frombuffer(self._file.view, ">i4", size.slot_count * 2, HEADER.size)
         self._slots = slots[::2]
-        self._items = np.frombuffer(self._map, OPEN_ITEM, size.item_count, size.items_at)
-        header: tuple[int, ...] = HEADER.unpack_from(self._map)
+        self._items = np.frombuffer(self._file.view, OPEN_ITEM, size.item_count, size.items_at)
+        header: tuple[int, ...] = HEADER.unpack_from(self._file.view)
         _magic, _begin, self.end_ms, self._used_slots, count = header
         self.count = min(max(count, 0), size.item_count - 1)
-        self._allocate(np.empty(0, np.int64), 0)
         self._write_header(OPEN_MAGIC)
 
     @property
@@ -99,7 +96,7 @@ class OpenIndex:
             added[name] = items[name]
         added["seconds"] = (times - self.begin_ms) // 1000
         slots = added["key_hash"].astype(np.int64) % self._size.slot_count
-        self._allocate(slots, first + len(items))
+        self._allocate(slots, first, first + len(items))
         added["previous"], heads = self._linked(slots, first)
         self._items[first : first + len(items)] = added
         self._used_slots += int((self._slots[slots[heads]] <= 0).sum())
@@ -109,25 +106,17 @@ class OpenIndex:
         # Last: a query of another thread, or a start after a kill, sees whole items only.
         self._write_header(OPEN_MAGIC)
 
-    def _allocate(self, slots: Array, item_end: int) -> None:
-        """Allocate blocks for the header, these slots and all items before ``item_end``.
+    def _allocate(self, slots: Array, first: int, item_end: int) -> None:
+        """Allocate blocks for these slots and the items from ``first`` to ``item_end``.
 
         On a full disk a write through the map would end the process.
         """
-        pages = np.unique((HEADER.size + slots * SLOT.size) // mmap.PAGESIZE)
-        for page in {0, *pages.tolist()}:
-            if self._holes[page]:
-                at = page * mmap.PAGESIZE
-                # Not past the end, which would make the file longer.
-                step = min(mmap.PAGESIZE, len(self._map) - at)
-                self._files.allocate(self._descriptor, at, step)
-                self._holes[page] = False
-        end = self._size.items_at + item_end * OPEN_ITEM.itemsize
-        if end > self._allocated_bytes:
-            end = min(end + _ALLOCATE_STEP_BYTES, len(self._map))
-            step = end - self._allocated_bytes
-            self._files.allocate(self._descriptor, self._allocated_bytes, step)
-            self._allocated_bytes = end
+        # All slots would be 40 MB.
+        self._pages.allocate(HEADER.size + slots * SLOT.size, page_count_max=sys.maxsize)
+        start, end = (
+            self._size.items_at + number * OPEN_ITEM.itemsize for number in (first, item_end)
+        )
+        self._pages.allocate_after(start, end, _ALLOCATE_STEP_BYTES)
 
     def _linked(self, slots: Array, first: int) -> tuple[Array, Array]:
         """The item before each in its slot, and which of them are the last of their slots."""
@@ -140,7 +129,7 @@ class OpenIndex:
 
     def _write_header(self, magic: int) -> None:
         fields = (self.begin_ms, self.end_ms, self._used_slots, self.count)
-        HEADER.pack_into(self._map, 0, magic, *fields)
+        HEADER.pack_into(self._file.view, 0, magic, *fields)
 
     def link_anew(self) -> None:
         """Rebuild slots and links from the items: after a crash any of them may be lost.
@@ -149,9 +138,8 @@ class OpenIndex:
         """
         slots = self._items["key_hash"][1 : self.count + 1].astype(np.int64)
         slots %= self._size.slot_count
-        used = np.flatnonzero(self._slots)
-        self._allocate(np.concatenate([slots, used]), self.count + 1)
-        self._slots[used] = 0
+        self._pages.clear(HEADER.size)
+        self._allocate(slots, 1, self.count + 1)
         previous, heads = self._linked(slots, 1)
         self._items["previous"][1 : self.count + 1] = previous
         self._slots[slots[heads]] = heads + 1
@@ -161,7 +149,9 @@ class OpenIndex:
     def find(self, key_hash: int, count_max: int) -> Array:
         """The newest items of a hash, at most ``count_max``."""
         numbers: list[int] = []
-        number, limit = int(self._slots[key_hash % self._size.slot_count]), self.count
+        # Not through the map: on a tmpfs, reading a hole allocates its page.
+        slot = self._file.pread(self._size.slot_at(key_hash), SLOT.size)
+        number, limit = SLOT.unpack(slot)[0], self.count
         while number > 0 and len(numbers) < count_max:
             item = self._items[number]
             if number <= limit and item["key_hash"] == key_hash:
@@ -172,7 +162,7 @@ class OpenIndex:
 
     def sync(self) -> None:
         """Bring all items to disk. Raises OSError."""
-        self._files.fdatasync(self._descriptor)
+        self._file.sync()
 
     def finished(self) -> Iterator[bytes]:
         """The file in its finished form, in parts."""
@@ -193,15 +183,26 @@ class OpenIndex:
             yield without_links(items[order[first : first + _PART_COUNT]]).tobytes()
 
     def close(self) -> None:
-        """Release the file, unless another thread still reads it."""
+        """Release the file, once no other thread reads it."""
         del self._slots, self._items
-        self._map.close()
-        self._files.close(self._descriptor)
+        self._file.unmap()
 
     def remove(self) -> None:
         """Close the file and delete it. Raises OSError."""
         self.close()
-        self._files.unlink(self.path)
+        self._file.delete()
+
+
+def _open(path: Path, file_bytes: int, files: Files) -> MappedFile:
+    """Open a file or create it, without blocks. Raises OSError."""
+    if not path.exists():
+        return MappedFile.create(path, file_bytes, files, 0)
+    descriptor = files.open(path)
+    try:
+        files.truncate(descriptor, file_bytes)
+    finally:
+        files.close(descriptor)
+    return MappedFile(path, file_bytes, files)
 
 
 def without_links(items: Array) -> Array:
