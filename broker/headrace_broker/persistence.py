@@ -149,7 +149,7 @@ class SavedFile:
         self._file = file
         self._snapshot = snapshot
         self.unexpected_errors = 0
-        self._outages = Outages(log.error)
+        self._outages = Outages(log.error, ended=log.warning)
         self._change_count = self._saved_count = 0
         self._is_running = False
         self._save_requested = trio.Event()

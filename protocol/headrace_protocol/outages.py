@@ -36,10 +36,17 @@ class Outages:
     """
 
     def __init__(
-        self, warn: Callable[[str], object], now: Callable[[], float] = time.monotonic
+        self,
+        warn: Callable[[str], object],
+        now: Callable[[], float] = time.monotonic,
+        ended: Callable[[str], object] | None = None,
     ) -> None:
-        """warn: writes one line. now: seconds of a clock that never goes back."""
+        """warn: writes one line. now: seconds of a clock that never goes back.
+
+        ended: writes the line about an end, if that is of another level.
+        """
         self._warn = warn
+        self._ended = ended or warn
         self._now = now
         self._outages: dict[str, _Outage] = {}
         # When the log got its last line about the beginning of an outage.
@@ -100,7 +107,7 @@ class Outages:
             return
         self._outages.pop(name, None)
         if outage.is_logged:
-            self._warn(f"{name} is available again after {self._now() - outage.began_at:.0f} s")
+            self._ended(f"{name} is available again after {self._now() - outage.began_at:.0f} s")
 
     def forget(self, name: str, part: Hashable = None) -> None:
         """Nobody needs ``name`` any more, so nothing will tell whether it is back."""

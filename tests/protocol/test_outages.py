@@ -30,6 +30,16 @@ def test_an_outage_is_a_line_each_half_minute_and_one_at_its_end() -> None:
     assert lines[3:] == ["broker a is available again after 61 s"]
 
 
+def test_an_end_may_be_logged_at_another_level() -> None:
+    begun: list[str] = []
+    ended: list[str] = []
+    outages = Outages(begun.append, Clock(), ended.append)
+    outages.failed("broker a", "reset")
+    outages.worked("broker a")
+    assert begun == ["broker a is unavailable, retrying: reset"]
+    assert ended == ["broker a is available again after 0 s"]
+
+
 def test_outages_of_different_things_are_told_apart() -> None:
     lines: list[str] = []
     clock = Clock()

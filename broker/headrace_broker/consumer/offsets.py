@@ -151,7 +151,7 @@ class ConsumerOffsets:
         self._created: dict[str, set[int]] = {}
         self._counted: set[Key] = set()  # pairs that count for a host, even without offsets yet
         self._file = file
-        self._outages = Outages(log.error)
+        self._outages = Outages(log.error, ended=log.warning)
         self._now_ms = now_ms
         found = load_table(file, _parse)
         loaded = found or ConsumerOffsetSerializeWrapper()

@@ -23,7 +23,7 @@ async def save_at_intervals(
 
     what: the service, for the log.
     """
-    outages, place = Outages(log.error), f"the place for the progress of {what}"
+    outages, place = Outages(log.error, ended=log.warning), f"the place for the progress of {what}"
     while True:
         await trio.sleep(pause_s())
         try:

@@ -183,7 +183,7 @@ class Schedule:
 
     async def run(self) -> None:
         """Deliver what is due until cancelled."""
-        outages, place = Outages(log.error), "the queues of delayed messages"
+        outages, place = Outages(log.error, ended=log.warning), "the queues of delayed messages"
         while True:
             self._asked = trio.Event()
             try:

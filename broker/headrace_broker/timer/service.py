@@ -225,7 +225,7 @@ class Timers:
 
     async def run(self) -> None:
         """Deliver what is due until cancelled."""
-        outages, place = Outages(log.error), "the queue of timers"
+        outages, place = Outages(log.error, ended=log.warning), "the queue of timers"
         while True:
             try:
                 await self._turn()

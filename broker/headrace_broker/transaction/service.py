@@ -117,7 +117,7 @@ class Transactions:
         self._channels = channels
         self._budget = budget
         self._host_log = host_log
-        self._outages = Outages(log.error)
+        self._outages = Outages(log.error, ended=log.warning)
         self._halves = WaitingQueue(store, HALF_TOPIC, 0)
         self._ops = WaitingQueue(store, OP_HALF_TOPIC, 0)
         self.demand = HalfDemand(lambda: config.reject_transaction_message, self.admit)

@@ -135,7 +135,7 @@ class Following:
         self._problem = ""
         # Since when messages have waited without a pause; None once it has caught up.
         self._behind_since: float | None = None
-        self._outages = Outages(log.error)
+        self._outages = Outages(log.error, ended=log.warning)
         # Set by ``retry`` until the next round.
         self._retry = trio.Event()
         self._hurried = trio.Event()

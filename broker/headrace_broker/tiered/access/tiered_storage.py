@@ -109,7 +109,7 @@ class TieredStorage:
         self._merging = trio.CapacityLimiter(1)
         self._saving = trio.CapacityLimiter(1)
         self._watching = trio.CapacityLimiter(1)
-        self._outages = Outages(log.error)
+        self._outages = Outages(log.error, ended=log.warning)
 
     def _exists(self, topic: str) -> bool:
         return self._topics.get(topic) is not None
