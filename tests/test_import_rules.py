@@ -270,7 +270,7 @@ MAY_IMPORT_TOO = {
     "headrace_broker.tiered.driver.objects": {"obstore"},
     "headrace.spark.tier.places": {"obstore"},
     f"{STORE}.retention.cleaner": {"trio", "structlog", "headrace_daemon.slices"},
-    f"{STORE}.retention.healer": {"trio", "structlog"},
+    f"{STORE}.retention.healer": {"trio", "structlog", "headrace_protocol.outages"},
     f"{STORE}.index.indexer": {"trio", "structlog"},
     f"{STORE}.message_store": {"trio", "structlog"},
     # Only the event loops themselves start a task that no scope of the caller contains.

@@ -211,7 +211,8 @@ def test_a_disk_without_a_byte_loses_nothing(
         wait_for(root / "config" / "consumerOffset.json", GROUP)
         filler = Filler(root / "lost+found" / "filler", takes_inodes=takes_inodes)
         filler.fill()
-        broker.fill()
+        told = broker.fill()
+        assert ("inodes" in told) is takes_inodes, told
         broker.consume(1)
         wait_for(root / "config" / "consumerOffset.json", r'"?0"?:\s*2\b')
         for end in (broker.daemon.kill, broker.daemon.stop, broker.daemon.kill):

@@ -73,6 +73,16 @@ class DiskRoom:
             )
         return None
 
+    def reason(self, error: OSError) -> str:
+        """Name what is used up: the kernel says the same of bytes and of inodes."""
+        reason = error.strerror or str(error)
+        if error.errno == errno.EDQUOT:
+            return f"the quota of the disk is used up ({reason}): raise it, or make room"
+        with suppress(OSError):
+            if error.errno == errno.ENOSPC and self.usage().usable_inodes == 0:
+                return f"the disk has no free inodes ({reason}): remove files, or make more inodes"
+        return reason
+
     def claim(self, byte_count: int, allocate: Callable[[], None]) -> None:
         """Allocate ``byte_count`` more; remember it for ``retry`` if it finds no room.
 

@@ -69,8 +69,8 @@ _REFUSALS: Final = frozenset((Event.REFUSE, Event.FAIL, Event.CLOSE))
 class StoreLife:
     """A store's state, and the reason while it refuses messages.
 
-    refused_ms: time of the last refusal. since_ms: time from which on messages are refused.
-    refusal_count: number of refusals so far.
+    refused_ms: time from which on the next attempt waits. since_ms: time from which on messages are
+    refused. refusal_count: number of refusals so far.
     """
 
     def __init__(self, root: Path, clock: Clock) -> None:
@@ -104,11 +104,16 @@ class StoreLife:
         return self.state is State.REFUSING and not is_early
 
     def apply(
-        self, event: Event, reason: StoreNotWritable | None = None, retry_ms: int = 0
+        self,
+        event: Event,
+        reason: StoreNotWritable | None = None,
+        retry_ms: int = 0,
+        retry_ms_max: int = 0,
     ) -> None:
         """Change the state. A pair that is not in the table is a bug.
 
-        reason, retry_ms: for a refusal, why, and how soon an append may try again.
+        reason: for a refusal. retry_ms: how soon an append may try again; each attempt that fails
+        doubles the pause, up to ``retry_ms_max``.
         """
         state = TRANSITIONS.get((self.state, event))
         if state is None:
@@ -116,8 +121,17 @@ class StoreLife:
         if event in _REFUSALS and self.state not in _OVER:
             assert reason is not None
             self._reason = reason
-            self.refused_ms, self._retry_ms = self._clock.now_ms(), retry_ms
             self.refusal_count += 1
+            self._schedule(retry_ms, max(retry_ms, retry_ms_max))
             if self.state not in _REFUSED:
                 self.since_ms = self.refused_ms
         self.state = state
+
+    def _schedule(self, retry_ms: int, retry_ms_max: int) -> None:
+        """Set the time of the next attempt, unless one is to come already."""
+        if self.state is State.REFUSING:
+            if not self.may_retry:
+                self._retry_ms = min(self._retry_ms, retry_ms_max)
+                return
+            retry_ms = max(retry_ms, 2 * self._retry_ms)
+        self.refused_ms, self._retry_ms = self._clock.now_ms(), min(retry_ms, retry_ms_max)

@@ -43,10 +43,14 @@ class Paged(Protocol):
 
 
 class DiskUsage(NamedTuple):
-    """Usage of a file system as ``df`` counts: root's reserve is neither used nor usable."""
+    """Usage of a file system as ``df`` counts: root's reserve is neither used nor usable.
+
+    usable_inodes: None if the file system makes them as needed.
+    """
 
     used_bytes: int
     usable_bytes: int
+    usable_inodes: int | None = None
 
     @property
     def ratio(self) -> float:
@@ -215,7 +219,8 @@ class Files:
         """Usage of the file system that holds a folder."""
         disk = os.statvfs(path)
         used_blocks = disk.f_blocks - disk.f_bfree
-        return DiskUsage(used_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize)
+        inodes = disk.f_favail if disk.f_files else None
+        return DiskUsage(used_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize, inodes)
 
     def unlink(self, path: Path) -> None:
         """Remove a file; durable after ``sync_names``. Its maps stay readable."""

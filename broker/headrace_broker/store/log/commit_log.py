@@ -65,9 +65,11 @@ _INT = struct.Struct(">i")
 _SHORT = struct.Struct(">h")
 _RECORD_PLACE = struct.Struct(">ii20xq")  # total size, magic, physical offset
 RECORD_MAGICS: Final = frozenset((MAGIC_V1, MAGIC_V2))
-# How old a refusal may be for lack of room; what else failed is retried less often.
+# How old a refusal may be where the file system tells its usage.
 ROOM_RETRY_MS: Final = 100
+# The pause after an attempt that failed though there seems to be room, as with a quota.
 RETRY_MS: Final = 1000
+RETRY_MS_MAX: Final = 5000
 
 
 BatchItems = UniformBatch | BatchRecords
@@ -122,7 +124,8 @@ class CommitLog:
         self.life = StoreLife(settings.root, clock)
         self.room = DiskRoom(settings, fs)
         self._root = settings.root
-        self._is_full = False
+        # Whether the usage of the disk is why messages are refused.
+        self.is_full = False
         # When an append found no room last.
         self.tried_ms = 0
         self._on_half_full, self._on_full = on_half_full, on_full
@@ -395,7 +398,7 @@ class CommitLog:
         except OSError as error:
             self._pending = [block]
             raise self.refuse(
-                f"the log can't be written: {error.strerror or error}",
+                f"the log can't be written: {self.room.reason(error)}",
                 self._file.path,
                 error_number=error.errno,
             ) from error
@@ -415,7 +418,13 @@ class CommitLog:
             self._advance()
 
     def _advance(self) -> None:
-        self._check_refusal()
+        """Use more of the file or the next one; if that was refused, its success ends the refusal.
+
+        Raises StoreNotWritable.
+        """
+        self._look_again_if_due()
+        if self.life.state is not State.OPEN and not self.life.may_retry:
+            raise self._refused_append()
         try:
             if self.append_end < 0:
                 self._reopen()
@@ -425,7 +434,8 @@ class CommitLog:
             else:
                 self._roll()
         except OSError as error:
-            raise self.refuse_for(error) from error
+            raise self.refuse_for(error, self.files.directory) from error
+        self.resume()
 
     def _reopen(self) -> None:
         if not self.files.files:
@@ -488,30 +498,29 @@ class CommitLog:
         *,
         error_number: int | None = None,
         is_final: bool = False,
-        retry_ms: int = RETRY_MS,
+        retry_ms_max: int = RETRY_MS_MAX,
     ) -> StoreNotWritable:
-        """Refuse appends: until a restart, or until one tries again ``retry_ms`` later.
+        """Refuse appends: until a restart, or until an attempt succeeds.
 
         error_number: errno of the OSError that is the reason; ENOLCK, a lost lock, is final.
         Returns the exception to raise.
         """
         is_final |= error_number == errno.ENOLCK
         refusal = StoreNotWritable(reason, path, error_number)
-        self._stop_appends(Event.FAIL if is_final else Event.REFUSE, refusal, retry_ms)
+        retry_ms = ROOM_RETRY_MS if error_number in NO_ROOM else RETRY_MS
+        event = Event.FAIL if is_final else Event.REFUSE
+        self._stop_appends(event, refusal, retry_ms, retry_ms_max)
         return self.refused()
 
-    def refuse_for(self, error: OSError) -> StoreNotWritable:
-        """Refuse appends because the log could not grow; returns the exception to raise."""
-        return self.refuse(
-            error.strerror or str(error),
-            self.files.directory,
-            error_number=error.errno,
-            retry_ms=ROOM_RETRY_MS if error.errno in NO_ROOM else RETRY_MS,
-        )
+    def refuse_for(self, error: OSError, path: Path) -> StoreNotWritable:
+        """Refuse appends because a file could not grow; returns the exception to raise."""
+        return self.refuse(self.room.reason(error), path, error_number=error.errno)
 
-    def _stop_appends(self, event: Event, refusal: StoreNotWritable, retry_ms: int = 0) -> None:
+    def _stop_appends(
+        self, event: Event, refusal: StoreNotWritable, retry_ms: int = 0, retry_ms_max: int = 0
+    ) -> None:
         self.append_end = -1
-        self.life.apply(event, refusal, retry_ms)
+        self.life.apply(event, refusal, retry_ms, retry_ms_max)
 
     def refused(self) -> StoreNotWritable:
         """The exception to raise while messages are refused."""
@@ -530,14 +539,15 @@ class CommitLog:
     def look_again(self, *, is_healed: bool = False) -> None:
         """Refuse or accept appends by the room that the disk has now.
 
-        is_healed: whether all that was refused before has succeeded since.
+        is_healed: whether all that was refused before has succeeded since. Where the usage says
+        nothing about a refusal, as with a quota, only that ends it.
         """
-        was_full, self._is_full = self._is_full, False
+        was_full, self.is_full = self.is_full, False
         problem = self.room.problem(self.room.wanted_bytes)
         if problem is not None:
-            self._is_full = True
-            self.refuse(problem, self._root, error_number=errno.ENOSPC, retry_ms=ROOM_RETRY_MS)
-        elif is_healed or was_full or self.life.may_retry:
+            self.is_full = True
+            self.refuse(problem, self._root, error_number=errno.ENOSPC, retry_ms_max=ROOM_RETRY_MS)
+        elif is_healed or was_full:
             self.resume()
 
     def check_room(self, byte_count: int) -> None:
@@ -545,7 +555,9 @@ class CommitLog:
 
         Raises StoreNotWritable.
         """
-        self._check_refusal()
+        self._look_again_if_due()
+        if self.life.state is not State.OPEN:
+            raise self._refused_append()
         problem = self.room.problem(byte_count)
         if problem is not None:
             raise StoreNotWritable(problem, self._root, errno.ENOSPC)
@@ -555,12 +567,13 @@ class CommitLog:
         self._stop_appends(Event.CLOSE, StoreNotWritable("closed", self.files.directory.parent))
         self.stop_writing()
 
-    def _check_refusal(self) -> None:
+    def _look_again_if_due(self) -> None:
         if self.life.may_retry:
             self.look_again()
-        if self.life.state is not State.OPEN:
-            self.tried_ms = self.clock.now_ms()
-            raise self.refused()
+
+    def _refused_append(self) -> StoreNotWritable:
+        self.tried_ms = self.clock.now_ms()
+        return self.refused()
 
     # --- position and reading --------------------------------------------------------------
 

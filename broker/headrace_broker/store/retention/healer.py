@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
@@ -11,6 +10,7 @@ import trio
 
 from headrace_broker.store.errors import StoreNotWritable
 from headrace_broker.store.life import State
+from headrace_protocol.outages import Outages
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 log = structlog.get_logger("headrace.broker")
 
 HEAL_S: Final = 0.1
-# Room that comes and goes must not fill the broker's log.
-LOG_EVERY_S: Final = 30.0
+# The longest pause where the usage does not tell when there is room, as with a quota.
+HEAL_S_MAX: Final = 5.0
+_ROOM: Final = "room for messages"
 
 
 class Healer:
-    """Looks at the disk each ``HEAL_S`` while messages are refused.
+    """Tries each ``HEAL_S`` while messages are refused, or ever less often if that has failed.
 
     drain: hands the takers all rows that they lacked the room for. ask_clean_up: asks for a round
     of the clean-up soon.
@@ -43,30 +44,28 @@ class Healer:
         self._drain = drain
         self._ask_clean_up = ask_clean_up
         self._use_threads = use_threads
-        self._logged_at = -math.inf
-        self._is_logged = False
+        self._outages = Outages(log.error, trio.current_time, log.warning)
 
     async def run(self) -> None:
         """Heal until cancelled."""
+        life, pause_s = self._commit_log.life, HEAL_S
         while True:
-            await trio.sleep(HEAL_S)
-            state = self._commit_log.life.state
-            self._report(state)
-            if state is State.REFUSING:
+            await trio.sleep(pause_s)
+            self._report(life.state)
+            if life.state is State.REFUSING:
                 self._ask_clean_up()
                 await self.heal()
-            elif state is State.FAILED:
+            elif life.state is State.FAILED:
                 with suppress(StoreNotWritable):
                     self._drain()
+            is_blind = life.state is State.REFUSING and not self._commit_log.is_full
+            pause_s = min(2 * pause_s, HEAL_S_MAX) if is_blind else HEAL_S
 
     def _report(self, state: State) -> None:
-        if state is State.OPEN and self._is_logged:
-            self._is_logged = False
-            log.info("accepting writes")
-        is_due = trio.current_time() >= self._logged_at + LOG_EVERY_S
-        if state is State.REFUSING and not self._is_logged and is_due:
-            self._logged_at, self._is_logged = trio.current_time(), True
-            log.error("refusing writes", reason=str(self._commit_log.life.refusal))
+        if state is State.OPEN:
+            self._outages.worked(_ROOM)
+        elif state is State.REFUSING:
+            self._outages.failed(_ROOM, self._commit_log.life.refusal)
 
     async def heal(self) -> None:
         """Accept messages if there is room for log and takers; otherwise refresh the reason."""
@@ -78,7 +77,7 @@ class Healer:
             else:
                 self._make_room()
         except OSError as error:
-            commit_log.refuse_for(error)
+            commit_log.refuse_for(error, commit_log.files.directory)
         with suppress(StoreNotWritable):
             self._drain()
             if commit_log.life.refusal_count == refusal_count:

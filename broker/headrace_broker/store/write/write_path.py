@@ -171,8 +171,7 @@ class WritePath:
 
     def refuse(self, error: OSError, taker: Taker) -> None:
         """Refuse appends because a taker could not write."""
-        path = taker.directory(self._root)
-        self._commit_log.refuse(error.strerror or str(error), path, error_number=error.errno)
+        self._commit_log.refuse_for(error, taker.directory(self._root))
 
     # --- writers inside the broker ---------------------------------------------------------
 
