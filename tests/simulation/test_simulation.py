@@ -393,39 +393,42 @@ def at_once(_store: Any, then: Callable[[None], None]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("run", "owner", "name", "bug"),
+    ("run", "owner", "name", "bug", "first_seed"),
     [
-        (simulation.run, MappedFile, "sync", nothing),
-        (simulation.run, Flusher, "flush_log", flush_log_too_late),
-        (store_lives.run, MappedFile, "sync", nothing),
-        (store_lives.run, Files, "sync_names", nothing),
-        (store_lives.run, MessageStore, "_mark_names_unsynced", nothing),
-        (store_lives.run, log_blocks, "_check", nothing),
-        (store_lives.run, FileSeal, "check", nothing),
-        (store_lives.run, commit_log, "checksum_slot", unflagged),
-        (store_lives.run, EncodedRecords, "_fill", nothing),
-        (store_lives.run, Cleaner, "_lowest_unconsumed", unwatched),
-        (store_lives.run, MappedFileQueue, "detach_first", detach_one_too_many),
-        (store_lives.run, MappedFile, "release", always),
-        (store_lives.run, ClockWatch, "is_trusted", always),
-        (store_lives.run, FloorFile, "save", nothing),
-        (simulation.run, SendProcessor, "_scan_properties", wait_for_nothing),
-        (followed_lives.run, follower_work, "read_block", read_unflushed),
-        (followed_lives.run, Following, "needed_from", needs_nothing),
-        (followed_lives.run, CopyingFollower, "sync", nothing),
-        (waiting_lives.run, Delivered, "scan", nothing),
-        (waiting_lives.run, Schedule, "_counted_to", log_end_of),
-        (waiting_lives.run, Flusher, "wait_flushed", async_nothing),
-        (waiting_lives.run, WaitingTimers, "drop_sources", drop_none),
-        (waiting_lives.run, rebuild, "_decisions", no_decisions),
-        (static_topics.run, plans, "_continued", continue_too_early),
-        (static_topics.run, changes, "when_on_disk", at_once),
-        (static_topics.run, Cleaner, "_lowest_unconsumed", unwatched),
-        (tiered_lives.run, Following, "needed_from", needs_nothing),
-        (tiered_lives.run, FlatQueue, "_settle", nothing),
-        (object_lives.run, ManifestFile, "_own", own_of_any_writer),
-        (object_lives.run, ObjectTier, "named", names_nothing),
-        (object_lives.run, ObjectTier, "put", nothing),
+        (simulation.run, MappedFile, "sync", nothing, 2),
+        (simulation.run, Flusher, "flush_log", flush_log_too_late, 6),
+        (store_lives.run, MappedFile, "sync", nothing, 0),
+        (store_lives.run, Files, "sync_names", nothing, 0),
+        (store_lives.run, MessageStore, "_mark_names_unsynced", nothing, 68),
+        (store_lives.run, log_blocks, "_check", nothing, 50),
+        (store_lives.run, FileSeal, "check", nothing, 0),
+        (store_lives.run, commit_log, "checksum_slot", unflagged, 0),
+        (store_lives.run, EncodedRecords, "_fill", nothing, 0),
+        (store_lives.run, Cleaner, "_lowest_unconsumed", unwatched, 1),
+        (store_lives.run, MappedFileQueue, "detach_first", detach_one_too_many, 3),
+        (store_lives.run, MappedFile, "release", always, 5),
+        (store_lives.run, ClockWatch, "is_trusted", always, 0),
+        (store_lives.run, FloorFile, "save", nothing, 5),
+        (simulation.run, SendProcessor, "_scan_properties", wait_for_nothing, 10),
+        (followed_lives.run, follower_work, "read_block", read_unflushed, 5),
+        (followed_lives.run, Following, "needed_from", needs_nothing, 4),
+        (followed_lives.run, CopyingFollower, "sync", nothing, 0),
+        (waiting_lives.run, Delivered, "scan", nothing, 0),
+        (waiting_lives.run, Schedule, "_counted_to", log_end_of, 65),
+        (waiting_lives.run, Flusher, "wait_flushed", async_nothing, 12),
+        (waiting_lives.run, WaitingTimers, "drop_sources", drop_none, 0),
+        (waiting_lives.run, rebuild, "_decisions", no_decisions, 6),
+        (static_topics.run, plans, "_continued", continue_too_early, 1),
+        (static_topics.run, changes, "when_on_disk", at_once, 5),
+        pytest.param(
+            *(static_topics.run, Cleaner, "_lowest_unconsumed", unwatched, 29),
+            marks=pytest.mark.long,
+        ),
+        (tiered_lives.run, Following, "needed_from", needs_nothing, 2),
+        (tiered_lives.run, FlatQueue, "_settle", nothing, 1),
+        (object_lives.run, ManifestFile, "_own", own_of_any_writer, 0),
+        (object_lives.run, ObjectTier, "named", names_nothing, 0),
+        (object_lives.run, ObjectTier, "put", nothing, 0),
     ],
     ids=[
         "acknowledged without sync",
@@ -466,16 +469,18 @@ def test_a_planted_bug_is_found(
     owner: Any,
     name: str,
     bug: Callable[..., Any],
+    first_seed: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """The search begins at first_seed, which found the bug when it was planted."""
     monkeypatch.setattr(owner, name, bug)
     # Which of them comes first depends on how this process hashes strings. A tier that notices
     # another writer refuses by name, and nothing that is away explains it.
     found = (PromiseBroken, StoreFormatError, StoreDamaged, RequestError, AssertionError)
     with pytest.raises(found):
-        run_all(run)
+        run_seeds(run, first_seed)
 
 
-def run_all(run: Callable[[int], Any]) -> None:
-    for seed in range(100):
+def run_seeds(run: Callable[[int], Any], first_seed: int) -> None:
+    for seed in range(first_seed, first_seed + 100):
         run(seed)
