@@ -18,7 +18,7 @@ export UV_PYTHON_DOWNLOADS := never
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-peers try demo dist test test-long test-oldest-spark durations check format fuzz \
+.PHONY: help setup setup-peers try demo dist test test-long test-oldest-spark durations check house format fuzz \
 	sim conformance spark-kills bench bench-python bench-spark profile corruption kills chaos soak abuse \
 	clean
 
@@ -121,6 +121,10 @@ check: $(CHECKS) ## lint, format, types, import rules, words and sizes
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q -n 0 tests/test_import_rules.py tests/test_tidy.py
+	$(BIN)/python -m tests.house
+
+house: $(CHECKS) ## figures of code and tests beside their bounds in tests/house.toml
+	$(BIN)/python -m tests.house
 
 format: $(CHECKS) ## let ruff format and mend what it can
 	$(BIN)/ruff check --fix .
