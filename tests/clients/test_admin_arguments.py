@@ -12,18 +12,14 @@ from headrace import Admin, Message, MessageQueue, embedded
 from headrace.admin.arguments import CHECKS, plain_arguments
 from headrace.errors import ConfigurationError
 from headrace_protocol.bodies import SubscriptionGroupConfig
+from headrace_protocol.recall_handle import RecallHandle
+from headrace_protocol.statictopic.plans import Mode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# What other checks take care of, or what no encoder meets.
-OTHERS = {
-    "Start",
-    "Mode",
-    "RecallHandle",
-    "ReceivedMessage",
-    "list[BrokerProblem]",
-}
+# What ``check_start`` takes care of.
+OTHERS = {"Start"}
 # A value of each kind that is right.
 RIGHT: dict[str, Any] = {
     "str": "T",
@@ -34,6 +30,10 @@ RIGHT: dict[str, Any] = {
     "Collection[int]": [],
     "MessageQueue": MessageQueue("T", "b", 0),
     "SubscriptionGroupConfig": SubscriptionGroupConfig(group_name="g"),
+    "Mode": Mode.STRICT,
+    "RecallHandle": RecallHandle("T", "b", 1, "id"),
+    "ReceivedMessage": None,
+    "list[BrokerProblem]": [],
 }
 
 

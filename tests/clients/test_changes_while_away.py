@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -100,10 +101,14 @@ def test_commands_name_the_broker_and_fail(tmp_path: Path) -> None:
     with running_in_thread(tmp_path, ["a", "b"]) as running:
         where = ("--nameserver", running.nameserver)
         succeed("topic", "create", "T", "--queues", "2", *where)
+        assert "topic none does not exist" in fail(3, "topic", "delete", "none", "--yes", *where)
+        succeed("topic", "create", "only", "--broker", "b", *where)
         running.stop("b")
         altered = ("topic", "alter", "T", "--queues", "3", *where)
         assert "topic T is not altered" in fail(3, *altered)
         rows = succeed(*altered, "--broker", "a", "--json").json()
         assert [(row["broker"], row["read_queues"]) for row in rows] == [("a", 3)]
+        told = fail(3, "topic", "delete", "only", "--yes", *where)
+        assert re.search(r"topic only \(.*broker b .* was shut down", told)
         told = fail(3, "topic", "delete", "T", "--yes", *where)
         assert "not on those that left: broker b (queues 0 to 1) was shut down" in told

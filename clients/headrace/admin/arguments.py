@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from headrace.errors import ConfigurationError
-from headrace.messages import check_queue
+from headrace.messages import ReceivedMessage, check_queue
 from headrace.values import encoded_text, kind_of, plain_flag, plain_int, plain_text, shown
 from headrace_protocol.bodies import SubscriptionGroupConfig
+from headrace_protocol.recall_handle import RecallHandle
+from headrace_protocol.statictopic.plans import Mode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,18 +57,26 @@ def _several(plain: Callable[[object, str], Any]) -> Callable[[object, str], lis
     return check
 
 
-def _config(value: object, name: str) -> SubscriptionGroupConfig:
-    if not isinstance(value, SubscriptionGroupConfig):
+def _one_of(kind: type, way_out: str = "") -> Callable[[object, str], Any]:
+    def check(value: object, name: str) -> object:
+        if isinstance(value, kind):
+            return value
         raise ConfigurationError(
-            f"{name}={shown(value)} is {kind_of(value)}: it must be a SubscriptionGroupConfig"
+            f"{name}={shown(value)} is {kind_of(value)}: it must be a {kind.__name__}{way_out}"
         )
+
+    return check
+
+
+def _config(value: object, name: str) -> SubscriptionGroupConfig:
+    config: SubscriptionGroupConfig = _one_of(SubscriptionGroupConfig)(value, name)
     changes: dict[str, object] = {}
-    for field in msgspec.structs.fields(value):
-        given = getattr(value, field.name)
+    for field in msgspec.structs.fields(config):
+        given = getattr(config, field.name)
         if check := _OF_DEFAULT.get(type(field.default)):
             changes[field.name] = check(given, f"{name}.{field.name}")
-    changes["attributes"] = _texts(value.attributes, f"{name}.attributes")
-    return msgspec.structs.replace(value, **changes)
+    changes["attributes"] = _texts(config.attributes, f"{name}.attributes")
+    return msgspec.structs.replace(config, **changes)
 
 
 _OF_DEFAULT: Final[dict[type, Callable[[object, str], object]]] = {
@@ -84,6 +94,10 @@ CHECKS: Final[dict[str, Callable[[Any, str], object]]] = {
     "Collection[int]": _several(_number),
     "MessageQueue": lambda queue, _name: check_queue(queue),
     "SubscriptionGroupConfig": _config,
+    "Mode": _one_of(Mode),
+    "RecallHandle": _one_of(RecallHandle, "; decode_recall_handle makes one of a text"),
+    "ReceivedMessage": _one_of(ReceivedMessage),
+    "list[BrokerProblem]": _one_of(list),
 }
 
 

@@ -18,7 +18,7 @@ from headrace.admin.output import (
     warned_if,
     with_problems,
 )
-from headrace.errors import ConfigurationError
+from headrace.errors import ConfigurationError, RouteNotFound
 from headrace_daemon.command import warn
 
 if TYPE_CHECKING:
@@ -437,9 +437,12 @@ def delete(name: str, nameserver: str | None, *, yes: bool) -> None:
 
     async def run() -> None:
         async with Admin(nameserver=nameserver) as admin:
-            if name not in await admin.topics(system=True):
-                raise NotFound(f"topic {name} does not exist; see `headrace topic list`")
-            await admin.delete_topic(name)
+            try:
+                await admin.delete_topic(name)
+            except RouteNotFound as error:
+                if await admin.departed_brokers():  # the error tells whether they have it
+                    raise
+                raise NotFound(f"topic {name} does not exist; see `headrace topic list`") from error
 
     trio.run(run)
 
