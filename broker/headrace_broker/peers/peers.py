@@ -195,7 +195,7 @@ class Peers:
 
     async def ask(self, caller: Caller, ask: Ask) -> Response:
         """The answer to a request, whatever its code. Raises HeadraceError."""
-        outcome = await self.outcome(caller, ask)
+        outcome = await self._outcome(caller, ask)
         if isinstance(outcome, HeadraceError):
             raise outcome
         return outcome
@@ -206,7 +206,7 @@ class Peers:
 
         async def work(rest: Iterator[tuple[int, Ask]]) -> None:
             for index, ask in rest:
-                outcomes[index] = await self.outcome(caller, ask)
+                outcomes[index] = await self._outcome(caller, ask)
 
         rest = iter(enumerate(asks))
         async with trio.open_nursery() as nursery:
@@ -214,7 +214,7 @@ class Peers:
                 nursery.start_soon(work, rest)
         return [outcomes[index] for index in range(len(asks))]
 
-    async def outcome(self, caller: Caller, ask: Ask) -> Outcome:
+    async def _outcome(self, caller: Caller, ask: Ask) -> Outcome:
         """The outcome of a request."""
         answered = trio.Event()
         outcomes: list[Outcome] = []
