@@ -185,7 +185,7 @@ class Run:
         try:
             self._tell(step())
         except (AssertionError, OSError) as error:
-            self.ledger.violate(f"a fault could not begin or end: {error!r:.2000}")
+            self.ledger.violate(f"a fault could not begin or end: {str(error)[-4000:]}")
 
     def _tell(self, episode: Episode) -> None:
         what = "begins" if episode.ended_s is None else "ends"

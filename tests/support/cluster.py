@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -37,9 +38,14 @@ class Daemon:
 
     def start(self) -> None:
         """Begin; it is not up yet."""
+        environment = os.environ | {"PYTHONFAULTHANDLER": "1"}  # a signal that ends it says where
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                self._command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
+                self._command,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env=environment,
             )
         evidence.keep(self._log.stem, self._process, self._log.open("rb"))
 
@@ -53,7 +59,12 @@ class Daemon:
         """End it in order, as SIGTERM does."""
         assert self._process
         self._process.terminate()
-        assert self._process.wait(_UP_S) == 0, self.said()
+        try:
+            code = self._process.wait(_UP_S)
+        except subprocess.TimeoutExpired:
+            self._process.send_signal(signal.SIGABRT)
+            code = self._process.wait()
+        assert code == 0, f"stopped with {code}: {self.said()}"
 
     def pause(self) -> None:
         """Let it do nothing, as SIGSTOP does."""
