@@ -32,6 +32,7 @@ from tests.support.stores import ready
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from headrace_broker.tiered.driver.interface import Failure
     from tests.support.broker import BrokerUnderTest
 
 PROVIDERS = ("posix", "file")
@@ -163,6 +164,30 @@ async def test_all_of_the_tier_may_be_forgotten(tmp_path: Path, provider: str) -
     forget(broker, 0)
     upload(broker)
     queue = tier_of(broker)._access.queue(TOPIC, 0)
+    assert queue is not None
+    assert (queue.min_offset, queue.commit_offset) == (0, 10)
+    broker.close()
+
+
+async def test_a_decision_that_comes_during_the_one_before_is_carried_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = restored(tmp_path, "posix", before=6, lost=9, again=4)
+    upload(broker)
+    access = tier_of(broker)._access
+    reopen = access.tier.reopen
+
+    def decide_meanwhile(name: tuple[str, int], now_ms: int) -> Failure | None:
+        monkeypatch.setattr(access.tier, "reopen", reopen)
+        forget(broker, 0)
+        return reopen(name, now_ms)
+
+    monkeypatch.setattr(access.tier, "reopen", decide_meanwhile)
+    decide(broker, RequestCode.TIER_RESUME, TierResumeHeader())
+    for _ in range(2):
+        upload(broker)
+    assert ask(broker).given_up_count == 0
+    queue = access.queue(TOPIC, 0)
     assert queue is not None
     assert (queue.min_offset, queue.commit_offset) == (0, 10)
     broker.close()

@@ -168,14 +168,15 @@ class Upload:
     def _carry_out(self, name: Name) -> None:
         """Do what a person has decided about a queue. Raises OSError."""
         tier, now_ms = self._access.tier, self._access.now_ms()
-        forget_from = self._decided[name]
+        # Taken out first, since the next decision may come meanwhile.
+        forget_from = self._decided.pop(name)
         failure = tier.reopen(name, now_ms)
         if failure is None and forget_from is not None:
             failure = tier.cut(name, forget_from, now_ms)
         if failure is not None:
+            self._decided.setdefault(name, forget_from)
             raise OSError(str(failure))
         self._forgive(name)
-        del self._decided[name]
 
     def follow(self, block: QueueBlock) -> None:
         """See ``Follower``. Raises OSError, QueueNotFollowed."""
