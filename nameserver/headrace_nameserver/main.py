@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import headrace_daemon.lean  # noqa: F401 - before what loads structlog
+
+# isort: split
 import argparse
 import sys
 from typing import TYPE_CHECKING

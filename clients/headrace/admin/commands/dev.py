@@ -94,6 +94,9 @@ def command(
 
     Prints one line once it accepts messages: ready nameserver=HOST:PORT broker=HOST:PORT data=DIR
     """
+    import headrace_daemon.lean  # noqa: F401 - before what loads structlog
+
+    # isort: split
     import trio
 
     from headrace_daemon.logs import configure_logs
