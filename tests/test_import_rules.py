@@ -96,14 +96,11 @@ MAY_IMPORT = {
     "headrace_broker.consumer": SERVICE,
     "headrace_broker.metrics": SERVICE
     | {
-        "headrace_broker.compaction.metrics",
         "headrace_broker.config",
         "headrace_broker.consumer",
         "headrace_broker.frame_loop",
         "headrace_broker.queue_directory",
-        "headrace_broker.static_topics",
         "headrace_broker.statistics",
-        "headrace_broker.tiered.access",
         "headrace_broker.topics",
     },
     "headrace_broker.processors": SERVICE
@@ -113,7 +110,6 @@ MAY_IMPORT = {
         "headrace_broker.consumer",
         "headrace_broker.message_demands",
         "headrace_broker.queue_directory",
-        "headrace_broker.staging",
         "headrace_broker.statistics",
         "headrace_broker.topics",
     },
@@ -140,7 +136,14 @@ MAY_IMPORT = {
         "headrace_broker.message_demands",
         "headrace_broker.statistics",
     },
-    "headrace_broker.tiered": set(),
+    "headrace_broker.tiered": {
+        "headrace_broker.setting",
+        "headrace_broker.tiered.access",
+        "headrace_broker.tiered.container",
+        "headrace_broker.tiered.driver",
+        "headrace_protocol",
+        "pydantic",
+    },
     "headrace_broker.tiered.access": INNER
     | {
         "headrace_broker.tiered.container",
@@ -261,12 +264,30 @@ MAY_IMPORT = {
     },
 }
 
+# What ``feature`` of a folder may import besides, to put the feature together; no other feature.
+FEATURE = SERVICE | {
+    "headrace_broker.consumer",
+    "headrace_broker.core",
+    "headrace_broker.feature",
+    "headrace_broker.message_demands",
+    "headrace_broker.processors",
+    "headrace_broker.topics",
+}
 # Modules that may import more than the rest of their folder.
 MAY_IMPORT_TOO = {
     "headrace_protocol.columns": {"numpy"},
     "headrace_protocol.record_keys": {"numpy"},
     "headrace_daemon.metrics.exposition": {"prometheus_client"},
     "headrace.spans": {"opentelemetry"},
+    "headrace_broker.processors.feature": {
+        "headrace_broker.expected_store",
+        "headrace_broker.peer_places",
+    },
+    "headrace_broker.staging.processor": {"headrace_broker.processors"},
+    # What they measure is on one page, in one table.
+    "headrace_broker.compaction.collector": {"headrace_broker.metrics.table"},
+    "headrace_broker.statictopic.collector": {"headrace_broker.metrics.table"},
+    "headrace_broker.tiered.access.collector": {"headrace_broker.metrics.table"},
     "headrace_broker.tiered.driver.objects": {"obstore"},
     "headrace.spark.tier.places": {"obstore"},
     f"{STORE}.retention.cleaner": {"trio", "structlog", "headrace_daemon.slices"},
@@ -336,6 +357,8 @@ def may_import(module: str, name: str) -> bool:
     if name in modules() and folder_of(name) == folder:
         return True
     allowed = MAY_IMPORT[folder] | MAY_IMPORT_TOO.get(module, set())
+    if module.endswith(".feature"):
+        allowed |= FEATURE
     return any(is_within(name, prefix) for prefix in allowed)
 
 

@@ -9,10 +9,10 @@ import trio
 from headrace_daemon.logs import dropped_log_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from headrace_broker.consumer.long_polling import LongPolling
-    from headrace_broker.persistence import SavedFile
+    from headrace_broker.feature import Feature
     from headrace_daemon.services import Services
     from headrace_daemon.serving.server import RemotingServer
     from headrace_daemon.watchdog import Watchdog
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Health:
     """Counts of a running broker.
 
-    saved_files: files that services write. features: functions that return what features report.
+    added: returns the features, with what they report and the files that services write.
     """
 
     def __init__(
@@ -30,15 +30,13 @@ class Health:
         long_polling: LongPolling,
         watchdog: Watchdog,
         supervisor: Services,
-        features: tuple[Callable[[], Mapping[str, str]], ...],
-        saved_files: tuple[SavedFile, ...],
+        added: Callable[[], Feature],
     ) -> None:
         self._server = server
         self._long_polling = long_polling
         self._watchdog = watchdog
         self._supervisor = supervisor
-        self._features = features
-        self._saved_files = saved_files
+        self._added = added
 
     def __call__(self) -> dict[str, str]:
         """The counts by their names in the answer to GET_BROKER_RUNTIME_INFO."""
@@ -56,7 +54,9 @@ class Health:
             "loopStallCount": str(self._watchdog.stall_count),
             "longestGarbageCollectionMs": f"{self._watchdog.longest_collection_ms:.1f}",
             "droppedLogLines": str(dropped_log_lines()),
-            **{name: value for info in self._features for name, value in info().items()},
+            **{
+                name: value for info in self._added().runtime_info for name, value in info().items()
+            },
             "unexpectedErrors": str(self.unexpected_errors()),
         }
 
@@ -65,5 +65,5 @@ class Health:
         return (
             self._supervisor.unexpected_errors
             + self._server.unexpected_errors
-            + sum(file.unexpected_errors for file in self._saved_files)
+            + sum(file.unexpected_errors for file in self._added().tables)
         )

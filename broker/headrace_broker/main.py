@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import headrace_daemon.lean  # noqa: F401 - before what loads structlog
+
+# isort: split
 import sys
 from typing import TYPE_CHECKING
 
@@ -12,10 +15,6 @@ from headrace_broker.expected_store import check_never_left, check_store
 from headrace_broker.registration import IdentityTaken
 from headrace_broker.server import Broker, log_warnings
 from headrace_broker.store.errors import StoreError
-from headrace_broker.tiered.access.probe import probe
-from headrace_broker.tiered.access.tier_access import place_file
-from headrace_broker.tiered.container.tier import Home
-from headrace_broker.tiered.rescue.place import open_objects
 from headrace_daemon.command import daemon_parser, run_daemon
 from headrace_daemon.logs import configure_logs
 from headrace_daemon.network import TcpNetwork
@@ -63,10 +62,16 @@ def serve(config: Path, *, check_config: bool, log_level: str) -> None:
 
 def _check_tier(config: BrokerConfig) -> None:
     """Put, read and remove one object in tiered storage, if it is on. Raises ConfigError."""
+    if not config.message_store_plug_in:
+        return
+    from headrace_broker.tiered.access.probe import probe
+    from headrace_broker.tiered.access.tier_access import place_file
+    from headrace_broker.tiered.container.tier import Home
+    from headrace_broker.tiered.rescue.place import open_objects
+
     home = Home(config.broker_cluster_name, config.broker_name)
     tier = config.tier_settings(config.store_path_root_dir, home)
-    if tier is None:
-        return
+    assert tier is not None
     try:
         if tier.folder is not None and place_file(tier.root).load() is None:
             tier.folder.mkdir(parents=True, exist_ok=True)  # as the first start

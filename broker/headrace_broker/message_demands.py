@@ -112,6 +112,8 @@ class Demand(NamedTuple):
     change depends on nothing but topic, queue, flags and properties of the message, and on
     UNIQ_KEY at most as a text to copy: then ``apply`` runs once for many messages.
     takes_empty: whether messages to topics that match need no body.
+    is_delay: whether it has the message wait for a time; a message of a transaction makes such a
+    demand once it is committed.
     quick: the check of a queue, by topic and queue id; None where each message must be looked at.
     """
 
@@ -122,6 +124,7 @@ class Demand(NamedTuple):
     apply: Callable[[SentMessage], None] | None = None
     admit: Callable[[bytes], None] | None = None
     takes_empty: bool = False
+    is_delay: bool = False
     quick: Callable[[str, int], QuickCheck | None] | None = None
 
     def cause(self, message: SentMessage) -> str | None:
@@ -144,7 +147,11 @@ class MessageDemands:
     properties, sys_flags: all that may make a demand.
     """
 
-    def __init__(self, demands: Iterable[Demand]) -> None:
+    def __init__(self, demands: Iterable[Demand] = ()) -> None:
+        self.set(demands)
+
+    def set(self, demands: Iterable[Demand]) -> None:
+        """Set the rows, before any message comes."""
         self._demands = tuple(demands)
         self.properties = frozenset(name for demand in self._demands for name in demand.properties)
         self.sys_flags = 0
@@ -187,6 +194,12 @@ class MessageDemands:
             if cause is not None:
                 if demand.apply is None:
                     raise _not_served(demand, cause)
+                demand.apply(message)
+
+    def apply_for(self, name: str, message: SentMessage) -> None:
+        """Change a message as the demand of one property has it. Raises RequestError."""
+        for demand in self._demands:
+            if name in demand.properties and demand.apply is not None:
                 demand.apply(message)
 
     def apply_to_all(self, message: SentMessage) -> Callable[[bytes], None] | None:

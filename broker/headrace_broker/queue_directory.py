@@ -224,18 +224,20 @@ class QueueDirectory:
         broker_name: str,
         store: MessageStore,
         topics: TopicTable,
-        places: Sequence[FindPlace] = (),
-        sources: Sequence[FindSource] = (),
     ) -> None:
-        """places, sources: called in order; the first result that is not None decides."""
         self._broker_name = broker_name
         self._store = store
         self._topics = topics
-        self._places = places
-        self._sources = sources
+        self._places: Sequence[FindPlace] = ()
+        self._sources: Sequence[FindSource] = ()
         # Sends and pulls have caches of their own, with more than the place.
         self._cache: dict[tuple[str, int, Use], Here] = {}
         self._cache_change = -1
+
+    def ask(self, places: Sequence[FindPlace], sources: Sequence[FindSource]) -> None:
+        """Ask these in order from now on; the first result that is not None decides."""
+        self._places = places
+        self._sources = sources
 
     def resolve(
         self, topic: str, queue_id: int, use: Use, before_create: BeforeCreate = _allow

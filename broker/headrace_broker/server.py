@@ -15,7 +15,6 @@ from headrace_broker.expected_store import check_never_left, check_store, keep_b
 from headrace_broker.readiness import Readiness, State
 from headrace_broker.store.errors import LoadInterrupted
 from headrace_broker.store.recovery import LoadStage
-from headrace_daemon.monitor import Monitor
 from headrace_daemon.network import TcpNetwork, listen_with_fast
 from headrace_daemon.services import Services, StopStage, finish_all, load_all
 from headrace_protocol.drivers.address import pack_host
@@ -93,6 +92,8 @@ class Broker:
     async def _start_monitor(self, nursery: trio.Nursery) -> None:
         host, port = self.config.bind_address, self.config.monitor_port
         if port >= 0:
+            from headrace_daemon.monitor import Monitor
+
             port = await self.services.start(nursery, Monitor(self.readiness, host, port).run)
             self.monitor_address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
             log.info("monitor listening", address=self.monitor_address)
@@ -152,7 +153,7 @@ class Broker:
         stop: trio.Event,
         task_status: trio.TaskStatus[None],
     ) -> None:
-        parts = assembly.assemble(
+        core, running = assembly.assemble(
             self.config,
             store,
             self._network,
@@ -161,22 +162,21 @@ class Broker:
             # Answers that wait for a gate are sent by other tasks, which need the scheduler.
             owns_loop=self._owns_process and store.write_path.confirmation.is_immediate,
         )
-        _warn_about_peer_topics(parts.topics)
-        running = assembly.services(parts)
+        _warn_about_peer_topics(core.tables.topics)
         await load_all(running)
         async with AsyncExitStack() as ended, trio.open_nursery() as nursery:
             await self.services.start_all(nursery, running, owns_process=self._owns_process)
             log.info("serving", broker=self.config.broker_name, address=self.address)
             self.readiness.failure = store.failure
             self.readiness.followers = store.followers.report
-            if parts.scrapes is not None:
-                self.readiness.page = parts.scrapes.page
+            if core.serving.scrapes is not None:
+                self.readiness.page = core.serving.scrapes.page
             self.readiness.state = State.SERVING
             task_status.started()
             await stop.wait()
             self.readiness.state = State.STOPPING
             # A broker that fails leaves its tables as they are.
-            ended.push_async_callback(finish_all, running, StopStage.SAVE)
+            ended.push_async_callback(finish_all, running, StopStage.SAVE, StopStage.COPY)
             await finish_all(running, StopStage.DEPART, StopStage.ANSWER)
             nursery.cancel_scope.cancel()
 

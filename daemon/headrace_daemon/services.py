@@ -30,6 +30,8 @@ class StopStage(IntEnum):
     ANSWER = auto()
     # Write state that is only in memory.
     SAVE = auto()
+    # Copy what is saved to somewhere else.
+    COPY = auto()
 
 
 @dataclass(frozen=True, slots=True)

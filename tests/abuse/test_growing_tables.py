@@ -140,7 +140,7 @@ def processors(broker: BrokerUnderTest) -> Iterator[object]:
 def sizes(broker: BrokerUnderTest) -> Counter[str]:
     """Sizes of all containers in the broker's objects, by class and attribute."""
     found: Counter[str] = Counter()
-    waiting = deque([broker.parts, *processors(broker)])
+    waiting = deque([broker.core, *broker.core.tables, *broker.core.clients, *processors(broker)])
     seen = {id(each) for each in waiting}
     while waiting:
         each = waiting.popleft()

@@ -14,7 +14,9 @@ from headrace_broker import assembly
 from headrace_broker.inner.writer import InnerMessage
 from headrace_broker.staging.query import Attempt
 from headrace_broker.staging.state import QueryState
+from headrace_broker.statictopic.fence import Fence
 from headrace_broker.statictopic.packed import BrokerMapping
+from headrace_broker.statictopic.undecided import UndecidedQueues
 from headrace_daemon.slices import in_slices
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.headers import CloneGroupOffsetHeader, ResetOffsetHeader
@@ -47,13 +49,13 @@ async def delay(broker: BrokerUnderTest, count: int) -> None:
     message = InnerMessage(
         SCHEDULE_TOPIC, 0, b"body", properties, due_ms, 0, 0, 0, MemoryChannel.host_bytes, 0
     )
-    await broker.parts.waiting.writer.append([message] * count, lambda *_: None)
+    await broker.writer.append([message] * count, lambda *_: None)
 
 
 async def test_delayed_messages_that_are_due_together(paced: BrokerUnderTest) -> None:
     """Only a block of the messages is in memory, but all that a start found delivered."""
     paced.create_topic("t", 1)
-    schedule, count = paced.parts.waiting.schedule, 10_000
+    schedule, count = paced.schedule, 10_000
     schedule.load()
     await delay(paced, count)
     schedule._levels[1].known_end = count
@@ -114,7 +116,7 @@ async def test_the_clean_up_of_mappings(
     paced: BrokerUnderTest, autojump_clock: trio.testing.MockClock
 ) -> None:
     paced.create_topic("big", QUEUES)
-    mappings = paced.parts.static.mappings
+    mappings = paced.mappings
     mappings.put(mapping(paced))
     async with running(paced, mappings.saved.run):
         await assembly._mapping_cleanup(paced.parts).clean()
@@ -126,9 +128,9 @@ async def test_the_clean_up_of_mappings(
 async def test_queues_that_are_undecided(
     paced: BrokerUnderTest, autojump_clock: trio.testing.MockClock
 ) -> None:
-    undecided = paced.parts.undecided
+    undecided = paced.part(UndecidedQueues)
     now_ms = paced.clock.now_ms()
-    paced.parts.static.mappings.undecided.update({("big", queue): now_ms for queue in range(COUNT)})
+    paced.mappings.undecided.update({("big", queue): now_ms for queue in range(COUNT)})
     with structlog.testing.capture_logs() as logs:
         async with running(paced, undecided.run):
             await trio.sleep(2)
@@ -140,7 +142,7 @@ async def test_queues_that_are_undecided(
 
 
 async def test_queues_that_another_broker_claims(paced: BrokerUnderTest) -> None:
-    mappings = paced.parts.static.mappings
+    mappings = paced.mappings
     mappings.put(mapping(paced))
     claim = MappingInfo(
         topic="big",
@@ -151,7 +153,7 @@ async def test_queues_that_another_broker_claims(paced: BrokerUnderTest) -> None
     )
     with structlog.testing.capture_logs() as logs:
         async with running(paced):
-            await in_slices(paced.parts.fence.compare("big", {"other": claim}))
+            await in_slices(paced.part(Fence).compare("big", {"other": claim}))
     assert mappings.led("big") == {}
     assert [line["count"] for line in logs if "stopped" in line["event"]] == [QUEUES]
 
@@ -162,8 +164,8 @@ LED = 16_384
 @pytest.mark.parametrize("is_here", [True, False], ids=["here", "members"])
 async def test_a_reset_of_all_logic_queues(paced: BrokerUnderTest, is_here: bool) -> None:
     paced.create_topic("big", LED)
-    paced.parts.static.mappings.put(mapping(paced, queues=LED))
-    paced.parts.config.use_server_side_reset_offset = is_here
+    paced.mappings.put(mapping(paced, queues=LED))
+    paced.config.use_server_side_reset_offset = is_here
     paced.join("g", "c", "big")
     channel = MemoryChannel()
     reset = ResetOffsetHeader(topic="big", group="g", timestamp=-1, is_force=True)

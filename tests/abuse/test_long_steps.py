@@ -77,7 +77,7 @@ def arrived(first: int, count: int, *, is_recall: bool, key_from: int = 0) -> Ar
 
 @pytest.mark.parametrize("is_open", [False, True])
 async def test_timers_and_recalls_of_one_second(paced: BrokerUnderTest, is_open: bool) -> None:
-    waiting = paced.parts.waiting.timers.waiting
+    waiting = paced.timers.waiting
     waiting.topics.number(b"T")
 
     async def arrive() -> None:
@@ -110,7 +110,7 @@ async def test_timers_and_recalls_of_one_second(paced: BrokerUnderTest, is_open:
 
 
 def fill(broker: BrokerUnderTest) -> Any:
-    table = broker.parts.waiting.transactions.table
+    table = broker.transactions.table
     for number in range(COUNT):
         half = OpenHalf(number, [number], number, HOST, "g", "T", 0, 2**62, 2**62)
         table.open[number] = half
@@ -122,7 +122,7 @@ def fill(broker: BrokerUnderTest) -> Any:
 async def test_undecided_transactions(paced: BrokerUnderTest) -> None:
     table = fill(paced)
     table.seen = COUNT
-    transactions = paced.parts.waiting.transactions
+    transactions = paced.transactions
     async with running(paced):
         await transactions.save()
         for number in range(COUNT - 1, COUNT - 100, -1):
@@ -133,7 +133,7 @@ async def test_undecided_transactions(paced: BrokerUnderTest) -> None:
 
 
 async def test_decisions_that_are_remembered(paced: BrokerUnderTest) -> None:
-    table = paced.parts.waiting.transactions.table
+    table = paced.transactions.table
     async with running(paced):
         # Enough for a table to fill up with the places of forgotten ones.
         for first in range(0, 4 * COUNT, 200):
@@ -271,7 +271,7 @@ async def test_answers_about_all_queues(
 @pytest.mark.parametrize("member", ["PYTHON", "CPP"])
 async def test_a_reset_that_members_must_follow(wide: BrokerUnderTest, member: str) -> None:
     wide.create_topic("big", QUEUES)
-    wide.parts.config.use_server_side_reset_offset = False
+    wide.config.use_server_side_reset_offset = False
     channel = PartsChannel()
     data = ConsumerData(group_name="g1")
     wide.consumers.heartbeat(Member(channel, "c", member, 0), data, wide.clock.steady_ms())
@@ -369,7 +369,7 @@ async def test_members_whose_heartbeats_stop(
 async def test_a_look_at_all_pulls(
     paced: BrokerUnderTest, autojump_clock: trio.testing.MockClock
 ) -> None:
-    watch = paced.parts.pull_watch
+    watch = paced.pull_watch
     for number in range(COUNT):
         watch.last_pull(f"g{number % 100}", f"t{number % 1000}", number // 1000)
     async with running(paced, watch.run):

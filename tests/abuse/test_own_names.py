@@ -221,9 +221,9 @@ async def test_groups_of_users_read_the_brokers_own_topics(
 
 def test_progress_that_can_not_be_saved_is_an_error_in_the_log(broker: BrokerUnderTest) -> None:
     broker.offsets.reset(TRANSACTION_GROUP, HALF_TOPIC, 0, 5)
-    broker.parts.waiting.transactions.load()
+    broker.transactions.load()
     with structlog.testing.capture_logs() as logs:
-        broker.parts.waiting.transactions.finish()
+        broker.transactions.finish()
     errors = [entry for entry in logs if entry["log_level"] == "error"]
     assert [entry["topic"] for entry in errors] == [HALF_TOPIC]
 

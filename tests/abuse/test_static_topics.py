@@ -89,7 +89,7 @@ def test_without_admin_rights_nobody_changes_a_mapping(tmp_path: Path) -> None:
         code, remark = change(broker, mapping(), **fields)
         assert code == ResponseCode.NO_PERMISSION
         assert "UPDATE_AND_CREATE_STATIC_TOPIC is rejected" in remark
-    assert not broker.parts.static.mappings.is_static(TOPIC)
+    assert not broker.mappings.is_static(TOPIC)
     assert broker.topics.get(TOPIC) is None
     broker.close()
 
@@ -157,7 +157,7 @@ async def test_brokers_that_name_each_other_do_not_pass_requests_around(
     brokers.map((A,))
     brokers.map((A, B), only="a")
     brokers.map((B, item("a", 2, 9, 1)), only="b")
-    forwarding = brokers["a"].parts.static.forwarding
+    forwarding = brokers["a"].traffic.forwarding
     channel = MemoryChannel()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(forwarding.run)
@@ -191,7 +191,7 @@ def answering(
     asking: BrokerUnderTest, code: int, fields: Mapping[str, object]
 ) -> Iterator[list[Ask]]:
     """Another broker that gives this answer to every request."""
-    peers, asked = asking.parts.peers, []
+    peers, asked = asking.peers, []
     before = peers.begin
 
     def begin(_caller: Caller, ask: Ask, then: Then) -> None:

@@ -137,9 +137,9 @@ def upload(broker: BrokerUnderTest) -> None:
 
 def read_all(broker: BrokerUnderTest, tags: frozenset[int] | None) -> int:
     """Bytes of the messages read; nothing is in memory before."""
-    assert broker.parts.tier is not None
-    broker.parts.tier._reader.blocks.expire(math.inf)
-    source = broker.parts.directory.serve(TOPIC, 0, Use.PULL).source
+    assert broker.tier is not None
+    broker.tier.reader.blocks.expire(math.inf)
+    source = broker.directory.serve(TOPIC, 0, Use.PULL).source
     at, byte_count = 0, 0
     while at < source.max_offset():
         result = ready(partial(source.get_bulk, at, *BULK, tags))

@@ -7,10 +7,14 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from headrace_broker import assembly
-from headrace_broker.assembly import assemble, services
+from headrace_broker.assembly import assemble
+from headrace_broker.compaction.service import Compaction
 from headrace_broker.config import BrokerConfig
+from headrace_broker.feature import Feature
+from headrace_broker.schedule.service import Schedule
 from headrace_broker.server import Broker
+from headrace_broker.timer.service import Timers
+from headrace_broker.transaction.service import Transactions
 from headrace_daemon.network import MemoryNetwork
 from headrace_daemon.services import (
     Service,
@@ -20,12 +24,11 @@ from headrace_daemon.services import (
     load_all,
 )
 from tests.support.broker import broker_config
+from tests.support.features import add_feature, part
 from tests.support.stores import open_store
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from headrace_broker.parts import Parts
 
 
 class Recorder:
@@ -154,22 +157,22 @@ async def test_only_a_supervised_service_outlives_an_error(autojump_clock: objec
 async def test_a_broker_finishes_in_this_order(tmp_path: Path) -> None:
     config, network = broker_config(tmp_path), MemoryNetwork()
     store = open_store(config.store_path_root_dir)
-    parts = assemble(config, store, network, network.listen("127.0.0.1", 0), Services())
-    finishing = sorted(services(parts), key=lambda service: service.stage)
-    topics = parts.topics
+    core, listed = assemble(config, store, network, network.listen("127.0.0.1", 0), Services())
+    finishing = sorted(listed, key=lambda service: service.stage)
+    topics, mappings, groups, offsets = core.tables
     assert [service.finish for service in finishing if service.finish] == [
-        parts.registration.unregister,
-        parts.long_polling.answer_all,
-        parts.static.mappings.saved.finish,
-        parts.static.mappings.marks.saved.finish,
+        core.registration.unregister,
+        core.clients.long_polling.answer_all,
+        mappings.saved.finish,
+        mappings.marks.saved.finish,
         topics.incarnations.saved.finish,
         topics.saved.finish,
-        parts.groups.saved.finish,
-        parts.compaction.finish,
-        parts.waiting.schedule.finish,
-        parts.waiting.timers.finish,
-        parts.waiting.transactions.finish,
-        parts.offsets.persist,
+        groups.saved.finish,
+        part(core, Compaction).finish,
+        part(core, Transactions).finish,
+        part(core, Schedule).finish,
+        part(core, Timers).finish,
+        offsets.persist,
     ]
     store.close()
 
@@ -185,21 +188,16 @@ async def test_a_broker_with_a_service_that_fails_at_the_stop_saves_its_tables(
 ) -> None:
     recorder = Recorder()
 
-    listed = assembly.services
-
-    def with_more(parts: Parts) -> tuple[Service, ...]:
-        failing = recorder.service("new", StopStage.ANSWER, RuntimeError("nobody expected this"))
-        saving = recorder.service("last")
-        return (failing, *listed(parts), saving)
-
-    monkeypatch.setattr(assembly, "services", with_more)
+    failing = recorder.service("new", StopStage.ANSWER, RuntimeError("nobody expected this"))
+    copying = recorder.service("last", StopStage.COPY)
+    add_feature(monkeypatch, lambda _core: Feature(services=(copying, failing)))
     config = BrokerConfig(
         broker_name="b", store_path_root_dir=tmp_path, mapped_file_size_commit_log=1 << 20
     )
     with pytest.raises(ExceptionGroup) as raised:
         await run_and_stop(Broker(config, MemoryNetwork()))
     assert raised.group_contains(RuntimeError, match="nobody expected this")
-    assert recorder.notes[:2] == ["new loads", "last loads"]
+    assert recorder.notes[:2] == ["last loads", "new loads"]
     assert [note for note in recorder.notes if "finishes" in note] == [
         "new finishes",
         "last finishes",

@@ -29,10 +29,13 @@ class Waiting(WaitingBroker):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        waiting = self.waiting
-        services = (waiting.schedule, waiting.timers, waiting.transactions)
-        self.loads = [service.load for service in services]
-        self.runs = [waiting.schedule.run, waiting.timers.run]
+        schedule, timers, transactions = (
+            self.broker.schedule,
+            self.broker.timers,
+            self.broker.transactions,
+        )
+        self.loads = [service.load for service in (schedule, timers, transactions)]
+        self.runs = [schedule.run, timers.run]
         self.broker.create_topic("T", QUEUES)
         self.set_group(4)
 

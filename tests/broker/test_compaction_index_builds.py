@@ -83,7 +83,7 @@ def serve(broker: BrokerUnderTest, *clients: Client) -> None:
 
     async def run() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(broker.parts.compaction.index_builds.run)
+            nursery.start_soon(broker.compaction.index_builds.run)
             with trio.fail_after(60):
                 for client in clients:
                     await client.is_answered.wait()
@@ -93,7 +93,7 @@ def serve(broker: BrokerUnderTest, *clients: Client) -> None:
 
 
 def use(broker: BrokerUnderTest, indexer: Callable[..., None]) -> None:
-    broker.parts.compaction.index_builds._indexer = indexer
+    broker.compaction.index_builds._indexer = indexer
 
 
 def open_broker(folder: Path) -> BrokerUnderTest:
@@ -122,13 +122,13 @@ def test_a_request_waits_for_the_index_and_others_do_not(broker: BrokerUnderTest
     assert client.charged_bytes > 0
     header = GetMaxOffsetHeader(topic=C, queue_id=0)
     assert broker.ask(RequestCode.GET_MAX_OFFSET, header, channel=Client()).code == 0
-    info = broker.parts.compaction.runtime_info()
+    info = broker.compaction.runtime_info()
     assert info["keyIndexProgress"] == "C/0 0 %"
     serve(broker, client, other)
     assert client.bodies() == [b"5", NoRecord.NEVER, b"%d" % (COUNT - 1)]
     assert other.bodies() == [b"6"]
     assert client.charged_bytes == other.charged_bytes == 0
-    info = broker.parts.compaction.runtime_info()
+    info = broker.compaction.runtime_info()
     assert (info["keyIndexBuilds"], info["keyIndexProgress"]) == ("1", "")
 
 
@@ -137,7 +137,7 @@ def test_a_late_request_gets_the_progress(
 ) -> None:
     monkeypatch.setattr(index_builds, "HOLD_S", 0.0)
     is_answered = threading.Event()
-    builds = broker.parts.compaction.index_builds
+    builds = broker.compaction.index_builds
 
     def half(task: IndexTask, pace: Callable[[int], None]) -> None:
         pace(builds._builds[C, 0].total_bytes // 2 + 1)
@@ -173,7 +173,7 @@ def test_a_late_request_gets_the_progress(
 def test_sealed_files_are_entered_without_a_request(
     broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    builds, entered = broker.parts.compaction.index_builds, trio.Event()
+    builds, entered = broker.compaction.index_builds, trio.Event()
 
     def index(task: IndexTask, pace: Callable[[int], None]) -> None:
         index_here(task, pace)
@@ -188,7 +188,7 @@ def test_sealed_files_are_entered_without_a_request(
             nursery.cancel_scope.cancel()
 
     trio.run(run)
-    segments = broker.parts.compaction.queues.open(C, 0).log.segments
+    segments = broker.compaction.queues.open(C, 0).log.segments
     (position,) = struct.unpack_from("<q", index_file(broker.store.root.parent).read_bytes(), 40)
     assert position == segments[-2].last_queue_offset + 1
     ends = []
@@ -242,7 +242,7 @@ def test_a_damaged_index_is_made_again(tmp_path: Path, broker: BrokerUnderTest, 
     serve(again, *clients)
     for number, client in enumerate(clients):
         assert client.bodies() == [b"%d" % number, NoRecord.NEVER]
-    assert again.parts.compaction.runtime_info()["keyIndexBuilds"] == "1"
+    assert again.compaction.runtime_info()["keyIndexBuilds"] == "1"
     again.close()
 
 
@@ -255,7 +255,7 @@ def test_two_indexes_are_made(broker: BrokerUnderTest) -> None:
     for queue_id, client in enumerate(clients[:2]):
         client.ask(broker, key("k5", queue_id))
     clients[2].ask(broker, key("k5", -1))
-    assert broker.parts.compaction.runtime_info()["keyIndexProgress"] == "C/0 0 %, C/1 0 %"
+    assert broker.compaction.runtime_info()["keyIndexProgress"] == "C/0 0 %, C/1 0 %"
     serve(broker, *clients)
     assert [client.bodies() for client in clients] == [[b"5"], [b"-5"], [b"-5"]]
 
@@ -313,7 +313,7 @@ def test_a_failed_build_is_reported_and_tried_again(broker: BrokerUnderTest) -> 
     code, remark = client.refusal()
     assert code == ResponseCode.SYSTEM_ERROR
     assert "no space left" in remark
-    assert broker.parts.compaction.runtime_info()["keyIndexFailures"] == "1"
+    assert broker.compaction.runtime_info()["keyIndexFailures"] == "1"
     use(broker, index_here)
     again.ask(broker, key("k5"))
     serve(broker, again)
@@ -335,7 +335,7 @@ def test_a_stop_ends_a_build_and_the_next_start_resumes(
 
     async def run() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(broker.parts.compaction.index_builds.run)
+            nursery.start_soon(broker.compaction.index_builds.run)
             await began.wait()
             nursery.cancel_scope.cancel()
 

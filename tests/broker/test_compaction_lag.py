@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace_broker import assembly
 from headrace_protocol.bodies import ConsumeStats, OffsetWrapper, TopicOffset, TopicStatsTable
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.headers import GetConsumeStatsHeader, GetTopicStatsHeader
-from tests.broker.test_compaction_source import C, compact, create, fill, follow, read, start
+from tests.broker.test_compaction_source import SIZES, C, compact, create, fill, follow, read
 from tests.broker.test_metrics import AGE, LAG
+from tests.support.broker import BrokerUnderTest, broker_config
 from tests.support.metrics import collect, value
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from tests.support.broker import BrokerUnderTest
 
 
 def progress(broker: BrokerUnderTest, topic: str = C) -> OffsetWrapper:
@@ -32,9 +30,14 @@ def extent(broker: BrokerUnderTest, topic: str = C) -> TopicOffset:
 
 
 def metrics(broker: BrokerUnderTest, *, may_wait: bool = True) -> tuple[float | None, float | None]:
-    page = collect(*assembly.collectors(broker.parts), may_wait=may_wait)
+    page = collect(*broker.core.added.collectors, may_wait=may_wait)
     labels = {"consumer_group": "g", "topic": C}
     return value(page, LAG, **labels), value(page, AGE, **labels)
+
+
+def start(folder: Path) -> BrokerUnderTest:
+    config = broker_config(folder, monitor_port=0, **SIZES)
+    return BrokerUnderTest(folder, config, commit_log_file_bytes=1 << 16)
 
 
 def start_compacted(folder: Path) -> BrokerUnderTest:

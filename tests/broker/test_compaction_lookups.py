@@ -171,7 +171,7 @@ def test_a_damaged_entry_is_not_copied_to_a_larger_index(
     flip_bit(path, 8 * (64 + 16 * slot) + (7 if part == "hash" else 64))
     broker = start(tmp_path)
     if is_open:
-        broker.parts.compaction.queues.build_index(C, 0)
+        broker.compaction.queues.build_index(C, 0)
     for number in range(700, 800):
         put(broker, f"key {number}", b"%d" % number)
     follow(broker)
@@ -198,7 +198,7 @@ def test_a_start_after_a_stop_enters_no_key_again(
     assert get(broker, key("key 1")) == [filled["key 1"]]
     put(broker, "last", b"x")
     follow(broker)
-    trio.run(broker.parts.compaction.finish)
+    trio.run(broker.compaction.finish)
     broker.close()
     broker = start(tmp_path)
     monkeypatch.setattr(KeyIndex, "put", None)

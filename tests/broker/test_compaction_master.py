@@ -69,7 +69,7 @@ def pulled(body: bytes, next_offset: int = 1) -> Reply:
 
 async def rebuild(broker: BrokerUnderTest, network: MemoryNetwork, address: str) -> str:
     """Rebuild by the service; returns the problem."""
-    parts = broker.parts.compaction
+    parts = broker.compaction
     peers = Peers(network.connect, lambda: 3000)
     rebuilds = Rebuilds(
         parts.queues,
@@ -165,5 +165,5 @@ def test_rebuilds_are_asked_for_by_request(tmp_path: Path) -> None:
     assert (code, "expected HOST:PORT" in remark) == (ResponseCode.INVALID_PARAMETER, True)
     code, _, body = ask(C, "127.0.0.1:1")
     assert CompactedTopicState.decode(body).is_rebuilding
-    assert broker.parts.compaction.rebuilds.is_pending(C)
+    assert broker.compaction.rebuilds.is_pending(C)
     broker.close()

@@ -42,7 +42,7 @@ def send(broker: BrokerUnderTest, key_: str, body: bytes) -> None:
 
 def compact(broker: BrokerUnderTest) -> None:
     request = Request(NAME, POLICY, broker.clock.ms, 2000, is_forced=True)
-    broker.parts.compaction.compactor.compact(request)
+    broker.compaction.compactor.compact(request)
 
 
 def fill(folder: Path) -> dict[str, bytes]:
@@ -100,7 +100,7 @@ def pulled(master: BrokerUnderTest, offset: int) -> Pulled:
 
 def rebuild(broker: BrokerUnderTest, master: BrokerUnderTest) -> int:
     """Rebuild to the end; returns the queue offset at which it was resumed."""
-    compaction = broker.parts.compaction
+    compaction = broker.compaction
     work = Rebuild(compaction.queues, NAME, broker.clock.ms)
     if not work.begin(MASTER, POLICY.delete_retention_ms):
         return -1
@@ -151,7 +151,7 @@ def test_a_queue_whose_files_lie_beyond_2_gib_is_rebuilt(tmp_path: Path) -> None
     values = fill(tmp_path / "a")
     lose(tmp_path / "a", tmp_path / "b")
     master, broker = start(tmp_path / "a"), start(tmp_path / "b")
-    log = broker.parts.compaction.queues.open(*NAME).log
+    log = broker.compaction.queues.open(*NAME).log
     log.leave_names(-(-(1 << 32) // log.sizes.log_bytes))
     follow(broker)
     assert log.segments[0].base >= 1 << 32
@@ -172,7 +172,7 @@ def test_messages_that_arrive_during_a_rebuild_stay_newer(tmp_path: Path) -> Non
     values = fill(tmp_path / "a")
     lose(tmp_path / "a", tmp_path / "b")
     master, broker = start(tmp_path / "a"), start(tmp_path / "b")
-    compaction = broker.parts.compaction
+    compaction = broker.compaction
     follow(broker)
     work = Rebuild(compaction.queues, NAME, broker.clock.ms)
     assert work.begin(MASTER, POLICY.delete_retention_ms)
@@ -214,7 +214,7 @@ def test_a_rebuild_brings_no_key_back_whose_marker_was_the_last_message(tmp_path
     lose(tmp_path / "a", tmp_path / "b")
     master, broker = start(tmp_path / "a"), start(tmp_path / "b")
     follow(broker)
-    log = broker.parts.compaction.queues.open(*NAME).log
+    log = broker.compaction.queues.open(*NAME).log
     end = log.end_offset
     for _ in range(2):
         compact(broker)
@@ -234,14 +234,14 @@ def test_a_rebuild_resumes_after_a_start(tmp_path: Path) -> None:
     lose(tmp_path / "a", tmp_path / "b")
     master, broker = start(tmp_path / "a"), start(tmp_path / "b")
     follow(broker)
-    work = Rebuild(broker.parts.compaction.queues, NAME, broker.clock.ms)
+    work = Rebuild(broker.compaction.queues, NAME, broker.clock.ms)
     work.begin(MASTER, POLICY.delete_retention_ms)
     work.take(pulled(master, 0))
-    queue = broker.parts.compaction.queues.all()[NAME]
+    queue = broker.compaction.queues.all()[NAME]
     queue.replica.save(work.progress)
     broker.close()
     broker = start(tmp_path / "b")
-    assert broker.parts.compaction.rebuilds.is_pending(C)
+    assert broker.compaction.rebuilds.is_pending(C)
     assert rebuild(broker, master) == work.progress.position > 0
     assert found(broker) == values
     master.close()
@@ -275,7 +275,7 @@ def test_a_deleted_topic_ends_its_rebuild(tmp_path: Path) -> None:
     lose(tmp_path / "a", tmp_path / "b")
     master, broker = start(tmp_path / "a"), start(tmp_path / "b")
     follow(broker)
-    queues = broker.parts.compaction.queues
+    queues = broker.compaction.queues
     work = Rebuild(queues, NAME, broker.clock.ms)
     assert work.begin(MASTER, POLICY.delete_retention_ms)
     work.take(pulled(master, 0))
@@ -283,7 +283,7 @@ def test_a_deleted_topic_ends_its_rebuild(tmp_path: Path) -> None:
     work.take(pulled(master, 5))
     assert work.is_complete()
     request = Request(NAME, POLICY, broker.clock.ms, 2000, is_forced=True)
-    assert work.merge(broker.parts.compaction.compactor, request)
+    assert work.merge(broker.compaction.compactor, request)
     assert not (tmp_path / "b/store/compaction/compactionLog" / C / "0").exists()
     master.close()
     broker.close()

@@ -73,7 +73,7 @@ def follow_unsaved(broker: BrokerUnderTest) -> None:
 
 def log_end(broker: BrokerUnderTest) -> int:
     """Queue offset at which the compaction log ends."""
-    found = broker.parts.compaction.queues.find(broker.store.queue(C, 0))
+    found = broker.compaction.queues.find(broker.store.queue(C, 0))
     return found.log.end_offset if found is not None else 0
 
 
@@ -210,7 +210,7 @@ def search(broker: BrokerUnderTest, timestamp: int, boundary: str = "LOWER") -> 
 
 def compact(broker: BrokerUnderTest) -> None:
     """A run over everything that was followed."""
-    queues = broker.parts.compaction.queues
+    queues = broker.compaction.queues
     found = queues.find(broker.store.queue(C, 0))
     assert found is not None
     with queues.lock:
@@ -228,7 +228,7 @@ def compact_when_due(broker: BrokerUnderTest) -> None:
     policy = CompactionPolicy(delete_retention_ms=1000, max_lag_ms=0)
     broker.clock.ms += 2 * policy.delete_retention_ms
     request = Request((C, 0), policy, broker.clock.ms, 1 << 20, is_forced=True)
-    assert broker.parts.compaction.compactor.compact(request) is not None
+    assert broker.compaction.compactor.compact(request) is not None
 
 
 def newest(broker: BrokerUnderTest) -> dict[str, int]:
@@ -275,7 +275,7 @@ def test_messages_that_are_followed_again_have_been_part_of_no_run(tmp_path: Pat
     for value in (b"old", b""):
         broker.store_message(C, 0, value, KEYS="k")
     follow(broker)
-    compaction = broker.parts.compaction
+    compaction = broker.compaction
     compact(broker)
     compacted = compaction.queues.open(C, 0)
     assert compacted.state_file.load().position == 2
@@ -323,7 +323,7 @@ def test_messages_that_a_run_has_dropped_are_not_followed_again_after_an_error(
     fill(broker, 2, 4)  # the second message of k2 replaces the one at queue offset 2
     follow(broker)
     compact(broker)
-    compaction = broker.parts.compaction
+    compaction = broker.compaction
     compacted = compaction.queues.open(C, 0)
     compaction.follower.resume(local_queue(broker, C), 4)
     # Its file has other records where the dropped one was; a reply may be sending them.
@@ -364,7 +364,7 @@ def test_a_stop_is_not_clean_if_the_compaction_log_lacks_messages(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(broker.parts.compaction.follower, "follow", fail)
+        patch.setattr(broker.compaction.follower, "follow", fail)
         broker.topics.saved.finish()
         broker.close()
     assert (tmp_path / "store/abort").exists()

@@ -42,7 +42,7 @@ class Turnstile:
 async def test_messages_that_keep_coming_hold_no_reader_up(
     broker: BrokerUnderTest, autojump_clock: trio.testing.MockClock
 ) -> None:
-    store, writer = broker.store, broker.parts.waiting.writer
+    store, writer = broker.store, broker.writer
     queue, turnstile = WaitingQueue(store, "T", 0), Turnstile()
     broker.create_topic("T")
     store.write_path.confirmation.add(turnstile.gate())

@@ -167,9 +167,7 @@ async def test_members_and_locks_stay_when_the_wall_clock_is_set(
 ) -> None:
     two_members(broker)
     broker.clock.jump(jump_ms)
-    expiry = upkeep.ClientExpiry(
-        broker.consumers, broker.parts.producers, broker.parts.changes, broker.clock
-    )
+    expiry = upkeep.ClientExpiry(broker.consumers, broker.producers, broker.changes, broker.clock)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(upkeep.expire_locks, broker.consumers, broker.clock)
         nursery.start_soon(expiry.run)

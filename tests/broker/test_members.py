@@ -76,7 +76,7 @@ def test_each_queue_has_the_member_of_its_last_pull(broker: BrokerUnderTest) -> 
     second = broker.join("g", "c2", "t", channel=OtherChannel())
     pull(broker, 0, first)
     pull(broker, 1, first)
-    broker.parts.pull_watch.look += 2
+    broker.pull_watch.look += 2
     pull(broker, 1, second)
     assert [(row.owner, row.pulled_ms_ago) for row in describe(broker).queues] == [
         ("c1", 20_000),
@@ -90,7 +90,7 @@ def test_each_queue_has_the_member_of_its_last_pull(broker: BrokerUnderTest) -> 
 def test_idle_queues_and_locks(broker: BrokerUnderTest) -> None:
     channel = broker.join("g", "c1", "t")
     lock(broker, "c1", 2)
-    watch = broker.parts.pull_watch
+    watch = broker.pull_watch
     for _ in range(5):
         pull(broker, 2, channel)
         watch.look += 1
@@ -154,7 +154,7 @@ async def test_a_member_is_asked_and_its_answer_passed_back(broker: BrokerUnderT
     assert (reply.code, body) == (ResponseCode.SUCCESS, answer)
 
     broker.send(code, header, channel=asker)
-    broker.parts.client_requests.channel_closed(member)
+    broker.client_requests.channel_closed(member)
     ((reply, _),) = asker.replies()
     assert reply.code == ResponseCode.CONSUME_MSG_TIMEOUT
 

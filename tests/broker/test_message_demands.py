@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from headrace_broker import assembly
+from headrace_broker.feature import merge
 from headrace_broker.message_demands import Demand, MessageDemands, SentMessage
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
@@ -64,7 +65,7 @@ ROWS = (
 
 @pytest.fixture
 def broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BrokerUnderTest]:
-    monkeypatch.setattr(assembly, "demands", lambda _parts: ROWS)
+    monkeypatch.setattr(assembly, "merge", lambda each: merge(each)._replace(demands=ROWS))
     broker = BrokerUnderTest(tmp_path, commit_log_file_bytes=1 << 16)
     for topic in ("T", "Compacted"):
         broker.create_topic(topic)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
-from headrace_broker import assembly
 from headrace_broker.config import BrokerConfig
 from headrace_broker.metrics import lag, table
 from headrace_broker.metrics.broker_metrics import TrafficMetrics
@@ -44,8 +43,21 @@ LAG = "rocketmq_consumer_lag_messages"
 AGE = "rocketmq_consumer_lag_latency"
 
 
+def measured(folder: Path, **store: Any) -> BrokerUnderTest:
+    """A broker with a monitor, without which it collects nothing."""
+    return BrokerUnderTest(folder, broker_config(folder, monitor_port=0), **store)
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[BrokerUnderTest]:
+    broker = measured(tmp_path)
+    yield broker
+    broker.close()
+    assert not broker.unexpected
+
+
 def page_of(broker: BrokerUnderTest, *, may_wait: bool = True) -> Page:
-    return collect(*assembly.collectors(broker.parts), may_wait=may_wait)
+    return collect(*broker.core.added.collectors, may_wait=may_wait)
 
 
 def pull(broker: BrokerUnderTest, group: str, topic: str, count: int) -> None:
@@ -159,7 +171,7 @@ def test_a_topic_that_is_deleted_takes_its_lag_along(broker: BrokerUnderTest) ->
 
 
 def test_the_age_of_what_was_removed_is_that_of_the_oldest_left(tmp_path: Path) -> None:
-    broker = BrokerUnderTest(tmp_path, commit_log_file_bytes=4096)
+    broker = measured(tmp_path, commit_log_file_bytes=4096)
     broker.create_topic("t", queue_nums=1)
     broker.join("g", "c", "t")
     broker.offsets.commit("g", "t", 0, 0)
@@ -204,7 +216,7 @@ def cold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BrokerUnde
     monkeypatch.setattr(commit_log, "HOT_BYTES", 0)
     monkeypatch.setattr(store_source, "HOT_UNITS", 0)
     files = ColdFiles()
-    broker = BrokerUnderTest(tmp_path, files=files)
+    broker = measured(tmp_path, files=files)
     broker.create_topic("t", queue_nums=1)
     broker.join("g", "c", "t")
     for _ in range(5):
@@ -218,7 +230,7 @@ def cold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BrokerUnde
 def test_the_disk_is_read_once_for_a_group_that_does_not_move(cold: BrokerUnderTest) -> None:
     files = cold.store.fs
     assert isinstance(files, ColdFiles)
-    collectors = assembly.collectors(cold.parts)
+    collectors = cold.core.added.collectors
     page = collect(*collectors)
     assert (value(page, LAG), value(page, AGE)) == (2, 2_000)
     units = {path for path in files.fetched if "consumequeue" in path.parts}
@@ -238,7 +250,7 @@ def test_without_time_for_the_disk_the_age_is_left_out(cold: BrokerUnderTest) ->
 
 
 def test_sends_are_timed_once_a_message(tmp_path: Path) -> None:
-    broker = BrokerUnderTest(tmp_path, broker_config(tmp_path, monitor_port=0))
+    broker = measured(tmp_path)
     broker.create_topic("t")
     for _ in range(3):
         send(broker, "t")
@@ -255,6 +267,7 @@ def test_refusals_are_counted_by_stage(tmp_path: Path) -> None:
         bind_address="0.0.0.0",
         anonymous_access="read",
         auto_create_topic_enable=False,
+        monitor_port=0,
     )
     broker = BrokerUnderTest(tmp_path, config)
     broker.ask(RequestCode.UPDATE_BROKER_CONFIG)
@@ -294,7 +307,7 @@ def longest_step_ms(collectors: tuple[Any, ...]) -> float:
 
 @pytest.mark.long
 def test_ten_thousand_queues_keep_the_loop_for_less_than_a_slice(tmp_path: Path) -> None:
-    broker = BrokerUnderTest(tmp_path, consume_queue_file_bytes=20 * 16)
+    broker = measured(tmp_path, consume_queue_file_bytes=20 * 16)
     topics = [f"t{number}" for number in range(1000)]
     broker.topics.put_all(
         [TopicConfig(topic_name=t, read_queue_nums=10, write_queue_nums=10) for t in topics]
@@ -307,7 +320,7 @@ def test_ten_thousand_queues_keep_the_loop_for_less_than_a_slice(tmp_path: Path)
         broker.store.write_path.publish()
         broker.statistics.put(topic, 1, 1)
         broker.statistics.get("g", topic, 1, 1)
-    collectors = assembly.collectors(broker.parts)
+    collectors = broker.core.added.collectors
     gc.collect()
     gc.disable()
     try:

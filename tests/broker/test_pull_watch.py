@@ -47,7 +47,7 @@ def pull(broker: BrokerUnderTest, queue_id: int, suspend_ms: int = 0) -> None:
 
 def look(broker: BrokerUnderTest, *pulled: int, times: int = 1) -> dict[str, list[int]]:
     """What the next looks report, by topic, with pulls of some queues before each."""
-    watch = broker.parts.pull_watch
+    watch = broker.pull_watch
     with capture_logs() as logs:
         for _ in range(times):
             for queue_id in pulled:
@@ -58,7 +58,7 @@ def look(broker: BrokerUnderTest, *pulled: int, times: int = 1) -> dict[str, lis
 
 
 def idle_count(broker: BrokerUnderTest) -> str:
-    return broker.parts.pull_watch.runtime_info()["queuesWithoutPulls"]
+    return broker.pull_watch.runtime_info()["queuesWithoutPulls"]
 
 
 def test_a_queue_without_pulls_is_reported_once(broker: BrokerUnderTest) -> None:
@@ -66,7 +66,7 @@ def test_a_queue_without_pulls_is_reported_once(broker: BrokerUnderTest) -> None
     assert look(broker, 0, 2, times=4) == {}
     assert look(broker, 0, 2) == {"t": [1]}
     assert idle_count(broker) == "1"
-    assert broker.parts.pull_watch.runtime_info()["groupsWithoutPulls"] == "g"
+    assert broker.pull_watch.runtime_info()["groupsWithoutPulls"] == "g"
     assert look(broker, 0, 2, times=3) == {}
     assert look(broker, 0, 1, 2) == {}
     assert idle_count(broker) == "0"
@@ -106,7 +106,7 @@ def test_groups_that_left_are_forgotten(broker: BrokerUnderTest) -> None:
     look(broker, 0, 1, 2)
     broker.consumers.channel_closed(channel)
     look(broker)
-    assert broker.parts.pull_watch._pulls == {}
+    assert broker.pull_watch._pulls == {}
     broker.join("g", "c2", "t")
     assert look(broker, 0, 1, 2, times=10) == {}
 
@@ -115,7 +115,7 @@ async def test_it_looks_all_the_time(broker: BrokerUnderTest, autojump_clock: Mo
     broker.join("g", "c1", "t")
     with capture_logs() as logs:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(broker.parts.pull_watch.run)
+            nursery.start_soon(broker.pull_watch.run)
             await trio.sleep(60)
             nursery.cancel_scope.cancel()
     found = next(line for line in logs if line.get("topic") == "t")

@@ -39,11 +39,11 @@ from headrace_protocol.headers import (
 from headrace_protocol.message import decode_records
 from tests.support.batches import block
 from tests.support.broker import BrokerUnderTest
-from tests.support.features import add_line
+from tests.support.features import add_parts
 from tests.support.stores import put
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     import msgspec
@@ -59,8 +59,12 @@ AWAY = Elsewhere("broker-b", "10.0.0.2:10911")
 REFUSAL = RequestError(ResponseCode.SYSTEM_BUSY, "a place says no")
 
 
-def directory(broker: BrokerUnderTest, *places: FindPlace, **more: Any) -> QueueDirectory:
-    return QueueDirectory("broker-a", broker.store, broker.topics, places, **more)
+def directory(
+    broker: BrokerUnderTest, *places: FindPlace, sources: Sequence[FindSource] = ()
+) -> QueueDirectory:
+    made = QueueDirectory("broker-a", broker.store, broker.topics)
+    made.ask(places, sources)
+    return made
 
 
 def assert_refused(place: Place, code: ResponseCode, remark: str) -> None:
@@ -262,7 +266,7 @@ def test_a_queue_of_a_topic_that_was_made_again_is_another(broker: BrokerUnderTe
 @pytest.fixture
 def away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BrokerUnderTest]:
     """A broker whose topic "t" another one serves; this one still has a message of it."""
-    add_line(monkeypatch, "places", lambda _topics: place_of("t", AWAY))
+    add_parts(monkeypatch, places=(place_of("t", AWAY),))
     broker = BrokerUnderTest(tmp_path)
     broker.create_topic("t")
     broker.store_message("t", 0)
@@ -377,7 +381,7 @@ def test_statistics_leave_out_queues_of_another_broker(
     def second_queue(_directory: QueueDirectory, lookup: Lookup) -> Place | None:
         return AWAY if lookup.queue_id == 1 else None
 
-    add_line(monkeypatch, "places", lambda _topics: second_queue)
+    add_parts(monkeypatch, places=(second_queue,))
     broker = BrokerUnderTest(tmp_path)
     broker.create_topic("t", 3)
     broker.join("g", "c", "t")
@@ -403,7 +407,7 @@ def test_a_source_changes_with_the_tables_not_with_requests(
         found.append(lookup.topic.topic_filter_type)
         return EmptySource() if lookup.topic.topic_filter_type == "MULTI_TAG" else None
 
-    add_line(monkeypatch, "sources", lambda *_: empty_if_multi)
+    add_parts(monkeypatch, sources=(empty_if_multi,))
     broker = BrokerUnderTest(tmp_path)
     broker.create_topic("t", 1)
     broker.store_message("t", 0)
@@ -430,7 +434,7 @@ def test_a_place_that_moves_without_a_topic_says_so(
     def place(_directory: QueueDirectory, lookup: Lookup) -> Place | None:
         return AWAY if lookup.topic.topic_name in moved else None
 
-    add_line(monkeypatch, "places", lambda _topics: place)
+    add_parts(monkeypatch, places=(place,))
     broker = BrokerUnderTest(tmp_path)
     broker.create_topic("t", 1)
     sends = SendMessageHeaderV2(**SEND, properties="")
@@ -470,7 +474,7 @@ def test_a_place_can_map_a_queue_and_its_offsets(
             return None
         return here._replace(source=ShiftedSource(here.queue, broker.store.commit_log, 100))
 
-    add_line(monkeypatch, "places", lambda _topics: second_of_both)
+    add_parts(monkeypatch, places=(second_of_both,))
     broker = BrokerUnderTest(tmp_path)
     broker.create_topic("t", 2)
     put(broker.store, broker.store.queue("t", 1), b"moved")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import structlog.testing
 
+from headrace_broker.retry.dead_letters import DeadLetters
 from headrace_daemon.host_log import LINES_MAX
 from headrace_protocol.bodies import LockBatchRequestBody, MessageQueue, SubscriptionGroupConfig
 from headrace_protocol.codes import RequestCode, ResponseCode
@@ -135,7 +136,7 @@ def test_a_group_without_retry_queues_loses_the_message_and_the_log_says_so(
 ) -> None:
     broker.groups.put(SubscriptionGroupConfig(group_name="g", retry_queue_nums=0))
     assert send_back(broker, write(broker)).code == ResponseCode.SUCCESS
-    assert broker.parts.dead_letters.lost_count == 1
+    assert broker.part(DeadLetters).lost_count == 1
     assert broker.topics.get(RETRY) is None
 
 

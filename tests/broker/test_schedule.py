@@ -40,7 +40,7 @@ class Delays(WaitingBroker):
 
     def __init__(self, folder: Path, ms: int | None = None, **store: Any) -> None:
         super().__init__(folder, ms, **store)
-        self.schedule = self.waiting.schedule
+        self.schedule = self.broker.schedule
         self.loads, self.runs = [self.schedule.load], [self.schedule.run]
 
     def send(

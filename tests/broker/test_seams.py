@@ -1,6 +1,6 @@
-"""Each seam takes a feature as one file and one line of the assembly, in a broker that runs.
+"""Each field of a feature's record, in a broker that runs; at the end a whole feature.
 
-The features are in ``seams/``; ``add_line`` and ``add_guard`` add their lines. Clients are real.
+Their parts are in ``seams/``; ``add_feature`` adds their line. Clients are real.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from headrace import Message, PullConsumer
 from headrace.embedded import Embedded
 from headrace.errors import BrokerError
 from headrace_broker.config import BrokerConfig
+from headrace_broker.feature import Feature, Followed
 from headrace_broker.server import Broker
 from headrace_broker.store.followers import followers
 from headrace_daemon.network import MemoryNetwork, TcpNetwork
@@ -24,6 +25,7 @@ from headrace_nameserver.config import NameServerConfig
 from headrace_nameserver.server import NameServer
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.drivers.address import split_address
+from headrace_protocol.message import decode_records
 from tests.broker.seams.collector import TopicLetters
 from tests.broker.seams.demand import PROPERTY, ParkingTopic
 from tests.broker.seams.follower import Copy
@@ -31,7 +33,7 @@ from tests.broker.seams.guard import REMARK, Ban
 from tests.broker.seams.place import OTHER_BROKER, MovedTopic
 from tests.broker.seams.service import IdleService
 from tests.broker.seams.source import HiddenTopic
-from tests.broker.seams.taker import IdleTaker
+from tests.broker.seams.whole import DRAWER, LOCKED, LOOK_INTO, Drawer
 from tests.broker.test_bad_input import (
     Wire,
     pull_fields,
@@ -40,18 +42,19 @@ from tests.broker.test_bad_input import (
     send_fields,
     topic_fields,
 )
-from tests.support.features import add_guard, add_line
+from tests.support.features import add_feature, add_parts
 from tests.support.metrics import parse, value
+from tests.support.until import until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Generator
     from pathlib import Path
 
     from anyio.abc import ByteStream
 
-    from headrace_broker.parts import Parts
-    from headrace_daemon.metrics.samples import Collect
+    from headrace_broker.core import Core
     from headrace_daemon.network import Network
+    from tests.support.followers import CopyingFollower
 
 TOPIC = "Orders"
 OTHER = "Others"
@@ -129,23 +132,7 @@ async def wire(mq: Embedded) -> AsyncIterator[Wire]:
         yield Wire(stream)
 
 
-# -- takers and followers --------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-async def test_a_taker_that_does_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    takers = [IdleTaker(), IdleTaker()]
-    waiting = iter(takers)
-    add_line(monkeypatch, "takers", lambda _config: next(waiting))
-    async with running(tmp_path) as mq:
-        await create(mq, TOPIC)
-        await serves(mq, TOPIC)
-        assert takers[0].row_count == len(BODIES)
-    async with running(tmp_path) as mq:
-        assert await pull(mq, TOPIC, len(BODIES)) == BODIES
-        await send(mq, TOPIC, b"99")
-        assert await pull(mq, TOPIC, len(BODIES) + 1) == [*BODIES, b"99"]
-    assert [taker.row_count for taker in takers] == [len(BODIES), 1]
+# -- followers -------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -153,11 +140,11 @@ async def test_a_follower_that_copies(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(followers, "TICK_S", 0.0)
     copies: list[Copy] = []
 
-    def new_copy(parts: Parts) -> Copy:
-        copies.append(Copy(parts, TOPIC))
-        return copies[-1]
+    def build(core: Core) -> Feature:
+        copies.append(Copy(core, TOPIC))
+        return Feature(followers=(Followed(copies[-1]),))
 
-    add_line(monkeypatch, "followers", new_copy)
+    add_feature(monkeypatch, build)
     async with running(tmp_path, flush_disk_type="SYNC_FLUSH") as mq:
         await create(mq, TOPIC, OTHER)
         await serves(mq, OTHER)
@@ -178,7 +165,7 @@ async def test_a_follower_that_copies(tmp_path: Path, monkeypatch: pytest.Monkey
         assert [offset for offset, _ in entries] == list(range(len(entries)))
 
 
-def bodies_of(copy: Copy) -> list[bytes]:
+def bodies_of(copy: CopyingFollower) -> list[bytes]:
     return sorted((body for entries in copy.copied().values() for _, body in entries), key=int)
 
 
@@ -188,9 +175,8 @@ def bodies_of(copy: Copy) -> list[bytes]:
 async def test_services_that_do_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     notes: list[str] = []
     stages = {"first": StopStage.SAVE, "second": StopStage.ANSWER, "third": StopStage.SAVE}
-    for name, stage in reversed(stages.items()):
-        service = IdleService(name, notes).service(stage)
-        add_line(monkeypatch, "services", lambda _parts, service=service: service)
+    idle = tuple(IdleService(name, notes).service(stage) for name, stage in stages.items())
+    add_parts(monkeypatch, services=idle)
     started = [f"{name} {event}" for event in ("loads", "runs") for name in stages]
     async with running(tmp_path) as mq:
         assert notes == started
@@ -215,7 +201,7 @@ async def test_a_guard_that_refuses_one_client(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ban = Ban()
-    add_guard(monkeypatch, lambda parts: parts.registry.guard(ban.refuse))
+    add_parts(monkeypatch, guards=(ban.add_to,))
     async with running(tmp_path, TcpNetwork()) as mq:
         await create(mq, TOPIC, queues=1)
         theirs = mq._replace(connect=connect_from_other_host)
@@ -253,7 +239,7 @@ async def send_at_once(asking: Wire) -> list[int]:
 
 
 async def test_a_place_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    add_line(monkeypatch, "places", lambda _mappings: MovedTopic(TOPIC).place)
+    add_parts(monkeypatch, places=(MovedTopic(TOPIC).place,))
     async with running(tmp_path) as mq:
         await create(mq, TOPIC, OTHER)
         async with mq.producer(delivery_timeout_ms=0) as producer:
@@ -273,7 +259,7 @@ async def test_a_place_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 async def test_a_source_without_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    add_line(monkeypatch, "sources", lambda *_: HiddenTopic(TOPIC).source)
+    add_parts(monkeypatch, sources=(HiddenTopic(TOPIC).source,))
     async with running(tmp_path) as mq:
         await create(mq, TOPIC, OTHER, queues=1)
         await send(mq, TOPIC, *BODIES)
@@ -290,7 +276,7 @@ async def test_a_source_without_messages(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 async def test_a_message_demand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    add_line(monkeypatch, "demands", lambda _parts: ParkingTopic(OTHER).demand())
+    add_parts(monkeypatch, demands=(ParkingTopic(OTHER).demand(),))
     async with running(tmp_path) as mq:
         await create(mq, TOPIC, OTHER, queues=1)
         parked, plain = BODIES[::2], BODIES[1::2]
@@ -303,32 +289,87 @@ async def test_a_message_demand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 async def test_a_metric(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[TopicLetters] = []
 
-    def new_letters(parts: Parts) -> Collect:
-        made.append(TopicLetters(parts))
-        return made[-1].collect
+    def build(core: Core) -> Feature:
+        made.append(TopicLetters(core))
+        return Feature(collectors=(made[-1].collect,))
 
-    add_line(monkeypatch, "collectors", new_letters)
+    add_feature(monkeypatch, build)
     async with running(tmp_path, monitor_port=0) as mq:
         await create(mq, TOPIC)
-        scrapes = made[0].parts.scrapes
+        scrapes = made[0].core.serving.scrapes
         assert scrapes is not None
         page = parse(await trio.to_thread.run_sync(scrapes.page))
         assert value(page, "feature_letters", topic=TOPIC, node_id="broker-a") == len(TOPIC)
 
 
+# -- a whole feature -------------------------------------------------------------------------------
+
+
 @pytest.mark.slow
-async def test_all_of_them_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    notes: list[str] = []
-    add_line(monkeypatch, "takers", lambda _config: IdleTaker())
-    add_line(monkeypatch, "followers", lambda parts: Copy(parts, TOPIC))
-    add_line(monkeypatch, "services", lambda _parts: IdleService("idle", notes).service())
-    add_line(monkeypatch, "places", lambda _mappings: MovedTopic("Moved").place)
-    add_line(monkeypatch, "sources", lambda *_: HiddenTopic("Hidden").source)
-    add_line(monkeypatch, "demands", lambda _parts: ParkingTopic(OTHER).demand())
-    add_guard(monkeypatch, lambda parts: parts.registry.guard(Ban().refuse))
-    async with running(tmp_path) as mq:
-        await create(mq, TOPIC)
-        await serves(mq, TOPIC)
-    async with running(tmp_path) as mq:
-        assert await pull(mq, TOPIC, len(BODIES)) == BODIES
-    assert notes == 2 * ["idle loads", "idle runs", "idle ends", "idle finishes"]
+async def test_a_whole_feature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One record with something in each field, among the broker's own features."""
+    made: list[Drawer] = []
+
+    def build(core: Core) -> Feature:
+        made.append(Drawer(core))
+        return made[-1].record()
+
+    add_feature(monkeypatch, build)
+    async with running(tmp_path, monitor_port=0) as mq:
+        (drawer,) = made
+        await create(mq, TOPIC, DRAWER, queues=1)
+        await send(mq, TOPIC, *BODIES, DRAWER="yes")
+        await send(mq, TOPIC, b"100")
+        assert await pull(mq, DRAWER, len(BODIES)) == BODIES
+        assert await pull(mq, TOPIC, 1) == [b"100"]
+        await shows_its_numbers(mq, drawer)
+        await keeps_messages(mq, drawer)
+        await locks(mq, drawer)
+    assert int((tmp_path / "config" / "drawer.json").read_bytes()) == len(BODIES)
+    assert bodies_of(drawer.copies) == BODIES
+    # The table was read above; tests/broker/test_topic_rules.py has queues that move.
+    assert drawer.used == {*Feature._fields} - {"moves", "tables"}
+
+
+async def shows_its_numbers(mq: Embedded, drawer: Drawer) -> None:
+    await until(lambda: drawer.count == len(BODIES))
+    async with mq.admin() as admin:
+        assert (await admin.runtime_info(mq.broker))["inDrawer"] == str(len(BODIES))
+    scrapes = drawer.core.serving.scrapes
+    assert scrapes is not None
+    page = parse(await trio.to_thread.run_sync(scrapes.page))
+    assert value(page, "feature_in_drawer") == len(BODIES)
+
+
+async def keeps_messages(mq: Embedded, drawer: Drawer) -> None:
+    fields = {"topic": DRAWER, "key": DRAWER, "maxNum": 8, "beginTimestamp": 0}
+    async with wire(mq) as asking:
+        wanted = request(RequestCode.QUERY_MESSAGE, {**fields, "endTimestamp": 2**62})
+        (found,) = decode_records((await asking.ask(wanted))[1])
+        assert (found.topic, found.body) == (DRAWER, BODIES[0])
+    async with mq.admin() as admin:
+        with pytest.raises(BrokerError, match=LOCKED):
+            await admin.delete_topic(DRAWER)
+    lowest = returned(drawer.core.store.cleaner.unconsumed()(DRAWER, [0]))
+    assert lowest == {0: (0, "the drawer")}
+    assert drawer.core.messages.writer.find_target(DRAWER, 0) == 0
+
+
+async def locks(mq: Embedded, drawer: Drawer) -> None:
+    async with wire(mq) as asking:
+        answer, _ = await asking.ask(request(LOOK_INTO, {}))
+        assert answer.remark == str(len(BODIES))
+        drawer.is_locked = True
+        answer, _ = await asking.ask(request(LOOK_INTO, {}))
+        assert (answer.code, answer.remark) == (ResponseCode.NO_PERMISSION, LOCKED)
+        drawer.core.tables.topics.lookups_changed()
+        answer, _ = await asking.ask(request(RequestCode.PULL_MESSAGE, pull_fields(topic=DRAWER)))
+        assert answer.code == ResponseCode.PULL_NOT_FOUND
+
+
+def returned(steps: Generator[None, None, Any]) -> Any:
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value

@@ -12,7 +12,7 @@ from headrace_protocol.errors import Lane, NotReady
 from headrace_protocol.frame import FrameReader
 from headrace_protocol.header_codecs import SerializeType, decode_header, encode_frame
 from tests.support.broker import BrokerUnderTest
-from tests.support.features import add_line
+from tests.support.features import add_parts
 from tests.support.stores import FaultyFiles, read_all
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def files() -> FaultyFiles:
 def broker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: Waits, files: FaultyFiles
 ) -> Iterator[BrokerUnderTest]:
-    add_line(monkeypatch, "places", lambda _topics: waits.place)
+    add_parts(monkeypatch, places=(waits.place,))
     broker = BrokerUnderTest(tmp_path, files=files)
     broker.create_topic("T", 1)
     broker.registry.run_fetch = waits.run_fetch
@@ -103,7 +103,7 @@ def broker(
 
 def send(broker: BrokerUnderTest) -> Wire:
     """A client sends a message, whose place is not known yet."""
-    wire, server = Wire(broker), broker.parts.server
+    wire, server = Wire(broker), broker.server
     channel = server.open_channel(wire, "127.0.0.1", 1)
     server.begin_turn()
     server.received(channel, SEND)

@@ -139,7 +139,7 @@ def remap(brokers: Brokers) -> list[tuple[int, bytes]]:
 
 
 def relay_of(brokers: Brokers) -> Relay:
-    return brokers["b"].parts.static.relay
+    return brokers["b"].traffic.relay
 
 
 def pulls_asked(brokers: Brokers) -> list[tuple[int, int]]:
@@ -182,7 +182,7 @@ def test_groups_with_other_tags_get_other_blocks(brokers: Brokers) -> None:
 
 def test_a_pull_waits_for_the_block_that_is_under_way(brokers: Brokers) -> None:
     remap(brokers)
-    peers = brokers["b"].parts.peers
+    peers = brokers["b"].peers
     asked: list[tuple[Caller, Ask, Then]] = []
     peers.begin = lambda *arguments: asked.append(arguments)  # type: ignore
     channels = [MemoryChannel(), MemoryChannel()]
@@ -225,7 +225,7 @@ def test_a_block_that_could_not_be_fetched(
         then(ConnectFailed(ask.peer, "it is away"))
 
     brokers.pull("b", 0)
-    monkeypatch.setattr(brokers["b"].parts.peers, "begin", fail)
+    monkeypatch.setattr(brokers["b"].peers, "begin", fail)
     _, header, _ = brokers.pull("b", 32)
     while header.next_begin_offset < 288:
         _, header, _ = brokers.pull("b", header.next_begin_offset)
@@ -238,10 +238,10 @@ def test_a_block_that_could_not_be_fetched(
 def test_a_topic_that_is_created_again_has_no_old_blocks(brokers: Brokers) -> None:
     remap(brokers)
     brokers.pull("b", 0)
-    marks = brokers["b"].parts.static.mappings.marks
+    marks = brokers["b"].mappings.marks
     marks.remove("T")
     marks.add("T", "static-2")
-    brokers["b"].parts.static.mappings.leads_changed()
+    brokers["b"].mappings.leads_changed()
     brokers.asked.clear()
     brokers.pull("b", 32)
     assert pulls_asked(brokers)[0] == (32, 32)
@@ -272,7 +272,7 @@ def test_a_bulk_answer_that_is_none(
         fields = {"nextBeginOffset": 9, "count": count}
         then(response(ask, ResponseCode.SUCCESS, fields, body))
 
-    monkeypatch.setattr(brokers["b"].parts.peers, "begin", answer)
+    monkeypatch.setattr(brokers["b"].peers, "begin", answer)
     header = bulk_pull_header(0, max_msg_bytes=100)
     answered = brokers["b"].ask(RequestCode.BULK_PULL, header)
     assert answered.code == ResponseCode.SYSTEM_ERROR

@@ -9,6 +9,7 @@ import pytest
 
 from headrace_broker.consumer.long_polling import HeldRequest
 from headrace_broker.statictopic.packed import BrokerMapping
+from headrace_broker.statictopic.undecided import UndecidedQueues
 from headrace_broker.store.files.config_file import ConfigFile, unsealed
 from headrace_protocol import fastjson
 from headrace_protocol.codes import RequestCode, ResponseCode
@@ -95,7 +96,7 @@ def header(topic: str, queues: int, **fields: Any) -> CreateStaticTopicHeader:
 
 
 def stored(broker: BrokerUnderTest, topic: str = "T") -> TopicMapping:
-    found = broker.parts.static.mappings.get(topic)
+    found = broker.mappings.get(topic)
     assert found is not None
     return found.unpacked()
 
@@ -110,7 +111,7 @@ def test_a_topic_is_created(broker: BrokerUnderTest, tmp_path: Path) -> None:
     assert change(broker, led_here()).code == ResponseCode.SUCCESS
     topic = broker.topics.expect("T")
     assert (topic.read_queue_nums, topic.write_queue_nums) == (2, 2)
-    assert [broker.parts.static.mappings.leads("T", queue) for queue in range(3)] == [0, 1, None]
+    assert [broker.mappings.leads("T", queue) for queue in range(3)] == [0, 1, None]
     config = tmp_path / "store" / "config"
     assert b'"T":{' in unsealed((config / "topicQueueMapping.json").read_bytes())
     assert unsealed((config / "staticTopic.json").read_bytes()) == (b'{"T":"static-%x"}' % EPOCH)
@@ -206,8 +207,8 @@ def test_a_queue_that_moves_away_is_closed(broker: BrokerUnderTest) -> None:
     broker.clock.ms = EPOCH + 7000
     away = moved(0, item(1, 5, -1, bname="broker-b"), led_here())
     assert change(broker, away).code == ResponseCode.SUCCESS
-    assert broker.parts.static.mappings.leads("T", 0) is None
-    assert broker.parts.static.mappings.leads("T", 1) == 1
+    assert broker.mappings.leads("T", 0) is None
+    assert broker.mappings.leads("T", 1) == 1
     closed, leader = stored(broker).hosted[0]
     assert (closed.time_of_start, closed.time_of_end) == (EPOCH, EPOCH + 7000)
     assert (closed.end_offset, leader.logic_offset) == (-1, -1)
@@ -233,7 +234,7 @@ def test_an_end_is_written_only_before_a_jump(
 
 def registered(broker: BrokerUnderTest) -> dict[str, int]:
     """The queues that nameservers know this broker to lead."""
-    infos = run_at_end(broker.parts.static.mappings.infos())
+    infos = run_at_end(broker.mappings.infos())
     return msgspec.json.decode(b"".join(infos.parts))["T"]["currIdMap"]
 
 
@@ -261,9 +262,9 @@ def test_a_broker_does_not_pass_requests_to_itself(broker: BrokerUnderTest) -> N
     change(broker, led_here())
     away = moved(0, item(1, 5, -1, bname="broker-b"), led_here())
     change(broker, away)
-    leaders = broker.parts.static.forwarding.leaders
+    leaders = broker.traffic.forwarding.leaders
     info = msgspec.json.decode(
-        b"".join(run_at_end(broker.parts.static.mappings.infos()).parts),
+        b"".join(run_at_end(broker.mappings.infos()).parts),
         type=dict[str, MappingInfo],
     )["T"]
     assert info.curr_id_map == {0: 0, 1: 1}
@@ -276,10 +277,10 @@ def test_a_closed_queue_does_not_stay_registered_for_long(broker: BrokerUnderTes
     change(broker, moved(0, item(1, 5, -1, bname="broker-b"), led_here()))
     before = broker.topics.data_version.counter
     broker.clock.ms += 2999
-    at_once(broker.parts.undecided.look())
+    at_once(broker.part(UndecidedQueues).look())
     assert registered(broker) == {"0": 0, "1": 1}
     broker.clock.ms += 1
-    at_once(broker.parts.undecided.look())
+    at_once(broker.part(UndecidedQueues).look())
     assert registered(broker) == {"1": 1}
     assert broker.topics.data_version.counter == before + 1
 
@@ -288,7 +289,7 @@ def test_a_queue_that_moves_here_is_written_at_once(broker: BrokerUnderTest) -> 
     theirs = (item(0, 3, 0, bname="broker-b"), item(1, 0, -1))
     mapping = msgspec.structs.replace(led_here(), hosted={1: theirs})
     assert change(broker, mapping, 1).code == ResponseCode.SUCCESS
-    assert broker.parts.static.mappings.leads("T", 1) == 0
+    assert broker.mappings.leads("T", 1) == 0
 
 
 def test_a_held_pull_of_a_closed_queue_is_answered(broker: BrokerUnderTest) -> None:
@@ -324,8 +325,8 @@ def hold(broker: BrokerUnderTest, queue: Any, answered: list[bool]) -> None:
 def test_a_mapping_of_another_broker(broker: BrokerUnderTest) -> None:
     theirs = msgspec.structs.replace(led_here(), bname="broker-b")
     assert_refused(change(broker, theirs), "topic T", "bname broker-b is not this broker")
-    assert not broker.parts.static.mappings.is_static("T")
-    assert broker.parts.mapping_changes.refused_count == 1
+    assert not broker.mappings.is_static("T")
+    assert broker.mapping_changes.refused_count == 1
 
 
 def test_a_mapping_of_another_topic(broker: BrokerUnderTest) -> None:
@@ -368,7 +369,7 @@ def test_a_queue_that_comes_back_after_its_items_were_cleaned_up(broker: BrokerU
     change(broker, led_here())
     away = moved(0, item(1, 5, -1, bname="broker-b"), led_here())
     assert change(broker, away).code == ResponseCode.SUCCESS
-    mappings = broker.parts.static.mappings
+    mappings = broker.mappings
     mappings.put(
         BrokerMapping(msgspec.structs.replace(stored(broker), hosted={1: led_here().hosted[1]}))
     )
@@ -395,7 +396,7 @@ def test_a_physical_queue_that_was_used(broker: BrokerUnderTest) -> None:
 
 def test_a_physical_queue_beyond_those_of_the_topic(broker: BrokerUnderTest) -> None:
     assert_refused(change(broker, led_here(), queues=1), "queue 1", "queueId 1 is beyond")
-    assert not broker.parts.static.mappings.is_static("T")
+    assert not broker.mappings.is_static("T")
 
 
 def test_fewer_queues(broker: BrokerUnderTest) -> None:
@@ -422,7 +423,7 @@ def test_an_empty_item_is_dropped(broker: BrokerUnderTest) -> None:
         hosted={0: (item(1, 5, 0, bname="broker-b"),), 1: led_here().hosted[1]},
     )
     assert change(broker, gone).code == ResponseCode.SUCCESS
-    assert broker.parts.static.mappings.leads("T", 0) is None
+    assert broker.mappings.leads("T", 0) is None
 
 
 def test_a_plain_topic_with_messages(broker: BrokerUnderTest) -> None:
@@ -470,7 +471,7 @@ def test_a_system_topic(broker: BrokerUnderTest) -> None:
 def test_bodies_that_are_no_mapping(broker: BrokerUnderTest, body: bytes) -> None:
     code = RequestCode.UPDATE_AND_CREATE_STATIC_TOPIC
     assert broker.ask(code, header("T", 2), body).code == ResponseCode.INVALID_PARAMETER
-    assert not broker.parts.static.mappings.is_static("T")
+    assert not broker.mappings.is_static("T")
 
 
 def test_a_large_mapping_is_checked_in_a_thread(broker: BrokerUnderTest) -> None:
@@ -499,7 +500,7 @@ def test_update_topic_changes_the_perm_but_no_queues(broker: BrokerUnderTest) ->
         assert "topic[T] is static" in answer.remark
     assert broker.ask(code, plain(2, perm=4)).code == ResponseCode.SUCCESS
     assert broker.topics.expect("T").perm == 4
-    assert broker.parts.static.mappings.leads("T", 1) == 1
+    assert broker.mappings.leads("T", 1) == 1
 
 
 def test_statistics_name_physical_queues(broker: BrokerUnderTest) -> None:
@@ -526,7 +527,7 @@ def test_a_deleted_topic_leaves_nothing(broker: BrokerUnderTest, tmp_path: Path)
     answer = broker.ask(RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicHeader(topic="T"))
     assert answer.code == ResponseCode.SUCCESS
     assert broker.topics.get("T") is None
-    assert not broker.parts.static.mappings.is_static("T")
+    assert not broker.mappings.is_static("T")
     config = tmp_path / "store" / "config"
     assert unsealed((config / "staticTopic.json").read_bytes()) == b"{}"
     assert b'"T"' not in unsealed((config / "topicQueueMapping.json").read_bytes())
@@ -544,12 +545,12 @@ def test_a_topic_whose_mapping_is_lost_can_be_deleted_or_restored(
     again = BrokerUnderTest(tmp_path)
     again.clock.ms = EPOCH
     assert change(again, led_here()).code == ResponseCode.SUCCESS
-    assert again.parts.static.mappings.leads("T", 0) == 0
+    assert again.mappings.leads("T", 0) == 0
     again.close()
     for path in (tmp_path / "store/config").glob("topicQueueMapping.json*"):
         path.unlink()
     last = BrokerUnderTest(tmp_path)
     code = RequestCode.DELETE_TOPIC_IN_BROKER
     assert last.ask(code, DeleteTopicHeader(topic="T")).code == ResponseCode.SUCCESS
-    assert not last.parts.static.mappings.is_static("T")
+    assert not last.mappings.is_static("T")
     last.close()

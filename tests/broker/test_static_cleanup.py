@@ -22,7 +22,7 @@ from tests.support.static_brokers import GROUP, TOPIC, Brokers, item
 from tests.support.stores import put
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
     from pathlib import Path
 
     from headrace_broker.peers.callers import Caller
@@ -52,7 +52,7 @@ def brokers(tmp_path: Path) -> Iterator[Brokers]:
 
 def chain(brokers: Brokers, name: str) -> list[int]:
     """The gens that a broker has."""
-    mapping = brokers[name].parts.static.mappings.get(TOPIC)
+    mapping = brokers[name].mappings.get(TOPIC)
     assert mapping is not None
     return [each.gen for each in mapping.chain(0) or ()]
 
@@ -73,19 +73,17 @@ async def expire(broker: BrokerUnderTest, end: int = 4) -> None:
     assert store.source(store.queue(TOPIC, 0)).min_offset() == end
 
 
-async def clean(
-    brokers: Brokers, names: str, waiting: Mapping[str, InnerConsumer] | None = None
-) -> None:
+async def clean(brokers: Brokers, names: str, *waiting: InnerConsumer) -> None:
     for name in names:
-        parts = brokers[name].parts
+        broker = brokers[name]
         cleanup = MappingCleanup(
-            parts.static.mappings,
-            parts.store,
-            parts.peers,
-            parts.mapping_changes.is_changing,
-            waiting or {},
-            LeftGroups(parts.static.mappings.broker_name, parts.offsets, parts.peers),
-            parts.directory.source_to_list,
+            broker.mappings,
+            broker.store,
+            broker.peers,
+            broker.mapping_changes.is_changing,
+            lambda: waiting,
+            LeftGroups(broker.mappings.broker_name, broker.offsets, broker.peers),
+            broker.directory.source_to_list,
         )
         await cleanup.clean()
 
@@ -123,8 +121,7 @@ async def test_a_group_goes_on_behind_an_item_that_goes(
 async def test_an_item_stays_while_the_broker_of_a_group_s_offset_is_away(brokers: Brokers) -> None:
     commit(brokers, 4)
     await expire(brokers["c"])
-    parts = brokers["a"].parts
-    parts.peers.begin = offsets_are_away(brokers)  # type: ignore[method-assign]
+    brokers["a"].peers.begin = offsets_are_away(brokers)  # type: ignore[method-assign]
     await clean(brokers, "a")
     assert chain(brokers, "a") == [0, 1, 2]
 
@@ -178,7 +175,7 @@ async def test_the_leader_stays_without_data(brokers: Brokers) -> None:
         await expire(brokers[name])
     await clean(brokers, "ab")
     assert chain(brokers, "a") == [2]
-    assert brokers["a"].parts.static.mappings.leads(TOPIC, 0) == 0
+    assert brokers["a"].mappings.leads(TOPIC, 0) == 0
 
 
 async def test_a_broker_that_led_earlier_drops_its_chain(brokers: Brokers) -> None:
@@ -215,9 +212,9 @@ async def test_an_item_stays_while_messages_wait_that_may_name_it(brokers: Broke
     put(broker.store, broker.store.queue("WAITING", 0))
     await expire(broker)
     brokers.map((FIRST, SECOND, LEADER), only="c")
-    waiting = {"WAITING": InnerConsumer("x", lambda _queue_id: 0)}
+    waiting = InnerConsumer("WAITING", "x", lambda _queue_id: 0)
     await clean(brokers, "c", waiting)
     assert chain(brokers, "c") != []
-    delivered = {"WAITING": InnerConsumer("x", lambda _queue_id: 1)}
+    delivered = InnerConsumer("WAITING", "x", lambda _queue_id: 1)
     await clean(brokers, "c", delivered)
     assert chain(brokers, "c") == []

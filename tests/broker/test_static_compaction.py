@@ -76,7 +76,7 @@ def compact(brokers: Brokers, broker: str, physical: int) -> None:
     under_test = brokers[broker]
     under_test.store.flusher.flush_now()
     under_test.store.followers.finish()
-    compaction, name = under_test.parts.compaction, (TOPIC, physical)
+    compaction, name = under_test.compaction, (TOPIC, physical)
     policy = CompactionPolicy(delete_retention_ms=RETENTION_MS)
     keeps = compaction.logic_queues.has_older(*name)
     now_ms = under_test.clock.ms
@@ -175,7 +175,7 @@ def test_an_item_stays_when_only_its_compaction_log_has_messages(brokers: Broker
     moved(brokers)
     broker = brokers["a"]
     broker.store.queue(TOPIC, 1).consume_queue.min_offset_seen = 10
-    begin, end = broker.parts.mapping_changes._range_of(TOPIC, 1)
+    begin, end = broker.mapping_changes._range_of(TOPIC, 1)
     assert (begin, end) == (4, 10)
 
 
@@ -226,11 +226,11 @@ def test_a_marker_in_the_first_item_goes(brokers: Brokers) -> None:
 
 def test_markers_stay_while_the_mapping_is_lost(brokers: Brokers) -> None:
     moved(brokers)
-    queues = brokers["b"].parts.compaction.logic_queues
+    queues = brokers["b"].compaction.logic_queues
     assert queues.has_older(TOPIC, 0)
-    assert not brokers["a"].parts.compaction.logic_queues.has_older(TOPIC, 1)
-    brokers["a"].parts.static.mappings._mappings.clear()
-    assert brokers["a"].parts.compaction.logic_queues.has_older(TOPIC, 1)
+    assert not brokers["a"].compaction.logic_queues.has_older(TOPIC, 1)
+    brokers["a"].mappings._mappings.clear()
+    assert brokers["a"].compaction.logic_queues.has_older(TOPIC, 1)
     assert not queues.has_older("plain", 0)
 
 
@@ -254,7 +254,7 @@ async def test_an_older_item_goes_when_its_compaction_log_is_empty(
     await expire(brokers["a"], 0)
     assert brokers["a"].store.source(brokers["a"].store.queue(TOPIC, 1)).min_offset() == 3
     await clean(brokers, "ba")
-    mapping = brokers["b"].parts.static.mappings.get(TOPIC)
+    mapping = brokers["b"].mappings.get(TOPIC)
     assert mapping is not None
     chain = mapping.chain(0)
     assert chain is not None

@@ -79,7 +79,7 @@ def test_a_change_that_is_cut_off_can_be_repeated(
     for number in range(len(taken.names)):
         again = BrokerUnderTest(tmp_path / "cut" / str(number))
         again.clock.ms = EPOCH
-        is_static = again.parts.static.mappings.is_static("T")
+        is_static = again.mappings.is_static("T")
         assert is_static or again.topics.get("T") is None, taken.names[: number + 1]
         assert last(again) == ResponseCode.SUCCESS, taken.names[: number + 1]
         assert state(again) == outcome
@@ -90,7 +90,7 @@ def test_a_change_that_is_cut_off_can_be_repeated(
 def state(broker: BrokerUnderTest) -> object:
     topic = broker.topics.get("T")
     if topic is None:
-        return broker.parts.static.mappings.is_static("T")
+        return broker.mappings.is_static("T")
     return topic.write_queue_nums, topic.read_queue_nums, stored(broker).hosted.keys()
 
 
@@ -119,13 +119,13 @@ def test_a_full_disk_while_a_queue_is_closed(tmp_path: Path) -> None:
     answer = change(broker, moved(0, item(1, 5, -1, bname="broker-b"), led_here()))
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert "static topic T can't be saved" in answer.remark
-    assert broker.parts.static.mappings.leads("T", 0) is None
+    assert broker.mappings.leads("T", 0) is None
     files.is_unwritable = False
     assert move_away(broker) == ResponseCode.SUCCESS
-    assert broker.parts.static.mappings.led("T") == {1: 1}
+    assert broker.mappings.led("T") == {1: 1}
     broker.close()
     again = BrokerUnderTest(tmp_path)
-    assert again.parts.static.mappings.led("T") == {1: 1}
+    assert again.mappings.led("T") == {1: 1}
     again.close()
 
 
@@ -136,10 +136,10 @@ def test_a_full_disk_while_a_queue_is_opened(tmp_path: Path) -> None:
     create(broker)
     files.is_unwritable = True
     assert grow(broker) == ResponseCode.SYSTEM_ERROR
-    assert broker.parts.static.mappings.led("T") == {0: 0, 1: 1}
+    assert broker.mappings.led("T") == {0: 0, 1: 1}
     files.is_unwritable = False
     assert grow(broker) == ResponseCode.SUCCESS
-    assert broker.parts.static.mappings.led("T") == {0: 0, 1: 1, 2: 2}
+    assert broker.mappings.led("T") == {0: 0, 1: 1, 2: 2}
     broker.close()
 
 

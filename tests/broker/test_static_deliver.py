@@ -41,7 +41,7 @@ def brokers(tmp_path: Path) -> Iterator[Brokers]:
 async def scheduling(brokers: Brokers) -> AsyncIterator[None]:
     """The schedule of broker a runs."""
     broker = brokers["a"]
-    schedule = broker.parts.waiting.schedule
+    schedule = broker.schedule
     await trio.to_thread.run_sync(schedule.load)
     async with trio.open_nursery() as nursery:
         await nursery.start(broker.store.run)
@@ -119,7 +119,7 @@ async def test_a_committed_message_goes_to_the_leader(
     brokers: Brokers, autojump_clock: object
 ) -> None:
     broker = brokers["a"]
-    await trio.to_thread.run_sync(broker.parts.waiting.transactions.load)
+    await trio.to_thread.run_sync(broker.transactions.load)
     properties = encode_properties({"TRAN_MSG": "true", "PGROUP": "p", "UNIQ_KEY": "A1"}).decode()
     header = send_header(properties=properties, sys_flag=TRANSACTION_PREPARED)
     half = broker.ask(RequestCode.SEND_MESSAGE_V2, header, b"paid")

@@ -12,6 +12,7 @@ import trio.testing
 
 from headrace_broker.config import BrokerConfig
 from headrace_broker.server import Broker
+from headrace_broker.statictopic.fence import Fence
 from headrace_broker.statictopic.packed import BrokerMapping
 from headrace_broker.statictopic.table import MAPPING_NAME, MappingTable
 from headrace_broker.store.files.config_file import ConfigFile
@@ -61,7 +62,7 @@ def test_a_newer_claim_stops_a_queue_until_the_mapping_is_newer_still(tmp_path: 
     broker = BrokerUnderTest(tmp_path)
     broker.clock.ms = EPOCH
     change(broker, led_here())
-    fence, table = broker.parts.fence, broker.parts.static.mappings
+    fence, table = broker.part(Fence), broker.mappings
     before = broker.topics.data_version.counter
     for harmless in (
         claim(0, epoch=EPOCH),

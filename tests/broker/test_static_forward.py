@@ -66,7 +66,7 @@ async def test_sends_wait_for_the_new_leader_in_order(brokers: Brokers) -> None:
     assert len([code for _, code, _ in brokers.asked if code == RequestCode.SEND_MESSAGE_V2]) == 1
     open_b(brokers)
     late = send(brokers, b"6")
-    brokers["a"].parts.static.forwarding.retry()
+    brokers["a"].traffic.forwarding.retry()
     assert [offset_in(channel) for channel in [*channels, late]] == [2, 3, 4, 5, 6]
     assert [body for _, body in brokers.read_all("b")] == [b"%d" % number for number in range(7)]
     assert not any(channel.charged_bytes for channel in channels)
@@ -78,9 +78,9 @@ async def test_a_send_that_waits_creates_no_topic_at_the_new_leader(brokers: Bro
     send(brokers, b"2")
     assert brokers["b"].topics.get(TOPIC) is not None
     brokers["b"].topics.delete(TOPIC)
-    brokers["b"].parts.static.mappings.remove(TOPIC)
-    brokers["b"].parts.static.mappings.marks.remove(TOPIC)
-    brokers["a"].parts.static.forwarding.retry()
+    brokers["b"].mappings.remove(TOPIC)
+    brokers["b"].mappings.marks.remove(TOPIC)
+    brokers["a"].traffic.forwarding.retry()
     assert brokers["b"].topics.get(TOPIC) is None
 
 
@@ -88,7 +88,7 @@ async def test_a_wait_ends_after_a_second(
     brokers: Brokers, autojump_clock: trio.testing.MockClock
 ) -> None:
     close_a(brokers)
-    forwarding = brokers["a"].parts.static.forwarding
+    forwarding = brokers["a"].traffic.forwarding
     async with trio.open_nursery() as nursery:
         nursery.start_soon(forwarding.run)
         channel, began = send(brokers, b"2"), trio.current_time()
@@ -144,7 +144,7 @@ async def test_a_broker_that_leads_again_serves_what_waits(brokers: Brokers) -> 
     close_a(brokers)
     channel = send(brokers, b"2")
     brokers.map((A, item("b", 1, 3), item("a", 2, 10, 1)), only="a")
-    brokers["a"].parts.static.forwarding.retry()
+    brokers["a"].traffic.forwarding.retry()
     assert offset_in(channel) == 10
     assert brokers["a"].store.queue(TOPIC, 1).next_offset == 1
 
@@ -161,7 +161,7 @@ async def test_a_broker_that_leads_again_maps_the_offsets_of_what_waits(brokers:
     queue = GetMaxOffsetHeader(topic=TOPIC, queue_id=0)
     brokers["a"].send(RequestCode.GET_MAX_OFFSET, queue, channel=end)
     brokers.map((A, item("b", 1, 3), item("a", 2, 10, 1)), only="a")
-    brokers["a"].parts.static.forwarding.retry()
+    brokers["a"].traffic.forwarding.retry()
     assert [command.code for command, _ in commit.replies()] == [ResponseCode.SUCCESS]
     assert brokers["a"].offsets.query(GROUP, TOPIC, 1) == 0
     ((answer, _),) = end.replies()
@@ -176,7 +176,7 @@ async def test_a_broker_with_an_old_chain_finds_the_leader_by_the_route(tmp_path
     brokers.map((A, item("b", 1, 1), item("c", 2, 2)), only="cb")
     channel = send(brokers, b"1")
     assert not channel.written
-    forwarding = brokers["a"].parts.static.forwarding
+    forwarding = brokers["a"].traffic.forwarding
     await forwarding.look_up()
     forwarding.retry()
     assert offset_in(channel) == 2
@@ -191,7 +191,7 @@ async def test_a_route_is_not_believed_about_a_broker_that_has_just_denied(tmp_p
     brokers.map((A,))
     brokers.map((A, item("b", 1, 1)), only="ab")
     brokers.map((A, item("b", 1, 1), item("c", 2, 2)), only="cb")
-    forwarding = brokers["a"].parts.static.forwarding
+    forwarding = brokers["a"].traffic.forwarding
 
     async def infos(topic: str) -> list[MappingInfo]:
         found = {info.bname[-1]: info for info in await brokers.infos(topic)}

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from headrace_broker.statictopic.locks import StaticLocks
 from headrace_protocol.bodies import LockBatchRequestBody, LockBatchResponseBody, MessageQueue
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import DeleteTopicHeader
@@ -70,7 +71,7 @@ def test_a_lock_of_the_old_leader_counts_at_the_new_one(brokers: Brokers) -> Non
 
 def test_leaders_are_forgotten_with_their_topic(brokers: Brokers) -> None:
     lock(brokers, "a", "one")
-    locks = brokers["a"].parts.static.locks
+    locks = brokers["a"].part(StaticLocks)
     assert locks._known[TOPIC].keys() == {0, 1}
     brokers["a"].ask(RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicHeader(topic=TOPIC))
     lock(brokers, "a", "one")

@@ -188,7 +188,7 @@ async def test_a_held_pull_follows_its_queue_to_the_new_leader(brokers: Brokers)
 
 async def test_a_queue_that_moves_while_an_item_elsewhere_is_read(brokers: Brokers) -> None:
     remap(brokers)
-    peers, asked = brokers["b"].parts.peers, []
+    peers, asked = brokers["b"].peers, []
     peers.begin = lambda *arguments: asked.append(arguments)  # type: ignore
     channel = MemoryChannel()
     brokers["b"].send(RequestCode.PULL_MESSAGE, pull_header(2), channel=channel)

@@ -53,7 +53,7 @@ class Brokers(StaticBrokers):
 
     def _topic(self, name: str) -> BrokerTopic:
         topic = self[name].topics.get(TOPIC)
-        mapping = self[name].parts.static.mappings.get(TOPIC)
+        mapping = self[name].mappings.get(TOPIC)
         return BrokerTopic(
             mapping=mapping.unpacked() if mapping else None,
             read_queues=topic.read_queue_nums if topic else 0,
@@ -105,7 +105,7 @@ class Brokers(StaticBrokers):
     def _closed(self, queue: int, plan: Plan) -> Closed:
         item = plan.closed_items()[queue]
         broker = self[item.bname[-1]]
-        stored = broker.parts.static.mappings.get(TOPIC)
+        stored = broker.mappings.get(TOPIC)
         assert stored is not None
         chain = stored.chain(queue) or ()
         physical = broker.store.find_queue(TOPIC, item.queue_id)
@@ -139,7 +139,7 @@ class Brokers(StaticBrokers):
     def write(self) -> None:
         """A message to each leader of a queue."""
         for name, broker in self.items():
-            for queue in broker.parts.static.mappings.led(TOPIC):
+            for queue in broker.mappings.led(TOPIC):
                 body = f"{len(self.acked)}".encode()
                 _, offset = self.send(name, body, queue)
                 self.acked.append((queue, offset, body))

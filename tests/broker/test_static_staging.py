@@ -76,7 +76,7 @@ async def test_what_is_decided_goes_in_before_the_queue_is_closed(broker: Broker
         assert not closing.replies()
         assert (await answered(closing)).code == SUCCESS
         assert bodies(broker, 1) == [b"a"]
-        assert broker.parts.static.mappings.leads("T", 0) is None
+        assert broker.mappings.leads("T", 0) is None
         assert (await commit(broker)).code == SUCCESS
     assert (bodies(broker, 1), bodies(broker, 0)) == ([b"a"], [b"b"])
 
@@ -111,7 +111,7 @@ async def test_a_batch_that_is_never_committed_keeps_its_queue(
         answer = await answered(begin_close(broker))
         assert answer.code == REFUSED
         assert "query query-1 has a decided batch" in answer.remark
-        assert broker.parts.static.mappings.leads("T", 0) == 1
+        assert broker.mappings.leads("T", 0) == 1
         assert (await commit(broker)).code == SUCCESS
         assert (await answered(begin_close(broker))).code == SUCCESS
 

@@ -76,7 +76,7 @@ def test_a_new_leader_does_not_open_without_them(brokers: Brokers) -> None:
     assert answer.remark is not None
     assert "broker-a" in answer.remark
     assert "topic repair" in answer.remark
-    assert brokers["c"].parts.static.mappings.leads(TOPIC, 0) is None
+    assert brokers["c"].mappings.leads(TOPIC, 0) is None
     brokers.away.clear()
     assert asked_open_c(brokers).code == ResponseCode.SUCCESS
     assert groups_at_c(brokers) == {GROUP: 0}
@@ -115,7 +115,7 @@ async def test_a_leader_whose_start_is_decided_stops_while_it_asks(
     """As where a repair finishes a move in available mode."""
     brokers.map((A, item("c", 2, -1, 0)), only="c")
     brokers["c"].join("late", "client", TOPIC)
-    peers = brokers["c"].parts.peers
+    peers = brokers["c"].peers
     asks: list[tuple[Any, ...]] = []
     monkeypatch.setattr(peers, "begin", lambda *arguments: asks.append(arguments))
     opening, commit = MemoryChannel(), MemoryChannel()
@@ -129,7 +129,7 @@ async def test_a_leader_whose_start_is_decided_stops_while_it_asks(
     monkeypatch.setattr(peers, "begin", brokers.begin)
     for arguments in asks:
         brokers.begin(*arguments)
-    brokers["c"].parts.static.forwarding.retry()
+    brokers["c"].traffic.forwarding.retry()
     assert [answer.code for answer, _ in opening.replies()] == [ResponseCode.SUCCESS]
     assert [answer.code for answer, _ in commit.replies()] == [ResponseCode.SUCCESS]
     assert groups_at_c(brokers) == {GROUP: 0, "late": 0}
@@ -139,5 +139,5 @@ def test_a_leader_that_gets_no_answer_continues_undecided(brokers: Brokers) -> N
     brokers.map((A, item("c", 2, -1, 0)), only="c")
     brokers.away.add("a")
     assert asked_open_c(brokers).code == ResponseCode.SYSTEM_ERROR
-    assert brokers["c"].parts.static.mappings.leads(TOPIC, 0) == 0
+    assert brokers["c"].mappings.leads(TOPIC, 0) == 0
     assert brokers.send("c", b"x") == (0, -1)

@@ -105,7 +105,7 @@ def test_a_restored_broker_has_its_mappings(tmp_path: Path, layout: str, names: 
         upload(brokers, name)
         assert not lose_disk(brokers[name]).problems
         brokers.start(name)
-        assert brokers[name].parts.static.mappings.is_static(TOPIC)
+        assert brokers[name].mappings.is_static(TOPIC)
     assert [chain(brokers, name) for name in "ab"] == [[0, 1], [0, 1]]
     assert brokers.read_all("b") == [*enumerate(BODIES)]
     assert brokers.send("b", b"more") == (0, 8)
@@ -120,7 +120,7 @@ def test_physical_queues_are_not_used_again(tmp_path: Path, layout: str) -> None
     upload(brokers, "a")
     back = item("a", 2, 8, queue_id=5)
     brokers.map((FIRST, LEADER, back))
-    saver = brokers["a"].parts.tier
+    saver = brokers["a"].tier
     assert saver is not None
     saver._tables.save(brokers["a"].clock.now_ms())
     lose_disk(brokers["a"])

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog.testing
 
-from headrace_broker.assembly import runtime_info
+from headrace_broker.statictopic.undecided import UndecidedQueues
 from headrace_protocol.serving import at_once
 from tests.broker.test_static_changes import EPOCH, change, item, led_here, moved
 from tests.support.broker import BrokerUnderTest
@@ -16,17 +16,13 @@ if TYPE_CHECKING:
 
 
 def info(broker: BrokerUnderTest) -> dict[str, str]:
-    return {
-        name: value
-        for part in runtime_info(broker.parts)
-        if getattr(part, "__self__", None) in {broker.parts.mapping_changes, broker.parts.undecided}
-        for name, value in part().items()
-    }
+    undecided = broker.part(UndecidedQueues)
+    return {**broker.mapping_changes.runtime_info(), **undecided.runtime_info()}
 
 
 def looked(broker: BrokerUnderTest) -> list[Any]:
     with structlog.testing.capture_logs() as logs:
-        at_once(broker.parts.undecided.look())
+        at_once(broker.part(UndecidedQueues).look())
     return [(line["topic"], line["queues"]) for line in logs]
 
 

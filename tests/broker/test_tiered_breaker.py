@@ -159,7 +159,7 @@ async def test_a_place_that_hangs_fails_only_reads_of_the_tier(
     # It is back: what hung takes effect, and the upload resumes.
     place.release_all()
     patience.settle()
-    tier_of(broker)._reader.breaker.succeeded()
+    tier_of(broker).reader.breaker.succeeded()
     upload(broker)
     await expire_log(broker)
     assert read_all(broker) == [*range(25)]

@@ -231,7 +231,7 @@ def test_wrong_settings_are_named(tmp_path: Path, changes: dict[str, str], reaso
 
 
 def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace_broker.tier_config.find_spec", lambda _name: None)
+    monkeypatch.setattr("headrace_broker.tiered.config.find_spec", lambda _name: None)
     with pytest.raises(ConfigError, match=r"needs obstore.*pip install obstore"):
         load_with(tmp_path)
     assert importlib.util.find_spec("obstore") is not None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from headrace_broker.metrics import table
-from headrace_broker.metrics.tier_metrics import TierMetrics
+from headrace_broker.tiered.access.collector import TierMetrics
 from headrace_daemon.metrics.samples import Samples
 from headrace_protocol.errors import NotReady, RequestError
 from tests.broker.test_tiered_storage import (
@@ -90,7 +90,7 @@ async def test_a_read_counts_as_a_hit_only_if_memory_had_it(tmp_path: Path) -> N
     ready(lambda: reader.get(4, 4, 100_000, None))
     assert (counts(), kept()) == ((2, 0), 8)
     page = collect(broker)
-    assert page[table.TIER_CACHE_BYTES][()] == tier_of(broker)._reader.blocks.byte_count > 0
+    assert page[table.TIER_CACHE_BYTES][()] == tier_of(broker).reader.blocks.byte_count > 0
     ready(lambda: reader.get(8, 4, 100_000, None))
     assert (counts(), kept()) == ((3, 1), 0)
     broker.close()

@@ -133,7 +133,7 @@ async def test_nothing_is_written_to_a_place_without_the_mark(
     assert (tmp_path / "tier").exists() == (leave is not nothing)
     bring_back(tmp_path)
     tier_of(broker)._access.look(5)
-    tier_of(broker)._reader.breaker.succeeded()
+    tier_of(broker).reader.breaker.succeeded()
     upload(broker)
     assert ask(broker).place_problem == ""
     await expire_log(broker)
@@ -244,7 +244,7 @@ async def test_nothing_is_written_to_another_bucket_behind_the_name(
                 upload(broker)
             assert contents(bucket) == before
         tier_of(broker)._access.look(5)
-        tier_of(broker)._reader.breaker.succeeded()
+        tier_of(broker).reader.breaker.succeeded()
         upload(broker)
         assert ask(broker).place_problem == ""
         await expire_log(broker)

@@ -57,8 +57,8 @@ def start(
 
 
 def tier_of(broker: BrokerUnderTest) -> TieredStorage:
-    assert broker.parts.tier is not None
-    return broker.parts.tier
+    assert broker.tier is not None
+    return broker.tier
 
 
 def body(number: int) -> bytes:
@@ -90,7 +90,7 @@ async def expire_log(broker: BrokerUnderTest) -> int:
 
 
 def source(broker: BrokerUnderTest, use: Use = Use.PULL, topic: str = TOPIC) -> Source:
-    return broker.parts.directory.serve(topic, 0, use).source
+    return broker.directory.serve(topic, 0, use).source
 
 
 def read_all(broker: BrokerUnderTest, topic: str = TOPIC, offset: int = 0) -> list[int]:
@@ -290,7 +290,7 @@ async def test_a_store_that_is_away_fails_only_reads_of_the_tier(
         reader.get(0, 3, 100_000, None)
     assert "away" in tier_of(broker).runtime_info()["tierProblem"]
     away.is_away = False
-    tier_of(broker)._reader.breaker.succeeded()
+    tier_of(broker).reader.breaker.succeeded()
     upload(broker)
     await expire_log(broker)
     assert read_all(broker) == [*range(25)]
@@ -449,7 +449,7 @@ async def test_a_block_by_tag_holds_no_more_with_what_lies_between_its_messages(
     with pytest.raises(NotReady) as due:
         source(broker).get_bulk(0, 32, 100_000, wanted)
     due.value.fetch()
-    assert BODY_BYTES < tier_of(broker)._reader.blocks.byte_count < 12 * BODY_BYTES
+    assert BODY_BYTES < tier_of(broker).reader.blocks.byte_count < 12 * BODY_BYTES
     result = source(broker).get_bulk(0, 32, 100_000, wanted)
     assert 0 < result.count < result.next_offset < 10
     broker.close()

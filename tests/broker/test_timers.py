@@ -48,7 +48,7 @@ class Clockwork(WaitingBroker):
         **settings: Any,
     ) -> None:
         super().__init__(folder, ms, settings, **sizes)
-        self.timers = self.waiting.timers
+        self.timers = self.broker.timers
         self.loads, self.runs = [self.timers.load], [self.timers.run]
 
     def send(

@@ -800,7 +800,7 @@ async def test_commits_whose_op_records_apache_lost_are_found(
 async def test_an_outage_lasts_until_checks_and_looks_both_work(
     ledger: Ledger, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    service = ledger.broker.parts.waiting.transactions
+    service = ledger.broker.transactions
     interval_s = ledger.broker.config.transaction_check_interval / 1000
     problem: OSError | None = OSError("away")
 

@@ -245,7 +245,7 @@ def test_all_items_count_as_later_ones_while_the_mapping_is_lost(
     make_group(broker, "other")
     lowest = broker.store.cleaner.unconsumed
     assert at_once(lowest()(TOPIC, [0])) == {0: (4, GROUP)}
-    monkeypatch.setattr(broker.parts.static.mappings, "get", lambda _topic: None)
+    monkeypatch.setattr(broker.mappings, "get", lambda _topic: None)
     assert at_once(lowest()(TOPIC, [0])) == {0: (0, "other")}
     assert at_once(lowest()("plain", [0])) == {}
 

@@ -96,7 +96,7 @@ class Chains:
         broker.store.followers.all[0].catch_up()
         # Time passes, so that delete markers may go.
         broker.clock.ms += self.rng.choice([0, 1000, 30_000])
-        compaction = broker.parts.compaction
+        compaction = broker.compaction
         queues = sorted(compaction.queues.all())
         if not queues:
             return

@@ -204,7 +204,7 @@ class Life:
         # Time passes, so that delete markers go; a small map needs several rounds.
         self.broker.clock.ms += self.rng.choice([0, 1000, 30_000])
         map_bytes = self.rng.choice([200, 2000])
-        result = self.broker.parts.compaction.compactor.compact(self._request(map_bytes))
+        result = self.broker.compaction.compactor.compact(self._request(map_bytes))
         if result is not None:
             self._counts["compactions"] += 1
             self._counts["rounds"] += result.round_count
@@ -221,7 +221,7 @@ class Life:
             self._master.compact(
                 self.rng.randrange(self.broker.store.queue(*QUEUE).next_offset + 1)
             )
-        compaction = self.broker.parts.compaction
+        compaction = self.broker.compaction
         work = Rebuild(compaction.queues, QUEUE, self.broker.clock.ms)
         if work.begin(MASTER, POLICY.delete_retention_ms):
             self._counts["rebuilds resumed"] += bool(work.progress.position)

@@ -102,10 +102,10 @@ class Life:
             retention=Retention(reserved_ms=HOUR_MS, delete_hours=frozenset(range(24))),
         )
         self.store = self.broker.store
-        tier = self.broker.parts.tier
+        tier = self.broker.tier
         assert tier is not None
         self.tier = tier
-        tier._reader.breaker = Breaker(clock.current_time)
+        tier.reader.breaker = Breaker(clock.current_time)
         self.steps: list[Callable[[], None]] = [
             *[self.send] * 6,
             self.flush,
@@ -262,12 +262,12 @@ class Life:
 
     def forget_read(self) -> None:
         self.clock.ms += PAUSE_MS
-        self.tier._reader.expire()
+        self.tier.reader.expire()
 
     # -- what consumers see ------------------------------------------------------------------------
 
     def source(self, name: Name, use: Use = Use.PULL) -> Source:
-        return self.broker.parts.directory.serve(*name, use).source
+        return self.broker.directory.serve(*name, use).source
 
     def look(self) -> None:
         """Read everything; in bad weather as far as it goes."""

@@ -20,10 +20,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
-from headrace_broker import assembly
+from headrace_broker.schedule.service import Schedule
 from headrace_broker.store.errors import StoreError, StoreFormatError, StoreNotWritable
 from headrace_broker.store.log.log_rows import scan_from
 from headrace_broker.timer import wheel
+from headrace_broker.timer.service import Timers
+from headrace_broker.transaction.service import Transactions
 from headrace_protocol.bodies import SubscriptionGroupConfig
 from headrace_protocol.message import TRANSACTION_COMMIT
 from headrace_protocol.system_topics import TIMER_TOPIC
@@ -34,6 +36,7 @@ from tests.simulation.waiting_clients import GROUPS, TOPICS, Clients, Told
 from tests.simulation.waiting_promises import LEVELS_MS, Jump, WaitingLog, timer_due_ms
 from tests.support.broker import BrokerUnderTest, broker_config
 from tests.support.faulty_files import FaultRates, FaultyFiles, PowerCut, next_life
+from tests.support.features import services_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -94,7 +97,7 @@ class Life:
         )
         self.store = self.broker.store
         self.clients = Clients(self.broker, self.rng, told, self.counts, self.log)
-        self.services = assembly._waiting_services(self.broker.parts)
+        self.services = services_of(self.broker.services, Schedule, Timers, Transactions)
         clients = self.clients
         self.steps: list[Callable[[], Awaitable[None]]] = [
             *[clients.send_delayed] * 4,
@@ -221,7 +224,7 @@ class Life:
     async def carry_over(self) -> None:
         """As clean-up does before a log file goes."""
         log_end = self.store.commit_log.max_offset
-        await self.broker.parts.waiting.timers.carry_over(self.rng.randrange(log_end + 1))
+        await self.broker.timers.carry_over(self.rng.randrange(log_end + 1))
 
     async def flush(self) -> None:
         self.store.flusher.flush_now()

@@ -51,8 +51,8 @@ def root(tmp_path: Path) -> Path:
             TIMER_OUT_MS=str(out_ms),
             TIMER_DELIVER_MS=str(out_ms + 1),
         )
-    ours.parts.waiting.timers.load()
-    ours.parts.waiting.timers.finish()
+    ours.timers.load()
+    ours.timers.finish()
     ours.close()
     return ours.config.store_path_root_dir
 
@@ -152,9 +152,9 @@ async def test_damaged_wheels_are_named_and_made_anew_by_a_start(
     assert problem in found[0].problem
     assert "the next start of headrace makes wheel and log anew" in found[0].problem
     again = broker(tmp_path)
-    again.parts.waiting.timers.load()
-    assert again.parts.waiting.timers.waiting.count == TIMERS
-    again.parts.waiting.timers.finish()
+    again.timers.load()
+    assert again.timers.waiting.count == TIMERS
+    again.timers.finish()
     again.close()
     assert damage(root) == []
 
@@ -199,8 +199,8 @@ def test_a_copy_of_timers_delivers_only_those_that_wait(root: Path, tmp_path: Pa
     ours.store_message("T", 0)  # a time of delivery counts up to the newest record
     ours.close()
     again = broker(tmp_path / "copy")
-    again.parts.waiting.timers.load()
-    assert again.parts.waiting.timers.waiting.count == TIMERS - 2
+    again.timers.load()
+    assert again.timers.waiting.count == TIMERS - 2
     again.close()
 
 

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from headrace_broker import assembly
+from headrace_broker.compaction.service import Compaction
 from headrace_broker.config import BrokerConfig
-from headrace_broker.parts import Pace
+from headrace_broker.core import Pace
+from headrace_broker.schedule.service import Schedule
+from headrace_broker.staging.service import Staging
+from headrace_broker.statictopic.changes import StaticTopicChanges
+from headrace_broker.statictopic.traffic import StaticTraffic
+from headrace_broker.tiered.access.tiered_storage import TieredStorage
+from headrace_broker.timer.service import Timers
+from headrace_broker.transaction.service import Transactions
 from headrace_daemon.network import MemoryNetwork
 from headrace_daemon.services import Services
 from headrace_daemon.slices import Fetches, SlicedWork
@@ -19,6 +27,7 @@ from headrace_protocol.frame import FrameReader
 from headrace_protocol.header_codecs import SerializeType, encode_frame
 from headrace_protocol.serving import fetch_at_once, run_at_once
 from tests.support.channel import MemoryChannel
+from tests.support.features import part
 from tests.support.stores import SetClock, open_store, put
 
 if TYPE_CHECKING:
@@ -30,6 +39,8 @@ if TYPE_CHECKING:
     from headrace_daemon.serving.server_channel import ServerChannel
     from headrace_protocol.errors import NotReady
     from headrace_protocol.serving import Channel, Then
+
+_T = TypeVar("_T")
 
 
 class WorkAtOnce(SlicedWork):
@@ -87,41 +98,49 @@ class BrokerUnderTest:
         self.store = open_store(
             self.config.store_path_root_dir,
             self.clock,
-            more_takers=assembly.takers(self.config),
             **store,
         )
         network = MemoryNetwork()
         listener = network.listen("127.0.0.1", 0)
         try:
-            self.parts = assembly.assemble(
+            self.core, self.services = assembly.assemble(
                 self.config, self.store, network, listener, Services(), pace=pace or at_once()
             )
-            self.parts.staging.load()
-            self.parts.compaction.load()
+            self.staging = self.part(Staging)
+            self.staging.load()
+            self.compaction = self.part(Compaction)
+            self.compaction.load()
         except BaseException:  # the disk of a simulation
             self.store.abandon()
             raise
-        self.budget = self.parts.budget
-        self.changes = self.parts.changes
-        self.topics = self.parts.topics
-        self.groups = self.parts.groups
-        self.offsets = self.parts.offsets
-        self.consumers = self.parts.consumers
-        self.producers = self.parts.producers
-        self.locks = self.parts.locks
-        self.statistics = self.parts.statistics
-        self.long_polling = self.parts.long_polling
-        self.staging = self.parts.staging
-        self.registry = self.parts.registry
-        # A channel in memory is not read, so nothing has to stop reading it.
-        self.parts.frames.connect(
-            self.registry, _read_on, self.parts.waiting.transactions.write_ops
+        core = self.core
+        self.budget, self.changes, self.statistics = core.budget, core.changes, core.statistics
+        self.directory, self.writer = core.directory, core.messages.writer
+        self.topics, self.mappings, self.groups, self.offsets = core.tables
+        self.client_requests, self.long_polling, self.consumers, self.producers, self.locks = (
+            core.clients
         )
+        self.peers, self.pull_watch = core.peers, core.pull_watch
+        self.server, self.registry = core.serving.server, core.serving.registry
+        self.schedule, self.timers = self.part(Schedule), self.part(Timers)
+        self.transactions = self.part(Transactions)
+        self.mapping_changes = self.part(StaticTopicChanges)
+        self.traffic = self.part(StaticTraffic)
+        # A channel in memory is not read, so nothing has to stop reading it.
+        core.serving.frames.connect(self.registry, _read_on, self.transactions.write_ops)
+
+    def part(self, kind: type[_T]) -> _T:
+        """A feature's object of a type."""
+        return part(self.core, kind)
+
+    @property
+    def tier(self) -> TieredStorage:
+        return self.part(TieredStorage)
 
     @property
     def unexpected(self) -> int:
         """How many requests failed for a fault of ours; the log has the tracebacks."""
-        return self.parts.server.unexpected_errors
+        return self.server.unexpected_errors
 
     def close(self) -> None:
         self.store.close()
@@ -130,7 +149,7 @@ class BrokerUnderTest:
 
     def take(self, frame: bytes, channel: MemoryChannel) -> None:
         """One frame of a client, handled as a batch of its own."""
-        frames = self.parts.frames
+        frames = self.core.serving.frames
         frames.handle(cast("ServerChannel", channel), FrameReader().feed(frame))
         frames.finish_turn()
         frames.replied()

@@ -1,35 +1,58 @@
-"""Adds lines to the lists of the broker's assembly, as the diff of a feature does."""
+"""Adds features to the broker's assembly, and finds the parts of those that a broker has."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import fields, is_dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from headrace_broker import assembly
+from headrace_broker.feature import Feature
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     import pytest
 
-    from headrace_broker.parts import Parts
+    from headrace_broker.core import Core
+    from headrace_daemon.services import Service
+
+_T = TypeVar("_T")
 
 
-def add_line(monkeypatch: pytest.MonkeyPatch, name: str, *lines: Callable[..., Any]) -> None:
-    """Begin the list ``name`` with what ``lines`` return; they get the arguments of the list."""
-    listed = getattr(assembly, name)
-
-    def longer(*given: Any) -> tuple[Any, ...]:
-        return (*(line(*given) for line in lines), *listed(*given))
-
-    monkeypatch.setattr(assembly, name, longer)
+def add_feature(monkeypatch: pytest.MonkeyPatch, *builds: Callable[[Core], Feature]) -> None:
+    """Begin ``FEATURES`` with these, as a feature adds its line."""
+    monkeypatch.setattr(assembly, "FEATURES", (*builds, *assembly.FEATURES))
 
 
-def add_guard(monkeypatch: pytest.MonkeyPatch, line: Callable[[Parts], None]) -> None:
-    """Have ``line`` add a guard before all others."""
-    add_guards = assembly.add_guards
+def add_parts(monkeypatch: pytest.MonkeyPatch, **parts: Any) -> None:
+    """Add a feature with these parts, which need nothing of the core."""
+    add_feature(monkeypatch, lambda _core: Feature(**parts))
 
-    def add_more(parts: Parts) -> None:
-        line(parts)
-        add_guards(parts)
 
-    monkeypatch.setattr(assembly, "add_guards", add_more)
+def part(core: Core, kind: type[_T]) -> _T:
+    """The object of a type of which a feature's record has a method, or which is in it itself."""
+    found = {id(each): each for entries in core.added for each in _owners(entries, kind)}
+    assert found, f"no feature lists a {kind.__name__}"
+    (only,) = found.values()
+    return only
+
+
+def services_of(listed: tuple[Service, ...], *kinds: type) -> list[Service]:
+    """The services that run methods of objects of these types."""
+    return [each for each in listed if isinstance(getattr(each.run, "__self__", None), kinds)]
+
+
+def _owners(entry: Any, kind: type[_T]) -> Iterator[_T]:
+    if isinstance(entry, kind):
+        yield entry
+    elif isinstance(entry, tuple):
+        for each in entry:
+            yield from _owners(each, kind)
+    elif is_dataclass(entry):
+        for field in fields(entry):
+            yield from _owners(getattr(entry, field.name), kind)
+    elif isinstance(entry, partial):
+        yield from _owners((entry.func, *entry.args), kind)
+    elif callable(entry) and isinstance(owner := getattr(entry, "__self__", None), kind):
+        yield owner

@@ -58,7 +58,7 @@ class Ledger(WaitingBroker):
         **store: Any,
     ) -> None:
         super().__init__(folder, ms, settings, **{"ring_rows": 1024, **store})
-        self.transactions, schedule = self.waiting.transactions, self.waiting.schedule
+        self.transactions, schedule = self.broker.transactions, self.broker.schedule
         self.loads = [schedule.load, self.transactions.load]
         transactions = self.transactions
         self.runs = [schedule.run, transactions.run_looking, transactions.run_writing]

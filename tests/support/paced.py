@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from headrace_broker.parts import Pace
+from headrace_broker.core import Pace
 from tests.support.broker import BrokerUnderTest
 from tests.support.steps import measured_steps
 
@@ -32,7 +32,7 @@ async def running(
 ) -> AsyncIterator[None]:
     """Runs the broker's slices and more services while the block runs, whose steps are checked."""
     async with trio.open_nursery() as nursery:
-        for run in (broker.parts.pace.sliced_work.run, *runs):
+        for run in (broker.core.serving.pace.sliced_work.run, *runs):
             nursery.start_soon(run)
         with measured_steps() as steps:
             await trio.lowlevel.checkpoint()

@@ -101,8 +101,8 @@ def fill_objects(driver: PutDriver) -> None:
 
 def lose_disk(broker: BrokerUnderTest) -> Restored:
     """End a broker as a kill does, lose its store, and restore that from its tier."""
-    assert broker.parts.tier is not None
-    settings = broker.parts.tier.settings
+    assert broker.tier is not None
+    settings = broker.tier.settings
     crash(broker.store)
     rmtree(settings.root)
     restored = restore(settings, broker.store.settings, broker.clock.now_ms())

@@ -83,8 +83,8 @@ class Brokers(dict[str, BrokerUnderTest]):
             update={"broker_name": f"broker-{name}"}
         )
         broker = self[name] = BrokerUnderTest(folder, config, **self._store)
-        broker.parts.peers.begin = self.begin  # type: ignore[method-assign,assignment]
-        broker.parts.static.forwarding._find_infos = self.infos
+        broker.peers.begin = self.begin  # type: ignore[method-assign,assignment]
+        broker.traffic.forwarding._find_infos = self.infos
 
     def close(self) -> None:
         for broker in self.values():
@@ -109,7 +109,7 @@ class Brokers(dict[str, BrokerUnderTest]):
 
     async def infos(self, topic: str) -> list[MappingInfo]:
         """What a nameserver's route says of the topic."""
-        mappings = (broker.parts.static.mappings.get(topic) for broker in self.values())
+        mappings = (broker.mappings.get(topic) for broker in self.values())
         return [mapping.unpacked().info() for mapping in mappings if mapping is not None]
 
     # -- mappings ----------------------------------------------------------------------------------

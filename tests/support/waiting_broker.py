@@ -39,7 +39,6 @@ class WaitingBroker:
         config = broker_config(folder, **(settings or {}))
         self.broker = BrokerUnderTest(folder, config, **{**_SIZES, **store})
         self.broker.clock.ms = ms or self.broker.clock.ms
-        self.waiting = self.broker.parts.waiting
 
     @property
     def clock(self) -> Any:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from headrace_broker.compaction.queues import CompactedQueue, CompactedQueues
     from headrace_broker.queue_directory import QueueDirectory
     from headrace_broker.store.message_store import MessageStore
+    from headrace_broker.store.reader import WantedMessages
     from headrace_broker.store.store_queue import StoreQueue
     from headrace_broker.store.store_source import StoreSource
     from headrace_broker.topics.table import TopicTable
@@ -59,6 +60,7 @@ _KEYS_MAX: Final = 250_000
 _TAILS_MAX: Final = 10_000
 _QUEUES_PER_BOUND: Final = 256
 _KEYS: Final = b"KEYS"
+_TYPES_OF_KEYS: Final = (None, "K")
 
 
 class _Tail:
@@ -241,12 +243,19 @@ class KeyLookups:
                 break
         return _answer(found)
 
-    def keeps(self, topic: str) -> bool:
-        """Whether a topic is compacted."""
+    def has_foreign_ids(self, topic: str) -> bool:
+        """Whether a topic is compacted: its messages may have been copied from another broker."""
         return self._queues.wants(topic)
 
-    def newest(self, topic: str, key: str) -> Generator[NotReady | None, None, list[bytes]]:
-        """The newest message of a key in each queue; none of a topic that is not compacted."""
+    def find(self, wanted: WantedMessages) -> Generator[NotReady | None, None, list[bytes]]:
+        """The newest message of a key in each queue; or, without any yet, messages with an id."""
+        if wanted.index_type in _TYPES_OF_KEYS:
+            return (yield from self._newest(wanted.topic, wanted.key))
+        if wanted.index_type == "U" and not wanted.found_count:
+            return (yield from self._with_id(wanted.topic, wanted.key, wanted.begin_ms))
+        return []
+
+    def _newest(self, topic: str, key: str) -> Generator[NotReady | None, None, list[bytes]]:
         records: list[bytes] = []
         wanted = WantedKey(key.encode(errors="surrogatepass"))
         yield from self._find_in_each(topic, wanted, records.append)
@@ -270,7 +279,7 @@ class KeyLookups:
             if not queue_id % _QUEUES_PER_BOUND:
                 self._tails.bound()
 
-    def with_id(
+    def _with_id(
         self, topic: str, message_id: str, begin_ms: int
     ) -> Generator[NotReady | None, None, list[bytes]]:
         """Messages with the id that their producer gave them, stored from a time on.
@@ -278,7 +287,7 @@ class KeyLookups:
         Those that the CommitLog has lost are in no index, so the compaction logs are searched, up
         to some hundred MiB.
         """
-        if not self.keeps(topic):
+        if not self._queues.wants(topic):
             return []
         search = IdSearch(message_id, begin_ms)
         for queue in self._store.queues_of(topic):

@@ -25,18 +25,21 @@ from headrace_broker.compaction.worker import index_in_process, run_here, run_in
 from headrace_broker.topics.attributes import CompactionPolicy, is_compacted
 
 if TYPE_CHECKING:
+    from collections.abc import Generator, Iterable, Mapping
+
     from headrace_broker.compaction.keys import LogicQueues
     from headrace_broker.config import BrokerConfig
     from headrace_broker.peers.peers import Peers
     from headrace_broker.queue_directory import Lookup
     from headrace_broker.store.followers.followers import Following
     from headrace_broker.store.message_store import MessageStore
+    from headrace_broker.store.retention.disk_forecast import LowestUnconsumed
     from headrace_broker.store.store_queue import StoreQueue
     from headrace_broker.topics.table import TopicTable
 
 
 class Compaction:
-    """What the assembly lists of compacted topics.
+    """The parts of compacted topics that ``feature`` lists.
 
     queues: their logs. logic_queues: those of static topics. demand: what their messages must have.
     follower: copies their messages.
@@ -103,6 +106,18 @@ class Compaction:
     def _policy(self, topic: str) -> CompactionPolicy | None:
         config = self._topics.get(topic)
         return CompactionPolicy.of(config) if config is not None else None
+
+    def unconsumed(self, lowest: LowestUnconsumed) -> LowestUnconsumed:
+        """What must stay in the log until groups have consumed it: nothing of compacted topics."""
+
+        def lowest_of_others(
+            topic: str, queue_ids: Iterable[int]
+        ) -> Generator[None, None, Mapping[int, tuple[int, str]]]:
+            if self.queues.wants(topic):
+                return {}
+            return (yield from lowest(topic, queue_ids))
+
+        return lowest_of_others
 
     def follow(self, following: Following) -> None:
         """Note how the store runs the follower."""

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, NamedTuple
 from headrace_broker.consumer.groups import BROADCASTING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping
+    from collections.abc import (
+        Awaitable,
+        Callable,
+        Container,
+        Generator,
+        Iterable,
+        Iterator,
+        Mapping,
+    )
 
     from headrace_broker.consumer.groups import ConsumerManager
     from headrace_broker.consumer.offsets import ConsumerOffsets
@@ -23,10 +31,13 @@ class InnerConsumer(NamedTuple):
 
     name: for log lines, in the place of a group. next_offset: the queue offset of the oldest
     message of a queue that still waits, None for a queue that it does not read.
+    carry_over: stores again what waits before a physical offset, so that its log file can go.
     """
 
+    topic: str
     name: str
     next_offset: Callable[[int], int | None]
+    carry_over: Callable[[int], Awaitable[None]] | None = None
 
 
 class UnconsumedOffsets:
@@ -42,7 +53,6 @@ class UnconsumedOffsets:
     expected; see ``ConsumerOffsets.expect``.
 
     Queues in which messages wait for the broker itself have its service in the place of a group.
-    Groups that read compacted topics don't count: the compaction log has their messages.
     """
 
     def __init__(
@@ -51,7 +61,6 @@ class UnconsumedOffsets:
         groups: SubscriptionGroups,
         consumers: ConsumerManager,
         waiting: Mapping[str, InnerConsumer] | None = None,
-        is_compacted: Callable[[str], bool] = lambda _topic: False,
         later_queues: Callable[[str], Container[int]] = lambda _topic: (),
     ) -> None:
         """waiting: by topic, the service for which messages wait there.
@@ -59,7 +68,6 @@ class UnconsumedOffsets:
         later_queues: of a topic, those that continue another queue.
         """
         self._waiting = waiting or {}
-        self._is_compacted = is_compacted
         self._later_queues = later_queues
         self._offsets = offsets
         self._groups = groups
@@ -86,8 +94,6 @@ class UnconsumedOffsets:
                 for queue_id, offset in offsets
                 if offset is not None
             }
-        if self._is_compacted(topic):
-            return {}
         if topic != self._topic:
             yield from self._load_topic(topic)
         found: dict[int, tuple[int, str]] = {}

@@ -71,21 +71,22 @@ class InnerWriter:
     """The one way into the log for services; it waits where a client would be refused.
 
     on_stored: called for each record with its topic, 1, and the bytes of its body.
+    find_target: where a message goes; set once, before the first.
     """
+
+    find_target: FindTarget
 
     def __init__(
         self,
         store: MessageStore,
         on_stored: Callable[[str, int, int], None],
         host_log: HostLog,
-        find_target: FindTarget,
         redirect: Redirect,
     ) -> None:
         self._store = store
         self._write_path = store.write_path
         self._on_stored = on_stored
         self._host_log = host_log
-        self._find_target = find_target
         self._redirect = redirect
 
     async def append(
@@ -103,7 +104,7 @@ class InnerWriter:
         done = 0
         while done < len(messages):
             message = messages[done]
-            target = self._find_target(message.topic, message.queue_id)
+            target = self.find_target(message.topic, message.queue_id)
             try:
                 if not isinstance(target, int):
                     reason = await target(message)
@@ -140,7 +141,7 @@ class InnerWriter:
                 place = message.topic, message.queue_id
                 queue = queues.get(place)
                 if queue is None:
-                    queue_id = self._find_target(*place)
+                    queue_id = self.find_target(*place)
                     if not isinstance(queue_id, int):
                         break
                     queue = queues[place] = self._store.queue(message.topic, queue_id)
@@ -171,7 +172,7 @@ class InnerWriter:
 
         Raises StoreError.
         """
-        queue_id = self._find_target(message.topic, message.queue_id)
+        queue_id = self.find_target(message.topic, message.queue_id)
         assert isinstance(queue_id, int)
         return self._append_to(self._store.queue(message.topic, queue_id), message)
 

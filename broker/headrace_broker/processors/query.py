@@ -6,10 +6,10 @@ Source: docs/protocol.md "Queries"; tests/broker/test_query_processor.py.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from headrace_broker.queue_directory import Use
-from headrace_broker.store.reader import CANDIDATES_MAX
+from headrace_broker.store.reader import CANDIDATES_MAX, WantedMessages
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
 from headrace_protocol.headers import (
@@ -27,11 +27,11 @@ from headrace_protocol.message import decode_record
 from headrace_protocol.serving import Reply, all_ready, until_done
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Callable, Generator, Sequence
 
     from headrace_broker.queue_directory import QueueDirectory
     from headrace_broker.store.message_store import MessageStore
-    from headrace_broker.store.reader import IndexType, KeyQuery
+    from headrace_broker.store.reader import IndexType, KeyQuery, KeySource
     from headrace_broker.store.store_source import Boundary
     from headrace_protocol.errors import NotReady
     from headrace_protocol.message import Buffer
@@ -45,55 +45,21 @@ _INDEX_TYPES: dict[str | None, IndexType | None] = {
     "U": "U",
     "T": "T",
 }
-_TYPES_OF_KEYS = (None, "K")
 _BOUNDARIES: dict[str, Boundary] = {"LOWER": "LOWER", "UPPER": "UPPER"}
 
 
-class KeptMessages(Protocol):
-    """Messages that outlive the log files in which they were stored."""
-
-    def keeps(self, topic: str, /) -> bool:
-        """Whether messages of a topic outlive their log files."""
-
-    def newest(self, topic: str, key: str, /) -> Generator[NotReady | None, None, list[bytes]]:
-        """The newest message of a key in each queue; none of a topic that keeps no messages."""
-
-    def with_id(
-        self, topic: str, message_id: str, begin_ms: int, /
-    ) -> Generator[NotReady | None, None, list[bytes]]:
-        """Messages with their producer's id, stored from a time on; none as ``newest``."""
-
-
-class TieredMessages(Protocol):
-    """Messages of which the log may have a part only."""
-
-    def find(
-        self,
-        topic: str,
-        key: str,
-        index_type: IndexType | None,
-        begin_ms: int,
-        end_ms: int,
-        count_max: int,
-        /,
-    ) -> Generator[NotReady | None, None, list[Buffer]]:
-        """The newest messages of a key in a range of store times. Raises RequestError."""
-
-
 class QueryProcessor:
-    """Serves lookups of messages and offsets. tiered: None without a tier that is read."""
+    """Serves lookups of messages and offsets. sources: returns what is asked after the log."""
 
     def __init__(
         self,
         store: MessageStore,
         directory: QueueDirectory,
-        kept: KeptMessages,
-        tiered: TieredMessages | None,
+        sources: Callable[[], Sequence[KeySource]],
     ) -> None:
         self._store = store
         self._directory = directory
-        self._kept = kept
-        self._tiered = tiered
+        self._sources = sources
 
     def register(self, registry: Registry) -> None:
         """Route the queries."""
@@ -113,56 +79,14 @@ class QueryProcessor:
             functools.partial(self._store.commit_log.record_at, offset) for offset in query.found
         )
         found: list[Buffer] = [record for record in records if record is not None]
-        kept = yield from self._search_kept(header, len(found))
-        found += _missing(kept, found, header)
-        more = yield from self._find_tiered(header, found)
-        found += _missing(more, found, header)
+        for source in self._sources():
+            if len(found) >= header.max_num or (header.unique_key_query and found):
+                break
+            more = yield from source.find(_wanted(header, len(found)))
+            found += _missing(more, found, header)
         if not found:
             raise _not_found(header, query)
         return Reply(self._index_end(), tuple(found))
-
-    def _search_kept(
-        self, header: QueryMessageHeader, found_count: int
-    ) -> Generator[NotReady | None, None, list[bytes]]:
-        """Messages that match and may have left the log."""
-        index_type = _index_type(header)
-        if found_count < header.max_num and index_type in _TYPES_OF_KEYS:
-            return (yield from self._kept.newest(header.topic, header.key))
-        if not found_count and index_type == "U":
-            return (yield from self._kept.with_id(header.topic, header.key, header.begin_timestamp))
-        return []
-
-    def _find_tiered(
-        self, header: QueryMessageHeader, found: list[Buffer]
-    ) -> Generator[NotReady | None, None, list[Buffer]]:
-        """Messages that have left the log, after those that were found there.
-
-        If the tier fails, those found are the answer. Raises RequestError if there are none.
-        """
-        count_max = header.max_num - len(found)
-        is_id_found = bool(header.unique_key_query and found)
-        if self._tiered is None or count_max <= 0 or is_id_found:
-            return []
-        log = self._store.commit_log
-        (oldest_ms,) = yield from all_ready([lambda: log.store_timestamp_at(log.min_offset)])
-        end_ms = header.end_timestamp if oldest_ms is None else min(header.end_timestamp, oldest_ms)
-        if end_ms < header.begin_timestamp:  # the log has them all
-            return []
-        try:
-            return (
-                yield from self._tiered.find(
-                    header.topic,
-                    header.key,
-                    _index_type(header),
-                    header.begin_timestamp,
-                    end_ms,
-                    count_max,
-                )
-            )
-        except RequestError:
-            if not found:
-                raise
-            return []
 
     def _query(self, header: QueryMessageHeader) -> KeyQuery:
         is_unique = bool(header.unique_key_query)
@@ -204,7 +128,7 @@ class QueryProcessor:
 
     def _is_of_another(self, record: Buffer, topic: str | None) -> bool:
         """Whether the id is that of a message that has been copied out of the log."""
-        if topic is None or not self._kept.keeps(topic):
+        if topic is None or not any(each.has_foreign_ids(topic) for each in self._sources()):
             return False
         return decode_record(record).topic != topic
 
@@ -253,14 +177,26 @@ def _index_type(header: QueryMessageHeader) -> IndexType | None:
     return "U" if header.unique_key_query else index_type
 
 
+def _wanted(header: QueryMessageHeader, found_count: int) -> WantedMessages:
+    return WantedMessages(
+        header.topic,
+        header.key,
+        _index_type(header),
+        header.begin_timestamp,
+        header.end_timestamp,
+        header.max_num - found_count,
+        found_count,
+    )
+
+
 def _missing(
-    kept: Sequence[Buffer], found: list[Buffer], header: QueryMessageHeader
+    more: Sequence[Buffer], found: list[Buffer], header: QueryMessageHeader
 ) -> list[Buffer]:
-    """Those of ``kept`` in the time range that are not found yet, as many as fit."""
-    places = {_place(record) for record in found} if kept else set()
+    """Those of ``more`` in the time range that are not found yet, as many as fit."""
+    places = {_place(record) for record in found} if more else set()
     return [
         record
-        for record in kept
+        for record in more
         if header.begin_timestamp <= _stored_ms(record) <= header.end_timestamp
         and _place(record) not in places
     ][: header.max_num - len(found)]

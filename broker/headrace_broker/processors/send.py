@@ -197,8 +197,6 @@ class SendProcessor:
         self._directory = directory
         self._uniq_keys = uniq_keys
         self._demands = demands
-        self._known = _KNOWN | demands.properties
-        self._demand_flags = demands.sys_flags
         self._statistics = statistics
         self._targets: dict[tuple[str, int], SendTarget] = {}
         self._targets_change = -1
@@ -214,7 +212,9 @@ class SendProcessor:
         )
 
     def register(self, registry: Registry) -> None:
-        """Route the three ways of sending."""
+        """Route the three ways of sending; the table of demands is complete."""
+        self._known = _KNOWN | self._demands.properties
+        self._demand_flags = self._demands.sys_flags
         registry.route(RequestCode.SEND_MESSAGE, self.send)
         registry.route(RequestCode.SEND_MESSAGE_V2, self.send_v2)
         registry.route(RequestCode.SEND_BATCH_MESSAGE, self.send_v2)

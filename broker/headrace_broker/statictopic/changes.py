@@ -25,6 +25,7 @@ from headrace_broker.statictopic.close import answer_held, wake_held, when_on_di
 from headrace_broker.statictopic.table import new_incarnation
 from headrace_broker.statictopic.takeover import LeftOffsets
 from headrace_broker.topics.attributes import apply_changes, parse_changes
+from headrace_broker.topics.rules import Then
 from headrace_broker.topics.table import check_config
 from headrace_protocol.bodies import TopicConfig
 from headrace_protocol.codes import RequestCode, ResponseCode
@@ -46,12 +47,12 @@ if TYPE_CHECKING:
     from headrace_broker.statictopic.table import MappingTable
     from headrace_broker.statictopic.work import Workers
     from headrace_broker.store.message_store import MessageStore
+    from headrace_broker.topics.rules import QueueMove
     from headrace_broker.topics.table import TopicTable
     from headrace_daemon.host_log import HostLog
     from headrace_protocol.serving import LongWork, Registry, Request
     from headrace_protocol.statictopic.mapping import MappingItem
 
-Then = Callable[[Exception | None], None]
 # Calls back when the work is done, or with the error that prevented it.
 Wait = Callable[[Then], None]
 Steps = Generator[Wait, None, None]
@@ -63,16 +64,6 @@ _CHECKS: Final = Lane("checks of mappings", threads=1)
 _SAVES: Final = Lane("saves of mappings", threads=1, outlives_client=True)
 OPENING: Final = "its mapping is not on disk yet"
 _BEGINNING: Final = "it asks where groups continue"
-
-
-class StagedBatches(Protocol):
-    """Batches that are decided but may not be in the log yet; see ``Staging``."""
-
-    def settle(self, topic: str, queue_ids: Iterable[int], then: Then) -> None:
-        """Call back once those for logic queues are in the log; no other is decided for them."""
-
-    def moved(self, topic: str, queue_ids: Iterable[int]) -> None:
-        """End what ``settle`` began."""
 
 
 class Registered(Protocol):
@@ -97,7 +88,7 @@ class StaticTopicChanges:
         offsets: ConsumerOffsets,
         groups: SubscriptionGroups,
         long_polling: LongPolling,
-        staging: StagedBatches,
+        moves: QueueMove,
         founders: Founders,
         workers: Workers,
         changes: HostLog,
@@ -110,7 +101,7 @@ class StaticTopicChanges:
         self._directory = directory
         self._store = store
         self._long_polling = long_polling
-        self._staging = staging
+        self._moves = moves
         self._founders = founders
         self._workers = workers
         self._offsets = offsets
@@ -271,10 +262,10 @@ class StaticTopicChanges:
         yield from self._begin_offsets(request, accepted)
         if accepted.closed:
             try:
-                yield partial(self._staging.settle, topic, accepted.closed)
+                yield partial(self._moves.settle, topic, accepted.closed)
                 self._close(accepted)
             finally:
-                self._staging.moved(topic, accepted.closed)
+                self._moves.moved(topic, accepted.closed)
             yield partial(when_on_disk, self._store)
         else:
             self._close(accepted)
@@ -389,7 +380,7 @@ class StaticTopicChanges:
     # -- other changes of the topic ----------------------------------------------------------------
 
     def check_plain_change(self, topic: str, new: TopicConfig | None) -> None:
-        """The rule for static topics in ``TopicTable.rules``. Raises RequestError."""
+        """See ``TopicRule``."""
         known = self._topics.get(topic)
         if not self._table.is_static(topic) or (
             known is not None

@@ -30,7 +30,7 @@ from headrace_protocol.statictopic.checks import BadMapping, check_detail
 from headrace_protocol.statictopic.mapping import TopicMapping  # noqa: TC001 - msgspec reads it
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from headrace_broker.consumer.unconsumed import InnerConsumer
     from headrace_broker.peers.peers import Peers
@@ -66,13 +66,13 @@ class MappingCleanup:
         store: MessageStore,
         peers: Peers,
         is_changing: Callable[[str], bool],
-        waiting: Mapping[str, InnerConsumer],
+        waiting: Callable[[], Iterable[InnerConsumer]],
         left_groups: LeftGroups,
         find_source: FindSource,
     ) -> None:
         """is_changing: whether a change of a topic's mapping is under way.
 
-        waiting: by system topic, the service that its messages wait for.
+        waiting: returns the services that messages in system topics wait for.
         find_source: what reads a physical queue of this broker, in all its tiers.
         """
         self._find_source = find_source
@@ -182,8 +182,8 @@ class MappingCleanup:
     def _oldest_waiting(self) -> int | None:
         """Store time of the oldest message that waits for the broker; 0 if it is not known."""
         times: list[int] = []
-        for topic, consumer in self._waiting.items():
-            for queue in self._store.queues_of(topic):
+        for consumer in self._waiting():
+            for queue in self._store.queues_of(consumer.topic):
                 offset = consumer.next_offset(queue.queue_id)
                 if offset is not None and offset < queue.next_offset:
                     times.append(self._store_time(queue, offset))

@@ -1,27 +1,42 @@
 """Answers about this broker's physical queues, for services that know no logic ones.
 
 Source: docs/static-topics.md "Compacted topics", "Offsets"; tests/broker/test_static_compaction.py,
-tests/broker/test_unconsumed.py.
+tests/broker/test_static_staging.py, tests/broker/test_unconsumed.py.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from headrace_broker.store.errors import StoreError
+
 if TYPE_CHECKING:
     from collections.abc import Container
 
     from headrace_broker.statictopic.table import MappingTable
+    from headrace_broker.store.message_store import MessageStore
+    from headrace_broker.store.store_queue import StoreQueue
 
 
 _ALL: Final = range(1 << 31)
 
 
-class OwnQueues:
-    """See ``LogicQueues`` of ``compaction/keys.py``, and ``UnconsumedOffsets``."""
+class QueueMoved(StoreError):
+    """The records of a staged block belong to a queue that this broker does not lead."""
 
-    def __init__(self, mappings: MappingTable) -> None:
+    def __init__(self, topic: str, queue_id: int) -> None:
+        super().__init__(
+            f"this broker does not lead queue {queue_id} of the static topic {topic}: run "
+            f"`headrace topic repair {topic}`"
+        )
+
+
+class OwnQueues:
+    """See ``LogicQueues`` of compaction, ``Queues`` of staging, and ``UnconsumedOffsets``."""
+
+    def __init__(self, mappings: MappingTable, store: MessageStore) -> None:
         self._mappings = mappings
+        self._store = store
 
     def is_static(self, topic: str) -> bool:
         """Whether a topic is static, also one whose mapping is lost."""
@@ -56,3 +71,21 @@ class OwnQueues:
         if mapping is None:
             return _ALL if self._mappings.is_static(topic) else ()
         return mapping.later_queues()
+
+    def can_move(self) -> bool:
+        """Whether there is any static topic."""
+        return bool(self._mappings)
+
+    def has_moved(self, topic: str, queue_id: int) -> bool:
+        """Whether a queue is led by another broker."""
+        is_static = self._mappings.is_static(topic)
+        return is_static and self._mappings.leads(topic, queue_id) is None
+
+    def queue(self, topic: str, queue_id: int) -> StoreQueue:
+        """The queue that a block for a queue goes to. Raises QueueMoved."""
+        if not self._mappings.is_static(topic):
+            return self._store.queue(topic, queue_id)
+        physical = self._mappings.leads(topic, queue_id)
+        if physical is None:
+            raise QueueMoved(topic, queue_id)
+        return self._store.queue(topic, physical)

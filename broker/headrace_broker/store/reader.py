@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
 
 from headrace_broker.store.index.index_file import IndexWalk
 from headrace_broker.store.index.index_keys import TAGS_MARK
@@ -17,12 +17,13 @@ from headrace_protocol.message import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Generator, Mapping, Sequence
 
     from headrace_broker.store.index.index_file import IndexFiles
     from headrace_broker.store.log.commit_log import CommitLog
     from headrace_broker.store.store_queue import StoreQueue
-    from headrace_protocol.message import StoredMessage
+    from headrace_protocol.errors import NotReady
+    from headrace_protocol.message import Buffer, StoredMessage
 
 QUERY_COUNT_MAX: Final = 64
 # Bounds of a query by key: half a second of decoding, and half a second of walking.
@@ -172,6 +173,32 @@ class KeyQuery:
         elif self._is_wanted(message):
             self.found.append(physical_offset)
             self._is_over = len(self.found) >= self._count_max
+
+
+class WantedMessages(NamedTuple):
+    """The messages that a query by key still wants: with the key, in a range of store times.
+
+    index_type: what the key is; None for either kind. Both ends of the range are included.
+    count_max: as many, at least one. found_count: how many are found.
+    """
+
+    topic: str
+    key: str
+    index_type: IndexType | None
+    begin_ms: int
+    end_ms: int
+    count_max: int
+    found_count: int
+
+
+class KeySource(Protocol):
+    """Messages that may have left the log, and so its index."""
+
+    def find(self, wanted: WantedMessages, /) -> Generator[NotReady | None, None, Sequence[Buffer]]:
+        """Messages of the key; some may be known, or outside the range. Raises RequestError."""
+
+    def has_foreign_ids(self, topic: str, /) -> bool:
+        """Whether ids of a topic's messages may name records of another topic in this log."""
 
 
 def has_key(message: StoredMessage, key: str, index_type: IndexType | None) -> bool:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator
 
     from headrace_broker.inner.delivery import Delivery
-    from headrace_broker.inner.writer import FindTarget, InnerMessage, InnerWriter
+    from headrace_broker.inner.writer import InnerMessage, InnerWriter
     from headrace_broker.message_demands import MessageDemands
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.transaction.layouts import HalfLayout
@@ -78,13 +78,11 @@ class TransactionProcessor:
         writer: InnerWriter,
         delivery: Delivery,
         delays: MessageDemands,
-        find_target: FindTarget,
         reply_confirmed: Callable[[Request, Reply], Reply | None],
         rejection: Callable[[StoreError, str], RequestError],
     ) -> None:
         """delays: redirects a committed message that its properties delay.
 
-        find_target: where it goes otherwise.
         reply_confirmed: replies once all that was appended is confirmed.
         rejection: the answer for a message that the store does not take.
         """
@@ -93,7 +91,6 @@ class TransactionProcessor:
         self._writer = writer
         self._delivery = delivery
         self._delays = delays
-        self._find_target = find_target
         self._layouts = HalfLayouts(delays.concerns)
         self._reply_confirmed = reply_confirmed
         self._rejection = rejection
@@ -183,7 +180,7 @@ class TransactionProcessor:
         else:
             if layout.may_wait:
                 record = self._delayed(record)
-            if not isinstance(self._find_target(record.topic, record.queue_id), int):
+            if not isinstance(self._writer.find_target(record.topic, record.queue_id), int):
                 # The schedule delivers to other brokers, and repeats that until they have it.
                 record = self._delayed(record._replace(properties=_SOON + record.properties))
         try:

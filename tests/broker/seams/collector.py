@@ -9,7 +9,7 @@ from headrace_daemon.metrics.samples import Metric
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from headrace_broker.parts import Parts
+    from headrace_broker.core import Core
     from headrace_daemon.metrics.samples import Samples
 
 LETTERS = Metric("feature_letters", "gauge", "Letters of the name of a topic", ("topic",))
@@ -18,10 +18,10 @@ LETTERS = Metric("feature_letters", "gauge", "Letters of the name of a topic", (
 class TopicLetters:
     """Measures all topics."""
 
-    def __init__(self, parts: Parts) -> None:
-        self.parts = parts
+    def __init__(self, core: Core) -> None:
+        self.core = core
 
     def collect(self, samples: Samples) -> Iterator[None]:
-        for topic in list(self.parts.topics.all()):
+        for topic in list(self.core.tables.topics.all()):
             samples.add(LETTERS, len(topic.topic_name), topic.topic_name)
             yield

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 from tests.support.followers import CopyingFollower
 
 if TYPE_CHECKING:
-    from headrace_broker.parts import Parts
+    from headrace_broker.core import Core
     from headrace_broker.store.queues.queue_blocks import QueueBlock
 
 
 class Copy(CopyingFollower):
     """has_copied: set once ``copied`` has something new."""
 
-    def __init__(self, parts: Parts, topic: str) -> None:
-        folder = parts.config.store_path_root_dir / "copies"
-        super().__init__(folder, parts.store.fs, (topic,))
+    def __init__(self, core: Core, topic: str) -> None:
+        folder = core.config.store_path_root_dir / "copies"
+        super().__init__(folder, core.store.fs, (topic,))
         self.has_copied = threading.Event()
 
     def follow(self, block: QueueBlock) -> None:

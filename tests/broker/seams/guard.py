@@ -8,7 +8,7 @@ from headrace_protocol.codes import ResponseCode
 from headrace_protocol.serving import Reply
 
 if TYPE_CHECKING:
-    from headrace_protocol.serving import Request
+    from headrace_protocol.serving import Registry, Request
 
 REMARK = "this host is banned"
 
@@ -18,6 +18,9 @@ class Ban:
 
     def __init__(self) -> None:
         self.hosts: set[str] = set()
+
+    def add_to(self, registry: Registry) -> None:
+        registry.guard(self.refuse)
 
     def refuse(self, request: Request) -> Reply | None:
         host, _, _ = request.channel.address.rpartition(":")

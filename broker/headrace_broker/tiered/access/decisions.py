@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace_broker.tiered.access.status import no_tier
 from headrace_protocol.bounds import ITEMS_MAX
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
@@ -24,8 +23,7 @@ if TYPE_CHECKING:
 class TierDecisions:
     """Serves both requests; the answer has the queues that are tried again, as they were."""
 
-    def __init__(self, state: TierState | None) -> None:
-        """state: None without a tier."""
+    def __init__(self, state: TierState) -> None:
         self._state = state
 
     def register(self, registry: Registry) -> None:
@@ -33,14 +31,9 @@ class TierDecisions:
         registry.route(RequestCode.TIER_RESUME, self.resume)
         registry.route(RequestCode.TIER_FORGET, self.forget)
 
-    def _expect(self) -> TierState:
-        if self._state is None:
-            raise no_tier()
-        return self._state
-
     def resume(self, request: Request) -> Reply:
         """Have uploads tried at once, also of queues that were given up."""
-        header, state = request.header(TierResumeHeader), self._expect()
+        header, state = request.header(TierResumeHeader), self._state
         given_up = state.given_up()
         names = [name for name in given_up if header.topic in {None, name[0]}]
         reply = _reply(given_up, names)
@@ -50,7 +43,7 @@ class TierDecisions:
 
     def forget(self, request: Request) -> Reply:
         """Have the tier drop messages of a queue that is given up."""
-        header, state = request.header(TierForgetHeader), self._expect()
+        header, state = request.header(TierForgetHeader), self._state
         name = header.topic, header.queue_id
         given_up = state.given_up()
         if name not in given_up:

@@ -8,13 +8,15 @@ from headrace_broker.store.index.index_keys import TAGS_MARK
 from headrace_broker.store.reader import CANDIDATES_MAX, QUERY_COUNT_MAX, has_key
 from headrace_broker.tiered.access.tier_reader import TIERED_DATA
 from headrace_broker.tiered.driver.interface import Failure, FailureKind
-from headrace_protocol.errors import NotReady
+from headrace_protocol.errors import NotReady, RequestError
 from headrace_protocol.message import CorruptRecord, decode_record
+from headrace_protocol.serving import all_ready
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
 
-    from headrace_broker.store.reader import IndexType
+    from headrace_broker.store.message_store import MessageStore
+    from headrace_broker.store.reader import WantedMessages
     from headrace_broker.tiered.access.tier_reader import TierReader
     from headrace_broker.tiered.container.tier_index import IndexHit
     from headrace_protocol.message import Buffer, StoredMessage
@@ -26,22 +28,34 @@ _ANSWER_BYTES: Final = 4 << 20
 class TierLookups:
     """Finds messages by key in the tier."""
 
-    def __init__(self, reader: TierReader) -> None:
+    def __init__(self, store: MessageStore, reader: TierReader) -> None:
+        self._log = store.commit_log
         self._reader = reader
 
-    def find(
-        self,
-        topic: str,
-        key: str,
-        index_type: IndexType | None,
-        begin_ms: int,
-        end_ms: int,
-        count_max: int,
-    ) -> Generator[NotReady | None, None, list[Buffer]]:
-        """The newest messages of a key that were stored in a range of time, both ends included.
+    def has_foreign_ids(self, _topic: str) -> bool:
+        """No: the tier has this broker's own records."""
+        return False
 
-        Raises RequestError if the tier can't be read.
+    def find(self, wanted: WantedMessages) -> Generator[NotReady | None, None, list[Buffer]]:
+        """The newest messages of a key that are older than the log.
+
+        If the tier can't be read, what was found elsewhere is the answer. Raises RequestError if
+        nothing was.
         """
+        log = self._log
+        (oldest_ms,) = yield from all_ready([lambda: log.store_timestamp_at(log.min_offset)])
+        end_ms = wanted.end_ms if oldest_ms is None else min(wanted.end_ms, oldest_ms)
+        if end_ms < wanted.begin_ms:  # the log has them all
+            return []
+        try:
+            return (yield from self._find(wanted._replace(end_ms=end_ms)))
+        except RequestError:
+            if not wanted.found_count:
+                raise
+            return []
+
+    def _find(self, wanted: WantedMessages) -> Generator[NotReady | None, None, list[Buffer]]:
+        topic, key, index_type, begin_ms, end_ms, count_max, _ = wanted
 
         def is_wanted(message: StoredMessage) -> bool:
             is_in_range = begin_ms <= message.store_timestamp <= end_ms

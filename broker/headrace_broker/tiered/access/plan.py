@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from headrace_broker.tiered.access.status import no_tier
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
 from headrace_protocol.serving import Reply
@@ -26,8 +25,7 @@ _SPANS_MAX: Final = 1024
 class TierPlanRequests:
     """Serves TIER_PLAN, without a read of the tier."""
 
-    def __init__(self, reader: TierReader | None, topics: TopicTable) -> None:
-        """reader: None without a tier."""
+    def __init__(self, reader: TierReader, topics: TopicTable) -> None:
         self._reader = reader
         self._topics = topics
 
@@ -38,8 +36,6 @@ class TierPlanRequests:
     def plan(self, request: Request) -> Reply:
         """The place of the tier, and the spans of a range in it."""
         header, reader = request.header(TierPlanHeader), self._reader
-        if reader is None:
-            raise no_tier()
         self._topics.expect(header.topic)
         place = reader.access.place()
         if place is None:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from headrace_protocol import fastjson
 from headrace_protocol.bounds import ITEMS_MAX
-from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.errors import NotReady, RequestError
+from headrace_protocol.codes import RequestCode
+from headrace_protocol.errors import NotReady
 from headrace_protocol.serving import Reply, all_ready
 from headrace_protocol.tier_bodies import TierQueueStatus
 from headrace_protocol.tier_headers import TierStatusHeader
@@ -49,8 +49,10 @@ class Behind(NamedTuple):
 class TierState:
     """What is uploaded and read, and what is still to be uploaded.
 
-    following: what runs the upload.
+    following: what runs the upload; set once, before any request.
     """
+
+    following: Following
 
     def __init__(
         self,
@@ -60,9 +62,7 @@ class TierState:
         access: TierAccess,
         reader: TierReader,
         upload: Upload,
-        following: Following,
     ) -> None:
-        self.following = following
         self._store = store
         self._topics = topics
         self._settings = settings
@@ -173,20 +173,10 @@ class TierState:
         }
 
 
-def no_tier() -> RequestError:
-    """The error of a request to a broker without tiered storage."""
-    return RequestError(
-        ResponseCode.INVALID_PARAMETER,
-        "this broker has no tiered storage: set messageStorePlugIn=tieredstore, see "
-        "docs/tiering.md",
-    )
-
-
 class TierStatusRequests:
     """Serves TIER_STATUS."""
 
-    def __init__(self, state: TierState | None) -> None:
-        """state: None without a tier."""
+    def __init__(self, state: TierState) -> None:
         self._state = state
 
     def register(self, registry: Registry) -> None:
@@ -196,8 +186,6 @@ class TierStatusRequests:
     def status(self, request: Request) -> Generator[NotReady | None, None, Reply]:
         """The queues that are furthest behind, and how many there are."""
         header, state = request.header(TierStatusHeader), self._state
-        if state is None:
-            raise no_tier()
         count_max = min(max(header.max_num, 0), ITEMS_MAX)
         furthest: list[tuple[int, int, Behind]] = []
         queue_count = 0

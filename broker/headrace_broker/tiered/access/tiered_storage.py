@@ -12,7 +12,6 @@ from headrace_broker.queue_directory import Use
 from headrace_broker.store.errors import StoreError
 from headrace_broker.store.files.config_file import ConfigFile
 from headrace_broker.tiered.access.lives import LIVES_FILE, Lives
-from headrace_broker.tiered.access.lookups import TierLookups
 from headrace_broker.tiered.access.saved_tables import TableSaver
 from headrace_broker.tiered.access.settings import StorageLevel
 from headrace_broker.tiered.access.status import TierState
@@ -26,9 +25,10 @@ from headrace_daemon.services import Service, StopStage
 from headrace_protocol.outages import Outages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Mapping
+    from collections.abc import Generator, Iterable, Mapping
 
     from headrace_broker.queue_directory import Lookup
+    from headrace_broker.store.followers.followers import Following
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.store.retention.disk_forecast import LowestUnconsumed
     from headrace_broker.store.retention.topic_floors import TopicLimit
@@ -62,8 +62,7 @@ _READS: Final = {Use.PULL, Use.READ, Use.BEGIN, *_SHOWN}
 class TieredStorage:
     """The tier of a running broker.
 
-    settings: its own. upload: its follower. state: how far that is.
-    lookups: queries by key; None if the tier is not to be read.
+    settings: its own. reader: of its messages. upload: its follower. state: how far that is.
     """
 
     def __init__(
@@ -71,12 +70,8 @@ class TieredStorage:
         settings: TierSettings,
         store: MessageStore,
         topics: TopicTable,
-        holds_log: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Have the store's queues followed. Raises StoreFormatError, OSError.
-
-        holds_log: whether the log keeps what is still to be uploaded.
-        """
+        """Raises StoreFormatError, OSError."""
         self.settings = settings
         self._store = store
         self._topics = topics
@@ -86,9 +81,7 @@ class TieredStorage:
             lambda topic: bool(store.queues_of(topic)),
         )
         self._access = TierAccess(settings, store.fs, store.clock.now_ms, lives)
-        self._reader = TierReader(self._access, settings)
-        is_read = settings.level is not StorageLevel.DISABLE
-        self.lookups = TierLookups(self._reader) if is_read else None
+        self.reader = TierReader(self._access, settings)
         self._tables = TableSaver(
             self._access.open_place,
             settings.home,
@@ -98,10 +91,7 @@ class TieredStorage:
             lives,
         )
         self.upload = Upload(self._access, settings, self._wants, self._exists, self._name_lives)
-        following = store.followers.add(self.upload, settings.commit_ms / 1000, holds_log)
-        self.state = TierState(
-            store, topics, settings, self._access, self._reader, self.upload, following
-        )
+        self.state = TierState(store, topics, settings, self._access, self.reader, self.upload)
         self._topics_changed = trio.Event()
         topics.subscribe(lambda _topic: self._topics_changed.set())
         # Apart from the threads of all other work: the store may hang.
@@ -110,6 +100,10 @@ class TieredStorage:
         self._saving = trio.CapacityLimiter(1)
         self._watching = trio.CapacityLimiter(1)
         self._outages = Outages(log.error, ended=log.warning)
+
+    def follow(self, following: Following) -> None:
+        """Note how the store runs the upload."""
+        self.state.following = following
 
     def _exists(self, topic: str) -> bool:
         return self._topics.get(topic) is not None
@@ -126,7 +120,7 @@ class TieredStorage:
         local = self._store.source(queue)
         is_shown_only = lookup.use in _SHOWN
         return TieredSource(
-            queue, local, self._reader, self.settings.level, is_shown_only=is_shown_only
+            queue, local, self.reader, self.settings.level, is_shown_only=is_shown_only
         )
 
     def unconsumed(self, lowest: LowestUnconsumed) -> LowestUnconsumed:
@@ -164,11 +158,9 @@ class TieredStorage:
             Service(self._run_expiry),
             Service(self._run_merges),
             Service(self._run_watch),
+            # The broker's tables, once they are on disk.
+            Service(self._run_tables, finish=self._save_last_tables, stage=StopStage.COPY),
         )
-
-    def tables_service(self) -> Service:
-        """Saves the broker's tables in the tier; at a stop after they are on disk."""
-        return Service(self._run_tables, finish=self._save_last_tables)
 
     async def _run_tables(self) -> None:
         while True:
@@ -235,7 +227,7 @@ class TieredStorage:
         """Drop what was read and is not read any further."""
         while True:
             await trio.sleep(self.settings.expire_ms / 2000)
-            await trio.to_thread.run_sync(self._reader.expire)
+            await trio.to_thread.run_sync(self.reader.expire)
 
     async def _run_merges(self) -> None:
         while True:
@@ -309,13 +301,13 @@ class TieredStorage:
             "tierOpen": str(self._access.is_open).lower(),
             "tierPlaceProblem": self.state.place_problem,
             "tierPlaceProblemSeconds": str(round(self.state.place_problem_seconds)),
-            "tierProblem": self._reader.breaker.problem,
+            "tierProblem": self.reader.breaker.problem,
             "tierStuckQueues": str(len(given_up)),
             "tierForeignQueues": str(self.state.foreign_count()),
             "tierStuckReason": first.reason if first else "",
             "tierStuckSinceMs": str(first.since_ms if first else 0),
             "tierUnansweredOperations": str(self._access.limits.abandoned_count),
-            "tierReadAheadBytes": str(self._reader.blocks.byte_count),
+            "tierReadAheadBytes": str(self.reader.blocks.byte_count),
         }
 
 

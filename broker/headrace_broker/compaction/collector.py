@@ -1,4 +1,4 @@
-"""Totals of compaction and static topics since the start."""
+"""Totals of compaction since the start, for the metrics page."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from headrace_broker.compaction.metrics import RunTotals
-    from headrace_broker.static_topics import StaticTopics
     from headrace_daemon.metrics.samples import Samples
     from headrace_protocol.errors import NotReady
 
@@ -29,20 +28,4 @@ class CompactionMetrics:
         samples.add(table.COMPACTION_SECONDS, totals.run_s)
         samples.add(table.COMPACTION_DROPPED, totals.dropped_count)
         samples.add(table.COMPACTION_WRITTEN, totals.bytes_written)
-        yield None
-
-
-class StaticTopicMetrics:
-    """Collects what this broker leads, and what it asks of others."""
-
-    def __init__(self, static: StaticTopics) -> None:
-        self._static = static
-
-    def __call__(self, samples: Samples) -> Iterator[NotReady | None]:
-        """See ``Collect``."""
-        static = self._static
-        samples.add(table.STATIC_LED, static.mappings.led_count())
-        samples.add(table.STATIC_READS, static.relay.relayed_count)
-        samples.add(table.STATIC_BYTES, static.relay.relayed_bytes)
-        samples.add(table.STATIC_FORWARDED, static.forwarding.forwarded_count)
         yield None

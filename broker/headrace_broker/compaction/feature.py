@@ -1,0 +1,53 @@
+"""Compacted topics as a feature."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace_broker.compaction.lookups import KeyLookups
+from headrace_broker.compaction.requests import CompactionRequests
+from headrace_broker.compaction.service import Compaction
+from headrace_broker.feature import Feature, Followed
+from headrace_broker.message_demands import Demand
+from headrace_daemon.services import Service
+
+if TYPE_CHECKING:
+    from headrace_broker.core import Core
+    from headrace_daemon.metrics.samples import Collect
+
+
+def build(core: Core) -> Feature:
+    """See ``Feature``."""
+    store, topics = core.store, core.tables.topics
+    compaction = Compaction(core.config, store, topics, core.peers, core.own_queues)
+    lookups = KeyLookups(store, topics, core.directory, compaction.queues, compaction.index_builds)
+    demand = Demand(
+        "delete markers with a body",
+        matches_topic=compaction.demand.matches,
+        apply=compaction.demand.serve,
+        takes_empty=True,
+        quick=compaction.find_check,
+    )
+    return Feature(
+        sources=(compaction.find_source,),
+        key_sources=(lookups,),
+        followers=(Followed(compaction.follower, compaction.follow),),
+        unconsumed=(compaction.unconsumed,),
+        demands=(demand,),
+        processors=(lookups, CompactionRequests(topics, compaction)),
+        services=(
+            Service(compaction.schedule.run, compaction.load, finish=compaction.finish),
+            Service(compaction.rebuilds.run),
+            Service(compaction.index_builds.run),
+        ),
+        collectors=_collectors(core, compaction),
+        runtime_info=(compaction.runtime_info,),
+    )
+
+
+def _collectors(core: Core, compaction: Compaction) -> tuple[Collect, ...]:
+    if core.serving.scrapes is None:
+        return ()
+    from headrace_broker.compaction.collector import CompactionMetrics
+
+    return (CompactionMetrics(compaction.totals),)

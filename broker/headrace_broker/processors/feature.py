@@ -1,0 +1,130 @@
+"""The requests of every broker, whatever features it has."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace_broker.consumer.own_groups import guard_own_groups
+from headrace_broker.expected_store import BegunWithout
+from headrace_broker.feature import Feature
+from headrace_broker.message_demands import Demand
+from headrace_broker.peer_places import peer_place
+from headrace_broker.processors.admin_broker import AdminBrokerProcessor
+from headrace_broker.processors.admin_groups import AdminGroupsProcessor
+from headrace_broker.processors.admin_topics import AdminTopicsProcessor
+from headrace_broker.processors.client import ClientProcessor
+from headrace_broker.processors.members import MembersProcessor
+from headrace_broker.processors.query import QueryProcessor
+from headrace_broker.topics.rules import TopicRules
+from headrace_protocol.access import restrict
+from headrace_protocol.message import INNER_BATCH
+
+if TYPE_CHECKING:
+    from headrace_broker.core import Core
+    from headrace_broker.feature import Processor
+
+
+def build(core: Core) -> Feature:
+    """See ``Feature``."""
+    config, (topics, mappings, groups, _) = core.config, core.tables
+    begun = BegunWithout(config, core.nameservers, core.store.flusher.stop_writing)
+    return Feature(
+        places=(peer_place,),
+        demands=(Demand("inner batches", sys_flags=INNER_BATCH),),
+        before_registration=(begun.look,),
+        guards=(
+            lambda registry: restrict(registry, config.anonymous_access),
+            guard_own_groups,
+        ),
+        processors=(
+            core.messages.sends,
+            core.messages.pulls,
+            core.messages.bulk,
+            QueryProcessor(core.store, core.directory, lambda: core.added.key_sources),
+            *_clients(core),
+            *_administration(core),
+        ),
+        # The mappings first: after a crash, a topic without its mapping would look plain.
+        tables=(
+            mappings.saved,
+            mappings.marks.saved,
+            topics.incarnations.saved,
+            topics.saved,
+            groups.saved,
+        ),
+        runtime_info=(
+            core.store.followers.runtime_info,
+            core.messages.delivery.runtime_info,
+            core.pull_watch.runtime_info,
+        ),
+    )
+
+
+def _clients(core: Core) -> tuple[Processor, ...]:
+    """Those of producers and consumers themselves."""
+    (topics, _, groups, offsets), clients = core.tables, core.clients
+    steady_ms = core.store.clock.steady_ms
+    return (
+        ClientProcessor(
+            core.store,
+            topics,
+            core.directory,
+            groups,
+            clients.consumers,
+            clients.producers,
+            offsets,
+            clients.locks,
+            steady_ms,
+        ),
+        MembersProcessor(
+            clients.consumers,
+            clients.locks,
+            core.pull_watch,
+            clients.requests,
+            topics.readable_queues,
+            steady_ms,
+        ),
+    )
+
+
+def _administration(core: Core) -> tuple[Processor, ...]:
+    config, store, clients, changes = core.config, core.store, core.clients, core.changes
+    topics, mappings, groups, offsets = core.tables
+    return (
+        AdminTopicsProcessor(
+            config,
+            store,
+            topics,
+            core.directory,
+            offsets,
+            clients.long_polling,
+            core.statistics,
+            changes,
+            core.registration.when_registered,
+            mappings,
+            TopicRules(lambda: core.added.topic_rules),
+        ),
+        AdminGroupsProcessor(
+            config,
+            topics,
+            core.directory,
+            groups,
+            clients.consumers,
+            clients.producers,
+            offsets,
+            clients.long_polling,
+            core.statistics,
+            store.clock.now_ms,
+            changes,
+        ),
+        AdminBrokerProcessor(
+            config,
+            store,
+            topics,
+            offsets,
+            core.statistics,
+            store.clock.now_ms,
+            changes,
+            core.health,
+        ),
+    )

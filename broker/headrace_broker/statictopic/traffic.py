@@ -1,0 +1,32 @@
+"""What this broker leads of static topics, and what it asks of others."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from headrace_broker.statictopic.forward import Forwarding
+    from headrace_broker.statictopic.relay import Relay
+    from headrace_broker.statictopic.table import MappingTable
+
+
+class StaticTraffic:
+    """Counts since the start."""
+
+    def __init__(
+        self,
+        mappings: MappingTable,
+        relay: Relay,
+        forwarding: Forwarding,
+    ) -> None:
+        self.mappings = mappings
+        self.relay = relay
+        self.forwarding = forwarding
+
+    def runtime_info(self) -> dict[str, str]:
+        """Counters for GET_BROKER_RUNTIME_INFO."""
+        return {
+            "staticQueueRemoteReads": str(self.relay.relayed_count),
+            "staticQueueRemoteBytes": str(self.relay.relayed_bytes),
+            "staticQueueForwardedRequests": str(self.forwarding.forwarded_count),
+        }

@@ -1,0 +1,77 @@
+"""Timers as a feature."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace_broker.consumer.unconsumed import InnerConsumer
+from headrace_broker.feature import Feature
+from headrace_broker.message_demands import Demand
+from headrace_broker.processors.send import rejection
+from headrace_broker.timer.arrivals import Topics
+from headrace_broker.timer.checkpoint import TIMER_CHECK_FILE, TimerCheckFile
+from headrace_broker.timer.demand import TIMES, TimerDemand
+from headrace_broker.timer.metrics import TIMER_METRICS_FILE, TimerMetrics
+from headrace_broker.timer.processor import TimerProcessor
+from headrace_broker.timer.service import Timers, TimerSwitches
+from headrace_broker.timer.waiting_timers import RollWindow, WaitingTimers
+from headrace_broker.timer.wheel import TimerWheel
+from headrace_daemon.services import Service
+from headrace_protocol.system_topics import TIMER_TOPIC
+
+if TYPE_CHECKING:
+    from headrace_broker.core import Core
+
+
+def build(core: Core) -> Feature:
+    """See ``Feature``. Raises StoreFormatError if a file of progress can't be read."""
+    config, store = core.config, core.store
+    timers = _timers(core)
+    demand = TimerDemand(
+        lambda: config.timer_max_delay_sec,
+        lambda: config.timer_wheel_enable,
+        lambda: store.commit_log.now_ms,
+        timers.wake,
+    )
+    requests = TimerProcessor(
+        store,
+        core.tables.topics,
+        timers,
+        config.broker_name,
+        lambda: config.recall_message_enable,
+        lambda: config.timer_max_delay_sec,
+        core.messages.sends.reply_confirmed,
+        rejection,
+    )
+    return Feature(
+        inner_consumers=(
+            InnerConsumer(TIMER_TOPIC, "timers", timers.next_offset, timers.carry_over),
+        ),
+        demands=(
+            Demand("messages with a delivery time", TIMES, apply=demand.serve, is_delay=True),
+        ),
+        processors=(requests,),
+        services=(
+            Service(timers.run, timers.load, finish=timers.finish),
+            Service(timers.run_saving),
+        ),
+        runtime_info=(timers.runtime_info,),
+    )
+
+
+def _timers(core: Core) -> Timers:
+    config, store, messages, waits = core.config, core.store, core.messages, Topics()
+    return Timers(
+        store,
+        messages.writer,
+        messages.delivery,
+        WaitingTimers(waits, RollWindow(config.timer_roll_window_slot)),
+        TimerWheel(config.store_path_root_dir, store.fs, config.mapped_file_size_timer_log, waits),
+        TimerMetrics(core.file(TIMER_METRICS_FILE), store.clock.now_ms),
+        TimerCheckFile(core.file(TIMER_CHECK_FILE).path, store.fs, messages.marks),
+        TimerSwitches(
+            lambda: config.timer_stop_enqueue,
+            lambda: config.timer_stop_dequeue,
+            lambda: config.timer_flush_interval_ms / 1000,
+        ),
+    )

@@ -1,0 +1,77 @@
+"""Transactions as a feature."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace_broker.consumer.unconsumed import InnerConsumer
+from headrace_broker.feature import Feature
+from headrace_broker.message_demands import Demand
+from headrace_broker.processors.send import rejection
+from headrace_broker.transaction.halves import TRAN_MSG
+from headrace_broker.transaction.metrics import METRICS_FILE, TransactionMetrics
+from headrace_broker.transaction.processor import TransactionProcessor
+from headrace_broker.transaction.service import Transactions
+from headrace_daemon.services import Service
+from headrace_protocol.message import TRANSACTION_MASK
+from headrace_protocol.system_topics import HALF_TOPIC
+
+if TYPE_CHECKING:
+    from headrace_broker.core import Core
+    from headrace_protocol.serving import Channel
+
+
+def build(core: Core) -> Feature:
+    """See ``Feature``. Raises StoreFormatError if a file of progress can't be read."""
+    messages, transactions = core.messages, _transactions(core)
+    decisions = TransactionProcessor(
+        core.store,
+        transactions,
+        messages.writer,
+        messages.delivery,
+        messages.delays,
+        messages.sends.reply_confirmed,
+        rejection,
+    )
+    demand = Demand(
+        "transactional messages",
+        (TRAN_MSG,),
+        TRANSACTION_MASK,
+        apply=transactions.demand.serve,
+        admit=transactions.demand.admit,
+    )
+    return Feature(
+        inner_consumers=(
+            InnerConsumer(HALF_TOPIC, "undecided transactions", transactions.next_offset),
+        ),
+        demands=(demand,),
+        turn_ends=(transactions.write_ops,),
+        processors=(decisions,),
+        services=(
+            Service(transactions.run, transactions.load, finish=transactions.finish),
+            Service(transactions.run_looking),
+            Service(transactions.run_writing),
+            Service(transactions.run_saving),
+        ),
+        runtime_info=(transactions.runtime_info,),
+    )
+
+
+def _transactions(core: Core) -> Transactions:
+    producers, messages = core.clients.producers, core.messages
+
+    def channels(group: str) -> list[Channel]:
+        return [member.channel for member in producers.members(group)]
+
+    return Transactions(
+        core.config,
+        core.store,
+        messages.writer,
+        core.tables.topics,
+        core.tables.offsets,
+        messages.marks,
+        TransactionMetrics(core.file(METRICS_FILE), core.store.clock.now_ms),
+        channels,
+        core.budget,
+        core.serving.server.host_log,
+    )
