@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 import trio
 
-from headrace_daemon.metrics.daemon_metrics import DaemonMetrics
 from headrace_daemon.metrics.scrapes import NotServing, Scrapes
-from headrace_daemon.monitor import Monitor
 from headrace_daemon.network import TcpNetwork
 from headrace_daemon.services import Service, Services
 from headrace_daemon.serving.server import RemotingServer, ServerLimits
@@ -21,7 +19,6 @@ from headrace_daemon.slices import Fetches, SlicedWork
 from headrace_daemon.watchdog import Watchdog
 from headrace_nameserver.departed_file import DepartedFile
 from headrace_nameserver.kv_config import KVConfig
-from headrace_nameserver.metrics import NameServerMetrics
 from headrace_nameserver.processors import NameServerProcessor
 from headrace_nameserver.routes import RouteTable
 from headrace_protocol.access import restrict
@@ -120,6 +117,10 @@ class NameServer:
         host, port = self.config.bind_address, self.config.monitor_port
         if port < 0:
             return
+        from headrace_daemon.metrics.daemon_metrics import DaemonMetrics
+        from headrace_daemon.monitor import Monitor
+        from headrace_nameserver.metrics import NameServerMetrics
+
         self._scrapes = Scrapes({"node_id": self.address, "node_type": "nameserver"})
         self._scrapes.collectors = (
             DaemonMetrics(

@@ -10,10 +10,10 @@ import structlog.testing
 import trio
 import trio.testing
 
-from headrace_broker import assembly
 from headrace_broker.inner.writer import InnerMessage
 from headrace_broker.staging.query import Attempt
 from headrace_broker.staging.state import QueryState
+from headrace_broker.statictopic.cleanup import MappingCleanup
 from headrace_broker.statictopic.fence import Fence
 from headrace_broker.statictopic.packed import BrokerMapping
 from headrace_broker.statictopic.undecided import UndecidedQueues
@@ -119,7 +119,7 @@ async def test_the_clean_up_of_mappings(
     mappings = paced.mappings
     mappings.put(mapping(paced))
     async with running(paced, mappings.saved.run):
-        await assembly._mapping_cleanup(paced.parts).clean()
+        await paced.part(MappingCleanup).clean()
     found = mappings.get("big")
     assert found is not None
     assert found.item_count == QUEUES
