@@ -230,7 +230,7 @@ async def test_a_waiting_task_gets_what_an_ended_one_held(
         nursery.start_soon(wait)
         await trio.sleep(3)
         assert taken == ([] if ordered else [2])
-        await trio.sleep(3)
+        await trio.sleep(8)
         assert taken == ([1, 2] if ordered else [2, 1])
         assert queue.processed_offset == 3
         nursery.cancel_scope.cancel()

@@ -27,7 +27,7 @@ _log = logging.getLogger("headrace.consumer")
 # How long a task processes an ordered queue in a row while other queues wait.
 _TURN_S = 60.0
 # How often a waiting user looks whether others have ended.
-_LOOK_S = 1.0
+_LOOK_S = 10.0
 
 
 def time_after(timeout_ms: float | None) -> float:
