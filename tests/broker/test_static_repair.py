@@ -170,7 +170,10 @@ def finish(requests: Iterator[None]) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dead", ["", "a", "b", "c"])
+@pytest.mark.parametrize(
+    "dead",
+    ["", "a", pytest.param("b", marks=pytest.mark.long), pytest.param("c", marks=pytest.mark.long)],
+)
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_tool_and_a_broker_killed_between_any_two_requests(
     tmp_path: Path, name: str, dead: str
