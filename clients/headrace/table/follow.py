@@ -166,7 +166,8 @@ class Follower:
     async def synced(self) -> None:
         """Wait until the copy has all messages that are there now.
 
-        Raises the error of a broker that does not tell the end of its queues.
+        Raises the error of a broker that does not tell the end of its queues, or has not let them
+        be read for ``patience_s``.
         """
         queues = list(self._queues)
         for queue, end in zip(queues, await gather(self._offsets.max_offset, queues), strict=True):
@@ -194,3 +195,6 @@ class Follower:
             if stalled.cancelled_caught:
                 # The queue of a topic that was created again has fewer.
                 offset = min(offset, await self._offsets.max_offset(queue))
+                failure = self._queues[queue].failure
+                if failure and failure.since + self._patience_s <= anyio.current_time():
+                    raise failure.error
