@@ -68,7 +68,19 @@ def save(broker: BrokerUnderTest) -> None:
 
 
 def lose(master: Path, folder: Path) -> None:
-    """Make a copy of a master's store that has lost the older messages."""
+    """Make a copy of a master's store that has lost the older messages and given them up."""
+    lose_log(master, folder)
+    give_up(folder)
+
+
+def give_up(folder: Path) -> None:
+    own = folder / "store/compaction/headrace" / C / "0"
+    own.mkdir(parents=True, exist_ok=True)
+    (own / "given-up").touch()
+
+
+def lose_log(master: Path, folder: Path) -> None:
+    """Make a copy of a master's store without its compaction logs and the oldest messages."""
     shutil.copytree(master, folder)
     shutil.rmtree(folder / "store" / "compaction")
     oldest, *_ = sorted((folder / "store" / "commitlog").iterdir())

@@ -53,6 +53,11 @@ WRONG: list[tuple[str, dict[str, str], str]] = [
         "uploads of 10 queues are given up, and the log is kept for them: damaged",
     ),
     ("tier", {"tierForeignQueues": "1"}, "in 1 queue the tier has other messages"),
+    (
+        "compaction",
+        {"compactionLostQueues": "3", "compactionLostReason": "mount it"},
+        "mount it, and so is that of 2 more queues",
+    ),
     ("clock", {"currentTimestamp": str(NOW_MS + 60_000)}, "60 s ahead of this machine's"),
     ("clock", {"currentTimestamp": str(NOW_MS - 7_000)}, "7 s behind this machine's"),
     (
@@ -75,6 +80,7 @@ FINE = {
     "tierProblem": "",
     "tierStuckQueues": "0",
     "tierForeignQueues": "0",
+    "compactionLostQueues": "0",
     "currentTimestamp": str(NOW_MS + 900),
     "staticQueuesUndecidedCount": "0",
     "queuesWithoutPulls": "0",

@@ -228,6 +228,7 @@ class Life:
             while not work.is_complete():
                 work.take(self._master.pulled(work.progress.position))
             work.merge(compaction.compactor, self._request(2000))
+            self.broker.store.followers.all[0].retry()
             self._counts["rebuilds"] += 1
         self._master.is_needed = False
 

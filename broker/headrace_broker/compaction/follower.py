@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from headrace_broker.store.queues.queue_blocks import QueueNotFollowed
+
 if TYPE_CHECKING:
     from headrace_broker.compaction.queues import CompactedQueues, Name
     from headrace_broker.store.files.mapped_file import MappedFile
@@ -38,6 +40,8 @@ class CompactionFollower:
         """See ``Follower``."""
         name = queue.name
         with self._queues.lock:
+            if self._queues.open(*name).lost:
+                return 0  # so that the CommitLog is kept from its oldest message on
             if name in self._resumed:
                 # After an error the end of the log may not be as it was written.
                 self._queues.cut(*name, queue_offset)
@@ -48,6 +52,8 @@ class CompactionFollower:
         """See ``Follower``; what the log has already is left out."""
         with self._queues.lock:
             queue = self._queues.open(block.topic, block.queue_id)
+            if queue.lost:
+                raise QueueNotFollowed(f"the log of {block.topic}/{block.queue_id} is lost")
             log = queue.log
             new = np.flatnonzero(block.records.queue_offset >= log.end_offset)
             if len(new) < len(block.units):

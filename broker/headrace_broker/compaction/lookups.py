@@ -293,6 +293,7 @@ class KeyLookups:
         for queue in self._store.queues_of(topic):
             compacted = self._queues.find(queue)
             if compacted is not None:
+                compacted.require_whole()
                 search.begin(compacted.reader)
                 yield from until_done(search.step)
         return search.found
@@ -325,8 +326,10 @@ class KeyLookups:
         return record if is_found and record is not None else NoRecord.NEVER
 
     def _indexed(self, queue: StoreQueue) -> CompactedQueue:
-        """A queue whose key index can be read. Raises NotReady, ServedElsewhere."""
+        """A queue whose key index can be read. Raises NotReady, ServedElsewhere, RequestError."""
         compacted = self._queues.find(queue)
+        if compacted is not None:
+            compacted.require_whole()
         if compacted is None or not compacted.key_index.is_open:
             name = queue.topic, queue.queue_id
             self._index_builds.check(name)

@@ -3,6 +3,11 @@
 A topic that is deleted and created again has a new, empty log, also if the broker was killed in
 between: ``compaction/headrace/TOPIC/QUEUE/created.json`` says where the CommitLog ended when the
 topic was created whose messages the log has.
+
+A log that the follower has filled, and of which neither a segment nor the note is there, is lost:
+its disk is not mounted, or was replaced. Nothing is written in its place, and the CommitLog is kept
+for it. Until it is back or a rebuild has ended, reads of what the CommitLog lacks fail by name: a
+part must not pass for the topic.
 """
 
 from __future__ import annotations
@@ -28,6 +33,8 @@ from headrace_broker.compaction.swap import Swap
 from headrace_broker.store.errors import StoreFormatError
 from headrace_broker.store.files.config_file import ConfigFile
 from headrace_broker.topics.attributes import is_compacted
+from headrace_protocol.codes import ResponseCode
+from headrace_protocol.errors import RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,6 +50,7 @@ log = structlog.get_logger("headrace.broker")
 
 _CREATED_FILE: Final = "created.json"
 _CREATED: Final = "createdAt"
+_GIVEN_UP_FILE: Final = "given-up"
 _SEED_FILE: Final = "seed.json"
 _SEED: Final = "seed"
 _KEYS_FOLDER: Final = "keys"
@@ -53,6 +61,7 @@ class CompactedQueue(NamedTuple):
     """An open log with what reads and compacts it.
 
     replica: what a rebuild has pulled. created_at: of its topic, see ``Incarnations``.
+    lost: what is lost and the remedies; "" if nothing is.
     """
 
     log: QueueLog
@@ -62,6 +71,12 @@ class CompactedQueue(NamedTuple):
     key_index: KeyIndex
     replica: Replica
     created_at: int
+    lost: str = ""
+
+    def require_whole(self) -> None:
+        """Raise RequestError if the log is lost."""
+        if self.lost:
+            raise RequestError(ResponseCode.SYSTEM_ERROR, self.lost)
 
 
 class CompactedQueues:
@@ -103,10 +118,41 @@ class CompactedQueues:
         created_at = self._created_at(topic)
         queue = self._queues.get((topic, queue_id))
         if queue is None or queue.created_at != created_at:
-            self._adopt(topic, queue_id, created_at)
-            queue = self._load(topic, queue_id, created_at)
+            lost = self._lost(topic, queue_id)
+            if lost:
+                log.error("compaction log is lost", reason=lost)
+            else:
+                self._adopt(topic, queue_id, created_at)
+            queue = self._load(topic, queue_id, created_at)._replace(lost=lost)
             self._queues[topic, queue_id] = queue
         return queue
+
+    def _lost(self, topic: str, queue_id: int) -> str:
+        """What is lost of a log and the remedies; "" if nothing is."""
+        root, (_, oldest) = self._store.root, self._synced(topic, queue_id)
+        own, folder = own_folder(root, topic, queue_id), Folders.of(root, topic, queue_id).log
+        has_note = any((own / name).exists() for name in (_CREATED_FILE, _GIVEN_UP_FILE))
+        was_followed = self.synced_offset((topic, queue_id))
+        if not oldest or not was_followed or has_note or any(folder.glob("[0-9]*")):
+            return ""
+        return (
+            f"the compaction log of queue {queue_id} of topic {topic} is lost, and the messages "
+            f"before queue offset {oldest} are only there: mount or restore "
+            f"{root / COMPACTION_FOLDER} and restart the broker, or pull them from another broker "
+            f"with `headrace topic rebuild {topic} --from HOST:PORT`; to give them up, create the "
+            f"file {own / _GIVEN_UP_FILE} and restart the broker"
+        )
+
+    def rebuilt(self, name: Name) -> None:
+        """Take the log of a queue for whole. Raises OSError."""
+        queue = self._queues.get(name)
+        if queue is not None and queue.lost:
+            self._adopt(*name, queue.created_at)
+            self._queues[name] = queue._replace(lost="")
+
+    def lost(self) -> list[str]:
+        """What is lost of each lost log, and the remedies."""
+        return [queue.lost for _, queue in sorted(self.all().items()) if queue.lost]
 
     def _created_at(self, topic: str) -> int:
         """Where the CommitLog ended when a topic was created; see ``Incarnations``.

@@ -155,6 +155,8 @@ class Rebuild:
             older = queue.replica.older(self.progress.hides_from) if queue is not None else None
         if older is not None and compactor.merge(request, older) is None:
             return self._current() is None
+        with self._queues.lock:
+            self._queues.rebuilt(self._name)
         self.discard()
         return True
 
@@ -181,6 +183,8 @@ class Rebuilds:
         self._pending: dict[Name, str] = {}
         self._problems: dict[Name, str] = {}
         self._wakeup = trio.Event()
+        # Called after each rebuild: the follower resumes a queue whose log was lost.
+        self.on_rebuilt: Callable[[], None] = lambda: None
 
     def load(self) -> None:
         """Find unfinished rebuilds. Raises OSError, StoreError."""
@@ -254,6 +258,7 @@ class Rebuilds:
             if await trio.to_thread.run_sync(merge):
                 break
             await trio.sleep(_RUN_ENDS_S)
+        self.on_rebuilt()
         log.info("queue rebuilt", queue=name, master=address)
 
     async def _pull(self, rebuild: Rebuild, name: Name, address: str) -> None:

@@ -122,6 +122,7 @@ class Compaction:
     def follow(self, following: Following) -> None:
         """Note how the store runs the follower."""
         self.queues.synced_offset = following.synced_offset
+        self.rebuilds.on_rebuilt = following.retry
 
     def load(self) -> None:
         """Open all compaction logs. Raises OSError, StoreError."""
@@ -135,7 +136,13 @@ class Compaction:
 
     def runtime_info(self) -> dict[str, str]:
         """For GET_BROKER_RUNTIME_INFO."""
-        return self.totals.runtime_info() | self.index_builds.runtime_info()
+        lost = self.queues.lost()
+        return {
+            **self.totals.runtime_info(),
+            **self.index_builds.runtime_info(),
+            "compactionLostQueues": str(len(lost)),
+            "compactionLostReason": lost[0] if lost else "",
+        }
 
     def find_check(self, topic: str, queue_id: int) -> KeyCheck | None:
         """The quick check of a queue; None where a single message may be too large."""

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 class CompactedSource:
     """Reads a compacted queue; see ``Source``. Each read may raise NotReady.
 
-    An offset without a message stands for the next message, also one below the first message.
+    An offset without a message stands for the next message, also one below the first message. If
+    the compaction log is lost, the queue begins at 0 all the same, and reads of messages that the
+    CommitLog lacks raise RequestError.
     """
 
     __slots__ = ("_find", "_tail")
@@ -44,6 +46,7 @@ class CompactedSource:
         if log is not None and queue_offset <= log.last_offset:
             end = self._tail.max_offset()
             return log.get(queue_offset, count_max, bytes_max, tags, end)
+        self._require_readable(queue_offset)
         found = self._tail.get(self._in_tail(queue_offset), count_max, bytes_max, tags)
         return found._replace(min_offset=self.min_offset())
 
@@ -55,6 +58,7 @@ class CompactedSource:
         if log is not None and queue_offset <= log.last_offset:
             end = self._tail.max_offset()
             return log.get_bulk(queue_offset, count_max, bytes_max, tags, end)
+        self._require_readable(queue_offset)
         found = self._tail.get_bulk(self._in_tail(queue_offset), count_max, bytes_max, tags)
         return found._replace(min_offset=self.min_offset())
 
@@ -62,10 +66,23 @@ class CompactedSource:
         """Where to read the CommitLog for an offset that the compaction log does not reach."""
         return max(queue_offset, self._tail.min_offset())
 
+    def _require_readable(self, queue_offset: int) -> None:
+        """Raise RequestError if the messages from an offset on are lost with the log."""
+        found = self._find()
+        if found is not None and found.lost and queue_offset < self._tail.min_offset():
+            found.require_whole()
+
+    @property
+    def _oldest(self) -> int | None:
+        """The oldest queue offset of the compaction log, also of one that is lost."""
+        found = self._find()
+        if found is None:
+            return None
+        return 0 if found.lost else found.reader.min_offset
+
     def min_offset(self) -> int:
         """The oldest queue offset that has a message."""
-        log = self._find_log()
-        oldest = log.min_offset if log is not None else None
+        oldest = self._oldest
         return self._tail.min_offset() if oldest is None else oldest
 
     def max_offset(self) -> int:
@@ -74,8 +91,7 @@ class CompactedSource:
 
     def known_range(self) -> tuple[int, int]:
         """``min_offset`` as far as it is known, and ``max_offset``; never waits for the disk."""
-        log = self._find_log()
-        oldest = log.min_offset if log is not None else None
+        oldest = self._oldest
         low, end = self._tail.known_range()
         return (low if oldest is None else oldest), end
 
@@ -105,9 +121,11 @@ class CompactedSource:
 
     def offset_by_time(self, timestamp_ms: int, boundary: Boundary = "LOWER") -> int:
         """See ``StoreSource.offset_by_time``."""
-        log = self._find_log()
-        if log is None:
-            return self._tail.offset_by_time(timestamp_ms, boundary)
+        found = self._find()
+        if found is None or found.lost:
+            offset = self._tail.offset_by_time(timestamp_ms, boundary)
+            return 0 if found and offset <= self._tail.min_offset() else offset
+        log = found.reader
         end = log.last_offset + 1
         is_lower = boundary == "LOWER"
         before, after = log.offsets_around(timestamp_ms if is_lower else timestamp_ms + 1)

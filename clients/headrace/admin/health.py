@@ -88,6 +88,12 @@ def _tier(info: Info, _now_ms: int) -> Iterator[str]:
         )
 
 
+def _compaction(info: Info, _now_ms: int) -> Iterator[str]:
+    if count := int(_number(info, "compactionLostQueues")):
+        more = f", and so is that of {counted(count - 1, 'more queue')}" if count > 1 else ""
+        yield f"{info.get('compactionLostReason')}{more}"
+
+
 def _clock(info: Info, now_ms: int) -> Iterator[str]:
     their_ms = _number(info, "currentTimestamp", now_ms)
     ahead_s = (their_ms - now_ms) / 1000
@@ -120,6 +126,7 @@ CHECKS: Final[Mapping[str, Find]] = {
     "disk": _disk,
     "follower": _followers,
     "tier": _tier,
+    "compaction": _compaction,
     "clock": _clock,
     "static": _static,
     "group": _groups,
