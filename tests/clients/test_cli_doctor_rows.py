@@ -56,7 +56,7 @@ WRONG: list[tuple[str, dict[str, str], str]] = [
     (
         "compaction",
         {"compactionLostQueues": "3", "compactionLostReason": "mount it"},
-        "mount it, and so is that of 2 more queues",
+        "3 compaction logs are lost, such as this one: mount it",
     ),
     ("clock", {"currentTimestamp": str(NOW_MS + 60_000)}, "60 s ahead of this machine's"),
     ("clock", {"currentTimestamp": str(NOW_MS - 7_000)}, "7 s behind this machine's"),

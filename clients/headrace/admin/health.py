@@ -90,8 +90,8 @@ def _tier(info: Info, _now_ms: int) -> Iterator[str]:
 
 def _compaction(info: Info, _now_ms: int) -> Iterator[str]:
     if count := int(_number(info, "compactionLostQueues")):
-        more = f", and so is that of {counted(count - 1, 'more queue')}" if count > 1 else ""
-        yield f"{info.get('compactionLostReason')}{more}"
+        many = f"{count} compaction logs are lost, such as this one: " if count > 1 else ""
+        yield f"{many}{info.get('compactionLostReason')}"
 
 
 def _clock(info: Info, now_ms: int) -> Iterator[str]:
