@@ -89,7 +89,7 @@ def require_lost(broker: BrokerUnderTest) -> None:
         ),
     ):
         assert broker.ask(code, header).command.header(OffsetResponseHeader).offset == 0
-    info = broker.parts.compaction.runtime_info()
+    info = broker.compaction.runtime_info()
     assert info["compactionLostQueues"] == "1"
     assert info["compactionLostReason"].startswith(LOST)
     assert broker.store.followers.all[0].status().problem == "the log of C/0 is lost"
@@ -120,7 +120,7 @@ def test_reads_of_what_is_lost_fail_by_name_until_it_is_mounted(tmp_path: Path) 
     assert found(broker) == values
     follow(broker)
     assert found(broker) == values
-    assert broker.parts.compaction.runtime_info()["compactionLostQueues"] == "0"
+    assert broker.compaction.runtime_info()["compactionLostQueues"] == "0"
     broker.close()
 
 
@@ -129,16 +129,16 @@ def test_a_rebuild_makes_it_whole(tmp_path: Path) -> None:
     lose_log(tmp_path / "a", tmp_path / "b")
     master, broker = start(tmp_path / "a"), start(tmp_path / "b")
     follow(broker)
-    work = Rebuild(broker.parts.compaction.queues, NAME, broker.clock.ms)
+    work = Rebuild(broker.compaction.queues, NAME, broker.clock.ms)
     assert work.begin(MASTER, POLICY.delete_retention_ms)
     work.take(pulled(master, 0))
-    broker.parts.compaction.queues.all()[NAME].replica.save(work.progress)
+    broker.compaction.queues.all()[NAME].replica.save(work.progress)
     broker.close()
     broker = start(tmp_path / "b")
     follow(broker)
     require_lost(broker)
     assert rebuild(broker, master) > 0
-    broker.parts.compaction.rebuilds.on_rebuilt()
+    broker.compaction.rebuilds.on_rebuilt()
     assert found(broker) == values
     send(broker, "k0", b"later")
     follow(broker)
@@ -161,7 +161,7 @@ def test_a_rebuild_from_another_queue_leaves_it_lost(tmp_path: Path) -> None:
     with pytest.raises(OtherQueue):
         rebuild(broker, other)
     follow(broker)
-    broker.parts.compaction.queues.all()[NAME].replica.discard()
+    broker.compaction.queues.all()[NAME].replica.discard()
     require_lost(broker)
     broker.close()
     broker = start(tmp_path / "b")
