@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from random import Random
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -295,3 +296,31 @@ def test_the_keys_of_all_queues_are_bounded(
             assert tails_of(broker).key_count <= 25
     assert get(broker, WantedKey(b"k3"))[0] == b"3"
     broker.close()
+
+
+class _Unasked(dict[int, int]):
+    """Keys of a tail that nobody has asked for."""
+
+    def __len__(self) -> int:
+        raise AssertionError("each lookup would take as long as there are tails")
+
+
+def test_the_keys_of_a_tail_are_counted_when_it_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lookups, "_KEYS_MAX", 50)
+    tails = lookups._Tails()
+    compacted: Any = SimpleNamespace(key_index=SimpleNamespace(position=0))
+    for queue_id in range(10):
+        queue: Any = SimpleNamespace(topic=C, queue_id=queue_id)
+        tails.of(queue, compacted).offsets = dict.fromkeys(range(10), 0)
+        tails.bound()
+    assert (len(tails), tails.key_count) == (5, 50)
+    for tail in tails._tails.values():
+        tail.offsets = _Unasked()
+    queue.queue_id = 99
+    tails.of(queue, compacted).offsets = dict.fromkeys(range(20), 0)
+    tails.bound()
+    assert (len(tails), tails.key_count) == (4, 50)
+    tails.drop_topics(lambda _topic: False)
+    assert (len(tails), tails.key_count) == (0, 0)

@@ -66,11 +66,12 @@ _TYPES_OF_KEYS: Final = (None, "K")
 class _Tail:
     """The messages of a queue from ``first`` to ``end``: queue offsets by the hash of the key.
 
-    compacted: the queue.
+    compacted: the queue. counted: the number of keys when it was counted last.
     """
 
     def __init__(self, compacted: CompactedQueue) -> None:
         self.compacted = compacted
+        self.counted = 0
         self.first = self.end = compacted.key_index.position
         self.offsets: dict[int, int] = {}
 
@@ -101,40 +102,52 @@ class _Tail:
 
 
 class _Tails:
-    """The tails of queues, the one that was asked for last at the end; bounded."""
+    """The tails of queues, the one that was asked for last at the end; bounded.
+
+    key_count: the number of keys in all when ``bound`` was called last.
+    """
 
     def __init__(self) -> None:
+        self.key_count = 0
         self._tails: OrderedDict[tuple[str, int], _Tail] = OrderedDict()
+        # Those that may have changed since.
+        self._asked: dict[_Tail, None] = {}
 
     def __len__(self) -> int:
         return len(self._tails)
-
-    @property
-    def key_count(self) -> int:
-        """The number of keys in all."""
-        return sum(len(tail.offsets) for tail in self._tails.values())
 
     def of(self, queue: StoreQueue, compacted: CompactedQueue) -> _Tail:
         """The tail of a queue, without what its index has by now."""
         name = queue.topic, queue.queue_id
         tail = self._tails.get(name)
         if tail is None or tail.compacted is not compacted:
+            self._drop(name)
             tail = self._tails[name] = _Tail(compacted)
         self._tails.move_to_end(name)
+        self._asked[tail] = None
         tail.forget(compacted.key_index.position)
         return tail
 
+    def _drop(self, name: tuple[str, int]) -> None:
+        tail = self._tails.pop(name, None)
+        if tail is not None:
+            self.key_count -= tail.counted
+            self._asked.pop(tail, None)
+
     def bound(self) -> None:
         """Drop what was asked for least recently beyond the bounds, all but the last tail."""
-        key_count = self.key_count
-        while len(self._tails) > 1 and (key_count > _KEYS_MAX or len(self._tails) > _TAILS_MAX):
-            _, tail = self._tails.popitem(last=False)
-            key_count -= len(tail.offsets)
+        for tail in self._asked:
+            self.key_count += len(tail.offsets) - tail.counted
+            tail.counted = len(tail.offsets)
+        self._asked.clear()
+        tails = self._tails
+        while len(tails) > 1 and (self.key_count > _KEYS_MAX or len(tails) > _TAILS_MAX):
+            self._drop(next(iter(tails)))
 
     def drop_topics(self, is_there: Callable[[str], bool]) -> None:
         """Drop the tails of topics that were deleted."""
         for name in [name for name in self._tails if not is_there(name[0])]:
-            del self._tails[name]
+            self._drop(name)
 
 
 class _Newest:
