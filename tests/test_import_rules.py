@@ -91,6 +91,8 @@ MAY_IMPORT = {
         "pydantic",
         *LOOP,
     },
+    "headrace_broker.cluster": SERVICE
+    | {"headrace_broker.config", "headrace_broker.peers", "headrace_broker.topics"},
     "headrace_broker.compaction": INNER
     | {"headrace_broker.config", "headrace_broker.message_demands", "headrace_broker.peers"},
     "headrace_broker.consumer": SERVICE,
@@ -98,11 +100,13 @@ MAY_IMPORT = {
     | {
         "headrace_broker.config",
         "headrace_broker.consumer",
-        "headrace_broker.frame_loop",
+        "headrace_broker.serving.frame_loop",
         "headrace_broker.queue_directory",
         "headrace_broker.statistics",
         "headrace_broker.topics",
     },
+    "headrace_broker.serving": SERVICE | {"headrace_broker.consumer", "headrace_broker.feature"},
+    "headrace_broker.settings": {"pydantic"},
     "headrace_broker.processors": SERVICE
     | RECORDS
     | {
@@ -137,7 +141,7 @@ MAY_IMPORT = {
         "headrace_broker.statistics",
     },
     "headrace_broker.tiered": {
-        "headrace_broker.setting",
+        "headrace_broker.settings.setting",
         "headrace_broker.tiered.access",
         "headrace_broker.tiered.container",
         "headrace_broker.tiered.driver",
@@ -279,10 +283,7 @@ MAY_IMPORT_TOO = {
     "headrace_protocol.record_keys": {"numpy"},
     "headrace_daemon.metrics.exposition": {"prometheus_client"},
     "headrace.spans": {"opentelemetry"},
-    "headrace_broker.processors.feature": {
-        "headrace_broker.expected_store",
-        "headrace_broker.peer_places",
-    },
+    "headrace_broker.processors.feature": {"headrace_broker.cluster.expected_store"},
     "headrace_broker.staging.processor": {"headrace_broker.processors"},
     # What they measure is on one page, in one table.
     "headrace_broker.compaction.collector": {"headrace_broker.metrics.table"},
@@ -299,7 +300,7 @@ MAY_IMPORT_TOO = {
     "headrace.messages": {"pyarrow"},
     "headrace.producer.arrow": {"numpy", "pyarrow"},
     # How a store refuses to open is a message of the command line.
-    "headrace.admin.failures": {"headrace_broker.registration", f"{STORE}.errors"},
+    "headrace.admin.failures": {"headrace_broker.cluster.registration", f"{STORE}.errors"},
     # What puts the daemons and the clients together.
     "headrace.embedded": ANYTHING,
     "headrace.pytest_plugin": ANYTHING,

@@ -17,6 +17,7 @@ from headrace_broker.metrics import feature as metrics
 from headrace_broker.processors import feature as processors
 from headrace_broker.retry import feature as retry
 from headrace_broker.schedule import feature as schedule
+from headrace_broker.serving.upkeep import ClientExpiry, expire_locks
 from headrace_broker.staging import feature as staging
 from headrace_broker.statictopic import feature as statictopic
 from headrace_broker.store.message_store import MessageStore
@@ -24,7 +25,6 @@ from headrace_broker.tiered import feature as tiered
 from headrace_broker.timer import feature as timer
 from headrace_broker.topics.attributes import topic_limits
 from headrace_broker.transaction import feature as transaction
-from headrace_broker.upkeep import ClientExpiry, expire_locks
 from headrace_daemon.services import Service, StopStage
 
 if TYPE_CHECKING:

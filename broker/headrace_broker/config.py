@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pydantic import SecretStr, ValidationError, field_validator, model_validator
 
-from headrace_broker.apache_keys import EXPECTED_VALUES, WITHOUT_EFFECT
-from headrace_broker.setting import setting as _setting
-from headrace_broker.setting_problems import problem_of, unknown_key
+from headrace_broker.settings.apache_keys import EXPECTED_VALUES, WITHOUT_EFFECT
+from headrace_broker.settings.setting import setting as _setting
+from headrace_broker.settings.setting_problems import problem_of, unknown_key
 from headrace_broker.tiered.config import TierConfig
 from headrace_daemon.folders import folder_problem
 from headrace_daemon.serving.ports import equal_ports, fast_port

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
+from headrace_broker.cluster.registration import Registration
 from headrace_broker.consumer.conflicts import SubscriptionConflicts
 from headrace_broker.consumer.groups import ConsumerManager, ProducerManager
 from headrace_broker.consumer.locks import QueueLocks
@@ -17,8 +18,6 @@ from headrace_broker.consumer.offsets import ConsumerOffsets
 from headrace_broker.consumer.pull_watch import PullWatch
 from headrace_broker.consumer.subscriptions import SubscriptionGroups
 from headrace_broker.feature import Feature
-from headrace_broker.frame_loop import FrameLoop
-from headrace_broker.health import Health
 from headrace_broker.host_budget import HostBudget
 from headrace_broker.inner.delivery import Delivery
 from headrace_broker.inner.marks import MARKS_FILE, Marks
@@ -31,7 +30,8 @@ from headrace_broker.processors.client import warn_of_heartbeat
 from headrace_broker.processors.pull import PullProcessor
 from headrace_broker.processors.send import SendProcessor
 from headrace_broker.queue_directory import QueueDirectory
-from headrace_broker.registration import Registration
+from headrace_broker.serving.frame_loop import FrameLoop
+from headrace_broker.serving.health import Health
 from headrace_broker.statictopic.own_queues import OwnQueues
 from headrace_broker.statictopic.table import MAPPING_NAME, MappingTable
 from headrace_broker.statistics import BrokerStatistics

@@ -11,8 +11,8 @@ import trio
 
 from headrace_broker import assembly
 from headrace_broker.clock import SystemClock
-from headrace_broker.expected_store import check_never_left, check_store, keep_begun_without
-from headrace_broker.readiness import Readiness, State
+from headrace_broker.cluster.expected_store import check_never_left, check_store, keep_begun_without
+from headrace_broker.serving.readiness import Readiness, State
 from headrace_broker.store.errors import LoadInterrupted
 from headrace_broker.store.recovery import LoadStage
 from headrace_daemon.network import TcpNetwork, listen_with_fast

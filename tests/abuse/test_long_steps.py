@@ -17,10 +17,10 @@ from headrace_broker.consumer.locks import LOCK_LIFE_MS
 from headrace_broker.consumer.long_polling import HeldRequest
 from headrace_broker.consumer.unconsumed import UnconsumedOffsets
 from headrace_broker.host_budget import HostBudget
+from headrace_broker.serving.upkeep import ClientExpiry, expire_locks
 from headrace_broker.timer.arrivals import TIMER, Arrivals, key_hash
 from headrace_broker.transaction.halves import Decision
 from headrace_broker.transaction.table import OpenHalf
-from headrace_broker.upkeep import ClientExpiry, expire_locks
 from headrace_daemon.slices import in_slices
 from headrace_protocol.bodies import (
     ConsumerData,

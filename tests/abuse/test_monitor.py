@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from headrace_broker.readiness import Readiness
+from headrace_broker.serving.readiness import Readiness
 from headrace_daemon.monitor import Monitor
 from headrace_daemon.serving.listen import listen
 

@@ -10,10 +10,10 @@ import structlog.testing
 import trio
 import trio.testing
 
+from headrace_broker.cluster.registration import IdentityTaken, Registration
 from headrace_broker.config import BrokerConfig
 from headrace_broker.peers.nameservers import Nameservers
 from headrace_broker.peers.peers import Peers
-from headrace_broker.registration import IdentityTaken, Registration
 from headrace_daemon.network import MemoryNetwork
 from headrace_nameserver.config import NameServerConfig
 from headrace_nameserver.server import NameServer

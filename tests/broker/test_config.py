@@ -9,7 +9,7 @@ import pytest
 
 from conf import generate
 from headrace_broker import main as broker_main
-from headrace_broker.apache_keys import EXPECTED_VALUES, WITHOUT_EFFECT
+from headrace_broker.cluster.expected_store import check_store
 from headrace_broker.config import (
     BrokerConfig,
     ConfigError,
@@ -17,7 +17,7 @@ from headrace_broker.config import (
     parse_properties,
     settings,
 )
-from headrace_broker.expected_store import check_store
+from headrace_broker.settings.apache_keys import EXPECTED_VALUES, WITHOUT_EFFECT
 from tests.support.broker import BrokerUnderTest
 
 if TYPE_CHECKING:

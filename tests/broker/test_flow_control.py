@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
-from headrace_broker import frame_loop
 from headrace_broker.config import BrokerConfig
 from headrace_broker.server import Broker
+from headrace_broker.serving import frame_loop
 from headrace_broker.store.files.filesystem import Files
 from headrace_daemon.network import MemoryNetwork
 from headrace_protocol.codes import RequestCode, ResponseCode

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from headrace_broker import upkeep
 from headrace_broker.consumer.locks import LEFT_LIFE_MS, LOCK_LIFE_MS, QueueLocks
 from headrace_broker.host_budget import Host
+from headrace_broker.serving import upkeep
 from headrace_protocol.bodies import LockBatchRequestBody, LockBatchResponseBody, MessageQueue
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.headers import UnregisterClientHeader

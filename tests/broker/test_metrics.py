@@ -388,7 +388,7 @@ def get_text(port: int) -> bytes:
 
 
 async def test_a_broker_that_loads_has_no_metrics(tmp_path: Path) -> None:
-    from headrace_broker.readiness import Readiness
+    from headrace_broker.serving.readiness import Readiness
     from headrace_daemon.monitor import Monitor
 
     async with trio.open_nursery() as nursery:

@@ -10,8 +10,8 @@ import pytest
 import trio
 
 from headrace_broker.config import BrokerConfig
-from headrace_broker.readiness import Readiness, State
 from headrace_broker.server import Broker
+from headrace_broker.serving.readiness import Readiness, State
 from headrace_daemon.monitor import Monitor
 from headrace_daemon.network import MemoryNetwork
 from tests.broker.test_send import frame

@@ -11,8 +11,8 @@ import trio
 import trio.testing
 
 from headrace import Admin
+from headrace_broker.cluster.registration import IdentityTaken
 from headrace_broker.config import BrokerConfig
-from headrace_broker.registration import IdentityTaken
 from headrace_broker.server import Broker
 from headrace_daemon.network import MemoryNetwork
 from headrace_nameserver.config import NameServerConfig

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from headrace_broker.consumer.groups import ProducerManager
     from headrace_broker.consumer.long_polling import LongPolling
     from headrace_broker.consumer.subscriptions import SubscriptionGroups
-    from headrace_broker.frame_loop import FrameLoop
+    from headrace_broker.serving.frame_loop import FrameLoop
     from headrace_broker.statistics import BrokerStatistics
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.topics.table import TopicTable

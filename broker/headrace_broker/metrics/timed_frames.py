@@ -5,7 +5,7 @@ from __future__ import annotations
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from headrace_broker.frame_loop import FrameLoop
+from headrace_broker.serving.frame_loop import FrameLoop
 from headrace_daemon.metrics.histogram import Histogram
 
 if TYPE_CHECKING:

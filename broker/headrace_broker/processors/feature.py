@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from headrace_broker.cluster.expected_store import BegunWithout
 from headrace_broker.consumer.own_groups import guard_own_groups
-from headrace_broker.expected_store import BegunWithout
 from headrace_broker.feature import Feature
 from headrace_broker.message_demands import Demand
-from headrace_broker.peer_places import peer_place
 from headrace_broker.processors.admin_broker import AdminBrokerProcessor
 from headrace_broker.processors.admin_groups import AdminGroupsProcessor
 from headrace_broker.processors.admin_topics import AdminTopicsProcessor
 from headrace_broker.processors.client import ClientProcessor
 from headrace_broker.processors.members import MembersProcessor
+from headrace_broker.processors.peer_places import peer_place
 from headrace_broker.processors.query import QueryProcessor
 from headrace_broker.topics.rules import TopicRules
 from headrace_protocol.access import restrict

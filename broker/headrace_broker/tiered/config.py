@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, Self, cast
 from pydantic import BaseModel, ConfigDict, SecretStr, field_validator, model_validator
 from pydantic.alias_generators import to_camel
 
-from headrace_broker.setting import setting
+from headrace_broker.settings.setting import setting
 
 if TYPE_CHECKING:
     from headrace_broker.tiered.access.settings import TierSettings

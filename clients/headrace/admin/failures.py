@@ -137,7 +137,7 @@ def _expected() -> tuple[type[Exception], ...]:
     types: list[type[Exception]] = [HeadraceError, ProtocolError, OSError]
     # Errors of the daemons occur only in commands that have loaded a daemon.
     if "headrace_broker.server" in sys.modules:
-        from headrace_broker.registration import IdentityTaken
+        from headrace_broker.cluster.registration import IdentityTaken
         from headrace_broker.store.errors import StoreError
 
         types += [StoreError, IdentityTaken]

@@ -1,0 +1,1 @@
+"""Frames of clients, and how the broker fares while it serves them."""
