@@ -231,6 +231,22 @@ async def test_a_reset_of_all_queues(wide: BrokerUnderTest) -> None:
     assert [reply.code for reply, _ in channel.replies()] == [0, 0]
 
 
+# -- compaction ------------------------------------------------------------------------------------
+
+
+async def test_the_choice_of_queues_to_compact(
+    paced: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queues = dict.fromkeys((f"t{number}", 0) for number in range(COUNT))
+    schedule = paced.compaction.schedule
+    monkeypatch.setattr(paced.compaction.queues, "all", lambda: queues)
+    async with running(paced):
+        for _ in range(2):
+            assert await in_slices(schedule._take_due()) == []
+            await trio.lowlevel.checkpoint()
+    assert len(schedule._due_s) == COUNT
+
+
 # -- answers ---------------------------------------------------------------------------------------
 
 

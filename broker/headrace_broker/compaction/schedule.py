@@ -13,9 +13,10 @@ import trio
 from headrace_broker.compaction.compactor import Request
 from headrace_broker.compaction.throttle import RunStopped
 from headrace_broker.store.errors import StoreError
+from headrace_daemon.slices import in_slices
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
     from random import Random
 
     from headrace_broker.compaction.compactor import Compactor
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger("headrace.broker")
 
 _TICK_S: Final = 1.0
+# Looked at in one slice, some milliseconds.
+_QUEUES_AT_ONCE: Final = 4096
 
 
 class CompactionSchedule:
@@ -83,9 +86,9 @@ class CompactionSchedule:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._stop_runs)
             while True:
-                for name in self._take_due():
-                    nursery.start_soon(self._compact, name, limiter)
                 self._wakeup = trio.Event()
+                for name in await in_slices(self._take_due()):
+                    nursery.start_soon(self._compact, name, limiter)
                 with trio.move_on_after(_TICK_S):
                     await self._wakeup.wait()
 
@@ -96,15 +99,17 @@ class CompactionSchedule:
         finally:
             self._throttle.stop()
 
-    def _take_due(self) -> list[Name]:
-        """The queues whose turn it is, from now on running."""
+    def _take_due(self) -> Generator[None, None, list[Name]]:
+        """The queues whose turn it is, from now on running; in slices."""
         names, now_s = self._queues.all(), trio.current_time()
-        for name in [*self._due_s]:
-            if name not in names:
-                del self._due_s[name]
+        for name in self._due_s.keys() - names.keys():
+            del self._due_s[name]
         self._forced &= names.keys()
+        yield
         due = []
-        for name in names:
+        for number, name in enumerate(names, 1):
+            if not number % _QUEUES_AT_ONCE:
+                yield
             if name not in self._due_s:
                 self._due_s[name] = self._next_s(now_s)
             is_due = name in self._forced or self._due_s[name] <= now_s
