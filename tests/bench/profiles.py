@@ -81,7 +81,7 @@ STAGES = (
     Stage(
         "checks",
         r"processors/|broker/topics/|protocol/serving\.py|statistics\.py"
-        r"|broker/(frame_loop|message_demands|queue_directory)\.py",
+        r"|broker/(serving/frame_loop|message_demands|queue_directory)\.py",
     ),
     Stage(
         "send",

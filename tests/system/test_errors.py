@@ -21,6 +21,7 @@ from headrace import Message
 from headrace.admin.shrink import Unread
 from headrace.missing import MissingPart
 from headrace_broker.config import BrokerConfig
+from headrace_broker.peers.callers import LOOKUPS
 from headrace_protocol.bodies import MessageQueue, TopicConfig
 from headrace_protocol.drivers.errors import ConnectFailed
 from headrace_protocol.errors import NotReady
@@ -57,6 +58,7 @@ ARGUMENTS: dict[str, object] = {
     "OSError": OSError(28, "No space left on device"),
     "list[str]": ["one", "two"],
     "BrokerConfig": BrokerConfig(),
+    "Caller": LOOKUPS,
     "HeadraceError": REFUSED,
     "Mapping[str, Exception]": {"localhost:9876": REFUSED},
     "Mapping[str, TopicConfig]": {"a": TopicConfig(topic_name="t")},
