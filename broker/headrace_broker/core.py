@@ -1,4 +1,4 @@
-"""The core of a broker: what its features stand on. ``build_core`` connects its parts."""
+"""The core of a broker, from which its features are built. ``build_core`` connects its parts."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Clients(NamedTuple):
 
 
 class Serving(NamedTuple):
-    """How the broker is reached, and kept responsive. scrapes: None without a monitor."""
+    """The server, and the means to keep it responsive. scrapes: None without a monitor."""
 
     network: Network
     listener: Listener
@@ -101,9 +101,9 @@ class Serving(NamedTuple):
 
 
 class Messages(NamedTuple):
-    """The ways of messages in and out. delays: the demands to wait for a time.
+    """Processors and writers of messages. delays: the demands that make a message wait.
 
-    writer, delivery, marks: of messages that have waited.
+    writer, delivery, marks: serve messages that have waited.
     """
 
     demands: MessageDemands
@@ -118,7 +118,7 @@ class Messages(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Core:
-    """What ``build`` of a feature gets.
+    """The argument of a feature's ``build``.
 
     changes: logs the changes that clients make. own_queues: this broker's queues of static topics.
     added: the features as one record; empty until all are built.
@@ -167,10 +167,7 @@ def build_core(
     watch = PullWatch(clients.consumers, partial(_watched_queues, tables), pace.sliced_work.start)
     messages = _messages(config, store, tables, clients, directory, statistics, watch, serving)
 
-    peers = Peers(network.connect, lambda: config.forward_timeout)
-    nameservers = Nameservers(peers, config.broker_cluster_name, config.nameservers)
-    peers.find_address = nameservers.find_address
-    peers.on_waiting = lambda is_waiting: serving.server.share_loop(is_shared=is_waiting)
+    peers, nameservers = _peers(config, serving)
 
     async def before(nameserver: str) -> None:
         for look in core.added.before_registration:
@@ -292,6 +289,14 @@ def _frames(
     cluster, name = config.broker_cluster_name, config.broker_name
     labels = {"cluster": cluster, "node_id": name, "node_type": "broker"}
     return TimedFrameLoop(store, on_closed), Scrapes(labels)
+
+
+def _peers(config: BrokerConfig, serving: Serving) -> tuple[Peers, Nameservers]:
+    peers = Peers(serving.network.connect, lambda: config.forward_timeout)
+    nameservers = Nameservers(peers, config.broker_cluster_name, config.nameservers)
+    peers.find_address = nameservers.find_address
+    peers.on_waiting = lambda is_waiting: serving.server.share_loop(is_shared=is_waiting)
+    return peers, nameservers
 
 
 def _messages(

@@ -1,8 +1,8 @@
-"""Imported first by the commands that run a daemon: keeps out of it what nothing in it uses.
+"""Keeps unused packages out of a daemon; the commands that run one import this module first.
 
-structlog loads rich, if it is there, to colour tracebacks, which a daemon's log formats by itself,
-and asyncio for calls of coroutines that no daemon makes: an eighth of all modules, and 8 MB. Not
-for programs that embed a broker: they may want both.
+structlog loads rich to colour tracebacks, and asyncio for calls of coroutines. Daemons format
+tracebacks themselves and run on trio, so both are unused: an eighth of all modules, and 8 MB.
+Programs that embed a broker may want both, and don't import this module.
 """
 
 from __future__ import annotations

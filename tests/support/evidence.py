@@ -1,4 +1,4 @@
-"""What the daemons of a failed test logged: a failure that comes seldom shows its cause at once."""
+"""Logs of a failed test's daemons, in its report: a rare failure must show its cause at once."""
 
 from __future__ import annotations
 

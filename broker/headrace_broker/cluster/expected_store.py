@@ -156,7 +156,7 @@ def _own(config: BrokerConfig, found: Iterable[DepartedBroker]) -> DepartedBroke
 async def _departed(
     config: BrokerConfig, network: Network, nameserver: str
 ) -> DepartedBroker | None:
-    """What a nameserver remembers. Raises HeadraceError."""
+    """This broker as a nameserver remembers it. Raises HeadraceError."""
     async with connected(network.connect, nameserver) as connection:
         response = await connection.request(
             RequestCode.GET_BROKER_CLUSTER_INFO,

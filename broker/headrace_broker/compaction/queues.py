@@ -61,7 +61,7 @@ class CompactedQueue(NamedTuple):
     """An open log with what reads and compacts it.
 
     replica: what a rebuild has pulled. created_at: of its topic, see ``Incarnations``.
-    lost: what is lost and the remedies; "" if nothing is.
+    lost: names a lost log and the remedies; "" if the log is there.
     """
 
     log: QueueLog
@@ -128,7 +128,7 @@ class CompactedQueues:
         return queue
 
     def _lost(self, topic: str, queue_id: int) -> str:
-        """What is lost of a log and the remedies; "" if nothing is."""
+        """Name a lost log and the remedies; "" if the log is there."""
         root, (_, oldest) = self._store.root, self._synced(topic, queue_id)
         own, folder = own_folder(root, topic, queue_id), Folders.of(root, topic, queue_id).log
         has_note = any((own / name).exists() for name in (_CREATED_FILE, _GIVEN_UP_FILE))
@@ -144,14 +144,14 @@ class CompactedQueues:
         )
 
     def rebuilt(self, name: Name) -> None:
-        """Take the log of a queue for whole. Raises OSError."""
+        """Accept the log of a queue as whole after a rebuild. Raises OSError."""
         queue = self._queues.get(name)
         if queue is not None and queue.lost:
             self._adopt(*name, queue.created_at)
             self._queues[name] = queue._replace(lost="")
 
     def lost(self) -> list[str]:
-        """What is lost of each lost log, and the remedies."""
+        """Each lost log with the remedies."""
         return [queue.lost for _, queue in sorted(self.all().items()) if queue.lost]
 
     def _created_at(self, topic: str) -> int:

@@ -108,7 +108,7 @@ class Compaction:
         return CompactionPolicy.of(config) if config is not None else None
 
     def unconsumed(self, lowest: LowestUnconsumed) -> LowestUnconsumed:
-        """What must stay in the log until groups have consumed it: nothing of compacted topics."""
+        """Let clean-up remove messages of compacted topics, consumed or not."""
 
         def lowest_of_others(
             topic: str, queue_ids: Iterable[int]

@@ -37,9 +37,9 @@ _MASTER_ID: Final = 0
 
 
 class Nameservers:
-    """The nameservers of this broker, and what those tell to which it is connected.
+    """Look-ups at the nameservers to which this broker is connected.
 
-    addresses: all of them.
+    addresses: of all its nameservers.
     """
 
     def __init__(self, peers: Peers, cluster: str, addresses: Sequence[str]) -> None:
@@ -84,7 +84,7 @@ class Nameservers:
         return [*(await self._first(look) or {}).values()]
 
     async def _first(self, look: Callable[[str], Awaitable[T | None]]) -> T | None:
-        """The first result of a nameserver. Raises HeadraceError if one without may have it."""
+        """The first result. Raises HeadraceError if there is none and a nameserver has failed."""
         problem: HeadraceError | None = None
         for nameserver in [*self._held]:
             try:

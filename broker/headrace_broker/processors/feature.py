@@ -61,7 +61,7 @@ def build(core: Core) -> Feature:
 
 
 def _clients(core: Core) -> tuple[Processor, ...]:
-    """Those of producers and consumers themselves."""
+    """Requests of producers and consumers."""
     (topics, _, groups, offsets), clients = core.tables, core.clients
     steady_ms = core.store.clock.steady_ms
     return (

@@ -192,7 +192,7 @@ def _wanted(header: QueryMessageHeader, found_count: int) -> WantedMessages:
 def _missing(
     more: Sequence[Buffer], found: list[Buffer], header: QueryMessageHeader
 ) -> list[Buffer]:
-    """Those of ``more`` in the time range that are not found yet, as many as fit."""
+    """Records of ``more`` in the time range that are not found yet, as many as fit."""
     places = {_place(record) for record in found} if more else set()
     return [
         record

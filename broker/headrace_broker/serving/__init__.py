@@ -1,1 +1,1 @@
-"""Frames of clients, and how the broker fares while it serves them."""
+"""Frames of clients, and the broker's health while it serves them."""

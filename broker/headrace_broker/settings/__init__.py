@@ -1,1 +1,1 @@
-"""The table of settings: its rows, the keys of Apache RocketMQ, and what is wrong with a value."""
+"""The table of settings: its rows, the keys of Apache RocketMQ, and the errors for wrong values."""

@@ -201,9 +201,9 @@ def _with_chains(mapping: BrokerMapping, hosted: dict[int, Chain]) -> BrokerMapp
 
 
 class _Look(NamedTuple):
-    """What one look at a topic goes by.
+    """One look at a topic.
 
-    oldest_waiting: see ``MappingCleanup``; what waits later cannot name an item that has ended.
+    oldest_waiting: see ``MappingCleanup``; later messages can't name an item that has ended.
     """
 
     mapping: BrokerMapping

@@ -1,4 +1,4 @@
-"""What this broker leads of static topics, and what it asks of others, for the metrics page."""
+"""Counts of static topics for the metrics page."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class _Shared(NamedTuple):
-    """What serves requests for queues elsewhere."""
+    """Parts that serve requests for queues elsewhere."""
 
     forwarding: Forwarding
     relay: Relay
@@ -130,7 +130,7 @@ def _cleanup(core: Core, changes: StaticTopicChanges) -> MappingCleanup:
 
 
 def _guards(core: Core, shared: _Shared) -> tuple[Callable[[Registry], None], ...]:
-    """What takes requests over that are for queues of static topics."""
+    """Guards that take over requests for queues of static topics."""
     leaders, workers, progress = shared.leaders, shared.workers, shared.progress
     store, clients, config = core.store, core.clients, core.config
     groups = StaticGroups(

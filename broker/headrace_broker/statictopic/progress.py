@@ -162,7 +162,7 @@ class StaticProgress:
     def moved(self, key: Key, chain: PackedChain, index: int) -> None:
         """Adapt the other items after a commit at another item than the last time."""
         group, topic, queue_id = key
-        # Of the item of the last commit, whose neighbours need no change.
+        # The item of the last commit; its neighbours need no change.
         gens = self._offsets.logic_gens.setdefault((topic, group), {})
         gen, last = chain[index].gen, gens.get(queue_id)
         if gen == last:

@@ -1,4 +1,4 @@
-"""What this broker leads of static topics, and what it asks of others."""
+"""Counts of requests that cross brokers because of static topics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What features say about changes of topics, and about queues that move to other brokers."""
+"""Rules of features for changes of topics, and for queues that move to other brokers."""
 
 from __future__ import annotations
 

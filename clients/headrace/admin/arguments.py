@@ -1,7 +1,7 @@
-"""What callers pass to the methods of Admin, checked and made plain in the call.
+"""Arguments of Admin's methods, checked and made plain in the call.
 
-A number of numpy is taken for what it is. Another type than that of the annotation is an error that
-names the argument, and not one of the encoder that meets it later.
+A number of numpy becomes an int. A type other than the annotation's is an error that names the
+argument; otherwise the encoder would fail later, in words of its own.
 Source: tests/clients/test_admin_arguments.py.
 """
 

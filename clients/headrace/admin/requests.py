@@ -146,7 +146,7 @@ class BrokerRequests(Startable):
         return (await self._instance.request(address, code, header, body)).expect()
 
     async def _query_page(self, address: str, header: QueryMessageHeader) -> list[StoredMessage]:
-        """What a broker's index finds; see ``key_query.newest``."""
+        """Messages that a broker's index finds; see ``key_query.newest``."""
         response = await self._instance.request(address, RequestCode.QUERY_MESSAGE, header)
         if response.command.code == ResponseCode.QUERY_NOT_FOUND:
             return []

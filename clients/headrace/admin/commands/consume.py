@@ -259,7 +259,7 @@ class _Reader:
         return await all_queues(consumer, wanted.topic, allow_partial=wanted.allow_partial)
 
     async def _start_of(self, consumer: PullConsumer, queue: MessageQueue, end: int) -> int | None:
-        """Where to start in a queue; None for the place of the consumer."""
+        """The offset to start at in a queue; None for the consumer's own position."""
         wanted = self._wanted
         if self._starts:
             return self._starts[queue]
