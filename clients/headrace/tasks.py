@@ -40,6 +40,18 @@ async def gather(
     return [outcomes[index] for index in range(len(items))]
 
 
+async def gather_or_raise(
+    work: Callable[[Item], Awaitable[Result]], items: Sequence[Item]
+) -> list[Result]:
+    """As ``gather``; raises the first HeadraceError once all have ended."""
+    found: list[Result] = []
+    for outcome in await gather(work, items):
+        if isinstance(outcome, HeadraceError):
+            raise outcome
+        found.append(outcome)
+    return found
+
+
 def sole_error(error: BaseException) -> BaseException:
     """Unwrap groups of a single exception; groups of several are returned unchanged."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:

@@ -14,7 +14,7 @@ import anyio
 from headrace.admin.chains import ChainAdmin, StaticConfig
 from headrace.errors import HeadraceError, RouteNotFound
 from headrace.messages import check_topic
-from headrace.tasks import gather
+from headrace.tasks import gather, gather_or_raise
 from headrace_protocol.bodies import MessageQueue
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.headers import CreateStaticTopicHeader
@@ -308,9 +308,7 @@ class StaticTopicAdmin(ChainAdmin):
             await self._ask(found.masters[step.broker], code, header, body)
             epochs[step.broker] = step.mapping.epoch
 
-        for outcome in await gather(send, steps):
-            if isinstance(outcome, HeadraceError):
-                raise outcome
+        await gather_or_raise(send, steps)
 
     async def _closed(self, plan: Plan, found: Found) -> dict[int, Closed]:
         """The closed items as their brokers have them now, and where they end."""

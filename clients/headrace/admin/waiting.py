@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -13,7 +13,7 @@ from headrace.admin.requests import BrokerProblem, BrokerRequests
 from headrace.errors import BrokerError, HeadraceError, RouteNotFound
 from headrace.messages import ReceivedMessage
 from headrace.recall import recall
-from headrace.tasks import gather
+from headrace.tasks import gather_or_raise
 from headrace_protocol.bodies import QueryConsumeQueueResponseBody as Units
 from headrace_protocol.bodies import TimerMetrics, WaitingList
 from headrace_protocol.codes import RequestCode, ResponseCode
@@ -30,12 +30,9 @@ from headrace_protocol.recall_handle import RecallHandle
 from headrace_protocol.system_topics import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, TIMER_TOPIC
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Iterable
 
     from headrace_protocol.message import StoredMessage
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 _COUNT = 32
 _PAGE: Final = 32
@@ -188,7 +185,9 @@ class WaitingAdmin(BrokerRequests):
                 for stored in records
                 if stored and group in {None, stored.properties.get("PGROUP", "")}
             ]
-            resumed = await self._each(lambda stored: self._is_resumed(address, stored), wanted)
+            resumed = await gather_or_raise(
+                lambda stored: self._is_resumed(address, stored), wanted
+            )
             there = [stored for stored, gone in zip(wanted, resumed, strict=True) if not gone]
             found = [*there, *found]
             end = begin
@@ -264,18 +263,7 @@ class WaitingAdmin(BrokerRequests):
         self, address: str, physical_offsets: Iterable[int]
     ) -> list[StoredMessage | None]:
         """The records at these offsets; None for those that are gone."""
-        return await self._each(partial(self._record_at, address), list(physical_offsets))
-
-    @staticmethod
-    async def _each(
-        ask: Callable[[Item], Awaitable[Result]], items: Sequence[Item]
-    ) -> list[Result]:
-        """The answers to all, asked at once. Raises the first error."""
-        outcomes = await gather(ask, items)
-        for outcome in outcomes:
-            if isinstance(outcome, HeadraceError):
-                raise outcome
-        return [outcome for outcome in outcomes if not isinstance(outcome, HeadraceError)]
+        return await gather_or_raise(partial(self._record_at, address), list(physical_offsets))
 
     async def _record_at(self, address: str, physical_offset: int) -> StoredMessage | None:
         header = ViewMessageHeader(offset=physical_offset)

@@ -8,8 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headrace.consumer.offset_store import OffsetStore
-from headrace.errors import HeadraceError
-from headrace.tasks import gather
+from headrace.tasks import gather_or_raise
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -55,9 +54,7 @@ class TopicOffsetStore(OffsetStore):
             queue, offset = item
             await self._table.put(_key(group, queue), offset)
 
-        for outcome in await gather(put, list(offsets.items())):
-            if isinstance(outcome, HeadraceError):
-                raise outcome
+        await gather_or_raise(put, list(offsets.items()))
 
     async def commit_oneway(self, group: str, offsets: Mapping[MessageQueue, int]) -> None:
         """Send progress; the same as ``commit``."""

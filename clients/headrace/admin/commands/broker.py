@@ -172,7 +172,7 @@ def set_config(
     import trio
 
     from headrace.admin.client import Admin
-    from headrace.tasks import gather
+    from headrace.tasks import gather_or_raise
 
     changes = options.pairs(settings, "setting")
 
@@ -184,11 +184,7 @@ def set_config(
                 await admin.update_broker_config(node.address, changes)
                 return _rows(node, await admin.broker_config(node.address), tuple(changes))
 
-            outcomes = await gather(change, nodes)
-            for outcome in outcomes:
-                if isinstance(outcome, HeadraceError):
-                    raise outcome
-            return [row for rows in outcomes if isinstance(rows, list) for row in rows]
+            return [row for rows in await gather_or_raise(change, nodes) for row in rows]
 
     print_rows(trio.run(run), as_json=as_json, empty="no settings")
 
