@@ -36,7 +36,7 @@ from tests.abuse.hostile import (
     headers,
     plain_fields,
 )
-from tests.broker.test_bad_input import framed, request
+from tests.broker.serving.test_bad_input import framed, request
 from tests.fuzz.corpus import corpus
 from tests.fuzz.mutations import spoiled_inside
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.blocking import Admin
 from tests.abuse.attackers import KINDS, SERVERS, Peer
-from tests.broker.test_bad_input import (
+from tests.broker.serving.test_bad_input import (
     pull_fields,
     queue_fields,
     request,

@@ -22,7 +22,7 @@ from headrace_protocol.fastjson import PARSED_BYTES_MAX, MalformedJson
 from headrace_protocol.frame import FIRST_FRAME_BYTES_MAX, FrameReader
 from headrace_protocol.header_codecs import SerializeType, decode_header
 from headrace_protocol.serving import Registry, Reply, Request, admit
-from tests.broker.test_bad_input import daemons, queue_fields, request, send_fields
+from tests.broker.serving.test_bad_input import daemons, queue_fields, request, send_fields
 from tests.support.channel import MemoryChannel
 
 if TYPE_CHECKING:

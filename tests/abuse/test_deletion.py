@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.frame import FrameReader
-from tests.broker.test_bad_input import pull_fields, request, send_fields
+from tests.broker.serving.test_bad_input import pull_fields, request, send_fields
 from tests.support.broker import BrokerUnderTest
 from tests.support.channel import MemoryChannel
 

@@ -31,7 +31,7 @@ from tests.abuse.hostile import (
     headers,
     plain_fields,
 )
-from tests.broker.test_bad_input import Daemons, Wire, daemons, framed, request, send_fields
+from tests.broker.serving.test_bad_input import Daemons, Wire, daemons, framed, request, send_fields
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -19,7 +19,7 @@ from headrace_protocol.codes import RequestCode as Code
 from headrace_protocol.key_lookup import WantedKey, encode_keys
 from headrace_protocol.staging import Decision, StagedAttempt, encode_names
 from tests.abuse.hostile import plain_value
-from tests.broker.test_bad_input import request
+from tests.broker.serving.test_bad_input import request
 from tests.support.batches import block
 from tests.support.broker import BrokerUnderTest, heartbeat
 from tests.support.channel import MemoryChannel

@@ -47,8 +47,8 @@ from headrace_protocol.headers import (
 from headrace_protocol.message import java_hash
 from headrace_protocol.serving import run_at_once
 from headrace_protocol.staging import Decision, StagedAttempt, encode_names
-from tests.broker import test_staging
-from tests.broker.test_groups import notices
+from tests.broker.consumer.test_groups import notices
+from tests.broker.staging import test_staging
 from tests.support.broker import BrokerUnderTest
 from tests.support.channel import MemoryChannel
 from tests.support.memory import HOST, kept_bytes

@@ -20,7 +20,14 @@ from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import Lane, NotReady
 from headrace_protocol.frame import FrameReader
 from headrace_protocol.serving import Registry, Reply, Request
-from tests.broker.test_bad_input import Wire, daemons, framed, request, send_fields, topic_fields
+from tests.broker.serving.test_bad_input import (
+    Wire,
+    daemons,
+    framed,
+    request,
+    send_fields,
+    topic_fields,
+)
 from tests.support.channel import MemoryChannel
 
 if TYPE_CHECKING:

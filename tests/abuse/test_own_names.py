@@ -40,7 +40,7 @@ from headrace_protocol.system_topics import (
     is_own_topic,
 )
 from tests.abuse.hostile import plain_value
-from tests.broker.test_bad_input import request
+from tests.broker.serving.test_bad_input import request
 from tests.support.batches import block
 from tests.support.broker import BrokerUnderTest, heartbeat
 from tests.support.channel import MemoryChannel

@@ -17,7 +17,7 @@ from headrace_broker.store.errors import StoreFormatError
 from headrace_broker.store.files.config_file import ConfigFile, is_whole
 from headrace_protocol.bodies import SubscriptionGroupConfig
 from headrace_protocol.codes import RequestCode, ResponseCode
-from tests.broker.test_subscriptions import open_groups
+from tests.broker.consumer.test_subscriptions import open_groups
 from tests.support.channel import MemoryChannel
 
 if TYPE_CHECKING:

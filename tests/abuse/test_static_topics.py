@@ -15,7 +15,7 @@ from headrace_protocol.headers import (
     PullMessageResponseHeader,
 )
 from headrace_protocol.statictopic.mapping import TopicMapping, encode_detail
-from tests.broker.test_bad_input import pull_fields, request, send_fields
+from tests.broker.serving.test_bad_input import pull_fields, request, send_fields
 from tests.support.broker import BrokerUnderTest, broker_config
 from tests.support.channel import MemoryChannel
 from tests.support.static_brokers import TOPIC, Brokers, item, pull_header, response, send_header

@@ -14,7 +14,7 @@ from headrace_daemon.serving.server import RemotingServer
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.frame import FrameReader
 from headrace_protocol.serving import Registry, Reply, Request
-from tests.broker.test_bad_input import Wire, framed, request
+from tests.broker.serving.test_bad_input import Wire, framed, request
 from tests.support.channel import MemoryChannel
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from tests.broker.seams.place import OTHER_BROKER, MovedTopic
 from tests.broker.seams.service import IdleService
 from tests.broker.seams.source import HiddenTopic
 from tests.broker.seams.whole import DRAWER, LOCKED, LOOK_INTO, Drawer
-from tests.broker.test_bad_input import (
+from tests.broker.serving.test_bad_input import (
     Wire,
     pull_fields,
     queue_fields,
@@ -327,7 +327,7 @@ async def test_a_whole_feature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         await locks(mq, drawer)
     assert int((tmp_path / "config" / "drawer.json").read_bytes()) == len(BODIES)
     assert bodies_of(drawer.copies) == BODIES
-    # The table was read above; tests/broker/test_topic_rules.py has queues that move.
+    # The table was read above; tests/broker/topics/test_topic_rules.py has queues that move.
     assert drawer.used == {*Feature._fields} - {"moves", "tables"}
 
 

@@ -19,7 +19,7 @@ from headrace_protocol.headers import GetByKeyHeader, GetByKeyResponseHeader
 from headrace_protocol.key_lookup import NoRecord, WantedKey, decode_found, encode_keys
 from headrace_protocol.message import decode_record, decode_records
 from headrace_protocol.statictopic.offsets import round_up
-from tests.broker.test_compaction_source import SIZES
+from tests.broker.compaction.test_compaction_source import SIZES
 from tests.simulation.compacted_lives import KEYS, POLICY, Table
 from tests.simulation.determinism import decided_by, temporary_folder
 from tests.simulation.history import PromiseBroken

@@ -26,8 +26,8 @@ from headrace_protocol.columns import RecordColumns
 from headrace_protocol.headers import DeleteTopicHeader
 from headrace_protocol.key_lookup import NoRecord
 from headrace_protocol.message import decode_record
-from tests.broker.test_compaction_lookups import get, key
-from tests.broker.test_compaction_source import SIZES, C, create, follow_unsaved, read
+from tests.broker.compaction.test_compaction_lookups import get, key
+from tests.broker.compaction.test_compaction_source import SIZES, C, create, follow_unsaved, read
 from tests.simulation.determinism import decided_by, temporary_folder
 from tests.simulation.history import PromiseBroken
 from tests.simulation.totals import Outcome

@@ -22,7 +22,7 @@ from headrace_protocol.bodies import DataVersion
 from headrace_protocol.message import StoredMessage, encode_properties
 from headrace_protocol.statictopic.mapping import decode_file, encode_file
 from headrace_protocol.system_topics import SCHEDULE_TOPIC
-from tests.broker.test_static_changes import led_here
+from tests.broker.statictopic.test_static_changes import led_here
 from tests.support.damage import contents, quiet
 from tests.support.golden import copy_golden_store, golden_settings, golden_store
 from tests.support.stores import (

@@ -18,13 +18,19 @@ from headrace_daemon.network import TcpNetwork
 from headrace_daemon.serving.server_channel import ServerChannel
 from headrace_protocol.codes import RequestCode as Code
 from headrace_protocol.frame import FrameReader
-from tests.broker.test_bad_input import daemons, pull_fields, request, send_fields, topic_fields
+from tests.broker.serving.test_bad_input import (
+    daemons,
+    pull_fields,
+    request,
+    send_fields,
+    topic_fields,
+)
 from tests.support.processes import dev
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.broker.test_bad_input import Wire
+    from tests.broker.serving.test_bad_input import Wire
     from tests.support.processes import Dev
 
 

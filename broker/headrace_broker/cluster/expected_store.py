@@ -2,7 +2,7 @@
 
 Looked for before the store is opened, so that nothing is created below the mount. Nameservers that
 don't answer then are asked later.
-Source: docs/operations.md "A store that is not there"; tests/broker/test_expected_store.py.
+Source: docs/operations.md "A store that is not there"; tests/broker/cluster/test_expected_store.py.
 """
 
 from __future__ import annotations

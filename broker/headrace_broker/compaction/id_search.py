@@ -1,6 +1,6 @@
 """Searches compaction logs for a message by the id that its producer gave it.
 
-Source: docs/compaction.md "Reading"; tests/broker/test_compaction_queries.py.
+Source: docs/compaction.md "Reading"; tests/broker/compaction/test_compaction_queries.py.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ It sees at a glance that messages have a key, belong to the queue, fit, and are 
 What it does not see that way is left to ``KeyDemand``: a key that does not begin with printable
 ASCII, KEYS twice, ``__DELETE__``, and every message that is rejected.
 
-Source: docs/compaction.md "Messages"; tests/broker/test_compaction_key_check.py.
+Source: docs/compaction.md "Messages"; tests/broker/compaction/test_compaction_key_check.py.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ file in ``keys`` is complete.
 The checksum is the slot's other 16-bit words, combined by exclusive or, so it shows each flipped
 bit. A slot on the way to a key that fails the check makes the index anew.
 
-Source: docs/store-format.md "Compaction log"; tests/broker/test_compaction_lookups.py.
+Source: docs/store-format.md "Compaction log"; tests/broker/compaction/test_compaction_lookups.py.
 """
 
 from __future__ import annotations

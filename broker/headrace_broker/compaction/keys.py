@@ -3,7 +3,7 @@
 The key is the whole text of KEYS, also with blanks in it. A message without a body is a delete
 marker; clients that can't send one send ``__DELETE__=true``, and the body is not stored.
 
-Source: docs/compaction.md "Messages"; tests/broker/test_compaction_keys.py.
+Source: docs/compaction.md "Messages"; tests/broker/compaction/test_compaction_keys.py.
 """
 
 from __future__ import annotations

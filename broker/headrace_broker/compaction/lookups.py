@@ -3,7 +3,7 @@
 A key is looked up among the messages that the key index lacks so far, then in the index. The index
 is opened when a queue is asked for the first time, and followed from then on.
 
-Source: docs/protocol.md "Get by key"; tests/broker/test_compaction_lookups.py.
+Source: docs/protocol.md "Get by key"; tests/broker/compaction/test_compaction_lookups.py.
 """
 
 from __future__ import annotations

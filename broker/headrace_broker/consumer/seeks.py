@@ -1,6 +1,6 @@
 """Requests to the members of a group to continue at other offsets.
 
-Source: docs/protocol.md "Groups"; tests/broker/test_admin_groups.py.
+Source: docs/protocol.md "Groups"; tests/broker/processors/test_admin_groups.py.
 """
 
 from __future__ import annotations

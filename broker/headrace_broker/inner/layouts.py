@@ -1,6 +1,6 @@
 """Layouts: properties that messages have in common are read once.
 
-Source: tests/broker/test_transaction_layouts.py, tests/broker/test_delivery.py.
+Source: tests/broker/transaction/test_transaction_layouts.py, tests/broker/inner/test_delivery.py.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A progress file such as delayOffset.json lags behind what was delivered, so a st
 reads the log from here on to see what was. The file is ours alone: an Apache broker that ran on
 the store has changed its own file, and then the mark beside it says nothing.
 
-Source: docs/store-format.md "secondOrder.json"; tests/broker/test_schedule.py.
+Source: docs/store-format.md "secondOrder.json"; tests/broker/schedule/test_schedule.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The parts of this broker that ask other daemons, and the limits of each.
 
 A request names its row, so nothing asks without a limit.
-Source: docs/architecture.md "Other daemons"; tests/broker/test_peers.py.
+Source: docs/architecture.md "Other daemons"; tests/broker/peers/test_peers.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Look-ups of brokers and routes at the nameservers to which this broker is connected.
 
-Source: docs/architecture.md "Other daemons"; tests/broker/test_peers.py.
+Source: docs/architecture.md "Other daemons"; tests/broker/peers/test_peers.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A peer is a broker, by name, or a daemon to which a part of this broker holds a connection, by
 address. ``begin`` returns at once and keeps the order of its calls; ``ask`` and ``ask_many`` wait.
-Source: docs/architecture.md "Other daemons"; tests/broker/test_peers.py.
+Source: docs/architecture.md "Other daemons"; tests/broker/peers/test_peers.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Requests about the broker itself: runtime info, settings, and tables for slaves to copy.
 
-Source: docs/protocol.md "Broker"; tests/broker/test_admin_broker.py.
+Source: docs/protocol.md "Broker"; tests/broker/processors/test_admin_broker.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Requests about consumer and producer groups: settings, members, progress and resets.
 
-Source: docs/protocol.md "Groups"; tests/broker/test_admin_groups.py.
+Source: docs/protocol.md "Groups"; tests/broker/processors/test_admin_groups.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Requests to create, read and delete topics.
 
-Source: docs/protocol.md "Topics"; tests/broker/test_admin_topics.py.
+Source: docs/protocol.md "Topics"; tests/broker/processors/test_admin_topics.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Requests of clients about themselves: heartbeats, members, queue locks and progress.
 
-Source: docs/protocol.md "Clients"; tests/broker/test_client_processor.py.
+Source: docs/protocol.md "Clients"; tests/broker/processors/test_client_processor.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """DESCRIBE_GROUP (7680020) and GET_CONSUMER_RUNNING_INFO (307): the members and their queues.
 
-Source: docs/protocol.md "Members"; tests/broker/test_members.py.
+Source: docs/protocol.md "Members"; tests/broker/processors/test_members.py.
 """
 
 from __future__ import annotations

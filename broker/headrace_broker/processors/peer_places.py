@@ -1,6 +1,6 @@
 """Places of topics that are kept for Apache RocketMQ: sends and reads are rejected.
 
-Source: docs/store-format.md "Stores of Apache RocketMQ"; tests/broker/test_peer_topics.py.
+Source: docs/store-format.md "Stores of Apache RocketMQ"; tests/broker/topics/test_peer_topics.py.
 """
 
 from __future__ import annotations

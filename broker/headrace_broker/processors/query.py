@@ -1,6 +1,6 @@
 """Queries for messages by key or id, and for offsets.
 
-Source: docs/protocol.md "Queries"; tests/broker/test_query_processor.py.
+Source: docs/protocol.md "Queries"; tests/broker/processors/test_query_processor.py.
 """
 
 from __future__ import annotations

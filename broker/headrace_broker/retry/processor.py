@@ -1,6 +1,6 @@
 """CONSUMER_SEND_MSG_BACK (36): a consumer wants a message again later, or gives it up.
 
-Source: docs/protocol.md "Retries"; tests/broker/test_retry.py.
+Source: docs/protocol.md "Retries"; tests/broker/retry/test_retry.py.
 """
 
 from __future__ import annotations

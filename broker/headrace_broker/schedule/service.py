@@ -9,7 +9,7 @@ What always holds:
 3. Nothing is delivered early. After a clock went back, what is there waits its level once more at
    most.
 
-Source: docs/protocol.md "Delayed messages"; tests/broker/test_schedule.py.
+Source: docs/protocol.md "Delayed messages"; tests/broker/schedule/test_schedule.py.
 """
 
 from __future__ import annotations

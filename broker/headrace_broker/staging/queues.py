@@ -2,7 +2,7 @@
 
 A decision is final, so a queue moves away only when the batches decided for it are in the log, and
 no batch is decided for a queue that has moved or is about to.
-Source: docs/protocol.md "Staged writes"; tests/broker/test_static_staging.py.
+Source: docs/protocol.md "Staged writes"; tests/broker/statictopic/test_static_staging.py.
 """
 
 from __future__ import annotations

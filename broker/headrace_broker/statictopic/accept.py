@@ -1,6 +1,7 @@
 """Which mappings this broker accepts, and what it adds to them. No state is changed here.
 
-Source: docs/static-topics.md "What a broker accepts"; tests/broker/test_static_changes.py.
+Source: docs/static-topics.md "What a broker accepts";
+tests/broker/statictopic/test_static_changes.py.
 """
 
 from __future__ import annotations

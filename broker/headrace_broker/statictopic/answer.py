@@ -1,6 +1,6 @@
 """The answers to requests for physical queues: those of this broker and of others.
 
-Source: docs/static-topics.md "Requests"; tests/broker/test_static_offsets.py.
+Source: docs/static-topics.md "Requests"; tests/broker/statictopic/test_static_offsets.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Records of items on other brokers that were fetched ahead of the pulls that will read them.
 
-Source: docs/static-topics.md "Items on other brokers"; tests/broker/test_static_blocks.py.
+Source: docs/static-topics.md "Items on other brokers";
+tests/broker/statictopic/test_static_blocks.py.
 """
 
 from __future__ import annotations

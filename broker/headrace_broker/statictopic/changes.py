@@ -5,7 +5,8 @@ stops leading is closed in one step of the loop, and the answer waits until its 
 disk, because the new leader's offsets begin at that end. A queue that it begins to lead takes
 messages once its mapping is on disk.
 
-Source: docs/static-topics.md "What a broker accepts"; tests/broker/test_static_changes.py.
+Source: docs/static-topics.md "What a broker accepts";
+tests/broker/statictopic/test_static_changes.py.
 """
 
 from __future__ import annotations

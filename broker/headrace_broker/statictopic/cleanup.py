@@ -4,7 +4,7 @@ The leader of a queue and the one before it keep its chain. Both drop the earlie
 data has expired; the others drop the chain. Nothing is dropped while its data exists, while its
 broker does not answer, or while messages wait here that name its physical queue.
 
-Source: docs/static-topics.md "Clean-up"; tests/broker/test_static_cleanup.py.
+Source: docs/static-topics.md "Clean-up"; tests/broker/statictopic/test_static_cleanup.py.
 """
 
 from __future__ import annotations

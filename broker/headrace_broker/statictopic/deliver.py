@@ -2,7 +2,7 @@
 
 A message waits with its physical queue, as Apache's broker has it. No physical queue is used twice,
 so the chains give its logic queue.
-Source: docs/static-topics.md "Delayed messages"; tests/broker/test_static_deliver.py.
+Source: docs/static-topics.md "Delayed messages"; tests/broker/statictopic/test_static_deliver.py.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Before the broker takes messages for static topics, and at every period of its r
 nameservers for the routes of the topics that it leads queues of. A newer epoch that claims such a
 queue for another broker stops it here until this broker's mapping is newer still.
 
-Source: docs/static-topics.md "Failures"; tests/broker/test_static_fence.py.
+Source: docs/static-topics.md "Failures"; tests/broker/statictopic/test_static_fence.py.
 """
 
 from __future__ import annotations

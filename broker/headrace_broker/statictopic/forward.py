@@ -3,7 +3,7 @@
 A request for a queue that moved goes to the leader, one hop and marked. While the leader is not
 ready, as between the close of the old leader and the opening of the new one, it waits here; sends
 wait in the order of their arrival.
-Source: docs/static-topics.md "Forwarding"; tests/broker/test_static_forward.py.
+Source: docs/static-topics.md "Forwarding"; tests/broker/statictopic/test_static_forward.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Its incarnation id derives from the epoch at which the topic was created, which only the brokers of
 that time know. Apache's tools do not send attributes, such as that the topic is compacted.
-Source: docs/protocol.md "Topics"; tests/broker/test_static_founders.py.
+Source: docs/protocol.md "Topics"; tests/broker/statictopic/test_static_founders.py.
 """
 
 from __future__ import annotations

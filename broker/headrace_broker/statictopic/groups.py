@@ -1,7 +1,7 @@
 """Requests about groups in static topics: resets, copies, times, and units of a queue.
 
 Each broker serves the logic queues that it leads.
-Source: docs/static-topics.md "Requests"; tests/broker/test_static_groups.py.
+Source: docs/static-topics.md "Requests"; tests/broker/statictopic/test_static_groups.py.
 """
 
 from __future__ import annotations

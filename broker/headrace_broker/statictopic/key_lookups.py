@@ -2,7 +2,7 @@
 
 The newest item that has a message of the key decides: a delete marker stays as long as an older
 item may have a value. Records are returned with logic queue and static offset.
-Source: docs/protocol.md "Get by key"; tests/broker/test_static_compaction.py.
+Source: docs/protocol.md "Get by key"; tests/broker/statictopic/test_static_compaction.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Who leads the logic queues of static topics: this broker, or another that requests are passed to.
 
-Source: docs/static-topics.md "Requests"; tests/broker/test_static_forward.py.
+Source: docs/static-topics.md "Requests"; tests/broker/statictopic/test_static_forward.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Their offset goes with the item. A group without one begins anew, by default at the end, and would
 skip what it has not read.
-Source: docs/static-topics.md "Clean-up"; tests/broker/test_static_cleanup.py.
+Source: docs/static-topics.md "Clean-up"; tests/broker/statictopic/test_static_cleanup.py.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A client that has the lock of the old leader may read until it expires. So for 60 s after a move the
 new leader grants only what the old one grants too; and a broker that no longer leads a queue asks
 the leader. Requests between brokers are marked, and answered from the table of locks alone.
-Source: docs/static-topics.md "Requests"; tests/broker/test_static_locks.py.
+Source: docs/static-topics.md "Requests"; tests/broker/statictopic/test_static_locks.py.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Without it, a topic whose mapping is lost would be served as a plain one, from physical queues that
 clients take for logic ones. The file is headrace's own.
 
-Source: docs/store-format.md "staticTopic.json"; tests/broker/test_static_table.py.
+Source: docs/store-format.md "staticTopic.json"; tests/broker/statictopic/test_static_table.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Offsets of logic queues: works that ask the physical queues of a chain.
 
-Source: docs/static-topics.md "Offsets"; tests/broker/test_static_offsets.py.
+Source: docs/static-topics.md "Offsets"; tests/broker/statictopic/test_static_offsets.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Answers about this broker's physical queues, for services that know no logic ones.
 
-Source: docs/static-topics.md "Compacted topics", "Offsets"; tests/broker/test_static_compaction.py,
-tests/broker/test_static_staging.py, tests/broker/test_unconsumed.py.
+Source: docs/static-topics.md "Compacted topics", "Offsets";
+tests/broker/statictopic/test_static_compaction.py,
+tests/broker/statictopic/test_static_staging.py, tests/broker/consumer/test_unconsumed.py.
 """
 
 from __future__ import annotations

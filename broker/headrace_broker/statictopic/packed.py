@@ -1,6 +1,6 @@
 """A broker's mapping of one static topic as numpy rows: 52 bytes per item, no objects.
 
-Source: docs/static-topics.md; tests/broker/test_static_table.py.
+Source: docs/static-topics.md; tests/broker/statictopic/test_static_table.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Sends go to the leader of a logic queue, and pulls read its whole chain. All other uses name
 physical queues, so they find what they find in a plain topic.
-Source: docs/static-topics.md "Requests"; tests/broker/test_static_reader.py.
+Source: docs/static-topics.md "Requests"; tests/broker/statictopic/test_static_reader.py.
 """
 
 from __future__ import annotations

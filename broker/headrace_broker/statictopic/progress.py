@@ -4,7 +4,7 @@ An offset is stored at the item that holds it. A query reads the newest item fir
 goes back to an older item, the newer ones lose what they have, and expect the group, so that they
 keep their messages for it; when it moves on, the older ones get their end, so that nothing is kept
 for it there.
-Source: docs/static-topics.md "Offsets"; tests/broker/test_static_offsets.py.
+Source: docs/static-topics.md "Offsets"; tests/broker/statictopic/test_static_offsets.py.
 """
 
 from __future__ import annotations

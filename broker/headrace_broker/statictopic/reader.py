@@ -7,7 +7,7 @@ again.
 OFFSET_MOVED, which makes clients reset their offset, comes from two places only: the leader for an
 offset behind its end, and the earliest item for one before its beginning. Anywhere else a client
 continues at the nearest offset that has messages.
-Source: docs/static-topics.md "Offsets"; tests/broker/test_static_reader.py.
+Source: docs/static-topics.md "Offsets"; tests/broker/statictopic/test_static_reader.py.
 """
 
 from __future__ import annotations

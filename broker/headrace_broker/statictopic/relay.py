@@ -2,7 +2,8 @@
 
 A pull fetches what it asks for. Where a reader continues, larger blocks are fetched before it asks,
 since the messages of an item never change.
-Source: docs/static-topics.md "Items on other brokers"; tests/broker/test_static_reader.py.
+Source: docs/static-topics.md "Items on other brokers";
+tests/broker/statictopic/test_static_reader.py.
 """
 
 from __future__ import annotations

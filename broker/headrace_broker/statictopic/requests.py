@@ -3,7 +3,7 @@
 A guard takes over the requests of static topics. Each becomes requests with lo=false for the items
 of the chain, of this broker or of others. Sends and pulls have places of their own instead; see
 ``places.py``.
-Source: docs/static-topics.md "Requests"; tests/broker/test_static_offsets.py.
+Source: docs/static-topics.md "Requests"; tests/broker/statictopic/test_static_offsets.py.
 """
 
 from __future__ import annotations

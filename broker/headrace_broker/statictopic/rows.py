@@ -1,6 +1,6 @@
 """The fields of requests that name a logic queue: one row per code, by their names on the wire.
 
-Source: docs/static-topics.md "Requests"; tests/broker/test_static_offsets.py.
+Source: docs/static-topics.md "Requests"; tests/broker/statictopic/test_static_offsets.py.
 """
 
 from __future__ import annotations

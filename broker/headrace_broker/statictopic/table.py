@@ -4,7 +4,7 @@ A topic is static if it has a mapping or a mark. One whose mapping is lost, dama
 broker's is rejected by name and never served as a plain topic.
 
 Source: docs/static-topics.md; docs/store-format.md "topicQueueMapping.json";
-tests/broker/test_static_table.py.
+tests/broker/statictopic/test_static_table.py.
 """
 
 from __future__ import annotations

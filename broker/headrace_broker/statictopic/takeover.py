@@ -8,7 +8,8 @@ it opens. The old one is closed, so they don't change any more.
 A group at the end of an old leader that stays in the chain is at the start of the new one. The new
 leader asks for these, too, so that they need nobody else from then on, and for all others, so that
 it keeps its messages for them until they arrive; it opens without an answer.
-Source: docs/static-topics.md "What a remap costs"; tests/broker/test_static_takeover.py.
+Source: docs/static-topics.md "What a remap costs";
+tests/broker/statictopic/test_static_takeover.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Queues whose newest item has no logicOffset: they take messages that nobody can read yet.
 
 That lasts for moments of a change; longer if its tool has died.
-Source: docs/static-topics.md "Failures"; tests/broker/test_static_undecided.py.
+Source: docs/static-topics.md "Failures"; tests/broker/statictopic/test_static_undecided.py.
 """
 
 from __future__ import annotations

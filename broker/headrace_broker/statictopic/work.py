@@ -2,7 +2,7 @@
 
 A ``Work`` is a generator: it yields what it asks of the broker of an item, and gets the answer.
 This broker answers with the same functions as for any client, another one over the network.
-Source: docs/static-topics.md "Requests"; tests/broker/test_static_offsets.py.
+Source: docs/static-topics.md "Requests"; tests/broker/statictopic/test_static_offsets.py.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The file has Apache's format and counts whole seconds. The mark is exact, and counts while the file
 is the one that it was saved with.
 
-Source: docs/store-format.md "timercheck"; tests/broker/test_timers.py.
+Source: docs/store-format.md "timercheck"; tests/broker/timer/test_timers.py.
 """
 
 from __future__ import annotations

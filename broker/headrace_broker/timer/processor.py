@@ -1,6 +1,6 @@
 """RECALL_MESSAGE (370), LIST_TIMERS, GET_TIMER_METRICS (61) and GET_TIMER_CHECK_POINT (60).
 
-Source: docs/protocol.md "Timers"; tests/broker/test_timers.py.
+Source: docs/protocol.md "Timers"; tests/broker/timer/test_timers.py.
 """
 
 from __future__ import annotations

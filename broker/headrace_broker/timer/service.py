@@ -10,7 +10,7 @@ What always holds:
 3. No timer is delivered before its time by the current clock, or twice after the clock went back.
 4. A timer that is recalled before its delivery begins is not delivered.
 
-Source: docs/protocol.md "Timers"; tests/broker/test_timers.py.
+Source: docs/protocol.md "Timers"; tests/broker/timer/test_timers.py.
 """
 
 from __future__ import annotations

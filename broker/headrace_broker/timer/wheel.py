@@ -3,7 +3,7 @@
 Each start creates both from the timers that wait. The wheel has a slot for each second, with the
 positions of its first and last unit in the log. Units of a slot are chained, newest first.
 
-Source: docs/store-format.md "Timers"; tests/broker/test_timer_files.py.
+Source: docs/store-format.md "Timers"; tests/broker/timer/test_timer_files.py.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Without them, readers that keep offsets would mistake a recreated topic for the old one. The file,
 config/topicIncarnation.json, is headrace's own; Apache's brokers neither read nor write it.
 
-Source: docs/protocol.md "Topics"; tests/broker/test_incarnations.py.
+Source: docs/protocol.md "Topics"; tests/broker/topics/test_incarnations.py.
 """
 
 from __future__ import annotations

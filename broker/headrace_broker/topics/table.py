@@ -1,6 +1,6 @@
 """The table of topics: config/topics.json.
 
-Source: docs/protocol.md "Topics"; tests/broker/test_topics.py.
+Source: docs/protocol.md "Topics"; tests/broker/topics/test_topics.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Half messages: how a transactional message is stored, and the records made of it later.
 
-Source: docs/protocol.md "Transactions"; tests/broker/test_transactions.py.
+Source: docs/protocol.md "Transactions"; tests/broker/transaction/test_transactions.py.
 """
 
 from __future__ import annotations

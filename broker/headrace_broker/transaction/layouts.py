@@ -1,6 +1,6 @@
 """Layouts of halves: the properties that halves share are read once.
 
-Source: tests/broker/test_transaction_layouts.py.
+Source: tests/broker/transaction/test_transaction_layouts.py.
 """
 
 from __future__ import annotations

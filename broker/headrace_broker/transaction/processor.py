@@ -1,6 +1,6 @@
 """END_TRANSACTION (37), LIST_TRANSACTIONS and RESUME_CHECK_HALF_MESSAGE (323).
 
-Source: docs/protocol.md "Transactions"; tests/broker/test_transactions.py.
+Source: docs/protocol.md "Transactions"; tests/broker/transaction/test_transactions.py.
 """
 
 from __future__ import annotations

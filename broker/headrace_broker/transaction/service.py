@@ -12,7 +12,7 @@ What always holds:
 4. Nothing is lost silently: a half without a decision goes to TRANS_CHECK_MAX_TIME_TOPIC in the
    end, and an unreadable one is logged and counted.
 
-Source: docs/protocol.md "Transactions"; tests/broker/test_transactions.py.
+Source: docs/protocol.md "Transactions"; tests/broker/transaction/test_transactions.py.
 """
 
 from __future__ import annotations

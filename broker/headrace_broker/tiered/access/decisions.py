@@ -1,6 +1,6 @@
 """TIER_RESUME and TIER_FORGET: what a person decides about queues that are not uploaded.
 
-Source: docs/protocol.md "Tier decisions"; tests/broker/test_tiered_decisions.py.
+Source: docs/protocol.md "Tier decisions"; tests/broker/tiered/test_tiered_decisions.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """TIER_PLAN: where the tier keeps the messages of a queue, for those who read it themselves.
 
-Source: docs/protocol.md "Tier plan"; tests/broker/test_tiered_plan.py.
+Source: docs/protocol.md "Tier plan"; tests/broker/tiered/test_tiered_plan.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """TIER_STATUS: how far the uploads are, and what keeps them.
 
-Source: docs/protocol.md "Tier status"; tests/broker/test_tiered_status.py.
+Source: docs/protocol.md "Tier status"; tests/broker/tiered/test_tiered_status.py.
 """
 
 from __future__ import annotations

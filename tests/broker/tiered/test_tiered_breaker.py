@@ -1,0 +1,229 @@
+"""Pauses in reading, and a broker whose tier hangs."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from headrace_broker.tiered.access import tier_access, tier_reader, tiered_storage
+from headrace_broker.tiered.access.breaker import Breaker
+from headrace_broker.tiered.driver.interface import Failure, FailureKind
+from headrace_broker.tiered.driver.posix import PosixDriver
+from headrace_protocol.codes import ResponseCode
+from headrace_protocol.errors import NotReady, RequestError
+from tests.broker.tiered.test_tiered_storage import (
+    expire_log,
+    put,
+    read_all,
+    source,
+    start,
+    tier_of,
+    upload,
+)
+from tests.support.hanging import Hanging, Patience, When
+from tests.support.stores import FaultyFiles
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from headrace_broker.store.files.filesystem import Files
+    from tests.support.broker import BrokerUnderTest
+
+AWAY = Failure(FailureKind.UNREACHABLE, "a/b", "away")
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def breaker(clock: Clock) -> Breaker:
+    return Breaker(clock)
+
+
+def wait_s(breaker: Breaker) -> int:
+    """The wait that a read is told; 0 if it may try."""
+    try:
+        breaker.check()
+    except RequestError as error:
+        return int(error.remark.rsplit(" ", 2)[1])
+    return 0
+
+
+def test_after_three_failures_reads_fail_at_once(breaker: Breaker, clock: Clock) -> None:
+    for _ in range(2):
+        breaker.failed(AWAY)
+        assert wait_s(breaker) == 0
+    assert "next try in 1 s" in breaker.failed(AWAY).remark
+    assert breaker.is_paused
+    assert wait_s(breaker) == 1
+    clock.now_s += 1
+    assert not breaker.is_paused
+
+
+def test_reads_that_fail_together_are_one_failure(breaker: Breaker) -> None:
+    for _ in range(50):
+        breaker.failed(AWAY)
+    assert wait_s(breaker) == 1
+
+
+def test_one_read_tries_whether_the_store_is_back(breaker: Breaker, clock: Clock) -> None:
+    for _ in range(3):
+        breaker.failed(AWAY)
+    pauses = []
+    for _ in range(8):
+        clock.now_s += 60
+        assert wait_s(breaker) == 0
+        assert wait_s(breaker) == 10  # while it tries
+        breaker.failed(AWAY)
+        pauses.append(wait_s(breaker))
+    assert all(
+        0.74 * most <= pause <= most for pause, most in zip(pauses, (2, 4, 8, 16, 32), strict=False)
+    )
+    assert 45 <= pauses[-1] <= 60
+    clock.now_s += 60
+    assert wait_s(breaker) == 0
+    # One that never ends is followed by another.
+    clock.now_s += 10
+    assert wait_s(breaker) == 0
+    breaker.succeeded()
+    assert (breaker.problem, wait_s(breaker), wait_s(breaker)) == ("", 0, 0)
+
+
+def test_an_answer_that_is_an_error_is_an_answer(breaker: Breaker) -> None:
+    for _ in range(9):
+        error = breaker.failed(Failure(FailureKind.DAMAGED, "a/b", "torn"))
+        assert error.code == ResponseCode.SYSTEM_ERROR
+    assert (breaker.problem, wait_s(breaker)) == ("", 0)
+
+
+# -- a broker --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def places(monkeypatch: pytest.MonkeyPatch) -> list[Hanging]:
+    """The places of the brokers that are started."""
+    made: list[Hanging] = []
+
+    def new_driver(root: Path, files: Files) -> Any:
+        made.append(Hanging(PosixDriver(root, files)))
+        return made[-1]
+
+    monkeypatch.setattr(tier_access, "PosixDriver", new_driver)
+    return made
+
+
+def fetch(broker: BrokerUnderTest, place: Hanging, patience: Patience) -> RequestError:
+    """The error of a pull of the oldest messages, which is held until the place is given up."""
+    with pytest.raises(NotReady) as waits:
+        source(broker).get(0, 3, 100_000, None)
+    with pytest.raises(RequestError) as refused:
+        patience.abandon(place, waits.value.fetch)
+    return refused.value
+
+
+async def test_a_place_that_hangs_fails_only_reads_of_the_tier(
+    tmp_path: Path, places: list[Hanging]
+) -> None:
+    broker = start(tmp_path)
+    put(broker, 0, 20)
+    upload(broker)
+    local_min = await expire_log(broker)
+    (place, _tables), patience = places, Patience(tier_of(broker)._access.limits)
+    place.hang("append", "entries", "cut", when=When.LATE)
+    put(broker, 20, 5)
+    with pytest.raises(OSError, match="no answer to write in 1000 s"):
+        patience.abandon(place, lambda: upload(broker))
+    place.hang("read", "append", "entries", "cut", when=When.LATE)
+    for _ in range(3):
+        error = fetch(broker, place, patience)
+        assert error.code == ResponseCode.SYSTEM_BUSY
+        assert "the tier is unreachable since 2" in error.remark
+        assert "no answer to read in 1000 s; next try in " in error.remark
+    with pytest.raises(RequestError, match="next try in 1 s"):
+        source(broker).get(0, 3, 100_000, None)
+    assert read_all(broker, offset=local_min) == [*range(local_min, 25)]
+    with pytest.raises(OSError, match=r"place.json: no answer to read in 1000 s"):
+        patience.abandon(place, lambda: upload(broker))
+    assert tier_of(broker).runtime_info()["tierUnansweredOperations"] == "5"
+    # It is back: what hung takes effect, and the upload resumes.
+    place.release_all()
+    patience.settle()
+    tier_of(broker).reader.breaker.succeeded()
+    upload(broker)
+    await expire_log(broker)
+    assert read_all(broker) == [*range(25)]
+    broker.close()
+
+
+async def test_a_start_does_not_wait_for_a_place_that_hangs(
+    tmp_path: Path, places: list[Hanging], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = start(tmp_path)
+    put(broker, 0, 20)
+    upload(broker)
+    local_min = await expire_log(broker)
+    broker.close()
+    broker = start(tmp_path, broker.clock)
+    monkeypatch.setattr(tiered_storage, "_START_S", 0.01)
+    monkeypatch.setattr(tier_reader, "_OPEN_S", 0.01)
+    place = places[-1]
+    place.hang("entries")
+    tier_of(broker)._load()
+    assert read_all(broker, offset=local_min) == [*range(local_min, 20)]
+    with pytest.raises(NotReady) as waits:
+        source(broker).get(0, 3, 100_000, None)
+    with pytest.raises(RequestError, match=r"unreachable since .* still being opened") as refused:
+        waits.value.fetch()
+    assert refused.value.code == ResponseCode.SYSTEM_BUSY
+    place.release_all()
+    tier_of(broker)._access.open()
+    assert read_all(broker) == [*range(20)]
+    broker.close()
+
+
+async def test_a_close_does_not_wait_for_a_place_that_hangs(
+    tmp_path: Path, places: list[Hanging]
+) -> None:
+    broker = start(tmp_path)
+    put(broker, 0, 20)
+    tier_of(broker)._hurry()
+    tier_of(broker)._access.limits.end_by(0.0)
+    places[0].hang("append", "entries")
+    broker.close()
+    places[0].release_all()
+
+
+async def test_names_in_the_tier_are_synced_apart_from_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder of the tier that can't be synced must not make a flush of the log fail."""
+    broker = start(tmp_path)
+    sync = FaultyFiles.fsync_directory
+
+    def sync_local(files: FaultyFiles, path: Path) -> None:
+        if (tmp_path / "tier") in (path, *path.parents):
+            raise OSError(os.strerror(5))
+        sync(files, path)
+
+    monkeypatch.setattr(FaultyFiles, "fsync_directory", sync_local)
+    put(broker, 0, 20)
+    with pytest.raises(OSError, match=os.strerror(5)):
+        upload(broker)
+    broker.store.fs.sync_names()
+    put(broker, 20, 20)
+    broker.store.flusher.flush_now()
+    assert read_all(broker) == [*range(40)]
+    monkeypatch.undo()
+    upload(broker)
+    broker.close()

@@ -1,0 +1,168 @@
+"""Faults of the place: a proxy that fails, a full or read-only folder, files that are gone."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from headrace_broker.tiered.driver import objects
+from headrace_broker.tiered.driver.interface import Failure, FailureKind
+from headrace_broker.tiered.driver.metered import MeteredPuts, Operations
+from headrace_broker.tiered.driver.posix import PosixDriver
+from headrace_broker.tiered.driver.time_limits import TimeLimits
+from tests.broker.tiered.test_tiered_bucket import start as start_objects
+from tests.broker.tiered.test_tiered_storage import expire_log, put, read_all, tier_of, upload
+from tests.broker.tiered.test_tiered_storage import start as start_files
+from tests.support.faulty_proxy import Fault, faulty_proxy
+from tests.support.object_server import serving
+from tests.support.object_tiers import append_next, open_objects_tier
+from tests.support.stores import FaultyFiles
+from tests.support.tiers import BEGIN_MS, TOPIC
+from tests.support.tiers import read_all as read_queue
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from headrace_broker.tiered.driver.object_place import ObjectPlace
+
+LAYOUTS = pytest.mark.parametrize("start", [start_files, start_objects], ids=["files", "objects"])
+
+
+# -- a proxy in front of a real server -------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectPlace]:
+    with serving(tmp_path_factory.mktemp("s3")) as place:
+        yield place
+
+
+class Weather:
+    """Faults by a seed, as often as ``rate`` says."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = Random(seed)
+        self.rate = 0.2
+
+    def __call__(self, method: str) -> Fault:
+        if self.rng.random() >= self.rate:
+            return Fault.NONE
+        fault = self.rng.choice([*Fault])
+        # No server answers a read so.
+        return Fault.BUSY if fault is Fault.CONFLICT and method != "PUT" else fault
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("retries", [0, 2])
+@pytest.mark.parametrize("seed", range(3))
+def test_nothing_is_lost_or_twice_behind_a_faulty_proxy(
+    bucket: ObjectPlace, monkeypatch: pytest.MonkeyPatch, seed: int, retries: int
+) -> None:
+    monkeypatch.setattr(objects, "_RETRIES", retries)
+    weather, counts = Weather(seed), dict.fromkeys([(TOPIC, number) for number in range(3)], 5)
+    place = bucket._replace(prefix=f"{seed}-{retries}")
+    with faulty_proxy(bucket.endpoint) as (proxy, endpoint):
+        inner = objects.open_objects(place._replace(endpoint=endpoint))
+        driver = MeteredPuts(inner, Operations(), TimeLimits())
+        tier = open_objects_tier(driver)
+        proxy.choose = weather
+        done = 0
+        for number in range(40):
+            done += append_next(tier, counts, BEGIN_MS + number) is None
+            tier.merge(BEGIN_MS + number)
+            for queue in tier.queues.values():
+                found = queue.units(max(queue.commit_offset - 3, 0), 3)
+                if not isinstance(found, Failure):
+                    assert len(found.units) == min(queue.commit_offset, 3), f"seed {seed}"
+        weather.rate = 0.0
+        assert append_next(tier, counts) is None
+        assert sum(count for fault, count in proxy.counts.items() if fault is not Fault.NONE) > 20
+    again = open_objects_tier(objects.open_objects(place))
+    for name in counts:
+        assert again.queues[name].commit_offset == 5 * (done + 1), f"seed {seed}"
+        assert read_queue(again.queues[name]) == [*range(5 * (done + 1))], f"seed {seed}"
+
+
+# -- a folder --------------------------------------------------------------------------------------
+
+
+class Refusing:
+    """What a file system refuses: an error, or None."""
+
+    error = 0
+
+    def check(self) -> None:
+        if self.error:
+            raise OSError(self.error, os.strerror(self.error))
+
+
+@pytest.fixture
+def refusing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Refusing:
+    """Writes of files of the tier are refused, after a part of what is to be written."""
+    refusing, write = Refusing(), FaultyFiles.write
+
+    def refused_write(files: FaultyFiles, descriptor: int, data: Any, position: int) -> None:
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        if path.is_relative_to(tmp_path / "tier") and refusing.error:
+            if refusing.error == errno.ENOSPC:
+                write(files, descriptor, bytes(data)[: len(data) // 2], position)
+            refusing.check()
+        write(files, descriptor, data, position)
+
+    monkeypatch.setattr(FaultyFiles, "write", refused_write)
+    return refusing
+
+
+@LAYOUTS
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EROFS, errno.EIO])
+async def test_a_place_that_refuses_writes_is_still_read(
+    tmp_path: Path, refusing: Refusing, start: Any, error: int
+) -> None:
+    broker = start(tmp_path)
+    put(broker, 0, 20)
+    upload(broker)
+    await expire_log(broker)
+    put(broker, 20, 20)
+    refusing.error = error
+    for _ in range(3):
+        with pytest.raises(OSError, match=os.strerror(error)):
+            upload(broker)
+    # What was uploaded is read, and the log keeps the rest.
+    assert await expire_log(broker) <= 20
+    assert read_all(broker) == [*range(40)]
+    assert not list((tmp_path / "tier").rglob(".tmp"))
+    assert tier_of(broker).runtime_info()["tierStuckQueues"] == "0"
+    refusing.error = 0
+    upload(broker)
+    queue = tier_of(broker)._access.queue("Orders", 0)
+    assert queue is not None
+    assert queue.commit_offset == 40
+    assert read_all(broker) == [*range(40)]
+    broker.close()
+
+
+def test_a_put_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    class Full(FaultyFiles):
+        def write(self, descriptor: int, data: Any, position: int) -> None:
+            os.pwrite(descriptor, bytes(data[:3]), position)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    driver = PosixDriver(tmp_path, Full())
+    failure = driver.put("a/b", b"12345")
+    assert isinstance(failure, Failure)
+    assert failure.kind is FailureKind.UNREACHABLE
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_a_put_takes_the_place_of_one_that_was_killed(tmp_path: Path) -> None:
+    driver = PosixDriver(tmp_path)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / ".tmp").write_bytes(b"of a killed process")
+    assert not driver.entries("a")
+    assert isinstance(driver.put("a/b", b"12345"), str)
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["b"]

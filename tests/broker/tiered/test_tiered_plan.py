@@ -1,0 +1,116 @@
+"""TIER_PLAN: where the tier keeps the messages of a queue."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from headrace_broker.tiered.container.flat_queue import FlatQueue
+from headrace_broker.tiered.driver.object_place import ObjectPlace
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.columns import RecordColumns
+from headrace_protocol.tier_bodies import TierPlan
+from headrace_protocol.tier_headers import TierPlanHeader
+from tests.broker.tiered.test_tiered_bucket import start as start_with_objects
+from tests.broker.tiered.test_tiered_storage import TOPIC, expire_log, put, start, tier_of, upload
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.broker import BrokerUnderTest
+
+
+def ask(broker: BrokerUnderTest, first: int, end: int, topic: str = TOPIC) -> Any:
+    header = TierPlanHeader(topic=topic, queue_id=0, start_offset=first, end_offset=end)
+    return broker.ask(RequestCode.TIER_PLAN, header)
+
+
+def plan(broker: BrokerUnderTest, first: int, end: int) -> TierPlan:
+    answer = ask(broker, first, end)
+    assert answer.code == ResponseCode.SUCCESS, answer.remark
+    return TierPlan.decode(answer.body)
+
+
+STARTS = [start, start_with_objects]
+
+
+@pytest.mark.parametrize("start_broker", STARTS)
+async def test_the_spans_are_where_the_bytes_are(tmp_path: Path, start_broker: Any) -> None:
+    broker = start_broker(tmp_path)
+    for first in range(0, 24, 8):
+        put(broker, first, 8)
+        upload(broker)
+    put(broker, 24, 2)
+    found = plan(broker, 0, 26)
+    assert (found.url, found.endpoint, found.next_offset) == ((tmp_path / "tier").as_uri(), "", 26)
+    at = 0
+    for span in found.units:
+        assert span.first == at
+        data = (tmp_path / "tier" / span.path).read_bytes()[span.position :]
+        for number in range(span.count):
+            place = int.from_bytes(data[number * 20 : number * 20 + 8], "big")
+            size = int.from_bytes(data[number * 20 + 8 : number * 20 + 12], "big")
+            log = next(each for each in found.log if each.base <= place < each.end)
+            begin = log.position + place - log.base
+            record = (tmp_path / "tier" / log.path).read_bytes()[begin : begin + size]
+            (offset,) = RecordColumns.from_records(record).queue_offset
+            assert offset == at
+            at += 1
+    assert at == 24
+    inner = plan(broker, 9, 15)
+    assert inner.units[0].first <= 9 < 15 <= inner.units[-1].end
+    assert len(inner.units) < len(found.units)
+    assert plan(broker, 24, 26).units == []
+    broker.close()
+
+
+@pytest.mark.parametrize("start_broker", STARTS)
+async def test_a_long_range_is_planned_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start_broker: Any
+) -> None:
+    monkeypatch.setattr("headrace_broker.tiered.access.plan._SPANS_MAX", 2)
+    broker = start_broker(tmp_path)
+    for first in range(0, 40, 8):
+        put(broker, first, 8)
+        upload(broker)
+    at, ends = 0, []
+    while at < 40:
+        found = plan(broker, at, 40)
+        assert found.units[0].first <= at
+        at = found.next_offset
+        ends.append(at)
+    assert len(ends) > 1
+    broker.close()
+
+
+async def test_without_a_tier_or_topic(tmp_path: Path) -> None:
+    broker = start_with_objects(tmp_path / "none", message_store_plug_in="")
+    answer = ask(broker, 0, 1)
+    assert answer.code == ResponseCode.INVALID_PARAMETER
+    assert "no tiered storage" in (answer.remark or "")
+    broker.close()
+    broker = start(tmp_path / "posix")
+    assert ask(broker, 0, 1, "NoSuchTopic").code == ResponseCode.TOPIC_NOT_EXIST
+    assert plan(broker, 0, 10).units == []
+    broker.close()
+
+
+async def test_what_has_expired_is_in_no_plan(tmp_path: Path) -> None:
+    broker = start(tmp_path)
+    put(broker, 0, 60)
+    upload(broker)
+    await expire_log(broker)
+    access = tier_of(broker).state.reader.access
+    queue = access.queue(TOPIC, 0)
+    assert isinstance(queue, FlatQueue)
+    assert queue.drop(1, broker.clock.ms)
+    found = plan(broker, 0, 60)
+    assert found.units[0].first == queue.min_offset > 0
+    broker.close()
+
+
+def test_a_place_is_named_without_its_secrets() -> None:
+    place = ObjectPlace("s3", "b", "http://h", "eu", "key", "secret", "/a/")
+    assert place.url == "s3://b/a"
+    assert ObjectPlace("azure", "b").url == "az://b"
