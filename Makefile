@@ -19,7 +19,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-peers try demo dist test test-long test-oldest-spark durations check house format fuzz \
-	sim conformance spark-kills bench bench-python bench-spark profile corruption kills chaos soak abuse \
+	sim conformance spark-kills bench bench-python bench-spark corruption kills chaos soak abuse \
 	clean
 
 help: ## show the targets
@@ -112,9 +112,6 @@ bench-python: $(BENCH_STAMP) ## Python clients beside Kafka's; BENCH=--short is 
 
 bench-spark: $(BENCH_STAMP) $(OLDEST_SPARK_STAMP) ## Spark beside its Kafka connector; BENCH=--short
 	$(BIN)/python -m tests.bench spark $(BENCH)
-
-profile: $(BENCH_STAMP) ## where the broker's microseconds go: docs/profiles
-	$(BIN)/python -m tests.bench profile --keep $(BENCH)
 
 check: $(CHECKS) ## lint, format, types, import rules, words and sizes
 	$(BIN)/ruff check .

@@ -13,17 +13,9 @@ GROUPS = {
     "compare": "compare",
     "latency": "latency",
     "growth": "growth",
-    "abuse": "abuse",
-    "cold": "cold",
     "store": "store",
-    "waiting": "waiting",
-    "compaction": "compaction",
-    "static": "static",
-    "tier": "tier",
     "python-clients": "python_clients",
     "spark": "spark",
-    "spark-tier": "spark_tier",
-    "profile": "profiles",
     "charts": "charts",
 }
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from tests.conformance.peer import HOST, ROOT, Daemon, PeerError, free_ports, missing_tools
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
 PROJECT = Path(__file__).resolve().with_name("kafka")
 BUILD = ROOT / ".cache" / "kafka"
@@ -65,7 +65,7 @@ COLLECTOR = (
 )
 # The word that it is ready is an information.
 BROKER_OPTIONS = ("-Xms1g", "-Xmx1g", "-Dheadrace.log.level=INFO")
-# kafka-producer-perf-test.sh and kafka-consumer-perf-test.sh.
+# kafka-storage.sh.
 TOOL_OPTIONS = ("-Xmx512m",)
 
 
@@ -81,28 +81,24 @@ class KafkaPeer:
 
 
 @contextlib.contextmanager
-def running_kafka(
-    directory: Path | None = None, more: Mapping[str, object] | None = None
-) -> Iterator[KafkaPeer]:
+def running_kafka(directory: Path | None = None) -> Iterator[KafkaPeer]:
     """A fresh Kafka, ready for clients; stopped on leaving the block.
 
     directory: where the throw-away folder is made; None for the system's temporary one.
-    more: settings besides ``SETTINGS``.
     """
     home = Path(tempfile.mkdtemp(prefix="headrace-kafka-", dir=directory))
     try:
-        with _started(home, more or {}) as peer:
+        with _started(home) as peer:
             yield peer
     finally:
         shutil.rmtree(home, ignore_errors=True)
 
 
 @contextlib.contextmanager
-def _started(home: Path, more: Mapping[str, object]) -> Iterator[KafkaPeer]:
+def _started(home: Path) -> Iterator[KafkaPeer]:
     port = free_ports(2)
     settings = home / "server.properties"
-    text = SETTINGS.format(port=port, controller_port=port + 1, store=home / "store")
-    settings.write_text(text + "".join(f"{key}={value}\n" for key, value in more.items()))
+    settings.write_text(SETTINGS.format(port=port, controller_port=port + 1, store=home / "store"))
     _format_storage(settings)
     daemon = Daemon.start(
         java_command("kafka.Kafka", str(settings), options=BROKER_OPTIONS), home / "kafka.log"

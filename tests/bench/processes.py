@@ -26,11 +26,6 @@ def _cpu_clock(pid: int) -> int:
     return (~pid << 3) | 2
 
 
-def loop_cpu_s(pid: int) -> float:
-    """The same of a daemon's first thread, which has its loop."""
-    return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) / 1e9
-
-
 def idle_cpu_percent(peer: Peer, seconds: float) -> float:
     """CPU of all daemons of a peer that nobody uses for ``seconds``, as a share of one core."""
     before = cpu_s(peer.pids)
@@ -45,12 +40,6 @@ def resident_mb(pids: Iterable[int], *, mapped_files: bool = True) -> float:
         values = _process_status(pid)
         kib += values["VmRSS"] if mapped_files else values["VmRSS"] - values["RssFile"]
     return kib * 1024 / 1e6
-
-
-def status_kib(pid: int, *names: str) -> tuple[int, ...]:
-    """Values of a process's status, such as VmHWM. Raises OSError, KeyError after its end."""
-    values = _process_status(pid)
-    return tuple(values[name] for name in names)
 
 
 def _process_status(pid: int) -> dict[str, int]:

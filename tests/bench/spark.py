@@ -2,7 +2,7 @@
 
 Each round starts one broker after the other, fills it, and lets a Spark process for each number of
 cores read and write. The jars of Spark's Kafka connector are Maven Central's for Spark 4.0, so
-Kafka's turn runs on the oldest PySpark; ours runs on the newest, and once more on the oldest.
+Kafka's turn runs on the oldest PySpark, ours on the newest.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -35,11 +35,10 @@ if TYPE_CHECKING:
 
 CORES = (1, 2)
 BODY_BYTES = (1024, 100)
-READS = {"alone", "batch", "stream", "limited"}
-WRITES = {"write", "copy", "copy-plain"}
+READS = ("batch", "stream")
+WRITES = ("write", "copy", "copy-plain")
 # They have a promise only for that many, and the time is short.
 WRITE_CORES = 2
-LIMITED_BODY_BYTES = LARGE_BODY_BYTES = 1024
 PROCESS_TIMEOUT_S = 900
 OLDEST_PYTHON = ROOT / ".cache" / "oldest-spark" / "bin" / "python"
 CONNECTOR = Path(__file__).resolve().with_name("spark_kafka")
@@ -47,36 +46,20 @@ CONNECTOR_JARS = ROOT / ".cache" / "spark-kafka" / "lib"
 
 
 class Peer(NamedTuple):
-    """broker: what is started. fill: the client that writes what is read. python: Spark's.
+    """What is started, the client that writes what is read, and Spark's Python."""
 
-    part: of the rows that the others read, and once: enough to see where this one stands.
-    """
-
-    broker: str
-    format: str
     fill: str
     python: Path
     works: tuple[str, ...]
-    part: float = 1
 
 
-NEWEST, OLDEST = Path(sys.executable), OLDEST_PYTHON
+NEWEST = Path(sys.executable)
 PEERS = {
     # Not "write": into a topic that is made by it, two tasks time out after two minutes.
-    "kafka": Peer("kafka", "kafka", "kafka-producer", OLDEST, ("batch", "stream", "limited")),
-    "headrace": Peer(
-        "headrace",
-        "headrace",
-        "send-many-bytes",
-        NEWEST,
-        ("alone", "batch", "stream", "limited", "write", "copy", "copy-plain"),
-    ),
-    "headrace-oldest": Peer(
-        "headrace", "headrace", "send-many-bytes", OLDEST, ("batch", "stream"), part=0.25
-    ),
-    "apache": Peer("apache", "headrace", "send-many-bytes", NEWEST, ("batch", "stream"), part=0.5),
+    "kafka": Peer("confluent-produce", OLDEST_PYTHON, READS),
+    "headrace": Peer("send-many-bytes", NEWEST, (*READS, *WRITES)),
 }
-OURS, THEIRS, FALLBACK = "headrace", "kafka", "apache"
+OURS, THEIRS = "headrace", "kafka"
 
 
 @dataclass(frozen=True)
@@ -89,10 +72,6 @@ class Length:
     warm_up: int
     write_goes: int
 
-    def scaled(self, part: float) -> Length:
-        """The same with a part of the rows that are read."""
-        return replace(self, read={size: int(rows * part) for size, rows in self.read.items()})
-
 
 # A JVM is compiled while it reads: with less the first case that counts is a third slower.
 FULL = Length(
@@ -103,16 +82,12 @@ WRITTEN_BODY_BYTES = 100
 WARM_UP = "warm"
 COPIED = "copied"
 QUEUES = 8
-# A limited stream has this many triggers.
-TRIGGERS = 8
 FILL_WARM_UP_PART = 4
 
 # Least rate of ours by Kafka's, by size of the body.
 RATIO_BARS = {"batch": {1024: 2.5, 100: 1.5}, "stream": {1024: 1.7, 100: 1.0}}
-FALLBACK_BAR = 300_000
 SINK_BAR = 500_000
 EXACTLY_ONCE_BAR = 0.15
-WORKER_MB_BAR = 300
 
 Reports = dict[str, list[dict[str, float]]]
 # Case by case; what is said of those that failed.
@@ -132,13 +107,10 @@ def compare(peers: Collection[str], length: Length, directory: Path) -> dict[str
     failures: Failures = []
     for number in range(length.rounds):
         for name in peers:
-            peer = PEERS[name]
-            if number and peer.part < 1:
-                continue
             say(f"round {number + 1} of {length.rounds}: {name}")
             try:
-                with started(peer.broker, directory) as place:
-                    run_round(peer, place, length.scaled(peer.part), reports[name])
+                with started(name, directory) as place:
+                    run_round(name, place, length, reports[name])
             except PeerError as problem:  # the others' figures are worth having
                 say(str(problem))
                 failures.append(f"{name}, round {number + 1}: {problem}")
@@ -146,29 +118,27 @@ def compare(peers: Collection[str], length: Length, directory: Path) -> dict[str
 
 
 @contextlib.contextmanager
-def started(broker: str, directory: Path) -> Iterator[Place]:
+def started(name: str, directory: Path) -> Iterator[Place]:
     """A fresh broker."""
-    if broker == "kafka":
+    if name == "kafka":
         with running_kafka(directory) as kafka:
             yield Place(kafka.address, kafka.broker.process.pid)
     else:
-        with running(broker, directory) as peer:
+        with running(name, directory) as peer:
             yield Place(peer.nameserver, peer.broker_pid)
 
 
-def run_round(peer: Peer, place: Place, length: Length, reports: Reports) -> None:
+def run_round(name: str, place: Place, length: Length, reports: Reports) -> None:
     """Fill the broker; then every work on each number of cores."""
+    peer = PEERS[name]
     fill(peer, place, WARM_UP, WRITTEN_BODY_BYTES, length.warm_up)
-    if "copy" in peer.works and length.written:
+    if "copy" in peer.works:
         fill(peer, place, COPIED, WRITTEN_BODY_BYTES, length.written)
     for body_bytes, rows in length.read.items():
         fill(peer, place, filled(body_bytes), body_bytes, rows)
     for cores in CORES:
-        for report in run_spark(peer, place, f"local[{cores}]", list(cases(peer, cores, length))):
-            say(
-                f"{report.name:28} {report.rate:>12,.0f}/s  broker {report.broker_cpu_us:6.2f} µs"
-                f"  worker {report.worker_mb:4.0f} MB"
-            )
+        for report in run_spark(name, place, f"local[{cores}]", list(cases(peer, cores, length))):
+            say(f"{report.name:28} {report.rate:>12,.0f}/s  broker {report.broker_cpu_us:6.2f} µs")
             reports.setdefault(report.name, []).append(msgspec.to_builtins(report))
 
 
@@ -195,10 +165,9 @@ def cases(peer: Peer, cores: int, length: Length) -> Iterator[Case]:
         if work in READS:
             yield _warm_up(work, length, cores)
             for body_bytes, rows in length.read.items():
-                if work != "limited" or body_bytes == LIMITED_BODY_BYTES:
-                    yield _case(work, work, filled(body_bytes), body_bytes, rows, cores)
+                yield _case(work, work, filled(body_bytes), body_bytes, rows, cores)
     writes = [work for work in peer.works if work in WRITES]
-    if cores == WRITE_CORES and length.written:
+    if cores == WRITE_CORES:
         yield from (_warm_up(work, length, cores) for work in writes)
         for go, work in product(range(length.write_goes), writes):
             case = _case(work, work, COPIED, WRITTEN_BODY_BYTES, length.written, cores)
@@ -214,11 +183,10 @@ def _warm_up(work: str, length: Length, cores: int) -> Case:
 def _case(work: str, title: str, topic: str, body_bytes: int, rows: int, cores: int) -> Case:
     return Case(
         name=case_name(title, body_bytes, cores),
-        work={"limited": "stream", "copy-plain": "copy"}.get(work, work),
+        work=work.removesuffix("-plain"),
         topic=topic,
         rows=rows,
         body_bytes=body_bytes,
-        limit=-(-rows // TRIGGERS) if work == "limited" else 0,
         is_exactly_once=work == "copy",
     )
 
@@ -227,14 +195,14 @@ def case_name(work: str, body_bytes: int, cores: int) -> str:
     return f"{work} {body_bytes} B local[{cores}]"
 
 
-def run_spark(peer: Peer, place: Place, master: str, wanted: list[Case]) -> Iterator[Report]:
+def run_spark(name: str, place: Place, master: str, wanted: list[Case]) -> Iterator[Report]:
     """What a Spark process of its own measures, as it comes."""
-    is_kafka = peer.format == "kafka"
+    is_kafka = name == "kafka"
     if not is_kafka:
         create_topics(place, [case.target for case in wanted if case.target])
     jars = connector_jars() if is_kafka else ""
-    job = Job(peer.format, place.address, place.broker_pid, master, wanted, jars)
-    for line in run_python(peer.python, "tests.bench.spark_job", job):
+    job = Job(name, place.address, place.broker_pid, master, wanted, jars)
+    for line in run_python(PEERS[name].python, "tests.bench.spark_job", job):
         yield msgspec.json.decode(line, type=Report)
 
 
@@ -303,10 +271,8 @@ def bars(peers: dict[str, Reports]) -> Iterator[Bar]:
     ours, theirs = peers.get(OURS, {}), peers.get(THEIRS, {})
     yield from _ratio_bars(ours, theirs)
     yield from _broker_cpu_bars(ours, theirs)
-    yield from _rate_bars(peers.get(FALLBACK, {}), "Apache RocketMQ", READS, FALLBACK_BAR)
-    yield from _rate_bars(ours, "", {"write"}, SINK_BAR)
+    yield from _sink_bars(ours)
     yield from _exactly_once_bars(ours)
-    yield from _worker_bars(ours)
 
 
 def _ratio_bars(ours: Reports, theirs: Reports) -> Iterator[Bar]:
@@ -326,30 +292,19 @@ def _broker_cpu_bars(ours: Reports, theirs: Reports) -> Iterator[Bar]:
             yield Bar(name, "Kafka's broker", f"{our_us:.2f} µs", wanted, our_us <= their_us)
 
 
-def _rate_bars(
-    reports: Reports, beside: str, works: Collection[str], least: float
-) -> Iterator[Bar]:
-    for name, series in reports.items():
-        if name.split()[0] in works and not (beside == "" and "local[1]" in name):
-            rate = _median(series, "rate")
-            yield Bar(name, beside, f"{rate:,.0f}/s", f"≥ {least:,}/s", rate >= least)
+def _sink_bars(ours: Reports) -> Iterator[Bar]:
+    name = case_name("write", WRITTEN_BODY_BYTES, WRITE_CORES)
+    if name in ours:
+        rate = _median(ours[name], "rate")
+        yield Bar(name, "", f"{rate:,.0f}/s", f"≥ {SINK_BAR:,}/s", rate >= SINK_BAR)
 
 
 def _exactly_once_bars(ours: Reports) -> Iterator[Bar]:
-    for cores in CORES:
-        name, plain = (case_name(w, WRITTEN_BODY_BYTES, cores) for w in ("copy", "copy-plain"))
-        if name in ours and plain in ours:
-            cost = 1 - _median(ours[name], "rate") / _median(ours[plain], "rate")
-            wanted = f"≤ {EXACTLY_ONCE_BAR:.0%}"
-            yield Bar(name, "at least once", f"{cost:.0%}", wanted, cost <= EXACTLY_ONCE_BAR)
-
-
-def _worker_bars(ours: Reports) -> Iterator[Bar]:
-    most = {name: max(r["worker_mb"] for r in series) for name, series in ours.items()}
-    if most:
-        name = max(most, key=most.__getitem__)
-        is_met = most[name] < WORKER_MB_BAR
-        yield Bar(name, "memory", f"{most[name]:.0f} MB", f"< {WORKER_MB_BAR} MB", is_met)
+    name, plain = (case_name(w, WRITTEN_BODY_BYTES, WRITE_CORES) for w in ("copy", "copy-plain"))
+    if name in ours and plain in ours:
+        cost = 1 - _median(ours[name], "rate") / _median(ours[plain], "rate")
+        wanted = f"≤ {EXACTLY_ONCE_BAR:.0%}"
+        yield Bar(name, "at least once", f"{cost:.0%}", wanted, cost <= EXACTLY_ONCE_BAR)
 
 
 def markdown(results: dict[str, Any]) -> str:
@@ -365,7 +320,7 @@ def markdown(results: dict[str, Any]) -> str:
         for peer, reports in peers.items()
         if (series := reports.get(name))
     ]
-    titles = ["case", "peer", "rows/s", "broker CPU, µs/row", "largest worker, MB"]
+    titles = ["case", "peer", "rows/s", "broker CPU, µs/row"]
     kept = [
         [bar.case, bar.beside, bar.measured, bar.wanted, "met" if bar.is_met else "**missed**"]
         for bar in bars(peers)
@@ -374,7 +329,7 @@ def markdown(results: dict[str, Any]) -> str:
     return "\n".join(filter(None, [heading, rows_as_table(titles, rows), bar_table]))
 
 
-COLUMNS = (("rate", 0), ("broker_cpu_us", 2), ("worker_mb", 0))
+COLUMNS = (("rate", 0), ("broker_cpu_us", 2))
 
 
 def _median(series: list[dict[str, float]], key: str) -> float:
@@ -384,20 +339,13 @@ def _median(series: list[dict[str, float]], key: str) -> float:
 def main(options: list[str]) -> None:
     chosen = _arguments(options)
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as directory:
-        results = compare(chosen.peers, _length(chosen), Path(directory))
+        results = compare(chosen.peers, SHORT if chosen.short else FULL, Path(directory))
     table = markdown(results)
     sys.stdout.write(table)
     if results["failures"]:
         sys.exit("\n".join(results["failures"]))
     if chosen.keep:
         keep("spark", results, table)
-
-
-def _length(chosen: argparse.Namespace) -> Length:
-    if chosen.gigabytes:
-        rows = int(chosen.gigabytes * 1e9 / LARGE_BODY_BYTES)
-        return replace(FULL, rounds=1, read={LARGE_BODY_BYTES: rows}, written=0)
-    return SHORT if chosen.short else FULL
 
 
 def _arguments(options: list[str]) -> argparse.Namespace:
@@ -407,7 +355,6 @@ def _arguments(options: list[str]) -> argparse.Namespace:
     length.add_argument(
         "--keep", action="store_true", help="publish this run: results and docs/benchmarks"
     )
-    length.add_argument("--gigabytes", type=float, help="only read, once, so much of 1 KiB bodies")
     parser.add_argument("--peers", nargs="+", choices=tuple(PEERS), default=tuple(PEERS))
     return parser.parse_args(options)
 

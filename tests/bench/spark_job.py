@@ -6,19 +6,14 @@ JSON. Needs only what a Spark driver has, so that it runs on any PySpark.
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
-import threading
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-from pyspark.cloudpickle import register_pickle_by_value
 
 from headrace.spark import session
-from tests.bench import spark_alone
 from tests.bench.processes import cpu_s
 
 if TYPE_CHECKING:
@@ -28,7 +23,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-SAMPLE_S = 0.1
 SETTINGS = {
     "spark.driver.memory": "2g",
     "spark.log.level": "ERROR",
@@ -42,7 +36,6 @@ class Case(msgspec.Struct, frozen=True):
     """What is measured once.
 
     work: a name in ``WORKS``. topic: read from. target: written to. rows: how many there are.
-    limit: most rows of a trigger, 0 for no limit. options: more of headrace's source.
     """
 
     name: str
@@ -51,10 +44,8 @@ class Case(msgspec.Struct, frozen=True):
     rows: int
     body_bytes: int = 0
     target: str = ""
-    limit: int = 0
     is_exactly_once: bool = False
     is_warm_up: bool = False
-    options: dict[str, str] = {}
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -72,14 +63,13 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """rate: rows a second. broker_cpu_us: per row. worker_mb: most private memory of a worker."""
+    """rate: rows a second. broker_cpu_us: per row."""
 
     name: str
     rows: int
     seconds: float
     rate: float
     broker_cpu_us: float
-    worker_mb: float
 
 
 class Lost(Exception):
@@ -98,7 +88,7 @@ class Bench:
     def run(self, case: Case) -> Report:
         """Raises Lost when rows are missing, or there are too many."""
         self._executions.begin()
-        with WorkerMemory() as memory, tempfile.TemporaryDirectory() as checkpoint:
+        with tempfile.TemporaryDirectory() as checkpoint:
             began, broker = time.perf_counter(), cpu_s([self._job.broker_pid])
             rows = WORKS[case.work](self, case, checkpoint)
             seconds = time.perf_counter() - began
@@ -107,9 +97,7 @@ class Bench:
             rows = self._count(case.target)
         if rows != case.rows:
             raise Lost(f"{rows} of {case.rows} rows of {case}")
-        return Report(
-            case.name, rows, seconds, rows / seconds, broker_cpu / rows * 1e6, memory.most_mb
-        )
+        return Report(case.name, rows, seconds, rows / seconds, broker_cpu / rows * 1e6)
 
     def read_batch(self, case: Case, _: str) -> int:
         """``spark.read`` into nothing."""
@@ -120,15 +108,6 @@ class Bench:
         """``spark.readStream`` of all there is, into nothing."""
         stream = self._source(self.spark.readStream, case).load()
         return _available_now(stream.writeStream.format("noop"), checkpoint)
-
-    def read_alone(self, case: Case, _: str) -> int:
-        """The same with rows that are there."""
-        register_pickle_by_value(spark_alone)  # workers do not find it
-        self.spark.dataSource.register(spark_alone.AloneSource)
-        place = {"nameserver": self._job.address, "topic": case.topic}
-        source = self.spark.read.format("alone").options(rows=case.rows, **place)
-        source.load().write.format("noop").mode("overwrite").save()
-        return self._executions.rows()
 
     def write_batch(self, case: Case, _: str) -> None:
         """``df.write`` of rows that Spark makes."""
@@ -152,13 +131,8 @@ class Bench:
         if job.format == "kafka":
             options = {"kafka.bootstrap.servers": job.address, "subscribe": case.topic}
             options["startingOffsets"] = "earliest"
-            limit = "maxOffsetsPerTrigger"
         else:
             options = {"nameserver": job.address, "topic": case.topic, "starting": "earliest"}
-            options |= case.options
-            limit = "maxRows"
-        if case.limit:
-            options[limit] = str(case.limit)
         return reader.format(job.format).options(**options)
 
     def _sink(self, writer: Any, case: Case) -> Any:
@@ -172,7 +146,6 @@ class Bench:
 
 # Each returns the rows that it had; None: they are to be counted in the target.
 WORKS: dict[str, Callable[[Bench, Case, str], int | None]] = {
-    "alone": Bench.read_alone,
     "batch": Bench.read_batch,
     "stream": Bench.read_stream,
     "write": Bench.write_batch,
@@ -223,66 +196,6 @@ def _pairs(iterator: JavaObject) -> Iterator[tuple[int, str]]:
     while iterator.hasNext():
         pair = iterator.next()
         yield pair._1(), pair._2()
-
-
-class WorkerMemory:
-    """Watches the Python workers; ``most_mb`` is the private memory of the largest."""
-
-    def __init__(self) -> None:
-        self.most_mb = 0.0
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._ended.wait(SAMPLE_S):
-            for pid in _workers():
-                self.most_mb = max(self.most_mb, _private_mb(pid))
-
-
-def _workers() -> Iterator[int]:
-    """The Python processes below this one: driver > Java > daemon > workers."""
-    parents = dict(_parents())
-    for pid in parents:
-        if _is_below(pid, os.getpid(), parents) and b"\0pyspark." in _read(pid, "cmdline"):
-            yield pid
-
-
-def _parents() -> Iterator[tuple[int, int]]:
-    """Process and parent of all that run."""
-    for folder in Path("/proc").glob("[0-9]*"):
-        pid = int(folder.name)
-        # The name in parentheses may hold blanks.
-        if stat := _read(pid, "stat").rpartition(b")")[2].split():
-            yield pid, int(stat[1])
-
-
-def _is_below(pid: int, ancestor: int, parents: dict[int, int]) -> bool:
-    while pid := parents.get(pid, 0):
-        if pid == ancestor:
-            return True
-    return False
-
-
-def _private_mb(pid: int) -> float:
-    for line in _read(pid, "status").splitlines():
-        if line.startswith(b"RssAnon:"):
-            return int(line.split()[1]) * 1024 / 1e6
-    return 0.0
-
-
-def _read(pid: int, name: str) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/{name}").read_bytes()
-    except OSError:  # it has ended
-        return b""
 
 
 def main() -> None:

@@ -62,10 +62,8 @@ def test_each_case_has_one_session_and_readers_have_what_is_filled(name: str, fr
 
 
 def test_whoever_sends_has_a_broker_of_its_own() -> None:
-    assert list(sessions("headrace", ["pipeline", "send-many-arrow"], fresh=True)) == [
-        [("send-many-arrow", 100)],
+    assert list(sessions("headrace", ["pipeline"], fresh=True)) == [
         [("pipeline", 100)],
-        [("send-many-arrow", 1024)],
         [("pipeline", 1024)],
     ]
 
@@ -77,7 +75,6 @@ def test_bodies_differ_and_have_their_size() -> None:
     bodies = JOB.bodies()
     assert {len(body) for body in bodies} == {101}
     assert len(set(bodies)) == len(bodies)
-    assert all(body.isalnum() for body in bodies)
 
 
 def test_a_window_counts_what_came_after_it_was_opened() -> None:

@@ -33,11 +33,7 @@ class Job(msgspec.Struct, frozen=True):
     warm_up: int
 
     def bodies(self) -> list[bytes]:
-        """Printable bodies without blanks, for Kafka's tool reads its own from lines."""
-        return [
-            os.urandom(self.body_bytes).hex()[: self.body_bytes].encode()
-            for _ in range(DIFFERENT_BODIES)
-        ]
+        return [os.urandom(self.body_bytes) for _ in range(DIFFERENT_BODIES)]
 
 
 class Report(msgspec.Struct, frozen=True):

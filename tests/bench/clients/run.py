@@ -12,11 +12,7 @@ import msgspec
 
 from tests.bench.clients.job import Job
 
-MODULES = {
-    "aiokafka": "with_aiokafka",
-    "confluent": "with_confluent",
-    "kafka": "with_kafka_tools",
-}
+MODULES = {"aiokafka": "with_aiokafka", "confluent": "with_confluent"}
 
 
 def main() -> None:

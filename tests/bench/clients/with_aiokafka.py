@@ -12,8 +12,6 @@ from tests.bench.clients.job import Window, warm_and_measure
 from tests.bench.clients.with_confluent import check_stored
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from tests.bench.clients.job import Job, Report
 
 # Larger batches than the default 16 KiB, and as acknowledged as RocketMQ's: by the one replica.
@@ -41,17 +39,12 @@ async def _send(job: Job) -> Report:
 
 def read_each(job: Job) -> Report:
     """``async for message in consumer``."""
-    return asyncio.run(_warm_and_read(job, _read_each))
+    return asyncio.run(_warm_and_read(job))
 
 
-def read_many(job: Job) -> Report:
-    """``getmany``."""
-    return asyncio.run(_warm_and_read(job, _read_many))
-
-
-async def _warm_and_read(job: Job, read: Callable[[Job, str, int], Awaitable[Report]]) -> Report:
-    await read(job, f"warm-{job.work}", job.warm_up)
-    return await read(job, job.work, job.messages)
+async def _warm_and_read(job: Job) -> Report:
+    await _read_each(job, f"warm-{job.work}", job.warm_up)
+    return await _read_each(job, job.work, job.messages)
 
 
 async def _read_each(job: Job, group: str, count: int) -> Report:
@@ -71,21 +64,6 @@ async def _read_each(job: Job, group: str, count: int) -> Report:
     return report
 
 
-async def _read_many(job: Job, group: str, count: int) -> Report:
-    window = Window(job)
-    received = body_bytes = 0
-    async with _consumer(job, group) as consumer:
-        while received < count:
-            for messages in (await consumer.getmany(timeout_ms=10_000)).values():
-                if not received:
-                    window.open(len(messages))
-                received += len(messages)
-                body_bytes += sum([len(message.value) for message in messages])
-        report = window.close(received)
-    window.check_bodies(received, body_bytes)
-    return report
-
-
 def _consumer(job: Job, group: str) -> AIOKafkaConsumer:
     return AIOKafkaConsumer(
         job.topic,
@@ -98,5 +76,4 @@ def _consumer(job: Job, group: str) -> AIOKafkaConsumer:
 WORKS = {
     "aiokafka-send": send,
     "aiokafka-for": read_each,
-    "aiokafka-getmany": read_many,
 }

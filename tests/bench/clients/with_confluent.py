@@ -41,22 +41,6 @@ def send(job: Job) -> Report:
     return _warm_and_send(job, send_all)
 
 
-def send_batches(job: Job) -> Report:
-    """``produce_batch`` of 1,000, made anew each time as a program would."""
-    bodies = job.bodies()
-
-    def send_all(producer: Producer, count: int) -> None:
-        for first in range(0, count, BATCH_MESSAGES):
-            messages = [{"value": body} for body in bodies[: count - first]]
-            while messages:
-                queued = producer.produce_batch(job.topic, messages)
-                messages = messages[queued:]
-                producer.poll(TIMEOUT_S if messages else 0)
-        producer.flush()
-
-    return _warm_and_send(job, send_all)
-
-
 def _warm_and_send(job: Job, send_all: Callable[[Producer, int], None]) -> Report:
     producer, window = Producer({"bootstrap.servers": job.address, **PRODUCER}), Window(job)
     send_all(producer, job.warm_up)
@@ -112,6 +96,5 @@ def _consumer(job: Job, group: str) -> Consumer:
 
 WORKS = {
     "confluent-produce": send,
-    "confluent-produce-batch": send_batches,
     "confluent-consume": read,
 }

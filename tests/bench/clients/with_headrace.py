@@ -39,17 +39,6 @@ def pipeline(job: Job) -> Report:
     return trio.run(_warm_and_send, job, send_all)
 
 
-def send_messages(job: Job) -> Report:
-    """``send_many`` of Messages, made anew for each call as a program would."""
-    bodies = _bodies(job)
-
-    async def send_all(producer: Producer, count: int) -> None:
-        for size in _calls(count):
-            await producer.send_many([Message(job.topic, body) for body in bodies[:size]])
-
-    return trio.run(_warm_and_send, job, send_all)
-
-
 def send_bytes(job: Job) -> Report:
     """``send_many`` of a list of bytes."""
     bodies = _bodies(job)
@@ -57,19 +46,6 @@ def send_bytes(job: Job) -> Report:
     async def send_all(producer: Producer, count: int) -> None:
         for size in _calls(count):
             await producer.send_many(bodies[:size], topic=job.topic)
-
-    return trio.run(_warm_and_send, job, send_all)
-
-
-def send_arrow(job: Job) -> Report:
-    """``send_many`` of an Arrow table that is there already."""
-    import pyarrow as pa
-
-    table = pa.table({"value": pa.array(_bodies(job), pa.binary())})
-
-    async def send_all(producer: Producer, count: int) -> None:
-        for size in _calls(count):
-            await producer.send_many(table.slice(0, size), topic=job.topic)
 
     return trio.run(_warm_and_send, job, send_all)
 
@@ -141,11 +117,6 @@ def read_values(job: Job) -> Report:
     return _warm_and_read(job, lambda batch: sum(map(len, batch.values())))
 
 
-def read_messages(job: Job) -> Report:
-    """``receive_many``, of which each message is made and its body used."""
-    return _warm_and_read(job, lambda batch: sum([len(message.body) for message in batch]))
-
-
 def _warm_and_read(job: Job, body_bytes_of: Callable[[MessageBatch], int]) -> Report:
     trio.run(_read, job, job.warm_up, body_bytes_of)
     return trio.run(_read, job, job.messages, body_bytes_of)
@@ -171,11 +142,8 @@ async def _read(job: Job, count: int, body_bytes_of: Callable[[MessageBatch], in
 
 WORKS: dict[str, Callable[[Any], Any]] = {
     "pipeline": pipeline,
-    "send-many-messages": send_messages,
     "send-many-bytes": send_bytes,
-    "send-many-arrow": send_arrow,
     "async-for": read_each,
     "receive-columns": read_columns,
     "receive-values": read_values,
-    "receive-messages": read_messages,
 }

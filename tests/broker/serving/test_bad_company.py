@@ -1,6 +1,6 @@
 """Bad input under load, on real sockets: the offender is named, the others are served.
 
-That the others do not even get slower is measured (tests/bench/abuse.py), not tested.
+That the others do not even get slower is measured (docs/benchmarks/abuse.md), not tested.
 """
 
 from __future__ import annotations

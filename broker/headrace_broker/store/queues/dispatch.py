@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # PREPARED and ROLLBACK records (they share this bit) and inner batches have no unit of their own.
 NOT_QUEUED: Final = TRANSACTION_PREPARED | INNER_BATCH
-# From this many rows on numpy costs less than a plain loop (tests/bench/store_micro.py).
+# From this many rows on numpy costs less than a plain loop.
 BLOCK_ROWS: Final = 96
 # Bounds the sorting that is wasted when too many queues are new; larger blocks save nothing.
 BLOCK_ROWS_MAX: Final = 2048

@@ -5,21 +5,18 @@ import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicInteger;
 
-/** Counts received messages; the last one closes the window. */
+/** Counts received messages. The first batch opens the window and is not in it; the last closes it. */
 final class Arrivals {
     private static final int TIMEOUT_SECONDS = 120;
 
     private final Job job;
     private final Meter meter;
-    private final boolean isOpenedByFirst;
     private final AtomicInteger received = new AtomicInteger();
     private final CountDownLatch complete = new CountDownLatch(1);
 
-    /** @param isOpenedByFirst the first batch opens the window, and is not counted in it */
-    Arrivals(Job job, Meter meter, boolean isOpenedByFirst) {
+    Arrivals(Job job, Meter meter) {
         this.job = job;
         this.meter = meter;
-        this.isOpenedByFirst = isOpenedByFirst;
     }
 
     void count(int messages) {
@@ -29,7 +26,7 @@ final class Arrivals {
         int before = received.getAndAdd(messages);
         meter.received(messages);
         try {
-            if (before == 0 && isOpenedByFirst) {
+            if (before == 0) {
                 meter.open();
             }
             if (before < job.messages() && before + messages >= job.messages()) {

@@ -19,7 +19,7 @@ final class Drains {
 
     private Drains(Job job, Meter meter) {
         this.job = job;
-        arrivals = new Arrivals(job, meter, true);
+        arrivals = new Arrivals(job, meter);
     }
 
     static void run(Job job, Meter meter) throws Exception {

@@ -40,7 +40,6 @@ public final class Driver {
             case "close" -> producer.shutdown();
             case "drain_lite", "drain_push" -> Drains.run(job, meter);
             case "paced", "end_to_end" -> Paced.run(job, meter, producer);
-            case "delayed", "transactions", "send_back" -> Waiting.run(job, meter, producer);
             default -> Sends.run(job, meter, producer);
         }
         return meter.report();

@@ -29,8 +29,6 @@ final class Paced {
     private static final int TIMEOUT_SECONDS = 10;
     private static final int START_SECONDS = 60;
     private static final int PRIMING_ATTEMPTS = 100;
-    /** Delays of the levels that are measured. */
-    private static final long[] LEVEL_MILLIS = {1_000, 5_000};
     /** Place in the schedule of what is sent before it begins. */
     private static final int NONE = Integer.MIN_VALUE;
 
@@ -38,7 +36,6 @@ final class Paced {
     private final Meter meter;
     private final DefaultMQProducer producer;
     private final int ramp;
-    private final long delayNanos;
     /** By place in the schedule; 0 while there is no answer. */
     private final AtomicLongArray latencyNanos;
     private final AtomicInteger done = new AtomicInteger();
@@ -49,8 +46,6 @@ final class Paced {
         this.job = job;
         this.meter = meter;
         this.producer = producer;
-        delayNanos = TimeUnit.MILLISECONDS.toNanos(
-            job.delayLevel() > 0 ? LEVEL_MILLIS[job.delayLevel() - 1] : job.timerMillis());
         ramp = (int) (job.rate() * RAMP_SECONDS);
         latencyNanos = new AtomicLongArray((int) (job.rate() * job.seconds()));
     }
@@ -134,7 +129,7 @@ final class Paced {
             }
             send(place, byAnswer ? new Answer(place) : new Ignored());
         }
-        waitUntil(due(count) + delayNanos);
+        waitUntil(due(count));
         meter.close();
         waitForAnswers();
         meter.latencies(finalLatencies());
@@ -152,7 +147,7 @@ final class Paced {
 
     private void send(int place, SendCallback callback) {
         try {
-            producer.send(Waiting.message(job, body(place)), callback);
+            producer.send(new Message(job.topic(), body(place)), callback);
         } catch (Exception failure) {
             callback.onException(failure);
         }
@@ -169,9 +164,9 @@ final class Paced {
         }
     }
 
-    /** Counts from when the message was due, or from the end of its delay. */
+    /** Counts from when the message was due. */
     private long latency(int place) {
-        return System.nanoTime() - due(place) - delayNanos;
+        return System.nanoTime() - due(place);
     }
 
     private void waitForAnswers() throws InterruptedException {
