@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import trio
@@ -26,9 +26,6 @@ from headrace_daemon.services import (
 from tests.support.broker import broker_config
 from tests.support.features import add_feature, part
 from tests.support.stores import open_store
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class Recorder:

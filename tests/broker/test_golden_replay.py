@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from headrace_protocol import fastjson
 from headrace_protocol.codes import RequestCode, ResponseCode
-from tests.support.broker import Answer
+from tests.support.broker import Answer, BrokerUnderTest
 from tests.support.channel import MemoryChannel
-from tests.support.golden_frames import golden_frames
-
-if TYPE_CHECKING:
-    from tests.support.broker import BrokerUnderTest
-    from tests.support.golden_frames import GoldenFrame
+from tests.support.golden_frames import GoldenFrame, golden_frames
 
 # Requests that change only tables, so that the recorded run can be repeated without its messages.
 REPLAYED = {

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,17 +15,11 @@ from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
 from headrace_protocol.header_codecs import SerializeType, encode_frame
 from headrace_protocol.headers import BulkSendHeader, StageSendHeader
-from headrace_protocol.message import TRANSACTION_MASK, encode_batch
+from headrace_protocol.message import TRANSACTION_MASK, StoredMessage, encode_batch
 from tests.support.batches import block
 from tests.support.broker import Answer, BrokerUnderTest
 from tests.support.channel import MemoryChannel
 from tests.support.stores import read_all
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from headrace_protocol.message import StoredMessage
 
 DELAYED = "SCHEDULE_TOPIC_XXXX"
 HALF = "RMQ_SYS_TRANS_HALF_TOPIC"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import trio
@@ -17,10 +18,6 @@ from headrace_broker.store.files.config_file import ConfigFile
 from headrace_broker.store.files.filesystem import Files
 from headrace_protocol import fastjson
 from headrace_protocol.bodies import TopicConfig
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 
 class SlowFiles(Files):

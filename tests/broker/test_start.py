@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import structlog.testing
@@ -14,11 +13,9 @@ from headrace_broker.config import BrokerConfig
 from headrace_broker.server import Broker
 from headrace_broker.store.log import log_rows
 from headrace_broker.store.message_store import MessageStore
+from headrace_broker.store.recovery import LoadStage
 from headrace_daemon.network import MemoryNetwork
 from tests.support.stores import crash, put
-
-if TYPE_CHECKING:
-    from headrace_broker.store.recovery import LoadStage
 
 RECORDS = 5000
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import count
-from typing import TYPE_CHECKING
 
 import pytest
 
 import headrace
+from headrace.embedded import Embedded
 from tests.support.cli import succeed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from headrace.embedded import Embedded
 
 _numbers = count()
 

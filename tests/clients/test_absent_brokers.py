@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from headrace import Consumer
 from headrace_protocol.codes import RequestCode
 from tests.support.member import COMMIT, NO_TOPIC, Apache, Log, hold_pulls, lock_all
-from tests.support.scripted import close, route, scripted_cluster
-
-if TYPE_CHECKING:
-    from trio.testing import MockClock
-
-    from tests.support.scripted import Scripted
+from tests.support.scripted import Scripted, close, route, scripted_cluster
 
 QUEUES = 4
 MEMBERSHIP = (RequestCode.HEART_BEAT, RequestCode.GET_CONSUMER_LIST_BY_GROUP)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
 
 import pytest
 import trio
@@ -12,6 +13,7 @@ from headrace import Admin, Message, MessageQueue
 from headrace.admin.client import TopicExists
 from headrace.admin.groups import GroupHasMembers
 from headrace.admin.shrink import UnreadMessages
+from headrace.embedded import Embedded
 from headrace.errors import (
     BrokerError,
     ClientClosed,
@@ -21,13 +23,8 @@ from headrace.errors import (
     NameserverUnavailable,
     RouteNotFound,
 )
+from headrace.messages import SendResult
 from headrace_protocol.bodies import SubscriptionGroupConfig
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
-
-    from headrace.embedded import Embedded
-    from headrace.messages import SendResult
 
 
 @pytest.fixture

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +15,6 @@ from headrace.errors import ConfigurationError
 from headrace_protocol.bodies import SubscriptionGroupConfig
 from headrace_protocol.recall_handle import RecallHandle
 from headrace_protocol.statictopic.plans import Mode
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 # What ``check_start`` takes care of.
 OTHERS = {"Start"}

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
 from headrace import Message, MessageQueue, Producer
 from headrace.admin.client import Admin
+from headrace.admin.requests import BrokerProblem
 from headrace.consumer.offset_store import OffsetStore
 from headrace.instance import ClientInstance
 from headrace_protocol.bodies import SubscriptionGroupConfig
 from headrace_protocol.statictopic.plans import Mode
 from tests.support.running_brokers import Brokers, brokers
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    from headrace.admin.requests import BrokerProblem
 
 QUEUE = MessageQueue("T", "__syslo__global__", 0)
 

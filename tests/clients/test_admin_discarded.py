@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -13,12 +14,7 @@ from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.message import TRANSACTION_PREPARED, encode_properties, encode_record
 from headrace_protocol.serving import Reply
 from headrace_protocol.system_topics import CHECK_MAX_TIME_TOPIC, HALF_TOPIC
-from tests.support.scripted import scripted_cluster
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from tests.support.scripted import Asked, Scripted
+from tests.support.scripted import Asked, Scripted, scripted_cluster
 
 COUNT = 100
 RESUMED = {5, 50, 99}

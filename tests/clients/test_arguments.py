@@ -5,7 +5,8 @@ from __future__ import annotations
 import enum
 import inspect
 import logging
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,15 +14,11 @@ import pytest
 import headrace
 from headrace import Consumer, Message, Producer, PullConsumer
 from headrace.consumer.strategies import averagely
+from headrace.embedded import Embedded
 from headrace.errors import ConfigurationError, InvalidMessage, StrategyFailed
 from headrace.producer.transaction import Checks
+from headrace_protocol.bodies import MessageQueue
 from tests.support.until import until
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Sequence
-
-    from headrace.embedded import Embedded
-    from headrace_protocol.bodies import MessageQueue
 
 
 @pytest.fixture(scope="module")

@@ -14,22 +14,19 @@ import sys
 import threading
 import time
 import warnings
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 import headrace
 from headrace import Message, blocking
+from headrace.embedded import Embedded
 from headrace.errors import ClientClosed, ConfigurationError, InvalidMessage, RouteNotFound
 from headrace.producer.pipeline import Pipeline
 from tests.support.cli import until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from headrace.embedded import Embedded
 
 
 @pytest.fixture(scope="module")

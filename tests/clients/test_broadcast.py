@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 import trio
 
 import headrace
-from headrace import Message, blocking
+from headrace import Consumer, Message, blocking
 from headrace.consumer.local_offsets import LocalOffsetStore
+from headrace.embedded import Embedded
 from headrace.errors import BrokerError, ConfigurationError, OffsetsNotSaved
 from headrace.instance import ClientInstance, local_ip
 from headrace_protocol.bodies import MessageQueue, SubscriptionGroupConfig
 from tests.clients.test_consumer import produce, take
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    from headrace import Consumer
-    from headrace.embedded import Embedded
 
 # As Java's client writes it: objects as keys, and a tab for each level.
 JAVAS_FILE = (

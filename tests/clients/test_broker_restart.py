@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 
-from headrace import Message, Producer, PullConsumer, blocking
+from headrace import Message, MessageQueue, Producer, PullConsumer, blocking
 from headrace.errors import RouteNotFound
 from headrace_broker.config import BrokerConfig
 from headrace_broker.server import Broker
 from headrace_daemon.network import TcpNetwork
 from headrace_nameserver.config import NameServerConfig
 from headrace_nameserver.server import NameServer
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-    from pathlib import Path
-
-    from headrace import MessageQueue
 
 HOST = "127.0.0.1"
 TOPIC = "Orders"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -12,13 +14,7 @@ from headrace import Admin
 from headrace.errors import NotEverywhere, PartialAnswer, RouteNotFound
 from headrace_protocol.bodies import SubscriptionGroupConfig
 from tests.support.cli import fail, succeed
-from tests.support.running_brokers import brokers, running_in_thread
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
-    from pathlib import Path
-
-    from tests.support.running_brokers import Brokers
+from tests.support.running_brokers import Brokers, brokers, running_in_thread
 
 LEFT = r"broker b \(queues 0 to 1\) was shut down .* ago"
 FORGET = "or run `headrace broker forget b` if it won't come back"

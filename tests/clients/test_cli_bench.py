@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
 import headrace as library
 from headrace.admin import workloads
+from headrace.embedded import Embedded
 from headrace.errors import ConnectFailed
+from headrace.messages import Message
 from headrace.producer.pipeline import Pipeline
 from tests.support.cli import Outcome, headrace
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from headrace.embedded import Embedded
-    from headrace.messages import Message
 
 
 @pytest.fixture(scope="module")

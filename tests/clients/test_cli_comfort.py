@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -13,9 +13,6 @@ from headrace.admin.output import counted, print_rows
 from headrace.errors import RouteNotFound
 from headrace_daemon import command
 from tests.support.cli import fail, headrace, succeed
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class Terminal(io.StringIO):

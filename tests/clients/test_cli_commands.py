@@ -6,25 +6,21 @@ import json
 import signal
 import subprocess
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from socketserver import ThreadingMixIn
 from threading import Thread
-from typing import TYPE_CHECKING
 
 import pytest
 
 from headrace import Message, blocking
 from headrace.admin import goal
+from headrace.embedded import Embedded
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.headers import SendMessageResponseHeader
 from headrace_protocol.serving import Reply
 from tests.support.cli import fail, headrace, succeed
 from tests.support.processes import HEADRACE, TIMEOUT_S
 from tests.support.scripted import route, scripted_in_thread
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from headrace.embedded import Embedded
 
 pytestmark = pytest.mark.usefixtures("environment")
 

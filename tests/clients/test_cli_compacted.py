@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -10,9 +11,6 @@ from headrace.blocking import Admin
 from headrace_protocol.bodies import SubscriptionGroupConfig
 from tests.support.cli import fail, succeed
 from tests.support.running_brokers import brokers_in_thread
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @pytest.fixture(scope="module")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -17,10 +19,6 @@ from headrace.blocking import Producer
 from headrace.consumer.pull import PullConsumer
 from tests.support.cli import fail, headrace, succeed
 from tests.support.running_brokers import brokers_in_thread
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 _numbers = count()
 KEYS = 5

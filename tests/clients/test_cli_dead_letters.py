@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from itertools import count
-from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 import pytest
 
-from headrace import Message, blocking
+from headrace import Message, ReceivedMessage, blocking
 from headrace.admin.dead_letters import REPLAY_GROUP, DeadLetters
+from headrace.embedded import Embedded
 from headrace.errors import ConnectionLost
 from tests.support.cli import fail, headrace, succeed
-
-if TYPE_CHECKING:
-    from headrace import ReceivedMessage
-    from headrace.embedded import Embedded
 
 pytestmark = pytest.mark.usefixtures("environment")
 

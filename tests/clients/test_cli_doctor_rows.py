@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -20,9 +20,6 @@ from tests.support.cli import headrace
 from tests.support.documents import ROOT
 from tests.support.running_brokers import brokers
 from tests.support.scripted import scripted_in_thread
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NOW_MS = 1_700_000_000_000
 # Role, what the broker says, and words of the row.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -11,13 +12,9 @@ import headrace as library
 from headrace import blocking
 from headrace.admin.group_view import strategy_of
 from headrace.consumer import strategies
+from headrace.embedded import Embedded
 from headrace_protocol.bodies import ConsumerRunningInfo
 from tests.support.cli import fail, headrace, succeed, until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from headrace.embedded import Embedded
 
 pytestmark = pytest.mark.usefixtures("environment")
 

@@ -6,22 +6,18 @@ import shlex
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import click
 import pytest
 
 import headrace as library
 from headrace.admin import cli
+from headrace.embedded import Embedded
 from headrace_protocol.bodies import SubscriptionGroupConfig
 from tests.support.cli import headrace
 from tests.support.processes import HEADRACE, TIMEOUT_S
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from headrace.embedded import Embedded
 
 _ROOT = cli.headrace.make_context("headrace", [], resilient_parsing=True)
 

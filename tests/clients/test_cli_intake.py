@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import re
-from typing import TYPE_CHECKING
+from io import FileIO
+from pathlib import Path
 
 import click
 import pytest
@@ -13,10 +14,6 @@ from headrace.admin import cli, options
 from headrace.admin.commands import send
 from headrace.admin.rows import LINE_BYTES_MAX
 from tests.support.cli import fail, succeed
-
-if TYPE_CHECKING:
-    from io import FileIO
-    from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("environment")
 

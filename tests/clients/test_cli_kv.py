@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 import subprocess
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 import headrace
+from headrace.embedded import Embedded
 from tests.support.cli import fail, succeed
 from tests.support.cli import headrace as run
 from tests.support.processes import HEADRACE, TIMEOUT_S
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from headrace.embedded import Embedded
 
 pytestmark = pytest.mark.usefixtures("environment")
 

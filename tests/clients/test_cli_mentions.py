@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import click
 
 from headrace.admin import cli
 from tests.support.documents import ROOT
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _FILES = (
     "*.md",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,10 +12,6 @@ from headrace import Message
 from headrace.blocking import Admin, Producer
 from tests.support.cli import fail, succeed
 from tests.support.running_brokers import brokers_in_thread
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 @pytest.fixture(scope="module")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from headrace import Message, MessageQueue, PullConsumer, embedded
 from headrace.admin import end_reader, goal
@@ -18,14 +20,7 @@ from headrace_protocol.headers import OffsetResponseHeader
 from headrace_protocol.serving import Reply
 from tests.support.cli import headrace
 from tests.support.member import NO_TOPIC, Apache, Log
-from tests.support.scripted import close, route, scripted_in_thread
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from trio.testing import MockClock
-
-    from tests.support.scripted import Asked, Scripted
+from tests.support.scripted import Asked, Scripted, close, route, scripted_in_thread
 
 ENDS = RequestCode.GET_MAX_OFFSET
 START = RequestCode.GET_MIN_OFFSET

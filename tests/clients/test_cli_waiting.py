@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import pytest
 
 import headrace as library
 from headrace import Message, blocking
-from headrace.embedded import _SMALL_FILES
+from headrace.embedded import _SMALL_FILES, Embedded
 from headrace.errors import BrokerError
 from tests.support.cli import fail, succeed, until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from headrace.embedded import Embedded
 
 pytestmark = pytest.mark.usefixtures("environment")
 # An undecided transaction is asked about after a millisecond, once.

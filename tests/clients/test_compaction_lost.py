@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
+from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,13 +15,7 @@ from headrace.admin import end_reader, goal
 from headrace.admin.commands import consume
 from headrace.errors import HeadraceError
 from tests.support.cli import headrace, succeed
-from tests.support.running_brokers import running_in_thread
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.support.running_brokers import BrokersInThread
+from tests.support.running_brokers import BrokersInThread, running_in_thread
 
 pytestmark = pytest.mark.slow
 

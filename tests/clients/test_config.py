@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import trio
@@ -12,9 +13,6 @@ import trio
 import headrace
 from headrace.config import NAMESERVER_VARIABLE, Settings, resolve_nameservers
 from headrace.errors import ConfigurationError, NameserverUnavailable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 @pytest.fixture(autouse=True)

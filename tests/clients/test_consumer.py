@@ -7,7 +7,8 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator
+from typing import Any
 
 import anyio
 import msgspec
@@ -18,14 +19,10 @@ import trio.lowlevel
 import headrace
 from headrace import Consumer, HeadraceError, Message, MessageQueue, PullConsumer
 from headrace.consumer import fetcher
+from headrace.embedded import Embedded
 from headrace.errors import ClientClosed, ConfigurationError, RouteNotFound
+from headrace.messages import MessageBatch
 from headrace_protocol.message import BodyTooLarge
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from headrace.embedded import Embedded
-    from headrace.messages import MessageBatch
 
 
 @pytest.fixture

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pytest
 import trio
 import trio.testing
+from trio.testing import MockClock
 
 from headrace import MessageQueue, PullConsumer
 from headrace_protocol import fastjson
@@ -22,14 +24,7 @@ from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.message import CorruptRecord, encode_record
 from headrace_protocol.serving import Reply
 from tests.support.member import COMMIT, Apache, Headrace, Member
-from tests.support.scripted import close
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from trio.testing import MockClock
-
-    from tests.support.scripted import Asked
+from tests.support.scripted import Asked, close
 
 
 @pytest.fixture(params=[Apache, Headrace])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -26,10 +26,7 @@ from headrace_protocol.headers import SendMessageResponseHeader
 from headrace_protocol.message import decode_properties
 from headrace_protocol.serving import Reply
 from tests.clients.test_producer import producer
-from tests.support.scripted import route, scripted_cluster, scripted_in_thread, sent_bodies
-
-if TYPE_CHECKING:
-    from tests.support.scripted import Asked
+from tests.support.scripted import Asked, route, scripted_cluster, scripted_in_thread, sent_bodies
 
 SEND, RECALL = RequestCode.SEND_MESSAGE_V2, RequestCode.RECALL_MESSAGE
 AT = dt.datetime(2026, 11, 23, 6, 0, 0, 250_000, dt.UTC)

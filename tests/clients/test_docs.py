@@ -10,18 +10,15 @@ import re
 import runpy
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 import headrace
 from headrace import Message, blocking
 from headrace.config import NAMESERVER_VARIABLE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "clients.md"
 EXAMPLE = re.compile(r"```python\n(?P<code>.*?)```\n(?:```text\n(?P<output>.*?)```)?", re.DOTALL)

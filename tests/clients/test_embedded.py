@@ -6,20 +6,16 @@ import asyncio
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import trio
 
 import headrace
 from headrace import Message, blocking
+from headrace.embedded import Embedded
 from headrace.errors import ConfigurationError, ConnectFailed
 from headrace_broker.store.errors import StoreLocked
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from headrace.embedded import Embedded
 
 pytest_plugins = ["pytester"]
 

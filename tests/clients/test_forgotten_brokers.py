@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -10,9 +10,6 @@ from headrace.admin.client import Admin
 from headrace.errors import BrokerError
 from tests.support.cli import fail, succeed
 from tests.support.running_brokers import brokers, running_in_thread
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.slow
 

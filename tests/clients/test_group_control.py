@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 import trio
+from trio.testing import MockClock
 
 import headrace
 from headrace import Consumer, Message, MessageQueue, blocking
+from headrace.embedded import Embedded
 from headrace.errors import ClientClosed, ConfigurationError, WrongEventLoop
 from tests.support.until import until
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-
-    from trio.testing import MockClock
-
-    from headrace.embedded import Embedded
 
 pytestmark = pytest.mark.slow  # the mock clock waits for the broker's threads
 

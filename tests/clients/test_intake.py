@@ -6,10 +6,10 @@ import array
 import datetime as dt
 import enum
 import itertools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from fractions import Fraction
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,19 +19,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import headrace
-from headrace import Message, Producer, Table
+from headrace import HeadraceError, Message, Producer, Table
 from headrace.consumer.subscription import Subscription
+from headrace.embedded import Embedded
 from headrace.errors import ConfigurationError, InvalidMessage
-from headrace.messages import Copy
+from headrace.messages import Copy, ReceivedMessage, SendResult
 from headrace_protocol.message import COMPRESSED
 from tests.support.until import until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from headrace import HeadraceError
-    from headrace.embedded import Embedded
-    from headrace.messages import ReceivedMessage, SendResult
 
 AnyMessage: Any = Message  # takes what a type checker would refuse
 TOPIC = "Intake"

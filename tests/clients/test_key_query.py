@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import pytest
 
 from headrace import Message, blocking
 from headrace.admin.key_query import KEY_PAGE, newest
+from headrace.embedded import Embedded
 from headrace_protocol.headers import QueryMessageHeader
+from headrace_protocol.message import StoredMessage
 from tests.support.cli import succeed
 from tests.support.seeds import seeds
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from headrace.embedded import Embedded
-    from headrace_protocol.message import StoredMessage
 
 
 class Stored(NamedTuple):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import anyio
 import pytest
@@ -13,14 +13,9 @@ from anyio.from_thread import start_blocking_portal
 
 import headrace
 from headrace import Admin, Consumer, Message, MessageQueue, Producer, PullConsumer, Table
+from headrace.embedded import Embedded
 from headrace.errors import ClientClosed, ConfigurationError, RouteNotFound, WrongEventLoop
 from headrace.lifecycle import Startable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import Self
-
-    from headrace.embedded import Embedded
 
 
 @pytest.fixture(scope="module")

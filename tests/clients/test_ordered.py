@@ -7,17 +7,20 @@ import math
 import random
 import secrets
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Collection
+from pathlib import Path
 
 import pytest
 import trio
-from trio.testing import wait_all_tasks_blocked
+from anyio.abc import ByteStream
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 import headrace
 from headrace import Consumer, Message
 from headrace.consumer.assignment import LOCK_TRUST_S
 from headrace.consumer.inbox import Inbox, MessageIterator
 from headrace.consumer.process_queue import Limits, ProcessQueue
+from headrace.embedded import Embedded
 from headrace.errors import ClientClosed, ConfigurationError, HeadraceError
 from headrace.messages import MessageBatch, ReceivedMessage
 from headrace.producer.producer import Producer
@@ -31,15 +34,6 @@ from headrace_protocol.columns import RecordColumns
 from headrace_protocol.message import encode_record
 from tests.clients.test_consumer import produce, take, take_nothing
 from tests.simulation.cluster import NAMESERVER
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection
-    from pathlib import Path
-
-    from anyio.abc import ByteStream
-    from trio.testing import MockClock
-
-    from headrace.embedded import Embedded
 
 BREAKS = 1000
 OUTAGES_S = [0] * 17 + [45, 70]

@@ -4,30 +4,25 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import trio
+from anyio.abc import ByteStream
+from trio.testing import MockClock
 
 from headrace import Consumer, Message, Producer, PullConsumer, Table
 from headrace.errors import HeadraceError
+from headrace_daemon.network import MemoryNetwork
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.headers import GetByKeyResponseHeader, OffsetResponseHeader
 from headrace_protocol.key_lookup import NoRecord, encode_found
 from headrace_protocol.serving import Reply
 from tests.support.member import NO_TOPIC, Apache, Log, hold_pulls, lock_all
-from tests.support.scripted import route, scripted_cluster
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-
-    from anyio.abc import ByteStream
-    from trio.testing import MockClock
-
-    from headrace_daemon.network import MemoryNetwork
-    from tests.support.scripted import Asked, Scripted
+from tests.support.scripted import Asked, Scripted, route, scripted_cluster
 
 QUEUES = 8
 AWAY_S = 65

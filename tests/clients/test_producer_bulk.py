@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -15,17 +16,13 @@ from hypothesis import strategies as st
 
 import headrace
 from headrace import Message, Producer, blocking
+from headrace.embedded import Embedded
 from headrace.errors import HeadraceError, InvalidMessage
+from headrace.messages import ReceivedMessage
 from headrace.producer.arrow import chunks_of_table
+from headrace.producer.block import Block
+from headrace_protocol.bodies import MessageQueue
 from headrace_protocol.drivers.aio import connect_tcp
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from headrace.embedded import Embedded
-    from headrace.messages import ReceivedMessage
-    from headrace.producer.block import Block
-    from headrace_protocol.bodies import MessageQueue
 
 
 @pytest.fixture(scope="module")

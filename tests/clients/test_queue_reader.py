@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -15,10 +16,6 @@ from headrace_protocol.drivers.blocking import BlockingConnection
 from headrace_protocol.headers import PullMessageResponseHeader
 from headrace_protocol.serving import Reply
 from tests.support.scripted import close, scripted_in_thread
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 COUNT = 3000
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -18,9 +19,6 @@ from headrace_protocol.headers import PullMessageResponseHeader
 from headrace_protocol.message import encode_record
 from headrace_protocol.serving import Reply
 from tests.support.scripted import Asked, Scripted, scripted_in_thread
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 QUEUE = MessageQueue("T", "broker-0", 0)
 END = 2000

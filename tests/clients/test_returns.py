@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 import headrace
 from headrace import Consumer, Message, PullConsumer, ReceivedMessage
 from headrace.delays import LEVELS_S, level_of
+from headrace.embedded import Embedded
 from headrace.errors import ConfigurationError
 from headrace_protocol.codes import RequestCode
+from headrace_protocol.serving import Reply
 from tests.clients.test_consumer import produce, take, take_nothing
 from tests.support.member import NO_TOPIC, Apache, Member
 from tests.support.scripted import Asked
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from trio.testing import MockClock
-
-    from headrace.embedded import Embedded
-    from headrace_protocol.serving import Reply
 
 LEVEL_1_S = 1.0
 

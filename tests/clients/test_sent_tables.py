@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import duckdb
 import numpy as np
@@ -15,9 +16,6 @@ import pytest
 import headrace
 from headrace.errors import InvalidMessage
 from headrace.producer.sources import chunks
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 VALUES, KEYS, TAGS = ["one", "two", "three"], ["k", "k", "l"], ["red", "red", "green"]
 ROWS = list(zip(VALUES, KEYS, TAGS, strict=True))

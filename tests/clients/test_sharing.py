@@ -4,32 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections.abc import AsyncIterator, Coroutine
 from itertools import chain
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
 import trio
 import trio.testing
+from trio.testing import MockClock
 
 import headrace
 from headrace import Message
 from headrace.consumer.inbox import BatchIterator, Inbox, MessageIterator
 from headrace.consumer.process_queue import Limits, ProcessQueue
+from headrace.embedded import Embedded
 from headrace.errors import ConfigurationError
 from headrace.messages import MessageBatch
 from headrace_protocol.bodies import MessageQueue
 from headrace_protocol.columns import RecordColumns
 from headrace_protocol.message import encode_record
 from tests.support.seeds import seeds
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Coroutine
-
-    from trio.testing import MockClock
-
-    from headrace.embedded import Embedded
 
 QUEUE = MessageQueue("T", "b", 0)
 TASKS = 8

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager
+from typing import Any
 
 import anyio
 import pytest
@@ -13,25 +15,18 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
+from trio.testing import MockClock
 
 import headrace
 from headrace import Message, Producer, PullConsumer, blocking
 from headrace.config import NAMESERVER_VARIABLE
+from headrace.embedded import Embedded
 from headrace.errors import HeadraceError
 from headrace.messages import PROPERTIES_BYTES_MAX
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.serving import Reply
 from tests.support.member import Apache, Member
-from tests.support.scripted import close, scripted_cluster
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from contextlib import AbstractContextManager
-
-    from trio.testing import MockClock
-
-    from headrace.embedded import Embedded
-    from tests.support.scripted import Scripted
+from tests.support.scripted import Scripted, close, scripted_cluster
 
 COUNT = 1000
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
@@ -12,9 +12,6 @@ from headrace.admin.commands import consume
 from headrace.errors import NoQueue, QueuePartAway
 from tests.support.cli import fail, headrace, succeed
 from tests.support.running_brokers import running_in_thread
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 T = "T"
 STAYED, MOVED, LED_BY_B = (MessageQueue(T, "__syslo__global__", queue) for queue in (0, 1, 3))

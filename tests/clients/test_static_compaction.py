@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 import trio
@@ -12,10 +13,6 @@ from headrace.admin.client import Admin
 from headrace.admin.statictopic import StaticTopicError
 from headrace_protocol.statictopic.plans import Mode
 from tests.support.running_brokers import Brokers, brokers
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.slow
 

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 import trio
 
-from headrace import Consumer, Message, Producer
+from headrace import Consumer, Message, Producer, SendResult
 from headrace.admin.client import Admin
 from headrace_protocol.statictopic.plans import Mode
 from tests.support.running_brokers import Brokers, brokers
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    from headrace import SendResult
 
 pytestmark = pytest.mark.slow
 

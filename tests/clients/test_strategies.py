@@ -9,22 +9,18 @@ from __future__ import annotations
 
 import gzip
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 import headrace
 from headrace.consumer import strategies
 from headrace.consumer.rebalance import allocate, queue_order
+from headrace.consumer.strategies import Strategy
 from headrace.errors import ConfigurationError
 from headrace_protocol.bodies import MessageQueue
 from tests.clients.test_consumer import produce, take
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from headrace.consumer.strategies import Strategy
 
 JAVA = Path(__file__).with_name("allocations.txt.gz")
 LETTERS = ("", "a", "Z", "-", "\u00e9", "\uff5e", "\U0001f600")

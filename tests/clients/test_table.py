@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import msgspec
@@ -12,10 +13,12 @@ import pydantic
 import pytest
 import trio
 import trio.testing
+from trio.testing import MockClock
 
 import headrace
 from headrace import Message, MessageQueue, SendResult, Table, blocking
 from headrace.consumer.offset_store import OffsetStore
+from headrace.embedded import Embedded
 from headrace.errors import (
     ClientClosed,
     ConfigurationError,
@@ -29,14 +32,7 @@ from headrace.errors import (
 from headrace.table.entries import DELETED, Entries, Keyed, Waiting
 from headrace_broker.compaction.lookups import KeyLookups
 from headrace_protocol.drivers.errors import MalformedAnswer
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from trio.testing import MockClock
-
-    from headrace.embedded import Embedded
-    from headrace_protocol.key_lookup import WantedKey
+from headrace_protocol.key_lookup import WantedKey
 
 
 @pytest.fixture

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import trio
@@ -12,10 +14,6 @@ from headrace import Admin, Message, Producer, Table
 from headrace.errors import KeyLookupUnsupported
 from headrace_broker.store.followers import followers
 from tests.support.running_brokers import Brokers, brokers
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
 
 TOPIC = "users"
 SIZES = {"compaction_mapped_file_size": 16384, "compaction_cq_mapped_file_size": 920}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
+from trio.testing import MockClock
 
 from headrace import Message, Producer, Table
 from headrace.errors import (
@@ -16,19 +18,11 @@ from headrace.errors import (
 from headrace.producer.selector import queue_index
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import GetByKeyResponseHeader
-from headrace_protocol.key_lookup import NoRecord, WantedKey, decode_keys, encode_found
+from headrace_protocol.key_lookup import Found, NoRecord, WantedKey, decode_keys, encode_found
 from headrace_protocol.message import DELETE, KEYS, encode_properties, encode_record
 from headrace_protocol.serving import Reply
 from tests.support.batches import iter_batch
-from tests.support.scripted import Asked, close, scripted_cluster, stored
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from trio.testing import MockClock
-
-    from headrace_protocol.key_lookup import Found
-    from tests.support.scripted import Scripted
+from tests.support.scripted import Asked, Scripted, close, scripted_cluster, stored
 
 GET = RequestCode.GET_BY_KEY
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import anyio
 import anyio.lowlevel
 import pytest
 
 from headrace.tasks import Background
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class Client:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 import trio
 
 import headrace
 from headrace import Message
+from headrace.embedded import Embedded
 from headrace.errors import ConfigurationError, InvalidValue, RouteNotFound
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from headrace.embedded import Embedded
 
 QUEUES = 4
 

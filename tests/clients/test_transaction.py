@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
 
 import headrace
-from headrace import Message, Producer
+from headrace import Message, Producer, ReceivedMessage
+from headrace.embedded import Embedded
 from headrace.errors import ClientClosed, InvalidMessage
 from headrace.producer.transaction import Checks
 from headrace_protocol.codes import RequestCode
@@ -17,10 +18,6 @@ from headrace_protocol.connection import RequestReceived
 from headrace_protocol.frame import FrameReader
 from headrace_protocol.header_codecs import SerializeType, decode_header, encode_frame
 from headrace_protocol.message import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK, encode_record
-
-if TYPE_CHECKING:
-    from headrace import ReceivedMessage
-    from headrace.embedded import Embedded
 
 
 async def read(mq: Embedded, count: int) -> list[bytes]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -18,13 +20,7 @@ from headrace.errors import NoQueue, PartialAnswer
 from headrace.producer.selector import queue_index
 from headrace.table.client import Table
 from tests.support.cli import headrace, succeed
-from tests.support.running_brokers import brokers, running_in_thread
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-    from pathlib import Path
-
-    from tests.support.running_brokers import Brokers, BrokersInThread
+from tests.support.running_brokers import Brokers, BrokersInThread, brokers, running_in_thread
 
 pytestmark = pytest.mark.slow
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import gc
 import weakref
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
 from headrace_daemon import collector
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class Node:

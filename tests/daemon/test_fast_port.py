@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import trio
@@ -13,9 +13,6 @@ from headrace_broker.server import Broker
 from headrace_daemon.network import Listener, MemoryNetwork, TcpNetwork, listen_with_fast
 from headrace_protocol.codes import RequestCode, ResponseCode
 from tests.support.wire import ask, send_header
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 HOST = "127.0.0.1"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING
 
 import pytest
 import trio
@@ -15,15 +15,10 @@ import trio.testing
 
 from headrace_daemon.metrics.exposition import Encoder
 from headrace_daemon.metrics.histogram import Histogram
-from headrace_daemon.metrics.samples import Metric, Samples
+from headrace_daemon.metrics.samples import Collect, Metric, Samples
 from headrace_daemon.metrics.scrapes import NotServing, Scrapes
 from headrace_protocol.errors import Lane, NotReady
 from tests.support.metrics import parse, value
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-
-    from headrace_daemon.metrics.samples import Collect
 
 COUNTED = Metric("h_counted_total", "counter", "Counted", ("what",))
 MEASURED = Metric("h_measured", "gauge", "Measured")

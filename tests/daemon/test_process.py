@@ -7,7 +7,8 @@ import os
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -17,9 +18,6 @@ from headrace_broker import main as broker_main
 from headrace_daemon.process import give_back_freed_memory, prepare
 from headrace_nameserver import main as nameserver_main
 from tests.soak.holdings import holding
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FREED_PIECES, PIECE_BYTES = 400, 100_000
 

@@ -6,9 +6,10 @@ import errno
 import itertools
 import socket
 import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
@@ -21,17 +22,11 @@ from headrace_daemon.serving import server as server_module
 from headrace_daemon.serving import socket_loop
 from headrace_daemon.serving.listen import listen
 from headrace_daemon.serving.server import RemotingServer, ServerLimits
+from headrace_daemon.serving.server_channel import ServerChannel
 from headrace_daemon.serving.socket_loop import serve_sockets
 from headrace_daemon.serving.stream_transport import serve_stream
 from headrace_protocol.drivers.address import pack_host
-from headrace_protocol.frame import FrameReader, frame_prefix
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
-
-    from headrace_daemon.serving.server_channel import ServerChannel
-    from headrace_protocol.frame import Frame
-
+from headrace_protocol.frame import Frame, FrameReader, frame_prefix
 
 HEADER = b'{"code":10}'
 

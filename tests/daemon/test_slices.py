@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import trio
@@ -14,9 +15,6 @@ import trio.testing
 from headrace_daemon.slices import Fetches, SlicedWork
 from headrace_protocol.errors import Lane, NotReady
 from tests.support.channel import MemoryChannel
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
 
 
 def long_work(steps: int, done: list[str], name: str) -> Iterator[None]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 import time
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 
 import pytest
 import structlog.testing
@@ -13,9 +13,6 @@ import trio
 
 from headrace_daemon import watchdog as module
 from headrace_daemon.watchdog import STALL_MS, Watchdog
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
 
 
 @pytest.fixture(autouse=True)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from headrace_nameserver.config import ConfigError, NameServerConfig, load_config
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_reads_lines_of_keys_and_values(tmp_path: Path) -> None:

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 
 import trio
 import trio.testing
 
 from headrace_daemon.network import MemoryNetwork
-from headrace_daemon.serving.client_requests import TIMEOUT_S, ClientRequests
+from headrace_daemon.serving.client_requests import TIMEOUT_S, Answer, ClientRequests
 from headrace_daemon.serving.server import RemotingServer
+from headrace_daemon.serving.server_channel import ServerChannel
 from headrace_protocol.codes import RequestCode
+from headrace_protocol.connection import RequestReceived
 from headrace_protocol.drivers.aio import AsyncConnection
-from headrace_protocol.frame import FrameReader
+from headrace_protocol.frame import Frame, FrameReader
 from headrace_protocol.header_codecs import SerializeType, encode_frame
 from headrace_protocol.headers import GetMinOffsetHeader
 from headrace_protocol.serving import Registry, Reply, Request
 from tests.support.channel import MemoryChannel
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from headrace_daemon.serving.client_requests import Answer
-    from headrace_daemon.serving.server_channel import ServerChannel
-    from headrace_protocol.connection import RequestReceived
-    from headrace_protocol.frame import Frame
 
 ASKED = RequestCode.GET_CONSUMER_RUNNING_INFO
 RESPONSE = 1

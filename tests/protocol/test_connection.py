@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace_protocol.codes import RequestCode
-from headrace_protocol.command import FLAG_ONEWAY, FLAG_RESPONSE
+from headrace_protocol.command import FLAG_ONEWAY, FLAG_RESPONSE, Command
 from headrace_protocol.connection import Connection, RequestReceived, ResponseReceived
 from headrace_protocol.errors import LocalProtocolError, RemoteProtocolError
-from headrace_protocol.frame import FRAME_BYTES_MAX, FrameReader
+from headrace_protocol.frame import FRAME_BYTES_MAX, Buffer, FrameReader
 from headrace_protocol.header_codecs import (
     HEADRACE_MARK,
     SerializeType,
@@ -20,11 +20,6 @@ from headrace_protocol.header_codecs import (
     encode_frame,
 )
 from headrace_protocol.headers import ConsumerGroupHeader, GetMinOffsetHeader
-
-if TYPE_CHECKING:
-    from headrace_protocol.command import Command
-    from headrace_protocol.frame import Buffer
-
 
 HEADER = GetMinOffsetHeader(topic="T", queue_id=3)
 

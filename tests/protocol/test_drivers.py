@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import socket
 import threading
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
 
 import anyio
 import pytest
 import trio
 import trio.testing
+from trio.testing import MockClock
 
 from headrace_daemon.network import MemoryByteStream, MemoryNetwork
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.command import FLAG_ONEWAY
+from headrace_protocol.connection import RequestReceived
 from headrace_protocol.drivers.address import split_address
 from headrace_protocol.drivers.aio import AsyncConnection, connect_tcp, open_stream
 from headrace_protocol.drivers.blocking import BlockingConnection
@@ -26,20 +29,11 @@ from headrace_protocol.drivers.errors import (
     RequestTimeout,
     WrongServer,
 )
+from headrace_protocol.frame import Buffer
 from headrace_protocol.header_codecs import SerializeType, encode_frame
 from headrace_protocol.headers import GetMinOffsetHeader, OffsetResponseHeader
 from headrace_protocol.serving import Reply
-from tests.support.scripted import close, scripted, scripted_in_thread
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from trio.testing import MockClock
-
-    from headrace_protocol.connection import RequestReceived
-    from headrace_protocol.frame import Buffer
-    from tests.support.scripted import Scripted
-
+from tests.support.scripted import Scripted, close, scripted, scripted_in_thread
 
 CODE = RequestCode.GET_MIN_OFFSET
 HEADER = GetMinOffsetHeader(topic="T", queue_id=1)

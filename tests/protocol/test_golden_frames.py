@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
 
 from headrace_protocol.codes import RequestCode
+from headrace_protocol.command import Command
 from headrace_protocol.connection import Connection, RequestReceived, ResponseReceived
 from headrace_protocol.frame import FrameReader
 from headrace_protocol.header_codecs import SerializeType, decode_header, encode_frame
@@ -17,11 +19,6 @@ from headrace_protocol.message import decode_records
 from tests.support.batches import iter_batch
 from tests.support.golden_frames import GoldenFrame, golden_frames
 from tests.support.wire_types import RECORD_RESPONSES, REQUEST_HEADERS, RESPONSE_HEADERS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from headrace_protocol.command import Command
 
 # What clients add to requests that does not change what we do: the type of request, the broker's
 # name, whose topics are meant, and the version of a table that we send whole.

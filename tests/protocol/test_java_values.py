@@ -5,21 +5,17 @@ Each row of READS was decoded by RemotingSerializable of Apache RocketMQ 5.5.0 (
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from headrace_protocol import fastjson
-from headrace_protocol.bodies import ConsumerData, SubscriptionGroupConfig, TopicConfig
+from headrace_protocol.bodies import Body, ConsumerData, SubscriptionGroupConfig, TopicConfig
 from headrace_protocol.fastjson import MalformedJson
 from headrace_protocol.java_values import ConsumeFromWhere, ConsumeType, MessageModel
 from tests.protocol.test_bodies import body_type, json_frames
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from headrace_protocol.bodies import Body
-    from tests.support.golden_frames import GoldenFrame
+from tests.support.golden_frames import GoldenFrame
 
 ACTIVELY, PASSIVELY, POP = "CONSUME_ACTIVELY", "CONSUME_PASSIVELY", "CONSUME_POP"
 

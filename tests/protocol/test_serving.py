@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -16,13 +16,8 @@ from headrace_protocol.errors import Lane, NotReady, RemoteProtocolError, Reques
 from headrace_protocol.frame import FrameReader
 from headrace_protocol.header_codecs import SerializeType, encode_frame
 from headrace_protocol.headers import GetMinOffsetHeader, OffsetResponseHeader
-from headrace_protocol.serving import Registry, Reply, Request, Then, all_ready, notice
+from headrace_protocol.serving import Channel, Registry, Reply, Request, Then, all_ready, notice
 from tests.support.channel import MemoryChannel
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-
-    from headrace_protocol.serving import Channel
 
 LANE = Lane("tests", threads=1)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import random
-from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
@@ -15,6 +14,7 @@ from headrace_protocol.statictopic.plans import (
     InvalidChange,
     Mode,
     NoChange,
+    Plan,
     plan_create,
     plan_rebalance,
     plan_remap,
@@ -22,9 +22,6 @@ from headrace_protocol.statictopic.plans import (
 from headrace_protocol.statictopic.repair import LOST_OFFSETS, plan_repair
 from tests.support.seeds import seeds
 from tests.support.static_cluster import Cluster
-
-if TYPE_CHECKING:
-    from headrace_protocol.statictopic.plans import Plan
 
 NOW = 1_700_000_000_000
 LATER = NOW + 60_000

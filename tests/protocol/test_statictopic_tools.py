@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import pytest
 
 from headrace_protocol.statictopic.checks import BadMapping
 from headrace_protocol.statictopic.plans import (
+    Brokers,
     InvalidChange,
     Mode,
     NoChange,
+    Plan,
     plan_create,
     plan_rebalance,
     plan_remap,
 )
 from headrace_protocol.statictopic.repair import plan_repair
 from tests.support.static_cluster import Cluster
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from headrace_protocol.statictopic.plans import Brokers, Plan
 
 NOW = 1_700_000_000_000
 LATER = NOW + 60_000

@@ -9,7 +9,7 @@ import pickle
 import re
 import sys
 import types
-import uuid  # noqa: TC003 - pydantic reads annotations at run time
+import uuid
 from decimal import Decimal
 from typing import Annotated, Any, Literal
 

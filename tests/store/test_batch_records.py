@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -14,6 +13,8 @@ from hypothesis import strategies as st
 from headrace_broker.store.log.batch_records import BatchRecords
 from headrace_broker.store.log.ring import ROW_DTYPE
 from headrace_broker.store.log.uniform_batch import UniformBatch
+from headrace_broker.store.message_store import MessageStore
+from headrace_broker.store.store_queue import StoreQueue
 from headrace_protocol.message import (
     BATCH_ITEMS_MAX,
     MULTI_TAGS,
@@ -27,10 +28,6 @@ from headrace_protocol.message import (
 )
 from tests.support.batches import iter_batch
 from tests.support.stores import HOST, open_store, read_all
-
-if TYPE_CHECKING:
-    from headrace_broker.store.message_store import MessageStore
-    from headrace_broker.store.store_queue import StoreQueue
 
 Item = tuple[int, bytes, bytes]
 

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace_broker.store.message_store import MessageStore
-from headrace_broker.store.store_source import GetStatus
+from headrace_broker.store.store_queue import StoreQueue
+from headrace_broker.store.store_source import GetResult, GetStatus
 from headrace_protocol.columns import RecordColumns
 from headrace_protocol.headers import BulkPullResponseHeader
 from headrace_protocol.message import tags_code
 from tests.support.golden import STORES, copy_golden_store, golden_settings
 from tests.support.stores import FaultyFiles, open_store, put
-
-if TYPE_CHECKING:
-    from headrace_broker.store.store_queue import StoreQueue
-    from headrace_broker.store.store_source import GetResult
 
 Tags = frozenset[int] | None
 EVERYTHING = (1 << 16, 1 << 24)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from traceback import walk_tb
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -14,10 +16,6 @@ from headrace_broker.store.log.ring import ROW
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.retention.cleaner import delete_files
 from tests.support.stores import FaultyFiles, held, open_store, put, query_index, read_all
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 ROW_ITERATOR = type(ROW.iter_unpack(b""))
 

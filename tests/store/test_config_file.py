@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
@@ -19,12 +19,8 @@ from headrace_broker.store.files.config_file import (
     unsealed,
 )
 from headrace_broker.store.files.filesystem import Files
+from headrace_protocol.frame import Buffer
 from tests.support.faulty_files import FaultyFiles, next_life
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from headrace_protocol.frame import Buffer
 
 OLD, NEW = b'{"a":1}', b'{\n\t"table":{0:1}\n}'
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
@@ -15,11 +14,9 @@ from headrace_broker.store.files.filesystem import Files
 from headrace_broker.store.queues import dispatch
 from headrace_broker.store.queues.consume_queue import BLANK_SIZE, UNIT_BYTES, ConsumeQueue
 from headrace_broker.store.retention.cleaner import delete_files
+from headrace_broker.store.store_queue import StoreQueue
 from headrace_protocol.message import INNER_BATCH, TRANSACTION_PREPARED
 from tests.support.stores import open_store, put, read_all
-
-if TYPE_CHECKING:
-    from headrace_broker.store.store_queue import StoreQueue
 
 
 def new_queue(folder: Path) -> ConsumeQueue:

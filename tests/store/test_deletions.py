@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
+from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.queues.deletions import DELETIONS_NAME
 from tests.support.stores import crash, open_store, put, read_all
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from headrace_broker.store.message_store import MessageStore
 
 
 def bodies(store: MessageStore, topic: str) -> list[bytes]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from headrace_broker.store.errors import RecordTooLarge, StoreBusy
 from headrace_broker.store.log.encoded_records import EncodedRecords
+from headrace_broker.store.message_store import MessageStore
+from headrace_broker.store.store_queue import StoreQueue
 from headrace_protocol.columns import encode_records
 from headrace_protocol.message import (
     COMPRESSED,
@@ -28,10 +30,6 @@ from headrace_protocol.message import (
     tags_code_of,
 )
 from tests.support.stores import HOST, FaultyFiles, open_store, read_all
-
-if TYPE_CHECKING:
-    from headrace_broker.store.message_store import MessageStore
-    from headrace_broker.store.store_queue import StoreQueue
 
 ITEMS = st.lists(
     st.tuples(

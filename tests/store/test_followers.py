@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import structlog.testing
@@ -15,12 +16,13 @@ import trio.testing
 
 from headrace_broker.store.errors import StoreFormatError
 from headrace_broker.store.files.config_file import ConfigFile
-from headrace_broker.store.files.positions import Position, PositionFile
+from headrace_broker.store.files.positions import Name, Position, PositionFile, Positions
 from headrace_broker.store.followers import followers as followers_module
 from headrace_broker.store.followers.follower_work import position_file
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.queues import queue_blocks
 from headrace_broker.store.queues.consume_queue import BLANK_SIZE
+from headrace_broker.store.queues.queue_blocks import QueueBlock
 from headrace_broker.store.settings import Retention
 from headrace_daemon.services import Services
 from headrace_protocol.message import TRANSACTION_PREPARED
@@ -28,12 +30,6 @@ from tests.support import faulty_files
 from tests.support.faulty_files import PowerCut, next_life
 from tests.support.followers import CopyingFollower
 from tests.support.stores import SetClock, crash, open_store, put, small_settings
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from headrace_broker.store.files.positions import Name, Positions
-    from headrace_broker.store.queues.queue_blocks import QueueBlock
 
 HOUR_MS = 3_600_000
 # The disk of whoever runs the tests is none of theirs.

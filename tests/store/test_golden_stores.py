@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from headrace_broker.store.integrity.checkpoint import Checkpoint
 from headrace_broker.store.message_store import MessageStore
+from headrace_broker.store.store_queue import StoreQueue
 from headrace_broker.store.store_source import EmptySource, GetStatus
 from headrace_protocol.message import (
     MAGIC_BLANK,
@@ -26,12 +29,6 @@ from tests.support.golden import (
     manifest,
 )
 from tests.support.stores import FaultyFiles, query_index
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from headrace_broker.store.store_queue import StoreQueue
 
 # Compaction, inner batches and logic queues are read through their own ways.
 OTHER_WAY = {"G_COMPACT", "G_BCQ", "G_STATIC"}

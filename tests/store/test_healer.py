@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import trio
@@ -14,14 +15,9 @@ from headrace_broker.store.errors import StoreNotWritable
 from headrace_broker.store.files.filesystem import DiskUsage
 from headrace_broker.store.life import State
 from headrace_broker.store.log.commit_log import RETRY_MS_MAX
+from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.retention.healer import HEAL_S_MAX
 from tests.support.stores import FaultyFiles, SetClock, open_store, put, read_all
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from headrace_broker.store.message_store import MessageStore
 
 HEALS_S = 15
 REST_S = 300

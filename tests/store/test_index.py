@@ -8,10 +8,11 @@ import os
 import secrets
 import shutil
 import tempfile
+from collections.abc import Callable
 from operator import attrgetter
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,9 +44,6 @@ from tests.support.stores import (
     query_index,
     small_settings,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 PAGE = mmap.PAGESIZE
 TOPICS = ["T", "a longer topic", "Thème"]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ from headrace_broker.store.log.encoded_records import EncodedRecords
 from headrace_broker.store.log.log_blocks import checked, walk
 from headrace_broker.store.log.log_rows import LogRows, LogScan
 from headrace_broker.store.log.ring import ROW_DTYPE, Rows
+from headrace_broker.store.message_store import MessageStore
+from headrace_broker.store.store_queue import StoreQueue
 from headrace_protocol.columns import RecordColumns
 from headrace_protocol.message import (
     INNER_BATCH,
@@ -28,12 +31,6 @@ from headrace_protocol.message import (
 from headrace_protocol.system_topics import SCHEDULE_TOPIC
 from tests.support.batches import block
 from tests.support.stores import HOST, SetClock, open_store
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from headrace_broker.store.message_store import MessageStore
-    from headrace_broker.store.store_queue import StoreQueue
 
 TOPICS = ("T", "Téléphone", "x" * 200, SCHEDULE_TOPIC)
 HOSTS = (HOST, encode_host("::1", 1))

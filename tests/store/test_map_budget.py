@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import resource
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -11,12 +11,8 @@ from hypothesis import strategies as st
 
 from headrace_broker.store.files.filesystem import Files
 from headrace_broker.store.files.map_budget import MAPS_MAX, MapBudget
+from headrace_broker.store.message_store import MessageStore
 from tests.support.stores import SetClock, crash, open_store, put, read_all
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from headrace_broker.store.message_store import MessageStore
 
 QUEUES = 20
 MAPS = 4

@@ -11,9 +11,10 @@ import sys
 import tempfile
 import threading
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import trio
@@ -57,9 +58,6 @@ from tests.support.stores import (
     read_all,
     small_settings,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 MESSAGES = st.lists(
     st.tuples(

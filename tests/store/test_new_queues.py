@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Collection
+from pathlib import Path
 
 import pytest
 import trio
 
+from headrace_broker.store.files.filesystem import Files
 from headrace_broker.store.message_store import MessageStore
+from headrace_broker.store.store_queue import StoreQueue
 from headrace_broker.store.write.write_path import NEW_FILES_AT_ONCE
 from tests.support.stores import HOST, FaultyFiles, SetClock, read_all, small_settings
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-    from pathlib import Path
-
-    from headrace_broker.store.files.filesystem import Files
-    from headrace_broker.store.store_queue import StoreQueue
 
 QUEUES = 300
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,17 +19,11 @@ from headrace_broker.store.files.filesystem import Files, Paged
 from headrace_broker.store.files.page_cache import CHUNK_BYTES, PageCache
 from headrace_broker.store.files.residency import is_resident
 from headrace_broker.store.log import commit_log
+from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.settings import Retention
-from headrace_broker.store.store_source import GetStatus
+from headrace_broker.store.store_source import GetStatus, StoreSource
 from headrace_protocol.errors import NotReady
 from tests.support.stores import SetClock, crash, open_store, put, query_index, read_all, ready
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from headrace_broker.store.message_store import MessageStore
-    from headrace_broker.store.store_source import StoreSource
 
 BODY = b"b" * 1000
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,9 +12,6 @@ from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.queues.peer_queues import BATCH_UNIT_DTYPE
 from tests.support.golden import copy_golden_store, golden_settings
 from tests.support.stores import FaultyFiles, crash
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 BATCH = "batchconsumequeue/G_BCQ/0"
 

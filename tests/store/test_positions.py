@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,9 +14,6 @@ from headrace_broker.store.files.positions import Position, PositionFile
 from headrace_broker.store.followers.follower_work import position_file
 from headrace_broker.store.retention.floor_file import floor_file
 from tests.support.faulty_files import FaultyFiles, PowerCut, next_life
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 OWNERS = {
     "followers/copies.json": lambda root, files: position_file(root, "copies", files),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING
 
 import pytest
 import trio
@@ -19,10 +19,6 @@ from headrace_broker.store.settings import Retention
 from tests.support.faulty_files import FaultRates, FaultyFiles, PowerCut, next_life
 from tests.support.stores import FaultyFiles as BrokenFiles
 from tests.support.stores import SetClock, crash, open_store, put, read_all, small_settings
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 # Whatever is old enough for the hour goes, and all is.
 ALL_EXPIRED = Retention(delete_hours=frozenset(range(24)), reserved_ms=-(1 << 50))

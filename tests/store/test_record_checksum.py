@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from headrace_broker.staging.blocks import StagedBlock, StagedRecords
 from headrace_broker.store.errors import RecordTooLarge
 from headrace_broker.store.log.encoded_records import EncodedRecords
+from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store_tools.directory import open_directory
 from headrace_broker.store_tools.fsck import check
 from headrace_protocol.columns import encode_records
@@ -21,12 +24,6 @@ from headrace_protocol.message import (
     encode_properties,
 )
 from tests.support.stores import HOST, crash, open_store, query_index, read_all, small_settings
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from headrace_broker.store.message_store import MessageStore
 
 LARGE: dict[str, Any] = {
     "commit_log_file_bytes": 1 << 17,

@@ -9,8 +9,10 @@ import struct
 import subprocess
 import sys
 import zlib
+from collections.abc import Iterable
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -43,10 +45,6 @@ from tests.support.stores import (
     read_all,
     small_settings,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
 
 
 def contents(store: MessageStore) -> dict[tuple[str, int], list[bytes]]:

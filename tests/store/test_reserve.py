@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 from shutil import rmtree
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from headrace_broker.inner.marks import Marks
 from headrace_broker.staging import state as state_file
 from headrace_broker.staging.state import QueryState
 from headrace_broker.store.files.config_file import ConfigFile
-from headrace_broker.store.files.filesystem import RESERVE_FOLDER
+from headrace_broker.store.files.filesystem import RESERVE_FOLDER, Files
 from headrace_broker.store.files.positions import Position
 from headrace_broker.store.followers.follower_work import position_file
 from headrace_broker.store.integrity.checkpoint import Checkpoint, IndexMark
@@ -22,11 +23,6 @@ from headrace_broker.store.integrity.seal import Seals
 from headrace_broker.store.queues.consume_queue import ALLOCATE_STEP_BYTES
 from headrace_broker.timer.checkpoint import Settled, TimerCheck, TimerCheckFile
 from tests.support.stores import FaultyFiles, crash, open_store, put, query_index, read_all
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from headrace_broker.store.files.filesystem import Files
 
 
 class NoRoom(FaultyFiles):

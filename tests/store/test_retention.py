@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -23,9 +23,6 @@ from headrace_broker.store.retention.rules import (
 )
 from headrace_broker.store.settings import Retention, StoreSettings
 from tests.support.stores import FaultyFiles
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 HOUR_MS = 3_600_000
 NOW_MS = 1_700_000_000_000

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from headrace_broker.store.errors import StoreBusy
 from headrace_broker.store.log import commit_log, ring
 from headrace_broker.store.log.ring import RUN_ROWS_MIN
+from headrace_broker.store.message_store import MessageStore
+from headrace_broker.store.store_queue import StoreQueue
 from headrace_protocol.message import INNER_BATCH, encode_batch, encode_host
 from tests.support.seeds import seeds
 from tests.support.stores import HOST, FaultyFiles, crash, open_store, put, read_all
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from headrace_broker.store.message_store import MessageStore
-    from headrace_broker.store.store_queue import StoreQueue
 
 Item = tuple[int, bytes, bytes]
 QUEUES = [("A", 0), ("A", 1), ("B", 0)]

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 
 from headrace_broker.store.files.file_seal import BLOCK_BYTES, FileSeal, StoreDamaged
+from headrace_broker.store.message_store import MessageStore
+from headrace_broker.store.store_queue import StoreQueue
+from headrace_broker.store.store_source import GetResult
 from headrace_broker.store_tools.directory import open_directory
 from headrace_broker.store_tools.fsck import check
 from headrace_protocol.errors import NotReady
 from tests.support.stores import crash, open_store, put, query_index, small_settings
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from headrace_broker.store.message_store import MessageStore
-    from headrace_broker.store.store_queue import StoreQueue
-    from headrace_broker.store.store_source import GetResult
 
 FILE_BYTES = 3 * BLOCK_BYTES
 LARGE: dict[str, Any] = {"commit_log_file_bytes": FILE_BYTES, "body_bytes_max": FILE_BYTES}

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from headrace_broker.store.errors import StoreBusy
+from headrace_broker.store.integrity.checkpoint import Checkpoint
+from headrace_broker.store.log.ring import Rows
 from headrace_broker.store.log.takers import Taker, TakerFlush
+from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.settings import Retention
 from tests.support.stores import (
     SetClock,
@@ -18,13 +22,6 @@ from tests.support.stores import (
     query_index,
     read_all,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from headrace_broker.store.integrity.checkpoint import Checkpoint
-    from headrace_broker.store.log.ring import Rows
-    from headrace_broker.store.message_store import MessageStore
 
 
 class NotingTaker(Taker):

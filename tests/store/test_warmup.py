@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import trio
 
 from headrace_broker.store.files.filesystem import Files
+from headrace_broker.store.files.mapped_file import MappedFile
 from headrace_broker.store.files.warmup import newest_files, warm
 from tests.support.stores import open_store, put
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from headrace_broker.store.files.mapped_file import MappedFile
 
 
 def filled(root: Path) -> list[MappedFile]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import trio
@@ -13,14 +13,12 @@ from headrace_broker.store import message_store
 from headrace_broker.store.errors import StoreNotWritable
 from headrace_broker.store.log.encoded_records import EncodedRecords
 from headrace_broker.store.log.ring import RUN_ROWS_MIN
+from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.queues.dispatch import BLOCK_ROWS
 from headrace_broker.store.write.confirmation import Confirmation, Gate, OnConfirmed
 from headrace_protocol.message import encode_batch
 from tests.support.batches import block
 from tests.support.stores import HOST, FaultyFiles, open_store, put, query_index, read_all
-
-if TYPE_CHECKING:
-    from headrace_broker.store.message_store import MessageStore
 
 
 def found(store: MessageStore) -> list[int]:

@@ -13,26 +13,23 @@ import random
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from headrace_broker.store.errors import StoreError, StoreFormatError
 from headrace_broker.store.files.config_file import ConfigFile, ConfigSource
 from headrace_broker.store.message_store import MessageStore
+from headrace_broker.store.settings import StoreSettings
+from headrace_broker.store.store_queue import StoreQueue
 from headrace_broker.store_tools.directory import open_directory
 from headrace_broker.store_tools.fsck import check
 from headrace_broker.store_tools.seal_check import seal
 from tests.support.damage import fill_store
 from tests.support.golden import golden_settings, golden_store
 from tests.support.stores import FaultyFiles, SetClock, query_index, small_settings
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from headrace_broker.store.settings import StoreSettings
-    from headrace_broker.store.store_queue import StoreQueue
 
 # What only the peer serves.
 _LEFT_OUT = shutil.ignore_patterns("timerwheel", "timerlog", "compaction")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -22,10 +23,6 @@ from tests.support.compaction import block, bodies, open_log
 from tests.support.damage import quiet
 from tests.support.golden import copy_golden_store, golden_settings, golden_store, manifest
 from tests.support.stores import small_settings
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 
 def found(root: Path) -> list[tuple[str, str, int | None]]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import struct
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from headrace_broker.store.errors import StoreError
 from headrace_broker.store_tools.copy import copy_topics
 from headrace_broker.store_tools.directory import open_directory
+from headrace_broker.store_tools.findings import Finding
 from headrace_broker.store_tools.fsck import check, repair
 from headrace_broker.store_tools.stat import store_stat
 from headrace_broker.store_tools.timer_log import timer_units
@@ -21,12 +23,6 @@ from tests.support.broker import BrokerUnderTest, broker_config
 from tests.support.cli import headrace
 from tests.support.damage import quiet
 from tests.support.stores import small_settings
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from headrace_broker.store_tools.findings import Finding
 
 FIRST_MS = 1_700_000_600_000
 TIMERS = 5

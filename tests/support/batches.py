@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
-from headrace_protocol.columns import encode_records
+from headrace_protocol.columns import EncodedBlock, encode_records
 from headrace_protocol.message import BATCH_ITEM_HEAD, CorruptRecord
 from tests.support.stores import HOST
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from headrace_protocol.columns import EncodedBlock
 
 _SHORT = struct.Struct(">h")
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import msgspec
 
 from headrace_broker import assembly
 from headrace_broker.compaction.service import Compaction
@@ -19,26 +23,18 @@ from headrace_broker.timer.service import Timers
 from headrace_broker.transaction.service import Transactions
 from headrace_daemon.network import MemoryNetwork
 from headrace_daemon.services import Services
+from headrace_daemon.serving.server_channel import ServerChannel
 from headrace_daemon.slices import Fetches, SlicedWork
 from headrace_protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData, TopicConfig
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.command import VERSION, Command, header_fields
+from headrace_protocol.errors import NotReady
 from headrace_protocol.frame import FrameReader
 from headrace_protocol.header_codecs import SerializeType, encode_frame
-from headrace_protocol.serving import fetch_at_once, run_at_once
+from headrace_protocol.serving import Channel, Then, fetch_at_once, run_at_once
 from tests.support.channel import MemoryChannel
 from tests.support.features import part
 from tests.support.stores import SetClock, open_store, put
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    import msgspec
-
-    from headrace_daemon.serving.server_channel import ServerChannel
-    from headrace_protocol.errors import NotReady
-    from headrace_protocol.serving import Channel, Then
 
 _T = TypeVar("_T")
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
+from headrace_protocol.command import Command
 from headrace_protocol.frame import FrameReader
 from headrace_protocol.header_codecs import decode_header
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from headrace_protocol.command import Command
 
 
 class MemoryChannel:

@@ -6,14 +6,12 @@ import io
 import json
 import sys
 import time
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from headrace.admin import cli
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _DEADLINE_S = 20.0
 

@@ -7,18 +7,16 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from headrace import blocking
 from tests.support import evidence
 from tests.support.own_disk import OwnDisk
 from tests.support.processes import HEADRACE
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 _UP_S = 60.0
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -13,13 +14,7 @@ from headrace_broker.compaction.units import FileSizes
 from headrace_broker.store.files.filesystem import Files
 from headrace_broker.store.queues.queue_blocks import QueueBlock
 from headrace_protocol.columns import UNIT_DTYPE, RecordColumns, encode_records
-from headrace_protocol.message import decode_record, encode_properties, tags_code
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    from headrace_protocol.message import StoredMessage
+from headrace_protocol.message import StoredMessage, decode_record, encode_properties, tags_code
 
 HOST = bytes((127, 0, 0, 1)) + (10911).to_bytes(4, "big")
 SIZES = FileSizes(2300, 460)  # nine units, some fifteen small records

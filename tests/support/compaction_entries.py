@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from headrace_broker.compaction.queue_log import QueueLog
+from headrace_broker.compaction.segments import Segment
 from headrace_broker.compaction.units import FileSizes
 from headrace_broker.store.queues.queue_blocks import QueueBlock
 from headrace_protocol.columns import UNIT_DTYPE, RecordColumns, encode_records
 from headrace_protocol.message import encode_properties
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from headrace_broker.compaction.queue_log import QueueLog
-    from headrace_broker.compaction.segments import Segment
 
 TOPIC = "users"
 SMALL = FileSizes.of(4600, 920)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from headrace_broker.store.files.config_file import ConfigFile
+from headrace_broker.store.message_store import MessageStore
 from headrace_protocol.message import TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
 from tests.support.stores import SetClock, open_store, put, read_all
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from headrace_broker.store.message_store import MessageStore
 
 TOPICS_TEXT = b'{"topicConfigTable":{"A":{"topicName":"A","perm":6}}}'
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+import subprocess
+from collections.abc import Generator
+from typing import IO, Any, NamedTuple
 
 import pytest
-
-if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import Generator
 
 _TAIL_BYTES = 8192
 

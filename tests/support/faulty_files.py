@@ -18,19 +18,16 @@ import os
 import shutil
 import stat
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from random import Random
+from typing import NamedTuple
 
 import numpy as np
 
+from headrace_broker.clock import Clock
 from headrace_broker.store.files.filesystem import DiskUsage, Files, Paged
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from random import Random
-
-    from headrace_broker.clock import Clock
 
 PAGE_BYTES = 4096
 SECTOR_BYTES = 512

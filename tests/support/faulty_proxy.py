@@ -7,11 +7,8 @@ import socket
 import socketserver
 import threading
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 _DELAY_S = 0.05
 _TIMEOUT_S = 30.0

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
+
+import pytest
 
 from headrace_broker import assembly
+from headrace_broker.core import Core
 from headrace_broker.feature import Feature
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    import pytest
-
-    from headrace_broker.core import Core
-    from headrace_daemon.services import Service
+from headrace_daemon.services import Service
 
 _T = TypeVar("_T")
 

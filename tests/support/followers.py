@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from headrace_broker.store.files.cold_files import ColdFiles
 from headrace_broker.store.files.filesystem import Files, read_file
+from headrace_broker.store.files.mapped_file import MappedFile
+from headrace_broker.store.files.positions import Name
 from headrace_broker.store.followers.follower_work import LocalQueue
-from headrace_broker.store.queues.queue_blocks import QueueView
+from headrace_broker.store.queues.queue_blocks import QueueBlock, QueueView
 from headrace_protocol.message import decode_records
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from headrace_broker.store.files.mapped_file import MappedFile
-    from headrace_broker.store.files.positions import Name
-    from headrace_broker.store.queues.queue_blocks import QueueBlock
-    from tests.support.broker import BrokerUnderTest
+from tests.support.broker import BrokerUnderTest
 
 # Before each record: its queue offset and size.
 _HEAD = struct.Struct(">qi")

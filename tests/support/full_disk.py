@@ -7,22 +7,18 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Generator, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import trio
 import trio.lowlevel
 
 from headrace_broker.clock import SystemClock
 from headrace_broker.store.errors import StoreNotWritable
+from headrace_broker.store.files.filesystem import Files
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.settings import Retention, StoreSettings
 from tests.support.stores import put, read_all
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable
-
-    from headrace_broker.store.files.filesystem import Files
 
 PATIENCE_S = 30
 BODY = bytes(20_000)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,9 +21,6 @@ from headrace_broker.store.queues.consume_queue import ConsumeQueue
 from headrace_broker.store.settings import StoreSettings
 from headrace_broker.tiered.container.index_file import ITEM, IndexSize, OpenIndex
 from tests.support.own_disk import Filler
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 # Slots end within a page.
 SLOT_COUNT = 20_000

@@ -10,9 +10,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from headrace.admin.cli import main
 from headrace_broker.tiered.access import tiered_storage
@@ -25,9 +26,6 @@ from headrace_broker.tiered.objects import merge, object_tier
 from headrace_broker.tiered.objects.inventory import Inventory
 from headrace_broker.tiered.objects.manifest_file import ManifestFile
 from headrace_broker.tiered.objects.object_tier import ObjectTier
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 STEPS: Final[dict[str, dict[str, tuple[Any, str]]]] = {
     "posix": {

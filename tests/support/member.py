@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import msgspec
 import numpy as np
@@ -26,11 +26,7 @@ from headrace_protocol.headers import (
 )
 from headrace_protocol.message import encode_record
 from headrace_protocol.serving import Reply
-from tests.support.scripted import scripted_cluster
-
-if TYPE_CHECKING:
-    from tests.support.scripted import Asked, Scripted
-
+from tests.support.scripted import Asked, Scripted, scripted_cluster
 
 COMMIT = RequestCode.UPDATE_CONSUMER_OFFSET
 NO_TOPIC = Reply(code=ResponseCode.TOPIC_NOT_EXIST)

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from headrace_broker.host_budget import Host
 from tests.support.channel import MemoryChannel
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 HOST = Host.of(MemoryChannel())
 

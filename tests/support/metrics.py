@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from prometheus_client.parser import text_string_to_metric_families
 
 from headrace_daemon.metrics.exposition import Encoder
-from headrace_daemon.metrics.samples import Samples
-
-if TYPE_CHECKING:
-    from headrace_daemon.metrics.samples import Collect
+from headrace_daemon.metrics.samples import Collect, Samples
 
 # By name of the sample, and by label.
 Page = dict[str, dict[frozenset[tuple[str, str]], float]]

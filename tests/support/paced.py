@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -12,10 +14,6 @@ import trio.testing
 from headrace_broker.core import Pace
 from tests.support.broker import BrokerUnderTest
 from tests.support.steps import measured_steps
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-    from pathlib import Path
 
 
 @pytest.fixture

@@ -8,14 +8,12 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tests.support import evidence
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 HEADRACE = str(Path(sys.executable).with_name("headrace"))
 _READY = re.compile(r"ready nameserver=(\S+) broker=(\S+) data=(\S+)\n")

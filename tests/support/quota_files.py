@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from headrace_broker.store.files.filesystem import DiskUsage
 from tests.support.stores import FaultyFiles
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class QuotaFiles(FaultyFiles):

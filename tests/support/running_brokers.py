@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import trio
 
 from headrace_broker.config import BrokerConfig
 from headrace_broker.server import Broker
-from headrace_daemon.network import MemoryNetwork, TcpNetwork
+from headrace_daemon.network import MemoryNetwork, Network, TcpNetwork
 from headrace_nameserver.config import NameServerConfig
 from headrace_nameserver.server import NameServer
 from tests.support.until import until
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-    from pathlib import Path
-
-    from headrace_daemon.network import Network
-
 
 _NAMESERVER = "nameserver"
 

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
+from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from xdist.remote import Producer
 
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "tests" / "durations.json"

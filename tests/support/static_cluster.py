@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
 from headrace_protocol.statictopic import checks, offsets
 from headrace_protocol.statictopic.checks import BadMapping
-from headrace_protocol.statictopic.plans import BrokerTopic, Closed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from headrace_protocol.statictopic.mapping import Chain, TopicMapping
-    from headrace_protocol.statictopic.plans import Brokers, Plan, Step
+from headrace_protocol.statictopic.mapping import Chain, TopicMapping
+from headrace_protocol.statictopic.plans import Brokers, BrokerTopic, Closed, Plan, Step
 
 
 class Cluster:

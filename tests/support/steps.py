@@ -9,17 +9,14 @@ from __future__ import annotations
 import gc
 import math
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+import pytest
 import trio
 from _pytest.runner import runtestprotocol
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import pytest
-    from trio.lowlevel import Task
+from trio.lowlevel import Task
 
 STEP_MS: Final = 20
 ROUNDS: Final = 3

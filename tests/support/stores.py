@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+from headrace_broker.clock import Clock
 from headrace_broker.store.files.filesystem import Files, Paged
+from headrace_broker.store.log.takers import Taker
 from headrace_broker.store.message_store import MessageStore
+from headrace_broker.store.reader import Reader
 from headrace_broker.store.settings import StoreSettings
+from headrace_broker.store.store_queue import StoreQueue
 from headrace_broker.store.store_source import GetResult, GetStatus
 from headrace_protocol.errors import NotReady
+from headrace_protocol.frame import Buffer
 from headrace_protocol.message import StoredMessage, decode_records, encode_properties, tags_code
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from headrace_broker.clock import Clock
-    from headrace_broker.store.log.takers import Taker
-    from headrace_broker.store.reader import Reader
-    from headrace_broker.store.store_queue import StoreQueue
-    from headrace_protocol.frame import Buffer
 
 Result = TypeVar("Result")
 HOST = bytes((10, 0, 0, 1)) + (4711).to_bytes(4, "big")

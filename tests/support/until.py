@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import trio
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _LIMIT_S = 60
 

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import trio
 
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.header_codecs import SerializeType, encode_frame
+from headrace_protocol.message import StoredMessage
 from tests.support.broker import Answer, BrokerUnderTest, broker_config
 from tests.support.channel import MemoryChannel
 from tests.support.stores import read_all
 from tests.support.until import until
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-    from pathlib import Path
-
-    from headrace_protocol.message import StoredMessage
 
 _SIZES: dict[str, Any] = {"commit_log_file_bytes": 1 << 16, "consume_queue_file_bytes": 4000}
 

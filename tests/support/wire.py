@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+import msgspec
 import trio
 
+from headrace_daemon.network import Network
+from headrace_protocol.codes import RequestCode
 from headrace_protocol.drivers.aio import AsyncConnection
+from headrace_protocol.drivers.response import Response
 from headrace_protocol.headers import SendMessageHeaderV2
-
-if TYPE_CHECKING:
-    import msgspec
-
-    from headrace_daemon.network import Network
-    from headrace_protocol.codes import RequestCode
-    from headrace_protocol.drivers.response import Response
 
 
 async def ask(

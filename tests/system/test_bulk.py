@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import trio
@@ -13,6 +13,7 @@ from headrace_daemon.network import TcpNetwork
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.columns import RecordColumns, encode_records
 from headrace_protocol.drivers.blocking import BlockingConnection
+from headrace_protocol.drivers.response import Response
 from headrace_protocol.headers import (
     BulkPullHeader,
     BulkPullResponseHeader,
@@ -20,11 +21,6 @@ from headrace_protocol.headers import (
     SendMessageResponseHeader,
 )
 from headrace_protocol.message import encode_host, encode_offset_message_id
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from headrace_protocol.drivers.response import Response
 
 HOST = encode_host("10.0.0.1", 4711)
 TIMEOUT_MS = 10_000

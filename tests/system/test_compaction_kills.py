@@ -12,7 +12,7 @@ import threading
 import time
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import trio
@@ -23,10 +23,7 @@ from headrace.admin.statictopic import HalfDone, UnchangedTopic
 from headrace.errors import HeadraceError
 from headrace.messages import Message
 from headrace_protocol.statictopic.plans import Mode
-from tests.support.cluster import Cluster
-
-if TYPE_CHECKING:
-    from tests.support.cluster import Daemon
+from tests.support.cluster import Cluster, Daemon
 
 TOPIC = "users"
 KEYS = 50

@@ -7,8 +7,9 @@ import importlib
 import inspect
 import pickle
 import pkgutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -27,9 +28,6 @@ from headrace_protocol.drivers.errors import ConnectFailed
 from headrace_protocol.errors import NotReady
 from headrace_protocol.serving import ServedElsewhere
 from headrace_protocol.statictopic.mapping import MappingItem
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 PACKAGES = (headrace, headrace_broker, headrace_daemon, headrace_nameserver, headrace_protocol)
 # They carry work for the daemon that raises them, and never leave it.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from itertools import islice
-from typing import TYPE_CHECKING, cast
+from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -17,14 +19,9 @@ from examples.flights.ledger import (
     airlines,
     flights,
 )
+from headrace.messages import Message, MessageBatch
 from tests.support.documents import ROOT
 from tests.support.processes import dev
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from headrace.messages import Message, MessageBatch
 
 
 def run_flights(*arguments: str) -> subprocess.CompletedProcess[str]:

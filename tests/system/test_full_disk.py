@@ -6,22 +6,16 @@ import os
 import re
 import time
 from itertools import islice
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
-from headrace import Message
+from headrace import Message, blocking
 from headrace.blocking import Admin, Consumer, Producer, PullConsumer
 from headrace.errors import BrokerError
 from headrace_protocol.codes import ResponseCode
-from tests.support.cluster import Cluster
+from tests.support.cluster import Cluster, Daemon
 from tests.support.own_disk import EXT4, TMPFS, Filler, OwnDisk, may_mount
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from headrace import blocking
-    from tests.support.cluster import Daemon
 
 BROKER = "broker-a"
 DISK_BYTES = 24 << 20

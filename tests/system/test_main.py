@@ -6,8 +6,9 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -17,10 +18,6 @@ from headrace_nameserver import main as nameserver_main
 from headrace_protocol.codes import RequestCode, ResponseCode
 from tests.support.processes import TIMEOUT_S
 from tests.support.wire import ask, send_header
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 # As if nobody had installed it: an import raises ModuleNotFoundError.
 _WITHOUT_CLIENTS = """

@@ -9,20 +9,16 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import trio
 
 from headrace import Consumer, Message, Producer
 from tests.support import prometheus
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.support.prometheus import Prometheus
+from tests.support.prometheus import Prometheus
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 ALERTS = DEPLOY / "alerts.yml"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 import trio
@@ -11,10 +12,6 @@ from headrace import Consumer, Message, Producer
 from headrace.admin.client import Admin
 from headrace_protocol.statictopic.plans import Mode
 from tests.support.running_brokers import Brokers, brokers
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
 
 COUNT = 600
 KEYS = 4

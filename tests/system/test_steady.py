@@ -6,9 +6,10 @@ import gc
 import json
 import os
 import socket
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import trio
@@ -19,19 +20,14 @@ from headrace_daemon.serving.server_channel import ServerChannel
 from headrace_protocol.codes import RequestCode as Code
 from headrace_protocol.frame import FrameReader
 from tests.broker.serving.test_bad_input import (
+    Wire,
     daemons,
     pull_fields,
     request,
     send_fields,
     topic_fields,
 )
-from tests.support.processes import dev
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.broker.serving.test_bad_input import Wire
-    from tests.support.processes import Dev
+from tests.support.processes import Dev, dev
 
 
 class Client:

@@ -14,19 +14,16 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
 
 from headrace import blocking
 from headrace.errors import HeadraceError
 from headrace.messages import Message
-from tests.support.cluster import Cluster
+from tests.support.cluster import Cluster, Daemon
 from tests.support.killed_broker import STEPS
 from tests.support.processes import run
-
-if TYPE_CHECKING:
-    from tests.support.cluster import Daemon
 
 HISTORY: Final = "history"
 # Keeps its newest messages only.

@@ -6,30 +6,24 @@ import ast
 import re
 import subprocess
 import threading
+from collections.abc import AsyncIterator, Iterator
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 
-from headrace import Consumer, Message, Producer, blocking
+from headrace import Consumer, Message, Producer, ReceivedMessage, blocking
 from headrace.admin import goal
 from headrace.admin.client import Admin
 from headrace.errors import NameserverUnavailable, RouteNotFound
 from tests.support.cli import fail, headrace, succeed
-from tests.support.cluster import Cluster
+from tests.support.cluster import Cluster, Daemon
 from tests.support.documents import ROOT
 from tests.support.processes import HEADRACE
-from tests.support.running_brokers import brokers, running_in_thread
+from tests.support.running_brokers import Brokers, BrokersInThread, brokers, running_in_thread
 from tests.support.until import until
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-    from pathlib import Path
-
-    from headrace import ReceivedMessage
-    from tests.support.cluster import Daemon
-    from tests.support.running_brokers import Brokers, BrokersInThread
 
 PAGE = ROOT / "docs/when-something-is-away.md"
 COLUMNS = ["who", "sees", "until", "lost", "do"]

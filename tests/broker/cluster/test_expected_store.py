@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog.testing
@@ -23,10 +25,6 @@ from headrace_protocol.drivers.errors import BrokerError
 from headrace_protocol.headers import SendMessageHeaderV2
 from headrace_protocol.serving import Reply
 from tests.support.scripted import scripted
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
 
 NAMESERVERS = ["127.0.0.1:9876", "127.0.0.1:9877"]
 

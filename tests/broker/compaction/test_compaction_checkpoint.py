@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from headrace_broker.compaction.checkpoint import NEVER, PositionCheckpoint
 from headrace_broker.store.files.filesystem import Files
 from tests.support.golden import golden_store
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def loaded(root: Path) -> PositionCheckpoint:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -21,10 +22,6 @@ from tests.broker.compaction.test_compaction_source import (
 )
 from tests.support.broker import BrokerUnderTest, broker_config
 from tests.support.stores import SetClock
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 LONG_KEY = "k" * 32_000
 LARGE_BODY = bytes(range(256)) * (4 << 12)

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from random import Random
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from headrace_broker.compaction.key_check import KeyCheck
 from headrace_broker.compaction.keys import KeyDemand, queue_of_key
-from headrace_broker.message_demands import SentMessage
+from headrace_broker.message_demands import QuickCheck, SentMessage
 from headrace_broker.store.log.batch_records import BatchRecords
 from headrace_broker.store.log.uniform_batch import UniformBatch
 from headrace_protocol.bodies import TopicConfig
 from headrace_protocol.errors import RequestError
 from headrace_protocol.message import encode_batch
 from tests.broker.compaction.test_compaction_keys import KEYED, UNIQ_KEY, create, send, send_block
-
-if TYPE_CHECKING:
-    from headrace_broker.message_demands import QuickCheck
-    from tests.support.broker import BrokerUnderTest
+from tests.support.broker import BrokerUnderTest
 
 _PIECES = (
     "KEYS\x01a1\x02",

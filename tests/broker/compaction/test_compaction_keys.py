@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from zlib_ng.zlib_ng import crc32
@@ -15,17 +16,11 @@ from headrace_broker.topics.attributes import CompactionPolicy
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.header_codecs import SerializeType, encode_frame
 from headrace_protocol.headers import BulkSendHeader, StageSendHeader
-from headrace_protocol.message import encode_batch
+from headrace_protocol.message import StoredMessage, encode_batch
 from tests.support.batches import block
-from tests.support.broker import BrokerUnderTest, broker_config
+from tests.support.broker import Answer, BrokerUnderTest, broker_config
 from tests.support.channel import MemoryChannel
 from tests.support.stores import read_all
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from headrace_protocol.message import StoredMessage
-    from tests.support.broker import Answer
 
 UNIQ_KEY = "UNIQ_KEY\x010123456789ABCDEF0123456789ABCDEF\x02"
 KEYED = f"KEYS\x01k\x02{UNIQ_KEY}"

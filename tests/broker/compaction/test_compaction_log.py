@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -20,11 +19,11 @@ from headrace_broker.compaction.segments import Folders, Segment
 from headrace_broker.compaction.units import FileSizes
 from headrace_broker.store.errors import RecordTooLarge, StoreFormatError
 from headrace_broker.store.files.file_seal import FileSeal, StoreDamaged
-from headrace_broker.store.files.filesystem import Files
+from headrace_broker.store.files.filesystem import Files, Paged
 from headrace_broker.store.files.page_cache import PageCache
 from headrace_broker.store.integrity.checkpoint import Checkpoint
 from headrace_broker.store.integrity.seal import Seals, Used
-from headrace_broker.store.store_source import GetStatus
+from headrace_broker.store.store_source import GetResult, GetStatus
 from headrace_protocol.columns import RecordColumns
 from headrace_protocol.errors import NotReady
 from headrace_protocol.headers import BulkPullResponseHeader
@@ -42,11 +41,6 @@ from tests.support.compaction import (
 from tests.support.faulty_files import FaultRates, FaultyFiles, PowerCut, next_life
 from tests.support.golden import golden_store, manifest
 from tests.support.stores import ready
-
-if TYPE_CHECKING:
-    from headrace_broker.store.files.filesystem import Paged
-    from headrace_broker.store.store_source import GetResult
-
 
 # --- sizes ---------------------------------------------------------------------------------
 

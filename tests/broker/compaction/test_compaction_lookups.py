@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from random import Random
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,13 +18,9 @@ from headrace_protocol.headers import GetByKeyHeader, GetByKeyResponseHeader
 from headrace_protocol.key_lookup import NoRecord, WantedKey, decode_found, encode_keys
 from headrace_protocol.message import decode_record
 from tests.broker.compaction.test_compaction_source import C, compact, create, follow, start
+from tests.support.broker import Answer, BrokerUnderTest
 from tests.support.memory import kept_bytes
 from tests.support.stores import crash
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.support.broker import Answer, BrokerUnderTest
 
 
 def ask(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -35,11 +35,7 @@ from tests.broker.compaction.test_compaction_rebuild import (
     start,
 )
 from tests.broker.compaction.test_compaction_source import C, create, follow
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.support.broker import Answer, BrokerUnderTest
+from tests.support.broker import Answer, BrokerUnderTest
 
 LOST = r"the compaction log of queue 0 of topic C is lost, and the messages before queue offset"
 

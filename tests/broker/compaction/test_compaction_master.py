@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import trio
 
@@ -19,13 +20,8 @@ from headrace_protocol.headers import (
 from headrace_protocol.serving import Reply
 from tests.broker.compaction.test_compaction_rebuild import POLICY, fill, found, lose, start
 from tests.broker.compaction.test_compaction_source import C, follow
+from tests.support.broker import BrokerUnderTest
 from tests.support.scripted import Asked, close, scripted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.support.broker import BrokerUnderTest
 
 PULL = RequestCode.LITE_PULL_MESSAGE
 

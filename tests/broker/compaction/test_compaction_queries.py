@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,12 +14,7 @@ from headrace_protocol.headers import ViewMessageHeader
 from headrace_protocol.message import decode_records
 from tests.broker.compaction.test_compaction_source import C, compact, create, follow, start
 from tests.broker.processors.test_query_processor import query
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.support.broker import BrokerUnderTest
+from tests.support.broker import BrokerUnderTest
 
 
 def found(broker: BrokerUnderTest, key: str, **fields: Any) -> list[bytes]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -20,9 +21,6 @@ from tests.broker.compaction.test_compaction_source import SIZES, C, create, fol
 from tests.support.broker import BrokerUnderTest, broker_config
 from tests.support.faulty_files import FaultyFiles, PowerCut
 from tests.support.stores import SetClock
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NAME = (C, 0)
 POLICY = CompactionPolicy(delete_retention_ms=10**9, max_lag_ms=0)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import string
+from collections.abc import Sequence
+from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -22,10 +23,6 @@ from headrace_protocol.message import decode_properties
 from headrace_protocol.record_keys import find_keys
 from tests.support.compaction_entries import SMALL, TOPIC, Entry, fill, read_entries
 from tests.support.seeds import seeds
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 NEVER = MarkerTimes([], [])
 ROOMY = 1 << 20

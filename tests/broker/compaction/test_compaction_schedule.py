@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import shutil
 import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from random import Random
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 import trio
@@ -16,23 +18,17 @@ from headrace_broker.compaction.checkpoint import PositionCheckpoint
 from headrace_broker.compaction.compactor import Compactor, Request
 from headrace_broker.compaction.metrics import RunTotals
 from headrace_broker.compaction.queue_log import QueueLog
+from headrace_broker.compaction.queues import CompactedQueues
+from headrace_broker.compaction.run import Result
 from headrace_broker.compaction.run_state import RunState, StateFile, own_folder
 from headrace_broker.compaction.schedule import CompactionSchedule
 from headrace_broker.compaction.segments import Folders
 from headrace_broker.compaction.swap import Swap
 from headrace_broker.compaction.throttle import Throttle
-from headrace_broker.compaction.worker import run_here
+from headrace_broker.compaction.worker import Task, run_here
 from headrace_broker.store.files.filesystem import Files
 from headrace_broker.topics.attributes import CompactionPolicy
 from tests.support.compaction_entries import SMALL, TOPIC, Entry, fill, read_entries
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from headrace_broker.compaction.queues import CompactedQueues
-    from headrace_broker.compaction.run import Result
-    from headrace_broker.compaction.worker import Task
 
 POLICY = CompactionPolicy(delete_retention_ms=1_000, min_lag_ms=0, max_lag_ms=500)
 NAME = (TOPIC, 0)

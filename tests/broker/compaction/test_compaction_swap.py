@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -17,10 +18,6 @@ from headrace_broker.store.errors import StoreFormatError
 from headrace_broker.store.files.filesystem import Files
 from tests.support.compaction_entries import SMALL, TOPIC, Entry, fill, read_entries
 from tests.support.faulty_files import FaultyFiles, PowerCut
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 ENTRIES = [Entry(f"k{number % 7}", b"x" * 150, number) for number in range(90)]
 LATER = [Entry("k0", b"later", 90), Entry("new", b"later", 91)]

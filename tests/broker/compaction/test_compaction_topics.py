@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 import trio
 
 from headrace import Admin, Message, Producer, PullConsumer
 from headrace.errors import BrokerError
+from headrace_broker.server import Broker
 from headrace_broker.store.followers import followers
 from tests.support.running_brokers import Brokers, brokers
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    from headrace_broker.server import Broker
 
 TOPIC = "users"
 SIZES = {"compaction_mapped_file_size": 4096, "compaction_cq_mapped_file_size": 460}

@@ -6,7 +6,7 @@ import os
 import resource
 import time
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -18,9 +18,6 @@ from headrace_broker.compaction.throttle import RunStopped, Throttle
 from headrace_broker.compaction.worker import RunFailed, Task, run_here, run_in_process
 from headrace_broker.store.files.filesystem import Files
 from tests.support.compaction_entries import SMALL, TOPIC, Entry, fill
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ENTRIES = [Entry(f"k{number % 7}", b"x" * 150, number) for number in range(90)]
 

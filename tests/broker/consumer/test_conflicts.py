@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -15,14 +17,8 @@ from headrace_protocol.bodies import (
 )
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import PullMessageHeader
-from tests.support.broker import BrokerUnderTest, broker_config
+from tests.support.broker import Answer, BrokerUnderTest, broker_config
 from tests.support.channel import MemoryChannel
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.support.broker import Answer
 
 TEXT = (
     "group g: client c2 subscribes to t (b || c), client c1 to t (a), u (*); "

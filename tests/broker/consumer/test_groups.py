@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import structlog
@@ -25,9 +25,6 @@ from headrace_protocol.errors import RequestError
 from headrace_protocol.headers import ConsumerGroupHeader
 from tests.broker.consumer.test_subscriptions import Policy
 from tests.support.channel import MemoryChannel
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from headrace_broker.consumer.locks import LEFT_LIFE_MS, LOCK_LIFE_MS, QueueLocks
 from headrace_broker.host_budget import Host
@@ -15,14 +17,7 @@ from headrace_protocol.codes import RequestCode
 from headrace_protocol.headers import UnregisterClientHeader
 from tests.broker.consumer.test_groups import notices
 from tests.support.broker import BrokerUnderTest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from trio.testing import MockClock
-
-    from tests.support.channel import MemoryChannel
+from tests.support.channel import MemoryChannel
 
 HOST = Host(b"\x7f\0\0\1")
 Q0, Q1 = QUEUES = [MessageQueue("t", "b", queue_id) for queue_id in range(2)]

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import trio
 import trio.testing
 
 from headrace_broker.consumer.long_polling import NEXT_STATE, Event, HeldRequest, LongPolling, State
+from headrace_broker.store.message_store import MessageStore
+from headrace_broker.store.store_queue import StoreQueue
 from headrace_protocol.command import Command
 from headrace_protocol.serving import Request
 from tests.support.channel import MemoryChannel
 from tests.support.stores import SetClock, open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from headrace_broker.store.message_store import MessageStore
-    from headrace_broker.store.store_queue import StoreQueue
-
 
 HELD_BYTES = 3000
 

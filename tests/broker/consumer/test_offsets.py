@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import trio
@@ -18,9 +18,6 @@ from headrace_protocol import fastjson
 from headrace_protocol.bodies import ConsumerOffsetSerializeWrapper
 from headrace_protocol.serving import at_once, run_at_once
 from tests.support.golden import STORES, golden_store
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NOW_MS = 1_700_000_000_000
 

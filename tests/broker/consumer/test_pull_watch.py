@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import trio
 from structlog.testing import capture_logs
+from trio.testing import MockClock
 
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.headers import PullMessageHeader
 from headrace_protocol.serving import run_at_once
 from tests.support.broker import BrokerUnderTest
 from tests.support.channel import MemoryChannel
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from trio.testing import MockClock
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -15,9 +15,6 @@ from headrace_protocol.bodies import SubscriptionGroupConfig
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import RequestError
 from tests.support.golden import STORES, golden_store
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 HOST = Host(b"\x7f\0\0\1")
 NOW_MS = 1_700_000_000_000

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 
 import pytest
 
@@ -22,10 +23,6 @@ from tests.broker.statictopic.test_static_cleanup import expire
 from tests.support.broker import BrokerUnderTest, broker_config
 from tests.support.channel import MemoryChannel
 from tests.support.static_brokers import GROUP, TOPIC, Brokers, item
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-    from pathlib import Path
 
 
 def look(broker: BrokerUnderTest, topic: str = "T") -> Mapping[int, tuple[int, str]]:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import trio
 import trio.testing
 
 from headrace_broker.inner.waiting import WaitingQueue
 from headrace_broker.inner.writer import InnerMessage
-from headrace_broker.store.write.confirmation import Gate
-
-if TYPE_CHECKING:
-    from headrace_broker.store.write.confirmation import OnConfirmed
-    from tests.support.broker import BrokerUnderTest
+from headrace_broker.store.write.confirmation import Gate, OnConfirmed
+from tests.support.broker import BrokerUnderTest
 
 MESSAGE = InnerMessage("T", 0, b"body", b"", 0, 0, 0, 17, b"\x7f\0\0\1\0\0\0\1", 0)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import re
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import trio
@@ -24,6 +25,7 @@ from headrace_daemon.network import MemoryNetwork
 from headrace_nameserver.metrics import NAMESERVER_METRICS
 from headrace_protocol.bodies import SubscriptionGroupConfig, TopicConfig
 from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.errors import NotReady
 from headrace_protocol.headers import PullMessageHeader
 from tests.broker.processors.test_cold_lookups import ColdFiles
 from tests.broker.processors.test_send import frame
@@ -32,11 +34,6 @@ from tests.support.broker import BrokerUnderTest, broker_config
 from tests.support.channel import MemoryChannel
 from tests.support.metrics import Page, collect, parse, value, values
 from tests.support.stores import put
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from headrace_protocol.errors import NotReady
 
 DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
 LAG = "rocketmq_consumer_lag_messages"

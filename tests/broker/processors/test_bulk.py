@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import struct
 import zlib
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -32,9 +33,6 @@ from tests.support.batches import block
 from tests.support.broker import Answer, BrokerUnderTest, broker_config
 from tests.support.channel import MemoryChannel
 from tests.support.stores import HOST, read_all
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SUCCESS = ResponseCode.SUCCESS
 COMMIT_OFFSET, SUSPEND, SUBSCRIPTION = 1, 2, 4

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import structlog
@@ -29,13 +30,8 @@ from headrace_protocol.headers import (
     UnregisterClientHeader,
     UpdateConsumerOffsetHeader,
 )
-from tests.support.broker import heartbeat
+from tests.support.broker import Answer, BrokerUnderTest, heartbeat
 from tests.support.channel import MemoryChannel
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.support.broker import Answer, BrokerUnderTest
 
 
 def members(broker: BrokerUnderTest, group: str) -> list[str]:

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import copy
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from headrace_broker.store import store_source
@@ -19,18 +22,11 @@ from headrace_protocol.codes import RequestCode
 from headrace_protocol.errors import NotReady
 from headrace_protocol.header_codecs import SerializeType, encode_frame
 from headrace_protocol.headers import BulkPullHeader, PullMessageHeader
+from headrace_protocol.serving import Channel, Then
 from tests.abuse.hostile import plain_fields
 from tests.broker.processors.test_cold_lookups import LOOKUPS
 from tests.support.broker import BrokerUnderTest
 from tests.support.channel import MemoryChannel
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    import msgspec
-
-    from headrace_protocol.serving import Channel, Then
 
 COMMIT_OFFSET, SUSPEND, SUBSCRIPTION = 1, 2, 4
 PULL: dict[str, Any] = {

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -23,10 +24,6 @@ from headrace_protocol.headers import (
 from headrace_protocol.serving import run_at_once
 from tests.support.broker import BrokerUnderTest
 from tests.support.channel import MemoryChannel
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 class OtherChannel(MemoryChannel):

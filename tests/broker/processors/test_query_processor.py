@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -20,9 +20,7 @@ from headrace_protocol.headers import (
     ViewMessageHeader,
 )
 from headrace_protocol.message import decode_records
-
-if TYPE_CHECKING:
-    from tests.support.broker import Answer, BrokerUnderTest
+from tests.support.broker import Answer, BrokerUnderTest
 
 LONG_MAX = 2**63 - 1
 

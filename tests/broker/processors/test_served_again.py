@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from headrace_broker.queue_directory import Use
+from headrace_broker.queue_directory import Lookup, Place, QueueDirectory, Use
+from headrace_daemon.serving.server_channel import ServerChannel
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import Lane, NotReady
 from headrace_protocol.frame import FrameReader
 from headrace_protocol.header_codecs import SerializeType, decode_header, encode_frame
+from headrace_protocol.serving import Channel, Then
 from tests.support.broker import BrokerUnderTest
 from tests.support.features import add_parts
 from tests.support.stores import FaultyFiles, read_all
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from headrace_broker.queue_directory import Lookup, Place, QueueDirectory
-    from headrace_daemon.serving.server_channel import ServerChannel
-    from headrace_protocol.serving import Channel, Then
 
 BODY = b"body"
 SEND = (

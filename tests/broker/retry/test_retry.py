@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog.testing
@@ -12,17 +14,11 @@ from headrace_daemon.host_log import LINES_MAX
 from headrace_protocol.bodies import LockBatchRequestBody, MessageQueue, SubscriptionGroupConfig
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import ConsumerSendMsgBackHeader, SendMessageHeaderV2
-from headrace_protocol.message import TRANSACTION_COMMIT, encode_properties
+from headrace_protocol.message import TRANSACTION_COMMIT, StoredMessage, encode_properties
 from headrace_protocol.system_topics import SCHEDULE_TOPIC
 from tests.support.broker import Answer, BrokerUnderTest, broker_config
 from tests.support.channel import MemoryChannel
 from tests.support.stores import HOST, put, read_all
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from headrace_protocol.message import StoredMessage
 
 RETRY, DEAD = "%RETRY%g", "%DLQ%g"
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import random
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog.testing
@@ -15,6 +17,7 @@ from headrace_broker.inner.delivery import REASON
 from headrace_broker.inner.waiting import WaitingQueue
 from headrace_broker.inner.writer import InnerWriter
 from headrace_broker.store.errors import StoreBusy
+from headrace_broker.topics.table import TopicTable
 from headrace_daemon.host_log import LINES_MAX
 from headrace_protocol import fastjson
 from headrace_protocol.bodies import KVTable
@@ -25,12 +28,6 @@ from headrace_protocol.system_topics import HALF_TOPIC, SCHEDULE_TOPIC, UNDELIVE
 from tests.support.seeds import seeds
 from tests.support.stores import crash
 from tests.support.waiting_broker import WaitingBroker
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from headrace_broker.topics.table import TopicTable
 
 LEVELS_MS = (1000, 5000, 10_000)
 

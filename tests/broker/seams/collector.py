@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
-from headrace_daemon.metrics.samples import Metric
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from headrace_broker.core import Core
-    from headrace_daemon.metrics.samples import Samples
+from headrace_broker.core import Core
+from headrace_daemon.metrics.samples import Metric, Samples
 
 LETTERS = Metric("feature_letters", "gauge", "Letters of the name of a topic", ("topic",))
 

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from headrace_broker.message_demands import Demand
-
-if TYPE_CHECKING:
-    from headrace_broker.message_demands import SentMessage
+from headrace_broker.message_demands import Demand, SentMessage
 
 PROPERTY = "PARK"
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
 
+from headrace_broker.core import Core
+from headrace_broker.store.queues.queue_blocks import QueueBlock
 from tests.support.followers import CopyingFollower
-
-if TYPE_CHECKING:
-    from headrace_broker.core import Core
-    from headrace_broker.store.queues.queue_blocks import QueueBlock
 
 
 class Copy(CopyingFollower):

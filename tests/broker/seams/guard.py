@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from headrace_protocol.codes import ResponseCode
-from headrace_protocol.serving import Reply
-
-if TYPE_CHECKING:
-    from headrace_protocol.serving import Registry, Request
+from headrace_protocol.serving import Registry, Reply, Request
 
 REMARK = "this host is banned"
 

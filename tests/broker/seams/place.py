@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from headrace_broker.queue_directory import Elsewhere
-
-if TYPE_CHECKING:
-    from headrace_broker.queue_directory import Lookup, QueueDirectory
+from headrace_broker.queue_directory import Elsewhere, Lookup, QueueDirectory
 
 OTHER_BROKER = Elsewhere("broker-b", "10.0.0.2:10911")
 

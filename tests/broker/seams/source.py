@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from headrace_broker.queue_directory import Lookup
+from headrace_broker.store.store_queue import StoreQueue
 from headrace_broker.store.store_source import EmptySource
-
-if TYPE_CHECKING:
-    from headrace_broker.queue_directory import Lookup
-    from headrace_broker.store.store_queue import StoreQueue
 
 
 class HiddenTopic:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
@@ -29,9 +30,6 @@ from tests.broker.serving.test_bad_input import (
     send_fields,
     topic_fields,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 
 @asynccontextmanager

@@ -7,30 +7,25 @@ connection is closed and the log says why. After each one the broker still store
 from __future__ import annotations
 
 import re
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import anyio
 import pytest
 import structlog.testing
 import trio
 import trio.testing
+from anyio.abc import ByteStream
 
 from headrace.embedded import Embedded, run_daemons
 from headrace_daemon.network import MemoryNetwork, TcpNetwork
 from headrace_protocol.codes import RequestCode as Code
 from headrace_protocol.codes import ResponseCode as Answer
-from headrace_protocol.command import FLAG_ONEWAY
+from headrace_protocol.command import FLAG_ONEWAY, Command
 from headrace_protocol.frame import FRAME_BYTES_MAX, FrameReader
 from headrace_protocol.header_codecs import SerializeType, decode_header, encode_frame
 from headrace_protocol.message import decode_host, decode_records, encode_batch
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-
-    from anyio.abc import ByteStream
-
-    from headrace_protocol.command import Command
 
 TOPIC = "Flights"
 QUEUES = 2

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -17,9 +18,6 @@ from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.drivers.aio import AsyncConnection
 from headrace_protocol.headers import SendMessageHeaderV2
 from headrace_protocol.message import encode_batch
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TIMEOUT_S = 0.2
 BATCH = encode_batch((0, b"%d" % number, b"") for number in range(1000))

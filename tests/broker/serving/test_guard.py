@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,17 +15,11 @@ from headrace_protocol.errors import RequestError
 from headrace_protocol.fastjson import PARSED_BYTES_MAX
 from headrace_protocol.frame import FrameReader
 from headrace_protocol.header_codecs import SerializeType, encode_frame
-from headrace_protocol.serving import Reply
+from headrace_protocol.serving import Registry, Reply, Request
 from tests.abuse.hostile import plain_fields
 from tests.support.broker import BrokerUnderTest, broker_config
 from tests.support.channel import MemoryChannel
 from tests.support.nameserver import NameServerUnderTest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from headrace_protocol.serving import Registry, Request
 
 ONEWAY = 2
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import http.client
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -16,10 +18,6 @@ from headrace_daemon.monitor import Monitor
 from headrace_daemon.network import MemoryNetwork
 from tests.broker.processors.test_send import frame
 from tests.support.stores import FaultyFiles
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
 
 
 def ask(port: int, path: str, method: str = "GET") -> tuple[int, Any]:

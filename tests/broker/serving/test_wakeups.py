@@ -4,44 +4,37 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 import trio
 import trio.testing
+from anyio.abc import ByteStream
 
 from headrace.embedded import run_daemons
 from headrace_broker.store.files.residency import OLD_DATA
-from headrace_broker.store.store_source import StoreSource
+from headrace_broker.store.log.commit_log import CommitLog
+from headrace_broker.store.store_queue import StoreQueue
+from headrace_broker.store.store_source import GetResult, StoreSource
 from headrace_daemon.network import MemoryNetwork
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.columns import encode_records
-from headrace_protocol.command import header_fields
+from headrace_protocol.command import Command, header_fields
 from headrace_protocol.errors import NotReady
-from headrace_protocol.frame import PREFIX_BYTES, FrameReader
+from headrace_protocol.frame import PREFIX_BYTES, Frame, FrameReader
 from headrace_protocol.header_codecs import SerializeType, decode_header, encode_frame
 from headrace_protocol.headers import (
     BulkPullHeader,
     BulkSendHeader,
     PullMessageHeader,
 )
+from headrace_protocol.serving import Then
 from tests.support.broker import BrokerUnderTest, broker_config
 from tests.support.channel import MemoryChannel
 from tests.support.stores import HOST
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    import msgspec
-    from anyio.abc import ByteStream
-
-    from headrace_broker.store.log.commit_log import CommitLog
-    from headrace_broker.store.store_queue import StoreQueue
-    from headrace_broker.store.store_source import GetResult
-    from headrace_protocol.command import Command
-    from headrace_protocol.frame import Frame
-    from headrace_protocol.serving import Then
 
 COMMIT_OFFSET, SUSPEND, SUBSCRIPTION = 1, 2, 4
 SUSPEND_S = 15

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -14,10 +15,6 @@ from headrace_protocol.message import TRANSACTION_COMMIT, decode_offset_message_
 from headrace_protocol.system_topics import UNDELIVERED_TOPIC
 from tests.support.stores import read_all
 from tests.support.waiting_broker import WaitingBroker
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 QUEUES = 8
 BODIES = [b"%d" % number for number in range(QUEUES)]

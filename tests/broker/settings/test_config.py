@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -19,9 +19,6 @@ from headrace_broker.config import (
 )
 from headrace_broker.settings.apache_keys import EXPECTED_VALUES, WITHOUT_EFFECT
 from tests.support.broker import BrokerUnderTest
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

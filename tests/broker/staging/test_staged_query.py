@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -13,9 +13,6 @@ from headrace_broker.staging.query import NEXT_PHASE, Event, Phase, Query
 from headrace_broker.staging.state import QueryState
 from headrace_protocol.staging import Decision
 from tests.support.stores import FaultyFiles
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # The shortest way to each phase.
 WAYS = {

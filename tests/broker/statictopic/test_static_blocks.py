@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import random
 import struct
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import trio
 
+from headrace_broker.peers.callers import Caller
+from headrace_broker.peers.peers import Ask, Then
 from headrace_broker.statictopic import blocks as blocks_module
 from headrace_broker.statictopic.blocks import LOOK_S, Blocks, MalformedRecords, RecordBlock
+from headrace_broker.statictopic.relay import Relay
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.drivers.errors import ConnectFailed
 from headrace_protocol.headers import BulkPullResponseHeader
 from tests.support.channel import MemoryChannel
 from tests.support.seeds import seeds
 from tests.support.static_brokers import Brokers, bulk_pull_header, item, pull_header, response
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from headrace_broker.peers.callers import Caller
-    from headrace_broker.peers.peers import Ask, Then
-    from headrace_broker.statictopic.relay import Relay
 
 COUNT = 400
 PULL = RequestCode.PULL_MESSAGE

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from headrace_broker.consumer.unconsumed import InnerConsumer
+from headrace_broker.peers.callers import Caller
+from headrace_broker.peers.peers import Ask, Then
 from headrace_broker.statictopic.cleanup import MappingCleanup
 from headrace_broker.statictopic.left_groups import LeftGroups
 from headrace_broker.store.settings import Retention
@@ -18,16 +22,9 @@ from headrace_protocol.headers import (
     QueryConsumerOffsetHeader,
     UpdateConsumerOffsetHeader,
 )
+from tests.support.broker import BrokerUnderTest
 from tests.support.static_brokers import GROUP, TOPIC, Brokers, item
 from tests.support.stores import put
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from headrace_broker.peers.callers import Caller
-    from headrace_broker.peers.peers import Ask, Then
-    from tests.support.broker import BrokerUnderTest
 
 ANY_HOUR = Retention(
     delete_hours=frozenset(range(24)), clean_ratio=1.0, force_ratio=1.0, refuse_ratio=1.0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,10 +30,6 @@ from tests.support.static_brokers import (
     item,
     send_header,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 SIZES: dict[str, Any] = {"compaction_mapped_file_size": 4096, "compaction_cq_mapped_file_size": 460}
 # Logic queue 1, so that logic and physical ids differ.

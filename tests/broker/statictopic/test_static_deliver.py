@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import trio
@@ -20,10 +21,6 @@ from headrace_protocol.system_topics import UNDELIVERED_TOPIC
 from tests.support.static_brokers import TOPIC, Brokers, item, send_header
 from tests.support.stores import read_all
 from tests.support.until import until
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-    from pathlib import Path
 
 A, B, A2 = item("a", 0, 0), item("b", 1, 100), item("a", 2, 200, 1)
 

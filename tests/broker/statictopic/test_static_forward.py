@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -16,14 +17,9 @@ from headrace_protocol.headers import (
     SendMessageResponseHeader,
     UpdateConsumerOffsetHeader,
 )
+from headrace_protocol.statictopic.mapping import MappingInfo
 from tests.support.channel import MemoryChannel
 from tests.support.static_brokers import GROUP, TOPIC, Brokers, item, pull_header, send_header
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from headrace_protocol.statictopic.mapping import MappingInfo
 
 A, B = item("a", 0, 0), item("b", 1, 2)
 

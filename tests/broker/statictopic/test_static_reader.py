@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -11,10 +12,6 @@ from headrace_protocol.headers import BulkPullResponseHeader, PullMessageRespons
 from headrace_protocol.message import decode_records
 from tests.support.channel import MemoryChannel
 from tests.support.static_brokers import Brokers, bulk_pull_header, item, pull_header
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 SUSPEND = 2 + 4
 # Logic queue 1, so that logic and physical ids differ.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -18,10 +19,6 @@ from headrace_protocol.statictopic.offsets import index_of
 from tests.support.broker import BrokerUnderTest
 from tests.support.golden import STORES, copy_golden_store
 from tests.support.static_brokers import TOPIC, Brokers, item, pull_header, send_header
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 CHAIN = (
     MappingItem(bname="broker-b", gen=0, queue_id=3, logic_offset=0, end_offset=12),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import structlog.testing
 
@@ -10,9 +11,6 @@ from headrace_broker.statictopic.undecided import UndecidedQueues
 from headrace_protocol.serving import at_once
 from tests.broker.statictopic.test_static_changes import EPOCH, change, item, led_here, moved
 from tests.support.broker import BrokerUnderTest
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def info(broker: BrokerUnderTest) -> dict[str, str]:

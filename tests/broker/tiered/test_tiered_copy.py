@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -12,13 +12,8 @@ from headrace_broker.tiered.container.tier import Home
 from headrace_broker.tiered.driver.posix import PosixDriver
 from tests.support.cli import fail, headrace, succeed
 from tests.support.object_tiers import HOME, append_next, one, open_objects_tier
-from tests.support.rescued_tiers import LIMITS, QUEUES, fill, folder, mark, write_config
+from tests.support.rescued_tiers import LIMITS, QUEUES, Layout, fill, folder, mark, write_config
 from tests.support.tiers import TOPIC, append, open_tier, queue_of, read_all
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.support.rescued_tiers import Layout
 
 TOTAL = sum(QUEUES.values())
 ways = pytest.mark.parametrize(

@@ -6,9 +6,9 @@ import fcntl
 import os
 import signal
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,9 +18,6 @@ from tests.bench.wire import SUBSCRIPTION, Client, pull_frame
 from tests.broker.tiered.test_tiered_processes import TOPIC, read_all, send, wait_until
 from tests.support.cluster import Cluster
 from tests.support.object_server import ACCESS_KEY, BUCKET, SECRET_KEY, running
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _STOP_S = 25.0
 

@@ -6,8 +6,9 @@ Numbers are those of apache/rocketmq; tests/conformance/FINDINGS.md names the te
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -27,12 +28,8 @@ from tests.broker.tiered.test_tiered_storage import (
     tier_of,
     upload,
 )
+from tests.support.broker import BrokerUnderTest
 from tests.support.stores import ready
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.support.broker import BrokerUnderTest
 
 
 def commit_offset(broker: BrokerUnderTest) -> int:

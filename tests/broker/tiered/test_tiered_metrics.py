@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from headrace_broker.metrics import table
 from headrace_broker.tiered.access.collector import TierMetrics
-from headrace_daemon.metrics.samples import Samples
+from headrace_daemon.metrics.samples import Metric, Samples
 from headrace_protocol.errors import NotReady, RequestError
 from tests.broker.tiered.test_tiered_storage import (
     TOPIC,
@@ -21,13 +22,8 @@ from tests.broker.tiered.test_tiered_storage import (
     tier_of,
     upload,
 )
+from tests.support.broker import BrokerUnderTest
 from tests.support.stores import ready
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from headrace_daemon.metrics.samples import Metric
-    from tests.support.broker import BrokerUnderTest
 
 
 def collect(broker: BrokerUnderTest) -> dict[Metric, dict[tuple[str, ...], Any]]:

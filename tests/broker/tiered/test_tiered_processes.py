@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from headrace import Message, blocking
 from tests.support.cluster import Cluster
 from tests.support.own_disk import OwnDisk, may_mount
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 TOPIC = "Orders"
 _WAIT_S = 20.0

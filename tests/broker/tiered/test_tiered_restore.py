@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -14,12 +14,7 @@ from headrace_broker.tiered.rescue import restore as restoring
 from tests.broker.tiered.test_tiered_processes import TOPIC, read_all, send, wait_until
 from tests.support.cli import fail, headrace, succeed
 from tests.support.cluster import Cluster
-from tests.support.rescued_tiers import QUEUES, fill, folder, mark, write_config
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.support.rescued_tiers import Layout
+from tests.support.rescued_tiers import QUEUES, Layout, fill, folder, mark, write_config
 
 both_layouts = pytest.mark.parametrize("layout", ["posix", "file"])
 GROUP = "shop"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from headrace_broker.tiered.access.upload import GivenUp
 from headrace_protocol.codes import RequestCode, ResponseCode
@@ -21,9 +21,6 @@ from tests.broker.tiered.test_tiered_storage import (
 )
 from tests.support.broker import BrokerUnderTest
 from tests.support.stores import ready
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 __all__ = ["away"]  # a fixture
 

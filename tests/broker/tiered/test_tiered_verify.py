@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from headrace_broker.tiered.container.tier import Home
 from headrace_broker.tiered.driver.posix import PosixDriver
-from tests.support.cli import fail, headrace, succeed
+from tests.support.cli import Outcome, fail, headrace, succeed
 from tests.support.object_tiers import append_next, open_objects_tier
-from tests.support.rescued_tiers import LIMITS, QUEUES, fill, folder, write_config
+from tests.support.rescued_tiers import LIMITS, QUEUES, Layout, fill, folder, write_config
 from tests.support.tiers import TOPIC, append, open_tier, queue_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.support.cli import Outcome
-    from tests.support.rescued_tiers import Layout
 
 both_layouts = pytest.mark.parametrize("layout", ["posix", "file"])
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shutil
 import struct
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import trio
+import trio.testing
 
 from headrace_broker.store_tools.timer_log import timer_units
 from headrace_broker.timer.wheel import SLOT, UNIT, WHEEL_SLOTS
@@ -16,11 +18,6 @@ from headrace_protocol.system_topics import TIMER_TOPIC
 from tests.broker.timer.test_timers import NOW_MS, Clockwork, recall, send_for_handle
 from tests.support.golden import CONFIG, copy_golden_store, golden_settings, golden_store, manifest
 from tests.support.stores import crash
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import trio.testing
 
 _LOG_BYTES = 4096
 _SIZES = (

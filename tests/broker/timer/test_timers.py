@@ -5,7 +5,9 @@ from __future__ import annotations
 import bisect
 import random
 import struct
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog.testing
@@ -26,11 +28,6 @@ from headrace_protocol.system_topics import SCHEDULE_TOPIC, TIMER_TOPIC, UNDELIV
 from tests.support.seeds import seeds
 from tests.support.stores import crash
 from tests.support.waiting_broker import WaitingBroker
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
 
 _SIZES: dict[str, Any] = {"commit_log_file_bytes": 1 << 18}
 NOW_MS = 1_700_000_000_123

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import random
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 import trio
@@ -16,9 +17,6 @@ from tests.broker.timer.test_timer_files import _LOG_BYTES, _slots
 from tests.broker.timer.test_timers import NOW_MS, Clockwork, recall, send_for_handle
 from tests.store.test_cleaner import any_hour
 from tests.support.stores import crash
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _FILE_BYTES: Final = 1 << 16
 _BODY: Final = bytes(1000)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from headrace_broker.topics.rules import QueueMoves, TopicRules
+from headrace_broker.topics.rules import QueueMoves, Then, TopicRules
 from tests.broker.statictopic.test_static_changes import EPOCH, change, item, led_here, moved
 from tests.support.broker import BrokerUnderTest
 from tests.support.features import add_parts
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
-
-    from headrace_broker.topics.rules import Then
 
 
 class Noting:

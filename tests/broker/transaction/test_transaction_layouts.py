@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import random
 import secrets
-from typing import TYPE_CHECKING
 
+from headrace_broker.message_demands import SentMessage
 from headrace_broker.transaction.halves import HalfNames, committed_properties
 from headrace_broker.transaction.layouts import HalfLayouts
 from headrace_protocol.message import tags_code_of
-
-if TYPE_CHECKING:
-    from headrace_broker.message_demands import SentMessage
 
 IDS = [b"A", b"B", b"1", b"PGROUP", b"true", b"", b"a\x01b", "ключ".encode()]
 BEFORE = [

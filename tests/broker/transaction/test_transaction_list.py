@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
+import trio
 
 from headrace_protocol.bodies import WaitingList
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.headers import ListTransactionsHeader
 from headrace_protocol.message import TRANSACTION_COMMIT
 from tests.support.ledger import GROUP, Ledger
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import trio
 
 
 @pytest.fixture

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 
 from headrace_protocol import fastjson
 from headrace_protocol.codes import ResponseCode
@@ -20,18 +21,11 @@ from headrace_protocol.system_topics import (
     OP_HALF_TOPIC,
     TRANSACTION_GROUP,
 )
+from tests.support.channel import MemoryChannel
 from tests.support.golden import CONFIG, copy_golden_store
 from tests.support.ledger import Half, Ledger, checks
 from tests.support.seeds import seeds
 from tests.support.stores import crash
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import trio.testing
-
-    from tests.support.channel import MemoryChannel
-
 
 COMMIT, ROLLBACK = TRANSACTION_COMMIT, TRANSACTION_ROLLBACK
 DISCARDED = -1
