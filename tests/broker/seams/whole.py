@@ -7,31 +7,38 @@ key, stays in the log, and keeps its topic from being deleted.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import trio
 
 from headrace_broker.consumer.unconsumed import InnerConsumer
-from headrace_broker.core import Core
 from headrace_broker.feature import Feature, Followed
-from headrace_broker.message_demands import Demand, SentMessage
+from headrace_broker.message_demands import Demand
 from headrace_broker.persistence import SavedFile
-from headrace_broker.queue_directory import Elsewhere, Lookup, QueueDirectory, Source
-from headrace_broker.store.followers.followers import Following
-from headrace_broker.store.reader import WantedMessages
-from headrace_broker.store.retention.disk_forecast import LowestUnconsumed
-from headrace_broker.store.store_queue import StoreQueue
 from headrace_broker.store.store_source import EmptySource
-from headrace_broker.topics.rules import Then
-from headrace_daemon.metrics.samples import Metric, Samples
+from headrace_daemon.metrics.samples import Metric
 from headrace_daemon.services import Service
-from headrace_protocol.bodies import TopicConfig
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.errors import NotReady, RequestError
-from headrace_protocol.message import Buffer
-from headrace_protocol.serving import Registry, Reply, Request
+from headrace_protocol.errors import RequestError
+from headrace_protocol.serving import Reply
 from tests.support.followers import CopyingFollower
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterable, Iterator
+
+    from headrace_broker.core import Core
+    from headrace_broker.message_demands import SentMessage
+    from headrace_broker.queue_directory import Elsewhere, Lookup, QueueDirectory, Source
+    from headrace_broker.store.followers.followers import Following
+    from headrace_broker.store.reader import WantedMessages
+    from headrace_broker.store.retention.disk_forecast import LowestUnconsumed
+    from headrace_broker.store.store_queue import StoreQueue
+    from headrace_broker.topics.rules import Then
+    from headrace_daemon.metrics.samples import Samples
+    from headrace_protocol.bodies import TopicConfig
+    from headrace_protocol.errors import NotReady
+    from headrace_protocol.message import Buffer
+    from headrace_protocol.serving import Registry, Request
 
 PROPERTY: Final = "DRAWER"
 DRAWER: Final = "Drawer"
