@@ -270,6 +270,7 @@ def _serving(
         turn_s=pace.turn_s,
         answered=clients.requests.answered,
         on_slow=watchdog.note,
+        on_late=server.late.note,
         on_refused=partial(warn_of_heartbeat, server.host_log),
     )
     return Serving(network, listener, supervisor, pace, watchdog, frames, server, registry, scrapes)

@@ -84,6 +84,7 @@ class NameServer:
             run_long=self._sliced_work.start,
             run_fetch=self._fetches.start,
             turn_s=TURN_S,
+            on_late=self._server.late.note,
         )
         processor.register(self._registry)
         self._begin = processor.begin

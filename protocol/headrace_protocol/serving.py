@@ -9,7 +9,7 @@ import contextlib
 import functools
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from inspect import GEN_CREATED, getgeneratorstate
 from time import perf_counter
 from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
@@ -32,6 +32,7 @@ from headrace_protocol.header_codecs import (
     decode_header,
     encode_frame,
 )
+from headrace_protocol.waits import Waits
 
 if TYPE_CHECKING:
     from headrace_protocol.frame import Buffer, Frame
@@ -44,6 +45,10 @@ _SLOW_S = 0.005
 TURN_S = 0.005
 # A body up to this size is within every bound.
 _SMALL_BYTES = fastjson.PARSED_BYTES_MAX
+# Requests that may wait for a message as long as their client likes.
+_LONG_POLLS = frozenset(
+    {RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE, RequestCode.BULK_PULL}
+)
 # Memory of a waiting request besides its bytes, as measured (docs/benchmarks/growth.md).
 _WAITING_BYTES = 2048
 
@@ -95,6 +100,7 @@ class Request(msgspec.Struct):
 
     header_bytes: size of the header as received.
     is_retry: the request is served once more, after waiting; the changes of its first run stand.
+    waits: see ``Registry.note_wait``.
 
     Not gc=False: a held request and its channel's owner refer to each other.
     """
@@ -105,6 +111,7 @@ class Request(msgspec.Struct):
     body: Buffer
     header_bytes: int
     is_retry: bool = False
+    waits: Waits | None = None
 
     @property
     def held_bytes(self) -> int:
@@ -121,6 +128,8 @@ class Request(msgspec.Struct):
     def reply(self, reply: Reply) -> None:
         """Answer in the codec of the request; a one-way request gets no answer."""
         command = self.command
+        if self.waits is not None:
+            self.waits.end()
         if command.is_oneway:
             return
         frame = encode_frame(
@@ -169,6 +178,7 @@ RunLong = Callable[[Iterator[None]], None]
 # Where a request is refused: by a guard, for its body, or while it is served.
 Stage = Literal["guard", "body", "request"]
 Answered = Callable[["Channel", Command, "Buffer"], bool]
+OnLate = Callable[["Request", Mapping[str, float]], None]
 
 
 def run_at_once(work: Iterator[None]) -> None:
@@ -205,6 +215,8 @@ class Registry:
     serve_again: serves requests after a fetch; a LongFunction is resumed without it and must not
     store messages.
     on_slow: called after a slow request with the name of its code and its seconds.
+    on_late: called with a request whose answer took over ``late_s``, and with the seconds by what
+    it waited for. Pulls may wait for messages.
     turn_s: longest time for one client in ``handle``.
     answered: handles clients' answers to requests of the daemon.
     on_refused: called with each refused request and its answer.
@@ -221,6 +233,8 @@ class Registry:
         turn_s: float = math.inf,
         answered: Answered = reject_answer,
         on_slow: Callable[[str, float], None] = lambda _name, _seconds: None,
+        late_s: float = 1.0,
+        on_late: OnLate = lambda _request, _seconds: None,
         on_refused: Callable[[Request, Reply], None] = lambda _request, _reply: None,
     ) -> None:
         self._functions: dict[int, RequestFunction] = {}
@@ -231,6 +245,8 @@ class Registry:
         self._serve_again = serve_again
         self.turn_s = turn_s
         self.on_slow = on_slow
+        self._late_s = late_s
+        self._on_late = on_late
         self._on_refused = on_refused
         self.answered = answered
         # Unfinished long requests of each client, the running one first.
@@ -362,6 +378,7 @@ class Registry:
         except NotReady as wait:
             held_bytes = request.held_bytes
             request.channel.charge(held_bytes)
+            self.note_wait(request, wait.lane.name)
             then = functools.partial(self._fetched, request, held_bytes)
             self.run_fetch(request.channel, wait, then)
             return perf_counter()
@@ -369,10 +386,25 @@ class Registry:
             reply = self._unserved(request, error)
         if reply is not None:
             self._send(request, reply)
+        elif request.waits is None and code not in _LONG_POLLS:
+            self.note_wait(request, "a flush, a save or a client")
         now = perf_counter()
         if now - began > _SLOW_S:
             self.on_slow(code_name(code), now - began)
+            if request.waits is None:
+                self._answered_after(request, {"its own work": now - began})
         return now
+
+    def note_wait(self, request: Request, what: str) -> None:
+        """Note that a request waits for ``what`` from now on."""
+        if request.waits is None:
+            request.waits = Waits(what, functools.partial(self._answered_after, request))
+        else:
+            request.waits.turn_to(what)
+
+    def _answered_after(self, request: Request, waited_s: Mapping[str, float]) -> None:
+        if sum(waited_s.values()) > self._late_s:
+            self._on_late(request, waited_s)
 
     def _fetched(self, request: Request, held_bytes: int, problem: Exception | None) -> None:
         request.channel.charge(-held_bytes)
@@ -401,6 +433,7 @@ class Registry:
         """Serve a request with ``function`` in slices, after the client's other long requests."""
         channel = request.channel
         channel.charge(request.held_bytes)
+        self.note_wait(request, "its turn")
         waiting = self._long.setdefault(channel, deque())
         waiting.append((function(request), request))
         # One at a time, since each unfinished answer takes memory.
@@ -417,12 +450,15 @@ class Registry:
         while waiting:
             if channel.is_open and channel.is_slow:
                 channel.on_drained = functools.partial(self._resume, channel, problem)
+                self.note_wait(waiting[0][1], "the client's reads")
                 return
             work, request = waiting[0]
+            self.note_wait(request, "slices")
             # A closed client needs no answer, but a change that has begun must not stop halfway.
             if channel.is_open or getgeneratorstate(work) != GEN_CREATED:
                 wait = yield from self._serve_long(work, request, problem)
                 if wait is not None:
+                    self.note_wait(request, wait.lane.name)
                     self.run_fetch(channel, wait, functools.partial(self._resume, channel))
                     return
             problem = None
@@ -466,6 +502,8 @@ class Registry:
     def _unserved(self, request: Request, error: Exception) -> Reply | None:
         """The reply for an error of a request; None if the error passes the request on."""
         if isinstance(error, ServedElsewhere):
+            if request.command.code not in _LONG_POLLS:
+                self.note_wait(request, "another broker")
             try:
                 error.pass_on(request)
             except Exception as failure:  # noqa: BLE001 - as in serve_request

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 import weakref
 from collections.abc import Callable, Generator, Iterator
 from functools import partial
@@ -16,7 +17,16 @@ from headrace_protocol.errors import Lane, NotReady, RemoteProtocolError, Reques
 from headrace_protocol.frame import FrameReader
 from headrace_protocol.header_codecs import SerializeType, encode_frame
 from headrace_protocol.headers import GetMinOffsetHeader, OffsetResponseHeader
-from headrace_protocol.serving import Channel, Registry, Reply, Request, Then, all_ready, notice
+from headrace_protocol.serving import (
+    Channel,
+    Registry,
+    Reply,
+    Request,
+    ServedElsewhere,
+    Then,
+    all_ready,
+    notice,
+)
 from tests.support.channel import MemoryChannel
 
 LANE = Lane("tests", threads=1)
@@ -371,6 +381,63 @@ def test_long_work_of_a_client_that_has_left_ends_if_it_has_begun(is_begun: bool
         list(work)
     assert steps == ["begun", "ended"] * is_begun
     assert service.channel.charged_bytes == 0
+
+
+def work_for(seconds: float) -> Reply:
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+    return Reply()
+
+
+def run_all(works: list[Iterator[None]]) -> None:
+    while works:
+        list(works.pop())
+
+
+def pass_on(_: Request) -> Reply:
+    raise ServedElsewhere(1, "another broker leads", lambda request: request.reply(Reply()))
+
+
+@pytest.mark.parametrize(
+    ("code", "late_s", "reported"),
+    [
+        (RequestCode.GET_MIN_OFFSET, 0.0, ["tests"]),
+        (RequestCode.GET_MAX_OFFSET, 0.0, ["a flush, a save or a client"]),
+        (RequestCode.QUERY_MESSAGE, 0.0, ["its turn", "slices", "tests", "the client's reads"]),
+        (RequestCode.GET_CONSUMER_LIST_BY_GROUP, 0.0, ["its own work"]),
+        (RequestCode.END_TRANSACTION, 0.0, ["another broker"]),
+        (RequestCode.PULL_MESSAGE, 0.0, []),
+        (RequestCode.GET_MIN_OFFSET, 60.0, []),
+    ],
+)
+def test_late_answers_are_reported_with_their_waits(
+    code: RequestCode, late_s: float, reported: list[str]
+) -> None:
+    service, works, waits, disk = Service(), list[Iterator[None]](), list[str](), Disk(1)
+    service.registry = registry = Registry(
+        lambda _, error: service.unexpected.append(str(error)),
+        run_long=works.append,
+        late_s=late_s,
+        on_late=lambda _, waited_s: waits.extend(waited_s),
+    )
+    registry.run_fetch = disk.run
+    registry.route(RequestCode.GET_MIN_OFFSET, disk.offset)
+    registry.route(RequestCode.GET_CONSUMER_LIST_BY_GROUP, lambda _: work_for(0.006))
+    registry.route(RequestCode.GET_MAX_OFFSET, service.hold)
+    registry.route(RequestCode.PULL_MESSAGE, service.hold)
+    registry.route(RequestCode.END_TRANSACTION, pass_on)
+    registry.route_long(RequestCode.QUERY_MESSAGE, partial(each_offset, disk))
+    service.channel.is_slow = True
+    service.take(encode_frame(0, code, 1, fields={"topic": "t", "queueId": 3}))
+    run_all(works)
+    service.channel.is_slow = False
+    if service.channel.on_drained:
+        service.channel.on_drained()
+    run_all(works)
+    for request in service.held:
+        request.reply(Reply())
+    assert sorted(waits) == sorted(reported)
 
 
 def test_slow_requests_are_told_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,6 +41,11 @@ LONGEST_STALL = Metric(
 LONGEST_COLLECTION = Metric(
     "headrace_longest_garbage_collection_seconds", "gauge", "Since the start"
 )
+LATE = Metric(
+    "headrace_late_answers_total",
+    "counter",
+    "Requests that took over 1 s, except pulls that waited for messages",
+)
 ERRORS = Metric(
     "headrace_unexpected_errors_total", "counter", "Faults of headrace, each with a log line"
 )
@@ -57,6 +62,7 @@ DAEMON_METRICS = (
     STALLED_SECONDS,
     LONGEST_STALL,
     LONGEST_COLLECTION,
+    LATE,
     ERRORS,
     DROPPED_LINES,
 )
@@ -88,6 +94,7 @@ class DaemonMetrics:
         samples.add(STALLED_SECONDS, watchdog.stalled_ms / 1000)
         samples.add(LONGEST_STALL, watchdog.longest.ms / 1000)
         samples.add(LONGEST_COLLECTION, watchdog.longest_collection_ms / 1000)
+        samples.add(LATE, self._server.late.counts.total())
         samples.add(ERRORS, self._unexpected_errors())
         samples.add(DROPPED_LINES, dropped_log_lines())
         yield

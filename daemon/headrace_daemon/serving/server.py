@@ -15,6 +15,7 @@ import structlog
 import trio
 
 from headrace_daemon.host_log import HostLog
+from headrace_daemon.late import LateRequests
 from headrace_daemon.process import connections_max
 from headrace_daemon.serving.server_channel import Event, ServerChannel
 from headrace_protocol.codes import code_name
@@ -91,6 +92,7 @@ class RemotingServer:
     turned_away_count: connections refused, or closed before they sent a frame.
     faulty_client_count: clients closed for broken frames or for holding too much.
     host_log: log of events that clients can cause.
+    late: log and number of late answers.
     busy_wait_s, busy_turns_s: how long the loop waits for clients, and serves them, before other
         tasks run.
     owns_loop: no other task of this loop minds a delay of a millisecond. While clients are busy,
@@ -118,6 +120,7 @@ class RemotingServer:
         self.unexpected_errors = 0
         self.turned_away_count = self.faulty_client_count = 0
         self.host_log = HostLog(log)
+        self.late = LateRequests()
         self._handler = handler
         self._dirty: list[ServerChannel] = []
         self._in_turn = False
