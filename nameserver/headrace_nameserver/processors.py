@@ -27,7 +27,7 @@ from headrace_protocol.bounds import NAME_CHARS_MAX, check_name, check_text
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.departed import ClusterInfoHeader, DepartedBroker, ForgetBrokerHeader
 from headrace_protocol.errors import Lane, NotReady, RequestError
-from headrace_protocol.headers import (
+from headrace_protocol.nameserver_headers import (
     REGISTRATION_PERIOD_MS,
     AddWritePermOfBrokerResponseHeader,
     BrokerHeartbeatHeader,

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         TopicConfig,
         TopicQueueMappingInfo,
     )
-    from headrace_protocol.headers import RegisterBrokerHeader
+    from headrace_protocol.nameserver_headers import RegisterBrokerHeader
     from headrace_protocol.serving import Request
 
 _REGISTRATIONS = Lane("registrations", threads=4)

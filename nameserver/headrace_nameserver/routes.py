@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from headrace_nameserver.registrations import BrokerTopics
-    from headrace_protocol.headers import RegisterBrokerHeader
+    from headrace_protocol.nameserver_headers import RegisterBrokerHeader
     from headrace_protocol.serving import Channel
 
 BROKER_TIMEOUT_MS = 120_000

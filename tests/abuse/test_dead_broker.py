@@ -18,7 +18,7 @@ from headrace.errors import ConnectFailed, MalformedAnswer
 from headrace_protocol.bodies import RegisterBrokerBody, TopicConfig, TopicConfigSerializeWrapper
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.drivers.blocking import BlockingConnection
-from headrace_protocol.headers import RegisterBrokerHeader
+from headrace_protocol.nameserver_headers import RegisterBrokerHeader
 from headrace_protocol.serving import Reply
 from tests.support.cli import headrace
 from tests.support.scripted import Asked, Scripted, scripted_in_thread

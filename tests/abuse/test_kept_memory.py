@@ -19,6 +19,7 @@ from headrace_broker.host_budget import Host, HostBudget
 from headrace_broker.processors import pull as pulls
 from headrace_broker.processors import send as sends
 from headrace_protocol import bounds
+from headrace_protocol.admin_headers import CloneGroupOffsetHeader, ResetOffsetHeader
 from headrace_protocol.bodies import (
     ConsumerData,
     GetConsumerListByGroupResponseBody,
@@ -32,10 +33,8 @@ from headrace_protocol.bodies import (
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
 from headrace_protocol.headers import (
-    CloneGroupOffsetHeader,
     ConsumerGroupHeader,
     PullMessageHeader,
-    ResetOffsetHeader,
     StageAbortHeader,
     StageCommitHeader,
     StageDecideHeader,

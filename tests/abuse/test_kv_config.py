@@ -9,7 +9,11 @@ import pytest
 
 from headrace_nameserver import kv_config, saved_file
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.headers import GetKVConfigResponseHeader, KVKeyHeader, PutKVConfigHeader
+from headrace_protocol.nameserver_headers import (
+    GetKVConfigResponseHeader,
+    KVKeyHeader,
+    PutKVConfigHeader,
+)
 from tests.support.channel import MemoryChannel
 from tests.support.nameserver import NameServerUnderTest, frame
 

@@ -18,8 +18,8 @@ from headrace_broker.statictopic.fence import Fence
 from headrace_broker.statictopic.packed import BrokerMapping
 from headrace_broker.statictopic.undecided import UndecidedQueues
 from headrace_daemon.slices import in_slices
+from headrace_protocol.admin_headers import CloneGroupOffsetHeader, ResetOffsetHeader
 from headrace_protocol.codes import RequestCode
-from headrace_protocol.headers import CloneGroupOffsetHeader, ResetOffsetHeader
 from headrace_protocol.staging import Decision, StagedAttempt
 from headrace_protocol.statictopic.mapping import MappingInfo, MappingItem, TopicMapping
 from headrace_protocol.system_topics import SCHEDULE_TOPIC

@@ -22,6 +22,15 @@ from headrace_broker.timer.arrivals import TIMER, Arrivals, key_hash
 from headrace_broker.transaction.halves import Decision
 from headrace_broker.transaction.table import OpenHalf
 from headrace_daemon.slices import in_slices
+from headrace_protocol.admin_headers import (
+    CloneGroupOffsetHeader,
+    GetAllSubscriptionGroupHeader,
+    GetAllTopicConfigHeader,
+    GetConsumeStatsHeader,
+    GetTopicStatsHeader,
+    QueryConsumeTimeSpanHeader,
+    ResetOffsetHeader,
+)
 from headrace_protocol.bodies import (
     ConsumerData,
     MessageQueue,
@@ -31,17 +40,7 @@ from headrace_protocol.bodies import (
 )
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.command import Command
-from headrace_protocol.headers import (
-    CloneGroupOffsetHeader,
-    ConsumerGroupHeader,
-    GetAllSubscriptionGroupHeader,
-    GetAllTopicConfigHeader,
-    GetByKeyHeader,
-    GetConsumeStatsHeader,
-    GetTopicStatsHeader,
-    QueryConsumeTimeSpanHeader,
-    ResetOffsetHeader,
-)
+from headrace_protocol.headers import ConsumerGroupHeader, GetByKeyHeader
 from headrace_protocol.key_lookup import NoRecord, WantedKey, decode_found, encode_keys
 from headrace_protocol.serving import Request
 from tests.support.channel import MemoryChannel

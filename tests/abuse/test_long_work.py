@@ -19,6 +19,19 @@ from headrace_broker.consumer.unconsumed import UnconsumedOffsets
 from headrace_broker.store.retention.disk_forecast import DiskForecast
 from headrace_daemon.serving.server import ServerLimits
 from headrace_protocol import bounds, fastjson, staging
+from headrace_protocol.admin_headers import (
+    CloneGroupOffsetHeader,
+    CreateTopicHeader,
+    DeleteSubscriptionGroupHeader,
+    DeleteTopicHeader,
+    GetAllTopicConfigHeader,
+    GetProducerConnectionListHeader,
+    GetTopicStatsHeader,
+    QueryConsumeQueueHeader,
+    QueryConsumeTimeSpanHeader,
+    QueryTopicConsumeByWhoHeader,
+    ResetOffsetHeader,
+)
 from headrace_protocol.bodies import (
     ConsumerConnection,
     ConsumerData,
@@ -34,22 +47,7 @@ from headrace_protocol.bodies import (
     TopicConfig,
 )
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.headers import (
-    CloneGroupOffsetHeader,
-    ConsumerGroupHeader,
-    CreateTopicHeader,
-    DeleteSubscriptionGroupHeader,
-    DeleteTopicHeader,
-    GetAllTopicConfigHeader,
-    GetProducerConnectionListHeader,
-    GetTopicStatsHeader,
-    QueryConsumeQueueHeader,
-    QueryConsumeTimeSpanHeader,
-    QueryTopicConsumeByWhoHeader,
-    ResetOffsetHeader,
-    StageAbortHeader,
-    StageDecideHeader,
-)
+from headrace_protocol.headers import ConsumerGroupHeader, StageAbortHeader, StageDecideHeader
 from tests.daemon.test_server import frame, serving
 from tests.support.broker import Answer, BrokerUnderTest
 from tests.support.channel import MemoryChannel

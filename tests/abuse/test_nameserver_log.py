@@ -15,7 +15,7 @@ from headrace_nameserver.config import NameServerConfig
 from headrace_nameserver.server import NameServer
 from headrace_protocol.bodies import QueueData, TopicRouteData
 from headrace_protocol.codes import RequestCode
-from headrace_protocol.headers import (
+from headrace_protocol.nameserver_headers import (
     KVKeyHeader,
     PutKVConfigHeader,
     TopicInNamesrvHeader,

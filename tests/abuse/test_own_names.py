@@ -13,6 +13,7 @@ import msgspec
 import pytest
 import structlog.testing
 
+from headrace_protocol.admin_headers import ResetOffsetHeader
 from headrace_protocol.bodies import (
     LockBatchRequestBody,
     LockBatchResponseBody,
@@ -23,11 +24,7 @@ from headrace_protocol.bodies import (
 )
 from headrace_protocol.codes import RequestCode as Code
 from headrace_protocol.codes import ResponseCode
-from headrace_protocol.headers import (
-    PullMessageHeader,
-    ResetOffsetHeader,
-    UpdateConsumerOffsetHeader,
-)
+from headrace_protocol.headers import PullMessageHeader, UpdateConsumerOffsetHeader
 from headrace_protocol.system_topics import (
     CHECK_MAX_TIME_TOPIC,
     HALF_TOPIC,

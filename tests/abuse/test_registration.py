@@ -17,7 +17,7 @@ from headrace_protocol.bodies import (
     TopicRouteData,
 )
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.headers import (
+from headrace_protocol.nameserver_headers import (
     GetRouteInfoHeader,
     TopicInNamesrvHeader,
     UnregisterBrokerHeader,

@@ -8,12 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
+from headrace_protocol.admin_headers import CreateStaticTopicHeader
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.headers import (
-    CreateStaticTopicHeader,
-    GetMaxOffsetHeader,
-    PullMessageResponseHeader,
-)
+from headrace_protocol.headers import GetMaxOffsetHeader, PullMessageResponseHeader
 from headrace_protocol.statictopic.mapping import TopicMapping, encode_detail
 from tests.broker.serving.test_bad_input import pull_fields, request, send_fields
 from tests.support.broker import BrokerUnderTest, broker_config

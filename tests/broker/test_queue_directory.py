@@ -10,25 +10,27 @@ import pytest
 from headrace_broker import queue_directory
 from headrace_broker.queue_directory import Elsewhere, Here, QueueDirectory, Use
 from headrace_broker.store.store_source import EmptySource, StoreSource
+from headrace_protocol.admin_headers import (
+    DeleteTopicHeader,
+    GetConsumeStatsHeader,
+    GetTopicStatsHeader,
+    QueryConsumeQueueHeader,
+    QueryConsumeTimeSpanHeader,
+    ResetOffsetHeader,
+)
 from headrace_protocol.bodies import TopicConfig
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
 from headrace_protocol.headers import (
     BulkPullHeader,
     BulkSendHeader,
-    DeleteTopicHeader,
-    GetConsumeStatsHeader,
     GetEarliestMsgStoretimeHeader,
     GetMaxOffsetHeader,
     GetMinOffsetHeader,
-    GetTopicStatsHeader,
     OffsetResponseHeader,
     PullMessageHeader,
     PullMessageResponseHeader,
-    QueryConsumeQueueHeader,
     QueryConsumerOffsetHeader,
-    QueryConsumeTimeSpanHeader,
-    ResetOffsetHeader,
     SearchOffsetHeader,
     SendMessageHeader,
     SendMessageHeaderV2,

@@ -19,9 +19,9 @@ from headrace.errors import (
     NotEverywhere,
     RouteNotFound,
 )
+from headrace_protocol.admin_headers import DeleteTopicHeader
 from headrace_protocol.bodies import SubscriptionGroupConfig
 from headrace_protocol.codes import RequestCode
-from headrace_protocol.headers import DeleteTopicHeader
 from headrace_protocol.statictopic.mapping import TopicMapping
 from headrace_protocol.statictopic.plans import Mode
 from tests.support.running_brokers import Brokers, brokers

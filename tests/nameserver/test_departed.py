@@ -26,7 +26,7 @@ from headrace_protocol.departed import (
     Departure,
     ForgetBrokerHeader,
 )
-from headrace_protocol.headers import GetRouteInfoHeader, TopicInNamesrvHeader
+from headrace_protocol.nameserver_headers import GetRouteInfoHeader, TopicInNamesrvHeader
 from tests.support.channel import MemoryChannel
 from tests.support.nameserver import (
     NameServerUnderTest,

@@ -26,7 +26,7 @@ from headrace_protocol.bodies import (
 )
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.frame import FrameReader
-from headrace_protocol.headers import (
+from headrace_protocol.nameserver_headers import (
     AddWritePermOfBrokerResponseHeader,
     BrokerHeartbeatHeader,
     GetBrokerMemberGroupHeader,

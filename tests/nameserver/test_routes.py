@@ -24,7 +24,7 @@ from tests.support.nameserver import broker_topics, register_body, register_head
 
 if TYPE_CHECKING:
     from headrace_protocol.bodies import RegisterBrokerBody
-    from headrace_protocol.headers import RegisterBrokerHeader
+    from headrace_protocol.nameserver_headers import RegisterBrokerHeader
 
 CHANNEL = MemoryChannel()
 

@@ -19,7 +19,7 @@ from headrace_nameserver.server import NameServer
 from headrace_protocol.bodies import TopicRouteData
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.drivers.aio import AsyncConnection
-from headrace_protocol.headers import (
+from headrace_protocol.nameserver_headers import (
     BrokerHeartbeatHeader,
     GetRouteInfoHeader,
     UnregisterBrokerHeader,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from headrace_daemon.network import Network
     from headrace_protocol.drivers.response import Response
-    from headrace_protocol.headers import RegisterBrokerHeader
+    from headrace_protocol.nameserver_headers import RegisterBrokerHeader
 
 TIMEOUT_MS = 5_000
 

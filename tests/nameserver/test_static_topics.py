@@ -11,7 +11,7 @@ from headrace_nameserver.routes import RouteTable
 from headrace_protocol.bodies import TopicQueueMappingInfo, TopicRouteData
 from headrace_protocol.bounds import OutOfBounds
 from headrace_protocol.codes import RequestCode
-from headrace_protocol.headers import GetRouteInfoHeader
+from headrace_protocol.nameserver_headers import GetRouteInfoHeader
 from tests.support.channel import MemoryChannel
 from tests.support.nameserver import (
     NameServerUnderTest,

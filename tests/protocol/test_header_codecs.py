@@ -10,14 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace_protocol.admin_headers import GetAllTopicConfigHeader
 from headrace_protocol.errors import LocalProtocolError, RemoteProtocolError
 from headrace_protocol.frame import FrameReader
 from headrace_protocol.header_codecs import SerializeType, decode_header, encode_frame
-from headrace_protocol.headers import (
-    GetAllTopicConfigHeader,
-    PullMessageHeader,
-    SendMessageHeaderV2,
-)
+from headrace_protocol.headers import PullMessageHeader, SendMessageHeaderV2
 
 if TYPE_CHECKING:
     from headrace_protocol.command import Command

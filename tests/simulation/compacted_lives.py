@@ -21,9 +21,9 @@ from headrace_broker.compaction.master import Pulled
 from headrace_broker.compaction.rebuilds import Rebuild
 from headrace_broker.store.errors import StoreError
 from headrace_broker.topics.attributes import CompactionPolicy
+from headrace_protocol.admin_headers import DeleteTopicHeader
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.columns import RecordColumns
-from headrace_protocol.headers import DeleteTopicHeader
 from headrace_protocol.key_lookup import NoRecord
 from headrace_protocol.message import decode_record
 from tests.broker.compaction.test_compaction_lookups import get, key

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import trio
 
+from headrace_protocol.admin_headers import ResumeCheckHalfMessageHeader
 from headrace_protocol.bodies import HeartbeatData, ProducerData
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import (
     ConsumerSendMsgBackHeader,
     EndTransactionHeader,
     RecallMessageHeader,
-    ResumeCheckHalfMessageHeader,
     SendMessageHeaderV2,
 )
 from headrace_protocol.message import (

@@ -24,9 +24,9 @@ from headrace.spark.errors import (
 )
 from headrace.spark.read import stream
 from headrace.spark.source import HeadraceSource
+from headrace_protocol.admin_headers import DeleteTopicHeader
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.drivers.blocking import BlockingConnection
-from headrace_protocol.headers import DeleteTopicHeader
 from tests.spark.brokers import broker
 from tests.spark.streams import offsets, q, ranges, restored, row_count
 

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import trio
 import trio.testing
 
+from headrace_protocol.admin_headers import ResumeCheckHalfMessageHeader
 from headrace_protocol.bodies import HeartbeatData, ProducerData
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.headers import EndTransactionHeader, ResumeCheckHalfMessageHeader
+from headrace_protocol.headers import EndTransactionHeader
 from headrace_protocol.message import (
     TRANSACTION_PREPARED,
     decode_offset_message_id,

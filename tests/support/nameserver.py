@@ -18,7 +18,7 @@ from headrace_protocol.bodies import (
 from headrace_protocol.command import FLAG_ONEWAY, VERSION, Command, header_fields
 from headrace_protocol.frame import FrameReader
 from headrace_protocol.header_codecs import SerializeType, encode_frame
-from headrace_protocol.headers import RegisterBrokerHeader
+from headrace_protocol.nameserver_headers import RegisterBrokerHeader
 from headrace_protocol.serving import Registry
 from tests.support.channel import MemoryChannel
 

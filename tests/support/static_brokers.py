@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from headrace_protocol.admin_headers import CreateStaticTopicHeader
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.command import Command
 from headrace_protocol.drivers.errors import ConnectFailed
@@ -11,7 +12,6 @@ from headrace_protocol.drivers.response import Response
 from headrace_protocol.header_codecs import SerializeType, encode_frame
 from headrace_protocol.headers import (
     BulkPullHeader,
-    CreateStaticTopicHeader,
     PullMessageHeader,
     PullMessageResponseHeader,
     SendMessageHeaderV2,

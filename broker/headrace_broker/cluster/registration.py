@@ -21,7 +21,7 @@ from headrace_protocol.bodies import DataVersion, TopicConfigSerializeWrapper
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.drivers.errors import HeadraceError
 from headrace_protocol.errors import PortableError
-from headrace_protocol.headers import RegisterBrokerHeader, UnregisterBrokerHeader
+from headrace_protocol.nameserver_headers import RegisterBrokerHeader, UnregisterBrokerHeader
 from headrace_protocol.outages import Outages
 
 if TYPE_CHECKING:

@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.errors import RequestError
-from headrace_protocol.headers import (
+from headrace_protocol.admin_headers import (
     CloneGroupOffsetHeader,
-    ConsumerSendMsgBackHeader,
     DeleteSubscriptionGroupHeader,
     ResetOffsetHeader,
-    UpdateConsumerOffsetHeader,
 )
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.errors import RequestError
+from headrace_protocol.headers import ConsumerSendMsgBackHeader, UpdateConsumerOffsetHeader
 from headrace_protocol.system_topics import is_own_group
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
 
     from headrace_broker.consumer.groups import Member
+    from headrace_protocol.admin_headers import ResetOffsetHeader
     from headrace_protocol.bodies import MessageQueue
-    from headrace_protocol.headers import ResetOffsetHeader
 
 _CPP: Final = "CPP"
 

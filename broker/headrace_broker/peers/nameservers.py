@@ -19,7 +19,7 @@ from headrace_protocol.bodies import (
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.departed import ClusterInfoHeader
 from headrace_protocol.drivers.errors import ConnectFailed, HeadraceError
-from headrace_protocol.headers import GetBrokerMemberGroupHeader, GetRouteInfoHeader
+from headrace_protocol.nameserver_headers import GetBrokerMemberGroupHeader, GetRouteInfoHeader
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence

@@ -16,11 +16,11 @@ from headrace_broker.config import (
 )
 from headrace_broker.persistence import next_version
 from headrace_protocol import __version__, fastjson
+from headrace_protocol.admin_headers import GetBrokerConfigResponseHeader
 from headrace_protocol.bodies import DataVersion, KVTable
 from headrace_protocol.bounds import check_items
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
-from headrace_protocol.headers import GetBrokerConfigResponseHeader
 from headrace_protocol.serving import Reply
 
 if TYPE_CHECKING:

@@ -14,19 +14,8 @@ from headrace_broker.host_budget import Host
 from headrace_broker.processors.not_saved import not_saved
 from headrace_broker.queue_directory import Here, Use
 from headrace_protocol import fastjson
-from headrace_protocol.bodies import (
-    ClientConnection,
-    ConsumeQueueData,
-    MessageQueue,
-    OffsetWrapper,
-    QueueTimeSpan,
-    SubscriptionGroupConfig,
-)
-from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.errors import RequestError
-from headrace_protocol.headers import (
+from headrace_protocol.admin_headers import (
     CloneGroupOffsetHeader,
-    ConsumerGroupHeader,
     DeleteSubscriptionGroupHeader,
     GetAllSubscriptionGroupHeader,
     GetAllSubscriptionGroupResponseHeader,
@@ -37,6 +26,17 @@ from headrace_protocol.headers import (
     QueryTopicConsumeByWhoHeader,
     ResetOffsetHeader,
 )
+from headrace_protocol.bodies import (
+    ClientConnection,
+    ConsumeQueueData,
+    MessageQueue,
+    OffsetWrapper,
+    QueueTimeSpan,
+    SubscriptionGroupConfig,
+)
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.errors import RequestError
+from headrace_protocol.headers import ConsumerGroupHeader
 from headrace_protocol.serving import Reply, all_ready, drained
 from headrace_protocol.system_topics import GROUP_PREFIXES
 

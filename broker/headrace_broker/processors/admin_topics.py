@@ -19,6 +19,15 @@ from headrace_broker.topics.attributes import (
 )
 from headrace_broker.topics.table import check_config, unread_warning
 from headrace_protocol import fastjson
+from headrace_protocol.admin_headers import (
+    CreateTopicHeader,
+    DeleteTopicHeader,
+    GetAllTopicConfigHeader,
+    GetAllTopicConfigResponseHeader,
+    GetTopicConfigHeader,
+    GetTopicStatsHeader,
+    TopicConfigResponseHeader,
+)
 from headrace_protocol.bodies import (
     CreateTopicListRequestBody,
     MessageQueue,
@@ -28,15 +37,6 @@ from headrace_protocol.bodies import (
 from headrace_protocol.bounds import check_items, check_marks
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
-from headrace_protocol.headers import (
-    CreateTopicHeader,
-    DeleteTopicHeader,
-    GetAllTopicConfigHeader,
-    GetAllTopicConfigResponseHeader,
-    GetTopicConfigHeader,
-    GetTopicStatsHeader,
-    TopicConfigResponseHeader,
-)
 from headrace_protocol.serving import Reply, all_ready, drained
 
 if TYPE_CHECKING:

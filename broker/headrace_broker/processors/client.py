@@ -15,6 +15,7 @@ from headrace_broker.consumer.own_groups import check_not_own
 from headrace_broker.host_budget import Host
 from headrace_broker.queue_directory import Use
 from headrace_protocol import fastjson
+from headrace_protocol.admin_headers import HeartbeatResponseHeader
 from headrace_protocol.bodies import (
     CheckClientRequestBody,
     GetConsumerListByGroupResponseBody,
@@ -26,7 +27,6 @@ from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
 from headrace_protocol.headers import (
     ConsumerGroupHeader,
-    HeartbeatResponseHeader,
     OffsetResponseHeader,
     QueryConsumerOffsetHeader,
     UnregisterClientHeader,

@@ -27,9 +27,9 @@ from headrace_protocol.statictopic.offsets import static_offset
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from headrace_protocol.admin_headers import CreateStaticTopicHeader
     from headrace_protocol.bodies import TopicConfig
     from headrace_protocol.fastjson import Buffer
-    from headrace_protocol.headers import CreateStaticTopicHeader
     from headrace_protocol.statictopic.mapping import Chain, MappingItem, TopicMapping
 
 

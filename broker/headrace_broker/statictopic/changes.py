@@ -28,11 +28,11 @@ from headrace_broker.statictopic.takeover import LeftOffsets
 from headrace_broker.topics.attributes import apply_changes, parse_changes
 from headrace_broker.topics.rules import Then
 from headrace_broker.topics.table import check_config
+from headrace_protocol.admin_headers import CreateStaticTopicHeader
 from headrace_protocol.bodies import TopicConfig
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import Lane, NotReady, RequestError
 from headrace_protocol.fastjson import MalformedJson
-from headrace_protocol.headers import CreateStaticTopicHeader
 from headrace_protocol.serving import Reply
 from headrace_protocol.statictopic.offsets import offset_delta
 

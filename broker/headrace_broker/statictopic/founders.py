@@ -16,10 +16,10 @@ import trio
 from headrace_broker.peers.callers import FOUNDERS
 from headrace_broker.peers.peers import Ask
 from headrace_broker.statictopic.table import INCARNATION_PREFIX
+from headrace_protocol.admin_headers import TopicConfigResponseHeader
 from headrace_protocol.bodies import TopicConfigAndQueueMapping
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.drivers.errors import HeadraceError
-from headrace_protocol.headers import TopicConfigResponseHeader
 
 if TYPE_CHECKING:
     from headrace_broker.peers.peers import Peers

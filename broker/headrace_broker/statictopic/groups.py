@@ -16,15 +16,15 @@ from headrace_broker.statictopic import offsets
 from headrace_broker.statictopic.answer import Answer
 from headrace_broker.statictopic.rows import ROWS, physical_fields
 from headrace_protocol import fastjson
-from headrace_protocol.bodies import MessageQueue, QueryConsumeTimeSpanBody, QueueTimeSpan
-from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.errors import RequestError
-from headrace_protocol.headers import (
+from headrace_protocol.admin_headers import (
     CloneGroupOffsetHeader,
     QueryConsumeQueueHeader,
     QueryConsumeTimeSpanHeader,
     ResetOffsetHeader,
 )
+from headrace_protocol.bodies import MessageQueue, QueryConsumeTimeSpanBody, QueueTimeSpan
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.errors import RequestError
 from headrace_protocol.serving import ServedElsewhere, drained
 from headrace_protocol.statictopic.mapping import logic_broker_name
 from headrace_protocol.statictopic.offsets import end_of, index_of, offset_delta

@@ -18,15 +18,12 @@ from headrace_broker.transaction.halves import (
 )
 from headrace_broker.transaction.layouts import HalfLayouts
 from headrace_protocol import fastjson
+from headrace_protocol.admin_headers import ResumeCheckHalfMessageHeader
 from headrace_protocol.bodies import WaitingMessage
 from headrace_protocol.bounds import ITEMS_MAX
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
-from headrace_protocol.headers import (
-    EndTransactionHeader,
-    ListTransactionsHeader,
-    ResumeCheckHalfMessageHeader,
-)
+from headrace_protocol.headers import EndTransactionHeader, ListTransactionsHeader
 from headrace_protocol.message import (
     TRANSACTION_COMMIT,
     TRANSACTION_ROLLBACK,

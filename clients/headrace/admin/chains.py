@@ -13,9 +13,9 @@ import msgspec
 from headrace.admin.requests import BrokerProblem, BrokerRequests
 from headrace.errors import RouteNotFound
 from headrace_protocol import fastjson
+from headrace_protocol.admin_headers import GetTopicConfigHeader, GetTopicStatsHeader
 from headrace_protocol.bodies import MessageQueue, TopicConfig, TopicOffset, TopicStatsTable
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.headers import GetTopicConfigHeader, GetTopicStatsHeader
 from headrace_protocol.statictopic.checks import chains_of
 from headrace_protocol.statictopic.mapping import MappingItem, TopicMapping, logic_broker_name
 from headrace_protocol.statictopic.offsets import end_of, index_of, item_of, static_offset

@@ -29,6 +29,12 @@ from headrace.errors import (
 from headrace.messages import ReceivedMessage, check_topic
 from headrace.missing import departed_part
 from headrace.tasks import gather
+from headrace_protocol.admin_headers import (
+    CreateTopicHeader,
+    DeleteTopicHeader,
+    GetAllTopicConfigHeader,
+    GetTopicConfigHeader,
+)
 from headrace_protocol.bodies import (
     PERM_READ,
     PERM_WRITE,
@@ -43,16 +49,7 @@ from headrace_protocol.bodies import (
     TopicStatsTable,
 )
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.headers import (
-    CompactTopicHeader,
-    CreateTopicHeader,
-    DeleteTopicHeader,
-    GetAllTopicConfigHeader,
-    GetTopicConfigHeader,
-    QueryMessageHeader,
-    TopicInNamesrvHeader,
-    ViewMessageHeader,
-)
+from headrace_protocol.headers import CompactTopicHeader, QueryMessageHeader, ViewMessageHeader
 from headrace_protocol.message import (
     KEYS,
     UNIQ_KEY,
@@ -61,6 +58,7 @@ from headrace_protocol.message import (
     decode_offset_message_id,
     decode_record,
 )
+from headrace_protocol.nameserver_headers import TopicInNamesrvHeader
 from headrace_protocol.system_topics import DEFAULT_TOPIC, user_topics
 
 if TYPE_CHECKING:

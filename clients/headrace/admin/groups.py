@@ -21,6 +21,14 @@ from headrace.errors import (
     RouteNotFound,
 )
 from headrace.messages import check_group
+from headrace_protocol.admin_headers import (
+    CloneGroupOffsetHeader,
+    DeleteSubscriptionGroupHeader,
+    GetAllSubscriptionGroupHeader,
+    GetConsumeStatsHeader,
+    QueryTopicConsumeByWhoHeader,
+    ResetOffsetHeader,
+)
 from headrace_protocol.bodies import (
     ConsumerConnection,
     ConsumerRunningInfo,
@@ -35,16 +43,7 @@ from headrace_protocol.bodies import (
     SubscriptionGroupWrapper,
 )
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.headers import (
-    CloneGroupOffsetHeader,
-    ConsumerGroupHeader,
-    DeleteSubscriptionGroupHeader,
-    GetAllSubscriptionGroupHeader,
-    GetConsumerRunningInfoHeader,
-    GetConsumeStatsHeader,
-    QueryTopicConsumeByWhoHeader,
-    ResetOffsetHeader,
-)
+from headrace_protocol.headers import ConsumerGroupHeader, GetConsumerRunningInfoHeader
 from headrace_protocol.statictopic.mapping import logic_broker_name
 from headrace_protocol.system_topics import GROUP_PREFIXES, RETRY_PREFIX
 

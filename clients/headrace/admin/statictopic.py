@@ -15,9 +15,9 @@ from headrace.admin.chains import ChainAdmin, StaticConfig
 from headrace.errors import HeadraceError, RouteNotFound
 from headrace.messages import check_topic
 from headrace.tasks import gather, gather_or_raise
+from headrace_protocol.admin_headers import CreateStaticTopicHeader
 from headrace_protocol.bodies import MessageQueue
 from headrace_protocol.codes import RequestCode
-from headrace_protocol.headers import CreateStaticTopicHeader
 from headrace_protocol.statictopic.checks import BadMapping, check_cluster
 from headrace_protocol.statictopic.mapping import TopicMapping, encode_detail
 from headrace_protocol.statictopic.plans import (

@@ -14,15 +14,14 @@ from headrace.errors import BrokerError, HeadraceError, RouteNotFound
 from headrace.messages import ReceivedMessage
 from headrace.recall import recall
 from headrace.tasks import gather_or_raise
+from headrace_protocol.admin_headers import QueryConsumeQueueHeader, ResumeCheckHalfMessageHeader
 from headrace_protocol.bodies import QueryConsumeQueueResponseBody as Units
 from headrace_protocol.bodies import TimerMetrics, WaitingList
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import (
     ListTimersHeader,
     ListTransactionsHeader,
-    QueryConsumeQueueHeader,
     QueryMessageHeader,
-    ResumeCheckHalfMessageHeader,
     ViewMessageHeader,
 )
 from headrace_protocol.message import UNIQ_KEY, decode_record, property_number

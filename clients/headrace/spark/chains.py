@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from headrace.errors import NoQueue
 from headrace.missing import MissingPart
 from headrace.whole import require_whole
+from headrace_protocol.admin_headers import GetTopicConfigHeader
 from headrace_protocol.bodies import Body, MessageQueue
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.headers import (
     GetMaxOffsetHeader,
     GetMinOffsetHeader,
-    GetTopicConfigHeader,
     OffsetResponseHeader,
     QueueHeader,
     SearchOffsetHeader,

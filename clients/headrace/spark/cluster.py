@@ -26,6 +26,11 @@ from headrace.spark.chains import Chains, Item, Items, is_static, require_up
 from headrace.spark.errors import OptionError, TopicNotFound
 from headrace.spark.tier.plans import ask_range
 from headrace.whole import require_whole
+from headrace_protocol.admin_headers import (
+    GetTopicConfigHeader,
+    QueryConsumeQueueHeader,
+    TopicConfigResponseHeader,
+)
 from headrace_protocol.bodies import (
     MASTER_ID,
     CheckClientRequestBody,
@@ -43,15 +48,12 @@ from headrace_protocol.drivers.blocking import BlockingConnection
 from headrace_protocol.headers import (
     GetMaxOffsetHeader,
     GetMinOffsetHeader,
-    GetRouteInfoHeader,
-    GetTopicConfigHeader,
     OffsetResponseHeader,
-    QueryConsumeQueueHeader,
     SearchOffsetHeader,
-    TopicConfigResponseHeader,
     UnregisterClientHeader,
     UpdateConsumerOffsetHeader,
 )
+from headrace_protocol.nameserver_headers import GetRouteInfoHeader
 from headrace_protocol.system_topics import user_topics
 
 if TYPE_CHECKING:

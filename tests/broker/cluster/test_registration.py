@@ -17,13 +17,10 @@ from headrace_broker.server import Broker
 from headrace_daemon.network import MemoryNetwork
 from headrace_nameserver.config import NameServerConfig
 from headrace_nameserver.server import NameServer
+from headrace_protocol.admin_headers import CreateTopicHeader, DeleteTopicHeader
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.drivers.aio import AsyncConnection
-from headrace_protocol.headers import (
-    CreateTopicHeader,
-    DeleteTopicHeader,
-    GetRouteInfoHeader,
-)
+from headrace_protocol.nameserver_headers import GetRouteInfoHeader
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

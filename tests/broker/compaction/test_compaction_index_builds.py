@@ -19,13 +19,9 @@ from headrace_broker.compaction.throttle import RunStopped
 from headrace_broker.compaction.worker import IndexTask, index_here, index_in_process
 from headrace_broker.store.files.filesystem import Files
 from headrace_broker.store.files.page_cache import PageCache
+from headrace_protocol.admin_headers import DeleteTopicHeader
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.headers import (
-    DeleteTopicHeader,
-    GetByKeyHeader,
-    GetByKeyResponseHeader,
-    GetMaxOffsetHeader,
-)
+from headrace_protocol.headers import GetByKeyHeader, GetByKeyResponseHeader, GetMaxOffsetHeader
 from headrace_protocol.key_lookup import NoRecord, WantedKey, decode_found, encode_keys
 from headrace_protocol.message import decode_record
 from tests.broker.compaction.test_compaction_lookups import flip_bit, get, index_file, key

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from headrace_protocol.admin_headers import GetConsumeStatsHeader, GetTopicStatsHeader
 from headrace_protocol.bodies import ConsumeStats, OffsetWrapper, TopicOffset, TopicStatsTable
 from headrace_protocol.codes import RequestCode
-from headrace_protocol.headers import GetConsumeStatsHeader, GetTopicStatsHeader
 from tests.broker.compaction.test_compaction_source import (
     SIZES,
     C,

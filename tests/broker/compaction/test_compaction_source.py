@@ -14,14 +14,13 @@ from headrace_broker.compaction.run import Job, Run
 from headrace_broker.compaction.run_state import RunState
 from headrace_broker.compaction.segments import COMPACTING, Folders
 from headrace_broker.topics.attributes import CompactionPolicy
+from headrace_protocol.admin_headers import DeleteTopicHeader, GetTopicStatsHeader
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import (
     BulkPullHeader,
     BulkPullResponseHeader,
-    DeleteTopicHeader,
     GetEarliestMsgStoretimeHeader,
     GetMinOffsetHeader,
-    GetTopicStatsHeader,
     OffsetResponseHeader,
     PullMessageHeader,
     PullMessageResponseHeader,

@@ -24,7 +24,8 @@ from headrace_protocol.drivers.errors import (
     RequestTimeout,
 )
 from headrace_protocol.drivers.response import Response
-from headrace_protocol.headers import GetRouteInfoHeader, OffsetResponseHeader
+from headrace_protocol.headers import OffsetResponseHeader
+from headrace_protocol.nameserver_headers import GetRouteInfoHeader
 from headrace_protocol.serving import Reply
 from tests.support.scripted import Asked, Scripted, close, scripted, static_route
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from headrace_broker.config import RELOADABLE, parse_properties
+from headrace_protocol.admin_headers import GetBrokerConfigResponseHeader
 from headrace_protocol.bodies import ConsumerOffsetSerializeWrapper, DataVersion, KVTable
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.headers import GetBrokerConfigResponseHeader
 
 if TYPE_CHECKING:
     from tests.support.broker import Answer, BrokerUnderTest

@@ -7,6 +7,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from headrace_protocol import fastjson
+from headrace_protocol.admin_headers import (
+    CloneGroupOffsetHeader,
+    DeleteSubscriptionGroupHeader,
+    GetAllSubscriptionGroupHeader,
+    GetAllSubscriptionGroupResponseHeader,
+    GetConsumeStatsHeader,
+    GetProducerConnectionListHeader,
+    QueryConsumeQueueHeader,
+    QueryConsumeTimeSpanHeader,
+    QueryTopicConsumeByWhoHeader,
+    ResetOffsetHeader,
+)
 from headrace_protocol.bodies import (
     ConsumeQueueData,
     ConsumerConnection,
@@ -27,19 +39,9 @@ from headrace_protocol.bodies import (
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.command import VERSION
 from headrace_protocol.headers import (
-    CloneGroupOffsetHeader,
     ConsumerGroupHeader,
-    DeleteSubscriptionGroupHeader,
-    GetAllSubscriptionGroupHeader,
-    GetAllSubscriptionGroupResponseHeader,
-    GetConsumeStatsHeader,
-    GetProducerConnectionListHeader,
     PullMessageHeader,
     PullMessageResponseHeader,
-    QueryConsumeQueueHeader,
-    QueryConsumeTimeSpanHeader,
-    QueryTopicConsumeByWhoHeader,
-    ResetOffsetHeader,
 )
 from headrace_protocol.message import decode_record, tags_code
 from tests.support.channel import MemoryChannel

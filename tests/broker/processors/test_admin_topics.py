@@ -7,6 +7,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from headrace_protocol import fastjson
+from headrace_protocol.admin_headers import (
+    CreateTopicHeader,
+    DeleteTopicHeader,
+    GetAllTopicConfigHeader,
+    GetAllTopicConfigResponseHeader,
+    GetTopicConfigHeader,
+    GetTopicStatsHeader,
+)
 from headrace_protocol.bodies import (
     CreateTopicListRequestBody,
     MessageQueue,
@@ -16,15 +24,7 @@ from headrace_protocol.bodies import (
     TopicStatsTable,
 )
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.headers import (
-    CreateTopicHeader,
-    DeleteTopicHeader,
-    GetAllTopicConfigHeader,
-    GetAllTopicConfigResponseHeader,
-    GetTopicConfigHeader,
-    GetTopicStatsHeader,
-    PullMessageHeader,
-)
+from headrace_protocol.headers import PullMessageHeader
 from tests.support.channel import MemoryChannel
 
 if TYPE_CHECKING:

@@ -9,18 +9,20 @@ import pytest
 
 from headrace_broker.store import store_source
 from headrace_broker.store.log import commit_log
+from headrace_protocol.admin_headers import (
+    GetConsumeStatsHeader,
+    GetTopicStatsHeader,
+    QueryConsumeQueueHeader,
+    QueryConsumeTimeSpanHeader,
+    ResetOffsetHeader,
+)
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import (
-    GetConsumeStatsHeader,
     GetEarliestMsgStoretimeHeader,
     GetMinOffsetHeader,
-    GetTopicStatsHeader,
     PullMessageHeader,
-    QueryConsumeQueueHeader,
     QueryConsumerOffsetHeader,
-    QueryConsumeTimeSpanHeader,
     QueryMessageHeader,
-    ResetOffsetHeader,
     SearchOffsetHeader,
     ViewMessageHeader,
 )

@@ -12,8 +12,7 @@ from headrace_broker.statictopic.packed import BrokerMapping
 from headrace_broker.statictopic.undecided import UndecidedQueues
 from headrace_broker.store.files.config_file import ConfigFile, unsealed
 from headrace_protocol import fastjson
-from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.headers import (
+from headrace_protocol.admin_headers import (
     CreateStaticTopicHeader,
     CreateTopicHeader,
     DeleteTopicHeader,
@@ -23,6 +22,7 @@ from headrace_protocol.headers import (
     GetTopicStatsHeader,
     TopicConfigResponseHeader,
 )
+from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.serving import at_once
 from headrace_protocol.statictopic.mapping import (
     MappingInfo,

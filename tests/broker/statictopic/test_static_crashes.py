@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from headrace_broker.store.files.config_file import ConfigFile
+from headrace_protocol.admin_headers import DeleteTopicHeader
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.headers import DeleteTopicHeader
 from tests.broker.statictopic.test_static_changes import (
     EPOCH,
     change,

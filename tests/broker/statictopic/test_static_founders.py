@@ -8,9 +8,9 @@ import trio
 
 from headrace.admin import statictopic
 from headrace.admin.client import Admin
+from headrace_protocol.admin_headers import GetTopicConfigHeader, TopicConfigResponseHeader
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.drivers.aio import AsyncConnection, open_stream
-from headrace_protocol.headers import GetTopicConfigHeader, TopicConfigResponseHeader
 from tests.support.running_brokers import Brokers, brokers
 
 if TYPE_CHECKING:

@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from headrace_protocol import fastjson
+from headrace_protocol.admin_headers import (
+    CloneGroupOffsetHeader,
+    QueryConsumeQueueHeader,
+    QueryConsumeTimeSpanHeader,
+    ResetOffsetHeader,
+)
 from headrace_protocol.bodies import MessageQueue, QueryConsumeTimeSpanBody, QueueTimeSpan
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import (
-    CloneGroupOffsetHeader,
     OffsetResponseHeader,
-    QueryConsumeQueueHeader,
     QueryConsumerOffsetHeader,
-    QueryConsumeTimeSpanHeader,
-    ResetOffsetHeader,
     UpdateConsumerOffsetHeader,
 )
 from tests.support.channel import MemoryChannel

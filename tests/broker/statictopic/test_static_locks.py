@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from headrace_broker.statictopic.locks import StaticLocks
+from headrace_protocol.admin_headers import DeleteTopicHeader
 from headrace_protocol.bodies import LockBatchRequestBody, LockBatchResponseBody, MessageQueue
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.headers import DeleteTopicHeader
 from headrace_protocol.statictopic.mapping import logic_broker_name
 from tests.support.static_brokers import GROUP, TOPIC, Brokers, item
 

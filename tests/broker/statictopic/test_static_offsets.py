@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from headrace_protocol.admin_headers import DeleteSubscriptionGroupHeader, DeleteTopicHeader
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import (
-    DeleteSubscriptionGroupHeader,
-    DeleteTopicHeader,
     GetEarliestMsgStoretimeHeader,
     GetMaxOffsetHeader,
     GetMinOffsetHeader,

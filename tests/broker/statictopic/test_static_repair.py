@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from headrace_protocol.admin_headers import CreateStaticTopicHeader, DeleteTopicHeader
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.headers import CreateStaticTopicHeader, DeleteTopicHeader
 from headrace_protocol.statictopic.checks import BadMapping, check_cluster
 from headrace_protocol.statictopic.mapping import encode_detail
 from headrace_protocol.statictopic.plans import (

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from headrace_broker.staging import queues
+from headrace_protocol.admin_headers import DeleteTopicHeader
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.headers import DeleteTopicHeader
 from headrace_protocol.staging import Decision
 from headrace_protocol.statictopic.mapping import TopicMapping, encode_detail
 from tests.broker.staging.test_staging import (

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from headrace_broker.store.files.config_file import ConfigFile
+from headrace_protocol.admin_headers import CreateStaticTopicHeader
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.headers import CreateStaticTopicHeader, UpdateConsumerOffsetHeader
+from headrace_protocol.headers import UpdateConsumerOffsetHeader
 from headrace_protocol.statictopic.mapping import TopicMapping, encode_detail
 from tests.support.channel import MemoryChannel
 from tests.support.static_brokers import GROUP, TOPIC, Brokers, item

@@ -14,9 +14,10 @@ from headrace_broker import main as broker_main
 from headrace_broker.config import ConfigError, load_config
 from headrace_broker.queue_directory import Use
 from headrace_broker.store.retention.topic_floors import TopicLimit
+from headrace_protocol.admin_headers import DeleteTopicHeader
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.columns import UNIT_DTYPE, RecordColumns
-from headrace_protocol.headers import DeleteTopicHeader, QueryMessageHeader
+from headrace_protocol.headers import QueryMessageHeader
 from headrace_protocol.message import decode_records, tags_code
 from tests.broker.tiered.test_tiered_processes import read_all as consume_all
 from tests.broker.tiered.test_tiered_processes import send, wait_until

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from headrace_protocol.admin_headers import DeleteTopicHeader
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.headers import DeleteTopicHeader
 from tests.broker.tiered.test_tiered_storage import (
     TOPIC,
     expire_log,

@@ -6,12 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from headrace_protocol.admin_headers import ResetOffsetHeader
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.headers import (
-    QueryMessageHeader,
-    ResetOffsetHeader,
-    SearchOffsetHeader,
-)
+from headrace_protocol.headers import QueryMessageHeader, SearchOffsetHeader
 from headrace_protocol.message import decode_records
 from tests.broker.tiered.test_tiered_storage import (
     TOPIC,

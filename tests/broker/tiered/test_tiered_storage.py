@@ -16,11 +16,12 @@ from headrace_broker.tiered.container.tier import Tier
 from headrace_broker.tiered.driver.interface import Failure, FailureKind
 from headrace_broker.tiered.driver.posix import PosixDriver
 from headrace_protocol import fastjson
+from headrace_protocol.admin_headers import DeleteTopicHeader, GetTopicStatsHeader
 from headrace_protocol.bodies import TopicStatsTable
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.columns import UNIT_DTYPE, RecordColumns
 from headrace_protocol.errors import NotReady, RequestError
-from headrace_protocol.headers import DeleteTopicHeader, GetTopicStatsHeader, PullMessageHeader
+from headrace_protocol.headers import PullMessageHeader
 from headrace_protocol.message import decode_records, tags_code
 from tests.support.broker import BrokerUnderTest, broker_config
 from tests.support.stores import crash, held, ready

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from headrace_broker.inner.delivery import REASON
 from headrace_broker.store.files.config_file import ConfigFile
 from headrace_broker.topics.table import TopicTable
+from headrace_protocol.admin_headers import GetTopicConfigHeader, TopicConfigResponseHeader
 from headrace_protocol.bodies import TopicConfig
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.headers import GetTopicConfigHeader, TopicConfigResponseHeader
 from headrace_protocol.message import TRANSACTION_COMMIT
 from headrace_protocol.system_topics import UNDELIVERED_TOPIC
 from tests.support.broker import broker_config

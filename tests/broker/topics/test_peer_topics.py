@@ -8,16 +8,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from headrace_broker.topics.peer import PeerKind
-from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.headers import (
+from headrace_protocol.admin_headers import (
     CreateTopicHeader,
     DeleteTopicHeader,
     GetConsumeStatsHeader,
+    GetTopicStatsHeader,
+    ResetOffsetHeader,
+)
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.headers import (
     GetMaxOffsetHeader,
     GetMinOffsetHeader,
-    GetTopicStatsHeader,
     PullMessageHeader,
-    ResetOffsetHeader,
     SendMessageHeaderV2,
 )
 from tests.support.broker import BrokerUnderTest, broker_config

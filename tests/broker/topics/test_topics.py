@@ -13,11 +13,11 @@ from headrace_broker.store.errors import StoreFormatError
 from headrace_broker.store.files.config_file import ConfigFile
 from headrace_broker.topics.table import TopicTable, unread_warning
 from headrace_protocol import fastjson
+from headrace_protocol.admin_headers import DeleteTopicHeader
 from headrace_protocol.bodies import TopicConfig
 from headrace_protocol.bounds import check_topic
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
-from headrace_protocol.headers import DeleteTopicHeader
 from tests.support.broker import BrokerUnderTest, broker_config
 from tests.support.channel import MemoryChannel
 from tests.support.golden import STORES, golden_store

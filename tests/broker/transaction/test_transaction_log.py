@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from headrace_broker.store.write.confirmation import Gate
+from headrace_protocol.admin_headers import ResumeCheckHalfMessageHeader
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.headers import ResumeCheckHalfMessageHeader
 from headrace_protocol.message import TRANSACTION_COMMIT as COMMIT
 from headrace_protocol.message import TRANSACTION_ROLLBACK as ROLLBACK
 from headrace_protocol.system_topics import CHECK_MAX_TIME_TOPIC

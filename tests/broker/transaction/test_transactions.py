@@ -13,9 +13,9 @@ from headrace_broker.inner.delivery import REASON
 from headrace_broker.transaction import service
 from headrace_broker.transaction.halves import Decision
 from headrace_daemon.host_log import LINES_MAX
+from headrace_protocol.admin_headers import ResumeCheckHalfMessageHeader
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.header_codecs import SerializeType, encode_frame
-from headrace_protocol.headers import ResumeCheckHalfMessageHeader
 from headrace_protocol.message import (
     TRANSACTION_COMMIT,
     TRANSACTION_ROLLBACK,
