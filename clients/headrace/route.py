@@ -24,8 +24,8 @@ from headrace_protocol.statictopic.mapping import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from headrace_protocol.bodies import TopicQueueMappingInfo
     from headrace_protocol.drivers.response import Response
+    from headrace_protocol.statictopic.mapping import MappingInfo
 
 _SHOWN_MAX = 8
 _LEARNING_S = 0.2
@@ -222,7 +222,7 @@ def _place(queue: MessageQueue) -> str:
     return f"{queue.broker_name}/{queue.queue_id}"
 
 
-def _leaders(topic: str, infos: Iterable[TopicQueueMappingInfo]) -> dict[MessageQueue, str]:
+def _leaders(topic: str, infos: Iterable[MappingInfo]) -> dict[MessageQueue, str]:
     """The leader of each queue of a static topic, in order of the queues' ids.
 
     Of two brokers that claim a queue, the one with the higher epoch leads it.

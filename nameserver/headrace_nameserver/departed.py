@@ -17,8 +17,9 @@ from headrace_protocol.bounds import REGISTERED_TOPICS_MAX
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from headrace_protocol.bodies import QueueData, TopicQueueMappingInfo
+    from headrace_protocol.bodies import QueueData
     from headrace_protocol.departed import Departure
+    from headrace_protocol.statictopic.mapping import MappingInfo
 
 # Brokers that left, and their topics and mapped queues: per host and in total. One broker has at
 # most half of what its host may have.
@@ -42,7 +43,7 @@ class Departed(msgspec.Struct):
     how: Departure
     since_ms: int
     queues: dict[str, QueueData] = {}
-    mappings: dict[str, TopicQueueMappingInfo] = {}
+    mappings: dict[str, MappingInfo] = {}
     compacted: frozenset[str] = frozenset()
 
     @property
@@ -51,7 +52,7 @@ class Departed(msgspec.Struct):
         return len(self.queues) + mapped_queues(self.mappings)
 
 
-def mapped_queues(mappings: dict[str, TopicQueueMappingInfo]) -> int:
+def mapped_queues(mappings: dict[str, MappingInfo]) -> int:
     """The number of mapped queues that counts towards the limits."""
     return sum(1 + len(info.curr_id_map) for info in mappings.values())
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from headrace_protocol import fastjson
-from headrace_protocol.bodies import DataVersion, QueueData, RegisterBrokerBody, Registration
+from headrace_protocol.bodies import DataVersion, QueueData
 from headrace_protocol.bounds import (
     NAME_CHARS_MAX,
     PERM_MAX,
@@ -30,17 +30,16 @@ from headrace_protocol.bounds import (
 )
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import Lane, NotReady, RequestError
+from headrace_protocol.registration import RegisterBrokerBody, Registration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-    from headrace_protocol.bodies import (
-        RegisteredTopic,
-        TopicConfig,
-        TopicQueueMappingInfo,
-    )
+    from headrace_protocol.bodies import TopicConfig
     from headrace_protocol.nameserver_headers import RegisterBrokerHeader
+    from headrace_protocol.registration import RegisteredTopic
     from headrace_protocol.serving import Request
+    from headrace_protocol.statictopic.mapping import MappingInfo
 
 _REGISTRATIONS = Lane("registrations", threads=4)
 # First version whose compressed registrations include static topics (5.0.0).
@@ -64,7 +63,7 @@ class BrokerTopics(msgspec.Struct):
 
     data_version: DataVersion
     queues: dict[str, QueueData]
-    mappings: dict[str, TopicQueueMappingInfo]
+    mappings: dict[str, MappingInfo]
     compacted: frozenset[str] = frozenset()
 
 
@@ -204,7 +203,7 @@ def _are_in_bounds(queue_data: QueueData) -> bool:
     )
 
 
-def _check_mappings(name: str, mappings: dict[str, TopicQueueMappingInfo]) -> None:
+def _check_mappings(name: str, mappings: dict[str, MappingInfo]) -> None:
     for topic, info in mappings.items():
         check_name("topic", topic)
         check_queue_nums(f"topic {topic}: totalQueues", info.total_queues)

@@ -23,7 +23,6 @@ from headrace_protocol.bodies import (
     ClusterInfo,
     DataVersion,
     QueueData,
-    TopicQueueMappingInfo,
     TopicRouteData,
 )
 from headrace_protocol.bounds import REGISTERED_TOPICS_MAX, OutOfBounds
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from headrace_nameserver.registrations import BrokerTopics
     from headrace_protocol.nameserver_headers import RegisterBrokerHeader
     from headrace_protocol.serving import Channel
+    from headrace_protocol.statictopic.mapping import MappingInfo
 
 BROKER_TIMEOUT_MS = 120_000
 DEPARTED_HOURS = 24
@@ -78,7 +78,7 @@ class _Broker(msgspec.Struct):
 
     data: BrokerData
     queues: dict[str, QueueData] = {}
-    mappings: dict[str, TopicQueueMappingInfo] = {}
+    mappings: dict[str, MappingInfo] = {}
     compacted: frozenset[str] = frozenset()
 
     @property
@@ -433,7 +433,7 @@ class RouteTable:
             topic_queue_mapping_by_broker=self._mappings(topic, found) or None,
         )
 
-    def _mappings(self, topic: str, found: list[_Broker]) -> dict[str, TopicQueueMappingInfo]:
+    def _mappings(self, topic: str, found: list[_Broker]) -> dict[str, MappingInfo]:
         """A topic's mappings by broker, including those of brokers that are away.
 
         Every broker of a cluster has one. If no live broker does, the topic is a plain one with
@@ -559,7 +559,7 @@ def _names_all(known: _Broker, topics: BrokerTopics) -> bool:
     return len(topics.queues) > 1 and known.data.broker_name in topics.queues
 
 
-def _mappings_after(known: _Broker, topics: BrokerTopics) -> dict[str, TopicQueueMappingInfo]:
+def _mappings_after(known: _Broker, topics: BrokerTopics) -> dict[str, MappingInfo]:
     """A broker's mappings after registering ``topics``: a topic without one is not static."""
     if _names_all(known, topics):
         return topics.mappings

@@ -6,19 +6,15 @@ ignored. Source: docs/protocol.md "JSON bodies"; tests/protocol/test_bodies.py.
 
 from __future__ import annotations
 
-import io
-import struct
-import zlib
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
 from headrace_protocol import fastjson, java_values
-from headrace_protocol.bounds import BODIES, REGISTERED_TOPICS_MAX, inflated_bytes_max
-from headrace_protocol.codes import RequestCode
 from headrace_protocol.departed import DepartedBroker  # noqa: TC001 - as below
 from headrace_protocol.fastjson import MalformedJson
 from headrace_protocol.headers import Int32, Int64  # noqa: TC001 - msgspec reads annotations
+from headrace_protocol.statictopic.mapping import MappingInfo, TopicMapping  # noqa: TC001
 
 if TYPE_CHECKING:
     from headrace_protocol.fastjson import Buffer
@@ -82,43 +78,6 @@ class TopicConfig(Body):
     topic_name: str = ""
     topic_sys_flag: Int32 = 0
     write_queue_nums: Int32 = 16
-
-
-class LogicQueueMappingItem(Body):
-    """The place of a range of a static topic's queue; -1 means undecided.
-
-    bname: broker. queue_id: physical queue there. logic_offset: static offset of its start.
-    """
-
-    gen: Int32 = 0
-    queue_id: Int32 = 0
-    bname: str = ""
-    logic_offset: Int64 = -1
-    start_offset: Int64 = 0
-    end_offset: Int64 = -1
-    time_of_start: Int64 = -1
-    time_of_end: Int64 = -1
-
-
-class TopicQueueMappingInfo(Body):
-    """The queues of a static topic that a broker leads.
-
-    curr_id_map: static queue id -> physical queue id on broker ``bname``.
-    """
-
-    topic: str = ""
-    scope: str = "__global__"
-    total_queues: Int32 = 0
-    bname: str = ""
-    epoch: Int64 = 0
-    dirty: bool = False
-    curr_id_map: dict[Int32, Int32] = {}
-
-
-class TopicQueueMappingDetail(TopicQueueMappingInfo):
-    """Also the history of each queue: the body of UPDATE_AND_CREATE_STATIC_TOPIC (513)."""
-
-    hosted_queues: dict[Int32, list[LogicQueueMappingItem]] = {}
 
 
 class SubscriptionGroupConfig(Body):
@@ -195,7 +154,7 @@ class TopicRouteData(Body):
     queue_datas: list[QueueData] = []
     broker_datas: list[BrokerData] = []
     filter_server_table: dict[str, list[str]] = {}
-    topic_queue_mapping_by_broker: dict[str, TopicQueueMappingInfo] | None = None
+    topic_queue_mapping_by_broker: dict[str, MappingInfo] | None = None
     departed_brokers: list[DepartedBroker] | None = None
 
 
@@ -249,8 +208,8 @@ class TopicConfigSerializeWrapper(Body):
     topic_config_table: dict[str, TopicConfig] = {}
     data_version: DataVersion = msgspec.field(default_factory=DataVersion)
     mapping_data_version: DataVersion = msgspec.field(default_factory=DataVersion)
-    topic_queue_mapping_detail_map: dict[str, TopicQueueMappingDetail] = {}
-    topic_queue_mapping_info_map: dict[str, TopicQueueMappingInfo] = {}
+    topic_queue_mapping_detail_map: dict[str, TopicMapping] = {}
+    topic_queue_mapping_info_map: dict[str, MappingInfo] = {}
 
     def with_table(
         self,
@@ -271,167 +230,6 @@ class TopicConfigSerializeWrapper(Body):
             "topicQueueMappingInfoMap": infos,
         }
         return fastjson.Written(fastjson.dumps_parts(body))
-
-
-class RegisterBrokerBody(Body):
-    """A broker's registration: the body of REGISTER_BROKER (103)."""
-
-    topic_config_serialize_wrapper: TopicConfigSerializeWrapper = msgspec.field(
-        default_factory=TopicConfigSerializeWrapper
-    )
-    filter_server_list: list[str] = []
-
-    def encode_compressed(self) -> bytes:
-        """Encode for a header with compressed=true; order and topic_sys_flag are lost."""
-        wrapper = self.topic_config_serialize_wrapper
-        topics = [_topic_text(topic) for topic in wrapper.topic_config_table.values()]
-        mappings = [info.encode() for info in wrapper.topic_queue_mapping_info_map.values()]
-        blocks = b"".join(
-            (
-                _block(wrapper.data_version.encode()),
-                _INT.pack(len(topics)),
-                *map(_block, topics),
-                _block(fastjson.dumps(self.filter_server_list)),
-                _INT.pack(len(mappings)),
-                *map(_block, mappings),
-            )
-        )
-        return zlib.compress(blocks)
-
-    @classmethod
-    def decode_compressed(cls, data: Buffer, *, has_mappings: bool) -> RegisterBrokerBody:
-        """Decode the body of a request with compressed=true in its header.
-
-        has_mappings: whether the sender's version (>= 413) appends static topics.
-
-        Raises MalformedJson if the body does not have this form.
-        """
-        try:
-            return _read_compressed(_Blocks(_inflate(data)), has_mappings=has_mappings)
-        except (zlib.error, struct.error, UnicodeDecodeError) as error:
-            raise MalformedJson(f"compressed register body: {error}") from error
-
-
-class RegisteredTopic(msgspec.Struct, rename="camel", kw_only=True, gc=False):
-    """The fields of a TopicConfig that a nameserver needs."""
-
-    attributes: dict[str, str] = {}
-    perm: Int32 = PERM_READ | PERM_WRITE
-    read_queue_nums: Int32 = 16
-    topic_sys_flag: Int32 = 0
-    write_queue_nums: Int32 = 16
-
-
-class RegisteredTopics(Body):
-    """The fields of a TopicConfigSerializeWrapper that a nameserver needs."""
-
-    topic_config_table: dict[str, RegisteredTopic] = {}
-    data_version: DataVersion = msgspec.field(default_factory=DataVersion)
-    topic_queue_mapping_info_map: dict[str, TopicQueueMappingInfo] = {}
-
-
-class Registration(Body):
-    """The fields of RegisterBrokerBody that a nameserver needs; four times as fast to decode."""
-
-    topic_config_serialize_wrapper: RegisteredTopics = msgspec.field(
-        default_factory=RegisteredTopics
-    )
-    filter_server_list: list[str] = []
-
-
-# More than the largest registration within the limits, including queue mappings.
-_INFLATED_BYTES_MAX = 32 * 1024 * 1024
-_BLOCK_BYTES_MAX = 1024 * 1024
-_INT = struct.Struct(">i")
-
-
-def _inflate(data: Buffer) -> bytes:
-    plain_bytes_max = BODIES[RequestCode.REGISTER_BROKER].bytes_max
-    bytes_max = min(inflated_bytes_max(len(data), plain_bytes_max), _INFLATED_BYTES_MAX)
-    inflater = zlib.decompressobj()
-    inflated = inflater.decompress(data, bytes_max)
-    if inflater.unconsumed_tail:
-        raise MalformedJson(f"compressed register body: over {bytes_max} bytes inflated")
-    if not inflater.eof:
-        raise MalformedJson("compressed register body: the end is missing")
-    return inflated
-
-
-class _Blocks(io.BytesIO):
-    def number(self) -> int:
-        (number,) = _INT.unpack(self.read(_INT.size))
-        return int(number)
-
-    def count(self, what: str) -> int:
-        return self._at_most(REGISTERED_TOPICS_MAX, what)
-
-    def block(self) -> bytes:
-        block_bytes = self._at_most(_BLOCK_BYTES_MAX, "bytes in a block")
-        block = self.read(max(block_bytes, 0))
-        if len(block) != block_bytes:
-            raise MalformedJson(
-                f"compressed register body: a block of {block_bytes} bytes, found {len(block)}"
-            )
-        return block
-
-    def _at_most(self, number_max: int, what: str) -> int:
-        number = self.number()
-        if number > number_max:
-            raise MalformedJson(
-                f"compressed register body: {number} {what}: the maximum is {number_max}"
-            )
-        return number
-
-
-def _block(data: bytes) -> bytes:
-    return _INT.pack(len(data)) + data
-
-
-def _read_compressed(blocks: _Blocks, *, has_mappings: bool) -> RegisterBrokerBody:
-    data_version = DataVersion.decode(blocks.block())
-    topics = [_read_topic(blocks.block().decode()) for _ in range(blocks.count("topics"))]
-    filter_servers = fastjson.decode(blocks.block(), list[str])
-    mapping_count = blocks.count("queue mappings") if has_mappings else 0
-    mappings = [TopicQueueMappingInfo.decode(blocks.block()) for _ in range(mapping_count)]
-    return RegisterBrokerBody(
-        filter_server_list=filter_servers,
-        topic_config_serialize_wrapper=TopicConfigSerializeWrapper(
-            data_version=data_version,
-            topic_config_table={topic.topic_name: topic for topic in topics},
-            topic_queue_mapping_info_map={info.topic: info for info in mappings},
-        ),
-    )
-
-
-def _topic_text(topic: TopicConfig) -> bytes:
-    attributes = fastjson.dumps(topic.attributes).decode()
-    return (
-        f"{topic.topic_name} {topic.read_queue_nums} {topic.write_queue_nums} {topic.perm} "
-        f"{topic.topic_filter_type} {attributes}"
-    ).encode()
-
-
-# Older senders leave out attributes.
-_TOPIC_TEXT_FIELDS = (
-    "topicName",
-    "readQueueNums",
-    "writeQueueNums",
-    "perm",
-    "topicFilterType",
-    "attributes",
-)
-
-
-def _read_topic(text: str) -> TopicConfig:
-    parts = text.split(" ", 5)
-    fields: dict[str, Any] = dict(zip(_TOPIC_TEXT_FIELDS, parts, strict=False))
-    try:
-        if len(parts) < len(_TOPIC_TEXT_FIELDS) - 1:
-            raise MalformedJson(f"expected {' '.join(_TOPIC_TEXT_FIELDS)}")
-        fields["attributes"] = fastjson.loads(fields.get("attributes", "{}").encode())
-        return msgspec.convert(fields, TopicConfig, strict=False)
-    except msgspec.MsgspecError as error:
-        raise MalformedJson(f"compressed register body: topic {text!r}: {error}") from error
 
 
 # -- clients ---------------------------------------------------------------------------------------
@@ -539,9 +337,14 @@ class SetMessageRequestModeRequestBody(Body):
 
 
 class TopicConfigAndQueueMapping(TopicConfig):
-    """The answer to GET_TOPIC_CONFIG (351)."""
+    """The answer to GET_TOPIC_CONFIG (351). mapping_detail: of a static topic."""
 
-    mapping_detail: TopicQueueMappingDetail | None = None
+    mapping_detail: TopicMapping | None = None
+
+    @classmethod
+    def decode(cls, data: Buffer) -> Self:
+        """Decode in linear time, however long the chains; the fields must match exactly."""
+        return fastjson.decode_strict(data, cls)
 
 
 class CreateTopicListRequestBody(Body):

@@ -165,6 +165,7 @@ _CONVERSIONS: dict[type[inspect.Type], Callable[[Any, Any], Any]] = {
     inspect.IntType: _integer,
     inspect.BoolType: _boolean,
     inspect.ListType: _list,
+    inspect.VarTupleType: _list,
     inspect.SetType: _list,
     inspect.FrozenSetType: _list,
     inspect.DictType: _dict,

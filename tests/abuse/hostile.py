@@ -9,13 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from headrace_protocol.bodies import (
-    RegisterBrokerBody,
-    TopicConfig,
-    TopicConfigSerializeWrapper,
-)
+from headrace_protocol.bodies import TopicConfig, TopicConfigSerializeWrapper
 from headrace_protocol.codes import RequestCode as Code
 from headrace_protocol.header_codecs import SerializeType
+from headrace_protocol.registration import RegisterBrokerBody
 from tests.support.wire_types import REQUEST_HEADERS
 
 if TYPE_CHECKING:

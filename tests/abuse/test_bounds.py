@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from headrace_broker.store.log import batch_records, uniform_batch
 from headrace_daemon.network import MemoryNetwork
 from headrace_protocol import bounds, fastjson, message
-from headrace_protocol.bodies import BrokerData, HeartbeatData, TopicQueueMappingInfo
+from headrace_protocol.bodies import BrokerData, HeartbeatData
 from headrace_protocol.bounds import HEADER_BYTES_MAX, OutOfBounds, body_of
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RemoteProtocolError
@@ -22,6 +22,7 @@ from headrace_protocol.fastjson import PARSED_BYTES_MAX, MalformedJson
 from headrace_protocol.frame import FIRST_FRAME_BYTES_MAX, FrameReader
 from headrace_protocol.header_codecs import SerializeType, decode_header
 from headrace_protocol.serving import Registry, Reply, Request, admit
+from headrace_protocol.statictopic.mapping import MappingInfo
 from tests.broker.serving.test_bad_input import daemons, queue_fields, request, send_fields
 from tests.support.channel import MemoryChannel
 
@@ -104,7 +105,7 @@ def test_integer_keys_of_a_large_text_get_their_quotes() -> None:
     assert fastjson.decode(data, BrokerData).broker_addrs == {0: "a:1", -1: "b{,2:", 3: 'c",4:\\'}
     many = b'{"currIdMap":{%b}}' % b",".join(b"%d:%d" % (n, n) for n in range(9000))
     assert len(many) > PARSED_BYTES_MAX
-    info = fastjson.decode(fastjson.bounded(many), TopicQueueMappingInfo)
+    info = fastjson.decode(fastjson.bounded(many), MappingInfo)
     assert info.curr_id_map == {n: n for n in range(9000)}
 
 

@@ -15,10 +15,11 @@ import trio
 import headrace as library
 from headrace import Admin, Message, blocking
 from headrace.errors import ConnectFailed, MalformedAnswer
-from headrace_protocol.bodies import RegisterBrokerBody, TopicConfig, TopicConfigSerializeWrapper
+from headrace_protocol.bodies import TopicConfig, TopicConfigSerializeWrapper
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.drivers.blocking import BlockingConnection
 from headrace_protocol.nameserver_headers import RegisterBrokerHeader
+from headrace_protocol.registration import RegisterBrokerBody
 from headrace_protocol.serving import Reply
 from tests.support.cli import headrace
 from tests.support.scripted import Asked, Scripted, scripted_in_thread

@@ -20,11 +20,11 @@ from headrace_protocol.bodies import (
     MessageQueue,
     SubscriptionGroupConfig,
     TopicConfig,
-    TopicQueueMappingDetail,
 )
 from headrace_protocol.codes import RequestCode as Code
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.headers import PullMessageHeader, UpdateConsumerOffsetHeader
+from headrace_protocol.statictopic.mapping import TopicMapping, encode_detail
 from headrace_protocol.system_topics import (
     CHECK_MAX_TIME_TOPIC,
     HALF_TOPIC,
@@ -119,7 +119,7 @@ def bodies(code: int, group: str, topic: str) -> Iterator[bytes]:
         config = TopicConfig(topic_name=topic, read_queue_nums=9, write_queue_nums=9)
         yield b'{"topicConfigList":[%b]}' % config.encode()
     if code == Code.UPDATE_AND_CREATE_STATIC_TOPIC:
-        yield TopicQueueMappingDetail(topic=topic, bname="broker-a", total_queues=1).encode()
+        yield encode_detail(TopicMapping(topic=topic, bname="broker-a", total_queues=1))
 
 
 def own_state(broker: BrokerUnderTest) -> dict[str, Any]:

@@ -10,18 +10,14 @@ import pytest
 
 from headrace_nameserver import departed, registrations, routes
 from headrace_protocol import fastjson
-from headrace_protocol.bodies import (
-    QueueData,
-    TopicConfig,
-    TopicQueueMappingInfo,
-    TopicRouteData,
-)
+from headrace_protocol.bodies import QueueData, TopicConfig, TopicRouteData
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.nameserver_headers import (
     GetRouteInfoHeader,
     TopicInNamesrvHeader,
     UnregisterBrokerHeader,
 )
+from headrace_protocol.statictopic.mapping import MappingInfo
 from tests.support.channel import MemoryChannel
 from tests.support.nameserver import (
     NameServerUnderTest,
@@ -135,7 +131,7 @@ def test_only_the_host_that_registered_a_broker_unregisters_it(server: NameServe
 
 def test_a_queue_mapping_of_another_broker_is_refused(server: NameServerUnderTest) -> None:
     body = register_body("T", "U")
-    mapping = TopicQueueMappingInfo(topic="T", bname="b0", curr_id_map={0: 0})
+    mapping = MappingInfo(topic="T", bname="b0", curr_id_map={0: 0})
     body.topic_config_serialize_wrapper.topic_queue_mapping_info_map = {"T": mapping}
     header = register_header(name="b1", address=EVIL)
     refused, _ = server.ask(REGISTER, header, body.encode(), channel=client("6.6.6.6"))
@@ -339,7 +335,7 @@ def test_queue_mappings_are_bounded_and_go_with_their_broker(
 
     def add(topic: str, queue_count: int) -> int:
         queues = dict.fromkeys(range(queue_count), 0)
-        mapping = TopicQueueMappingInfo(topic=topic, bname="e", curr_id_map=queues)
+        mapping = MappingInfo(topic=topic, bname="e", curr_id_map=queues)
         body = register_body(topic, "other", version=queue_count)
         body.topic_config_serialize_wrapper.topic_queue_mapping_info_map = {topic: mapping}
         header = register_header(name="e", address=EVIL)

@@ -10,14 +10,9 @@ from headrace.errors import PartialAnswer
 from headrace.missing import MissingPart
 from headrace.route import TopicRoute
 from headrace.whole import require_whole
-from headrace_protocol.bodies import (
-    BrokerData,
-    MessageQueue,
-    QueueData,
-    TopicQueueMappingInfo,
-    TopicRouteData,
-)
+from headrace_protocol.bodies import BrokerData, MessageQueue, QueueData, TopicRouteData
 from headrace_protocol.departed import DepartedBroker
+from headrace_protocol.statictopic.mapping import MappingInfo
 
 
 def gone(**fields: Any) -> DepartedBroker:
@@ -35,8 +30,8 @@ def route_with(*departed: DepartedBroker, mappings: Any = None) -> TopicRoute:
     return TopicRoute("T", data, 0.0)
 
 
-def leads(broker: str, *queues: int) -> TopicQueueMappingInfo:
-    return TopicQueueMappingInfo(
+def leads(broker: str, *queues: int) -> MappingInfo:
+    return MappingInfo(
         topic="T", bname=broker, total_queues=4, epoch=1, curr_id_map=dict.fromkeys(queues, 0)
     )
 

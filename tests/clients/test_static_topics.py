@@ -34,7 +34,6 @@ from headrace_protocol.bodies import (
     LockBatchResponseBody,
     MessageQueue,
     QueueData,
-    TopicQueueMappingInfo,
     TopicRouteData,
 )
 from headrace_protocol.bounds import QUEUE_NUMS_MAX
@@ -43,6 +42,7 @@ from headrace_protocol.drivers.blocking import BlockingConnection
 from headrace_protocol.headers import OffsetResponseHeader, PullMessageResponseHeader
 from headrace_protocol.message import encode_host, encode_offset_message_id, encode_record
 from headrace_protocol.serving import Reply
+from headrace_protocol.statictopic.mapping import MappingInfo
 from tests.support.member import NO_TOPIC, NOT_FOUND
 from tests.support.scripted import (
     scripted_cluster,
@@ -72,7 +72,7 @@ def key_of(queue_id: int, total: int) -> str:
 
 
 def made(
-    infos: dict[str, TopicQueueMappingInfo], *, live: list[str], perms: dict[str, int] | None = None
+    infos: dict[str, MappingInfo], *, live: list[str], perms: dict[str, int] | None = None
 ) -> TopicRoute:
     data = TopicRouteData(
         broker_datas=[
@@ -95,7 +95,7 @@ def made(
 
 def info(broker: str, epoch: int, total: int, *queues: int, scope: str = "__global__") -> Any:
     ids = {number: 50 + number for number in queues}
-    return TopicQueueMappingInfo(
+    return MappingInfo(
         topic="T", bname=broker, epoch=epoch, total_queues=total, curr_id_map=ids, scope=scope
     )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import zlib
 from typing import TYPE_CHECKING, NamedTuple
 
-from headrace_protocol.bodies import RegisterBrokerBody
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.frame import FrameReader
 from headrace_protocol.header_codecs import (
@@ -15,6 +14,7 @@ from headrace_protocol.header_codecs import (
     encode_frame,
 )
 from headrace_protocol.message import COMPRESSED, COMPRESSION_LZ4, encode_batch, encode_record
+from headrace_protocol.registration import RegisterBrokerBody
 from tests.support.golden_frames import golden_frames
 
 if TYPE_CHECKING:

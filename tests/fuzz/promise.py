@@ -16,7 +16,6 @@ import msgspec
 from headrace_broker.store.log.batch_records import BatchRecords
 from headrace_broker.store.log.uniform_batch import UniformBatch
 from headrace_broker.store.store_queue import StoreQueue
-from headrace_protocol.bodies import RegisterBrokerBody
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.errors import RemoteProtocolError
 from headrace_protocol.fastjson import MalformedJson
@@ -28,7 +27,9 @@ from headrace_protocol.message import (
     decode_records,
 )
 from headrace_protocol.nameserver_headers import RegisterBrokerHeader
+from headrace_protocol.registration import RegisterBrokerBody
 from headrace_protocol.serving import Registry, Reply, Request
+from headrace_protocol.statictopic.mapping import decode_detail
 from tests.support.wire_types import (
     RECORD_RESPONSES,
     REQUEST_BODIES,
@@ -156,6 +157,8 @@ def _serve(request: Request) -> Reply | None:
         RegisterBrokerBody.decode_compressed(request.body, has_mappings=True)
     elif code in REQUEST_BODIES:
         REQUEST_BODIES[code].decode(request.body)
+    elif code == RequestCode.UPDATE_AND_CREATE_STATIC_TOPIC:
+        decode_detail(request.body)
     elif code == RequestCode.SEND_BATCH_MESSAGE:
         _read_batch(request.body)
     return Reply(header, remark=request.command.remark)

@@ -12,13 +12,7 @@ from headrace_nameserver.departed import Departed, DepartedBrokers
 from headrace_nameserver.departed_file import DepartedFile
 from headrace_nameserver.routes import RouteTable
 from headrace_nameserver.server import NameServer
-from headrace_protocol.bodies import (
-    ClusterInfo,
-    QueueData,
-    TopicConfig,
-    TopicQueueMappingInfo,
-    TopicRouteData,
-)
+from headrace_protocol.bodies import ClusterInfo, QueueData, TopicConfig, TopicRouteData
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.departed import (
     ClusterInfoHeader,
@@ -37,6 +31,8 @@ from tests.support.nameserver import (
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from headrace_protocol.statictopic.mapping import MappingInfo
 
 HOUR_MS = 3_600_000
 USERS = TopicConfig(
@@ -99,7 +95,7 @@ def forget(server: NameServerUnderTest, name: str) -> tuple[int, str | None]:
 def test_the_queues_of_a_broker_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     counted: list[int] = []
 
-    def count(mappings: dict[str, TopicQueueMappingInfo]) -> int:
+    def count(mappings: dict[str, MappingInfo]) -> int:
         counted.append(len(mappings))
         return len(mappings)
 

@@ -21,7 +21,6 @@ from headrace_protocol.bodies import (
     QueueData,
     TopicConfig,
     TopicList,
-    TopicQueueMappingInfo,
     TopicRouteData,
 )
 from headrace_protocol.codes import RequestCode, ResponseCode
@@ -45,6 +44,7 @@ from headrace_protocol.nameserver_headers import (
     WipeWritePermOfBrokerResponseHeader,
     WritePermOfBrokerHeader,
 )
+from headrace_protocol.statictopic.mapping import MappingInfo
 from tests.support.channel import MemoryChannel
 from tests.support.golden_frames import GoldenFrame, golden_frames
 from tests.support.nameserver import (
@@ -152,7 +152,7 @@ def test_answers_in_the_codec_of_the_request() -> None:
 def test_a_compressed_registration_is_as_good_as_a_plain_one() -> None:
     topic = TopicConfig(topic_name="T", write_queue_nums=3, attributes={"a": "b"})
     body = register_body(topic, "U")
-    info = TopicQueueMappingInfo(topic="T", bname="b0", curr_id_map={0: 0})
+    info = MappingInfo(topic="T", bname="b0", curr_id_map={0: 0})
     body.topic_config_serialize_wrapper.topic_queue_mapping_info_map = {"T": info}
     data = body.encode_compressed()
     header = register_header(compressed=True, body_crc32=zlib.crc32(data) & 0x7FFFFFFF)

@@ -11,20 +11,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from headrace_nameserver.routes import BROKER_TIMEOUT_MS, RouteTable
-from headrace_protocol.bodies import (
-    QueueData,
-    TopicConfig,
-    TopicQueueMappingInfo,
-    TopicRouteData,
-)
+from headrace_protocol.bodies import QueueData, TopicConfig, TopicRouteData
 from headrace_protocol.departed import Departure
 from headrace_protocol.errors import RequestError
+from headrace_protocol.statictopic.mapping import MappingInfo
 from tests.support.channel import MemoryChannel
 from tests.support.nameserver import broker_topics, register_body, register_header
 
 if TYPE_CHECKING:
-    from headrace_protocol.bodies import RegisterBrokerBody
     from headrace_protocol.nameserver_headers import RegisterBrokerHeader
+    from headrace_protocol.registration import RegisterBrokerBody
 
 CHANNEL = MemoryChannel()
 
@@ -258,7 +254,7 @@ def test_unregistering_asks_for_the_right_name() -> None:
 
 def test_static_topics_are_kept_and_returned() -> None:
     table = RouteTable()
-    info = TopicQueueMappingInfo(topic="T", bname="b0", total_queues=2, curr_id_map={0: 0})
+    info = MappingInfo(topic="T", bname="b0", total_queues=2, curr_id_map={0: 0})
     body = register_body("T", "U")
     body.topic_config_serialize_wrapper.topic_queue_mapping_info_map = {"T": info}
     put(table, register_header(), body)

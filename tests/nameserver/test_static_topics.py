@@ -8,10 +8,11 @@ import pytest
 
 from headrace_nameserver import departed, routes
 from headrace_nameserver.routes import RouteTable
-from headrace_protocol.bodies import TopicQueueMappingInfo, TopicRouteData
+from headrace_protocol.bodies import TopicRouteData
 from headrace_protocol.bounds import OutOfBounds
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.nameserver_headers import GetRouteInfoHeader
+from headrace_protocol.statictopic.mapping import MappingInfo
 from tests.support.channel import MemoryChannel
 from tests.support.nameserver import (
     NameServerUnderTest,
@@ -23,21 +24,19 @@ from tests.support.nameserver import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from headrace_protocol.bodies import RegisterBrokerBody
+    from headrace_protocol.registration import RegisterBrokerBody
 
 
 def info(
     broker: str, queues: Iterable[int] = (), *, topic: str = "T", epoch: int = 1
-) -> TopicQueueMappingInfo:
+) -> MappingInfo:
     """A mapping in which ``broker`` leads ``queues`` of four."""
     ids = {queue: number for number, queue in enumerate(queues)}
-    return TopicQueueMappingInfo(
-        topic=topic, bname=broker, total_queues=4, epoch=epoch, curr_id_map=ids
-    )
+    return MappingInfo(topic=topic, bname=broker, total_queues=4, epoch=epoch, curr_id_map=ids)
 
 
 def body(
-    *topics: str, mappings: Iterable[TopicQueueMappingInfo] = (), version: int = 1
+    *topics: str, mappings: Iterable[MappingInfo] = (), version: int = 1
 ) -> RegisterBrokerBody:
     made = register_body(*topics, version=version)
     made.topic_config_serialize_wrapper.topic_queue_mapping_info_map = {
@@ -63,7 +62,7 @@ class Cluster:
     def stop(self, broker: str) -> None:
         self.table.close_channel(self.channels[broker], 0)
 
-    def mappings(self, topic: str = "T") -> dict[str, TopicQueueMappingInfo] | None:
+    def mappings(self, topic: str = "T") -> dict[str, MappingInfo] | None:
         route = self.table.route(topic)
         assert route is not None
         return route.topic_queue_mapping_by_broker

@@ -12,11 +12,10 @@ from headrace_protocol.statictopic.mapping import (
     MappingItem,
     TopicMapping,
     decode_detail,
-    decode_file,
     encode_detail,
-    encode_file,
     logic_broker_name,
 )
+from headrace_protocol.statictopic.mapping_file import decode_file, encode_file
 from tests.support.golden import STORES, golden_store
 
 DETAIL = (

@@ -20,7 +20,7 @@ from headrace_broker.topics.incarnations import Incarnations
 from headrace_protocol import fastjson
 from headrace_protocol.bodies import DataVersion
 from headrace_protocol.message import StoredMessage, encode_properties
-from headrace_protocol.statictopic.mapping import decode_file, encode_file
+from headrace_protocol.statictopic.mapping_file import decode_file, encode_file
 from headrace_protocol.system_topics import SCHEDULE_TOPIC
 from tests.broker.statictopic.test_static_changes import led_here
 from tests.support.damage import contents, quiet

@@ -22,7 +22,7 @@ from headrace_broker.store_tools.fsck import check, repair
 from headrace_protocol.bodies import DataVersion
 from headrace_protocol.columns import encode_records
 from headrace_protocol.staging import Decision, StagedAttempt
-from headrace_protocol.statictopic.mapping import encode_file
+from headrace_protocol.statictopic.mapping_file import encode_file
 from tests.broker.statictopic.test_static_changes import led_here
 from tests.support.damage import TOPICS_TEXT, contents, quiet
 from tests.support.golden import STORES, copy_golden_store, golden_settings

@@ -9,16 +9,12 @@ from headrace_nameserver import registrations
 from headrace_nameserver.kv_config import KVConfig
 from headrace_nameserver.processors import NameServerProcessor
 from headrace_nameserver.routes import RouteTable
-from headrace_protocol.bodies import (
-    DataVersion,
-    RegisterBrokerBody,
-    TopicConfig,
-    TopicConfigSerializeWrapper,
-)
+from headrace_protocol.bodies import DataVersion, TopicConfig, TopicConfigSerializeWrapper
 from headrace_protocol.command import FLAG_ONEWAY, VERSION, Command, header_fields
 from headrace_protocol.frame import FrameReader
 from headrace_protocol.header_codecs import SerializeType, encode_frame
 from headrace_protocol.nameserver_headers import RegisterBrokerHeader
+from headrace_protocol.registration import RegisterBrokerBody
 from headrace_protocol.serving import Registry
 from tests.support.channel import MemoryChannel
 

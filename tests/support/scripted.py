@@ -17,12 +17,13 @@ import trio
 
 from headrace_daemon.network import MemoryNetwork, TcpNetwork
 from headrace_daemon.serving.server import RemotingServer
-from headrace_protocol.bodies import BrokerData, QueueData, TopicQueueMappingInfo, TopicRouteData
+from headrace_protocol.bodies import BrokerData, QueueData, TopicRouteData
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.header_codecs import decode_header
 from headrace_protocol.headers import SendMessageResponseHeader
 from headrace_protocol.message import decode_records
 from headrace_protocol.serving import Registry, Reply, Request
+from headrace_protocol.statictopic.mapping import MappingInfo
 from tests.support.batches import iter_batch
 
 if TYPE_CHECKING:
@@ -220,7 +221,7 @@ def static_route(
     plain.queue_datas = [part for part in plain.queue_datas if part.broker_name in live]
     plain.broker_datas = [part for part in plain.broker_datas if part.broker_name in live]
     plain.topic_queue_mapping_by_broker = {
-        name: TopicQueueMappingInfo(
+        name: MappingInfo(
             topic="T",
             bname=name,
             total_queues=total,

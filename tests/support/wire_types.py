@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from headrace_protocol import admin_headers, bodies, headers, nameserver_headers, tier_headers
 from headrace_protocol.codes import RequestCode as Code
 from headrace_protocol.departed import ClusterInfoHeader, ForgetBrokerHeader
+from headrace_protocol.registration import RegisterBrokerBody
 from headrace_protocol.tier_bodies import TierPlan, TierStatus
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ REQUEST_BODIES: dict[int, type[Body]] = {
     Code.LOCK_BATCH_MQ: bodies.LockBatchRequestBody,
     Code.UNLOCK_BATCH_MQ: bodies.LockBatchRequestBody,
     Code.CHECK_CLIENT_CONFIG: bodies.CheckClientRequestBody,
-    Code.REGISTER_BROKER: bodies.RegisterBrokerBody,
+    Code.REGISTER_BROKER: RegisterBrokerBody,
     Code.UPDATE_AND_CREATE_TOPIC_LIST: bodies.CreateTopicListRequestBody,
     Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: bodies.SubscriptionGroupConfig,
     Code.REGISTER_TOPIC_IN_NAMESRV: bodies.TopicRouteData,
@@ -127,7 +128,6 @@ REQUEST_BODIES: dict[int, type[Body]] = {
     Code.QUERY_DATA_VERSION: bodies.DataVersion,
     Code.QUERY_ASSIGNMENT: bodies.QueryAssignmentRequestBody,
     Code.SET_MESSAGE_REQUEST_MODE: bodies.SetMessageRequestModeRequestBody,
-    Code.UPDATE_AND_CREATE_STATIC_TOPIC: bodies.TopicQueueMappingDetail,
 }
 
 RESPONSE_BODIES: dict[int, type[Body]] = {

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     from headrace_broker.peers.peers import Peers
-    from headrace_protocol.bodies import TopicQueueMappingInfo
     from headrace_protocol.departed import DepartedBroker
     from headrace_protocol.drivers.response import Response
+    from headrace_protocol.statictopic.mapping import MappingInfo
 
 T = TypeVar("T")
 # By broker name, what the broker has registered of a static topic.
-Infos = dict[str, "TopicQueueMappingInfo"]
+Infos = dict[str, "MappingInfo"]
 
 _MASTER_ID: Final = 0
 
@@ -71,7 +71,7 @@ class Nameservers:
             raise ConnectFailed(broker_name, "no nameserver knows a master of this name")
         return address
 
-    async def find_infos(self, topic: str) -> list[TopicQueueMappingInfo]:
+    async def find_infos(self, topic: str) -> list[MappingInfo]:
         """The brokers' mappings of a static topic, if any nameserver has some.
 
         Raises HeadraceError.

@@ -10,7 +10,6 @@ Source: docs/static-topics.md "Clean-up"; tests/broker/statictopic/test_static_c
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
@@ -21,13 +20,11 @@ from headrace_broker.peers.callers import CLEANUP
 from headrace_broker.peers.peers import Ask
 from headrace_broker.statictopic.packed import BrokerMapping
 from headrace_daemon.slices import Breaks
-from headrace_protocol.bodies import TopicStatsTable
+from headrace_protocol.bodies import TopicConfigAndQueueMapping, TopicStatsTable
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.drivers.errors import HeadraceError
 from headrace_protocol.errors import NotReady, RequestError
-from headrace_protocol.fastjson import decode_strict
 from headrace_protocol.statictopic.checks import BadMapping, check_detail
-from headrace_protocol.statictopic.mapping import TopicMapping  # noqa: TC001 - msgspec reads it
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -40,7 +37,7 @@ if TYPE_CHECKING:
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.store.store_queue import StoreQueue
     from headrace_protocol.drivers.response import Response
-    from headrace_protocol.statictopic.mapping import Chain, MappingItem
+    from headrace_protocol.statictopic.mapping import Chain, MappingItem, TopicMapping
 
 log = structlog.get_logger("headrace.broker")
 
@@ -216,12 +213,6 @@ class _Look(NamedTuple):
         return oldest is None or 0 <= item.time_of_end < oldest
 
 
-class _TopicConfig(msgspec.Struct, rename="camel"):
-    """The part of an answer to GET_TOPIC_CONFIG that is needed here."""
-
-    mapping_detail: TopicMapping | None = None
-
-
 class _Others:
     """What other brokers know of a topic; asks each once, and takes no answer for nothing."""
 
@@ -273,8 +264,7 @@ def _extents(response: Response) -> dict[int, Extent]:
 
 
 def _mapping(response: Response, broker: str) -> TopicMapping | None:
-    read = partial(decode_strict, value_type=_TopicConfig)
-    mapping: TopicMapping | None = response.read(read).mapping_detail
+    mapping = response.decode(TopicConfigAndQueueMapping).mapping_detail
     if mapping is not None:
         check_detail(mapping, broker)
     return mapping

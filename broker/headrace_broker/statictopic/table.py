@@ -25,13 +25,8 @@ from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import RequestError
 from headrace_protocol.fastjson import Written, dumps_sliced
 from headrace_protocol.statictopic.checks import BadMapping, check_detail
-from headrace_protocol.statictopic.mapping import (
-    MappingInfo,
-    decode_entries,
-    encode_detail,
-    entry_text,
-    file_text,
-)
+from headrace_protocol.statictopic.mapping import MappingInfo, encode_detail
+from headrace_protocol.statictopic.mapping_file import decode_entries, entry_text, file_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping

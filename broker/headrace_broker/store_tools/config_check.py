@@ -21,7 +21,7 @@ from headrace_protocol.bodies import (
     TopicConfigSerializeWrapper,
 )
 from headrace_protocol.statictopic.checks import check_detail
-from headrace_protocol.statictopic.mapping import decode_file
+from headrace_protocol.statictopic.mapping_file import decode_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -12,12 +12,16 @@ import msgspec
 
 from headrace.admin.requests import BrokerProblem, BrokerRequests
 from headrace.errors import RouteNotFound
-from headrace_protocol import fastjson
 from headrace_protocol.admin_headers import GetTopicConfigHeader, GetTopicStatsHeader
-from headrace_protocol.bodies import MessageQueue, TopicConfig, TopicOffset, TopicStatsTable
+from headrace_protocol.bodies import (
+    MessageQueue,
+    TopicConfigAndQueueMapping,
+    TopicOffset,
+    TopicStatsTable,
+)
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.statictopic.checks import chains_of
-from headrace_protocol.statictopic.mapping import MappingItem, TopicMapping, logic_broker_name
+from headrace_protocol.statictopic.mapping import MappingItem, logic_broker_name
 from headrace_protocol.statictopic.offsets import end_of, index_of, item_of, static_offset
 
 if TYPE_CHECKING:
@@ -25,12 +29,6 @@ if TYPE_CHECKING:
 
     from headrace.messages import ReceivedMessage
     from headrace_protocol.statictopic.mapping import Chain
-
-
-class StaticConfig(TopicConfig):
-    """A topic's settings on one broker, with its mapping."""
-
-    mapping_detail: TopicMapping | None = None
 
 
 class Extent(NamedTuple):
@@ -154,16 +152,16 @@ class ChainAdmin(BrokerRequests):
         topic: str,
         masters: Mapping[str, str],
         problems: list[BrokerProblem] | None = None,
-    ) -> dict[str, StaticConfig]:
+    ) -> dict[str, TopicConfigAndQueueMapping]:
         """Settings of a topic on the brokers that have it."""
         header = GetTopicConfigHeader(topic=topic, logical=True)
 
-        async def ask(address: str) -> StaticConfig | None:
+        async def ask(address: str) -> TopicConfigAndQueueMapping | None:
             code = RequestCode.GET_TOPIC_CONFIG
             response = await self._instance.request(address, code, header)
             if response.command.code == ResponseCode.TOPIC_NOT_EXIST:
                 return None
-            return response.expect().read(_decode_config)
+            return response.expect().decode(TopicConfigAndQueueMapping)
 
         found = await self._gather(masters, ask, problems)
         return {name: config for name, config in found.items() if config}
@@ -201,10 +199,6 @@ def _logic(message: ReceivedMessage, part: QueuePart | None) -> ReceivedMessage:
         queue=MessageQueue(message.queue.topic, logic_broker_name(), part.queue),
         queue_offset=-1 if item.logic_offset < 0 else static_offset(item, message.queue_offset),
     )
-
-
-def _decode_config(body: memoryview) -> StaticConfig:
-    return fastjson.decode_strict(body, StaticConfig)
 
 
 def _extent(chain: Chain, index: int, physical: TopicOffset | None) -> Extent | None:

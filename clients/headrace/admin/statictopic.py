@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import anyio
 
-from headrace.admin.chains import ChainAdmin, StaticConfig
+from headrace.admin.chains import ChainAdmin
 from headrace.errors import HeadraceError, RouteNotFound
 from headrace.messages import check_topic
 from headrace.tasks import gather, gather_or_raise
 from headrace_protocol.admin_headers import CreateStaticTopicHeader
-from headrace_protocol.bodies import MessageQueue
+from headrace_protocol.bodies import MessageQueue, TopicConfigAndQueueMapping
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.statictopic.checks import BadMapping, check_cluster
 from headrace_protocol.statictopic.mapping import TopicMapping, encode_detail
@@ -77,7 +77,7 @@ class Found(NamedTuple):
     """
 
     masters: dict[str, str]
-    configs: dict[str, StaticConfig]
+    configs: dict[str, TopicConfigAndQueueMapping]
     exact: frozenset[str]
     remembered: frozenset[str]
     attributes: dict[str, str]
@@ -327,7 +327,9 @@ class StaticTopicAdmin(ChainAdmin):
         }
 
 
-def _same_item(config: StaticConfig | None, queue: int, item: MappingItem) -> MappingItem:
+def _same_item(
+    config: TopicConfigAndQueueMapping | None, queue: int, item: MappingItem
+) -> MappingItem:
     mapping = config.mapping_detail if config else None
     chain = mapping.hosted.get(queue, ()) if mapping else ()
     return next((each for each in chain if each.gen == item.gen), item)
@@ -336,7 +338,7 @@ def _same_item(config: StaticConfig | None, queue: int, item: MappingItem) -> Ma
 # -- conversions -----------------------------------------------------------------------------------
 
 
-def _broker_topic(config: StaticConfig | None) -> BrokerTopic:
+def _broker_topic(config: TopicConfigAndQueueMapping | None) -> BrokerTopic:
     if config is None:
         return BrokerTopic()
     return BrokerTopic(
@@ -347,7 +349,7 @@ def _broker_topic(config: StaticConfig | None) -> BrokerTopic:
     )
 
 
-def _attributes(configs: Mapping[str, StaticConfig]) -> dict[str, str]:
+def _attributes(configs: Mapping[str, TopicConfigAndQueueMapping]) -> dict[str, str]:
     """The attributes of a topic; a broker that was killed when it joined may lack them."""
     found = [configs[name].attributes for name in sorted(configs)]
     compacted = [each for each in found if is_compacted(each)]
@@ -376,7 +378,7 @@ def _header(step: Step, found: Found, read_epoch: int) -> CreateStaticTopicHeade
     """The request of a step. A broker that is new to the topic gets the settings of another one."""
     config = found.configs.get(step.broker)
     others = [found.configs[name] for name in sorted(found.configs)]
-    known = config or [*others, StaticConfig(topic_name=step.mapping.topic)][0]
+    known = config or [*others, TopicConfigAndQueueMapping(topic_name=step.mapping.topic)][0]
     attributes = ""
     if config is None or config.attributes.get(_POLICY) != found.attributes.get(_POLICY):
         attributes = ",".join(f"+{key}={value}" for key, value in found.attributes.items())

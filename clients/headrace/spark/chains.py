@@ -16,7 +16,7 @@ from headrace.errors import NoQueue
 from headrace.missing import MissingPart
 from headrace.whole import require_whole
 from headrace_protocol.admin_headers import GetTopicConfigHeader
-from headrace_protocol.bodies import Body, MessageQueue
+from headrace_protocol.bodies import MessageQueue, TopicConfigAndQueueMapping
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.headers import (
     GetMaxOffsetHeader,
@@ -26,7 +26,7 @@ from headrace_protocol.headers import (
     SearchOffsetHeader,
 )
 from headrace_protocol.statictopic import offsets
-from headrace_protocol.statictopic.mapping import TopicMapping, logic_broker_name
+from headrace_protocol.statictopic.mapping import logic_broker_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from headrace_protocol.drivers.response import Response
     from headrace_protocol.frame import Buffer
-    from headrace_protocol.statictopic.mapping import Chain, MappingItem
+    from headrace_protocol.statictopic.mapping import Chain, MappingItem, TopicMapping
 
 _log = logging.getLogger("headrace.spark")
 
@@ -73,12 +73,6 @@ Items = dict[MessageQueue, list[Item]]
 def is_static(queue: MessageQueue) -> bool:
     """Whether a queue is one of a static topic."""
     return queue.broker_name == logic_broker_name()
-
-
-class _StaticTopic(Body):
-    """The part of GET_TOPIC_CONFIG's answer that only a static topic has."""
-
-    mapping_detail: TopicMapping | None = None
 
 
 class Asks(Protocol):
@@ -163,7 +157,7 @@ class Chains:
             {where: where[1] for where in asked},
         )
         mappings = {
-            where: answer.expect().decode(_StaticTopic).mapping_detail
+            where: answer.expect().decode(TopicConfigAndQueueMapping).mapping_detail
             for where, answer in answers.items()
         }
         return {

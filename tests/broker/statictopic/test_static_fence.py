@@ -21,7 +21,6 @@ from headrace_nameserver.config import NameServerConfig
 from headrace_nameserver.server import NameServer
 from headrace_protocol.bodies import (
     DataVersion,
-    RegisterBrokerBody,
     TopicConfig,
     TopicConfigSerializeWrapper,
     TopicRouteData,
@@ -30,6 +29,7 @@ from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.drivers.aio import AsyncConnection, open_stream
 from headrace_protocol.headers import SendMessageHeaderV2
 from headrace_protocol.nameserver_headers import GetRouteInfoHeader, RegisterBrokerHeader
+from headrace_protocol.registration import RegisterBrokerBody
 from headrace_protocol.serving import at_once
 from headrace_protocol.statictopic.mapping import MappingInfo
 from tests.broker.statictopic.test_static_changes import EPOCH, change, led_here, stored
