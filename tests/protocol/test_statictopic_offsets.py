@@ -74,3 +74,27 @@ def test_the_item_agrees_with_a_walk_along_the_chain() -> None:
         static = choice.randint(-1, 1100)
         walked = [item for item in chain if 0 <= item.logic_offset <= static]
         assert offsets.item_of(chain, static) is (walked[-1] if walked else chain[0]), seed
+
+
+def test_only_an_undecided_leader_has_no_static_offsets() -> None:
+    assert offsets.decided((*CHAIN, UNDECIDED)) == CHAIN
+    assert offsets.decided(CHAIN) == CHAIN
+    assert offsets.decided((UNDECIDED,)) == ()
+
+
+@pytest.mark.parametrize(
+    ("index", "lowest", "highest", "extent"),
+    [
+        (0, 0, 30, (0, 30)),
+        (0, 20, 30, (20, 30)),
+        # Messages behind the end of a closed item are not the queue's, wherever that is stated.
+        (0, 20, 300, (20, 100)),
+        (1, 10, 60, (110, 150)),
+        (1, 55, 60, (150, 150)),
+        (2, 7, 7, (10_007, 10_007)),
+    ],
+)
+def test_the_extent_of_an_item(
+    index: int, lowest: int, highest: int, extent: tuple[int, int]
+) -> None:
+    assert offsets.extent_of((*CHAIN, UNDECIDED), index, lowest, highest) == extent

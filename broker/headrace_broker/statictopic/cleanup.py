@@ -25,6 +25,7 @@ from headrace_protocol.codes import RequestCode
 from headrace_protocol.drivers.errors import HeadraceError
 from headrace_protocol.errors import NotReady, RequestError
 from headrace_protocol.statictopic.checks import BadMapping, check_detail
+from headrace_protocol.statictopic.offsets import decided
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -123,7 +124,7 @@ class MappingCleanup:
             return ()
         at = 0
         # A queue whose leader is undecided has no other item to begin with.
-        last = len(chain) - (2 if chain[-1].logic_offset < 0 else 1)
+        last = len(decided(chain)) - 1
         while at < last and await self._is_over(look, chain[at]):
             # The leader knows all items in which a group may have an offset.
             if chain[-1].bname == mapping.bname and not await self._left_groups.move(

@@ -12,7 +12,6 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Final
 
 from headrace_broker.peers.peers import Ask
-from headrace_broker.statictopic import offsets
 from headrace_broker.statictopic.answer import Answer, MalformedField
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
@@ -30,7 +29,7 @@ from headrace_protocol.key_lookup import (
 )
 from headrace_protocol.message import CorruptRecord, decode_record
 from headrace_protocol.serving import ServedElsewhere
-from headrace_protocol.statictopic.offsets import offset_delta
+from headrace_protocol.statictopic.offsets import decided, offset_delta
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -125,7 +124,7 @@ class _Search:
         self._wanted = wanted
         self._queue = queue
         # What an undecided leader has is not readable yet.
-        self._items = offsets.decided(chain)
+        self._items = decided(chain)
         self._at = len(self._items) - 1
         self.result: Found | None = None if self._items else NoRecord.NOT_YET
 

@@ -12,7 +12,7 @@ from headrace_broker.statictopic.answer import Answer
 from headrace_broker.statictopic.rows import ROWS, physical_fields
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.drivers.errors import NEXT_ITEM
-from headrace_protocol.statictopic.offsets import end_of, offset_delta
+from headrace_protocol.statictopic.offsets import decided, extent_of, offset_delta
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,11 +34,6 @@ def _ask(
 ) -> Ask:
     asked = physical_fields(ROWS[code], {**fields, **changes}, item.bname, item.queue_id)
     return Ask(item.bname, code, asked)
-
-
-def decided(chain: Chain) -> Chain:
-    """The items with static offsets: all but an undecided leader."""
-    return chain[:-1] if chain[-1].logic_offset < 0 else chain
 
 
 def _at(item: MappingItem, answer: Answer) -> int:
@@ -109,13 +104,15 @@ def max_offset(chain: Chain, fields: Mapping[str, str]) -> Work:
     items = decided(chain)
     if not items:
         return _no_offsets(chain)
-    item = items[-1]
-    answer = yield _ask(code, fields, item)
+    answer = yield _ask(code, fields, items[-1])
     if answer.code != ResponseCode.SUCCESS:
         return answer
-    bound = end_of(chain, len(items) - 1)
-    static = _at(item, answer)
-    return offset_answer(static if bound is None else min(static, bound + offset_delta(item)))
+    return offset_answer(_end(chain, len(items) - 1, answer))
+
+
+def _end(chain: Chain, index: int, answer: Answer) -> int:
+    """The static end of an item. answer: the end of its physical queue."""
+    return extent_of(chain, index, 0, answer.number("offset")).end
 
 
 def _no_offsets(chain: Chain) -> Answer:
@@ -168,16 +165,15 @@ def _search_lower(chain: Chain, fields: Mapping[str, str]) -> Work:
         answer = yield _ask(code, fields, item)
         if answer.code != ResponseCode.SUCCESS:
             return _away(chain, index, answer)
+        found = _at(item, answer)
         if is_last:
-            break
+            return offset_answer(found)
         end = yield _ask(RequestCode.GET_MAX_OFFSET, fields, item)
         if end.code != ResponseCode.SUCCESS:
             return _away(chain, index, end)
-        if answer.number("offset") < end.number("offset"):
-            break
-    if not items:
-        return _no_offsets(chain)
-    return offset_answer(_at(item, answer))
+        if found < _end(chain, index, end):
+            return offset_answer(found)
+    return _no_offsets(chain)
 
 
 def _search_upper(chain: Chain, fields: Mapping[str, str]) -> Work:

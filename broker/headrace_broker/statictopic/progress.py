@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from headrace_broker.consumer.offsets import take_reset
 from headrace_broker.peers.callers import PROGRESS
 from headrace_broker.peers.peers import Ask
-from headrace_broker.statictopic.offsets import decided
 from headrace_broker.statictopic.rows import ROWS, physical_fields
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.drivers.errors import HeadraceError
 from headrace_protocol.errors import RequestError
-from headrace_protocol.statictopic.offsets import end_of, index_of, offset_delta
+from headrace_protocol.statictopic.offsets import decided, end_of, index_of, offset_delta
 
 if TYPE_CHECKING:
     from headrace_broker.consumer.offsets import ConsumerOffsets

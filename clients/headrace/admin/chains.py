@@ -22,7 +22,13 @@ from headrace_protocol.bodies import (
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.statictopic.checks import chains_of
 from headrace_protocol.statictopic.mapping import MappingItem, logic_broker_name
-from headrace_protocol.statictopic.offsets import end_of, index_of, item_of, static_offset
+from headrace_protocol.statictopic.offsets import (
+    decided,
+    extent_of,
+    index_of,
+    item_of,
+    static_offset,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -80,10 +86,9 @@ class LogicQueue(NamedTuple):
 
     def physical_from(self, offset: int) -> list[MessageQueue]:
         """The physical queues that hold an offset and those after it, as far as they have some."""
-        items = [item for item in self.chain if item.logic_offset >= 0]
         return [
             MessageQueue(self.queue.topic, item.bname, item.queue_id)
-            for item in items[index_of(items, offset) if items else 0 :]
+            for item in decided(self.chain)[index_of(self.chain, offset) :]
         ]
 
     def missing(self, start: int) -> int:
@@ -202,23 +207,15 @@ def _logic(message: ReceivedMessage, part: QueuePart | None) -> ReceivedMessage:
 
 
 def _extent(chain: Chain, index: int, physical: TopicOffset | None) -> Extent | None:
-    item = chain[index]
-    if physical is None or item.logic_offset < 0:
+    if physical is None or chain[index].logic_offset < 0:
         return None
-    end = end_of(chain, index)
-    last = physical.max_offset if end is None else min(end, physical.max_offset)
-    first = min(physical.min_offset, last)
-    return Extent(
-        static_offset(item, first),
-        static_offset(item, last),
-        max(last - first - (physical.missing_count or 0), 0),
-        physical.last_update_timestamp,
-    )
+    start, end = extent_of(chain, index, physical.min_offset, physical.max_offset)
+    messages = max(end - start - (physical.missing_count or 0), 0)
+    return Extent(start, end, messages, physical.last_update_timestamp)
 
 
 def _logic_queue(topic: str, queue: int, parts: Sequence[QueuePart]) -> LogicQueue:
-    decided = [part for part in parts if part.item.logic_offset >= 0]
-    extents = [part.extent for part in decided if part.extent]
+    extents = [part.extent for part in parts if part.extent]
     offsets = TopicOffset(
         # Expired items have no message left; the first one that has some begins the queue.
         min_offset=_first_offset(extents),
@@ -230,7 +227,7 @@ def _logic_queue(topic: str, queue: int, parts: Sequence[QueuePart]) -> LogicQue
         tuple(part.item for part in parts),
         offsets,
         sum(extent.messages for extent in extents),
-        tuple(_gaps(decided)),
+        tuple(_gaps(parts)),
     )
 
 

@@ -219,10 +219,8 @@ def _led(queue: MessageQueue, mapping: TopicMapping | None) -> Chain:
     if not mapping or not chain or chain[-1].bname != mapping.bname:
         reason = "its leader has just moved; the next route names the new one"
         raise NoQueue(queue.topic, f"read at queue {queue.queue_id}", reason)
-    return tuple(item for item in chain if item.logic_offset >= 0) or _undecided(queue)
-
-
-def _undecided(queue: MessageQueue) -> Chain:
+    if items := tuple(offsets.decided(chain)):
+        return items
     reason = "its offsets are undecided until a change of the topic ends"
     raise NoQueue(queue.topic, f"read at queue {queue.queue_id}", reason)
 
@@ -237,14 +235,12 @@ def _items(
     """first_physical: physical offset of the first item's oldest message."""
     items = []
     for index, item in enumerate(chain):
-        place, delta = _place(queue, item), offsets.offset_delta(item)
-        bounds = [end for end in (offsets.end_of(chain, index), ends.get(place)) if end is not None]
-        if not bounds:
+        place = _place(queue, item)
+        end = ends.get(place, offsets.end_of(chain, index))
+        if end is None:
             raise _away(queue.topic, item.bname, queue.queue_id)
-        end = min(bounds)
-        start = max(item.start_offset, first_physical) if index == 0 else item.start_offset
-        address = places.get(place, "")
-        items.append(Item(place, address, delta, start + delta, max(start, end) + delta))
+        extent = offsets.extent_of(chain, index, first_physical if index == 0 else 0, end)
+        items.append(Item(place, places.get(place, ""), offsets.offset_delta(item), *extent))
     return items
 
 

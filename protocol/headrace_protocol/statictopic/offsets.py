@@ -8,7 +8,7 @@ Source: docs/static-topics.md "Offsets"; tests/protocol/test_statictopic_offsets
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from headrace_protocol.errors import PortableError
 
@@ -76,6 +76,29 @@ def end_of(chain: Sequence[MappingItem], index: int) -> int | None:
     if index + 1 == len(chain) or chain[index + 1].logic_offset < 0:
         return None
     return physical_offset(item, chain[index + 1].logic_offset)
+
+
+def decided(chain: Sequence[MappingItem]) -> Sequence[MappingItem]:
+    """The items with static offsets: all but an undecided leader."""
+    return chain[:-1] if chain[-1].logic_offset < 0 else chain
+
+
+class Extent(NamedTuple):
+    """The static offsets of an item's messages: from ``start`` up to ``end``."""
+
+    start: int
+    end: int
+
+
+def extent_of(chain: Sequence[MappingItem], index: int, lowest: int, highest: int) -> Extent:
+    """The part of a physical queue that belongs to an item. Raises UndecidedOffset.
+
+    lowest, highest: range of the queue's offsets; without messages both are the end of the item.
+    """
+    item, end = chain[index], end_of(chain, index)
+    end = highest if end is None else min(highest, end)
+    start = max(item.start_offset, lowest)
+    return Extent(static_offset(item, min(start, end)), static_offset(item, end))
 
 
 def max_of(item: MappingItem) -> int:
