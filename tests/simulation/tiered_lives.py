@@ -174,8 +174,8 @@ class Life:
             for following in self.store.followers.all:
                 following.catch_up()
             self.counts["uploads"] += 1
-        if self.tier.upload.stuck and not self.is_replaced:
-            raise PromiseBroken(f"queues are stuck: {self.tier.upload.stuck}")
+        if self.tier.upload.standings.given_up and not self.is_replaced:
+            raise PromiseBroken(f"queues are stuck: {self.tier.upload.standings.given_up}")
 
     def pass_time(self) -> None:
         self.clock.ms += self.rng.choice((HOUR_MS // 4, HOUR_MS, 5 * HOUR_MS))

@@ -155,7 +155,7 @@ def test_a_takeover_makes_no_single_queue_stuck(tmp_path: Path) -> None:
     put(first, 0, 1, "Others")
     with pytest.raises(OSError, match="has taken over the tier"):
         upload(first)
-    assert not tier_of(first).upload.stuck
+    assert not tier_of(first).upload.standings.given_up
     first.close()
     second.close()
 

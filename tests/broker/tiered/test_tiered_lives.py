@@ -227,7 +227,7 @@ def test_a_save_does_not_look_through_all_queues(tmp_path: Path) -> None:
     put(broker, 0, 3)
     upload(broker)
     tier = tier_of(broker)
-    tier.state.upload._access.trusted.update(("other", number) for number in range(300_000))
+    tier.state.upload.standings.trusted.update(("other", number) for number in range(300_000))
     began_s = time.thread_time()
     for _ in range(30):
         tier.state.upload.sync()

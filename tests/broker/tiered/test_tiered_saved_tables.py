@@ -61,7 +61,7 @@ async def test_what_is_uploaded_is_known_by_its_topic(
     assert read_all(broker, "New") == [*range(3)]
     put(broker, 20, 5)
     upload(broker)
-    assert not tier_of(broker).upload.stuck
+    assert not tier_of(broker).upload.standings.given_up
     await expire_log(broker)
     assert read_all(broker) == [*range(25)]
     broker.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from headrace_broker.tiered.access.upload import GivenUp
+from headrace_broker.tiered.access.standings import Event
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.tier_bodies import TierStatus
 from headrace_protocol.tier_headers import TierStatusHeader
@@ -94,9 +94,10 @@ async def test_problems_are_reported(tmp_path: Path, away: type[Away]) -> None:
     away.is_away = False
     tier_of(broker)._load()
     assert ask(broker).queues[0].tier_end == 5
-    tier_of(broker).upload.stuck[TOPIC, 0] = GivenUp("damaged", 12)
+    tier_of(broker).upload.standings.apply((TOPIC, 0), Event.FAIL, "damaged")
     (queue,) = ask(broker).queues
-    assert (queue.problem, queue.problem_since_ms, queue.foreign_from) == ("damaged", 12, None)
+    now_ms = broker.clock.now_ms()
+    assert (queue.problem, queue.problem_since_ms, queue.foreign_from) == ("damaged", now_ms, None)
     broker.close()
 
 

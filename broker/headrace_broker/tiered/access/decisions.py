@@ -15,8 +15,8 @@ from headrace_protocol.tier_bodies import TierQueueStatus, TierStatus
 from headrace_protocol.tier_headers import TierForgetHeader, TierResumeHeader
 
 if TYPE_CHECKING:
+    from headrace_broker.tiered.access.standings import GivenUp, Name
     from headrace_broker.tiered.access.status import TierState
-    from headrace_broker.tiered.access.upload import GivenUp, Name
     from headrace_protocol.serving import Registry, Request
 
 

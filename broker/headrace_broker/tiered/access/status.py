@@ -25,9 +25,10 @@ if TYPE_CHECKING:
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.store.store_queue import StoreQueue
     from headrace_broker.tiered.access.settings import TierSettings
+    from headrace_broker.tiered.access.standings import GivenUp
     from headrace_broker.tiered.access.tier_access import TierAccess
     from headrace_broker.tiered.access.tier_reader import TierReader
-    from headrace_broker.tiered.access.upload import GivenUp, Upload
+    from headrace_broker.tiered.access.upload import Upload
     from headrace_broker.tiered.driver.metered import Operations
     from headrace_broker.topics.table import TopicTable
     from headrace_protocol.serving import Registry, Request
@@ -123,7 +124,7 @@ class TierState:
             local_min=low,
             local_max=end,
         )
-        if (given_up := self.upload.stuck.get(name)) is not None:
+        if (given_up := self.upload.standings.given_up.get(name)) is not None:
             status.problem, status.problem_since_ms = given_up.reason, given_up.since_ms
             status.foreign_from = given_up.foreign_from
         tiered = self._access.queue(*name)
@@ -138,7 +139,7 @@ class TierState:
 
     def given_up(self) -> dict[tuple[str, int], GivenUp]:
         """The queues that are not uploaded until somebody acts. From any thread."""
-        return dict(self.upload.stuck)
+        return dict(self.upload.standings.given_up)
 
     @property
     def place_problem(self) -> str:
@@ -154,7 +155,7 @@ class TierState:
 
     def foreign_count(self) -> int:
         """Number of queues that have other messages in the tier than in the log."""
-        return len(self._access.foreign)
+        return self.upload.standings.foreign_count()
 
     def of_broker(self) -> dict[str, object]:
         """The fields of ``TierStatus`` that are not about single queues."""
@@ -168,7 +169,7 @@ class TierState:
             "uploadProblemSeconds": upload.problem_seconds,
             "readProblem": breaker.problem,
             "isReadPaused": breaker.is_paused,
-            "givenUpCount": len(self.upload.stuck),
+            "givenUpCount": len(self.upload.standings.given_up),
             "foreignCount": self.foreign_count(),
         }
 

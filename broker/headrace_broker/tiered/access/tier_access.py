@@ -12,6 +12,7 @@ import structlog
 import trio
 
 from headrace_broker.store.files.config_file import ConfigFile
+from headrace_broker.tiered.access.standings import Standings
 from headrace_broker.tiered.container.metadata import TierMetadata
 from headrace_broker.tiered.container.paths import cluster_folder
 from headrace_broker.tiered.container.place_mark import (
@@ -48,8 +49,7 @@ class TierAccess:
 
     writing: held by whoever appends, deletes or expires. is_open: whether all queues are known.
     operations: what was asked of its place. limits: how long that may take. lives: which life of a
-    topic its queues are of. trusted: queues whose newest messages are those of the log. foreign:
-    why other queues are not read.
+    topic its queues are of. standings: whether its queues have the log's messages.
     """
 
     def __init__(
@@ -61,8 +61,7 @@ class TierAccess:
     ) -> None:
         self.writing = Lock()
         self.is_open = False
-        self.trusted: set[tuple[str, int]] = set()
-        self.foreign: dict[tuple[str, int], str] = {}
+        self.standings = Standings(now_ms)
         self.now_ms = now_ms
         self.lives = lives
         self._settings = settings

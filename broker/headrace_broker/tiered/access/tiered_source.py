@@ -82,8 +82,9 @@ class TieredSource:
     def _known(self) -> StoredQueue | None:
         """The queue in the tier; None if it has no message there, or only ``_opened`` can tell."""
         access = self._reader.access
-        is_current = access.lives.is_current(self._name[0]) and self._name not in access.foreign
-        return access.queue(*self._name) if is_current else None
+        is_current = access.lives.is_current(self._name[0])
+        is_ours = is_current and not access.standings.is_foreign(self._name)
+        return access.queue(*self._name) if is_ours else None
 
     def _opened(self) -> StoredQueue | None:
         """The queue in the tier; None if it has no message there.
@@ -94,8 +95,10 @@ class TieredSource:
         access = self._reader.access
         if not access.is_open:
             raise self._reader.open_first()
-        reason, queue = access.foreign.get(self._name), access.queue(*self._name)
-        if not reason and queue is not None:
+        reason, queue = "", access.queue(*self._name)
+        if (given_up := access.standings.given_up.get(self._name)) and given_up.is_foreign:
+            reason = given_up.reason
+        elif queue is not None:
             if access.lives.is_current(self._name[0]) or self._is_same(queue):
                 return queue
             reason = f"{queue.name.path}: the tier has other messages than the log"
@@ -131,7 +134,7 @@ class TieredSource:
         self, wanted: _Wanted, read_local: Callable[..., GetResult], *, is_bulk: bool
     ) -> GetResult:
         queue, is_open = self._known(), self._reader.access.is_open
-        is_trusted = self._name in self._reader.access.trusted
+        is_trusted = self._name in self._reader.access.standings.trusted
         if self._level is StorageLevel.FORCE and is_open and is_trusted:
             queue = self._opened()
             is_past = wanted.queue_offset >= self._local.max_offset()

@@ -144,7 +144,9 @@ class TieredStorage:
         return lowest_local
 
     def _is_kept(self, topic: str, queue_id: int, queue_offset: int) -> bool:
-        if not self._access.lives.is_current(topic) or (topic, queue_id) in self._access.foreign:
+        if not self._access.lives.is_current(topic) or self._access.standings.is_foreign(
+            (topic, queue_id)
+        ):
             return False
         queue = self._access.queue(topic, queue_id)
         return queue is not None and queue.min_offset <= queue_offset < queue.commit_offset

@@ -8,13 +8,13 @@ delivered once more and skipped.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
-import structlog
 
 from headrace_broker.store.queues.queue_blocks import QueueNotFollowed
 from headrace_broker.tiered.access.comparison import first_difference
+from headrace_broker.tiered.access.standings import Event, State
 from headrace_broker.tiered.container.stored_tier import Group
 from headrace_broker.tiered.driver.interface import Failure, FailureKind
 from headrace_protocol.columns import RecordColumns
@@ -26,13 +26,10 @@ if TYPE_CHECKING:
     from headrace_broker.store.followers.follower_work import LocalQueue
     from headrace_broker.store.queues.queue_blocks import QueueBlock
     from headrace_broker.tiered.access.settings import TierSettings
+    from headrace_broker.tiered.access.standings import Name
     from headrace_broker.tiered.access.tier_access import TierAccess
     from headrace_broker.tiered.container.stored_queue import StoredQueue
     from headrace_protocol.columns import Array
-
-log = structlog.get_logger("headrace.broker")
-
-Name = tuple[str, int]
 
 # Of all queues together; a block may add a few MiB.
 _WAITING_BYTES_MAX: Final = 32 << 20
@@ -67,22 +64,11 @@ class _Waiting:
         return Group(RecordColumns(data, np.concatenate(starts), sizes), codes)
 
 
-class GivenUp(NamedTuple):
-    """Why a queue is not uploaded any further, and since when.
-
-    foreign_from: where the tier begins to have other messages than the log; None if it has not.
-    """
-
-    reason: str
-    since_ms: int
-    foreign_from: int | None = None
-
-
 class Upload:
     """The follower that uploads; see ``Follower``.
 
-    stuck: queues that are given up. The log keeps their messages; ``retry`` or a restart tries
-    again.
+    standings: of all queues. The log keeps the messages of those that are given up; ``retry`` or a
+    restart tries again.
     message_counts: uploaded since the start, by topic.
     """
 
@@ -103,7 +89,7 @@ class Upload:
         name_lives: called with the topics of messages before these are uploaded. Raises OSError.
         """
         self.wants = wants
-        self.stuck: dict[Name, GivenUp] = {}
+        self.standings = access.standings
         self.message_counts: Counter[str] = Counter()
         self._exists = exists
         self._name_lives = name_lives
@@ -137,10 +123,10 @@ class Upload:
             if name in self._decided:
                 self._carry_out(name)
             if (damage := tier.damaged.get(name)) is not None:
-                self._give_up(name, str(damage))
-            if name not in self.stuck:
+                self.standings.apply(name, Event.FAIL, str(damage))
+            if name not in self.standings.given_up:
                 self._open(queue, now_ms)
-            if (given_up := self.stuck.get(name)) is not None:
+            if (given_up := self.standings.given_up.get(name)) is not None:
                 foreign_from = given_up.foreign_from
                 return queue_offset if foreign_from is None else min(queue_offset, foreign_from)
             stored = tier.queues[name]
@@ -154,13 +140,13 @@ class Upload:
         self._note_first_life(name[0])
         if name not in tier.queues:
             self._check_write(name, tier.create([name], now_ms))
-        if name in self._access.trusted:
+        if self.standings.state(name) is State.TRUSTED:
             return
         difference = first_difference(tier.queues[name], queue)
         if isinstance(difference, Failure):
             self._check(name, difference)
         elif difference is None:
-            self._access.trusted.add(name)
+            self.standings.apply(name, Event.SAME)
             self._note_life(name[0])
         else:
             self._refuse(name, tier.queues[name], difference)
@@ -176,12 +162,12 @@ class Upload:
         if failure is not None:
             self._decided.setdefault(name, forget_from)
             raise OSError(str(failure))
-        self._forgive(name)
+        self.standings.apply(name, Event.RESET)
 
     def follow(self, block: QueueBlock) -> None:
         """See ``Follower``. Raises OSError, QueueNotFollowed."""
         name = block.topic, block.queue_id
-        if (given_up := self.stuck.get(name)) is not None:
+        if (given_up := self.standings.given_up.get(name)) is not None:
             raise QueueNotFollowed(
                 f"queue {block.topic}/{block.queue_id} is not uploaded: {given_up.reason}"
             )
@@ -214,7 +200,7 @@ class Upload:
         """See ``Follower``. Of a topic that still exists, a queue that is gone was lost."""
         name = topic, queue_id
         self._drop(name)
-        self._forgive(name)
+        self.standings.apply(name, Event.RESET)
         self._access.open()
         with self._access.writing:
             self._end_old_lives()
@@ -236,17 +222,11 @@ class Upload:
         over = self._access.lives.over()
         if not over:  # called for each queue, so don't look through all of them
             return
-        for name in {*self._waiting, *self.stuck, *self._access.trusted}:
+        for name in {*self._waiting, *self.standings.given_up, *self.standings.trusted}:
             if name[0] in over:
                 self._drop(name)
-                self._forgive(name)
+                self.standings.apply(name, Event.RESET)
         self._access.end_old_lives()
-
-    def _forgive(self, name: Name) -> None:
-        """Have ``resume`` look at a queue as if for the first time."""
-        self.stuck.pop(name, None)
-        self._access.foreign.pop(name, None)
-        self._access.trusted.discard(name)
 
     def _note_first_life(self, topic: str) -> None:
         """Note the life of a topic of which the tier has no message yet. Raises OSError."""
@@ -263,7 +243,9 @@ class Upload:
 
     def _note_life(self, topic: str) -> None:
         lives = self._access.lives
-        if not lives.is_current(topic) and not any(name[0] == topic for name in self.stuck):
+        if not lives.is_current(topic) and not any(
+            name[0] == topic for name in self.standings.given_up
+        ):
             lives.note(topic)
 
     # -- groups ------------------------------------------------------------------------------------
@@ -301,8 +283,7 @@ class Upload:
             "end. Uploads and reads of the tier stop until you decide: headrace tier forget "
             f"{name[0]} --queue {name[1]}"
         )
-        self._access.foreign[name] = reason
-        self._give_up(name, reason, foreign_from=from_offset)
+        self.standings.apply(name, Event.DIFFERENT, reason, from_offset)
 
     def _check_write(self, name: Name, failure: Failure | None) -> None:
         """As ``_check``, but a failure of a tier that takes all is not that of one queue."""
@@ -315,11 +296,5 @@ class Upload:
         if failure is None:
             return
         if failure.kind is not FailureKind.UNREACHABLE:
-            self._give_up(name, str(failure))
+            self.standings.apply(name, Event.FAIL, str(failure))
         raise OSError(str(failure))
-
-    def _give_up(self, name: Name, reason: str, foreign_from: int | None = None) -> None:
-        self._access.trusted.discard(name)
-        if name not in self.stuck:
-            self.stuck[name] = GivenUp(reason, self._access.now_ms(), foreign_from)
-            log.error("queue is not uploaded", queue=f"{name[0]}/{name[1]}", reason=reason)
