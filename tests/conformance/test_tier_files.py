@@ -10,11 +10,11 @@ import pytest
 
 from headrace_broker.store.files.filesystem import Files
 from headrace_broker.tiered.container.index_file import IndexSize
-from headrace_broker.tiered.container.paths import cluster_folder
 from headrace_broker.tiered.container.tier_index import TierIndex
-from headrace_broker.tiered.driver.interface import Failure
 from headrace_broker.tiered.driver.posix import PosixDriver
 from headrace_protocol.message import tags_code
+from headrace_protocol.tier.driver import Failure
+from headrace_protocol.tier.paths import cluster_folder
 from tests.conformance.peer import driver_command
 from tests.support.tiers import (
     TAGS,

@@ -23,7 +23,7 @@ from headrace_broker.tiered.container.stored_tier import Group
 from headrace_broker.tiered.objects import inventory, merge, object_tier, part_reader
 from headrace_broker.tiered.objects.object_tier import CATALOGS, DATA, ObjectTier
 from headrace_broker.tiered.rescue.verify import _verify_objects
-from headrace_protocol.tier_rows import Manifest, ObjectRow
+from headrace_protocol.tier.rows import Manifest, ObjectRow
 from tests.simulation import tiered_lives
 from tests.simulation.determinism import decided_by, temporary_folder
 from tests.simulation.history import PromiseBroken

@@ -27,9 +27,9 @@ from headrace_broker.store.store_source import GetStatus
 from headrace_broker.tiered.access import tier_access
 from headrace_broker.tiered.access.breaker import Breaker
 from headrace_broker.tiered.container.tier import Tier
-from headrace_broker.tiered.driver.interface import Failure
 from headrace_protocol.errors import RequestError
 from headrace_protocol.message import decode_records, tags_code
+from headrace_protocol.tier.driver import Failure
 from tests.simulation.determinism import decided_by, temporary_folder
 from tests.simulation.history import PromiseBroken
 from tests.simulation.store_lives import DISK_FILES, FREE_BYTES, HOUR_MS, StoreClock, run_here

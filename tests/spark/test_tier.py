@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import pickle
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -23,18 +24,23 @@ from headrace.spark.read import task as task_module
 from headrace.spark.read.columns import arrow_schema
 from headrace.spark.read.schema import source_schema
 from headrace.spark.read.task import read_range
-from headrace.spark.tier import direct, places, plans
+from headrace.spark.tier import direct, plans
 from headrace.spark.tier.manifest import open_tier
-from headrace.spark.tier.places import Place, TierAccess, open_place
+from headrace.spark.tier.places import TaskDriver, TierAccess, expect, open_place
+from headrace_broker.tiered.driver.memory import MemoryDriver
 from headrace_protocol.bodies import MessageQueue
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.columns import encode_records
 from headrace_protocol.drivers.blocking import BlockingConnection
 from headrace_protocol.headers import BulkSendHeader
 from headrace_protocol.message import encode_host, encode_properties
+from headrace_protocol.tier import stored_queue
+from headrace_protocol.tier.driver import Failure, FailureKind
+from headrace_protocol.tier.place import Place
 from headrace_protocol.tier_bodies import TierStatus
 from headrace_protocol.tier_headers import TierStatusHeader
 from tests.spark.brokers import broker
+from tests.support.hanging import Hanging, Patience
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -197,15 +203,15 @@ def test_only_matching_records_are_read(
     tiered: Tiered, no_broker: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
-    read = places._Files.read
+    read = TaskDriver.read
 
     def count(self: Any, path: str, ranges: Any) -> Any:
         found = read(self, path, ranges)
-        sizes.extend(map(len, found))
+        sizes.extend(map(len, expect(found)))
         return found
 
-    monkeypatch.setattr(places._Files, "read", count)
-    monkeypatch.setattr(places._Files, "gap_bytes", 0)
+    monkeypatch.setattr(TaskDriver, "read", count)
+    monkeypatch.setattr(stored_queue, "_GAP_BYTES_MAX", 0)
     tasks = tiered.tasks(0, COUNT)
     for plan in (ReadPlan(tags="few"), ReadPlan(predicates=Predicates(tags=frozenset({"few"})))):
         sizes.clear()
@@ -227,8 +233,8 @@ class Moving:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, plans_help: bool) -> None:
         self.reads = 0
         self.plans = 0
-        self._read = places._Files.read
-        monkeypatch.setattr(places._Files, "read", self.read)
+        self._read = TaskDriver.read
+        monkeypatch.setattr(TaskDriver, "read", self.read)
         ask = plans.ask_range
         self._plans_help = plans_help
 
@@ -241,8 +247,8 @@ class Moving:
     def read(self, *args: Any) -> Any:
         self.reads += 1
         if self.reads > 4 and not (self._plans_help and self.plans):
-            raise TierGone(args[0], "is not there any more")
-        return self._read(places._Files(self.folder), *args)
+            return Failure(FailureKind.MISSING, args[0], "is not there any more")
+        return self._read(open_place(Place(str(self.folder))), *args)
 
     folder: Path
 
@@ -348,8 +354,8 @@ def test_brokers_without_a_tier(tiered: Tiered) -> None:
 
 def test_a_folder_that_is_not_mounted(tmp_path: Path) -> None:
     store = open_place(Place((tmp_path / "away").as_uri()))
-    with pytest.raises(TierUnreachable, match="mount it on the driver and all workers"):
-        store.read("x", [(0, 1)])
+    with pytest.raises(TierUnreachable, match="is not there: mount its file system"):
+        expect(store.read("x", [(0, 1)]))
     with pytest.raises(OptionError, match=r"neither a manifest\.json nor a folder"):
         open_tier(TierAccess(str(tmp_path / "away")))
 
@@ -363,18 +369,18 @@ def test_only_names_below_the_place_are_read(tmp_path: Path, path: str) -> None:
     outside.write_bytes(b"secret")
     (place / "link").symlink_to(outside)
     store = open_place(Place(place.as_uri()))
-    with pytest.raises(TierGone):
-        store.read(path, [(0, 5)])
-    if path == "link":
-        with pytest.raises(TierGone, match="leads out of"):
-            store.read_all(path)
+    found = store.read(path, [(0, 5)])
+    assert isinstance(found, Failure)
+    assert found.kind is FailureKind.DAMAGED
+    assert ("leads out of" in found.reason) == (path == "link")
+    assert isinstance(store.read_all(path), Failure)
 
 
 def test_devices_are_not_read(tmp_path: Path) -> None:
     store = open_place(Place("file:///dev"))
-    for read in (lambda: store.read("zero", [(0, 5)]), lambda: store.read_all("zero")):
+    for found in (store.read("zero", [(0, 5)]), store.read_all("zero")):
         with pytest.raises(TierGone, match="no regular file"):
-            read()
+            expect(found)
 
 
 @pytest.mark.parametrize(
@@ -387,26 +393,32 @@ def test_ranges_of_unreasonable_sizes_are_not_read(
         file.truncate(2 << 30)
     store = open_place(Place(tmp_path.as_uri()))
     with pytest.raises(TierGone, match=r"at most 134217728 are read|no file has"):
-        store.read("sparse", ranges)
+        expect(store.read("sparse", ranges))
     with pytest.raises(TierGone, match="at most 67108864 are read"):
-        store.read_all("sparse")
+        expect(store.read_all("sparse"))
 
 
-def test_a_folder_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    segment = tmp_path / "segment"
-    os.mkfifo(segment)  # opening one waits for a writer
-    monkeypatch.setattr(places, "_LIMIT_S", 0.05)
-    store = open_place(Place(tmp_path.as_uri()))
+def test_a_folder_that_hangs() -> None:
+    place, patience = Hanging(MemoryDriver()), Patience()
+    place.hang("read", "size")
+    store = TaskDriver(place, patience.limits)
     for read in (lambda: store.read("segment", [(0, 5)]), lambda: store.read_all("segment")):
-        with pytest.raises(TierUnreachable, match="no answer in"):
-            read()
-    # Lets the threads go: those that wait, and one that is late.
-    writer = os.open(segment, os.O_RDWR)
-    segment.unlink()
-    os.close(writer)
+        with pytest.raises(TierUnreachable, match=r"no answer to (read|size) in 1000 s"):
+            expect(patience.abandon(place, read))
+    place.release_all()
 
 
 def test_without_obstore(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "obstore.store", None)
+    monkeypatch.delitem(sys.modules, "headrace_protocol.tier.objects", raising=False)
+    monkeypatch.setitem(sys.modules, "obstore.store", None)
     with pytest.raises(OptionError, match="needs obstore: pip install obstore"):
         open_place(Place("s3://bucket/prefix"))
+
+
+@pytest.mark.slow
+def test_a_task_imports_no_daemon() -> None:
+    code = "import sys, headrace.spark.read.task; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    found = {name.partition(".")[0] for name in run.stdout.split()}
+    assert {"headrace", "headrace_protocol", "numpy"} <= found
+    assert not found & {"headrace_broker", "headrace_daemon", "obstore", "structlog", "trio"}

@@ -9,7 +9,7 @@ import pytest
 from headrace.blocking import Admin
 from tests.spark.brokers import broker
 from tests.spark.test_tier import COUNT, TOPIC, Tiered
-from tests.support.object_server import serving
+from tests.support.object_server import ACCESS_KEY, BUCKET, SECRET_KEY, serving
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,15 +33,15 @@ def test_a_bucket(spark: SparkSession, mq: Embedded, tmp_path: Path) -> None:
             "message_store_plug_in": "tieredstore",
             "tiered_backend_service_provider": "s3",
             "object_store_endpoint": place.endpoint,
-            "object_store_bucket": place.bucket,
-            "object_store_access_key": place.access_key,
-            "object_store_secret_key": place.secret_key,
+            "object_store_bucket": BUCKET,
+            "object_store_access_key": ACCESS_KEY,
+            "object_store_secret_key": SECRET_KEY,
             "object_store_prefix": "a/b",
             "tiered_store_group_commit_timeout": 10,
         }
         keys = {
-            "tier.access_key_id": place.access_key,
-            "tier.secret_access_key": place.secret_key,
+            "tier.access_key_id": ACCESS_KEY,
+            "tier.secret_access_key": SECRET_KEY,
         }
         with (
             broker(mq, tmp_path / "store", "tiered", **settings),
@@ -70,7 +70,7 @@ def test_a_bucket(spark: SparkSession, mq: Embedded, tmp_path: Path) -> None:
             tiered.wait_for_upload()
             tiered.cluster.close()
         path = next(path for path in tmp_path.rglob("a/b/*/*/manifest.json") if path.is_file())
-        url = f"s3://{place.bucket}/a/b/{path.parts[-3]}/{path.parts[-2]}/manifest.json"
+        url = f"s3://{BUCKET}/a/b/{path.parts[-3]}/{path.parts[-2]}/manifest.json"
         stored = (
             spark.read.format("headrace")
             .options(topic=TOPIC, manifest=url, **keys)

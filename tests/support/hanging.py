@@ -8,7 +8,7 @@ from threading import Event, Semaphore
 from typing import TYPE_CHECKING, Any
 
 from headrace_broker.tiered.driver.metered import MeteredAppends, MeteredPuts, Operations
-from headrace_broker.tiered.driver.time_limits import TimeLimits
+from headrace_protocol.tier.time_limits import TimeLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,10 +15,11 @@ import subprocess
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import pytest
 
-from headrace_broker.tiered.driver.object_place import ObjectPlace
+from headrace_protocol.tier.place import Place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -48,7 +49,7 @@ def build() -> Path | None:
 
 
 @contextlib.contextmanager
-def serving(folder: Path) -> Iterator[ObjectPlace]:
+def serving(folder: Path) -> Iterator[Place]:
     """As ``running``; yields only the bucket."""
     with running(folder) as (place, _):
         yield place
@@ -57,7 +58,7 @@ def serving(folder: Path) -> Iterator[ObjectPlace]:
 @contextlib.contextmanager
 def running(
     folder: Path, options: Sequence[str] = ()
-) -> Iterator[tuple[ObjectPlace, subprocess.Popen[bytes]]]:
+) -> Iterator[tuple[Place, subprocess.Popen[bytes]]]:
     """A server for the length of a block; skips the test where it can't be built.
 
     folder: an empty one. options: more of the program's. Yields the only bucket, and the process.
@@ -81,21 +82,27 @@ def running(
         try:
             _wait_until_open(process, port)
             endpoint = f"http://127.0.0.1:{port}"
-            yield ObjectPlace("s3", BUCKET, endpoint, "", ACCESS_KEY, SECRET_KEY), process
+            keys = ("access_key_id", ACCESS_KEY), ("secret_access_key", SECRET_KEY)
+            yield Place(f"s3://{BUCKET}", endpoint, config=keys), process
         finally:
             process.kill()
 
 
-def bucket_settings(place: ObjectPlace, prefix: str = "") -> dict[str, Any]:
+def below(place: Place, prefix: str) -> Place:
+    """A place in the bucket."""
+    return place._replace(url=f"{place.url}/{quote(prefix)}")
+
+
+def bucket_settings(place: Place, prefix: str = "") -> dict[str, Any]:
     """The settings of a broker whose tier is in the bucket, by key of the file."""
     return {
         "messageStorePlugIn": "tieredstore",
         "tieredBackendServiceProvider": "s3",
         "objectStoreEndpoint": place.endpoint,
-        "objectStoreBucket": place.bucket,
+        "objectStoreBucket": BUCKET,
         "objectStorePrefix": prefix,
-        "objectStoreAccessKey": place.access_key,
-        "objectStoreSecretKey": place.secret_key,
+        "objectStoreAccessKey": ACCESS_KEY,
+        "objectStoreSecretKey": SECRET_KEY,
     }
 
 

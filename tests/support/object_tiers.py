@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from headrace_broker.tiered.container.stored_tier import Group
 from headrace_broker.tiered.container.tier import Home
-from headrace_broker.tiered.driver.interface import Failure, FailureKind
 from headrace_broker.tiered.driver.memory import MemoryDriver
 from headrace_broker.tiered.driver.posix import PosixDriver
 from headrace_broker.tiered.objects.object_tier import ObjectTier
+from headrace_protocol.tier.driver import Failure, FailureKind
 from tests.support.tiers import BEGIN_MS, TOPIC, block
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from headrace_broker.tiered.container.stored_tier import Name
-    from headrace_broker.tiered.driver.interface import Buffer, Range
+    from headrace_protocol.tier.driver import Buffer, Range
 
 HOME = Home("cluster", "broker")
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from headrace_broker.tiered.access.settings import TierSettings
     from headrace_broker.tiered.container.stored_tier import Name
     from headrace_broker.tiered.container.tier import Home
-    from headrace_broker.tiered.driver.interface import PutDriver
     from headrace_broker.tiered.rescue.restore import Restored
+    from headrace_protocol.tier.driver import PutDriver
     from tests.support.broker import BrokerUnderTest
 
 Layout = Literal["posix", "file"]

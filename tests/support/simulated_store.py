@@ -7,13 +7,13 @@ from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
-from headrace_broker.tiered.driver.interface import Entry, Failure, FailureKind, short_read
+from headrace_protocol.tier.driver import Entry, Failure, FailureKind, short_read
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from random import Random
 
-    from headrace_broker.tiered.driver.interface import Buffer, Range
+    from headrace_protocol.tier.driver import Buffer, Range
     from tests.support.stores import SetClock
 
 TROUBLES: Final = ("away", "busy", "cutting", "lossy", "refusing", "repeating", "slow")

@@ -10,21 +10,21 @@ from headrace_broker.store.files.filesystem import Files
 from headrace_broker.tiered.container.flat_queue import SegmentLimits
 from headrace_broker.tiered.container.index_file import IndexSize
 from headrace_broker.tiered.container.metadata import TierMetadata
-from headrace_broker.tiered.container.paths import cluster_folder
 from headrace_broker.tiered.container.tier import Home, Tier
 from headrace_broker.tiered.container.tier_index import TierIndex
-from headrace_broker.tiered.driver.interface import Failure, FailureKind
 from headrace_broker.tiered.driver.posix import PosixDriver
 from headrace_protocol.columns import RecordColumns
 from headrace_protocol.message import encode_host, encode_properties, encode_record, tags_code
+from headrace_protocol.tier.driver import Failure, FailureKind
+from headrace_protocol.tier.paths import cluster_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from headrace_broker.tiered.container.flat_queue import FlatQueue
-    from headrace_broker.tiered.container.stored_queue import StoredQueue
-    from headrace_broker.tiered.driver.interface import AppendDriver
+    from headrace_broker.tiered.container.stored_tier import TierQueue
     from headrace_protocol.columns import Array
+    from headrace_protocol.tier.driver import AppendDriver
 
 TOPIC = "tiered"
 BEGIN_MS = 1_700_000_000_000
@@ -74,7 +74,7 @@ def append(queue: FlatQueue, count: int, first: int | None = None) -> Failure | 
     return queue.append(records, codes, store_ms(begin + count))
 
 
-def read(queue: StoredQueue, first: int, count: int) -> RecordColumns:
+def read(queue: TierQueue, first: int, count: int) -> RecordColumns:
     """Records from an offset on."""
     found = queue.units(first, count)
     assert not isinstance(found, Failure), found
@@ -84,7 +84,7 @@ def read(queue: StoredQueue, first: int, count: int) -> RecordColumns:
     return records
 
 
-def read_all(queue: StoredQueue) -> list[int]:
+def read_all(queue: TierQueue) -> list[int]:
     """The queue offsets of all records, each of which is compared with the original."""
     offsets: list[int] = []
     at = queue.min_offset

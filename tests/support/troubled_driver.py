@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from headrace_broker.tiered.driver.interface import Failure, FailureKind
 from headrace_broker.tiered.driver.posix import PosixDriver
+from headrace_protocol.tier.driver import Failure, FailureKind
 from tests.support.faulty_files import FaultRates
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ NEVER = (
     "headrace.consumer",
     "headrace.producer",
     "headrace.spark",
+    "headrace_protocol.tier",
     "obstore",
     "prometheus_client",
     "rich",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path  # noqa: TC003 - pydantic reads the annotations
-from typing import TYPE_CHECKING, Literal, Self, cast
+from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, SecretStr, field_validator, model_validator
 from pydantic.alias_generators import to_camel
@@ -14,7 +14,7 @@ from headrace_broker.settings.setting import setting
 if TYPE_CHECKING:
     from headrace_broker.tiered.access.settings import TierSettings
     from headrace_broker.tiered.container.tier import Home
-    from headrace_broker.tiered.driver.object_place import ObjectPlace, Provider
+    from headrace_protocol.tier.place import Place
 
 # What switches the tier on, and where it keeps messages: the peer's classes, and short names.
 _TIER_PLUG_INS = {"org.apache.rocketmq.tieredstore.TieredMessageStore", "tieredstore"}
@@ -24,7 +24,12 @@ _TIER_PROVIDERS = {
     **{name: name for name in ("posix", "memory", "file", "s3", "gcs", "azure")},
 }
 _FOLDERS = {"posix", "file"}
-_BUCKETS = {"s3", "gcs", "azure"}
+# With the scheme of their URLs, and what obstore calls their two keys.
+_BUCKETS = {
+    "s3": ("s3", "access_key_id", "secret_access_key"),
+    "gcs": ("gs",),
+    "azure": ("az", "account_name", "account_key"),
+}
 _UNIT_BYTES = 20
 _HOUR_MS = 3_600_000
 _INT_MAX = 2**31 - 1
@@ -244,17 +249,17 @@ class TierConfig(BaseModel):
             expire_ms=self.read_ahead_cache_expire_duration,
         )
 
-    def _place(self, kind: str) -> ObjectPlace | None:
-        from headrace_broker.tiered.driver.object_place import ObjectPlace
+    def _place(self, kind: str) -> Place | None:
+        from urllib.parse import quote
+
+        from headrace_protocol.tier.place import Place
 
         if kind not in _BUCKETS:
             return None
-        return ObjectPlace(
-            cast("Provider", kind),
-            self.object_store_bucket,
-            self.object_store_endpoint,
-            self.object_store_region,
-            self.object_store_access_key.get_secret_value(),
-            self.object_store_secret_key.get_secret_value(),
-            self.object_store_prefix,
-        )
+        scheme, *names = _BUCKETS[kind]
+        prefix = quote(self.object_store_prefix.strip("/"))
+        url = f"{scheme}://{self.object_store_bucket}/{prefix}".rstrip("/")
+        keys = self.object_store_access_key, self.object_store_secret_key
+        stated = [(name, key.get_secret_value()) for name, key in zip(names, keys, strict=False)]
+        config = tuple((name, value) for name, value in stated if value)
+        return Place(url, self.object_store_endpoint, self.object_store_region, config)

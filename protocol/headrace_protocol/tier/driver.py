@@ -8,16 +8,17 @@ driver may be used by several threads at once. What a place can't do or does not
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 # More than an append has, so that an append that failed is rewritten as a whole.
 REWRITTEN_BYTES_MAX: Final = 64 << 20
 
 Buffer = bytes | bytearray | memoryview
 Range = tuple[int, int]
+K = TypeVar("K")
 
 
 class FailureKind(enum.Enum):
@@ -52,8 +53,8 @@ class Entry(NamedTuple):
     size: int
 
 
-class Driver(Protocol):
-    """What the tier needs of every place."""
+class Readable(Protocol):
+    """What readers need of a place."""
 
     def read(self, path: str, /, ranges: Sequence[Range]) -> list[Buffer] | Failure:
         """The bytes of each range ``(start, end)``, all of them.
@@ -69,6 +70,10 @@ class Driver(Protocol):
 
         Fails with UNREACHABLE.
         """
+
+
+class Driver(Readable, Protocol):
+    """What the broker needs of every place."""
 
     def delete(self, paths: Sequence[str], /) -> Failure | None:
         """Delete what is there; a missing path is no failure. Fails with UNREACHABLE."""
@@ -118,3 +123,46 @@ def short_read(path: str, wanted: Range, got_bytes: int) -> Failure:
     return Failure(
         FailureKind.SHORT, path, f"{got_bytes} bytes at {start} instead of {end - start}"
     )
+
+
+class Extent(NamedTuple, Generic[K]):
+    """Bytes ``base`` to ``end`` of an address space, which begin at ``position`` in a file."""
+
+    file: K
+    base: int
+    end: int
+    position: int
+
+
+def read_extents(
+    ranges: Sequence[Range],
+    find: Callable[[int], Extent[K] | Failure],
+    read: Callable[[K, list[Range]], list[Buffer] | Failure],
+) -> list[Buffer] | Failure:
+    """Ranges of an address space that lies in several files, each of which is read once.
+
+    find: the extent that has a byte. read: ranges of a file. Fails as these.
+    """
+    asked: dict[K, list[Range]] = {}
+    owners: list[list[tuple[K, int]]] = []
+    for start, end in ranges:
+        owner: list[tuple[K, int]] = []
+        at = start
+        while at < end:
+            extent = find(at)
+            if isinstance(extent, Failure):
+                return extent
+            upto, moved = min(end, extent.end), extent.position - extent.base
+            wanted = asked.setdefault(extent.file, [])
+            owner.append((extent.file, len(wanted)))
+            wanted.append((at + moved, upto + moved))
+            at = upto
+        owners.append(owner)
+    found = {}
+    for file, wanted in asked.items():
+        answer = read(file, wanted)
+        if isinstance(answer, Failure):
+            return answer
+        found[file] = answer
+    parts = [[found[file][number] for file, number in owner] for owner in owners]
+    return [part[0] if len(part) == 1 else b"".join(part) for part in parts]

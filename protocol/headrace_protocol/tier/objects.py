@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
-from obstore.store import AzureStore, GCSStore, S3Store
+from obstore.store import from_url
 
-from headrace_broker.tiered.driver.interface import Entry, Failure, FailureKind, short_read
+from headrace_protocol.tier.driver import Entry, Failure, FailureKind, short_read
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from headrace_broker.tiered.driver.interface import Buffer, Range
-    from headrace_broker.tiered.driver.object_place import ObjectPlace
+    from headrace_protocol.tier.driver import Buffer, Range
+    from headrace_protocol.tier.place import Place
 
 _CONNECT_TIMEOUT: Final = "2s"
-_REQUEST_TIMEOUT: Final = "30s"
+_TIMEOUT_S: Final = 30
 _RETRIES: Final = 3
 # Ranges closer than this are one request: reading a gap costs less than another round trip.
 _GAP_BYTES_MAX: Final = 1 << 20
@@ -35,46 +35,26 @@ _MISSING_CODES: Final = {"NoSuchKey", "BlobNotFound"}
 _DETAILS: Final = re.compile(r"\s*\n.*", re.DOTALL)
 
 
-def open_objects(place: ObjectPlace) -> ObjectDriver:
-    """A driver for a bucket; nothing is requested yet. Raises ValueError for a wrong setting."""
-    shared: dict[str, Any] = {
-        "client_options": {
-            "allow_http": place.endpoint.startswith("http://"),
-            "timeout": _REQUEST_TIMEOUT,
-            "connect_timeout": _CONNECT_TIMEOUT,
-        },
-        "retry_config": {"max_retries": _RETRIES, "retry_timeout": timedelta(seconds=60)},
+def open_objects(
+    place: Place, *, timeout_s: int = _TIMEOUT_S, retries: int = _RETRIES
+) -> ObjectDriver:
+    """A driver for a bucket; nothing is requested yet. Raises ValueError for a wrong setting.
+
+    timeout_s: of a request, which is retried for twice as long.
+    """
+    config: Any = place.settings
+    client: Any = {
+        "allow_http": config.get("endpoint", "").startswith("http://"),
+        "timeout": f"{timeout_s}s",
+        "connect_timeout": _CONNECT_TIMEOUT,
     }
+    retry: Any = {"max_retries": retries, "retry_timeout": timedelta(seconds=2 * timeout_s)}
+    secrets = [value for _, value in place.config]
     try:
-        store = _open_store(place, shared)
-    except BaseError as error:
-        raise ValueError(_reason(error, place.secrets())) from None
-    return ObjectDriver(store, place.prefix, place.secrets())
-
-
-def _open_store(place: ObjectPlace, shared: dict[str, Any]) -> Any:
-    if place.provider == "s3":
-        config = {
-            "endpoint": place.endpoint,
-            "region": place.region or "us-east-1",
-            "access_key_id": place.access_key,
-            "secret_access_key": place.secret_key,
-        }
-        # Servers other than Amazon's rarely have a host name for each bucket.
-        config["virtual_hosted_style_request"] = "false" if place.endpoint else "true"
-        return S3Store(place.bucket, config=_stated(config), **shared)
-    if place.provider == "azure":
-        config = {
-            "endpoint": place.endpoint,
-            "account_name": place.access_key,
-            "account_key": place.secret_key,
-        }
-        return AzureStore(place.bucket, config=_stated(config), **shared)
-    return GCSStore(place.bucket, **shared)
-
-
-def _stated(config: dict[str, str]) -> Any:
-    return {name: value for name, value in config.items() if value}
+        store = from_url(place.url, config=config, client_options=client, retry_config=retry)
+    except (BaseError, ValueError, TypeError) as error:
+        raise ValueError(f"{place.url} can't be addressed: {_reason(error, secrets)}") from None
+    return ObjectDriver(store, secrets)
 
 
 class ObjectDriver:
@@ -83,9 +63,8 @@ class ObjectDriver:
     secrets: removed from reasons of failures, in which some servers repeat them.
     """
 
-    def __init__(self, store: Any, prefix: str = "", secrets: Sequence[str] = ()) -> None:
+    def __init__(self, store: Any, secrets: Sequence[str] = ()) -> None:
         self._store = store
-        self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
         self._secrets = secrets
 
     def read(self, path: str, ranges: Sequence[Range]) -> list[Buffer] | Failure:
@@ -93,7 +72,7 @@ class ObjectDriver:
         spans = _spans(ranges)
         try:
             answers = self._store.get_ranges(
-                self._prefix + path,
+                path,
                 starts=[start for start, _ in spans],
                 ends=[end for _, end in spans],
                 coalesce=0,
@@ -134,7 +113,7 @@ class ObjectDriver:
 
     def _head(self, path: str) -> Any:
         try:
-            return self._store.head(self._prefix + path)
+            return self._store.head(path)
         except FileNotFoundError:
             return self._missing(path)
         except (BaseError, OSError) as error:
@@ -143,7 +122,7 @@ class ObjectDriver:
     def _missing(self, path: str) -> Failure:
         """The failure of a HEAD that found nothing; only the answer to a GET says why."""
         try:
-            self._store.get_range(self._prefix + path, start=0, end=1)
+            self._store.get_range(path, start=0, end=1)
         except (BaseError, OSError) as error:
             return self._failure(path, error)
         return Failure(FailureKind.UNREACHABLE, path, "was not there, and is now")
@@ -152,21 +131,17 @@ class ObjectDriver:
         """As ``Driver.entries``."""
         found = []
         try:
-            for page in obstore.list(self._store, self._prefix + folder, chunk_size=1000):
-                found += [Entry(self._own_path(item["path"]), item["size"]) for item in page]
+            for page in obstore.list(self._store, folder, chunk_size=1000):
+                found += [Entry(item["path"], item["size"]) for item in page]
         except (BaseError, OSError) as error:
             return self._failure(folder, error)
         return sorted(found)
 
-    def _own_path(self, path: str) -> str:
-        return path.removeprefix(self._prefix)
-
     def delete(self, paths: Sequence[str]) -> Failure | None:
         """As ``Driver.delete``."""
         for first in range(0, len(paths), _DELETE_AT_ONCE):
-            some = [self._prefix + path for path in paths[first : first + _DELETE_AT_ONCE]]
             try:
-                self._store.delete(some)
+                self._store.delete(paths[first : first + _DELETE_AT_ONCE])
             except FileNotFoundError:
                 continue
             except (BaseError, OSError) as error:
@@ -178,7 +153,7 @@ class ObjectDriver:
         mode: Any = {"e_tag": replaces} if replaces else "create"
         try:
             # A put in parts is not conditional everywhere.
-            answer = self._store.put(self._prefix + path, data, mode=mode, use_multipart=False)
+            answer = self._store.put(path, data, mode=mode, use_multipart=False)
         except (BaseError, OSError, NotImplementedError) as error:
             return self._failure(path, error)
         return str(answer["e_tag"])

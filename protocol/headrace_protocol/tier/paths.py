@@ -9,7 +9,15 @@ from __future__ import annotations
 import enum
 import hashlib
 import re
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from headrace_protocol.tier.driver import Entry
+
+# The size of each segment of a file, by its base.
+Sizes = dict[int, int]
 
 INDEX_TOPIC: Final = "rmq_sys_INDEX"
 _BASE_DIGITS: Final = 20
@@ -64,6 +72,17 @@ def is_segment(path: str) -> bool:
     folder, _, name = path.rpartition("/")
     kind = folder.rpartition("/")[2]
     return kind in FileKind.__members__ and segment_base(name) is not None
+
+
+def sizes_by_folder(entries: Iterable[Entry]) -> dict[str, Sizes]:
+    """The segments in a listing: by folder, the size of each by its base; other files are left."""
+    found: dict[str, Sizes] = {}
+    for path, size in entries:
+        folder, _, name = path.rpartition("/")
+        base = segment_base(name)
+        if base is not None:
+            found.setdefault(folder, {})[base] = size
+    return found
 
 
 def index_queue(broker: str) -> QueueName:

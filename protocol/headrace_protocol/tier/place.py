@@ -1,36 +1,43 @@
-"""Where a bucket is, and with which credentials; known without the client of object stores."""
+"""Where a tier is, and with which credentials; known without the client of object stores."""
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import unquote, urlsplit
 
-Provider = Literal["s3", "gcs", "azure"]
 
+class Place(NamedTuple):
+    """A folder or a bucket. endpoint, region: "" for those of the provider or ``config``.
 
-class ObjectPlace(NamedTuple):
-    """A bucket. Without keys the environment's or the machine's credentials apply.
-
-    access_key, secret_key: for Azure, the account and its key; GCS takes its credentials from the
-    environment. prefix: goes before every path.
+    url: with the prefix of all paths. config: of obstore, by name, such as ``access_key_id``; it
+    may hold secrets. Without keys the environment's or the machine's credentials apply.
     """
 
-    provider: Provider
-    bucket: str
+    url: str
     endpoint: str = ""
     region: str = ""
-    access_key: str = ""
-    secret_key: str = ""
-    prefix: str = ""
+    config: tuple[tuple[str, str], ...] = ()
 
     def __repr__(self) -> str:
-        return f"ObjectPlace({self.provider}, {self.bucket!r}, {self.endpoint!r}, {self.prefix!r})"
+        return f"Place({self.url!r}, {self.endpoint!r}, {self.region!r})"
 
     @property
-    def url(self) -> str:
-        """The bucket and the prefix, as obstore and others name them."""
-        scheme = {"s3": "s3", "gcs": "gs", "azure": "az"}[self.provider]
-        return f"{scheme}://{self.bucket}/{self.prefix.strip('/')}".rstrip("/")
+    def folder(self) -> Path | None:
+        """The folder of a path or a ``file:`` URL; None for other URLs."""
+        parts = urlsplit(self.url)
+        if not parts.scheme:
+            return Path(self.url)
+        return Path(unquote(parts.path)) if parts.scheme == "file" else None
 
-    def secrets(self) -> tuple[str, ...]:
-        """What must not appear in logs."""
-        return tuple(secret for secret in (self.access_key, self.secret_key) if secret)
+    @property
+    def settings(self) -> dict[str, str]:
+        """Settings of obstore: those of ``config``, else those of the place."""
+        found = {"endpoint": self.endpoint} if self.endpoint else {}
+        if not self.url.startswith("s3:"):
+            return found | dict(self.config)
+        found |= ({"region": self.region} if self.region else {}) | dict(self.config)
+        if "endpoint" not in found:
+            return {"virtual_hosted_style_request": "true"} | found
+        # Servers other than Amazon's rarely have a host name for each bucket.
+        return {"virtual_hosted_style_request": "false", "region": "us-east-1"} | found

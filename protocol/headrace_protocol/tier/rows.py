@@ -1,16 +1,24 @@
-"""What the manifest, catalogs and directories of a tier in an object store hold, as JSON.
+"""Manifest, catalogs and directories of a tier in an object store, as JSON.
 
 Source: docs/tier-format.md.
 """
 
 from __future__ import annotations
 
-from typing import Final
+import zlib
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 import msgspec
 
+from headrace_protocol.tier.driver import Failure, FailureKind
 from headrace_protocol.tier_bodies import LogSpan, UnitSpan
 
+if TYPE_CHECKING:
+    from headrace_protocol.tier.driver import Buffer, Readable
+
+T = TypeVar("T")
+
+MANIFEST: Final = "manifest.json"
 FORMAT: Final = 1
 UNIT_BYTES: Final = 20
 TIME_BYTES: Final = 8
@@ -127,3 +135,71 @@ def unit_span(path: str, part: Part) -> UnitSpan:
 def log_span(path: str, part: Part) -> LogSpan:
     """Where the records of a part are. path: of its object."""
     return LogSpan(path, part.log_base, part.log_bytes, part.records_at)
+
+
+# -- bytes -----------------------------------------------------------------------------------------
+
+
+def encode(value: object) -> bytes:
+    """As JSON."""
+    return msgspec.json.encode(value)
+
+
+def reference(name: str, start: int, data: Buffer) -> Reference:
+    """Names bytes of an object."""
+    return Reference(name, start, start + len(data), zlib.crc32(data))
+
+
+def decode(data: Buffer, kind: type[T], path: str, named: Reference | None = None) -> T | Failure:
+    """Rows that were read. Fails with DAMAGED."""
+    if named is not None and zlib.crc32(data) != named.crc:
+        return Failure(FailureKind.DAMAGED, path, "its CRC is not that of the manifest")
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return Failure(FailureKind.DAMAGED, path, f"not readable: {error}")
+
+
+def decode_manifest(data: Buffer, path: str) -> Manifest | Failure:
+    """A manifest of this version's format. Fails with DAMAGED."""
+    manifest = decode(data, Manifest, path)
+    if isinstance(manifest, Failure) or manifest.format == FORMAT:
+        return manifest
+    reason = f"has format {manifest.format}, this version reads {FORMAT}: upgrade headrace"
+    return Failure(FailureKind.DAMAGED, path, reason)
+
+
+class Named(NamedTuple):
+    """The rows that a manifest names. tail: those of its tail."""
+
+    catalogs: list[tuple[Reference, list[ObjectRow]]]
+    tail: list[ObjectRow]
+
+    def rows(self) -> list[ObjectRow]:
+        """All of them, the oldest objects first."""
+        return [*(row for _, rows in self.catalogs for row in rows), *self.tail]
+
+
+def read_named(driver: Readable, folder: str, manifest: Manifest) -> Named | Failure:
+    """Read the rows that a manifest names. folder: its own, with a ``/``; "" for the place itself.
+
+    Fails as a read, and with DAMAGED.
+    """
+
+    def read(named: Reference, kind: type[T]) -> T | Failure:
+        path = folder + named.name
+        found = driver.read(path, [(named.start, named.stop)])
+        return found if isinstance(found, Failure) else decode(found[0], kind, path, named)
+
+    found = Named([], [])
+    for named in manifest.catalogs:
+        rows = read(named, list[ObjectRow])
+        if isinstance(rows, Failure):
+            return rows
+        found.catalogs.append((named, rows))
+    for named in manifest.tail:
+        row = read(named, ObjectRow)
+        if isinstance(row, Failure):
+            return row
+        found.tail.append(row)
+    return found

@@ -1,4 +1,4 @@
-"""What reads need of a queue in the tier, whatever the layout of its bytes.
+"""Reads of a queue in the tier, whatever the layout of its bytes.
 
 Records state their place in the queue's own log; a unit of 20 bytes has place, size and tags code.
 """
@@ -11,17 +11,15 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import numpy as np
 
-from headrace_broker.tiered.driver.interface import Failure, FailureKind
 from headrace_protocol.columns import RecordColumns
 from headrace_protocol.message import BORN_HOST_V6, MAGIC_V1, MAGIC_V2, CorruptRecord
+from headrace_protocol.tier.driver import Failure, FailureKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from headrace_broker.tiered.container.paths import QueueName
-    from headrace_broker.tiered.driver.interface import Buffer, Range
     from headrace_protocol.columns import Array
-    from headrace_protocol.tier_bodies import LogSpan, UnitSpan
+    from headrace_protocol.tier.driver import Buffer, Range
 
 Boundary = Literal["LOWER", "UPPER"]
 
@@ -41,23 +39,6 @@ class UnitRange(NamedTuple):
     units: Array
 
 
-class Spans(NamedTuple):
-    """Where the messages of a range are. next_offset: the range was looked at up to there."""
-
-    next_offset: int
-    units: list[UnitSpan]
-    log: list[LogSpan]
-
-
-class Tail(NamedTuple):
-    """The last records of a queue. first, end: queue offsets. newest_ms: highest store time."""
-
-    first: int
-    end: int
-    byte_count: int
-    newest_ms: int
-
-
 class RecordHead(NamedTuple):
     """The start of a record."""
 
@@ -68,9 +49,12 @@ class RecordHead(NamedTuple):
 
 
 class StoredQueue(ABC):
-    """One queue; one thread appends and expires while others read. All reads may block."""
+    """One queue, for all threads. All reads may block.
 
-    name: QueueName
+    path: of the queue, for messages.
+    """
+
+    path: str
 
     @property
     @abstractmethod
@@ -81,24 +65,6 @@ class StoredQueue(ABC):
     @abstractmethod
     def commit_offset(self) -> int:
         """One past the last queue offset kept; 0 for a queue that has had no message."""
-
-    @property
-    @abstractmethod
-    def log_bytes(self) -> int:
-        """Size of all records."""
-
-    @property
-    @abstractmethod
-    def stored_bytes(self) -> int:
-        """Size of all records and of what is kept with them."""
-
-    def tail(self) -> Tail | None:
-        """The last records, as far as they are known without a read; None if they are not."""
-        return None
-
-    @abstractmethod
-    def _keeps(self, wanted: Range) -> bool:
-        """Whether the queue's log has a range."""
 
     @property
     @abstractmethod
@@ -116,16 +82,26 @@ class StoredQueue(ABC):
         Fewer are returned at a gap. Without a unit the result is empty, at ``commit_offset``.
         """
 
-    @abstractmethod
-    def spans(self, wanted: Range, count_max: int) -> Spans:
-        """Where the records of a range of queue offsets are; at most ``count_max`` unit spans.
-
-        Reads nothing.
-        """
-
-    @abstractmethod
     def store_time(self, queue_offset: int) -> int | Failure:
         """The store time of a record that is kept."""
+        found = self.units(queue_offset, 1)
+        if isinstance(found, Failure):
+            return found
+        head = self.head(int(found.units["physical_offset"][0]))
+        return head if isinstance(head, Failure) else head.store_ms
+
+    def _first_in(self, low: int, high: int, limit_ms: int) -> int | Failure:
+        """The first of some records stored at or after a time; ``high`` if all are older."""
+        while low < high:
+            middle = (low + high) // 2
+            store_ms = self.store_time(middle)
+            if isinstance(store_ms, Failure):
+                return store_ms
+            if store_ms < limit_ms:
+                low = middle + 1
+            else:
+                high = middle
+        return low
 
     @abstractmethod
     def _first_at_or_after(self, limit_ms: int) -> int | Failure:
@@ -178,15 +154,7 @@ class StoredQueue(ABC):
         return records
 
     def _damaged(self, reason: str) -> Failure:
-        return Failure(FailureKind.DAMAGED, self.name.path, reason)
-
-    def record(self, place: int, size: int) -> Buffer | Failure | None:
-        """The bytes of a record at a place in the log; None if it has expired."""
-        wanted = place, place + size
-        if size <= 0 or not self._keeps(wanted):
-            return None
-        read = self._read_log([wanted])
-        return read if isinstance(read, Failure) else read[0]
+        return Failure(FailureKind.DAMAGED, self.path, reason)
 
     def head(self, place: int) -> RecordHead | Failure:
         """The start of the record at a place in the log."""

@@ -16,17 +16,15 @@ from __future__ import annotations
 import math
 import time
 from functools import partial
-from threading import Condition, Lock
+from threading import Condition, Lock, Thread
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
-import trio
-
-from headrace_broker.tiered.driver.interface import Failure, FailureKind
+from headrace_protocol.tier.driver import Failure, FailureKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
-    import outcome
+    from headrace_protocol.tier.driver import Buffer, Entry, Range, Readable
 
 T = TypeVar("T")
 
@@ -69,14 +67,27 @@ class _Running:
         self.operation = operation
         self.changed = Condition(lock)
         self.begin_s = begin_s
-        self.result: outcome.Outcome[object] | None = None
+        self.result: Callable[[], object] | None = None
+
+
+def _start_thread(work: Callable[[], None]) -> None:
+    Thread(target=work, daemon=True).start()
 
 
 class TimeLimits:
     """Runs the operations of one place, for all threads."""
 
-    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        monotonic: Callable[[], float] = time.monotonic,
+        *,
+        start: Callable[[Callable[[], None]], None] = _start_thread,
+        patience: float = 1.0,
+    ) -> None:
+        """start: runs something in a thread. patience: multiplies all limits."""
         self._monotonic = monotonic
+        self._start = start
+        self._patience = patience
         self._lock = Lock()
         self._running: set[_Running] = set()
         # The oldest is first.
@@ -103,19 +114,24 @@ class TimeLimits:
             if reason:
                 return Failure(FailureKind.UNREACHABLE, operation.path, reason)
             self._running.add(running)
-        trio.lowlevel.start_thread_soon(operate, partial(self._note_result, running))
+        self._start(lambda: self._operate(running, operate))
         with self._lock:
             while running.result is None:
-                end_s = min(running.begin_s + operation.limit_s, self._end_s)
+                limit_s = operation.limit_s * self._patience
+                end_s = min(running.begin_s + limit_s, self._end_s)
                 now_s = self._monotonic()
                 if now_s >= end_s:
                     self._abandoned[running] = None
                     reason = f"no answer to {operation.name} in {now_s - running.begin_s:.0f} s"
                     return Failure(FailureKind.UNREACHABLE, operation.path, reason)
                 running.changed.wait(end_s - now_s)
-        return running.result.unwrap()  # type: ignore[return-value]
+        return running.result()  # type: ignore[return-value]
 
-    def _note_result(self, running: _Running, result: outcome.Outcome[object]) -> None:
+    def _operate(self, running: _Running, operate: Callable[[], object]) -> None:
+        try:
+            result: Callable[[], object] = partial(_given, operate())
+        except BaseException as error:  # noqa: BLE001 - raised in the thread that waits
+            result = partial(_raise, error)
         with self._lock:
             running.result = result
             self._running.discard(running)
@@ -139,3 +155,35 @@ class TimeLimits:
     def _waiting(self, running: _Running) -> str:
         seconds = self._monotonic() - running.begin_s
         return f"{running.operation} has not returned for {seconds:.0f} s"
+
+
+def _given(result: object) -> object:
+    return result
+
+
+def _raise(error: BaseException) -> object:
+    raise error
+
+
+class Limited:
+    """A driver within limits of time."""
+
+    def __init__(self, driver: Readable, limits: TimeLimits) -> None:
+        self._driver = driver
+        self._limits = limits
+
+    def _run(self, operation: Operation, operate: Callable[[], T]) -> T | Failure:
+        return self._limits.run(operation, operate)
+
+    def read(self, path: str, ranges: Sequence[Range]) -> list[Buffer] | Failure:
+        """As ``Driver.read``."""
+        operation = Operation("read", path, sum(end - start for start, end in ranges))
+        return self._run(operation, lambda: self._driver.read(path, ranges))
+
+    def size(self, path: str) -> int | Failure:
+        """As ``Driver.size``."""
+        return self._run(Operation("size", path), lambda: self._driver.size(path))
+
+    def entries(self, folder: str) -> list[Entry] | Failure:
+        """As ``Driver.entries``."""
+        return self._run(Operation("list", folder), lambda: self._driver.entries(folder))

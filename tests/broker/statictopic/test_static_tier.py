@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from headrace_broker.tiered.driver.interface import Failure, FailureKind
 from headrace_broker.tiered.driver.posix import PosixDriver
 from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.tier.driver import Failure, FailureKind
 from tests.broker.statictopic.test_static_cleanup import chain, clean, expire
 from tests.support.rescued_tiers import lose_disk
 from tests.support.static_brokers import TOPIC, Brokers, item, pull_header

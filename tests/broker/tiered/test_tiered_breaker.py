@@ -9,10 +9,10 @@ import pytest
 
 from headrace_broker.tiered.access import tier_access, tier_reader, tiered_storage
 from headrace_broker.tiered.access.breaker import Breaker
-from headrace_broker.tiered.driver.interface import Failure, FailureKind
 from headrace_broker.tiered.driver.posix import PosixDriver
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import NotReady, RequestError
+from headrace_protocol.tier.driver import Failure, FailureKind
 from tests.broker.tiered.test_tiered_storage import (
     expire_log,
     put,

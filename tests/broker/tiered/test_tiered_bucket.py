@@ -38,7 +38,7 @@ from tests.support.stores import crash, ready
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from headrace_broker.tiered.driver.object_place import ObjectPlace
+    from headrace_protocol.tier.place import Place
 
 YEAR_MS = 365 * 24 * 3_600_000
 
@@ -256,7 +256,7 @@ def test_secrets_are_shown_nowhere(tmp_path: Path, capsys: pytest.CaptureFixture
         assert secret not in shown
     # A change of other settings leaves them as they are.
     assert config.object_store_secret_key.get_secret_value() == "a-secret-key"
-    assert place.secret_key == "a-secret-key"
+    assert ("secret_access_key", "a-secret-key") in place.config
     broker.close()
 
 
@@ -284,7 +284,7 @@ def test_a_killed_broker_serves_its_history_from_a_bucket(tmp_path: Path) -> Non
         assert SECRET_KEY not in broker.said()
 
 
-def _cluster(folder: Path, place: ObjectPlace) -> Cluster:
+def _cluster(folder: Path, place: Place) -> Cluster:
     return Cluster(
         folder,
         "a",

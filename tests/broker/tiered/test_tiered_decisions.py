@@ -32,7 +32,7 @@ from tests.support.stores import ready
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from headrace_broker.tiered.driver.interface import Failure
+    from headrace_protocol.tier.driver import Failure
     from tests.support.broker import BrokerUnderTest
 
 PROVIDERS = ("posix", "file")

@@ -12,15 +12,15 @@ import pytest
 from obstore.store import MemoryStore
 
 from headrace_broker.tiered.driver import posix
-from headrace_broker.tiered.driver.interface import Entry, Failure, FailureKind
 from headrace_broker.tiered.driver.memory import MemoryDriver
 from headrace_broker.tiered.driver.metered import MeteredAppends, MeteredPuts, Operations
-from headrace_broker.tiered.driver.object_place import ObjectPlace
-from headrace_broker.tiered.driver.objects import ObjectDriver, open_objects
 from headrace_broker.tiered.driver.posix import PosixDriver
-from headrace_broker.tiered.driver.time_limits import TimeLimits
+from headrace_protocol.tier.driver import Entry, Failure, FailureKind
+from headrace_protocol.tier.objects import ObjectDriver, open_objects
+from headrace_protocol.tier.place import Place
+from headrace_protocol.tier.time_limits import TimeLimits
 from tests.support.faulty_files import FaultRates, FaultyFiles, PowerCut
-from tests.support.object_server import SECRET_KEY, serving
+from tests.support.object_server import SECRET_KEY, below, serving
 from tests.support.seeds import seeds
 from tests.support.simulated_store import SimulatedStore, StoreClient, StoreWeather
 from tests.support.stores import SetClock
@@ -28,13 +28,13 @@ from tests.support.stores import SetClock
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from headrace_broker.tiered.driver.interface import AppendDriver, PutDriver
+    from headrace_protocol.tier.driver import AppendDriver, PutDriver
 
 PATH = "a/%RETRY%group/0/one object"
 
 
 @pytest.fixture(scope="module")
-def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectPlace]:
+def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     with serving(tmp_path_factory.mktemp("s3")) as place:
         yield place
 
@@ -49,12 +49,12 @@ def make(name: str, request: pytest.FixtureRequest) -> Any:
     if name == "memory":
         return MemoryDriver()
     if name == "objects":
-        return ObjectDriver(MemoryStore(), "prefix/")
+        return ObjectDriver(MemoryStore())
     if name == "simulated":
         weather = StoreWeather(Random(1), SetClock())
         return StoreClient(SimulatedStore(), weather, lambda: None)
     place = request.getfixturevalue("bucket")
-    return open_objects(place._replace(prefix=request.node.name))
+    return open_objects(below(place, request.node.name))
 
 
 SERVER = pytest.param("s3", marks=pytest.mark.slow)
@@ -326,15 +326,16 @@ def test_a_cut_answer_is_no_short_object() -> None:
 
 
 def test_a_store_that_does_not_answer_is_unreachable() -> None:
-    place = ObjectPlace("s3", "bucket", "http://127.0.0.1:1", "", "access", "hidden-secret")
-    driver = open_objects(place)
+    keys = ("access_key_id", "access"), ("secret_access_key", "hidden-secret")
+    driver = open_objects(Place("s3://bucket", "http://127.0.0.1:1", config=keys))
     failure = driver.size("a")
     assert fails(failure, FailureKind.UNREACHABLE)
 
 
 @pytest.mark.slow
-def test_secrets_are_in_no_text(bucket: ObjectPlace) -> None:
-    wrong = open_objects(bucket._replace(access_key="an-access-key", secret_key="a-secret-key"))
+def test_secrets_are_in_no_text(bucket: Place) -> None:
+    keys = ("access_key_id", "an-access-key"), ("secret_access_key", "a-secret-key")
+    wrong = open_objects(bucket._replace(config=keys))
     for result in (wrong.size("a"), wrong.put("a", b"x"), wrong.entries("a"), wrong.etag("a")):
         assert fails(result, FailureKind.UNREACHABLE)
         assert "an-access-key" not in str(result)
@@ -343,19 +344,21 @@ def test_secrets_are_in_no_text(bucket: ObjectPlace) -> None:
 
 
 @pytest.mark.slow
-def test_a_missing_bucket_is_not_a_missing_object(bucket: ObjectPlace) -> None:
-    driver = open_objects(bucket._replace(bucket="another"))
+def test_a_missing_bucket_is_not_a_missing_object(bucket: Place) -> None:
+    driver = open_objects(bucket._replace(url="s3://another"))
     for result in (driver.size("a"), driver.read("a", [(0, 1)]), driver.etag("a")):
         assert fails(result, FailureKind.UNREACHABLE)
         assert "NoSuchBucket" in str(result)
 
 
-@pytest.mark.parametrize("provider", ["gcs", "azure"])
-def test_other_providers_are_opened(provider: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = ObjectPlace(provider, "bucket", access_key="account", secret_key="a2V5")
+AZURE = Place("az://bucket", config=(("account_name", "account"), ("account_key", "a2V5")))
+
+
+@pytest.mark.parametrize("place", [Place("gs://bucket"), AZURE])
+def test_other_providers_are_opened(place: Place) -> None:
     assert isinstance(open_objects(place), ObjectDriver)
 
 
 def test_a_wrong_setting_is_named() -> None:
     with pytest.raises(ValueError, match=r"[Ee]ndpoint|[Uu][Rr][Ll]"):
-        open_objects(ObjectPlace("azure", "bucket", "no url", access_key="account"))
+        open_objects(AZURE._replace(endpoint="no url"))

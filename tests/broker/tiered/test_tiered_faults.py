@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from headrace_broker.tiered.driver import objects
-from headrace_broker.tiered.driver.interface import Failure, FailureKind
 from headrace_broker.tiered.driver.metered import MeteredPuts, Operations
 from headrace_broker.tiered.driver.posix import PosixDriver
-from headrace_broker.tiered.driver.time_limits import TimeLimits
+from headrace_protocol.tier import objects
+from headrace_protocol.tier.driver import Failure, FailureKind
+from headrace_protocol.tier.time_limits import TimeLimits
 from tests.broker.tiered.test_tiered_bucket import start as start_objects
 from tests.broker.tiered.test_tiered_storage import expire_log, put, read_all, tier_of, upload
 from tests.broker.tiered.test_tiered_storage import start as start_files
 from tests.support.faulty_proxy import Fault, faulty_proxy
-from tests.support.object_server import serving
+from tests.support.object_server import below, serving
 from tests.support.object_tiers import append_next, open_objects_tier
 from tests.support.stores import FaultyFiles
 from tests.support.tiers import BEGIN_MS, TOPIC
@@ -28,7 +28,7 @@ from tests.support.tiers import read_all as read_queue
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from headrace_broker.tiered.driver.object_place import ObjectPlace
+    from headrace_protocol.tier.place import Place
 
 LAYOUTS = pytest.mark.parametrize("start", [start_files, start_objects], ids=["files", "objects"])
 
@@ -37,7 +37,7 @@ LAYOUTS = pytest.mark.parametrize("start", [start_files, start_objects], ids=["f
 
 
 @pytest.fixture(scope="module")
-def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectPlace]:
+def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     with serving(tmp_path_factory.mktemp("s3")) as place:
         yield place
 
@@ -61,11 +61,11 @@ class Weather:
 @pytest.mark.parametrize("retries", [0, 2])
 @pytest.mark.parametrize("seed", range(3))
 def test_nothing_is_lost_or_twice_behind_a_faulty_proxy(
-    bucket: ObjectPlace, monkeypatch: pytest.MonkeyPatch, seed: int, retries: int
+    bucket: Place, monkeypatch: pytest.MonkeyPatch, seed: int, retries: int
 ) -> None:
     monkeypatch.setattr(objects, "_RETRIES", retries)
     weather, counts = Weather(seed), dict.fromkeys([(TOPIC, number) for number in range(3)], 5)
-    place = bucket._replace(prefix=f"{seed}-{retries}")
+    place = below(bucket, f"{seed}-{retries}")
     with faulty_proxy(bucket.endpoint) as (proxy, endpoint):
         inner = objects.open_objects(place._replace(endpoint=endpoint))
         driver = MeteredPuts(inner, Operations(), TimeLimits())

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from headrace_broker.tiered.container.flat_queue import SegmentLimits
-from headrace_broker.tiered.driver.interface import Failure, FailureKind
 from headrace_broker.tiered.driver.memory import MemoryDriver
+from headrace_protocol.tier.driver import Failure, FailureKind
 from tests.support.hanging import Hanging, Patience, When
 from tests.support.object_tiers import append_next, one, open_objects_tier
 from tests.support.seeds import seeds

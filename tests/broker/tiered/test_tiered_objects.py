@@ -11,9 +11,7 @@ import pytest
 from obstore.store import MemoryStore
 
 from headrace_broker.tiered.container.stored_tier import Group
-from headrace_broker.tiered.driver.interface import Failure, FailureKind
 from headrace_broker.tiered.driver.memory import MemoryDriver
-from headrace_broker.tiered.driver.objects import ObjectDriver, open_objects
 from headrace_broker.tiered.driver.posix import PosixDriver
 from headrace_broker.tiered.objects.batch import read_directory
 from headrace_broker.tiered.objects.inventory import StoredObject
@@ -21,8 +19,10 @@ from headrace_broker.tiered.objects.merge import Merger, choose, plan
 from headrace_broker.tiered.objects.object_tier import ObjectTier
 from headrace_protocol.columns import UNIT_DTYPE, RecordColumns
 from headrace_protocol.message import encode_host, encode_record
-from headrace_protocol.tier_rows import FINAL, ObjectRow, Part
-from tests.support.object_server import serving
+from headrace_protocol.tier.driver import Failure, FailureKind
+from headrace_protocol.tier.objects import ObjectDriver, open_objects
+from headrace_protocol.tier.rows import FINAL, ObjectRow, Part
+from tests.support.object_server import below, serving
 from tests.support.object_tiers import (
     HOME,
     Fault,
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from headrace_broker.tiered.container.stored_tier import Name
-    from headrace_broker.tiered.driver.object_place import ObjectPlace
     from headrace_broker.tiered.objects.batch import Batch
+    from headrace_protocol.tier.place import Place
 
 DAY_MS = 24 * 3600 * 1000
 
 
 @pytest.fixture(scope="module")
-def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectPlace]:
+def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     with serving(tmp_path_factory.mktemp("s3")) as place:
         yield place
 
@@ -58,7 +58,7 @@ def driver(request: pytest.FixtureRequest) -> Any:
     if request.param == "obstore":
         return ObjectDriver(MemoryStore(), "prefix")
     place = request.getfixturevalue("bucket")
-    return open_objects(place._replace(prefix=request.node.name))
+    return open_objects(below(place, request.node.name))
 
 
 def objects(driver: Any, folder: str = "data") -> list[str]:

@@ -19,9 +19,9 @@ from headrace_broker.store.retention.topic_floors import TopicLimit
 from headrace_broker.tiered.access import tiered_storage
 from headrace_broker.tiered.container.place_mark import PlaceMark, read_mark
 from headrace_broker.tiered.container.tier import Home
-from headrace_broker.tiered.driver.interface import Failure, FailureKind
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import RequestError
+from headrace_protocol.tier.driver import Failure, FailureKind
 from tests.broker.tiered.test_tiered_status import ask
 from tests.broker.tiered.test_tiered_storage import (
     TOPIC,
@@ -33,7 +33,7 @@ from tests.broker.tiered.test_tiered_storage import (
     tier_of,
     upload,
 )
-from tests.support.object_server import BUCKET, serving
+from tests.support.object_server import ACCESS_KEY, BUCKET, SECRET_KEY, serving
 from tests.support.stores import ready
 from tests.support.until import until
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from headrace_broker.tiered.driver.interface import Driver
+    from headrace_protocol.tier.driver import Driver
     from tests.support.broker import BrokerUnderTest
 
 PROVIDERS = pytest.mark.parametrize("provider", ["posix", "file"])
@@ -217,9 +217,9 @@ async def test_nothing_is_written_to_another_bucket_behind_the_name(
         settings: dict[str, Any] = {
             "tiered_backend_service_provider": "s3",
             "object_store_endpoint": place.endpoint,
-            "object_store_bucket": place.bucket,
-            "object_store_access_key": place.access_key,
-            "object_store_secret_key": place.secret_key,
+            "object_store_bucket": BUCKET,
+            "object_store_access_key": ACCESS_KEY,
+            "object_store_secret_key": SECRET_KEY,
         }
         broker = start(tmp_path, **settings)
         put(broker, 0, 20)

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from headrace_broker.tiered.container.flat_queue import FlatQueue
-from headrace_broker.tiered.driver.object_place import ObjectPlace
+from headrace_broker.tiered.container.tier import Home
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.columns import RecordColumns
 from headrace_protocol.tier_bodies import TierPlan
 from headrace_protocol.tier_headers import TierPlanHeader
 from tests.broker.tiered.test_tiered_bucket import start as start_with_objects
 from tests.broker.tiered.test_tiered_storage import TOPIC, expire_log, put, start, tier_of, upload
+from tests.support.broker import broker_config
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -110,7 +111,26 @@ async def test_what_has_expired_is_in_no_plan(tmp_path: Path) -> None:
     broker.close()
 
 
-def test_a_place_is_named_without_its_secrets() -> None:
-    place = ObjectPlace("s3", "b", "http://h", "eu", "key", "secret", "/a/")
-    assert place.url == "s3://b/a"
-    assert ObjectPlace("azure", "b").url == "az://b"
+@pytest.mark.parametrize(
+    ("provider", "prefix", "url"),
+    [("s3", "/a b/", "s3://b/a%20b"), ("azure", "", "az://b"), ("gcs", "c", "gs://b/c")],
+)
+def test_a_place_is_named_without_its_secrets(
+    tmp_path: Path, provider: str, prefix: str, url: str
+) -> None:
+    keys = ("key", "secret") if provider != "gcs" else ("", "")
+    config = broker_config(
+        tmp_path,
+        message_store_plug_in="tieredstore",
+        tiered_backend_service_provider=provider,
+        object_store_bucket="b",
+        object_store_prefix=prefix,
+        object_store_access_key=keys[0],
+        object_store_secret_key=keys[1],
+    )
+    settings = config.tier_settings(tmp_path, Home("cluster", "broker"))
+    assert settings is not None
+    assert settings.place is not None
+    assert settings.place.url == url
+    assert [value for _, value in settings.place.config] == [key for key in keys if key]
+    assert "secret" not in repr(settings.place)

@@ -8,9 +8,9 @@ import pytest
 
 from headrace_broker import main as broker_main
 from headrace_broker.tiered.access.probe import probe
-from headrace_broker.tiered.driver.interface import Failure, FailureKind
 from headrace_broker.tiered.driver.memory import MemoryDriver
 from headrace_broker.tiered.driver.posix import PosixDriver
+from headrace_protocol.tier.driver import Failure, FailureKind
 
 if TYPE_CHECKING:
     from pathlib import Path

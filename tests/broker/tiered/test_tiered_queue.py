@@ -13,7 +13,11 @@ import pytest
 
 from headrace_broker.tiered.container.flat_queue import SegmentLimits, placed
 from headrace_broker.tiered.container.metadata import LONG_MAX, TierMetadata
-from headrace_broker.tiered.container.paths import (
+from headrace_broker.tiered.driver.memory import MemoryDriver
+from headrace_protocol import fastjson
+from headrace_protocol.columns import RecordColumns
+from headrace_protocol.tier.driver import Failure, FailureKind
+from headrace_protocol.tier.paths import (
     FileKind,
     QueueName,
     cluster_folder,
@@ -21,10 +25,6 @@ from headrace_broker.tiered.container.paths import (
     segment_base,
     segment_name,
 )
-from headrace_broker.tiered.driver.interface import Failure, FailureKind
-from headrace_broker.tiered.driver.memory import MemoryDriver
-from headrace_protocol import fastjson
-from headrace_protocol.columns import RecordColumns
 from tests.support.seeds import seeds
 from tests.support.tiers import (
     BEGIN_MS,
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from headrace_broker.tiered.container.flat_queue import FlatQueue
     from headrace_broker.tiered.container.tier import Tier
-    from headrace_broker.tiered.driver.interface import Buffer
+    from headrace_protocol.tier.driver import Buffer
 
 LARGE = SegmentLimits()
 

@@ -9,11 +9,11 @@ import pytest
 
 from headrace_broker.store.integrity.lock import StoreLock
 from headrace_broker.tiered.container.stored_tier import Group
-from headrace_broker.tiered.driver.interface import Failure, FailureKind
 from headrace_broker.tiered.driver.posix import PosixDriver
 from headrace_broker.tiered.rescue.choice import choose
 from headrace_broker.tiered.rescue.rebuild import rebuild_objects
-from headrace_protocol.tier_rows import ObjectRow, Part
+from headrace_protocol.tier.driver import Failure, FailureKind
+from headrace_protocol.tier.rows import ObjectRow, Part
 from tests.support.cli import fail, headrace, succeed
 from tests.support.object_tiers import append_next, one, open_objects_tier
 from tests.support.rescued_tiers import (

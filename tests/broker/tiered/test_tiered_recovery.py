@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from headrace_broker.tiered.container.flat_queue import SegmentLimits
-from headrace_broker.tiered.container.paths import QueueName
-from headrace_broker.tiered.driver.interface import Failure, FailureKind
+from headrace_protocol.tier.driver import Failure, FailureKind
+from headrace_protocol.tier.paths import QueueName
 from tests.support.faulty_files import FaultRates, PowerCut, next_life
 from tests.support.seeds import seeds
 from tests.support.tiers import (

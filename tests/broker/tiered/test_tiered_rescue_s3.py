@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from headrace import blocking
-from headrace_broker.tiered.driver.objects import open_objects
+from headrace_protocol.tier.objects import open_objects
 from tests.broker.tiered.test_tiered_processes import TOPIC, read_all, send, wait_until
 from tests.broker.tiered.test_tiered_restore import consume, is_uploaded
 from tests.support import tiers
 from tests.support.cli import headrace, succeed
 from tests.support.cluster import Cluster
-from tests.support.object_server import SECRET_KEY, bucket_settings, serving
+from tests.support.object_server import SECRET_KEY, below, bucket_settings, serving
 from tests.support.object_tiers import open_objects_tier
 from tests.support.rescued_tiers import LIMITS, QUEUES, fill, fill_objects, write_config
 from tests.support.tiers import open_tier
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from headrace_broker.tiered.driver.object_place import ObjectPlace
-    from headrace_broker.tiered.driver.objects import ObjectDriver
+    from headrace_protocol.tier.objects import ObjectDriver
+    from headrace_protocol.tier.place import Place
 
 pytestmark = pytest.mark.slow
 TOTAL = sum(QUEUES.values())
@@ -37,7 +37,7 @@ COMMANDS = (
 
 
 @pytest.fixture(scope="module")
-def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectPlace]:
+def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     with serving(tmp_path_factory.mktemp("s3")) as place:
         yield place
 
@@ -50,16 +50,16 @@ class Bucket(NamedTuple):
 
 
 @pytest.fixture
-def filled(tmp_path: Path, bucket: ObjectPlace) -> Bucket:
+def filled(tmp_path: Path, bucket: Place) -> Bucket:
     found = empty(tmp_path / "a", bucket, tmp_path.name)
     fill_objects(found.driver)
     return found
 
 
-def empty(root: Path, place: ObjectPlace, prefix: str) -> Bucket:
+def empty(root: Path, place: Place, prefix: str) -> Bucket:
     root.mkdir()
     config = write_config(root, "file", **bucket_settings(place, prefix))
-    return Bucket(config, open_objects(place._replace(prefix=prefix)))
+    return Bucket(config, open_objects(below(place, prefix)))
 
 
 def only(driver: ObjectDriver, ending: str) -> str:
@@ -117,7 +117,7 @@ def test_sweep_deletes_old_leftovers_only(filled: Bucket) -> None:
     assert messages(filled.driver) == ALL
 
 
-def test_copy_to_a_bucket_and_back(tmp_path: Path, bucket: ObjectPlace) -> None:
+def test_copy_to_a_bucket_and_back(tmp_path: Path, bucket: Place) -> None:
     begin, middle = fill(tmp_path / "a", "posix"), empty(tmp_path / "b", bucket, tmp_path.name)
     (tmp_path / "c").mkdir()
     end = write_config(tmp_path / "c", "posix")
@@ -135,7 +135,7 @@ def test_copy_to_a_bucket_and_back(tmp_path: Path, bucket: ObjectPlace) -> None:
     "wrong", ["objectStoreSecretKey", "objectStoreBucket", "objectStoreEndpoint"]
 )
 def test_a_bucket_that_refuses_shows_no_secret(
-    tmp_path: Path, bucket: ObjectPlace, command: tuple[str, ...], wrong: str
+    tmp_path: Path, bucket: Place, command: tuple[str, ...], wrong: str
 ) -> None:
     (tmp_path / "a").mkdir()
     lines = bucket_settings(bucket) | {"objectStoreAccessKey": "an-access-key"}
@@ -150,9 +150,7 @@ def test_a_bucket_that_refuses_shows_no_secret(
     assert wrong == "objectStoreBucket" or "another-one" not in said.stdout + said.stderr
 
 
-def test_a_broker_without_its_disk_continues_on_its_bucket(
-    tmp_path: Path, bucket: ObjectPlace
-) -> None:
+def test_a_broker_without_its_disk_continues_on_its_bucket(tmp_path: Path, bucket: Place) -> None:
     settings = bucket_settings(bucket, tmp_path.name)
     with Cluster(tmp_path, "a", tieredStoreGroupCommitTimeout=200, **settings) as cluster:
         broker, nameserver = cluster.brokers["a"], cluster.nameserver.address
@@ -174,7 +172,7 @@ def test_a_broker_without_its_disk_continues_on_its_bucket(
         wait_until(lambda: is_uploaded(cluster, 600), broker.said)
         # Now the manifest is lost as well.
         broker.kill()
-        driver = open_objects(bucket._replace(prefix=tmp_path.name))
+        driver = open_objects(below(bucket, tmp_path.name))
         driver.delete([only(driver, "/manifest.json")])
         rebuilt = succeed("tier", "rebuild", "-c", config, "--json")
         assert rebuilt.json()["messages"] == 600

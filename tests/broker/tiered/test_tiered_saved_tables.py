@@ -8,8 +8,8 @@ import pytest
 
 from headrace_broker.persistence import SavedFile
 from headrace_broker.tiered.access.saved_tables import SavedTables, read_tables
-from headrace_broker.tiered.driver.interface import Failure, FailureKind
 from headrace_broker.tiered.driver.posix import PosixDriver
+from headrace_protocol.tier.driver import Failure, FailureKind
 from tests.broker.tiered.test_tiered_lives import delete, files, make_again, upload_unsaved
 from tests.broker.tiered.test_tiered_storage import (
     TOPIC,

@@ -13,7 +13,6 @@ from headrace_broker.store.retention.topic_floors import TopicLimit
 from headrace_broker.store.store_source import GetStatus
 from headrace_broker.tiered.access import tier_reader
 from headrace_broker.tiered.container.tier import Tier
-from headrace_broker.tiered.driver.interface import Failure, FailureKind
 from headrace_broker.tiered.driver.posix import PosixDriver
 from headrace_protocol import fastjson
 from headrace_protocol.admin_headers import DeleteTopicHeader, GetTopicStatsHeader
@@ -23,6 +22,7 @@ from headrace_protocol.columns import UNIT_DTYPE, RecordColumns
 from headrace_protocol.errors import NotReady, RequestError
 from headrace_protocol.headers import PullMessageHeader
 from headrace_protocol.message import decode_records, tags_code
+from headrace_protocol.tier.driver import Failure, FailureKind
 from tests.support.broker import BrokerUnderTest, broker_config
 from tests.support.stores import crash, held, ready
 

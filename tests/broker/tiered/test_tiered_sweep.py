@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from headrace_broker.store.integrity.lock import StoreLock
-from headrace_broker.tiered.container.paths import segment_name
 from headrace_broker.tiered.driver.posix import PosixDriver
+from headrace_protocol.tier.paths import segment_name
 from tests.support.cli import fail, succeed
 from tests.support.object_tiers import append_next, one, open_objects_tier
 from tests.support.rescued_tiers import LIMITS, QUEUES, fill, folder

@@ -11,7 +11,7 @@ from headrace_broker.store.files.config_file import ConfigFile
 from headrace_broker.store.files.filesystem import Files
 from headrace_broker.tiered.access.lives import LIVES_FILE, Lives
 from headrace_broker.tiered.access.saved_tables import TableSaver, read_tables
-from headrace_broker.tiered.driver.interface import Failure
+from headrace_protocol.tier.driver import Failure
 from tests.support.object_tiers import HOME, Fault, FaultyStore
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from headrace_broker.tiered.driver import time_limits
-from headrace_broker.tiered.driver.interface import Failure, FailureKind
 from headrace_broker.tiered.driver.memory import MemoryDriver
 from headrace_broker.tiered.driver.posix import PosixDriver
-from headrace_broker.tiered.driver.time_limits import Operation, TimeLimits
+from headrace_protocol.tier import time_limits
+from headrace_protocol.tier.driver import Failure, FailureKind
+from headrace_protocol.tier.time_limits import Operation, TimeLimits
 from tests.support.cli import fail
 from tests.support.hanging import Hanging, Patience, When
 from tests.support.rescued_tiers import Layout, fill, folder, write_config

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from headrace_broker.tiered.driver.interface import Failure, FailureKind
 from headrace_broker.tiered.driver.posix import PosixDriver
+from headrace_protocol.tier.driver import Failure, FailureKind
 from tests.support.cli import headrace, succeed
 from tests.support.rescued_tiers import LIMITS, QUEUES, fill, folder
 from tests.support.tiers import BEGIN_MS, TOPIC, append, open_tier, queue_of, read_all
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from headrace_broker.tiered.driver.interface import Buffer, Range
+    from headrace_protocol.tier.driver import Buffer, Range
 
 Files = list["Path"]
 COUNT = QUEUES[TOPIC, 0]

@@ -7,9 +7,9 @@ import time
 from threading import Lock
 from typing import TYPE_CHECKING, Final
 
-from headrace_broker.tiered.driver.interface import Failure, FailureKind
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import RequestError
+from headrace_protocol.tier.driver import Failure, FailureKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from headrace_broker.store.queues.queue_blocks import QueueDamaged
-from headrace_broker.tiered.driver.interface import Failure
+from headrace_protocol.tier.driver import Failure
 
 if TYPE_CHECKING:
     from headrace_broker.store.followers.follower_work import LocalQueue
-    from headrace_broker.tiered.container.stored_queue import StoredQueue, Tail
+    from headrace_broker.tiered.container.stored_tier import Tail, TierQueue
 
 # Of a record: its place, which is another one in the tier.
 _PLACE: Final = slice(28, 36)
 
 
-def first_difference(queue: StoredQueue, local: LocalQueue) -> int | Failure | None:
+def first_difference(queue: TierQueue, local: LocalQueue) -> int | Failure | None:
     """The first queue offset at which the tier has another message than the log; None without one.
 
     Messages that only the tier has are others if the log gives their offsets to new ones. If the
@@ -62,7 +62,7 @@ def _has_tail(local: LocalQueue, tail: Tail | None) -> bool:
     return is_size_same and newest_ms == tail.newest_ms
 
 
-def _is_same(queue: StoredQueue, local: LocalQueue, queue_offset: int) -> bool | Failure:
+def _is_same(queue: TierQueue, local: LocalQueue, queue_offset: int) -> bool | Failure:
     """Whether log and tier have the same record; also if one of them has none to compare."""
     try:
         record = local.record(queue_offset)

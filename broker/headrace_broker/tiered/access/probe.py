@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from headrace_broker.tiered.driver.interface import Failure
+from headrace_protocol.tier.driver import Failure
 
 if TYPE_CHECKING:
-    from headrace_broker.tiered.driver.interface import PutDriver
+    from headrace_protocol.tier.driver import PutDriver
 
 _CONTENT = b"headrace was here and may be deleted\n"
 

@@ -16,8 +16,8 @@ import structlog
 from headrace_broker.store.files.config_file import ConfigFile
 from headrace_broker.tiered.access.lives import LIVES_FILE
 from headrace_broker.tiered.container.metadata import TopicRow  # noqa: TC001 - msgspec reads the annotations
-from headrace_broker.tiered.container.paths import cluster_folder
-from headrace_broker.tiered.driver.interface import Failure, FailureKind
+from headrace_protocol.tier.driver import Failure, FailureKind
+from headrace_protocol.tier.paths import cluster_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from headrace_broker.store.files.filesystem import Files
     from headrace_broker.tiered.access.lives import Lives
     from headrace_broker.tiered.container.tier import Home
-    from headrace_broker.tiered.driver.interface import Driver, PutDriver
+    from headrace_protocol.tier.driver import Driver, PutDriver
 
 log = structlog.get_logger("headrace.broker")
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from headrace_broker.tiered.container.flat_queue import SegmentLimits
     from headrace_broker.tiered.container.index_file import IndexSize
     from headrace_broker.tiered.container.tier import Home
-    from headrace_broker.tiered.driver.object_place import ObjectPlace
+    from headrace_protocol.tier.place import Place
 
 
 class StorageLevel(enum.Enum):
@@ -44,7 +44,7 @@ class TierSettings:
 
     root: Path
     folder: Path | None
-    place: ObjectPlace | None
+    place: Place | None
     keeps_objects: bool
     home: Home
     level: StorageLevel

@@ -14,7 +14,6 @@ import trio
 from headrace_broker.store.files.config_file import ConfigFile
 from headrace_broker.tiered.access.standings import Standings
 from headrace_broker.tiered.container.metadata import TierMetadata
-from headrace_broker.tiered.container.paths import cluster_folder
 from headrace_broker.tiered.container.place_mark import (
     PLACE_FILE,
     MarkedAppends,
@@ -26,8 +25,9 @@ from headrace_broker.tiered.container.tier_index import TierIndex
 from headrace_broker.tiered.driver.memory import MemoryDriver
 from headrace_broker.tiered.driver.metered import MeteredAppends, MeteredPuts, Operations
 from headrace_broker.tiered.driver.posix import PosixDriver
-from headrace_broker.tiered.driver.time_limits import TimeLimits
 from headrace_broker.tiered.objects.object_tier import ObjectTier
+from headrace_protocol.tier.paths import cluster_folder
+from headrace_protocol.tier.time_limits import TimeLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,9 +37,8 @@ if TYPE_CHECKING:
     from headrace_broker.tiered.access.lives import Lives
     from headrace_broker.tiered.access.settings import TierSettings
     from headrace_broker.tiered.container.metadata import TopicRow
-    from headrace_broker.tiered.container.stored_queue import StoredQueue
-    from headrace_broker.tiered.container.stored_tier import StoredTier
-    from headrace_broker.tiered.driver.interface import AppendDriver, PutDriver
+    from headrace_broker.tiered.container.stored_tier import StoredTier, TierQueue
+    from headrace_protocol.tier.driver import AppendDriver, PutDriver
 
 log = structlog.get_logger("headrace.broker")
 
@@ -68,7 +67,10 @@ class TierAccess:
         self._files = files
         self._place_files = files.apart()
         self.operations = Operations()
-        self.limits = TimeLimits()
+        # trio keeps threads for reuse.
+        self.limits = TimeLimits(
+            start=lambda work: trio.lowlevel.start_thread_soon(work, lambda _: None)
+        )
         self._folder = _new_driver(settings, self._place_files)
         self.mark: PlaceMark | None = None
         if settings.is_lasting:
@@ -200,7 +202,7 @@ class TierAccess:
         if failure is not None:  # the clean-up removes what is left
             log.warning("files of a deleted queue are left in the tier", reason=str(failure))
 
-    def queue(self, topic: str, queue_id: int) -> StoredQueue | None:
+    def queue(self, topic: str, queue_id: int) -> TierQueue | None:
         """A queue that has messages; None also before the tier is open.
 
         Of a topic that was made again, None until the tier has a queue of the present life.
@@ -270,7 +272,7 @@ def _open_objects(settings: TierSettings, files: Files) -> PutDriver:
         assert settings.folder is not None
         return PosixDriver(settings.folder, files)
     # An extra, which only brokers with a bucket need.
-    from headrace_broker.tiered.driver.objects import open_objects
+    from headrace_protocol.tier.objects import open_objects
 
     return open_objects(settings.place)
 

@@ -16,10 +16,10 @@ from headrace_broker.tiered.access.read_blocks import (
     ReadBlock,
     ReadBlocks,
 )
-from headrace_broker.tiered.container.stored_queue import read_bytes
-from headrace_broker.tiered.driver.interface import Failure
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import Lane, NotReady, RequestError
+from headrace_protocol.tier.driver import Failure
+from headrace_protocol.tier.stored_queue import read_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from headrace_broker.tiered.access.read_cursors import Stream
     from headrace_broker.tiered.access.settings import TierSettings
     from headrace_broker.tiered.access.tier_access import TierAccess
-    from headrace_broker.tiered.container.stored_queue import UnitRange
     from headrace_protocol.columns import Array
+    from headrace_protocol.tier.stored_queue import UnitRange
 
 # Apart from the threads that read the local disk: a slow store must not take those.
 TIERED_DATA: Final = Lane("messages of the tier", threads=8)

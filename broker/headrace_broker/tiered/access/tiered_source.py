@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from headrace_broker.store.store_source import Boundary, StoreSource
     from headrace_broker.tiered.access.read_blocks import ReadBlock
     from headrace_broker.tiered.access.tier_reader import TierReader
-    from headrace_broker.tiered.container.stored_queue import StoredQueue
+    from headrace_broker.tiered.container.stored_tier import TierQueue
     from headrace_protocol.columns import Array
     from headrace_protocol.message import Buffer
 
@@ -79,14 +79,14 @@ class TieredSource:
         self._reader = reader
         self._level = level
 
-    def _known(self) -> StoredQueue | None:
+    def _known(self) -> TierQueue | None:
         """The queue in the tier; None if it has no message there, or only ``_opened`` can tell."""
         access = self._reader.access
         is_current = access.lives.is_current(self._name[0])
         is_ours = is_current and not access.standings.is_foreign(self._name)
         return access.queue(*self._name) if is_ours else None
 
-    def _opened(self) -> StoredQueue | None:
+    def _opened(self) -> TierQueue | None:
         """The queue in the tier; None if it has no message there.
 
         Raises NotReady before the tier is open, or for a topic of which the tier may have an
@@ -106,7 +106,7 @@ class TieredSource:
             raise RequestError(ResponseCode.SYSTEM_ERROR, f"the tier is not read: {reason}")
         return None
 
-    def _is_same(self, queue: StoredQueue) -> bool:
+    def _is_same(self, queue: TierQueue) -> bool:
         """Whether the tier has this queue's messages, judging by one that both have."""
         at = max(queue.min_offset, self._local.min_offset())
         local_ms = self._local.store_time_at(at)
@@ -153,7 +153,7 @@ class TieredSource:
                 return self._read_tier(queue, wanted, is_bulk)
         return result if queue is None else _widened(result, queue, wanted.queue_offset)
 
-    def _read_tier(self, queue: StoredQueue, wanted: _Wanted, is_bulk: bool) -> GetResult:
+    def _read_tier(self, queue: TierQueue, wanted: _Wanted, is_bulk: bool) -> GetResult:
         stream = queue, wanted.tags
         count_asked = max(wanted.count_max, 1)
         block = self._reader.block(stream, wanted.queue_offset, count_asked)
@@ -218,7 +218,7 @@ class TieredSource:
         tier_bytes = queue.log_bytes
         return local_bytes + tier_bytes * max(only_tiered, 0) // max(end - low, 1)
 
-    def _only_tiered(self, queue_offset: int) -> StoredQueue | None:
+    def _only_tiered(self, queue_offset: int) -> TierQueue | None:
         """The queue in the tier, if only the tier has a message. Raises NotReady."""
         if queue_offset >= self._local.min_offset():
             return None
@@ -254,11 +254,11 @@ class TieredSource:
         return self._reader.answer((queue, queue_offset), lambda: queue.store_time(queue_offset))
 
 
-def _has(queue: StoredQueue, wanted: _Wanted) -> bool:
+def _has(queue: TierQueue, wanted: _Wanted) -> bool:
     return queue.min_offset <= wanted.queue_offset < queue.commit_offset
 
 
-def _widened(result: GetResult, queue: StoredQueue, queue_offset: int) -> GetResult:
+def _widened(result: GetResult, queue: TierQueue, queue_offset: int) -> GetResult:
     """A result of the local store with the range of both tiers."""
     low = queue.min_offset
     if low >= result.min_offset:

@@ -19,10 +19,10 @@ from headrace_broker.tiered.access.tier_access import TierAccess
 from headrace_broker.tiered.access.tier_reader import TierReader
 from headrace_broker.tiered.access.tiered_source import TieredSource
 from headrace_broker.tiered.access.upload import Upload
-from headrace_broker.tiered.driver.interface import Failure
 from headrace_broker.topics.attributes import CLEANUP_POLICY, COMPACTED, TIERED, topic_limits
 from headrace_daemon.services import Service, StopStage
 from headrace_protocol.outages import Outages
+from headrace_protocol.tier.driver import Failure
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping

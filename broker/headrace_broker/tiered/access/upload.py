@@ -16,8 +16,8 @@ from headrace_broker.store.queues.queue_blocks import QueueNotFollowed
 from headrace_broker.tiered.access.comparison import first_difference
 from headrace_broker.tiered.access.standings import Event, State
 from headrace_broker.tiered.container.stored_tier import Group
-from headrace_broker.tiered.driver.interface import Failure, FailureKind
 from headrace_protocol.columns import RecordColumns
+from headrace_protocol.tier.driver import Failure, FailureKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from headrace_broker.tiered.access.settings import TierSettings
     from headrace_broker.tiered.access.standings import Name
     from headrace_broker.tiered.access.tier_access import TierAccess
-    from headrace_broker.tiered.container.stored_queue import StoredQueue
+    from headrace_broker.tiered.container.stored_tier import TierQueue
     from headrace_protocol.columns import Array
 
 # Of all queues together; a block may add a few MiB.
@@ -274,7 +274,7 @@ class Upload:
             return Group(records, codes)
         return Group(records.select(is_new), codes[is_new])
 
-    def _refuse(self, name: Name, queue: StoredQueue, from_offset: int) -> None:
+    def _refuse(self, name: Name, queue: TierQueue, from_offset: int) -> None:
         """Give up a queue of which the tier has other messages."""
         self._access.lives.forget([name[0]])
         reason = (

@@ -12,15 +12,21 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from headrace_broker.tiered.container.metadata import LONG_MAX, STATUS_SEALED, SegmentRow
-from headrace_broker.tiered.container.paths import segment_name
-from headrace_broker.tiered.driver.interface import REWRITTEN_BYTES_MAX, Failure, FailureKind
+from headrace_protocol.tier.driver import (
+    REWRITTEN_BYTES_MAX,
+    Extent,
+    Failure,
+    FailureKind,
+    read_extents,
+)
+from headrace_protocol.tier.paths import segment_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from headrace_broker.tiered.container.metadata import TierMetadata
-    from headrace_broker.tiered.container.paths import FileKind, QueueName
-    from headrace_broker.tiered.driver.interface import AppendDriver, Buffer, Range
+    from headrace_protocol.tier.driver import AppendDriver, Buffer, Range
+    from headrace_protocol.tier.paths import FileKind, QueueName
 
 
 class Place(NamedTuple):
@@ -87,36 +93,14 @@ class FlatFile:
 
         Fails as ``Driver.read``, and with SHORT for a range that is not all there.
         """
-        pieces: dict[int, list[Range]] = {}
-        owners: list[list[tuple[int, int]]] = []
-        segments = self.segments
-        for start, end in ranges:
-            owner: list[tuple[int, int]] = []
-            at = start
-            while at < end:
-                number = bisect_right(segments, at, key=lambda row: row.base_offset) - 1
-                row = segments[number] if number >= 0 else None
-                if row is None or at >= row.end:
-                    return Failure(FailureKind.SHORT, self.place.path, f"nothing is kept at {at}")
-                upto = min(end, row.end)
-                wanted = pieces.setdefault(row.base_offset, [])
-                owner.append((row.base_offset, len(wanted)))
-                wanted.append((at - row.base_offset, upto - row.base_offset))
-                at = upto
-            owners.append(owner)
-        found = self._read_pieces(pieces)
-        if isinstance(found, Failure):
-            return found
-        return [_joined([found[base][number] for base, number in owner]) for owner in owners]
+        return read_extents(ranges, self._extent, self._driver.read)
 
-    def _read_pieces(self, pieces: dict[int, list[Range]]) -> dict[int, list[Buffer]] | Failure:
-        found = {}
-        for base, wanted in pieces.items():
-            read = self._driver.read(self.place.segment_path(base), wanted)
-            if isinstance(read, Failure):
-                return read
-            found[base] = read
-        return found
+    def _extent(self, position: int) -> Extent[str] | Failure:
+        row = self.segment_at(position)
+        if row is None or position >= row.end:
+            reason = f"nothing is kept at {position}"
+            return Failure(FailureKind.SHORT, self.place.path, reason)
+        return Extent(self.place.segment_path(row.base_offset), row.base_offset, row.end, 0)
 
     # -- the end -----------------------------------------------------------------------------------
 
@@ -212,7 +196,3 @@ class FlatFile:
     def _set(self, rows: Sequence[SegmentRow]) -> None:
         self.segments = tuple(rows)
         self._metadata.set_segments(self.place.queue, self.place.kind, rows)
-
-
-def _joined(parts: list[Buffer]) -> Buffer:
-    return parts[0] if len(parts) == 1 else b"".join(parts)

@@ -19,19 +19,20 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from headrace_broker.tiered.container.flat_file import FlatFile, Piece, Place
-from headrace_broker.tiered.container.paths import FileKind
-from headrace_broker.tiered.container.stored_queue import Spans, StoredQueue, UnitRange
-from headrace_broker.tiered.driver.interface import Failure
+from headrace_broker.tiered.container.stored_tier import Spans, TierQueue
 from headrace_protocol.columns import UNIT_DTYPE, RecordColumns
+from headrace_protocol.tier.driver import Failure
+from headrace_protocol.tier.paths import FileKind
+from headrace_protocol.tier.stored_queue import UnitRange
 from headrace_protocol.tier_bodies import LogSpan, UnitSpan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from headrace_broker.tiered.container.metadata import TierMetadata
-    from headrace_broker.tiered.container.paths import QueueName
-    from headrace_broker.tiered.driver.interface import AppendDriver, Buffer, Range
     from headrace_protocol.columns import Array
+    from headrace_protocol.tier.driver import AppendDriver, Buffer, Range
+    from headrace_protocol.tier.paths import QueueName
 
 UNIT_BYTES: Final = UNIT_DTYPE.itemsize
 # Of a record: its place in the log.
@@ -48,7 +49,7 @@ class SegmentLimits(NamedTuple):
     log_aged_bytes: int = 16 << 20
 
 
-class FlatQueue(StoredQueue):
+class FlatQueue(TierQueue):
     """A queue as two files of segments."""
 
     def __init__(
@@ -60,7 +61,7 @@ class FlatQueue(StoredQueue):
         limits: SegmentLimits,
     ) -> None:
         """Take over the rows of the metadata; ``recovery.recover`` compares them to the store."""
-        self.name = name
+        self.name, self.path = name, name.path
         self.log = FlatFile(driver, Place(folder, name, FileKind.COMMIT_LOG), metadata)
         self.units_file = FlatFile(driver, Place(folder, name, FileKind.CONSUME_QUEUE), metadata)
         self._metadata = metadata
@@ -85,12 +86,12 @@ class FlatQueue(StoredQueue):
 
     @property
     def stored_bytes(self) -> int:
-        """As ``StoredQueue.stored_bytes``."""
+        """As ``TierQueue.stored_bytes``."""
         return sum(row.size for row in (*self.log.segments, *self.units_file.segments))
 
     @property
     def log_bytes(self) -> int:
-        """As ``StoredQueue.log_bytes``."""
+        """As ``TierQueue.log_bytes``."""
         return self.log_end - self.log.base
 
     @property
@@ -240,7 +241,7 @@ class FlatQueue(StoredQueue):
         return UnitRange(position // UNIT_BYTES, np.frombuffer(read[0], UNIT_DTYPE))
 
     def spans(self, wanted: Range, count_max: int) -> Spans:
-        """As ``StoredQueue.spans``, with the whole log: only units say what is where in it."""
+        """As ``TierQueue.spans``, with the whole log: only units say what is where in it."""
         start, end = max(wanted[0], self.min_offset), wanted[1]
         rows = [
             row
@@ -274,25 +275,8 @@ class FlatQueue(StoredQueue):
         row = next((row for row in rows if row.end_timestamp >= limit_ms), None)
         if row is None:
             return self.commit_offset
-        low, high = max(row.base_offset // UNIT_BYTES, self.min_offset), row.end // UNIT_BYTES
-        while low < high:
-            middle = (low + high) // 2
-            store_ms = self.store_time(middle)
-            if isinstance(store_ms, Failure):
-                return store_ms
-            if store_ms < limit_ms:
-                low = middle + 1
-            else:
-                high = middle
-        return low
-
-    def store_time(self, queue_offset: int) -> int | Failure:
-        """As ``StoredQueue.store_time``."""
-        found = self.units(queue_offset, 1)
-        if isinstance(found, Failure):
-            return found
-        head = self.head(int(found.units["physical_offset"][0]))
-        return head if isinstance(head, Failure) else head.store_ms
+        low = max(row.base_offset // UNIT_BYTES, self.min_offset)
+        return self._first_in(low, row.end // UNIT_BYTES, limit_ms)
 
     # -- expiry ------------------------------------------------------------------------------------
 

@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from headrace_broker.tiered.container.flat_queue import UNIT_BYTES
-from headrace_broker.tiered.container.paths import FileKind, segment_name
 from headrace_broker.tiered.container.recovery import tags_codes
-from headrace_broker.tiered.container.stored_queue import HEAD_BYTES, read_head
-from headrace_broker.tiered.driver.interface import Failure
 from headrace_protocol.columns import UNIT_DTYPE, RecordColumns
 from headrace_protocol.message import MAGIC_V1, MAGIC_V2, CorruptRecord
+from headrace_protocol.tier.driver import Failure
+from headrace_protocol.tier.paths import FileKind, segment_name
+from headrace_protocol.tier.stored_queue import HEAD_BYTES, read_head
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from headrace_broker.tiered.container.recovery import Sizes
-    from headrace_broker.tiered.driver.interface import AppendDriver, Buffer, Range
     from headrace_protocol.columns import Array
+    from headrace_protocol.tier.driver import AppendDriver, Buffer, Range
+    from headrace_protocol.tier.paths import Sizes
 
 _BYTES_AT_ONCE: Final = 8 << 20
 _UNITS_AT_ONCE: Final = 4096

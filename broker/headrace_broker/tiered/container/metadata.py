@@ -15,7 +15,7 @@ import msgspec
 
 from headrace_broker.persistence import file_text, table_text
 from headrace_broker.store.files.config_file import ConfigFile
-from headrace_broker.tiered.container.paths import FileKind, QueueName
+from headrace_protocol.tier.paths import FileKind, QueueName
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from headrace_broker.tiered.container.paths import cluster_folder
-from headrace_broker.tiered.driver.interface import Failure, FailureKind
-from headrace_broker.tiered.driver.time_limits import Operation
+from headrace_protocol.tier.driver import Failure, FailureKind
+from headrace_protocol.tier.paths import cluster_folder
+from headrace_protocol.tier.time_limits import Operation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from headrace_broker.store.files.config_file import ConfigFile
     from headrace_broker.store.files.filesystem import Files
     from headrace_broker.tiered.container.tier import Home
-    from headrace_broker.tiered.driver.interface import (
+    from headrace_protocol.tier.driver import (
         AppendDriver,
         Buffer,
         Driver,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
         PutDriver,
         Range,
     )
-    from headrace_broker.tiered.driver.time_limits import TimeLimits
+    from headrace_protocol.tier.time_limits import TimeLimits
 
     T = TypeVar("T")
 

@@ -16,38 +16,22 @@ import numpy as np
 
 from headrace_broker.tiered.container.flat_queue import UNIT_BYTES
 from headrace_broker.tiered.container.metadata import LONG_MAX, SegmentRow
-from headrace_broker.tiered.container.paths import FileKind, segment_base
-from headrace_broker.tiered.driver.interface import Failure, FailureKind
 from headrace_protocol.columns import UNIT_DTYPE
 from headrace_protocol.message import tags_code_of
+from headrace_protocol.tier.driver import Failure, FailureKind
+from headrace_protocol.tier.paths import FileKind, Sizes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from headrace_broker.tiered.container.flat_file import FlatFile
     from headrace_broker.tiered.container.flat_queue import FlatQueue
-    from headrace_broker.tiered.container.stored_queue import RecordHead, UnitRange
-    from headrace_broker.tiered.driver.interface import Entry
     from headrace_protocol.columns import Array, RecordColumns
-
-Sizes = dict[int, int]
+    from headrace_protocol.tier.stored_queue import RecordHead, UnitRange
 
 _REBUILD: Final = "headrace tier rebuild writes the missing units"
 
 _UNITS_AT_ONCE: Final = 4096
 # Most units that are compared, if the metadata is very old.
 _COMPARED_UNITS: Final = 1 << 16
-
-
-def sizes_by_folder(entries: Iterable[Entry]) -> dict[str, Sizes]:
-    """The segments in a listing: by folder, the size of each by its base; other files are left."""
-    found: dict[str, Sizes] = {}
-    for path, size in entries:
-        folder, _, name = path.rpartition("/")
-        base = segment_base(name)
-        if base is not None:
-            found.setdefault(folder, {})[base] = size
-    return found
 
 
 def recover(queue: FlatQueue, stored: dict[str, Sizes], now_ms: int) -> Failure | None:

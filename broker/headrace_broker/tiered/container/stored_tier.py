@@ -2,18 +2,79 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from headrace_protocol.tier.driver import Failure
+from headrace_protocol.tier.stored_queue import StoredQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from headrace_broker.tiered.container.stored_queue import StoredQueue
     from headrace_broker.tiered.container.tier_index import IndexHit
-    from headrace_broker.tiered.driver.interface import Failure
     from headrace_protocol.columns import Array, RecordColumns
+    from headrace_protocol.tier.driver import Buffer, Range
+    from headrace_protocol.tier.paths import QueueName
+    from headrace_protocol.tier_bodies import LogSpan, UnitSpan
 
 Name = tuple[str, int]
+
+
+class Spans(NamedTuple):
+    """Where the messages of a range are. next_offset: the range was looked at up to there."""
+
+    next_offset: int
+    units: list[UnitSpan]
+    log: list[LogSpan]
+
+
+class Tail(NamedTuple):
+    """The last records of a queue. first, end: queue offsets. newest_ms: highest store time."""
+
+    first: int
+    end: int
+    byte_count: int
+    newest_ms: int
+
+
+class TierQueue(StoredQueue):
+    """A queue of the broker: one thread appends and expires while others read."""
+
+    name: QueueName
+
+    @property
+    @abstractmethod
+    def log_bytes(self) -> int:
+        """Size of all records."""
+
+    @property
+    @abstractmethod
+    def stored_bytes(self) -> int:
+        """Size of all records and of what is kept with them."""
+
+    def tail(self) -> Tail | None:
+        """The last records, as far as they are known without a read; None if they are not."""
+        return None
+
+    @abstractmethod
+    def _keeps(self, wanted: Range) -> bool:
+        """Whether the queue's log has a range."""
+
+    @abstractmethod
+    def spans(self, wanted: Range, count_max: int) -> Spans:
+        """Where the records of a range of queue offsets are; at most ``count_max`` unit spans.
+
+        Reads nothing.
+        """
+
+    def record(self, place: int, size: int) -> Buffer | Failure | None:
+        """The bytes of a record at a place in the log; None if it has expired."""
+        wanted = place, place + size
+        if size <= 0 or not self._keeps(wanted):
+            return None
+        read = self._read_log([wanted])
+        return read if isinstance(read, Failure) else read[0]
 
 
 class Group(NamedTuple):
@@ -66,7 +127,7 @@ class StoredTier(Protocol):
     """
 
     @property
-    def queues(self) -> Mapping[Name, StoredQueue]:
+    def queues(self) -> Mapping[Name, TierQueue]:
         """The queues that can be read and appended to."""
 
     @property

@@ -11,26 +11,27 @@ from headrace_broker.tiered.container.flat_file import Place
 from headrace_broker.tiered.container.flat_queue import FlatQueue, SegmentLimits
 from headrace_broker.tiered.container.lost_units import complete_units
 from headrace_broker.tiered.container.metadata import UNKNOWN_OFFSET, SegmentRow
-from headrace_broker.tiered.container.paths import (
+from headrace_broker.tiered.container.recovery import recover
+from headrace_broker.tiered.container.stored_tier import sizes
+from headrace_protocol.tier.driver import Failure, FailureKind
+from headrace_protocol.tier.paths import (
     FileKind,
     QueueName,
     cluster_folder,
     index_queue,
     is_segment,
+    sizes_by_folder,
 )
-from headrace_broker.tiered.container.recovery import recover, sizes_by_folder
-from headrace_broker.tiered.container.stored_tier import sizes
-from headrace_broker.tiered.driver.interface import Failure, FailureKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from headrace_broker.tiered.container.metadata import TierMetadata
-    from headrace_broker.tiered.container.recovery import Sizes
     from headrace_broker.tiered.container.stored_tier import Group, Limits
     from headrace_broker.tiered.container.tier_index import TierIndex
-    from headrace_broker.tiered.driver.interface import AppendDriver
     from headrace_protocol.columns import Array, RecordColumns
+    from headrace_protocol.tier.driver import AppendDriver
+    from headrace_protocol.tier.paths import Sizes
 
 _INDEXED_AT_ONCE: Final = 4096
 _HOUR_MS: Final = 3_600_000

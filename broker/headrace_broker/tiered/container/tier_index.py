@@ -23,9 +23,9 @@ from headrace_broker.tiered.container.index_file import (
     OpenIndex,
 )
 from headrace_broker.tiered.container.metadata import STATUS_SEALED, SegmentRow
-from headrace_broker.tiered.container.paths import FileKind, index_queue
-from headrace_broker.tiered.driver.interface import Failure, FailureKind
 from headrace_protocol.message import index_key_hash
+from headrace_protocol.tier.driver import Failure, FailureKind
+from headrace_protocol.tier.paths import FileKind, index_queue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from headrace_broker.store.files.filesystem import Files
     from headrace_broker.tiered.container.metadata import TierMetadata
-    from headrace_broker.tiered.driver.interface import AppendDriver
     from headrace_protocol.columns import Array, RecordColumns
+    from headrace_protocol.tier.driver import AppendDriver
 
 FOLDER: Final = "tiered_index_file"
 # Items count seconds, and Apache rounds towards the file's begin.

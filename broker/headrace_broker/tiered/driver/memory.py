@@ -5,12 +5,12 @@ from __future__ import annotations
 from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
 
-from headrace_broker.tiered.driver.interface import Entry, Failure, FailureKind, short_read
+from headrace_protocol.tier.driver import Entry, Failure, FailureKind, short_read
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from headrace_broker.tiered.driver.interface import Buffer, Range
+    from headrace_protocol.tier.driver import Buffer, Range
 
 
 class _Stored(NamedTuple):

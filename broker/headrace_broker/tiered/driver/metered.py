@@ -6,22 +6,20 @@ from threading import Lock
 from time import monotonic
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from headrace_broker.tiered.driver.interface import REWRITTEN_BYTES_MAX, Failure
-from headrace_broker.tiered.driver.time_limits import Operation
 from headrace_daemon.metrics.histogram import Histogram
+from headrace_protocol.tier.driver import REWRITTEN_BYTES_MAX, Failure
+from headrace_protocol.tier.time_limits import Limited, Operation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from headrace_broker.tiered.driver.interface import (
+    from headrace_protocol.tier.driver import (
         AppendDriver,
         Buffer,
         Driver,
-        Entry,
         PutDriver,
-        Range,
     )
-    from headrace_broker.tiered.driver.time_limits import TimeLimits
+    from headrace_protocol.tier.time_limits import TimeLimits
 
 T = TypeVar("T")
 
@@ -57,46 +55,29 @@ class Operations:
             moved.add(byte_count)
 
 
-class _Metered:
+class _Metered(Limited):
     """What all drivers do; see ``Driver``."""
 
     def __init__(self, driver: Driver, operations: Operations, limits: TimeLimits) -> None:
-        self._driver = driver
+        super().__init__(driver, limits)
+        self._deletes = driver
         self._operations = operations
-        self._limits = limits
 
     def _run(self, operation: Operation, operate: Callable[[], T]) -> T | Failure:
         begin_s = monotonic()
-        result = self._limits.run(operation, operate)
-        self._operations.add(
-            operation.name,
-            is_success=not isinstance(result, Failure),
-            seconds=monotonic() - begin_s,
-        )
-        return result
-
-    def read(self, path: str, ranges: Sequence[Range]) -> list[Buffer] | Failure:
-        """As ``Driver.read``."""
-        operation = Operation("read", path, sum(end - start for start, end in ranges))
-        found = self._run(operation, lambda: self._driver.read(path, ranges))
-        if not isinstance(found, Failure):
+        result = super()._run(operation, operate)
+        is_success = not isinstance(result, Failure)
+        self._operations.add(operation.name, is_success=is_success, seconds=monotonic() - begin_s)
+        if is_success and operation.name == "read":
             self._operations.add_bytes(self._operations.downloaded, operation.byte_count)
-        return found
-
-    def size(self, path: str) -> int | Failure:
-        """As ``Driver.size``."""
-        return self._run(Operation("size", path), lambda: self._driver.size(path))
-
-    def entries(self, folder: str) -> list[Entry] | Failure:
-        """As ``Driver.entries``."""
-        return self._run(Operation("list", folder), lambda: self._driver.entries(folder))
+        return result
 
     def delete(self, paths: Sequence[str]) -> Failure | None:
         """As ``Driver.delete``."""
         if not paths:
             return None
         operation = Operation("delete", paths[0], changes=tuple(paths))
-        return self._run(operation, lambda: self._driver.delete(paths))
+        return self._run(operation, lambda: self._deletes.delete(paths))
 
 
 class MeteredAppends(_Metered):

@@ -8,96 +8,31 @@ import os
 from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Concatenate, Final, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from headrace_broker.store.files.filesystem import Files, read_file
-from headrace_broker.tiered.driver.interface import Entry, Failure, FailureKind, short_read
+from headrace_protocol.tier.driver import Failure, FailureKind, short_read
+from headrace_protocol.tier.folder import FolderDriver, read_range, returning_failures
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
-    from headrace_broker.tiered.driver.interface import Buffer, Range
+    from headrace_protocol.tier.driver import Buffer
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
-# Of all puts into a folder, which exclude each other: the next one replaces what a crash has left.
-_TEMPORARY: Final = ".tmp"
 _REWRITTEN_AT_ONCE: Final = 4 << 20
 
 
-def _returning_failures(
-    operate: Callable[Concatenate[PosixDriver, str, P], T],
-) -> Callable[Concatenate[PosixDriver, str, P], T | Failure]:
-    """Have a method return errors of the file system as failures of its path."""
-
-    def guarded(
-        driver: PosixDriver, path: str, /, *args: P.args, **kwargs: P.kwargs
-    ) -> T | Failure:
-        try:
-            return operate(driver, path, *args, **kwargs)
-        except OSError as error:
-            if not isinstance(error, FileNotFoundError):
-                return Failure(FailureKind.UNREACHABLE, path, str(error))
-            return driver.missing(path, error)
-
-    return guarded
-
-
-class PosixDriver:
-    """Files below a folder.
-
-    Each operation opens its file anew, and reads and writes at stated positions, so threads share
-    no position (apache/rocketmq #10462), and a folder that was mounted again is found. The folder
-    itself is never made: without it all operations fail with UNREACHABLE.
-    """
+class PosixDriver(FolderDriver):
+    """Files below a folder, which is never made; see ``AppendDriver`` and ``PutDriver``."""
 
     def __init__(self, root: Path, files: Files | None = None) -> None:
-        self._root = root
+        super().__init__(root)
         self._files = files or Files()
-
-    def missing(self, path: str, error: OSError) -> Failure:
-        """The failure of a path that does not exist; without the folder all paths are away."""
-        if self._root.is_dir():
-            return Failure(FailureKind.MISSING, path, str(error))
-        reason = f"the folder {self._root} is not there: mount its file system"
-        return Failure(FailureKind.UNREACHABLE, path, reason)
 
     def _make_folders(self, folder: Path) -> None:
         if not self._root.is_dir():
             raise FileNotFoundError(errno.ENOENT, "there is no such folder", str(self._root))
         self._files.make_directories(folder)
-
-    @_returning_failures
-    def read(self, path: str, ranges: Sequence[Range]) -> list[Buffer] | Failure:
-        """As ``Driver.read``."""
-        found: list[Buffer] = []
-        with self._opened(path, os.O_RDONLY) as descriptor:
-            for start, end in ranges:
-                data = _read_all(descriptor, start, end)
-                if len(data) < end - start:
-                    return short_read(path, (start, end), len(data))
-                found.append(data)
-        return found
-
-    @_returning_failures
-    def size(self, path: str) -> int:
-        """As ``Driver.size``."""
-        return (self._root / path).stat().st_size
-
-    @_returning_failures
-    def entries(self, folder: str) -> list[Entry]:
-        """As ``Driver.entries``."""
-        found = []
-        self._root.stat()
-        for place, _folders, names in os.walk(self._root / folder, onerror=_raise_unless_missing):
-            for name in names:
-                if name != _TEMPORARY:
-                    path = Path(place, name)
-                    with suppress(FileNotFoundError):  # deleted since
-                        size = path.stat().st_size
-                        found.append(Entry(path.relative_to(self._root).as_posix(), size))
-        return sorted(found)
 
     def delete(self, paths: Sequence[str]) -> Failure | None:
         """As ``Driver.delete``."""
@@ -107,20 +42,20 @@ class PosixDriver:
                 return failure
         return self._sync_names(paths[0]) if paths else None
 
-    @_returning_failures
+    @returning_failures
     def _unlink(self, path: str) -> None:
         self._files.unlink(self._root / path)
 
-    @_returning_failures
+    @returning_failures
     def _sync_names(self, _path: str) -> None:
         self._files.sync_names()
 
-    @_returning_failures
+    @returning_failures
     def append(self, path: str, position: int, data: Buffer) -> Failure | None:
         """As ``AppendDriver.append``."""
         if not position:
             self._create_missing(path)
-        with self._opened(path, os.O_RDWR) as descriptor:
+        with self.opened(path, os.O_RDWR) as descriptor:
             size = os.fstat(descriptor).st_size
             if size != position:
                 reason = f"has {size} bytes instead of {position}"
@@ -145,10 +80,10 @@ class PosixDriver:
         if os.access(self._root.parent, os.W_OK):
             self._files.mark_names_unsynced(self._root.parent)
 
-    @_returning_failures
+    @returning_failures
     def cut(self, path: str, size: int) -> Failure | None:
         """As ``AppendDriver.cut``."""
-        with self._opened(path, os.O_RDWR) as descriptor:
+        with self.opened(path, os.O_RDWR) as descriptor:
             size_before = os.fstat(descriptor).st_size
             if size_before < size:
                 return short_read(path, (0, size), size_before)
@@ -159,22 +94,22 @@ class PosixDriver:
         self._files.sync_names()
         return None
 
-    @_returning_failures
+    @returning_failures
     def rewrite(self, path: str, start: int) -> Failure | None:
         """As ``AppendDriver.rewrite``."""
-        with self._opened(path, os.O_RDWR) as descriptor:
+        with self.opened(path, os.O_RDWR) as descriptor:
             size = os.fstat(descriptor).st_size
             if size < start:
                 return short_read(path, (0, start), size)
             for begin in range(start, size, _REWRITTEN_AT_ONCE):
                 end = min(begin + _REWRITTEN_AT_ONCE, size)
-                self._files.write(descriptor, _read_all(descriptor, begin, end), begin)
+                self._files.write(descriptor, read_range(descriptor, begin, end), begin)
             self._files.fsync(descriptor)
         self._mark_names(path)
         self._files.sync_names()
         return None
 
-    @_returning_failures
+    @returning_failures
     def put(self, path: str, data: Buffer, replaces: str = "") -> str | Failure:
         """As ``PutDriver.put``."""
         target = self._root / path
@@ -189,13 +124,14 @@ class PosixDriver:
         self._files.sync_names()
         return _etag(data)
 
-    @_returning_failures
+    @returning_failures
     def etag(self, path: str) -> str:
         """As ``PutDriver.etag``."""
         return _etag(read_file(self._root / path))
 
     def _replace(self, target: Path, data: Buffer) -> None:
-        temporary = target.with_name(_TEMPORARY)
+        # All puts into a folder exclude each other: the next one replaces what a crash has left.
+        temporary = target.with_name(self.temporary)
         descriptor = self._files.create_temporary(temporary)
         try:
             self._files.write(descriptor, data, 0)
@@ -209,7 +145,8 @@ class PosixDriver:
         self._files.rename(temporary, target)
 
     @contextmanager
-    def _opened(self, path: str, flags: int) -> Iterator[int]:
+    def opened(self, path: str, flags: int = os.O_RDONLY) -> Iterator[int]:
+        """The descriptor of a file; the folder is this broker's, and so are the names in it."""
         descriptor = self._files.open(self._root / path, flags)
         try:
             yield descriptor
@@ -227,21 +164,5 @@ class PosixDriver:
             os.close(descriptor)
 
 
-def _read_all(descriptor: int, start: int, end: int) -> bytes:
-    """The bytes of a range, fewer at the end of the file; a call reads 2 GiB at most."""
-    data = os.pread(descriptor, end - start, start)
-    while 0 < len(data) < end - start:
-        more = os.pread(descriptor, end - start - len(data), start + len(data))
-        if not more:
-            break
-        data += more
-    return data
-
-
 def _etag(data: Buffer) -> str:
     return blake2b(data, digest_size=16).hexdigest()
-
-
-def _raise_unless_missing(error: OSError) -> None:
-    if not isinstance(error, FileNotFoundError):
-        raise error

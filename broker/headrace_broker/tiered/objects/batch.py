@@ -11,13 +11,20 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from headrace_broker.tiered.driver.interface import Failure, FailureKind
-from headrace_broker.tiered.objects.rows import decode, encode, reference
-from headrace_protocol.tier_rows import FORMAT, ObjectRow, Part, Reference
+from headrace_protocol.tier.driver import Failure, FailureKind
+from headrace_protocol.tier.rows import (
+    FORMAT,
+    ObjectRow,
+    Part,
+    Reference,
+    decode,
+    encode,
+    reference,
+)
 
 if TYPE_CHECKING:
-    from headrace_broker.tiered.driver.interface import Buffer, Driver
     from headrace_protocol.columns import Array
+    from headrace_protocol.tier.driver import Buffer, Driver
 
 # Key items: the hash of a key, and the record that has it, by part and number in the part.
 KEY_ITEM: Final = np.dtype([("key_hash", ">i4"), ("part", ">u4"), ("record", ">u4")])

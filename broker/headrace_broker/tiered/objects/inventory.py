@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from headrace_broker.tiered.container.paths import QueueName
 from headrace_broker.tiered.objects.object_queue import ObjectQueue, Piece, State
-from headrace_protocol.tier_rows import ObjectRow, Part
+from headrace_protocol.tier.paths import QueueName
+from headrace_protocol.tier.rows import ObjectRow, Part
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from headrace_broker.tiered.container.stored_tier import Name
     from headrace_broker.tiered.objects.part_reader import PartReader
-    from headrace_protocol.tier_rows import Reference
+    from headrace_protocol.tier.rows import Named, Reference
 
 # A smaller catalog is written anew with the next one, so that there are few.
 _CATALOG_PARTS_MIN: Final = 4096
@@ -75,18 +75,13 @@ class Inventory:
 
     # -- what was written --------------------------------------------------------------------------
 
-    def load(
-        self,
-        catalogs: Sequence[tuple[Reference, list[ObjectRow]]],
-        tail: list[ObjectRow],
-        references: list[Reference],
-    ) -> None:
+    def load(self, named: Named, references: list[Reference]) -> None:
         """Take over what the manifest names. references: of the tail."""
-        for named, rows in catalogs:
-            self.catalogs[named.name] = named, _catalog(rows)
+        for catalog, rows in named.catalogs:
+            self.catalogs[catalog.name] = catalog, _catalog(rows)
         self.tail = references
         found: dict[Name, list[Piece]] = {}
-        for row in [*(row for _, rows in catalogs for row in rows), *tail]:
+        for row in named.rows():
             stored = StoredObject(row)
             if row.name != _ENDED:
                 self.objects[row.name] = stored

@@ -11,14 +11,19 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from headrace_broker.tiered.driver.interface import Failure, FailureKind
-from headrace_broker.tiered.objects.rows import decode, encode
-from headrace_protocol.tier_rows import FORMAT, Manifest, Reference
+from headrace_protocol.tier.driver import Failure, FailureKind
+from headrace_protocol.tier.rows import (
+    FORMAT,
+    MANIFEST,
+    Manifest,
+    Reference,
+    decode_manifest,
+    encode,
+)
 
 if TYPE_CHECKING:
-    from headrace_broker.tiered.driver.interface import PutDriver
+    from headrace_protocol.tier.driver import PutDriver
 
-NAME: Final = "manifest.json"
 _TRIES: Final = 8
 _WRITER_BYTES: Final = 8
 _CONFLICTS: Final = {FailureKind.EXISTS, FailureKind.CHANGED, FailureKind.MISSING}
@@ -35,7 +40,7 @@ class ManifestFile:
     def __init__(self, driver: PutDriver, folder: str, cluster: str, broker: str) -> None:
         self.replaced: Failure | None = None
         self._driver = driver
-        self.path = f"{folder}/{NAME}"
+        self.path = f"{folder}/{MANIFEST}"
         self._etag = ""
         self.manifest = Manifest(FORMAT, cluster, broker, 0, "", 0, 0, [], [])
         self._number = 0
@@ -173,7 +178,7 @@ class ManifestFile:
             data = self._driver.read(self.path, [(0, size)])
             after = self._driver.etag(self.path)
             if isinstance(data, list) and after == etag:
-                manifest = decode(data[0], Manifest, self.path)
+                manifest = decode_manifest(data[0], self.path)
                 return manifest if isinstance(manifest, Failure) else self._checked(manifest, etag)
             if isinstance(data, Failure) and data.kind is not FailureKind.SHORT:
                 return data
@@ -182,9 +187,6 @@ class ManifestFile:
 
     def _checked(self, manifest: Manifest, etag: str) -> _Read | Failure:
         ours = self.manifest
-        if manifest.format != FORMAT:
-            reason = f"has format {manifest.format}, this version reads {FORMAT}: upgrade headrace"
-            return Failure(FailureKind.DAMAGED, self.path, reason)
         if (manifest.cluster, manifest.broker) != (ours.cluster, ours.broker):
             reason = f"belongs to broker {manifest.broker} of cluster {manifest.cluster}"
             return Failure(FailureKind.DAMAGED, self.path, reason)

@@ -13,22 +13,22 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from headrace_broker.tiered.driver.interface import Failure, FailureKind
 from headrace_broker.tiered.objects.batch import KEY_ITEM, Batch, Content, build, joined
 from headrace_broker.tiered.objects.object_queue import Piece
 from headrace_protocol.columns import UNIT_DTYPE, RecordColumns
 from headrace_protocol.message import CorruptRecord
-from headrace_protocol.tier_rows import FINAL, TIME_BYTES, UNIT_BYTES, ObjectRow, Part
+from headrace_protocol.tier.driver import Failure, FailureKind
+from headrace_protocol.tier.rows import FINAL, TIME_BYTES, UNIT_BYTES, ObjectRow, Part
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator
 
     from headrace_broker.tiered.container.stored_tier import Name
-    from headrace_broker.tiered.driver.interface import Buffer, Driver
     from headrace_broker.tiered.objects.inventory import StoredObject
     from headrace_broker.tiered.objects.key_index import KeyIndex
     from headrace_broker.tiered.objects.part_reader import PartReader
     from headrace_protocol.columns import Array
+    from headrace_protocol.tier.driver import Buffer, Driver
 
 _RUNS: Final = 16
 # Of an object that is made; a part of a final one may add up to one upload.

@@ -7,20 +7,21 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from headrace_broker.tiered.container.stored_queue import Spans, StoredQueue, Tail, UnitRange
+from headrace_broker.tiered.container.stored_tier import Spans, Tail, TierQueue
 from headrace_broker.tiered.container.tier_index import IndexHit
-from headrace_broker.tiered.driver.interface import Failure, FailureKind
 from headrace_broker.tiered.objects.batch import joined
 from headrace_protocol.columns import UNIT_DTYPE
-from headrace_protocol.tier_rows import TIME_BYTES, UNIT_BYTES, Part, log_span, unit_span
+from headrace_protocol.tier.driver import Extent, Failure, FailureKind, read_extents
+from headrace_protocol.tier.rows import TIME_BYTES, UNIT_BYTES, Part, log_span, unit_span
+from headrace_protocol.tier.stored_queue import UnitRange
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
-    from headrace_broker.tiered.container.paths import QueueName
-    from headrace_broker.tiered.driver.interface import Buffer, Range
     from headrace_broker.tiered.objects.part_reader import PartReader
     from headrace_protocol.columns import Array
+    from headrace_protocol.tier.driver import Buffer, Range
+    from headrace_protocol.tier.paths import QueueName
 
 # A read of units goes over so many parts at most: each may be a request.
 _PARTS_AT_ONCE: Final = 16
@@ -44,11 +45,11 @@ class State(NamedTuple):
     log_end: int = 0
 
 
-class ObjectQueue(StoredQueue):
+class ObjectQueue(TierQueue):
     """Its state is replaced as a whole, so readers need no lock."""
 
     def __init__(self, name: QueueName, reader: PartReader) -> None:
-        self.name = name
+        self.name, self.path = name, name.path
         self.state = State()
         self._reader = reader
 
@@ -78,23 +79,29 @@ class ObjectQueue(StoredQueue):
 
     @property
     def log_bytes(self) -> int:
-        """As ``StoredQueue.log_bytes``."""
+        """As ``TierQueue.log_bytes``."""
         return sum(piece.part.log_bytes for piece in self.state.pieces)
 
     @property
     def stored_bytes(self) -> int:
-        """As ``StoredQueue.stored_bytes``."""
+        """As ``TierQueue.stored_bytes``."""
         return sum(piece.part.stop - piece.part.position for piece in self.state.pieces)
 
     def tail(self) -> Tail | None:
-        """As ``StoredQueue.tail``: a start costs no request for each queue."""
+        """As ``TierQueue.tail``: a start costs no request for each queue."""
         if not self.state.pieces:
             return None
         part = self.state.pieces[-1].part
         return Tail(part.first, part.end, part.log_bytes, part.end_ms)
 
     def _keeps(self, wanted: Range) -> bool:
-        return bool(_pieces_of(self.state, wanted))
+        at, end = wanted
+        while at < end:
+            extent = self._extent(at)
+            if isinstance(extent, Failure):
+                return False
+            at = extent.end
+        return True
 
     @property
     def _log_limit(self) -> int:
@@ -123,7 +130,7 @@ class ObjectQueue(StoredQueue):
         return UnitRange(first, found[0] if len(found) == 1 else joined(found, UNIT_DTYPE))
 
     def spans(self, wanted: Range, count_max: int) -> Spans:
-        """As ``StoredQueue.spans``."""
+        """As ``TierQueue.spans``."""
         state, (start, end) = self.state, wanted
         number = self._number_of(state, start)
         pieces = state.pieces[number : number + count_max]
@@ -170,28 +177,16 @@ class ObjectQueue(StoredQueue):
         return self._reader.read(piece.name, (part.position, part.stop), ranges)
 
     def _read_log(self, ranges: Sequence[Range]) -> list[Buffer] | Failure:
-        state = self.state
-        asked: dict[Piece, list[Range]] = {}
-        cuts: list[list[Piece]] = []
-        for wanted in ranges:
-            pieces = _pieces_of(state, wanted)
-            if not pieces:
-                reason = f"has no bytes {wanted[0]} to {wanted[1]} in its log: they expired"
-                return Failure(FailureKind.MISSING, self.name.path, reason)
-            cuts.append(pieces)
-            for piece in pieces:
-                part = piece.part
-                moved = part.records_at - part.log_base
-                start, end = max(wanted[0], part.log_base), min(wanted[1], part.log_end)
-                asked.setdefault(piece, []).append((start + moved, end + moved))
-        answers: dict[Piece, Iterator[Buffer]] = {}
-        for piece, wanted_of_piece in asked.items():
-            read = self._read_part(piece, wanted_of_piece)
-            if isinstance(read, Failure):
-                return read
-            answers[piece] = iter(read)
-        parts = [[next(answers[piece]) for piece in pieces] for pieces in cuts]
-        return [part[0] if len(part) == 1 else b"".join(part) for part in parts]
+        return read_extents(ranges, self._extent, self._read_part)
+
+    def _extent(self, at: int) -> Extent[Piece] | Failure:
+        pieces = self.state.pieces
+        number = bisect_right(pieces, at, key=lambda piece: piece.part.log_base) - 1
+        part = pieces[number].part if number >= 0 else None
+        if part is None or at >= part.log_end:
+            reason = f"has no byte {at} in its log: it has expired"
+            return Failure(FailureKind.MISSING, self.path, reason)
+        return Extent(pieces[number], part.log_base, part.log_end, part.records_at)
 
     # -- by time -----------------------------------------------------------------------------------
 
@@ -235,16 +230,3 @@ class ObjectQueue(StoredQueue):
             IndexHit(self.name.queue_id, int(unit["physical_offset"]), int(unit["size"]), int(ms))
             for unit, ms in found
         ]
-
-
-def _pieces_of(state: State, wanted: Range) -> list[Piece]:
-    """The pieces that have a range of the log; none if a part of it is in no piece."""
-    start, end = wanted
-    number = bisect_right(state.pieces, start, key=lambda piece: piece.part.log_base) - 1
-    found: list[Piece] = []
-    for piece in state.pieces[max(number, 0) :]:
-        if start == end or not piece.part.log_base <= start < piece.part.log_end:
-            break
-        found.append(piece)
-        start = min(end, piece.part.log_end)
-    return found if start == end else []

@@ -8,15 +8,13 @@ they say into catalogs. So neither depends on the number of queues.
 from __future__ import annotations
 
 from threading import Lock
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from headrace_broker.tiered.container.flat_queue import placed
-from headrace_broker.tiered.container.paths import cluster_folder
 from headrace_broker.tiered.container.stored_tier import Group, sizes
 from headrace_broker.tiered.container.tier_index import record_keys
-from headrace_broker.tiered.driver.interface import Failure, FailureKind
 from headrace_broker.tiered.objects.batch import (
     KEY_ITEM,
     Batch,
@@ -30,17 +28,18 @@ from headrace_broker.tiered.objects.manifest_file import ManifestFile
 from headrace_broker.tiered.objects.merge import Merger, choose
 from headrace_broker.tiered.objects.object_queue import Piece
 from headrace_broker.tiered.objects.part_reader import PartReader
-from headrace_broker.tiered.objects.rows import decode, encode, reference
 from headrace_protocol.columns import UNIT_DTYPE
-from headrace_protocol.tier_rows import ObjectRow, Part, Reference
+from headrace_protocol.tier.driver import Failure, FailureKind
+from headrace_protocol.tier.paths import cluster_folder
+from headrace_protocol.tier.rows import Named, ObjectRow, Part, encode, read_named, reference
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from headrace_broker.tiered.container.stored_tier import Limits, Name
     from headrace_broker.tiered.container.tier import Home
-    from headrace_broker.tiered.driver.interface import PutDriver
     from headrace_broker.tiered.objects.object_queue import ObjectQueue
+    from headrace_protocol.tier.driver import PutDriver
 
 DATA: Final = "data"
 CATALOGS: Final = "catalogs"
@@ -50,9 +49,6 @@ _TAIL_MAX: Final = 32
 _UNUSED_MS: Final = 600_000
 # Age of objects that no manifest names, and time between the listings that look for them.
 _DAY_MS: Final = 24 * 3600 * 1000
-
-
-T = TypeVar("T")
 
 
 class ObjectTier:
@@ -160,7 +156,7 @@ class ObjectTier:
         self._manifest = manifest
         ended = {name: queue.state for name, queue in self.queues.items() if queue.state.end}
         self.inventory = Inventory(self._home.broker, self.reader)
-        self.inventory.load([], rows, [])
+        self.inventory.load(Named([], rows), [])
         for name, state in ended.items():
             if name not in self.queues:
                 self.inventory.new_queue(name).state = state._replace(pieces=())
@@ -234,25 +230,11 @@ class ObjectTier:
 
     def _load(self) -> Failure | None:
         manifest = self.manifest.manifest
-        catalogs = []
-        for named in manifest.catalogs:
-            rows = self._read(named, list[ObjectRow])
-            if isinstance(rows, Failure):
-                return rows
-            catalogs.append((named, rows))
-        tail = []
-        for named in manifest.tail:
-            row = self._read(named, ObjectRow)
-            if isinstance(row, Failure):
-                return row
-            tail.append(row)
-        self.inventory.load(catalogs, tail, manifest.tail)
+        found = read_named(self.driver, f"{self.folder}/", manifest)
+        if isinstance(found, Failure):
+            return found
+        self.inventory.load(found, manifest.tail)
         return None
-
-    def _read(self, named: Reference, kind: type[T]) -> T | Failure:
-        path = self.reader.path(named.name)
-        read = self.driver.read(path, [(named.start, named.stop)])
-        return read if isinstance(read, Failure) else decode(read[0], kind, path, named)
 
     def create(self, queues: Iterable[Name], now_ms: int) -> Failure | None:
         """As ``StoredTier.create``; the store is asked only if a deletion must come first."""

@@ -6,12 +6,12 @@ from collections import OrderedDict
 from threading import Lock
 from typing import TYPE_CHECKING, Final
 
-from headrace_broker.tiered.driver.interface import Failure
+from headrace_protocol.tier.driver import Failure
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from headrace_broker.tiered.driver.interface import Buffer, Driver, Range
+    from headrace_protocol.tier.driver import Buffer, Driver, Range
 
 # A request for less costs as much.
 _SMALL_BYTES: Final = 256 << 10

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from headrace_broker.tiered.container.stored_tier import Name
-    from headrace_protocol.tier_rows import ObjectRow, Part
+    from headrace_protocol.tier.rows import ObjectRow, Part
 
 
 class _Chosen:

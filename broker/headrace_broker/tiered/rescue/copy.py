@@ -18,19 +18,18 @@ from headrace_broker.tiered.access.tier_access import metadata_path, open_files
 from headrace_broker.tiered.container.metadata import TierMetadata
 from headrace_broker.tiered.container.place_mark import mark_path, mark_text, read_mark
 from headrace_broker.tiered.container.stored_tier import Group
-from headrace_broker.tiered.driver.interface import Failure
 from headrace_broker.tiered.objects.object_tier import ObjectTier
 from headrace_broker.tiered.rescue.place import expect, open_folder, open_objects, open_unmarked
 from headrace_broker.tiered.rescue.rebuild import locked
 from headrace_broker.tiered.rescue.verify import portions, read_queues
+from headrace_protocol.tier.driver import Failure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from headrace_broker.tiered.access.settings import TierSettings
-    from headrace_broker.tiered.container.stored_queue import StoredQueue
-    from headrace_broker.tiered.container.stored_tier import Name, StoredTier
-    from headrace_broker.tiered.driver.interface import PutDriver
+    from headrace_broker.tiered.container.stored_tier import Name, StoredTier, TierQueue
+    from headrace_protocol.tier.driver import PutDriver
 
 _UNITS_AT_ONCE: Final = 4096
 # Appended together: in a bucket an object for each queue would be many small ones.
@@ -79,7 +78,7 @@ def _opened(settings: TierSettings, now_ms: int) -> Iterator[StoredTier]:
             tier.close()
 
 
-def _copy_queues(queues: dict[Name, StoredQueue], tier: StoredTier, now_ms: int) -> int:
+def _copy_queues(queues: dict[Name, TierQueue], tier: StoredTier, now_ms: int) -> int:
     count = byte_count = 0
     groups: dict[Name, Group] = {}
     for name, queue in sorted(queues.items()):
@@ -97,7 +96,7 @@ def _copy_queues(queues: dict[Name, StoredQueue], tier: StoredTier, now_ms: int)
     return count
 
 
-def _compare_ends(name: Name, source: StoredQueue, target: StoredQueue) -> None:
+def _compare_ends(name: Name, source: TierQueue, target: TierQueue) -> None:
     """Raise StoreError if the target has other messages than the source."""
     end = target.commit_offset
     if end > source.commit_offset:
@@ -115,7 +114,7 @@ def _compare_ends(name: Name, source: StoredQueue, target: StoredQueue) -> None:
         )
 
 
-def _size_and_time(queue: StoredQueue, queue_offset: int) -> tuple[int, int]:
+def _size_and_time(queue: TierQueue, queue_offset: int) -> tuple[int, int]:
     units, store_ms = queue.units(queue_offset, 1), queue.store_time(queue_offset)
     if isinstance(units, Failure):
         raise StoreError(str(units))
@@ -124,7 +123,7 @@ def _size_and_time(queue: StoredQueue, queue_offset: int) -> tuple[int, int]:
     return int(units.units["size"][0]), store_ms
 
 
-def _groups(queue: StoredQueue, queue_offset: int) -> Iterator[Group]:
+def _groups(queue: TierQueue, queue_offset: int) -> Iterator[Group]:
     """The records from an offset on, each checked. Raises StoreError for a damaged one."""
     at = max(queue_offset, queue.min_offset)
     while at < queue.commit_offset:

@@ -8,19 +8,19 @@ from headrace_broker.store.errors import StoreError
 from headrace_broker.store.files.filesystem import Files
 from headrace_broker.tiered.access.tier_access import open_place, place_file
 from headrace_broker.tiered.container.flat_file import Place
-from headrace_broker.tiered.container.paths import (
+from headrace_broker.tiered.container.place_mark import MarkedAppends, MarkedPuts, PlaceMark
+from headrace_broker.tiered.driver.metered import MeteredAppends, MeteredPuts, Operations
+from headrace_broker.tiered.driver.posix import PosixDriver
+from headrace_broker.tiered.objects.object_tier import CATALOGS, DATA
+from headrace_protocol.tier.driver import Failure
+from headrace_protocol.tier.paths import (
     FileKind,
     cluster_folder,
     index_queue,
     is_segment,
+    sizes_by_folder,
 )
-from headrace_broker.tiered.container.place_mark import MarkedAppends, MarkedPuts, PlaceMark
-from headrace_broker.tiered.container.recovery import sizes_by_folder
-from headrace_broker.tiered.driver.interface import Failure
-from headrace_broker.tiered.driver.metered import MeteredAppends, MeteredPuts, Operations
-from headrace_broker.tiered.driver.posix import PosixDriver
-from headrace_broker.tiered.driver.time_limits import TimeLimits
-from headrace_broker.tiered.objects.object_tier import CATALOGS, DATA
+from headrace_protocol.tier.time_limits import TimeLimits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from headrace_broker.tiered.access.settings import TierSettings
     from headrace_broker.tiered.container.metadata import SegmentRow, TierMetadata
     from headrace_broker.tiered.container.tier import Home
-    from headrace_broker.tiered.driver.interface import AppendDriver, Driver, Entry, PutDriver
+    from headrace_protocol.tier.driver import AppendDriver, Driver, Entry, PutDriver
 
 
 def open_folder(settings: TierSettings) -> AppendDriver:

@@ -16,16 +16,15 @@ from headrace_broker.store.integrity.lock import StoreLock
 from headrace_broker.tiered.access.saved_tables import read_tables
 from headrace_broker.tiered.access.tier_access import metadata_path, open_files
 from headrace_broker.tiered.container.metadata import TierMetadata
-from headrace_broker.tiered.container.paths import FileKind, cluster_folder, index_queue
-from headrace_broker.tiered.container.recovery import sizes_by_folder
-from headrace_broker.tiered.container.stored_queue import RecordHead
 from headrace_broker.tiered.container.tier_index import FOLDER
-from headrace_broker.tiered.driver.interface import Failure, FailureKind
 from headrace_broker.tiered.objects.batch import read_directory
 from headrace_broker.tiered.objects.manifest_file import ManifestFile
 from headrace_broker.tiered.objects.object_tier import DATA, ObjectTier
 from headrace_broker.tiered.rescue.choice import choose
 from headrace_broker.tiered.rescue.place import entries, expect, open_folder, open_objects
+from headrace_protocol.tier.driver import Failure, FailureKind
+from headrace_protocol.tier.paths import FileKind, cluster_folder, index_queue, sizes_by_folder
+from headrace_protocol.tier.stored_queue import RecordHead
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,12 +32,11 @@ if TYPE_CHECKING:
 
     from headrace_broker.tiered.access.settings import TierSettings
     from headrace_broker.tiered.container.metadata import TopicRow
-    from headrace_broker.tiered.container.stored_queue import StoredQueue
-    from headrace_broker.tiered.container.stored_tier import StoredTier
+    from headrace_broker.tiered.container.stored_tier import StoredTier, TierQueue
     from headrace_broker.tiered.container.tier import Tier
     from headrace_broker.tiered.container.tier_index import TierIndex
-    from headrace_broker.tiered.driver.interface import AppendDriver, PutDriver
-    from headrace_protocol.tier_rows import ObjectRow
+    from headrace_protocol.tier.driver import AppendDriver, PutDriver
+    from headrace_protocol.tier.rows import ObjectRow
 
 _NEW_SUFFIX = ".new"
 
@@ -140,7 +138,7 @@ def _index(
             expect(failure)
 
 
-def _offset_at(queue: StoredQueue, place: int | None) -> int:
+def _offset_at(queue: TierQueue, place: int | None) -> int:
     """The queue offset of the record at a place: the next file may have more of its keys."""
     head = queue.head(place) if place is not None else None
     return head.queue_offset if isinstance(head, RecordHead) else queue.min_offset

@@ -28,7 +28,6 @@ from headrace_broker.tiered.access.saved_tables import (
 )
 from headrace_broker.tiered.access.tier_access import place_file
 from headrace_broker.tiered.container.place_mark import read_mark
-from headrace_broker.tiered.driver.interface import Failure, FailureKind
 from headrace_broker.tiered.objects.object_tier import ObjectTier
 from headrace_broker.tiered.rescue.place import expect, open_folder, open_objects
 from headrace_broker.tiered.rescue.rebuild import locked, rebuild_files
@@ -38,6 +37,7 @@ from headrace_protocol.bodies import (
     TopicConfigSerializeWrapper,
 )
 from headrace_protocol.message import BLANK_RECORD, MAGIC_BLANK
+from headrace_protocol.tier.driver import Failure, FailureKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from headrace_broker.store.errors import StoreError
 from headrace_broker.tiered.access.tier_access import metadata_path
 from headrace_broker.tiered.container.metadata import TierMetadata
-from headrace_broker.tiered.driver.interface import Entry
 from headrace_broker.tiered.objects.object_tier import ObjectTier, is_old
 from headrace_broker.tiered.rescue.place import (
     FileListing,
@@ -17,6 +16,7 @@ from headrace_broker.tiered.rescue.place import (
     open_objects,
 )
 from headrace_broker.tiered.rescue.rebuild import locked
+from headrace_protocol.tier.driver import Entry
 
 if TYPE_CHECKING:
     from headrace_broker.tiered.access.settings import TierSettings

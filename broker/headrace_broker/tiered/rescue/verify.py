@@ -11,9 +11,7 @@ from headrace_broker.store.errors import StoreError, StoreFormatError
 from headrace_broker.tiered.access.tier_access import metadata_path
 from headrace_broker.tiered.container.flat_queue import FlatQueue
 from headrace_broker.tiered.container.metadata import TierMetadata
-from headrace_broker.tiered.container.paths import FileKind, cluster_folder
 from headrace_broker.tiered.container.recovery import tags_codes
-from headrace_broker.tiered.driver.interface import Failure, FailureKind
 from headrace_broker.tiered.objects.batch import object_bytes_min, read_directory
 from headrace_broker.tiered.objects.object_tier import ObjectTier
 from headrace_broker.tiered.rescue.place import (
@@ -22,16 +20,17 @@ from headrace_broker.tiered.rescue.place import (
     open_folder,
     open_objects,
 )
+from headrace_protocol.tier.driver import Failure, FailureKind
+from headrace_protocol.tier.paths import FileKind, cluster_folder
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
     from headrace_broker.tiered.access.settings import TierSettings
-    from headrace_broker.tiered.container.stored_queue import StoredQueue
-    from headrace_broker.tiered.container.stored_tier import Name
+    from headrace_broker.tiered.container.stored_tier import Name, TierQueue
     from headrace_broker.tiered.container.tier import Home
-    from headrace_broker.tiered.driver.interface import AppendDriver, PutDriver
     from headrace_protocol.columns import Array
+    from headrace_protocol.tier.driver import AppendDriver, PutDriver
 
 _REBUILD: Final = "headrace tier rebuild writes it anew"
 _UNNAMED: Final = "is not named; headrace tier sweep deletes such leftovers"
@@ -87,7 +86,7 @@ def _verify_files(settings: TierSettings, driver: AppendDriver, deep: bool) -> R
     return _report(queues.values(), problems)
 
 
-def read_queues(settings: TierSettings) -> dict[Name, StoredQueue]:
+def read_queues(settings: TierSettings) -> dict[Name, TierQueue]:
     """All queues that a tier names, to be read only. Raises StoreError, StoreFormatError."""
     if settings.keeps_objects:
         tier = ObjectTier(open_objects(settings), settings.home)
@@ -199,7 +198,7 @@ def _named_sizes(tier: ObjectTier) -> dict[str, int]:
 # -- records ---------------------------------------------------------------------------------------
 
 
-def _report(queues: Collection[StoredQueue], problems: list[Problem]) -> Report:
+def _report(queues: Collection[TierQueue], problems: list[Problem]) -> Report:
     count = sum(queue.commit_offset - queue.min_offset for queue in queues)
     return Report(len(queues), count, problems)
 
@@ -210,7 +209,7 @@ def _of(failure: Failure) -> Problem:
     return Problem(failure.path, failure.reason)
 
 
-def _records(queue: StoredQueue) -> Iterator[Problem]:
+def _records(queue: TierQueue) -> Iterator[Problem]:
     """Check all records: length, magic, place, queue offset, CRC of the body, tags in the unit."""
     at = queue.min_offset
     while at < queue.commit_offset:
@@ -238,7 +237,7 @@ def portions(units: Array) -> Iterator[tuple[int, int]]:
         begin = end
 
 
-def _check(queue: StoredQueue, units: Array, first: int) -> list[Problem]:
+def _check(queue: TierQueue, units: Array, first: int) -> list[Problem]:
     """Check records; of damaged ones each is named."""
     records = queue.records(units, np.arange(first, first + len(units)), check_bodies=True)
     if isinstance(records, Failure):

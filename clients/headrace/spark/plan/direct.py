@@ -11,8 +11,7 @@ from headrace.spark.cluster import Cluster
 from headrace.spark.errors import DataLoss, TierGone
 from headrace.spark.plan.ranges import not_empty, report
 from headrace.spark.plan.splits import SizeCurve, cut, packed_tasks, read_tasks, size_curves
-from headrace.spark.tier.places import open_place
-from headrace.spark.tier.reader import TierReader
+from headrace.spark.tier.places import expect
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -83,7 +82,7 @@ def _pieces(
 def _curve(tier: TierRange, run: Item) -> SizeCurve:
     """The bytes over a run of the tier, by the messages' places in the queue's log."""
     start, end = run.start - run.delta, run.end - run.delta
-    reader = TierReader(open_place(tier.place), tier)
+    stored = tier.open()
     log_ends = {span.base: span.end for span in tier.log}
     places: dict[int, int] = {}
     for span in tier.units:
@@ -93,7 +92,7 @@ def _curve(tier: TierRange, run: Item) -> SizeCurve:
         first, last = max(span.first, start), min(span.end, end) - 1
         samples = min(_SAMPLES, 2 + span.count // _MESSAGES_PER_SAMPLE)
         for offset in np.linspace(first, last, samples, dtype=np.int64).tolist():
-            unit = reader.units(offset, offset + 1)[0]
+            unit = expect(stored.units(offset, 1)).units[0]
             places[offset] = int(unit["physical_offset"])
         places[last + 1] = int(unit["physical_offset"]) + int(unit["size"])
     known = sorted(places)

@@ -14,9 +14,8 @@ from headrace.consumer.subscription import Subscription
 from headrace.errors import HeadraceError
 from headrace.spark.errors import DataLoss, TierGone
 from headrace.spark.tier.manifest import open_tier
-from headrace.spark.tier.places import open_place
 from headrace.spark.tier.plans import ask_range
-from headrace.spark.tier.reader import TierReader
+from headrace.spark.tier.reader import slices
 from headrace_protocol.drivers.blocking import BlockingConnection
 from headrace_protocol.message import java_hash
 
@@ -68,9 +67,9 @@ def _read(
     plan: ReadPlan, part: QueueRange, tier: TierRange, offset: int
 ) -> Iterator[tuple[int, RecordColumns | None]]:
     delta = part.offset_delta
-    reader = TierReader(open_place(tier.place), tier)
     start, end = offset - delta, part.end_offset - delta
-    for next_offset, columns in reader.slices(start, end, _codes(plan, part), plan.slice_bytes):
+    read = slices(tier.open(), start, end, _codes(plan, part), plan.slice_bytes)
+    for next_offset, columns in read:
         if columns is not None and delta:
             columns.queue_offset = columns.queue_offset + delta
         yield next_offset + delta, columns

@@ -5,23 +5,29 @@ The two layouts are those of docs/tier-format.md and docs/store-format.md "Tier"
 
 from __future__ import annotations
 
-import re
-import zlib
-from bisect import bisect_left
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Final, Self
 
 import msgspec
 
 from headrace.spark.chains import Item
-from headrace.spark.errors import OptionError, TierGone, TierUnreachable, TopicNotFound
-from headrace.spark.tier.places import Place, local_folder, open_place
-from headrace.spark.tier.reader import UNIT_BYTES, TierReader
+from headrace.spark.errors import OptionError, TierGone, TopicNotFound
+from headrace.spark.tier.places import expect, open_place
 from headrace.spark.tier.spans import TierRange
 from headrace_protocol.bodies import MessageQueue
 from headrace_protocol.system_topics import user_topics
+from headrace_protocol.tier.paths import FileKind, segment_name, sizes_by_folder
+from headrace_protocol.tier.place import Place
+from headrace_protocol.tier.rows import (
+    MANIFEST,
+    UNIT_BYTES,
+    ObjectRow,
+    decode_manifest,
+    log_span,
+    read_named,
+    unit_span,
+)
 from headrace_protocol.tier_bodies import LogSpan, UnitSpan
-from headrace_protocol.tier_rows import FORMAT, Manifest, ObjectRow, Reference, log_span, unit_span
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,15 +35,11 @@ if TYPE_CHECKING:
 
     from headrace.spark.chains import Items, Queues
     from headrace.spark.cluster import Span, Topics
-    from headrace.spark.tier.places import Store, TierAccess
-    from headrace_protocol.tier_rows import Part
+    from headrace.spark.tier.places import TaskDriver, TierAccess
+    from headrace_protocol.tier.rows import Part
 
-T = TypeVar("T")
-
-_NAME: Final = "manifest.json"
 _LONG_MAX: Final = 2**63 - 1
 _LOADS_MAX: Final = 3
-_SEGMENT: Final = re.compile(r"[0-9a-f]{8}([0-9]{20})")
 
 
 class StoredTier:
@@ -80,7 +82,10 @@ class StoredTier:
 
     def offsets_at(self, queues: Queues, timestamp_ms: int) -> dict[MessageQueue, int]:
         """As ``Cluster.offsets_at``."""
-        return {queue: _first_at(self.ranges[queue], timestamp_ms) for queue in queues}
+        return {
+            queue: expect(self.ranges[queue].open().offset_by_time(timestamp_ms))
+            for queue in queues
+        }
 
     def parts(self, ranges: Mapping[MessageQueue, Span], _queues: Queues) -> Items:
         """As ``Cluster.parts``."""
@@ -91,27 +96,16 @@ class StoredTier:
         return self.ranges[part.place]
 
 
-def _first_at(tier: TierRange, timestamp_ms: int) -> int:
-    spans = [span for span in tier.units if span.end_ms >= timestamp_ms]
-    reader = TierReader(open_place(tier.place), tier)
-    for span in spans:
-        if span.begin_ms >= timestamp_ms:
-            return span.first
-        at = bisect_left(range(span.first, span.end), timestamp_ms, key=reader.store_time)
-        if at < span.count:
-            return span.first + at
-    return tier.units[-1].end
-
-
 def open_tier(access: TierAccess) -> StoredTier:
     """The tier that an option names. Raises OptionError, TierGone, TierUnreachable."""
     manifest = access.manifest
     assert manifest is not None
-    if manifest.endswith(f"/{_NAME}"):
-        place = Place(manifest.removesuffix(f"/{_NAME}"), config=access.config)
+    if manifest.endswith(f"/{MANIFEST}"):
+        place = Place(manifest.removesuffix(f"/{MANIFEST}"), config=access.config)
         ranges = _objects(access, place)
     else:
-        folder = local_folder(manifest)
+        place = Place(manifest, config=access.config)
+        folder = place.folder
         if folder is None or not folder.is_dir():
             raise OptionError(
                 "manifest",
@@ -119,7 +113,7 @@ def open_tier(access: TierAccess) -> StoredTier:
                 "is neither a manifest.json nor a folder of this machine with a tier of Apache's "
                 "layout (tieredStoreFilePath)",
             )
-        ranges = _files(access, Place(manifest, config=access.config), folder)
+        ranges = _files(access, place, folder)
     return StoredTier(manifest, {queue: tier for queue, tier in ranges.items() if tier.units})
 
 
@@ -127,10 +121,10 @@ def open_tier(access: TierAccess) -> StoredTier:
 
 
 def _objects(access: TierAccess, place: Place) -> dict[MessageQueue, TierRange]:
-    store = open_place(place)
+    driver = open_place(place)
     for attempt in range(_LOADS_MAX):
         try:
-            broker, rows = _rows(store)
+            broker, rows = _rows(driver)
             break
         except TierGone:
             # A catalog was replaced after the manifest was read.
@@ -151,31 +145,10 @@ def _objects(access: TierAccess, place: Place) -> dict[MessageQueue, TierRange]:
     return found
 
 
-def _rows(store: Store) -> tuple[str, list[ObjectRow]]:
+def _rows(driver: TaskDriver) -> tuple[str, list[ObjectRow]]:
     """The broker of a manifest, and all rows that it names. Raises TierGone."""
-    manifest = _decoded(store.read_all(_NAME), Manifest, _NAME)
-    if manifest.format != FORMAT:
-        reason = f"has format {manifest.format}; this version reads format {FORMAT}"
-        raise TierUnreachable(_NAME, reason)
-    rows: list[ObjectRow] = []
-    for named in manifest.catalogs:
-        rows += _decoded(_named(store, named), list[ObjectRow], named.name)
-    rows += [_decoded(_named(store, named), ObjectRow, named.name) for named in manifest.tail]
-    return manifest.broker, rows
-
-
-def _named(store: Store, named: Reference) -> bytes | memoryview:
-    (data,) = store.read(named.name, [(named.start, named.stop)])
-    if zlib.crc32(data) != named.crc:
-        raise TierGone(named.name, "its CRC is not that of the manifest")
-    return data
-
-
-def _decoded(data: Any, kind: type[T], path: str) -> T:
-    try:
-        return msgspec.json.decode(data, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise TierGone(path, f"is not readable: {error}") from error
+    manifest = expect(decode_manifest(expect(driver.read_all(MANIFEST)), MANIFEST))
+    return manifest.broker, expect(read_named(driver, "", manifest)).rows()
 
 
 # -- Apache's layout -------------------------------------------------------------------------------
@@ -184,24 +157,34 @@ def _decoded(data: Any, kind: type[T], path: str) -> T:
 def _files(access: TierAccess, place: Place, folder: Path) -> dict[MessageQueue, TierRange]:
     """The queues in a tier's folder, or in that of one of its clusters or brokers."""
     found: dict[MessageQueue, TierRange] = {}
-    for units_folder in sorted(folder.glob("**/CONSUME_QUEUE")):
-        queue_folder = units_folder.parent
-        topic_folder = queue_folder.parent
-        if not queue_folder.name.isdigit():
+    stored = sizes_by_folder(expect(open_place(place).entries("")))
+    for units_folder, sizes in sorted(stored.items()):
+        parts = (folder.absolute() / units_folder).parts[-4:]
+        if len(parts) < 4 or parts[3] != FileKind.CONSUME_QUEUE.name or not parts[2].isdigit():
             continue
-        broker, queue_id = topic_folder.parent.name, int(queue_folder.name)
-        queue = MessageQueue(topic_folder.name, broker, queue_id)
+        broker, topic, queue_id, kind = parts
+        queue = MessageQueue(topic, broker, int(queue_id))
         if queue in found:
             raise OptionError(
                 "manifest", str(folder), f"has two brokers {broker}: name the folder of a cluster"
             )
+        log_folder = f"{units_folder.removesuffix(kind)}{FileKind.COMMIT_LOG.name}"
         log = tuple(
-            LogSpan(path, base, size, 0)
-            for base, size, path in _segments(folder, queue_folder / "COMMIT_LOG")
+            LogSpan(f"{log_folder}/{segment_name(base)}", base, size, 0)
+            for base, size in sorted(stored.get(log_folder, {}).items())
+            if size
         )
         units = tuple(
-            UnitSpan(path, base // UNIT_BYTES, size // UNIT_BYTES, 0, -1, 0, _LONG_MAX)
-            for base, size, path in _segments(folder, units_folder)
+            UnitSpan(
+                f"{units_folder}/{segment_name(base)}",
+                base // UNIT_BYTES,
+                size // UNIT_BYTES,
+                0,
+                -1,
+                0,
+                _LONG_MAX,
+            )
+            for base, size in sorted(sizes.items())
             if size >= UNIT_BYTES
         )
         if log and units:
@@ -209,19 +192,9 @@ def _files(access: TierAccess, place: Place, folder: Path) -> dict[MessageQueue,
     return found
 
 
-def _segments(root: Path, folder: Path) -> list[tuple[int, int, str]]:
-    """Base, size and path of the files of a folder that are not empty, in order."""
-    found = []
-    for path in folder.iterdir() if folder.is_dir() else ():
-        match = _SEGMENT.fullmatch(path.name)
-        if match and (size := path.stat().st_size):
-            found.append((int(match[1]), size, str(path.relative_to(root))))
-    return sorted(found)
-
-
 def _kept(tier: TierRange) -> TierRange:
     """Without the units whose records have expired."""
-    first = TierReader(open_place(tier.place), tier).first_kept()
+    first = expect(tier.open().head(tier.log[0].base)).queue_offset
     units = tuple(
         msgspec.structs.replace(
             span,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headrace.spark.errors import OptionError
-from headrace.spark.tier.places import Place
 from headrace.spark.tier.spans import TierRange
 from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.tier.place import Place
 from headrace_protocol.tier_bodies import TierPlan
 from headrace_protocol.tier_headers import TierPlanHeader
 

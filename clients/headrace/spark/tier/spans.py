@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from headrace.spark.tier.places import open_place
+from headrace_protocol.tier.span_queue import SpanQueue
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from headrace.spark.tier.places import Place, TierAccess
+    from headrace.spark.tier.places import TierAccess
+    from headrace_protocol.tier.place import Place
     from headrace_protocol.tier_bodies import LogSpan, UnitSpan
 
 
@@ -23,6 +27,10 @@ class TierRange:
     place: Place
     units: tuple[UnitSpan, ...]
     log: tuple[LogSpan, ...]
+
+    def open(self) -> SpanQueue:
+        """The queue, to be read. Raises OptionError."""
+        return SpanQueue(open_place(self.place), "the queue", self.units, self.log)
 
     def runs(self, start: int, end: int) -> Iterator[tuple[int, int, bool]]:
         """The range in pieces that are wholly in the tier, or not at all: start, end, which."""
