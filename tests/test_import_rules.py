@@ -300,6 +300,7 @@ MAY_IMPORT_TOO = {
     f"{STORE}.retention.healer": {"trio", "structlog", "headrace_protocol.outages"},
     f"{STORE}.index.indexer": {"trio", "structlog"},
     f"{STORE}.message_store": {"trio", "structlog"},
+    f"{STORE}.upkeep": {"trio"},
     # Only the event loops themselves start a task that no scope of the caller contains.
     "headrace.loops": {"sniffio", "trio"},
     "headrace.messages": {"pyarrow"},

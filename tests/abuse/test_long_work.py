@@ -354,7 +354,7 @@ def test_unconsumed_messages_are_found_in_blocks_of_queues(
         return query(group, topic, queue_id)
 
     monkeypatch.setattr(broker.offsets, "query", counting)
-    disk_forecast = DiskForecast(broker.store.commit_log, broker.store._table.by_topic)
+    disk_forecast = DiskForecast(broker.store.commit_log, broker.store.table.by_topic)
     look = UnconsumedOffsets(broker.offsets, broker.groups, broker.consumers)
     assert sum(1 for _ in disk_forecast.scan(look)) >= 200 / 128
     assert asked == {"g0": 200}  # nobody can have more to consume than all

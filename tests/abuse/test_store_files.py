@@ -16,7 +16,7 @@ from headrace_broker.store.errors import StoreError, StoreFormatError, StoreNotW
 from headrace_broker.store.files.config_file import ConfigFile
 from headrace_broker.store.integrity.checkpoint import Checkpoint
 from headrace_broker.store.integrity.lock import StoreLock
-from headrace_broker.store.message_store import LOCK_CHECK_S
+from headrace_broker.store.upkeep import LOCK_CHECK_S
 from tests.support.stores import open_store, put
 
 if TYPE_CHECKING:

@@ -184,8 +184,8 @@ class Life:
             store.flusher.run_group_commit,
             store.flusher.run_log_flush,
             store.flusher.run_queue_flush,
-            store._run_index,
-            store._run_prepare_files,
+            store.upkeep.run_index,
+            store.upkeep.prepare_files,
             store.healer.run,
             *(service.run for service in self.services if service.run is not None),
         ]

@@ -578,7 +578,7 @@ def test_a_damaged_record_stops_its_queue_alone(tmp_path: Path) -> None:
 
 async def run_followers(store: MessageStore, nursery: trio.Nursery) -> Services:
     services = Services()
-    store._start_soon = services.start_soon
+    store.upkeep._start_soon = services.start_soon
     await nursery.start(store.run)
     return services
 

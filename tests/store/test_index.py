@@ -21,7 +21,7 @@ import trio
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from headrace_broker.store import message_store
+from headrace_broker.store import upkeep
 from headrace_broker.store.files.filesystem import Files
 from headrace_broker.store.index import index_keys
 from headrace_broker.store.index.index_file import ALLOCATE_STEP_BYTES, IndexFiles, IndexWalk
@@ -297,7 +297,7 @@ def test_a_block_that_the_loop_was_quicker_with_is_left_alone(tmp_path: Path) ->
 async def test_a_thread_indexes_while_the_loop_asks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(message_store, "BLOCK_ROWS_MAX", 0)  # small blocks too go to the thread
+    monkeypatch.setattr(upkeep, "BLOCK_ROWS_MAX", 0)  # small blocks too go to the thread
     seed = secrets.randbits(32)
     random = Random(seed)
     sizes: dict[str, Any] = {
@@ -337,7 +337,7 @@ async def test_a_thread_indexes_while_the_loop_asks(
 async def test_a_full_disk_in_the_thread_refuses_and_heals(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(message_store, "BLOCK_ROWS_MAX", 0)
+    monkeypatch.setattr(upkeep, "BLOCK_ROWS_MAX", 0)
     files = FaultyFiles()
     store = open_store(tmp_path, files=files, index_tick_ms=0)
     store.use_threads = True

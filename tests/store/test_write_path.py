@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import trio
 
-from headrace_broker.store import message_store
+from headrace_broker.store import upkeep
 from headrace_broker.store.errors import StoreNotWritable
 from headrace_broker.store.log.encoded_records import EncodedRecords
 from headrace_broker.store.log.ring import RUN_ROWS_MIN
@@ -53,7 +53,7 @@ class HeldFiles(FaultyFiles):
 async def test_the_indexing_thread_waits_for_the_flush(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(message_store, "BLOCK_ROWS_MAX", 0)  # small blocks too go to the thread
+    monkeypatch.setattr(upkeep, "BLOCK_ROWS_MAX", 0)  # small blocks too go to the thread
     files = HeldFiles()
     store = open_store(tmp_path, files=files, flush="sync", index_tick_ms=0)
     store.use_threads = True

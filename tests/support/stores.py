@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 from headrace_broker.clock import Clock
 from headrace_broker.store.files.filesystem import Files, Paged
-from headrace_broker.store.log.takers import Taker
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.reader import Reader
 from headrace_broker.store.settings import StoreSettings
@@ -99,16 +98,11 @@ def open_store(
     root: Path,
     clock: Clock | None = None,
     files: Files | None = None,
-    *,
-    more_takers: Sequence[Taker] = (),
     **changes: Any,
 ) -> MessageStore:
     """A loaded store; the caller closes it, or crashes it."""
     store = MessageStore(
-        small_settings(root, **changes),
-        clock or SetClock(),
-        files or FaultyFiles(),
-        more_takers=more_takers,
+        small_settings(root, **changes), clock or SetClock(), files or FaultyFiles()
     )
     store.load()
     return store

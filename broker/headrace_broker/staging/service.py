@@ -42,8 +42,9 @@ if TYPE_CHECKING:
     from headrace_broker.host_budget import Host
     from headrace_broker.staging.queues import Places, Queues
     from headrace_broker.store.log.commit_log import CommitLog
-    from headrace_broker.store.message_store import MessageStore, StartSoon
+    from headrace_broker.store.message_store import MessageStore
     from headrace_broker.store.store_queue import StoreQueue
+    from headrace_broker.store.upkeep import StartSoon
     from headrace_protocol.columns import Buffer
     from headrace_protocol.headers import StageSealHeader, StageSendHeader
     from headrace_protocol.serving import RunLong

@@ -96,14 +96,8 @@ class CommitLog:
         fs: Files,
         ring: Ring,
         clock: Clock,
-        on_half_full: Callable[[], None],
-        on_full: Callable[[MappedFile], None],
     ) -> None:
-        """Nothing on disk is touched.
-
-        on_half_full: called when the next file should be created.
-        on_full: called with a file once it is full.
-        """
+        """Nothing on disk is touched."""
         self.files = MappedFileQueue(
             settings.root / "commitlog",
             settings.commit_log_file_bytes,
@@ -128,7 +122,9 @@ class CommitLog:
         self.is_full = False
         # When an append found no room last.
         self.tried_ms = 0
-        self._on_half_full, self._on_full = on_half_full, on_full
+        # Called when the next file should be created, and with a file once it is full.
+        self.on_half_full: Callable[[], None] = lambda: None
+        self.on_full: Callable[[MappedFile], None] = lambda _file: None
         self._file: MappedFile | None = None
         self._descriptor = -1
         self._pending: list[Buffer] = []
@@ -430,7 +426,7 @@ class CommitLog:
                 self._reopen()
             elif self.append_end < self.file_bytes - BLANK_BYTES:
                 self.append_end = self.file_bytes - BLANK_BYTES
-                self._on_half_full()
+                self.on_half_full()
             else:
                 self._roll()
         except OSError as error:
@@ -467,7 +463,7 @@ class CommitLog:
         except StoreNotWritable as error:
             # The end of the old file may be missing; only recovery at a start can repair that.
             raise self.refuse(error.reason, error.path, is_final=True) from error
-        self._on_full(full)
+        self.on_full(full)
 
     def _write_to(self, file: MappedFile, position: int) -> None:
         self.write_out()
