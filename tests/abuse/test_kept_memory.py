@@ -51,7 +51,7 @@ from tests.broker.staging import test_staging
 from tests.support.broker import BrokerUnderTest
 from tests.support.channel import MemoryChannel
 from tests.support.memory import HOST, kept_bytes
-from tests.support.wire import send_header
+from tests.support.wire import pull_header, send_header
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -341,7 +341,9 @@ def pull(broker: BrokerUnderTest, **fields: Any) -> Answer:
 
 
 def send(broker: BrokerUnderTest, topic: str, properties: str = "") -> Answer:
-    return broker.ask(RequestCode.SEND_MESSAGE_V2, send_header(topic, properties), b"x")
+    return broker.ask(
+        RequestCode.SEND_MESSAGE_V2, send_header(topic=topic, properties=properties), b"x"
+    )
 
 
 def test_groups_that_a_host_creates_are_bounded(broker: BrokerUnderTest) -> None:
@@ -606,16 +608,11 @@ def test_subscriptions_of_pulls_are_kept_up_to_a_size(
 
 
 def held_pull(subscription: str) -> PullMessageHeader:
-    return PullMessageHeader(
-        consumer_group="g",
+    return pull_header(
         topic="t",
-        queue_id=0,
-        queue_offset=0,
         max_msg_nums=1,
         sys_flag=6,
-        commit_offset=0,
         suspend_timeout_millis=10_000,
-        sub_version=0,
         subscription=subscription,
     )
 

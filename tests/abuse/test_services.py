@@ -172,7 +172,7 @@ def config(folder: Path, **settings: Any) -> BrokerConfig:
 
 
 async def send(network: MemoryNetwork, address: str) -> int:
-    header = send_header("T", "KEYS\1k\2")
+    header = send_header(properties="KEYS\1k\2")
     answer = await ask(network, address, RequestCode.SEND_MESSAGE_V2, header, b"body")
     return answer.command.code
 

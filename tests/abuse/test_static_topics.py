@@ -15,7 +15,8 @@ from headrace_protocol.statictopic.mapping import TopicMapping, encode_detail
 from tests.broker.serving.test_bad_input import pull_fields, request, send_fields
 from tests.support.broker import BrokerUnderTest, broker_config
 from tests.support.channel import MemoryChannel
-from tests.support.static_brokers import TOPIC, Brokers, item, pull_header, response, send_header
+from tests.support.static_brokers import TOPIC, Brokers, item, response
+from tests.support.wire import pull_header, send_header
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

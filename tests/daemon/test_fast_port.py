@@ -39,7 +39,7 @@ async def test_both_ports_serve_the_same_broker(
             with pytest.raises(OSError, match=r"refused|no server|failed"):
                 await network.connect(fast)
         else:
-            sent = await ask(network, fast, RequestCode.SEND_MESSAGE_V2, send_header("T"), b"body")
+            sent = await ask(network, fast, RequestCode.SEND_MESSAGE_V2, send_header(), b"body")
             assert sent.command.code == ResponseCode.SUCCESS, sent.command.remark
         nursery.cancel_scope.cancel()
 

@@ -24,8 +24,9 @@ from tests.simulation.compacted_lives import KEYS, POLICY, Table
 from tests.simulation.determinism import decided_by, temporary_folder
 from tests.simulation.history import PromiseBroken
 from tests.simulation.totals import Outcome
-from tests.support.static_brokers import TOPIC, Brokers, item, pull_header, send_header
+from tests.support.static_brokers import TOPIC, Brokers, item
 from tests.support.stores import crash
+from tests.support.wire import pull_header, send_header
 
 if TYPE_CHECKING:
     from pathlib import Path

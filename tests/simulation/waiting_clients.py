@@ -19,7 +19,6 @@ from headrace_protocol.headers import (
     ConsumerSendMsgBackHeader,
     EndTransactionHeader,
     RecallMessageHeader,
-    SendMessageHeaderV2,
 )
 from headrace_protocol.message import (
     TRANSACTION_COMMIT,
@@ -32,6 +31,7 @@ from tests.simulation.history import PromiseBroken
 from tests.support.broker import Answer
 from tests.support.channel import MemoryChannel
 from tests.support.ledger import Half, checks
+from tests.support.wire import send_header
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -150,15 +150,12 @@ class Clients:
         text = encode_properties(
             {name: str(value) for name, value in {"UNIQ_KEY": key, **properties}.items()}
         )
-        header = SendMessageHeaderV2(
+        header = send_header(
+            rng.randrange(2),
             producer_group=group,
             topic=rng.choice(TOPICS),
-            default_topic="TBW102",
             default_topic_queue_nums=2,
-            queue_id=rng.randrange(2),
             sys_flag=sys_flag,
-            born_timestamp=1,
-            flag=0,
             properties=text.decode(),
         )
         body = key.encode() + rng.randbytes(rng.choice((10, 300)))

@@ -32,8 +32,8 @@ from headrace.spark.read.task import read_range
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.columns import encode_records, encode_uniform
 from headrace_protocol.drivers.blocking import BlockingConnection
-from headrace_protocol.headers import BulkSendHeader
 from headrace_protocol.message import COMPRESSED, COMPRESSION_ZLIB, encode_host, encode_properties
+from tests.support.wire import bulk_send_header
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,13 +64,8 @@ def numbers(plan: ReadPlan, part: QueueRange) -> list[int]:
 
 
 def store(address: str, topic: str, block: EncodedBlock) -> None:
-    header = BulkSendHeader(
-        producer_group="tests",
-        topic=topic,
-        default_topic="TBW102",
-        default_topic_queue_nums=1,
-        queue_id=0,
-        count=block.record_count,
+    header = bulk_send_header(
+        producer_group="tests", topic=topic, default_topic_queue_nums=1, count=block.record_count
     )
     with BlockingConnection.connect(address) as connection:
         connection.request(RequestCode.BULK_SEND, header, block.body, timeout_ms=9000).expect()

@@ -32,7 +32,6 @@ from headrace_protocol.bodies import MessageQueue
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.columns import encode_records
 from headrace_protocol.drivers.blocking import BlockingConnection
-from headrace_protocol.headers import BulkSendHeader
 from headrace_protocol.message import encode_host, encode_properties
 from headrace_protocol.tier import stored_queue
 from headrace_protocol.tier.driver import Failure, FailureKind
@@ -41,6 +40,7 @@ from headrace_protocol.tier_bodies import TierStatus
 from headrace_protocol.tier_headers import TierStatusHeader
 from tests.spark.brokers import broker
 from tests.support.hanging import Hanging, Patience
+from tests.support.wire import bulk_send_header
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,13 +76,8 @@ class Tiered:
         raws = [encode_properties({"TAGS": "few" if n % 50 == 0 else "many"}) for n in numbers]
         bodies = [b"%d " % n + b"x" * (n % 700) for n in numbers]
         block = encode_records(TOPIC, bodies, raws, born_timestamp=0, born_host=HOST)
-        header = BulkSendHeader(
-            producer_group="tests",
-            topic=TOPIC,
-            default_topic="TBW102",
-            default_topic_queue_nums=1,
-            queue_id=0,
-            count=len(bodies),
+        header = bulk_send_header(
+            producer_group="tests", topic=TOPIC, default_topic_queue_nums=1, count=len(bodies)
         )
         with BlockingConnection.connect(self.address) as connection:
             connection.request(RequestCode.BULK_SEND, header, block.body, timeout_ms=9000).expect()

@@ -11,10 +11,7 @@ from headrace_protocol.drivers.errors import ConnectFailed
 from headrace_protocol.drivers.response import Response
 from headrace_protocol.header_codecs import SerializeType, encode_frame
 from headrace_protocol.headers import (
-    BulkPullHeader,
-    PullMessageHeader,
     PullMessageResponseHeader,
-    SendMessageHeaderV2,
     SendMessageResponseHeader,
 )
 from headrace_protocol.message import decode_records
@@ -26,6 +23,7 @@ from headrace_protocol.statictopic.mapping import (
 )
 from tests.support.broker import BrokerUnderTest, broker_config
 from tests.support.channel import MemoryChannel
+from tests.support.wire import pull_header, send_header
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -187,55 +185,3 @@ def response(ask: Ask, code: int, fields: Mapping[str, Any], body: bytes = b"") 
     """An answer of another broker, with an escape sequence as its remark."""
     command = Command(code, ext_fields=dict(fields), remark="\x1b[2J")
     return Response(ask.peer, ask.code, command, memoryview(body))
-
-
-def send_header(queue_id: int = 0, **fields: Any) -> SendMessageHeaderV2:
-    return SendMessageHeaderV2(
-        **{
-            "producer_group": "p",
-            "topic": TOPIC,
-            "default_topic": "TBW102",
-            "default_topic_queue_nums": 4,
-            "queue_id": queue_id,
-            "sys_flag": 0,
-            "born_timestamp": 1,
-            "flag": 0,
-            "properties": "",
-            **fields,
-        }
-    )
-
-
-def pull_header(offset: int, queue_id: int = 0, **fields: Any) -> PullMessageHeader:
-    return PullMessageHeader(
-        **{
-            "consumer_group": GROUP,
-            "topic": TOPIC,
-            "queue_id": queue_id,
-            "queue_offset": offset,
-            "max_msg_nums": 32,
-            "sys_flag": 4,
-            "commit_offset": 0,
-            "suspend_timeout_millis": 15_000,
-            "sub_version": 0,
-            "subscription": "*",
-            **fields,
-        }
-    )
-
-
-def bulk_pull_header(offset: int, **fields: Any) -> BulkPullHeader:
-    return BulkPullHeader(
-        **{
-            "consumer_group": GROUP,
-            "topic": TOPIC,
-            "queue_id": 0,
-            "queue_offset": offset,
-            "max_msg_nums": 150,
-            "max_msg_bytes": 1 << 20,
-            "sys_flag": 0,
-            "commit_offset": 0,
-            "suspend_timeout_millis": 0,
-            **fields,
-        }
-    )

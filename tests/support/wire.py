@@ -1,6 +1,8 @@
-"""One request on its own connection, and the header of a plain message."""
+"""One request on its own connection, and the headers of sends and pulls."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import msgspec
 import trio
@@ -9,7 +11,20 @@ from headrace_daemon.network import Network
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.drivers.aio import AsyncConnection
 from headrace_protocol.drivers.response import Response
-from headrace_protocol.headers import SendMessageHeaderV2
+from headrace_protocol.headers import (
+    BulkPullHeader,
+    BulkSendHeader,
+    PullMessageHeader,
+    SendMessageHeaderV2,
+)
+
+_SENDER = {
+    "producer_group": "p",
+    "topic": "T",
+    "default_topic": "TBW102",
+    "default_topic_queue_nums": 4,
+}
+_READER = {"consumer_group": "g", "topic": "T", "commit_offset": 0}
 
 
 async def ask(
@@ -28,16 +43,26 @@ async def ask(
     return response
 
 
-def send_header(topic: str, properties: str = "") -> SendMessageHeaderV2:
-    """Of a message that may create its topic."""
+def send_header(queue_id: int = 0, **fields: Any) -> SendMessageHeaderV2:
+    """Of a message to topic T, which may be created for it."""
     return SendMessageHeaderV2(
-        producer_group="p",
-        topic=topic,
-        default_topic="TBW102",
-        default_topic_queue_nums=1,
-        queue_id=0,
-        sys_flag=0,
-        born_timestamp=1,
-        flag=0,
-        properties=properties,
+        **{**_SENDER, "queue_id": queue_id, "sys_flag": 0, "born_timestamp": 1, "flag": 0}
+        | {"properties": "", **fields}
     )
+
+
+def pull_header(queue_offset: int = 0, queue_id: int = 0, **fields: Any) -> PullMessageHeader:
+    """Of a pull of all tags of topic T, which is not held unless ``sys_flag`` says so."""
+    plain = {"max_msg_nums": 32, "sys_flag": 4, "sub_version": 0, "subscription": "*"}
+    asked = {"queue_offset": queue_offset, "queue_id": queue_id, **plain, **fields}
+    return PullMessageHeader(**{**_READER, "suspend_timeout_millis": 15_000, **asked})
+
+
+def bulk_send_header(queue_id: int = 0, **fields: Any) -> BulkSendHeader:
+    return BulkSendHeader(**{**_SENDER, "queue_id": queue_id, **fields})
+
+
+def bulk_pull_header(queue_offset: int = 0, queue_id: int = 0, **fields: Any) -> BulkPullHeader:
+    plain = {"max_msg_nums": 150, "max_msg_bytes": 1 << 20, "sys_flag": 0}
+    asked = {"queue_offset": queue_offset, "queue_id": queue_id, **plain, **fields}
+    return BulkPullHeader(**{**_READER, "suspend_timeout_millis": 0, **asked})

@@ -15,12 +15,11 @@ from headrace_protocol.columns import RecordColumns, encode_records
 from headrace_protocol.drivers.blocking import BlockingConnection
 from headrace_protocol.drivers.response import Response
 from headrace_protocol.headers import (
-    BulkPullHeader,
     BulkPullResponseHeader,
-    BulkSendHeader,
     SendMessageResponseHeader,
 )
 from headrace_protocol.message import encode_host, encode_offset_message_id
+from tests.support.wire import bulk_pull_header, bulk_send_header
 
 HOST = encode_host("10.0.0.1", 4711)
 TIMEOUT_MS = 10_000
@@ -39,31 +38,14 @@ def send_all(connection: BlockingConnection, sent: list[list[bytes]]) -> list[Re
     answers: list[Response] = []
     for bodies in sent:
         block = encode_records("T", bodies, b"", born_timestamp=1, born_host=HOST)
-        header = BulkSendHeader(
-            producer_group="p",
-            topic="T",
-            default_topic="TBW102",
-            default_topic_queue_nums=1,
-            queue_id=0,
-            count=len(bodies),
-        )
+        header = bulk_send_header(default_topic_queue_nums=1, count=len(bodies))
         connection.submit(RequestCode.BULK_SEND, header, block.body, answers.append)
     connection.drain(timeout_ms=TIMEOUT_MS)
     return answers
 
 
 def pull_from(connection: BlockingConnection, queue_offset: int) -> Response:
-    header = BulkPullHeader(
-        consumer_group="g",
-        topic="T",
-        queue_id=0,
-        queue_offset=queue_offset,
-        max_msg_nums=7000,
-        max_msg_bytes=1 << 20,
-        sys_flag=0,
-        commit_offset=0,
-        suspend_timeout_millis=0,
-    )
+    header = bulk_pull_header(queue_offset, max_msg_nums=7000)
     return connection.request(RequestCode.BULK_PULL, header, timeout_ms=TIMEOUT_MS)
 
 

@@ -70,9 +70,7 @@ async def test_both_daemons_run_without_the_clients(tmp_path: Path) -> None:
             f"storePathRootDir={tmp_path}/store\nmappedFileSizeCommitLog=1048576\n"
         )
         with daemon("headrace_broker.main", "-c", str(settings)) as (broker, address):
-            sent = await ask(
-                network, address, RequestCode.SEND_MESSAGE_V2, send_header("T"), b"body"
-            )
+            sent = await ask(network, address, RequestCode.SEND_MESSAGE_V2, send_header(), b"body")
             assert sent.command.code == ResponseCode.SUCCESS, sent.command.remark
             known = await ask(network, nameserver_address, RequestCode.GET_BROKER_CLUSTER_INFO)
             assert address.encode() in bytes(known.body)

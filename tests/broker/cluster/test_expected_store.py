@@ -22,9 +22,9 @@ from headrace_nameserver.server import NameServer
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.drivers.aio import AsyncConnection, open_stream
 from headrace_protocol.drivers.errors import BrokerError
-from headrace_protocol.headers import SendMessageHeaderV2
 from headrace_protocol.serving import Reply
 from tests.support.scripted import scripted
+from tests.support.wire import send_header
 
 NAMESERVERS = ["127.0.0.1:9876", "127.0.0.1:9877"]
 
@@ -209,16 +209,7 @@ async def send(network: MemoryNetwork, address: str, topic: str) -> None:
     connection = AsyncConnection(stream, address)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(connection.run)
-        header = SendMessageHeaderV2(
-            producer_group="g",
-            topic=topic,
-            default_topic="TBW102",
-            default_topic_queue_nums=4,
-            queue_id=0,
-            sys_flag=0,
-            born_timestamp=0,
-            flag=0,
-        )
+        header = send_header(producer_group="g", topic=topic)
         response = await connection.request(
             RequestCode.SEND_MESSAGE_V2, header, b"x", timeout_ms=5000
         )

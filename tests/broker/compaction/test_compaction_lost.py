@@ -13,7 +13,6 @@ from headrace_protocol.headers import (
     GetByKeyHeader,
     GetMinOffsetHeader,
     OffsetResponseHeader,
-    PullMessageHeader,
     SearchOffsetHeader,
 )
 from headrace_protocol.key_lookup import encode_keys
@@ -36,23 +35,13 @@ from tests.broker.compaction.test_compaction_rebuild import (
 )
 from tests.broker.compaction.test_compaction_source import C, create, follow
 from tests.support.broker import Answer, BrokerUnderTest
+from tests.support.wire import pull_header
 
 LOST = r"the compaction log of queue 0 of topic C is lost, and the messages before queue offset"
 
 
 def pull(broker: BrokerUnderTest, offset: int, code: int = RequestCode.PULL_MESSAGE) -> Answer:
-    header = PullMessageHeader(
-        topic=C,
-        queue_id=0,
-        consumer_group="g",
-        queue_offset=offset,
-        max_msg_nums=32,
-        sys_flag=0x14,
-        commit_offset=0,
-        suspend_timeout_millis=0,
-        sub_version=0,
-        subscription="*",
-    )
+    header = pull_header(offset, topic=C, sys_flag=0x14)
     return broker.ask(code, header)
 
 

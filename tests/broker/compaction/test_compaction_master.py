@@ -14,7 +14,6 @@ from headrace_protocol.bodies import CompactedTopicState, HeartbeatData
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import (
     CompactTopicHeader,
-    PullMessageHeader,
     PullMessageResponseHeader,
 )
 from headrace_protocol.serving import Reply
@@ -22,6 +21,7 @@ from tests.broker.compaction.test_compaction_rebuild import POLICY, fill, found,
 from tests.broker.compaction.test_compaction_source import C, follow
 from tests.support.broker import BrokerUnderTest
 from tests.support.scripted import Asked, close, scripted
+from tests.support.wire import pull_header
 
 PULL = RequestCode.LITE_PULL_MESSAGE
 
@@ -30,16 +30,14 @@ def answers_of(master: BrokerUnderTest) -> Callable[[Asked], Reply]:
     """Pulls as a broker answers them, five messages at a time."""
 
     def answer(asked: Asked) -> Reply:
-        header = PullMessageHeader(
+        header = pull_header(
+            int(asked.ext["queueOffset"]),
+            int(asked.ext["queueId"]),
             topic=asked.ext["topic"],
-            queue_id=int(asked.ext["queueId"]),
             consumer_group=asked.ext["consumerGroup"],
-            queue_offset=int(asked.ext["queueOffset"]),
             max_msg_nums=5,
             sys_flag=int(asked.ext["sysFlag"]),
-            commit_offset=0,
             suspend_timeout_millis=0,
-            sub_version=0,
             subscription=asked.ext["subscription"],
         )
         reply = master.ask(asked.code, header)

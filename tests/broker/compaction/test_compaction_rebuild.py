@@ -15,12 +15,13 @@ from headrace_broker.compaction.rebuilds import OtherQueue, Rebuild
 from headrace_broker.topics.attributes import CompactionPolicy
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.columns import RecordColumns
-from headrace_protocol.headers import PullMessageHeader, PullMessageResponseHeader
+from headrace_protocol.headers import PullMessageResponseHeader
 from tests.broker.compaction.test_compaction_lookups import get, key
 from tests.broker.compaction.test_compaction_source import SIZES, C, create, follow, read
 from tests.support.broker import BrokerUnderTest, broker_config
 from tests.support.faulty_files import FaultyFiles, PowerCut
 from tests.support.stores import SetClock
+from tests.support.wire import pull_header
 
 NAME = (C, 0)
 POLICY = CompactionPolicy(delete_retention_ms=10**9, max_lag_ms=0)
@@ -87,18 +88,7 @@ def lose_log(master: Path, folder: Path) -> None:
 
 def pulled(master: BrokerUnderTest, offset: int) -> Pulled:
     """A few messages at a time, as the pulls of a small limit return them."""
-    header = PullMessageHeader(
-        topic=C,
-        queue_id=0,
-        consumer_group="g",
-        queue_offset=offset,
-        max_msg_nums=5,
-        sys_flag=0x14,
-        commit_offset=0,
-        suspend_timeout_millis=0,
-        sub_version=0,
-        subscription="*",
-    )
+    header = pull_header(offset, topic=C, max_msg_nums=5, sys_flag=0x14)
     answer = master.ask(RequestCode.LITE_PULL_MESSAGE, header)
     head = answer.command.header(PullMessageResponseHeader)
     if answer.code == ResponseCode.SUCCESS:

@@ -32,6 +32,7 @@ from tests.support.broker import BrokerUnderTest, broker_config
 from tests.support.followers import local_queue
 from tests.support.golden import CONFIG, STORES, copy_golden_store, golden_settings, manifest
 from tests.support.stores import crash
+from tests.support.wire import bulk_pull_header
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -155,17 +156,8 @@ def test_tags_are_filtered_and_blocks_of_records_read_in_both_logs(tmp_path: Pat
 
 
 def bulk_pull(offset: int) -> BulkPullHeader:
-    return BulkPullHeader(
-        consumer_group="g",
-        topic=C,
-        queue_id=0,
-        queue_offset=offset,
-        max_msg_nums=10,
-        max_msg_bytes=10_000,
-        sys_flag=4,
-        commit_offset=0,
-        suspend_timeout_millis=0,
-        subscription="t1",
+    return bulk_pull_header(
+        offset, topic=C, max_msg_nums=10, max_msg_bytes=10_000, sys_flag=4, subscription="t1"
     )
 
 

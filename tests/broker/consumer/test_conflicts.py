@@ -16,9 +16,9 @@ from headrace_protocol.bodies import (
     SubscriptionGroupConfig,
 )
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.headers import PullMessageHeader
 from tests.support.broker import Answer, BrokerUnderTest, broker_config
 from tests.support.channel import MemoryChannel
+from tests.support.wire import pull_header
 
 TEXT = (
     "group g: client c2 subscribes to t (b || c), client c1 to t (a), u (*); "
@@ -111,17 +111,7 @@ def test_a_newcomer_is_refused(refusing: BrokerUnderTest) -> None:
 
 
 def pull(broker: BrokerUnderTest) -> Answer:
-    header = PullMessageHeader(
-        consumer_group="g",
-        topic="t",
-        queue_id=0,
-        queue_offset=0,
-        max_msg_nums=1,
-        sys_flag=0,
-        commit_offset=0,
-        suspend_timeout_millis=0,
-        sub_version=0,
-    )
+    header = pull_header(topic="t", max_msg_nums=1, sys_flag=0)
     return broker.ask(RequestCode.PULL_MESSAGE, header)
 
 

@@ -11,10 +11,10 @@ from structlog.testing import capture_logs
 from trio.testing import MockClock
 
 from headrace_protocol.codes import RequestCode
-from headrace_protocol.headers import PullMessageHeader
 from headrace_protocol.serving import run_at_once
 from tests.support.broker import BrokerUnderTest
 from tests.support.channel import MemoryChannel
+from tests.support.wire import pull_header
 
 
 @pytest.fixture
@@ -27,16 +27,12 @@ def broker(tmp_path: Path) -> Iterator[BrokerUnderTest]:
 
 
 def pull(broker: BrokerUnderTest, queue_id: int, suspend_ms: int = 0) -> None:
-    header = PullMessageHeader(
-        consumer_group="g",
+    header = pull_header(
         topic="t",
         queue_id=queue_id,
-        queue_offset=0,
         max_msg_nums=1,
         sys_flag=2 if suspend_ms else 0,
-        commit_offset=0,
         suspend_timeout_millis=suspend_ms,
-        sub_version=0,
     )
     broker.send(RequestCode.PULL_MESSAGE, header, channel=MemoryChannel())
 

@@ -26,7 +26,6 @@ from headrace_nameserver.metrics import NAMESERVER_METRICS
 from headrace_protocol.bodies import SubscriptionGroupConfig, TopicConfig
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import NotReady
-from headrace_protocol.headers import PullMessageHeader
 from tests.broker.processors.test_cold_lookups import ColdFiles
 from tests.broker.processors.test_send import frame
 from tests.broker.serving.test_monitor import ask
@@ -34,6 +33,7 @@ from tests.support.broker import BrokerUnderTest, broker_config
 from tests.support.channel import MemoryChannel
 from tests.support.metrics import Page, collect, parse, value, values
 from tests.support.stores import put
+from tests.support.wire import pull_header
 
 DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
 LAG = "rocketmq_consumer_lag_messages"
@@ -58,16 +58,8 @@ def page_of(broker: BrokerUnderTest, *, may_wait: bool = True) -> Page:
 
 
 def pull(broker: BrokerUnderTest, group: str, topic: str, count: int) -> None:
-    header = PullMessageHeader(
-        consumer_group=group,
-        topic=topic,
-        queue_id=0,
-        queue_offset=0,
-        max_msg_nums=count,
-        sys_flag=0,
-        commit_offset=0,
-        suspend_timeout_millis=0,
-        sub_version=1,
+    header = pull_header(
+        consumer_group=group, topic=topic, max_msg_nums=count, sys_flag=0, sub_version=1
     )
     assert broker.ask(RequestCode.PULL_MESSAGE, header).code == ResponseCode.SUCCESS
 

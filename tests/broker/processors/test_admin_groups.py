@@ -40,11 +40,11 @@ from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.command import VERSION
 from headrace_protocol.headers import (
     ConsumerGroupHeader,
-    PullMessageHeader,
     PullMessageResponseHeader,
 )
 from headrace_protocol.message import decode_record, tags_code
 from tests.support.channel import MemoryChannel
+from tests.support.wire import pull_header
 
 if TYPE_CHECKING:
     from tests.support.broker import Answer, BrokerUnderTest
@@ -234,18 +234,7 @@ def test_resets_to_an_offset(broker: BrokerUnderTest, start_ms: int) -> None:
 
 def test_the_next_pull_is_told_of_a_reset(broker: BrokerUnderTest, start_ms: int) -> None:
     def pull(queue_offset: int) -> Answer:
-        header = PullMessageHeader(
-            consumer_group="g",
-            topic="t",
-            queue_id=0,
-            queue_offset=queue_offset,
-            max_msg_nums=32,
-            sys_flag=4,
-            commit_offset=0,
-            suspend_timeout_millis=0,
-            sub_version=0,
-            subscription="*",
-        )
+        header = pull_header(queue_offset, topic="t")
         return broker.ask(RequestCode.PULL_MESSAGE, header)
 
     reset(broker, queue_id=0, offset=1)
@@ -258,18 +247,7 @@ def test_the_next_pull_is_told_of_a_reset(broker: BrokerUnderTest, start_ms: int
 def hold_pull(broker: BrokerUnderTest, group: str = "g") -> MemoryChannel:
     """A pull that waits at the end of queue 0."""
     channel = MemoryChannel()
-    header = PullMessageHeader(
-        consumer_group=group,
-        topic="t",
-        queue_id=0,
-        queue_offset=4,
-        max_msg_nums=32,
-        sys_flag=2 | 4,
-        commit_offset=0,
-        suspend_timeout_millis=15_000,
-        sub_version=0,
-        subscription="*",
-    )
+    header = pull_header(4, consumer_group=group, topic="t", sys_flag=2 | 4)
     broker.send(RequestCode.PULL_MESSAGE, header, channel=channel)
     assert channel.replies() == []
     return channel

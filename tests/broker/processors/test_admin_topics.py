@@ -24,8 +24,8 @@ from headrace_protocol.bodies import (
     TopicStatsTable,
 )
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.headers import PullMessageHeader
 from tests.support.channel import MemoryChannel
+from tests.support.wire import pull_header
 
 if TYPE_CHECKING:
     import msgspec
@@ -151,18 +151,7 @@ def test_a_deleted_topic_is_gone_with_all_that_was_known_of_it(broker: BrokerUnd
 async def test_nobody_waits_for_a_deleted_topic(broker: BrokerUnderTest) -> None:
     create(broker)
     channel = MemoryChannel()
-    header = PullMessageHeader(
-        consumer_group="g",
-        topic="t",
-        queue_id=0,
-        queue_offset=0,
-        max_msg_nums=1,
-        sys_flag=2 | 4,
-        commit_offset=0,
-        suspend_timeout_millis=1000,
-        sub_version=0,
-        subscription="*",
-    )
+    header = pull_header(topic="t", max_msg_nums=1, sys_flag=2 | 4, suspend_timeout_millis=1000)
     broker.send(RequestCode.PULL_MESSAGE, header, channel=channel)
     assert channel.replies() == []
     delete(broker, "t")

@@ -20,7 +20,6 @@ from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import (
     GetEarliestMsgStoretimeHeader,
     GetMinOffsetHeader,
-    PullMessageHeader,
     QueryConsumerOffsetHeader,
     QueryMessageHeader,
     SearchOffsetHeader,
@@ -29,6 +28,7 @@ from headrace_protocol.headers import (
 from tests.support.broker import BrokerUnderTest
 from tests.support.channel import MemoryChannel
 from tests.support.stores import FaultyFiles
+from tests.support.wire import pull_header
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -194,16 +194,6 @@ async def test_a_lookup_waits_for_the_disk_in_a_thread(
 def test_a_reset_is_told_without_the_disk(broker: BrokerUnderTest, files: ColdFiles) -> None:
     """It is told once: a pull that waited for the disk with it would have lost it."""
     broker.offsets.reset("g", "t", 0, 2)
-    header = PullMessageHeader(
-        consumer_group="g",
-        topic="t",
-        queue_id=0,
-        queue_offset=4,
-        max_msg_nums=9,
-        sys_flag=0,
-        commit_offset=0,
-        suspend_timeout_millis=0,
-        sub_version=0,
-    )
+    header = pull_header(4, topic="t", max_msg_nums=9, sys_flag=0)
     assert broker.ask(RequestCode.PULL_MESSAGE, header).code == ResponseCode.PULL_OFFSET_MOVED
     assert files.fetched == set()

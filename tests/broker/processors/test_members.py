@@ -19,11 +19,11 @@ from headrace_protocol.header_codecs import SerializeType, encode_frame
 from headrace_protocol.headers import (
     ConsumerGroupHeader,
     GetConsumerRunningInfoHeader,
-    PullMessageHeader,
 )
 from headrace_protocol.serving import run_at_once
 from tests.support.broker import BrokerUnderTest
 from tests.support.channel import MemoryChannel
+from tests.support.wire import pull_header
 
 
 class OtherChannel(MemoryChannel):
@@ -42,18 +42,7 @@ def broker(tmp_path: Path) -> Iterator[BrokerUnderTest]:
 
 
 def pull(broker: BrokerUnderTest, queue_id: int, channel: MemoryChannel, topic: str = "t") -> None:
-    header = PullMessageHeader(
-        consumer_group="g",
-        topic=topic,
-        queue_id=queue_id,
-        queue_offset=0,
-        max_msg_nums=1,
-        sys_flag=4,
-        commit_offset=0,
-        suspend_timeout_millis=0,
-        subscription="*",
-        sub_version=0,
-    )
+    header = pull_header(topic=topic, queue_id=queue_id, max_msg_nums=1)
     broker.send(RequestCode.PULL_MESSAGE, header, channel=channel)
 
 

@@ -16,24 +16,14 @@ from headrace_broker.store.files.filesystem import Files
 from headrace_daemon.network import MemoryNetwork
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.drivers.aio import AsyncConnection
-from headrace_protocol.headers import SendMessageHeaderV2
 from headrace_protocol.message import encode_batch
+from tests.support.wire import send_header
 
 TIMEOUT_S = 0.2
 BATCH = encode_batch((0, b"%d" % number, b"") for number in range(1000))
 RING_BATCHES = (1 << 17) // 1000
 TOO_MANY = RING_BATCHES + 9
-HEADER = SendMessageHeaderV2(
-    producer_group="p",
-    topic="flood",
-    default_topic="TBW102",
-    default_topic_queue_nums=4,
-    queue_id=0,
-    sys_flag=0,
-    born_timestamp=0,
-    flag=0,
-    batch=True,
-)
+HEADER = send_header(topic="flood", batch=True)
 
 
 class SlowDisk:

@@ -28,13 +28,13 @@ from headrace_protocol.frame import PREFIX_BYTES, Frame, FrameReader
 from headrace_protocol.header_codecs import SerializeType, decode_header, encode_frame
 from headrace_protocol.headers import (
     BulkPullHeader,
-    BulkSendHeader,
     PullMessageHeader,
 )
 from headrace_protocol.serving import Then
 from tests.support.broker import BrokerUnderTest, broker_config
 from tests.support.channel import MemoryChannel
 from tests.support.stores import HOST
+from tests.support.wire import bulk_send_header
 
 COMMIT_OFFSET, SUSPEND, SUBSCRIPTION = 1, 2, 4
 SUSPEND_S = 15
@@ -92,12 +92,11 @@ def bulk_frame(tags: list[str], queue_id: int = 0) -> bytes:
     properties = [f"TAGS\x01{tag}\x02".encode() for tag in tags]
     bodies = [b"body"] * len(tags)
     block = encode_records(TOPIC, bodies, properties, born_timestamp=1, born_host=HOST)
-    header = BulkSendHeader(
+    header = bulk_send_header(
+        queue_id,
         producer_group="producers",
         topic=TOPIC,
-        default_topic="TBW102",
         default_topic_queue_nums=QUEUES,
-        queue_id=queue_id,
         count=len(tags),
     )
     fields = header_fields(header)

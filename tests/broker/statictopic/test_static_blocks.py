@@ -20,7 +20,8 @@ from headrace_protocol.drivers.errors import ConnectFailed
 from headrace_protocol.headers import BulkPullResponseHeader
 from tests.support.channel import MemoryChannel
 from tests.support.seeds import seeds
-from tests.support.static_brokers import Brokers, bulk_pull_header, item, pull_header, response
+from tests.support.static_brokers import Brokers, item, response
+from tests.support.wire import bulk_pull_header, pull_header
 
 COUNT = 400
 PULL = RequestCode.PULL_MESSAGE

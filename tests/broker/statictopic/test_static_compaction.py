@@ -23,13 +23,8 @@ from headrace_protocol.headers import (
 from headrace_protocol.key_lookup import NoRecord, WantedKey, decode_found, encode_keys
 from headrace_protocol.message import decode_record
 from tests.broker.statictopic.test_static_cleanup import clean, expire
-from tests.support.static_brokers import (
-    TOPIC,
-    Brokers,
-    bulk_pull_header,
-    item,
-    send_header,
-)
+from tests.support.static_brokers import TOPIC, Brokers, item
+from tests.support.wire import bulk_pull_header, send_header
 
 SIZES: dict[str, Any] = {"compaction_mapped_file_size": 4096, "compaction_cq_mapped_file_size": 460}
 # Logic queue 1, so that logic and physical ids differ.

@@ -18,9 +18,10 @@ from headrace_protocol.message import (
     encode_properties,
 )
 from headrace_protocol.system_topics import UNDELIVERED_TOPIC
-from tests.support.static_brokers import TOPIC, Brokers, item, send_header
+from tests.support.static_brokers import TOPIC, Brokers, item
 from tests.support.stores import read_all
 from tests.support.until import until
+from tests.support.wire import send_header
 
 A, B, A2 = item("a", 0, 0), item("b", 1, 100), item("a", 2, 200, 1)
 

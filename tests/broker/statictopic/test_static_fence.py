@@ -27,7 +27,6 @@ from headrace_protocol.bodies import (
 )
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.drivers.aio import AsyncConnection, open_stream
-from headrace_protocol.headers import SendMessageHeaderV2
 from headrace_protocol.nameserver_headers import GetRouteInfoHeader, RegisterBrokerHeader
 from headrace_protocol.registration import RegisterBrokerBody
 from headrace_protocol.serving import at_once
@@ -35,6 +34,7 @@ from headrace_protocol.statictopic.mapping import MappingInfo
 from tests.broker.statictopic.test_static_changes import EPOCH, change, led_here, stored
 from tests.support.broker import BrokerUnderTest
 from tests.support.nameserver import HA_ADDRESS
+from tests.support.wire import send_header
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -159,16 +159,7 @@ async def running(network: MemoryNetwork, folder: Path) -> AsyncIterator[AsyncCo
 
 
 async def send(broker: AsyncConnection, queue: int) -> int:
-    header = SendMessageHeaderV2(
-        producer_group="p",
-        topic="T",
-        default_topic="TBW102",
-        default_topic_queue_nums=4,
-        queue_id=queue,
-        sys_flag=0,
-        born_timestamp=0,
-        flag=0,
-    )
+    header = send_header(queue)
     answer = await broker.request(RequestCode.SEND_MESSAGE_V2, header, b"body", timeout_ms=9000)
     return answer.command.code
 

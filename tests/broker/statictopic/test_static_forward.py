@@ -19,7 +19,8 @@ from headrace_protocol.headers import (
 )
 from headrace_protocol.statictopic.mapping import MappingInfo
 from tests.support.channel import MemoryChannel
-from tests.support.static_brokers import GROUP, TOPIC, Brokers, item, pull_header, send_header
+from tests.support.static_brokers import GROUP, TOPIC, Brokers, item
+from tests.support.wire import pull_header, send_header
 
 A, B = item("a", 0, 0), item("b", 1, 2)
 

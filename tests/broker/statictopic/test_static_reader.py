@@ -11,7 +11,8 @@ from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import BulkPullResponseHeader, PullMessageResponseHeader
 from headrace_protocol.message import decode_records
 from tests.support.channel import MemoryChannel
-from tests.support.static_brokers import Brokers, bulk_pull_header, item, pull_header
+from tests.support.static_brokers import Brokers, item
+from tests.support.wire import bulk_pull_header, pull_header
 
 SUSPEND = 2 + 4
 # Logic queue 1, so that logic and physical ids differ.

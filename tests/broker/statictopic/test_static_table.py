@@ -13,12 +13,12 @@ from headrace_broker.store.errors import StoreFormatError
 from headrace_broker.store.files.config_file import ConfigFile, unsealed
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
-from headrace_protocol.headers import SendMessageHeaderV2
 from headrace_protocol.statictopic.mapping import MappingItem, TopicMapping, encode_detail
 from headrace_protocol.statictopic.offsets import index_of
 from tests.support.broker import BrokerUnderTest
 from tests.support.golden import STORES, copy_golden_store
-from tests.support.static_brokers import TOPIC, Brokers, item, pull_header, send_header
+from tests.support.static_brokers import TOPIC, Brokers, item
+from tests.support.wire import pull_header, send_header
 
 CHAIN = (
     MappingItem(bname="broker-b", gen=0, queue_id=3, logic_offset=0, end_offset=12),
@@ -152,16 +152,7 @@ def test_a_topic_whose_mapping_is_unusable_is_refused_by_name(
 
     broker = BrokerUnderTest(tmp_path)
     broker.create_topic("T", 4)
-    header = SendMessageHeaderV2(
-        producer_group="p",
-        topic="T",
-        default_topic="TBW102",
-        default_topic_queue_nums=4,
-        queue_id=1,
-        sys_flag=0,
-        born_timestamp=0,
-        flag=0,
-    )
+    header = send_header(1)
     answer = broker.ask(RequestCode.SEND_MESSAGE_V2, header, b"body")
     assert answer.code == ResponseCode.NO_PERMISSION
     assert "topic[T] is static" in answer.remark

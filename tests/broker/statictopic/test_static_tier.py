@@ -12,7 +12,8 @@ from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.tier.driver import Failure, FailureKind
 from tests.broker.statictopic.test_static_cleanup import chain, clean, expire
 from tests.support.rescued_tiers import lose_disk
-from tests.support.static_brokers import TOPIC, Brokers, item, pull_header
+from tests.support.static_brokers import TOPIC, Brokers, item
+from tests.support.wire import pull_header
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -20,11 +20,11 @@ from headrace_protocol.bodies import TopicStatsTable
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.columns import UNIT_DTYPE, RecordColumns
 from headrace_protocol.errors import NotReady, RequestError
-from headrace_protocol.headers import PullMessageHeader
 from headrace_protocol.message import decode_records, tags_code
 from headrace_protocol.tier.driver import Failure, FailureKind
 from tests.support.broker import BrokerUnderTest, broker_config
 from tests.support.stores import crash, held, ready
+from tests.support.wire import pull_header
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -131,18 +131,8 @@ async def test_a_pull_request_is_served_by_the_tier(tmp_path: Path) -> None:
     upload(broker)
     await expire_log(broker)
     broker.join("group", "client", TOPIC)
-    header = PullMessageHeader(
-        consumer_group="group",
-        topic=TOPIC,
-        queue_id=0,
-        queue_offset=3,
-        max_msg_nums=2,
-        sys_flag=4,
-        commit_offset=0,
-        suspend_timeout_millis=0,
-        subscription="*",
-        sub_version=0,
-        expression_type="TAG",
+    header = pull_header(
+        3, consumer_group="group", topic=TOPIC, max_msg_nums=2, expression_type="TAG"
     )
     answer = broker.ask(RequestCode.PULL_MESSAGE, header)
     assert answer.code == ResponseCode.SUCCESS, answer.remark

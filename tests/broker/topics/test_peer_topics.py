@@ -24,6 +24,7 @@ from headrace_protocol.headers import (
 )
 from tests.support.broker import BrokerUnderTest, broker_config
 from tests.support.golden import CONFIG, STORES, copy_golden_store, golden_settings
+from tests.support.wire import pull_header, send_header
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,18 +63,7 @@ def kept(root: Path) -> dict[Path, bytes]:
 
 
 def pull(topic: str, queue_id: int = 0, queue_offset: int = 0) -> PullMessageHeader:
-    return PullMessageHeader(
-        consumer_group="g",
-        topic=topic,
-        queue_id=queue_id,
-        queue_offset=queue_offset,
-        max_msg_nums=32,
-        sys_flag=4,
-        commit_offset=0,
-        suspend_timeout_millis=0,
-        sub_version=0,
-        subscription="*",
-    )
+    return pull_header(queue_offset, queue_id, topic=topic)
 
 
 def create(topic: str) -> CreateTopicHeader:
@@ -88,16 +78,7 @@ def create(topic: str) -> CreateTopicHeader:
 
 
 def send(topic: str) -> SendMessageHeaderV2:
-    return SendMessageHeaderV2(
-        producer_group="p",
-        topic=topic,
-        default_topic="TBW102",
-        default_topic_queue_nums=4,
-        queue_id=0,
-        sys_flag=0,
-        born_timestamp=0,
-        flag=0,
-    )
+    return send_header(topic=topic)
 
 
 def assert_refused(
