@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.broker.conftest import broker
+from tests.broker.conftest import broker, brokers_end
 
-__all__ = ["broker"]
+__all__ = ["broker", "brokers_end"]

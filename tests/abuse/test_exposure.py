@@ -171,4 +171,3 @@ def test_every_code_is_either_open_or_administration(tmp_path: Path) -> None:
     assert open_codes.isdisjoint(ADMINISTRATIVE)
     served = {*broker.registry._functions, *nameserver.registry._functions}
     assert served == open_codes | ADMINISTRATIVE
-    broker.close()

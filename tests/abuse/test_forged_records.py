@@ -116,4 +116,3 @@ async def test_a_record_inside_a_body_is_no_half(tmp_path: Path, queue_offset: i
         answer = ledger.end(Half(queue_offset, place, "A1"), TRANSACTION_COMMIT)
         assert "Find prepared transaction message failed" in answer.remark
     assert ledger.bodies() == []
-    ledger.broker.close()

@@ -587,7 +587,6 @@ def test_long_tags_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             assert answer.code == ResponseCode.SUCCESS, answer.remark
 
     assert kept_bytes(store) < 20_000
-    broker.close()
 
 
 def test_subscriptions_of_pulls_are_kept_up_to_a_size(

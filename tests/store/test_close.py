@@ -86,7 +86,6 @@ def test_a_clean_stop_frees_what_was_allocated_ahead(tmp_path: Path) -> None:
     again = open_store(tmp_path, files=files, **sizes)
     put(again, again.queue("T", 0), b"y")
     assert len(read_all(again, again.queue("T", 0))) == 2
-    again.close()
 
 
 def test_a_file_that_waits_for_its_reader_goes_with_it(tmp_path: Path) -> None:
@@ -149,4 +148,3 @@ def test_a_failed_dispatch_holds_no_iterator_over_a_view(tmp_path: Path) -> None
     iterators = [value for value in held if type(value) is ROW_ITERATOR]
     assert iterators
     assert not any(isinstance(each, memoryview) for each in gc.get_referents(*iterators))
-    store.close()

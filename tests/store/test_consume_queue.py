@@ -193,7 +193,6 @@ def test_a_block_with_gaps_and_repeats_is_put_one_by_one(tmp_path: Path) -> None
     found = [unit[0] for unit in queue.consume_queue.iter_units(0) if unit[1] != BLANK_SIZE]
     assert found == [places[0], places[1], places[4], places[5]]
     assert store.dispatcher.touched == {queue: None}
-    store.close()
 
 
 def test_a_bulk_append_and_single_ones_mix(tmp_path: Path) -> None:
@@ -204,4 +203,3 @@ def test_a_bulk_append_and_single_ones_mix(tmp_path: Path) -> None:
             put(store, queue, b"", dispatch=False)
         store.write_path.publish()
     assert [m.queue_offset for m in read_all(store, queue)] == list(range(704))
-    store.close()

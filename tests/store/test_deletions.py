@@ -41,7 +41,6 @@ def test_old_messages_do_not_come_back(
         assert bodies(store, "t") == new
         assert store.queue("t", 0).next_offset == len(new)
         assert bodies(store, "other") == [b"x"] * has_other
-    store.close()
 
 
 def test_queues_that_were_removed_by_hand_come_back_without_deleted_topics(tmp_path: Path) -> None:
@@ -55,7 +54,6 @@ def test_queues_that_were_removed_by_hand_come_back_without_deleted_topics(tmp_p
     store = open_store(tmp_path)
     assert bodies(store, "other") == [b"x", b"y"]
     assert not bodies(store, "t")
-    store.close()
 
 
 def test_deletions_end_with_the_log(tmp_path: Path) -> None:
@@ -76,7 +74,6 @@ def test_deletions_end_with_the_log(tmp_path: Path) -> None:
     assert bodies(store, "t") == [b"new"]
     store.dispatcher.deletions.settle(end, store.commit_log.max_offset)
     assert json.loads(path.read_text()) == {}
-    store.close()
 
 
 @pytest.mark.parametrize("ending", ["stop", "kill"])
@@ -97,4 +94,3 @@ def test_a_queue_that_a_power_cut_has_brought_back_is_removed(tmp_path: Path, en
         store.close() if ending == "stop" else crash(store)
     store = open_store(folder)
     assert bodies(store, "t") == [b"new"]
-    store.close()

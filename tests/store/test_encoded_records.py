@@ -120,7 +120,6 @@ def test_what_the_producer_left_open_is_filled_in_whatever_stands_there(tmp_path
     assert (second.queue_id, second.queue_offset, second.physical_offset) == (1, 1, first.size)
     assert {m.store_host for m in (first, second)} == {store.settings.store_host}
     assert {m.store_timestamp for m in (first, second)} == {store.commit_log.now_ms}
-    store.close()
 
 
 def test_the_topic_adds_its_flags(tmp_path: Path) -> None:
@@ -131,7 +130,6 @@ def test_the_topic_adds_its_flags(tmp_path: Path) -> None:
     store.write_path.append_records(EncodedRecords(queue, 2, block.body, MULTI_TAGS))
     store.write_path.publish()
     assert [m.sys_flag for m in read_all(store, queue)] == [flag | MULTI_TAGS for flag in flags]
-    store.close()
 
 
 RECORD = encoded([(0, b"body", b"k\x01v\x02")])[0]
@@ -164,7 +162,6 @@ def test_wrong_sizes_are_refused(count: int, body: bytes, reason: str, tmp_path:
     store = open_store(tmp_path)
     with pytest.raises(CorruptRecord, match=reason):
         EncodedRecords(store.queue("T", 0), count, body)
-    store.close()
 
 
 GOOD = (0, b"a", b"")
@@ -203,7 +200,6 @@ def test_one_wrong_record_is_named_and_refuses_all(
     if "of topic" not in reason and "reserved" not in reason:
         assert caught.value.position == place * len(RECORD)
     assert (queue.next_offset, store.commit_log.max_offset) == (0, 0)
-    store.close()
 
 
 @pytest.mark.slow
@@ -223,7 +219,6 @@ def test_any_damage_is_refused_or_harmless(
     else:
         store.write_path.publish()
         assert [m.queue_offset for m in read_all(store, queue)] == [0, 1, 2]
-    store.close()
 
 
 def test_a_block_goes_whole_to_the_next_file(tmp_path: Path) -> None:
@@ -235,7 +230,6 @@ def test_a_block_goes_whole_to_the_next_file(tmp_path: Path) -> None:
         put_block(store, queue, encoded([(0, bytes(1000), b"")] * 4))
     store.write_path.publish()
     assert len(read_all(store, queue)) == 4
-    store.close()
 
 
 def test_a_body_over_the_limit_is_refused(tmp_path: Path) -> None:
@@ -245,7 +239,6 @@ def test_a_body_over_the_limit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecordTooLarge, match="body has 100 bytes, more than 99"):
         put_block(store, queue, encoded([(0, b"", b""), (0, bytes(100), b"")]))
     assert queue.next_offset == 2
-    store.close()
 
 
 def test_blocks_that_fill_the_ring_are_dispatched_to_make_room(tmp_path: Path) -> None:
@@ -261,7 +254,6 @@ def test_blocks_that_fill_the_ring_are_dispatched_to_make_room(tmp_path: Path) -
         put_block(store, queue, encoded([(0, b"", b"")] * 65))
     store.write_path.publish()
     assert len(read_all(store, queue)) == 80
-    store.close()
 
 
 def test_a_full_disk_refuses_and_heals(tmp_path: Path) -> None:
@@ -277,4 +269,3 @@ def test_a_full_disk_refuses_and_heals(tmp_path: Path) -> None:
     put_block(store, queue, encoded([(0, b"", b"")] * 40))
     store.write_path.publish()
     assert len(read_all(store, queue)) == 80
-    store.close()

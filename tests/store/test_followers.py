@@ -104,7 +104,6 @@ def test_a_follower_far_behind_gets_all_messages(
     assert follower.copied() == stored(store)
     assert len(follower.blocks) > 10
     assert not store.statistics().followers[0].behind_messages
-    store.close()
 
 
 def test_blocks_are_of_the_queue_that_is_furthest_behind(tmp_path: Path) -> None:
@@ -115,7 +114,6 @@ def test_blocks_are_of_the_queue_that_is_furthest_behind(tmp_path: Path) -> None
     follower = follow(store)
     catch_up(store)
     assert [topic for topic, *_ in follower.blocks] == ["C", "A", "B"]
-    store.close()
 
 
 def test_a_block_has_the_units_and_records_of_its_queue(tmp_path: Path) -> None:
@@ -135,7 +133,6 @@ def test_a_block_has_the_units_and_records_of_its_queue(tmp_path: Path) -> None:
     assert block.records.queue_offset.tolist() == [0, 1, 2, 3]
     assert len(block.records.data) == block.records.size.sum()
     assert [m.body for m in map(block.records.message, range(4))] == [b"0", b"1", b"3", b"4"]
-    store.close()
 
 
 @pytest.mark.parametrize(
@@ -154,7 +151,6 @@ def test_records_are_read_one_by_one_or_with_what_lies_between(
     follower = follow(store)
     catch_up(store)
     assert follower.copied() == stored(store)
-    store.close()
 
 
 def test_queue_offsets_without_a_record_are_left_out(tmp_path: Path) -> None:
@@ -167,7 +163,6 @@ def test_queue_offsets_without_a_record_are_left_out(tmp_path: Path) -> None:
     catch_up(store)
     assert follower.copied() == {("T", 0): [(13, b"first")]}
     assert position_file(tmp_path, "copies", store.fs).load()["T", 0].queue_offset == 14
-    store.close()
 
 
 def test_messages_without_a_unit_are_not_followed(tmp_path: Path) -> None:
@@ -178,7 +173,6 @@ def test_messages_without_a_unit_are_not_followed(tmp_path: Path) -> None:
     follower = follow(store)
     catch_up(store)
     assert follower.copied() == {("T", 0): [(0, b"sent")]}
-    store.close()
 
 
 def test_only_topics_that_are_wanted_are_followed(tmp_path: Path) -> None:
@@ -194,7 +188,6 @@ def test_only_topics_that_are_wanted_are_followed(tmp_path: Path) -> None:
     catch_up(store)
     assert {name[0] for name in follower.copied()} == {"A", "B"}
     assert {topic for topic, _ in position_file(tmp_path, "copies", store.fs).load()} == {"B"}
-    store.close()
 
 
 def test_nothing_is_followed_before_it_is_on_disk(tmp_path: Path) -> None:
@@ -209,7 +202,6 @@ def test_nothing_is_followed_before_it_is_on_disk(tmp_path: Path) -> None:
     store.flusher.flush_log_now()
     catch_up(store)
     assert follower.copied()["T", 0][-1] == (2, b"in memory")
-    store.close()
 
 
 def test_with_sync_flush_nothing_is_followed_before_it_is_on_disk(tmp_path: Path) -> None:
@@ -222,7 +214,6 @@ def test_with_sync_flush_nothing_is_followed_before_it_is_on_disk(tmp_path: Path
     store.write_path.publish()
     catch_up(store)
     assert follower.copied() == {("T", 0): [(0, b"in memory")]}
-    store.close()
 
 
 # --- from start to start -------------------------------------------------------------------
@@ -240,7 +231,6 @@ def test_the_next_start_resumes(tmp_path: Path) -> None:
     assert follower.copied() == stored(store)
     assert sorted(follower.resumed) == [("T", 0, 5), ("T", 1, 5)]
     assert sorted(follower.blocks) == [("T", 0, 5, 7), ("T", 1, 5, 7)]
-    store.close()
 
 
 def test_a_stop_follows_what_is_left(tmp_path: Path) -> None:
@@ -264,7 +254,6 @@ def test_a_follower_that_lacks_what_it_had_begins_where_it_says(tmp_path: Path) 
     catch_up(store)
     assert follower.copied() == stored(store)
     assert sorted(follower.blocks) == [("T", 0, 2, 5), ("T", 1, 2, 5)]
-    store.close()
 
 
 @pytest.mark.parametrize("failures", [0, 2])
@@ -299,7 +288,6 @@ def test_a_lower_position_is_saved_before_messages_are_followed_again(
         catch_up(store)
     assert [position.queue_offset for position in saved] == [2, 2]
     assert follower.copied() == stored(store)
-    store.close()
 
 
 class KilledFiles(faulty_files.FaultyFiles):
@@ -392,7 +380,6 @@ def test_a_queue_that_lost_its_end_is_followed_from_there(tmp_path: Path) -> Non
     assert follower.copied() == stored(store)
     assert not follower.told_gone
     assert ("T", 0, 2) in follower.resumed
-    store.close()
 
 
 def test_what_left_the_log_before_it_was_followed_is_a_gap(tmp_path: Path) -> None:
@@ -417,7 +404,6 @@ def test_what_left_the_log_before_it_was_followed_is_a_gap(tmp_path: Path) -> No
     assert offsets[:2] == [0, 1]
     assert offsets[2] == store.source(store.queue("T", 0)).min_offset() > 2
     assert offsets[-1] == 21
-    store.close()
 
 
 async def expire(store: MessageStore) -> None:
@@ -431,7 +417,6 @@ def test_positions_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     ConfigFile(tmp_path / "followers" / "copies.json").save(b'{"T": 3}')
     with pytest.raises(StoreFormatError, match="holds no positions"):
         follow(store)
-    store.close()
 
 
 # --- what others notice --------------------------------------------------------------------
@@ -450,7 +435,6 @@ async def test_the_log_keeps_what_a_follower_needs(tmp_path: Path) -> None:
     catch_up(store)
     await expire(store)
     assert store.commit_log.min_offset > 4 * 4096
-    store.close()
 
 
 def test_what_was_followed_but_not_saved_is_kept(tmp_path: Path) -> None:
@@ -461,7 +445,6 @@ def test_what_was_followed_but_not_saved_is_kept(tmp_path: Path) -> None:
     catch_up(store)
     assert follower.blocks
     assert not store.followers.needed_from()
-    store.close()
 
 
 def no_room(*_: Any) -> None:
@@ -479,7 +462,6 @@ def test_a_quiet_queue_keeps_nothing_when_it_gets_a_message(tmp_path: Path) -> N
     put(store, store.queue("Quiet", 0))
     assert store.followers.needed_from() >= end_offset - 4096
     assert store.statistics().followers[0].behind_bytes < 4096 * 2
-    store.close()
 
 
 def test_a_follower_that_stands_still_slows_nobody(tmp_path: Path) -> None:
@@ -509,7 +491,6 @@ def test_a_deleted_queue_is_told_and_its_successor_followed(tmp_path: Path) -> N
     assert follower.copied() == {}
     assert position_file(tmp_path, "copies", store.fs).load() == {}
     assert store.followers.needed_from() > store.commit_log.max_offset
-    store.close()
 
 
 @pytest.mark.parametrize("count", [0, 2, 10, 20])
@@ -529,7 +510,6 @@ def test_a_killed_broker_tells_a_queue_from_its_predecessor(tmp_path: Path, coun
     assert follower.copied() == {
         name: copy for name, copy in stored(store).items() if name[0] == "T"
     }
-    store.close()
 
 
 def test_a_queue_that_is_deleted_while_it_is_read(tmp_path: Path) -> None:
@@ -550,7 +530,6 @@ def test_a_queue_that_is_deleted_while_it_is_read(tmp_path: Path) -> None:
     catch_up(store)
     assert follower.copied() == stored(store)
     assert len(follower.copied()["T", 0]) == 15
-    store.close()
 
 
 def test_a_damaged_record_stops_its_queue_alone(tmp_path: Path) -> None:
@@ -570,7 +549,6 @@ def test_a_damaged_record_stops_its_queue_alone(tmp_path: Path) -> None:
     ]
     assert "queue T/0 points to" in problems(store)[0]
     assert store.followers.needed_from() == store.queue("T", 0).consume_queue.unit(0)[0]
-    store.close()
 
 
 # --- running -------------------------------------------------------------------------------
@@ -606,7 +584,6 @@ async def test_a_running_store_is_followed(
         nursery.cancel_scope.cancel()
     assert follower.copied() == stored(store)
     assert not store.statistics().followers[0].behind_bytes
-    store.close()
 
 
 async def test_a_full_disk_is_said_and_tried_again(
@@ -650,7 +627,6 @@ async def test_a_full_disk_is_said_and_tried_again(
         (line,) = logs
         assert line["event"].startswith("follower copies is available again after ")
         nursery.cancel_scope.cancel()
-    store.close()
 
 
 async def test_an_unexpected_error_is_supervised(
@@ -677,7 +653,6 @@ async def test_an_unexpected_error_is_supervised(
         assert services.unexpected_errors == 1
         assert [str(line["exc_info"]) for line in logs] == ["a bug"]
         nursery.cancel_scope.cancel()
-    store.close()
 
 
 def test_an_error_of_a_follower_does_not_spoil_the_stop(tmp_path: Path) -> None:
@@ -718,7 +693,6 @@ async def test_reads_wait_in_a_thread(
         nursery.cancel_scope.cancel()
     assert threads
     assert threading.get_ident() not in threads
-    store.close()
 
 
 def test_what_a_failed_save_covers_is_not_followed_anew(
@@ -743,4 +717,3 @@ def test_what_a_failed_save_covers_is_not_followed_anew(
     assert all(queue_offset for _, _, queue_offset in follower.resumed)
     assert needed_from == 0  # until a save has succeeded
     assert follower.copied() == stored(store)
-    store.close()

@@ -66,12 +66,11 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def opened(name: str, tmp_path: Path) -> Iterator[MessageStore]:
+def opened(name: str, tmp_path: Path) -> MessageStore:
     root = copy_golden_store(name, tmp_path / "store")
     store = MessageStore(golden_settings(root), files=FaultyFiles())
     store.load()
-    yield store
-    store.close()
+    return store
 
 
 def drain(store: MessageStore, queue: StoreQueue) -> list[StoredMessage]:

@@ -107,7 +107,6 @@ def test_a_look_at_the_usage_accepts_nothing_while_a_quota_refuses(
     clock.ms += RETRY_MS_MAX
     put(store, store.queue("T", 0), bytes(900))
     assert store.commit_log.life.state is State.OPEN
-    store.close()
 
 
 def test_appends_try_a_quota_ever_less_often(tmp_path: Path) -> None:
@@ -121,7 +120,6 @@ def test_appends_try_a_quota_ever_less_often(tmp_path: Path) -> None:
         with pytest.raises(StoreNotWritable):
             store.commit_log.append(store.queue("T", 0), bytes(900), b"", 0, 0, 0, 0, bytes(8), 0)
     assert 60_000 / RETRY_MS_MAX <= files.attempts < 3 * 60_000 / RETRY_MS_MAX
-    store.close()
 
 
 @pytest.mark.parametrize(
@@ -150,4 +148,3 @@ def test_a_refusal_names_what_is_used_up(
     assert of_taker.error_number == error
     assert fill(store).reason.startswith(what)
     files.error = 0
-    store.close()

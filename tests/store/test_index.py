@@ -241,7 +241,6 @@ def test_queries_by_kind_of_key_and_time(tmp_path: Path) -> None:
     assert query("k", 11_501, 12_999) == []
     assert query_index(store, "T", "k", 2, *always) == offsets[:1:-1]
     assert query_index(store, "Other", "k", 9, *always) == []
-    store.close()
 
 
 def test_keys_with_one_hash_do_not_mix(tmp_path: Path) -> None:
@@ -251,7 +250,6 @@ def test_keys_with_one_hash_do_not_mix(tmp_path: Path) -> None:
     second = put(store, store.queue("T", 0), KEYS="BB")
     assert query_index(store, "T", "Aa", 9, 0, 1 << 62) == [first]
     assert query_index(store, "T", "BB", 9, 0, 1 << 62) == [second]
-    store.close()
 
 
 def test_an_entry_that_stands_twice_is_found_once(tmp_path: Path) -> None:
@@ -260,7 +258,6 @@ def test_an_entry_that_stands_twice_is_found_once(tmp_path: Path) -> None:
     store.index_tick()
     store.indexer.put(store.ring.rows[:1])
     assert query_index(store, "T", "k", 9, 0, 1 << 62) == [offset]
-    store.close()
 
 
 @pytest.mark.parametrize("rows", [1, 63, 64, 200])
@@ -273,7 +270,6 @@ def test_rows_across_the_rings_seam_and_file_ends_are_indexed(rows: int, tmp_pat
             store.index_tick()
     for number in range(rows):
         assert len(query_index(store, "T", str(number), 9, 0, 1 << 62)) == 1
-    store.close()
 
 
 # --- in a thread ---------------------------------------------------------------------------
@@ -291,7 +287,6 @@ def test_a_block_that_the_loop_was_quicker_with_is_left_alone(tmp_path: Path) ->
     store.index_tick()
     store.indexer.put_copied(block)
     assert entry_count(store) == 5
-    store.close()
 
 
 async def test_a_thread_indexes_while_the_loop_asks(
@@ -331,7 +326,6 @@ async def test_a_thread_indexes_while_the_loop_asks(
         found = query_index(store, "T", f"k{number}", 9, 0, 1 << 62)
         assert found == [offsets[number]], f"seed {seed}"
     assert len(query_index(store, "T", "t", 64, 0, 1 << 62, "T")) == 64
-    store.close()
 
 
 async def test_a_full_disk_in_the_thread_refuses_and_heals(
@@ -355,7 +349,6 @@ async def test_a_full_disk_in_the_thread_refuses_and_heals(
                 await trio.sleep(0.001)
         nursery.cancel_scope.cancel()
     assert len(query_index(store, "T", "k0", 9, 0, 1 << 62)) == 1
-    store.close()
 
 
 # --- files that somebody else removes ------------------------------------------------------
@@ -421,7 +414,6 @@ def test_a_broker_goes_on_without_an_index_file_that_vanished(
     assert not (tmp_path / "abort").exists()
     store = open_store(tmp_path, index_entry_count=200_000)
     assert found(store, "before0", "before2", "after") == [1, 1, 1]
-    store.close()
 
 
 def test_the_index_files_before_the_one_that_vanished_stay(tmp_path: Path) -> None:
@@ -442,7 +434,6 @@ def test_the_index_files_before_the_one_that_vanished_stay(tmp_path: Path) -> No
     assert store.load().scanned_from > 0
     assert found(store, *map(str, range(60))) == [1] * 60
     assert first.stat().st_ino == before
-    store.close()
 
 
 def test_an_index_folder_that_vanished_is_made_anew(tmp_path: Path) -> None:
@@ -454,7 +445,6 @@ def test_an_index_folder_that_vanished_is_made_anew(tmp_path: Path) -> None:
     store.close()
     store = open_store(tmp_path, index_entry_count=200_000)
     assert found(store, "before0", "after") == [1, 1]
-    store.close()
 
 
 def test_what_somebody_else_left_in_the_place_of_an_index_file_goes(tmp_path: Path) -> None:

@@ -157,7 +157,6 @@ def test_rows_from_the_log_are_those_of_the_appends(
     for rows, queues in found:
         assert queues == {key: store.queues[key] for key in rows["queue_key"].tolist()}
     assert len(store.commit_log.files.files) > 1
-    store.close()
 
 
 def records(*names: tuple[str, int]) -> RecordColumns:
@@ -177,7 +176,6 @@ def test_records_of_queues_that_no_folder_can_have_get_no_row(tmp_path: Path) ->
     assert [queues[key].topic for key in rows["queue_key"].tolist()] == ["A", "B", "A"]
     nothing, none = log_rows.rows(records(("..", 0)))
     assert (len(nothing), none) == (0, {})
-    store.close()
 
 
 def test_a_queue_made_again_is_found_by_its_new_key(tmp_path: Path) -> None:
@@ -190,7 +188,6 @@ def test_a_queue_made_again_is_found_by_its_new_key(tmp_path: Path) -> None:
     store.queue("B", 0)
     rows, queues = log_rows.rows(columns)
     assert queues[int(rows["queue_key"][0])] is store.find_queue("A", 0)
-    store.close()
 
 
 def test_records_of_topics_of_inner_batches_get_no_unit(tmp_path: Path) -> None:
@@ -198,4 +195,3 @@ def test_records_of_topics_of_inner_batches_get_no_unit(tmp_path: Path) -> None:
     log_rows = LogRows(store.queue, frozenset(["B"]), store.settings.delay_levels_ms, {})
     rows, _ = log_rows.rows(records(("A", 0), ("B", 0), ("A", 0)))
     assert (rows["sys_flag"] & INNER_BATCH != 0).tolist() == [False, True, False]
-    store.close()

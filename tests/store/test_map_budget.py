@@ -53,7 +53,6 @@ def test_queues_take_turns(tmp_path: Path, is_clean: bool) -> None:
         queue = again.queue("t", number)
         put(again, queue, b"more")
         assert [message.body for message in read_all(again, queue)] == [b"body"] * 15 + [b"more"]
-    again.close()
 
 
 def test_a_clean_start_maps_no_queue(tmp_path: Path) -> None:
@@ -63,7 +62,6 @@ def test_a_clean_start_maps_no_queue(tmp_path: Path) -> None:
     again = open_store(tmp_path, SetClock())
     assert mapped_count(again) == 0
     assert len(read_all(again, again.queue("t", 0))) == 1
-    again.close()
 
 
 @settings(max_examples=30, deadline=None)
@@ -82,7 +80,6 @@ def test_any_order_of_writes_and_reads(
             bodies = [message.body for message in read_all(store, queue)]
             assert bodies == [b"%d" % index for index in range(counts[number])]
     assert mapped_count(store) <= MAPS
-    store.close()
 
 
 def test_the_limit_is_half_of_the_open_files(monkeypatch: pytest.MonkeyPatch) -> None:

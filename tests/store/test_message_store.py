@@ -116,7 +116,6 @@ def test_a_record_holds_what_was_given(tmp_path: Path) -> None:
     assert store.commit_log.record_at(first + 1) is None
     assert store.commit_log.record_at(store.commit_log.max_offset) is None
     assert store.commit_log.record_at(1 << 40) is None
-    store.close()
 
 
 def test_a_record_is_written_before_it_is_read_and_not_for_an_older_one(tmp_path: Path) -> None:
@@ -127,7 +126,6 @@ def test_a_record_is_written_before_it_is_read_and_not_for_an_older_one(tmp_path
     assert decode_record(log.record_at(first) or b"").physical_offset == first
     assert file.view[second : second + 4] == bytes(4)
     assert decode_record(log.record_at(second) or b"").physical_offset == second
-    store.close()
 
 
 def test_a_message_is_found_by_both_its_offsets_only(tmp_path: Path) -> None:
@@ -140,7 +138,6 @@ def test_a_message_is_found_by_both_its_offsets_only(tmp_path: Path) -> None:
     for place in [(0, second), (1, first), (2, second), (-1, first), (0, elsewhere), (0, 1 << 40)]:
         assert store.message_in("T", 0, *place) is None
     assert store.message_in("V", 0, 0, first) is None
-    store.close()
 
 
 def test_ipv6_hosts(tmp_path: Path) -> None:
@@ -155,7 +152,6 @@ def test_ipv6_hosts(tmp_path: Path) -> None:
     assert two.sys_flag == STORE_HOST_V6
     assert (one.born_host, two.born_host) == (host, HOST)
     assert store.source(queue).offset_by_time(0) == 0
-    store.close()
 
 
 def test_transaction_halves_have_no_place_in_the_queue(tmp_path: Path) -> None:
@@ -168,7 +164,6 @@ def test_transaction_halves_have_no_place_in_the_queue(tmp_path: Path) -> None:
         assert len(query_index(store, "T", "k", 10, 0, 1 << 62)) == 3  # not the rolled back one
         crash(store)
         store = open_store(tmp_path)
-    store.close()
 
 
 def test_senders_do_not_set_the_stores_flags(tmp_path: Path) -> None:
@@ -186,7 +181,6 @@ def test_senders_do_not_set_the_stores_flags(tmp_path: Path) -> None:
     messages = read_all(store, queue)
     assert [m.sys_flag for m in messages] == [0x703, 0]
     assert [m.born_host for m in messages] == [HOST, HOST]
-    store.close()
 
 
 # --- reading -------------------------------------------------------------------------------
@@ -208,7 +202,6 @@ def test_the_status_tells_where_an_offset_lies(tmp_path: Path) -> None:
     assert status(2) == (GetStatus.FOUND, 3)
     assert status(3) == (GetStatus.OFFSET_OVERFLOW_ONE, 3)
     assert status(4) == (GetStatus.OFFSET_OVERFLOW_BADLY, 3)
-    store.close()
 
 
 def test_a_pull_keeps_its_limits(tmp_path: Path) -> None:
@@ -222,7 +215,6 @@ def test_a_pull_keeps_its_limits(tmp_path: Path) -> None:
     assert store.source(queue).get(0, 5, 3 * size + 1, None).body_bytes == 3 * size
     assert store.source(queue).get(0, 5, 1, None).count == 1  # the first always
     assert len(store.source(queue).get(0, 5, 1 << 18, None).buffers) == 1  # neighbours are one view
-    store.close()
 
 
 def test_tags_choose_messages(tmp_path: Path) -> None:
@@ -235,7 +227,6 @@ def test_tags_choose_messages(tmp_path: Path) -> None:
     assert (bodies, result.next_offset) == ([b"1", b"3", b"5"], 6)
     missing = store.source(queue).get(0, 3, 1 << 18, frozenset((tags_code("c"),)))
     assert (missing.status, missing.next_offset) == (GetStatus.NO_MATCHED_MESSAGE, 10)
-    store.close()
 
 
 def test_a_rare_tag_is_looked_for_in_steps(tmp_path: Path) -> None:
@@ -248,7 +239,6 @@ def test_a_rare_tag_is_looked_for_in_steps(tmp_path: Path) -> None:
     store.write_path.publish()
     result = store.source(queue).get(0, 32, 1 << 18, frozenset((1,)))
     assert (result.status, result.next_offset) == (GetStatus.NO_MATCHED_MESSAGE, 800)
-    store.close()
 
 
 @pytest.mark.parametrize("place", [1 << 40, 4000])
@@ -265,7 +255,6 @@ def test_a_unit_that_leads_nowhere_is_told(place: int, is_cold: bool, tmp_path: 
         with pytest.raises(StoreFormatError, match=f"points to {place}.*fsck --repair"):
             store.source(queue).get(offset, 9, 9999, None)
     assert store.source(queue).get(2, 9, 9999, None).count == 1
-    store.close()
 
 
 def test_views_outlive_the_file(tmp_path: Path) -> None:
@@ -278,7 +267,6 @@ def test_views_outlive_the_file(tmp_path: Path) -> None:
     assert decode_record(result.buffers[0]).body == b"0" * 500
     assert store.source(queue).min_offset() > 0
     assert store.source(queue).get(0, 1, 1, None).status is GetStatus.OFFSET_TOO_SMALL
-    store.close()
 
 
 TIMES = st.lists(st.integers(0, 20), max_size=30).map(sorted)
@@ -330,7 +318,6 @@ def test_parts_that_are_too_large_are_named(tmp_path: Path) -> None:
     with pytest.raises(RecordTooLarge, match="record has 4090 bytes, more than 4088"):
         append(3998, 0)
     append(3996, 0)
-    store.close()
 
 
 def test_a_number_that_does_not_fit_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -341,7 +328,6 @@ def test_a_number_that_does_not_fit_leaves_nothing_behind(tmp_path: Path) -> Non
     assert queue.next_offset == store.commit_log.max_offset == 0
     put(store, queue)
     assert len(read_all(store, queue)) == 1
-    store.close()
 
 
 def test_a_full_ring_names_the_slow_taker(tmp_path: Path) -> None:
@@ -356,7 +342,6 @@ def test_a_full_ring_names_the_slow_taker(tmp_path: Path) -> None:
     assert store.write_path.pressure() is None
     put(store, queue)
     assert len(read_all(store, queue)) == 65
-    store.close()
 
 
 @pytest.mark.parametrize("topic", ["", ".", "..", "a/b", "a\0b"])
@@ -364,7 +349,6 @@ def test_a_topic_that_is_no_folder_name_is_refused(topic: str, tmp_path: Path) -
     store = open_store(tmp_path)
     with pytest.raises(ValueError, match="cannot be the name of a queue"):
         store.queue(topic, 0)
-    store.close()
 
 
 # --- directories ---------------------------------------------------------------------------
@@ -478,7 +462,6 @@ def test_a_deleted_topic_is_gone_also_after_a_crash(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     assert [m.body for m in read_all(store, store.queue("Old", 0))] == [b"new"]
     assert len(read_all(store, store.queue("Kept", 0))) == 30
-    store.close()
 
 
 def test_keys_of_deleted_queues_are_used_again(tmp_path: Path) -> None:
@@ -492,7 +475,6 @@ def test_keys_of_deleted_queues_are_used_again(tmp_path: Path) -> None:
     assert query_index(store, "T49", "k", 9, 0, 1 << 62) != [offset]
     assert query_index(store, "Last", "k", 9, 0, 1 << 62) == [offset]
     assert [message.body for message in read_all(store, queue)] == [b"last"]
-    store.close()
 
 
 def test_queues_are_interned_and_listed(tmp_path: Path) -> None:
@@ -501,7 +483,6 @@ def test_queues_are_interned_and_listed(tmp_path: Path) -> None:
     assert store.queue("T", 2) is queues[0] is store.find_queue("T", 2)
     assert [queue.queue_id for queue in store.queues_of("T")] == [0, 1, 2]
     assert store.find_queue("T", 3) is None
-    store.close()
 
 
 def test_statistics(tmp_path: Path) -> None:
@@ -514,7 +495,6 @@ def test_statistics(tmp_path: Path) -> None:
     assert statistics.ring_fill == 1 / 64
     assert 0 < statistics.disk_ratio < 1
     assert statistics.refusal is None
-    store.close()
 
 
 # --- a disk that fails ---------------------------------------------------------------------
@@ -561,7 +541,6 @@ def test_units_that_found_no_room_come_later(tmp_path: Path) -> None:
     store.write_path.publish()
     assert published == [queue, queue]
     assert [m.queue_offset for m in read_all(store, queue)] == list(range(13))
-    store.close()
 
 
 def test_an_index_without_room_does_not_stop_readers(tmp_path: Path) -> None:
@@ -574,7 +553,6 @@ def test_an_index_without_room_does_not_stop_readers(tmp_path: Path) -> None:
     assert len(read_all(store, queue)) == 1
     files.is_full = False
     assert query_index(store, "T", "a", 9, 0, 1 << 62) == [0]
-    store.close()
 
 
 async def test_a_failed_flush_stops_sends_for_good(tmp_path: Path) -> None:
@@ -621,7 +599,6 @@ def test_a_refused_send_leaves_nothing_behind(fault: str, tmp_path: Path) -> Non
     del body
     assert known() is None
     setattr(files, fault, False)
-    store.close()
 
 
 # --- the running store ---------------------------------------------------------------------
@@ -649,7 +626,6 @@ async def test_one_flush_answers_all_that_wait(tmp_path: Path) -> None:
         assert len(answers) == 4  # at once: it is known already
         nursery.cancel_scope.cancel()
     assert len([path for path in files.synced if "commitlog" in path]) == 1
-    store.close()
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -683,7 +659,6 @@ async def test_dirty_bytes_are_flushed_in_time(tmp_path: Path) -> None:
             await until(lambda: store.statistics().flushed_offset == store.commit_log.max_offset)
         nursery.cancel_scope.cancel()
     assert store.flusher.checkpoint.physic_msg_timestamp == store.commit_log.now_ms
-    store.close()
 
 
 async def test_the_checkpoint_says_what_is_on_disk(tmp_path: Path) -> None:
@@ -710,7 +685,6 @@ async def test_the_checkpoint_says_what_is_on_disk(tmp_path: Path) -> None:
         Path(path).parent.parent.name + "/" + Path(path).parent.name for path in files.synced
     }
     assert {"T/0", f"{tmp_path.name}/commitlog", f"{tmp_path.name}/index"} <= folders
-    store.close()
 
 
 async def test_much_that_the_checkpoint_does_not_speak_of_is_flushed_soon(
@@ -723,7 +697,6 @@ async def test_much_that_the_checkpoint_does_not_speak_of_is_flushed_soon(
         offset = put(store, store.queue("T", 0), bytes(500))
         await until(lambda: store.flusher.checkpoint.logics_physical_offset == offset)
         nursery.cancel_scope.cancel()
-    store.close()
 
 
 class SlowQueueFiles(FaultyFiles):
@@ -755,7 +728,6 @@ async def test_the_checkpoint_waits_for_a_flush_that_began_before(tmp_path: Path
         assert flusher.checkpoint.logics_physical_offset == 0
         files.may_go_on.set()
     assert flusher.checkpoint.logics_physical_offset == last
-    store.close()
 
 
 async def test_a_stop_brings_to_disk_what_a_cancelled_flush_had_begun(tmp_path: Path) -> None:
@@ -778,7 +750,6 @@ async def test_a_full_index_file_moves_the_checkpoint(tmp_path: Path) -> None:
             put(store, store.queue("T", 0), KEYS=str(number))
         await until(lambda: store.flusher.checkpoint.index_msg_timestamp == store.commit_log.now_ms)
         nursery.cancel_scope.cancel()
-    store.close()
 
 
 async def test_the_next_file_is_made_ahead(tmp_path: Path) -> None:
@@ -816,7 +787,6 @@ async def test_zeros_written_ahead_never_meet_a_record(tmp_path: Path) -> None:
     crash(store)
     store = open_store(tmp_path, **sizes)  # reads the log again and checks each body's CRC
     assert store.source(store.queue("T", 0)).max_offset() == count
-    store.close()
 
 
 async def test_the_index_follows_by_itself(tmp_path: Path) -> None:
@@ -827,7 +797,6 @@ async def test_the_index_follows_by_itself(tmp_path: Path) -> None:
         await until(lambda: not store.statistics().behind_rows["index"])
         nursery.cancel_scope.cancel()
     assert query_index(store.reader, "T", "k", 9, 0, 1 << 62) == [0]
-    store.close()
 
 
 async def test_a_full_disk_heals_without_a_send(
@@ -850,7 +819,6 @@ async def test_a_full_disk_heals_without_a_send(
         assert touched == [queue]
         nursery.cancel_scope.cancel()
     assert len(read_all(store, queue)) == 1
-    store.close()
 
 
 def test_what_cannot_be_written_is_not_promised_and_not_lost(tmp_path: Path) -> None:
@@ -867,7 +835,6 @@ def test_what_cannot_be_written_is_not_promised_and_not_lost(tmp_path: Path) -> 
     files.is_unwritable = False
     store.write_path.publish()
     assert [message.body for message in read_all(store, queue)] == [b"before", b"kept"]
-    store.close()
 
 
 def test_names_that_were_not_synced_are_synced_by_the_next_flush(tmp_path: Path) -> None:
@@ -902,7 +869,6 @@ def test_the_bytes_of_a_short_queue_are_counted(tmp_path: Path, file_units: int)
     ends = [put(store, queue, b"x" * size) for size in range(1, 700)]
     ends.append(store.commit_log.max_offset)
     assert store.source(queue).record_bytes() == ends[-1] - ends[0]
-    store.close()
 
 
 def test_the_bytes_of_a_long_queue_are_estimated_from_few_units(tmp_path: Path) -> None:
@@ -918,4 +884,3 @@ def test_the_bytes_of_a_long_queue_are_estimated_from_few_units(tmp_path: Path) 
     source = store.source(queue)
     written = store.commit_log.max_offset
     assert source.record_bytes() == pytest.approx(written, rel=0.05), seed
-    store.close()

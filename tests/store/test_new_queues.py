@@ -59,7 +59,6 @@ async def test_all_queues_get_their_files(tmp_path: Path, per_batch: int) -> Non
         for number in range(QUEUES):
             assert store.queue(f"t{number % 100}", number // 100).consume_queue.max_offset == 1
         nursery.cancel_scope.cancel()
-    store.close()
 
 
 async def test_a_few_new_queues_can_be_read_at_once(tmp_path: Path) -> None:
@@ -73,7 +72,6 @@ async def test_a_few_new_queues_can_be_read_at_once(tmp_path: Path) -> None:
         for number in range(NEW_FILES_AT_ONCE):
             assert len(read_all(store, store.queue("t", number))) == 1
         nursery.cancel_scope.cancel()
-    store.close()
 
 
 async def test_order_within_a_queue_is_kept(tmp_path: Path) -> None:
@@ -92,7 +90,6 @@ async def test_order_within_a_queue_is_kept(tmp_path: Path) -> None:
     for number in range(20):
         offsets = [message.queue_offset for message in read_all(store, store.queue("t", number))]
         assert offsets == list(range(50))
-    store.close()
 
 
 async def test_a_full_disk_refuses_and_heals(tmp_path: Path) -> None:
@@ -113,7 +110,6 @@ async def test_a_full_disk_refuses_and_heals(tmp_path: Path) -> None:
         nursery.cancel_scope.cancel()
     for number in range(2 * NEW_FILES_AT_ONCE):
         assert len(read_all(store, store.queue("second", number))) == 1
-    store.close()
 
 
 async def test_what_waits_for_a_file_is_dispatched_at_the_end(tmp_path: Path) -> None:
@@ -131,4 +127,3 @@ async def test_what_waits_for_a_file_is_dispatched_at_the_end(tmp_path: Path) ->
     again = new_store(tmp_path)
     for number in range(100):
         assert len(read_all(again, again.queue("t", number))) == 1
-    again.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -93,10 +93,8 @@ def hot_tenth(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def store(tmp_path: Path, files: ColdFiles) -> Iterator[MessageStore]:
-    store = fill(tmp_path, files)
-    yield store
-    store.close()
+def store(tmp_path: Path, files: ColdFiles) -> MessageStore:
+    return fill(tmp_path, files)
 
 
 def get(store: MessageStore, queue_offset: int) -> GetStatus:
@@ -146,7 +144,6 @@ def test_after_a_start_the_newest_may_be_cold_too(
         assert files.asked[-1][0] == folder
         cold.value.fetch()
     assert read(store, 1950) is GetStatus.FOUND
-    store.close()
 
 
 @pytest.mark.parametrize("folder", ["consumequeue/t/0", "commitlog"])
@@ -306,7 +303,6 @@ def test_a_search_by_time_waits_for_each_step(tmp_path: Path, files: ColdFiles) 
         at_ms = clock.ms - 10 * (1999 - number)
         assert ready(partial(store.source(queue).offset_by_time, at_ms)) == number
     assert {folder for folder, *_ in files.asked} == {"0", "commitlog"}
-    store.close()
 
 
 async def test_a_clean_up_finds_the_oldest_messages_in_a_thread(

@@ -165,7 +165,6 @@ def test_a_file_that_got_its_name_and_nothing_else_is_removed(name: str, tmp_pat
     store = open_store(tmp_path)
     assert [m.body for m in read_all(store, store.queue("Topic", 0))] == [b"kept"]
     assert not (tmp_path / name).exists() or (tmp_path / name).stat().st_size
-    store.close()
 
 
 def test_a_row_whose_place_is_taken_is_not_the_newest_any_more() -> None:

@@ -132,7 +132,6 @@ def test_damage_that_no_other_checksum_covers_is_found(
         assert "own checksum" in check(directory, lambda _: None).damage[0].problem
     store = open_checked(tmp_path)
     assert [message.body for message in read_all(store, store.queue("T", 0))] == BODIES[:1]
-    store.close()
 
 
 def test_clients_that_leave_out_the_last_separator_get_one(tmp_path: Path) -> None:
@@ -158,7 +157,6 @@ def test_clients_that_leave_out_the_last_separator_get_one(tmp_path: Path) -> No
     crash(store)
     store = open_checked(tmp_path)
     assert store.source(store.queue("T", 0)).max_offset() == len(messages)
-    store.close()
 
 
 @each_way
@@ -183,7 +181,6 @@ def test_properties_must_leave_room_for_it(
             with pytest.raises((RecordTooLarge, CorruptRecord), match="properties"):
                 put(store, [b"body"])
         assert (store.commit_log.max_offset > end) == is_taken
-    store.close()
 
 
 @pytest.mark.parametrize("appends_checksums", [False, True])
@@ -197,4 +194,3 @@ def test_properties_that_a_start_would_take_for_torn_are_refused(
     with pytest.raises(CorruptRecord, match="zero byte"):
         store.write_path.append_batch(store.queue("T", 0), items, 0, 1, HOST, 0)
     assert store.commit_log.max_offset == 0
-    store.close()

@@ -205,7 +205,6 @@ def test_damage_in_the_last_record_loses_that_one_only(
     store = open_store(root)
     assert store.commit_log.max_offset == ends[-2]
     assert sum(map(len, contents(store).values())) == 11
-    store.close()
 
 
 @pytest.mark.parametrize("damaged", [0, 1, 20, 39])
@@ -221,7 +220,6 @@ def test_the_report_tells_what_a_cut_took(damaged: int, tmp_path: Path) -> None:
     crash(store)
     store = MessageStore(small_settings(tmp_path), SetClock(), FaultyFiles())
     assert store.load().cut_count == 0
-    store.close()
 
 
 def test_what_a_cut_left_behind_does_not_come_back(tmp_path: Path) -> None:
@@ -235,7 +233,6 @@ def test_what_a_cut_left_behind_does_not_come_back(tmp_path: Path) -> None:
     crash(store)
     store = open_store(tmp_path)
     assert store.commit_log.max_offset == ends[2]
-    store.close()
 
 
 @pytest.mark.parametrize("hole", range(0, 11 * 20, 7))
@@ -249,7 +246,6 @@ def test_a_queue_with_a_hole_is_made_anew(hole: int, tmp_path: Path) -> None:
         file.write(bytes(min(9, 200 - hole % 200)))
     store = open_store(tmp_path)
     assert contents(store) == wanted
-    store.close()
 
 
 def test_units_are_made_again_however_many_files_ago_they_were_lost(tmp_path: Path) -> None:
@@ -267,7 +263,6 @@ def test_units_are_made_again_however_many_files_ago_they_were_lost(tmp_path: Pa
     (tmp_path / "consumequeue" / "A" / "0" / f"{0:020d}").write_bytes(unit_bytes)
     store = open_store(tmp_path)
     assert contents(store) == wanted
-    store.close()
 
 
 @pytest.mark.parametrize("lost", ["consumequeue", "index", "checkpoint", INDEX_MARK_NAME])
@@ -283,7 +278,6 @@ def test_what_is_lost_is_made_from_the_log(lost: str, tmp_path: Path) -> None:
     assert contents(store) == wanted
     assert len(query_index(store, "A", "last", 9, 0, 1 << 62)) == 1
     assert len(query_index(store, "A", "0", 9, 0, 1 << 62)) == 1
-    store.close()
 
 
 def test_queues_without_a_log_are_emptied(tmp_path: Path) -> None:
@@ -294,7 +288,6 @@ def test_queues_without_a_log_are_emptied(tmp_path: Path) -> None:
     assert contents(store) == {}
     put(store, store.queue("A", 0))
     assert contents(store) == {("A", 0): [b"body"]}
-    store.close()
 
 
 @pytest.mark.parametrize("is_clean", [True, False])
@@ -368,7 +361,6 @@ def test_a_log_that_ends_with_its_file_goes_on_in_the_next(tmp_path: Path) -> No
     assert store.commit_log.max_offset == 4096
     put(store, store.queue("T", 0), b"after")
     assert [len(body) for body in contents(store)["T", 0]] == [2000, 5]
-    store.close()
 
 
 # --- records that need care ----------------------------------------------------------------
@@ -392,7 +384,6 @@ def test_a_queue_offset_that_cannot_be_is_left_out(tmp_path: Path) -> None:
     write_log(tmp_path, records)
     store = open_store(tmp_path)
     assert contents(store) == {("T", 0): [b"0", b"1", b"2"]}
-    store.close()
 
 
 def test_a_topic_that_cannot_be_is_left_out(tmp_path: Path) -> None:
@@ -406,7 +397,6 @@ def test_a_topic_that_cannot_be_is_left_out(tmp_path: Path) -> None:
     )
     store = open_store(tmp_path)
     assert contents(store) == {("T", 0): [b"0", b"3"]}
-    store.close()
 
 
 def test_a_queue_that_starts_late_begins_with_blank_units(tmp_path: Path) -> None:
@@ -422,7 +412,6 @@ def test_a_queue_that_starts_late_begins_with_blank_units(tmp_path: Path) -> Non
     unit = struct.Struct(">qiq")
     first = (tmp_path / "consumequeue" / "T" / "0" / f"{200:020d}").read_bytes()
     assert [unit.unpack_from(first, at * 20) for at in range(3)] == [(0, 0x7FFFFFFF, 0)] * 3
-    store.close()
 
 
 def test_a_topic_made_again_begins_anew(tmp_path: Path) -> None:
@@ -437,7 +426,6 @@ def test_a_topic_made_again_begins_anew(tmp_path: Path) -> None:
     )
     store = open_store(tmp_path)
     assert contents(store) == {("T", 0): [b"new0", b"new1"]}
-    store.close()
 
 
 def with_checksum(record: bytes) -> bytes:
@@ -465,7 +453,6 @@ def test_a_records_own_checksum_covers_all_of_it(damaged_at: int | None, tmp_pat
     (tmp_path / "commitlog" / f"{0:020d}").write_bytes(raw.ljust(4096, b"\0"))
     store = open_store(tmp_path)
     assert store.source(store.queue("T", 0)).max_offset() == (3 if damaged_at is None else 0)
-    store.close()
 
 
 def test_scheduled_messages_get_their_due_time_as_tags_code(tmp_path: Path) -> None:
@@ -487,7 +474,6 @@ def test_scheduled_messages_get_their_due_time_as_tags_code(tmp_path: Path) -> N
     queue = store.queue("SCHEDULE_TOPIC_XXXX", 2)
     assert queue.consume_queue.unit(0)[2] == 1000 + 10_000
     assert queue.consume_queue.unit(1)[2] == 1000 + 2 * 3600 * 1000
-    store.close()
 
 
 def test_topics_of_inner_batches_have_no_plain_queue(tmp_path: Path) -> None:
@@ -502,7 +488,6 @@ def test_topics_of_inner_batches_have_no_plain_queue(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     assert list(contents(store)) == [("Plain", 0)]
     assert len(query_index(store, "Batch", "k", 9, 0, 1 << 62)) == 1
-    store.close()
 
 
 # --- index ---------------------------------------------------------------------------------
@@ -524,7 +509,6 @@ def test_an_index_file_is_kept_up_to_its_mark(tmp_path: Path) -> None:
         found = query_index(store, "AB"[number % 2], str(number), 9, 0, 1 << 62)
         assert len(found) == 1, number
     assert len(query_index(store, "A", "after", 9, 0, 1 << 62)) == 1
-    store.close()
 
 
 def put_with_keys(store: MessageStore, count: int) -> None:
@@ -550,7 +534,6 @@ def test_an_index_file_that_was_full_after_the_mark_is_not_trusted(tmp_path: Pat
     store = open_store(tmp_path)
     for number in range(40):
         assert len(query_index(store, "A", f"key{number}", 9, 0, 1 << 62)) == 1, number
-    store.close()
 
 
 def test_index_files_are_removed_from_the_newest_on(
@@ -590,7 +573,6 @@ def test_whatever_ends_a_start_leaves_the_directory_unlocked(tmp_path: Path) -> 
         ended.load()
     store = open_store(tmp_path)
     assert len(read_all(store, store.queue("A", 0))) == 1
-    store.close()
 
 
 @pytest.mark.parametrize("is_clean", [True, False])
@@ -614,7 +596,6 @@ def test_queues_that_are_made_anew_are_whole_after_an_interruption(
     assert (tmp_path / "consumequeue").exists()  # some units are there
     store = open_store(tmp_path)
     assert [len(read_all(store, store.queue(topic, 0))) for topic in "AB"] == [12, 12]
-    store.close()
 
 
 @pytest.mark.parametrize(("is_clean", "has_queues"), [(True, False), (False, True), (False, False)])
@@ -730,7 +711,6 @@ def test_a_killed_writer_loses_nothing_it_reported(lines: int, tmp_path: Path) -
     assert found == list(range(len(found)))
     assert len(found) >= reported
     assert len(query_index(store, "T", str(reported - 1), 9, 0, 1 << 62)) == 1
-    store.close()
 
 
 def test_the_smallest_settings_are_checked() -> None:

@@ -204,7 +204,6 @@ def test_a_run_is_put_without_a_look_at_its_rows(
     assert store.ring.taken == 0  # the index has not taken them
     store.write_path.commit()
     assert [m.queue_offset for m in read_all(store, store.queue("T", 0))] == list(range(50))
-    store.close()
 
 
 def test_a_run_across_the_rings_seam(tmp_path: Path) -> None:
@@ -216,7 +215,6 @@ def test_a_run_across_the_rings_seam(tmp_path: Path) -> None:
         drain(store)
         store.index_tick()
     assert store.queue("T", 0).consume_queue.max_offset == 174
-    store.close()
 
 
 def test_a_run_waits_until_all_of_it_is_confirmed(tmp_path: Path) -> None:
@@ -233,7 +231,6 @@ def test_a_run_waits_until_all_of_it_is_confirmed(tmp_path: Path) -> None:
     assert drain(store, second.last_physical_offset + 1) == (True, ["T/0"])
     assert store.queue("T", 0).consume_queue.max_offset == 2 * RUN_ROWS_MIN
     assert not store.ring.runs
-    store.close()
 
 
 def test_small_batches_are_no_runs(tmp_path: Path) -> None:
@@ -241,7 +238,6 @@ def test_small_batches_are_no_runs(tmp_path: Path) -> None:
     append(store, RUN_ROWS_MIN - 1)
     assert not store.ring.runs
     assert drain(store) == (True, ["T/0"])
-    store.close()
 
 
 def test_a_run_never_has_a_flag_of_records_without_a_unit(tmp_path: Path) -> None:
@@ -249,4 +245,3 @@ def test_a_run_never_has_a_flag_of_records_without_a_unit(tmp_path: Path) -> Non
     queue = store.queue("T", 0)
     store.write_path.append_batch(queue, plain(RUN_ROWS_MIN), INNER_BATCH, 1, HOST, 0)
     assert not store.ring.rows["sys_flag"][:RUN_ROWS_MIN].any()
-    store.close()

@@ -114,4 +114,3 @@ def test_a_large_index_is_compared_in_a_thread(tmp_path: Path) -> None:
     put(store, store.queue("T", 0), KEYS="k")
     store.index_tick()
     assert not store.index_files.is_sealed
-    store.close()

@@ -77,7 +77,6 @@ async def test_what_is_older_than_its_topic_allows_is_not_shown(tmp_path: Path) 
     assert store.source(queue).offset_by_time(0) == 10
     assert store.source(store.queue("other", 0)).min_offset() == 0
     assert store.commit_log.min_offset == 0
-    store.close()
 
 
 async def test_when_all_has_expired_the_queue_is_empty_and_goes_on(tmp_path: Path) -> None:
@@ -92,7 +91,6 @@ async def test_when_all_has_expired_the_queue_is_empty_and_goes_on(tmp_path: Pat
     assert store.source(queue).get(14, 9, 9, None).next_offset == 15
     put(store, queue, b"new")
     assert [message.body for message in read_all(store, queue)] == [b"new"]
-    store.close()
 
 
 async def test_the_newest_bytes_of_a_topic_stay_over_all_queues(tmp_path: Path) -> None:
@@ -108,7 +106,6 @@ async def test_the_newest_bytes_of_a_topic_stay_over_all_queues(tmp_path: Path) 
     limit(store, size=size - 1)
     await store.cleaner.round()
     assert firsts(store) == [15, 18]
-    store.close()
 
 
 async def test_time_and_size_together(tmp_path: Path) -> None:
@@ -121,7 +118,6 @@ async def test_time_and_size_together(tmp_path: Path) -> None:
     put(store, store.queue("T", 0))
     await store.cleaner.round()
     assert firsts(store) == [10, 10]  # what was given up does not come back
-    store.close()
 
 
 async def test_what_a_group_has_not_consumed_is_shown(tmp_path: Path) -> None:
@@ -145,7 +141,6 @@ async def test_what_a_group_has_not_consumed_is_shown(tmp_path: Path) -> None:
     store.cleaner.retention = Retention(removes_unconsumed=True)
     await store.cleaner.raise_floors()
     assert firsts(store) == [12, 15]
-    store.close()
 
 
 async def test_after_a_restart_it_is_as_before(tmp_path: Path) -> None:
@@ -158,7 +153,6 @@ async def test_after_a_restart_it_is_as_before(tmp_path: Path) -> None:
     limit(again, minutes=9.5)
     await again.cleaner.raise_floors()
     assert firsts(again) == before
-    again.close()
 
 
 async def test_a_topic_that_is_deleted_and_made_again_begins_anew(tmp_path: Path) -> None:
@@ -173,7 +167,6 @@ async def test_a_topic_that_is_deleted_and_made_again_begins_anew(tmp_path: Path
     await store.cleaner.round()
     assert firsts(store) == [0]
     assert [message.body for message in read_all(store, store.queue("T", 0))] == [b"first"]
-    store.close()
 
 
 async def test_a_queue_that_begins_late(tmp_path: Path) -> None:
@@ -188,7 +181,6 @@ async def test_a_queue_that_begins_late(tmp_path: Path) -> None:
     limit(store, size=size)
     await store.cleaner.round()
     assert firsts(store) == [2, 2, 13]
-    store.close()
 
 
 async def test_the_log_was_removed_below(tmp_path: Path) -> None:
@@ -208,7 +200,6 @@ async def test_the_log_was_removed_below(tmp_path: Path) -> None:
     limit(store, size=2 * size)
     await store.cleaner.round()
     assert firsts(store) == [19, 19]
-    store.close()
 
 
 async def test_what_left_with_the_log_is_not_counted_any_more(tmp_path: Path) -> None:
@@ -227,7 +218,6 @@ async def test_what_left_with_the_log_is_not_counted_any_more(tmp_path: Path) ->
         put(store, store.queue("T", number % 2), bytes(300))
     await store.cleaner.round()
     assert firsts(store) == begun
-    store.close()
 
 
 async def test_a_clock_that_jumps_hides_nothing(
@@ -240,7 +230,6 @@ async def test_a_clock_that_jumps_hides_nothing(
     store.clock.ms += round(TRUST_S * 1000) * 100
     await store.cleaner.round()
     assert firsts(store) == [0, 0]
-    store.close()
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -264,7 +253,6 @@ async def test_at_random(tmp_path: Path, seed: int) -> None:
             before[queue.queue_id] = first
             for message in read_all(store, queue):
                 assert message.store_timestamp > clock.ms - minutes * MINUTE_MS
-    store.close()
 
 
 async def test_what_was_given_up_does_not_come_back_with_a_start(tmp_path: Path) -> None:
@@ -277,7 +265,6 @@ async def test_what_was_given_up_does_not_come_back_with_a_start(tmp_path: Path)
     assert firsts(again) == [15, 15]
     put(again, again.queue("T", 0), b"new")
     assert [message.body for message in read_all(again, again.queue("T", 0))] == [b"new"]
-    again.close()
 
 
 async def test_floors_are_those_of_one_life_of_a_topic(tmp_path: Path) -> None:
@@ -292,4 +279,3 @@ async def test_floors_are_those_of_one_life_of_a_topic(tmp_path: Path) -> None:
     again = open_store(tmp_path, store.clock, retention=NEVER)
     assert firsts(again) == [0]
     assert len(read_all(again, again.queue("T", 0))) == 20
-    again.close()

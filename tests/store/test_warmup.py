@@ -56,7 +56,6 @@ async def test_they_are_in_memory_after_a_start(tmp_path: Path) -> None:
             while not all(file.is_resident(0, 4096) for file in log[-3:]):  # noqa: ASYNC110
                 await trio.sleep(0.001)
         nursery.cancel_scope.cancel()
-    store.close()
 
 
 def test_it_ends_when_told_and_passes_by_what_is_gone(tmp_path: Path) -> None:

@@ -33,7 +33,6 @@ def test_a_query_by_key_finds_nothing_before_the_flush(tmp_path: Path) -> None:
     assert found(store) == []
     store.flusher.flush_log_now()
     assert found(store) == [offset]
-    store.close()
 
 
 class HeldFiles(FaultyFiles):
@@ -71,7 +70,6 @@ async def test_the_indexing_thread_waits_for_the_flush(
                 await trio.sleep(0.001)
         assert found(store) == [offset]
         nursery.cancel_scope.cancel()
-    store.close()
 
 
 def test_a_query_by_id_finds_nothing_before_the_flush(tmp_path: Path) -> None:
@@ -80,7 +78,6 @@ def test_a_query_by_id_finds_nothing_before_the_flush(tmp_path: Path) -> None:
     assert store.message_at(offset) is None
     store.flusher.flush_log_now()
     assert store.message_at(offset) is not None
-    store.close()
 
 
 # --- gates ---------------------------------------------------------------------------------
@@ -146,7 +143,6 @@ def test_a_second_gate_holds_back_what_is_on_disk(tmp_path: Path) -> None:
     replica.offset = store.commit_log.max_offset
     store.write_path.confirmation.moved()
     assert found(store) == [second, first]
-    store.close()
 
 
 # --- writers inside the broker -------------------------------------------------------------
@@ -171,7 +167,6 @@ async def test_a_writer_inside_waits_for_room_and_for_the_gate(tmp_path: Path) -
         nursery.cancel_scope.cancel()
     store.write_path.publish()
     assert len(read_all(store, store.queue("T", 0))) == 200
-    store.close()
 
 
 async def test_a_block_that_was_noted_is_written_by_a_later_commit(tmp_path: Path) -> None:
@@ -189,7 +184,6 @@ async def test_a_block_that_was_noted_is_written_by_a_later_commit(tmp_path: Pat
     files.is_unwritable = False
     store.write_path.publish()
     assert len(read_all(store, store.queue("T", 0))) == 4
-    store.close()
 
 
 def test_subscribers_hear_of_queues_whose_units_are_there(tmp_path: Path) -> None:
@@ -203,7 +197,6 @@ def test_subscribers_hear_of_queues_whose_units_are_there(tmp_path: Path) -> Non
     put(store, store.queue("T", 0))
     store.write_path.publish()
     assert heard == [[2], [2]]
-    store.close()
 
 
 def test_a_subscriber_does_not_append(tmp_path: Path) -> None:
@@ -214,7 +207,6 @@ def test_a_subscriber_does_not_append(tmp_path: Path) -> None:
     store.write_path.on_published(append)
     with pytest.raises(AssertionError, match="a subscriber has appended"):
         put(store, store.queue("T", 0))
-    store.close()
 
 
 # --- rows that wait longer than their queue exists -----------------------------------------
@@ -233,7 +225,6 @@ def test_rows_held_by_a_gate_leave_nothing_of_a_deleted_topic(tmp_path: Path) ->
     replica.offset = store.commit_log.max_offset
     store.write_path.publish()
     assert not (tmp_path / "consumequeue/T").exists()
-    store.close()
 
 
 @pytest.mark.parametrize("old_count", [1, BLOCK_ROWS])
@@ -256,7 +247,6 @@ def test_rows_held_by_a_gate_do_not_reach_a_later_queue_of_the_name(
     store.close()
     store = open_store(tmp_path, **sizes)
     assert [bytes(message.body) for message in read_all(store, store.queue("T", 0))] == [b"new"]
-    store.close()
 
 
 def test_rows_held_by_a_full_disk_leave_nothing_of_a_deleted_topic(tmp_path: Path) -> None:
@@ -269,7 +259,6 @@ def test_rows_held_by_a_full_disk_leave_nothing_of_a_deleted_topic(tmp_path: Pat
     files.is_full = False
     store.write_path.publish()
     assert not (tmp_path / "consumequeue/T").exists()
-    store.close()
 
 
 def test_a_deletion_confirms_nothing_after_a_failed_flush(tmp_path: Path) -> None:
@@ -290,4 +279,3 @@ def test_a_deletion_confirms_nothing_after_a_failed_flush(tmp_path: Path) -> Non
     assert called
     store.write_path.publish()
     assert (store.message_at(offset), read_all(store, queue)) == (None, [])
-    store.close()

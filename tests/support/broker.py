@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -34,7 +35,7 @@ from headrace_protocol.header_codecs import SerializeType, encode_frame
 from headrace_protocol.serving import Channel, Then, fetch_at_once, run_at_once
 from tests.support.channel import MemoryChannel
 from tests.support.features import part
-from tests.support.stores import SetClock, open_store, put
+from tests.support.stores import SetClock, close_stores, open_store, put
 
 _T = TypeVar("_T")
 
@@ -78,8 +79,24 @@ class Answer:
         return self.command.remark or ""
 
 
+_begun: list[BrokerUnderTest] = []
+
+
+@contextmanager
+def brokers_of_a_test() -> Iterator[None]:
+    """Close what a test leaves open; no request may have failed for a fault of ours."""
+    _begun.clear()
+    yield
+    close_stores()
+    assert not [broker for broker in _begun if broker.unexpected != broker.faults]
+    _begun.clear()
+
+
 class BrokerUnderTest:
-    """Everything but the loop; time stands still until the test moves ``clock.ms``."""
+    """Everything but the loop; time stands still until the test moves ``clock.ms``.
+
+    faults: how many requests are to fail for a fault of ours.
+    """
 
     def __init__(
         self,
@@ -89,6 +106,8 @@ class BrokerUnderTest:
         pace: Pace | None = None,
         **store: Any,
     ) -> None:
+        self.faults = 0
+        _begun.append(self)
         self.config = config or broker_config(folder)
         self.clock = clock or SetClock()
         self.store = open_store(

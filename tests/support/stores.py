@@ -43,6 +43,28 @@ class SetClock:
         self.jumped_ms += ms
 
 
+class _OpenStore(MessageStore):
+    """A store that is known to be open until it is closed, or let go of by a crash."""
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        _open_stores[self] = None
+
+    def abandon(self) -> None:
+        _open_stores.pop(self, None)
+        super().abandon()
+
+
+_open_stores: dict[MessageStore, None] = {}
+
+
+def close_stores() -> None:
+    """Close what a test has left open, the youngest first."""
+    while _open_stores:
+        store, _ = _open_stores.popitem()
+        store.close()
+
+
 class FaultyFiles(Files):
     """The real file system with a disk that can be full or broken, and is never waited for."""
 
@@ -100,10 +122,8 @@ def open_store(
     files: Files | None = None,
     **changes: Any,
 ) -> MessageStore:
-    """A loaded store; the caller closes it, or crashes it."""
-    store = MessageStore(
-        small_settings(root, **changes), clock or SetClock(), files or FaultyFiles()
-    )
+    """A loaded store. ``close_stores`` closes it, if the test leaves it open."""
+    store = _OpenStore(small_settings(root, **changes), clock or SetClock(), files or FaultyFiles())
     store.load()
     return store
 

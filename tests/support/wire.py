@@ -18,13 +18,13 @@ from headrace_protocol.headers import (
     SendMessageHeaderV2,
 )
 
-_SENDER = {
+_SENDER: dict[str, Any] = {
     "producer_group": "p",
     "topic": "T",
     "default_topic": "TBW102",
     "default_topic_queue_nums": 4,
 }
-_READER = {"consumer_group": "g", "topic": "T", "commit_offset": 0}
+_READER: dict[str, Any] = {"consumer_group": "g", "topic": "T", "commit_offset": 0}
 
 
 async def ask(
@@ -45,10 +45,8 @@ async def ask(
 
 def send_header(queue_id: int = 0, **fields: Any) -> SendMessageHeaderV2:
     """Of a message to topic T, which may be created for it."""
-    return SendMessageHeaderV2(
-        **{**_SENDER, "queue_id": queue_id, "sys_flag": 0, "born_timestamp": 1, "flag": 0}
-        | {"properties": "", **fields}
-    )
+    plain = {"sys_flag": 0, "born_timestamp": 1, "flag": 0, "properties": ""}
+    return SendMessageHeaderV2(**{**_SENDER, "queue_id": queue_id, **plain, **fields})
 
 
 def pull_header(queue_offset: int = 0, queue_id: int = 0, **fields: Any) -> PullMessageHeader:

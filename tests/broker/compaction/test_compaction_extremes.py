@@ -105,4 +105,3 @@ def test_a_policy_that_was_changed_by_hand_loses_no_message(tmp_path: Path) -> N
     kept += range(30, 40)
     assert [message.queue_offset for message in read(broker)] == kept
     assert get(broker, key("k")) == [b"29"]
-    broker.close()

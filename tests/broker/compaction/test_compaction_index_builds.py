@@ -33,7 +33,7 @@ from tests.support.faulty_files import FaultyFiles, PowerCut
 from tests.support.stores import crash
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from headrace_broker.compaction.queue_log import QueueLog
@@ -99,15 +99,14 @@ def open_broker(folder: Path) -> BrokerUnderTest:
 
 
 @pytest.fixture
-def broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BrokerUnderTest]:
+def broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BrokerUnderTest:
     """A compacted queue that has no index, and more messages than are entered at once."""
     monkeypatch.setattr(index_builds, "FEW_MESSAGES", 10)
     broker = open_broker(tmp_path)
     create(broker)
     fill(broker, 0, COUNT)
     follow(broker)
-    yield broker
-    broker.close()
+    return broker
 
 
 def test_a_request_waits_for_the_index_and_others_do_not(broker: BrokerUnderTest) -> None:
@@ -239,7 +238,6 @@ def test_a_damaged_index_is_made_again(tmp_path: Path, broker: BrokerUnderTest, 
     for number, client in enumerate(clients):
         assert client.bodies() == [b"%d" % number, NoRecord.NEVER]
     assert again.compaction.runtime_info()["keyIndexBuilds"] == "1"
-    again.close()
 
 
 def test_two_indexes_are_made(broker: BrokerUnderTest) -> None:
@@ -299,6 +297,8 @@ def test_a_topic_deleted_during_the_build_leaves_no_index(broker: BrokerUnderTes
 
 
 def test_a_failed_build_is_reported_and_tried_again(broker: BrokerUnderTest) -> None:
+    broker.faults = 1
+
     def fail(task: IndexTask, pace: Callable[[int], None]) -> None:
         raise OSError(errno.ENOSPC, "no space left on the disk")
 
@@ -343,7 +343,6 @@ def test_a_stop_ends_a_build_and_the_next_start_resumes(
     client.ask(again, key("k5"))
     serve(again, client)
     assert client.bodies() == [b"5"]
-    again.close()
 
 
 def test_many_keys_in_one_request(broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:

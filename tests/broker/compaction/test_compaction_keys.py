@@ -165,7 +165,6 @@ def test_a_record_larger_than_a_file_of_the_compaction_log_is_refused(tmp_path: 
         assert code == ILLEGAL
         assert "(compactionMappedFileSize)" in remark
     assert not stored(broker)
-    broker.close()
 
 
 def test_the_broker_checks_the_queue_of_a_key(broker: BrokerUnderTest) -> None:

@@ -81,7 +81,6 @@ def test_offsets_without_a_message_do_not_count(tmp_path: Path) -> None:
             assert at.broker_offset - at.consumer_offset - (at.missing_count or 0) == len(left)
             age_ms = first_ms - stored_ms[left[0]] if left else 0
             assert metrics(broker) == (len(left), age_ms)
-    broker.close()
 
 
 def test_a_group_without_progress_has_all_messages_to_consume(tmp_path: Path) -> None:
@@ -89,7 +88,6 @@ def test_a_group_without_progress_has_all_messages_to_consume(tmp_path: Path) ->
     broker.join("g", "c", C)
     assert progress(broker).missing_count == 42
     assert metrics(broker)[0] == 30
-    broker.close()
 
 
 def test_answers_about_other_topics_are_those_of_apaches_broker(tmp_path: Path) -> None:
@@ -103,4 +101,3 @@ def test_answers_about_other_topics_are_those_of_apaches_broker(tmp_path: Path) 
         assert progress(broker, topic).missing_count is None
     answer = broker.ask(RequestCode.GET_TOPIC_STATS_INFO, GetTopicStatsHeader(topic="plain"))
     assert b"missing" not in answer.body
-    broker.close()

@@ -70,7 +70,6 @@ def test_keys_are_found_in_both_logs(tmp_path: Path) -> None:
         NoRecord.NEVER,
     ]
     assert get(broker, key("a", 0, 3), key("a", 0, 4)) == [b"3", NoRecord.NOT_YET]
-    broker.close()
 
 
 @pytest.mark.parametrize("ending", ["stop", "kill"])
@@ -95,7 +94,6 @@ def test_the_index_agrees_with_a_dictionary(tmp_path: Path, ending: str) -> None
             broker.close() if ending == "stop" else crash(broker.store)
             broker = start(tmp_path)
             assert get(broker, *map(key, keys)) == expected
-    broker.close()
 
 
 def test_a_damaged_index_is_built_again(tmp_path: Path) -> None:
@@ -176,7 +174,6 @@ def test_a_damaged_entry_is_not_copied_to_a_larger_index(
     names = [f"key {number}" for number in range(800)]
     assert get(broker, *map(key, names)) == [b"%d" % number for number in range(800)]
     assert len(index_file(tmp_path).read_bytes()) > len(slots) * 16
-    broker.close()
 
 
 def test_a_damaged_seed_makes_the_index_anew(tmp_path: Path, filled: dict[str, bytes]) -> None:
@@ -186,7 +183,6 @@ def test_a_damaged_seed_makes_the_index_anew(tmp_path: Path, filled: dict[str, b
     broker = start(tmp_path)
     assert get(broker, *map(key, filled)) == [*filled.values()]
     assert path.read_bytes() != before
-    broker.close()
 
 
 def test_a_start_after_a_stop_enters_no_key_again(
@@ -201,7 +197,6 @@ def test_a_start_after_a_stop_enters_no_key_again(
     broker = start(tmp_path)
     monkeypatch.setattr(KeyIndex, "put", None)
     assert get(broker, key("last"), key("key 1")) == [b"x", filled["key 1"]]
-    broker.close()
 
 
 def test_any_queue_has_the_message_that_was_stored_last(tmp_path: Path) -> None:
@@ -214,7 +209,6 @@ def test_any_queue_has_the_message_that_was_stored_last(tmp_path: Path) -> None:
         b"other",
         NoRecord.NEVER,
     ]
-    broker.close()
 
 
 def test_answers_are_bounded(tmp_path: Path) -> None:
@@ -226,7 +220,6 @@ def test_answers_are_bounded(tmp_path: Path) -> None:
     answer = ask(broker, key("a"), key("b"), key("c"), bytes_max=1)
     assert answer.command.header(GetByKeyResponseHeader).count == 1
     assert len(decode_found(1, answer.body)) == 1
-    broker.close()
 
 
 def test_what_is_refused(tmp_path: Path) -> None:
@@ -236,7 +229,6 @@ def test_what_is_refused(tmp_path: Path) -> None:
     assert "not compacted" in ask(broker, key("a"), topic="T").remark
     assert "there are 1" in ask(broker, key("a", 1)).remark
     assert ask(broker, key("a"), topic="none").code == ResponseCode.TOPIC_NOT_EXIST
-    broker.close()
 
 
 # --- what lookups keep ---------------------------------------------------------------------
@@ -262,7 +254,6 @@ def test_a_long_key_takes_no_more_memory_than_a_short_one(tmp_path: Path) -> Non
 
     assert 0 < kept_bytes(look) < 100_000
     assert get(broker, key("0-7-" + "k" * 30_000)) == [b"body"]
-    broker.close()
 
 
 def test_nothing_is_kept_of_a_deleted_topic(tmp_path: Path) -> None:
@@ -275,7 +266,6 @@ def test_nothing_is_kept_of_a_deleted_topic(tmp_path: Path) -> None:
     assert len(tails_of(broker)) == 1
     broker.topics.delete(C)
     assert len(tails_of(broker)) == 0
-    broker.close()
 
 
 def test_the_keys_of_all_queues_are_bounded(
@@ -292,7 +282,6 @@ def test_the_keys_of_all_queues_are_bounded(
             assert get(broker, key("k3", queue_id)) == [b"%d" % queue_id]
             assert tails_of(broker).key_count <= 25
     assert get(broker, WantedKey(b"k3"))[0] == b"3"
-    broker.close()
 
 
 class _Unasked(dict[int, int]):

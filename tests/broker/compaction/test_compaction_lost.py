@@ -106,7 +106,6 @@ def test_reads_of_what_is_lost_fail_by_name_until_it_is_mounted(tmp_path: Path) 
     follow(broker)
     assert found(broker) == values
     assert broker.compaction.runtime_info()["compactionLostQueues"] == "0"
-    broker.close()
 
 
 def test_a_rebuild_makes_it_whole(tmp_path: Path) -> None:
@@ -132,8 +131,6 @@ def test_a_rebuild_makes_it_whole(tmp_path: Path) -> None:
     broker.close()
     broker = start(tmp_path / "b")
     assert found(broker) == values | {"k0": b"later"}
-    master.close()
-    broker.close()
 
 
 def test_a_rebuild_from_another_queue_leaves_it_lost(tmp_path: Path) -> None:
@@ -152,8 +149,6 @@ def test_a_rebuild_from_another_queue_leaves_it_lost(tmp_path: Path) -> None:
     broker = start(tmp_path / "b")
     follow(broker)
     require_lost(broker)
-    other.close()
-    broker.close()
 
 
 def test_what_is_lost_may_be_given_up(tmp_path: Path) -> None:
@@ -166,7 +161,6 @@ def test_what_is_lost_may_be_given_up(tmp_path: Path) -> None:
     left = found(broker)
     assert left
     assert left.keys() < values.keys()
-    broker.close()
 
 
 @pytest.mark.parametrize("ending", ["stop", "kill"])
@@ -190,4 +184,3 @@ def test_a_log_that_runs_have_emptied_is_not_lost(tmp_path: Path, ending: str) -
     assert oldest(broker) > 0
     assert found(broker) == {}
     assert get_by_key(broker, "k0").code == ResponseCode.SUCCESS
-    broker.close()

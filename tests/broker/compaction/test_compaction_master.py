@@ -101,8 +101,6 @@ async def test_a_queue_is_rebuilt_as_a_member_of_a_group(tmp_path: Path) -> None
         assert data.consumer_data_set[0].group_name == "C-0-pull-group"
         assert script.asked[-1].ext["consumerGroup"] == "C-0-pull-group"
         assert script.asked[-1].ext["clientID"] == data.client_id
-    master.close()
-    broker.close()
 
 
 async def test_masters_that_cannot_be_used_are_named_and_change_nothing(tmp_path: Path) -> None:
@@ -139,8 +137,6 @@ async def test_masters_that_cannot_be_used_are_named_and_change_nothing(tmp_path
         assert found(broker) != before
     problem = await rebuild(broker, network, "127.0.0.1:9")
     assert "cannot connect to 127.0.0.1:9" in problem
-    master.close()
-    broker.close()
 
 
 def test_rebuilds_are_asked_for_by_request(tmp_path: Path) -> None:
@@ -160,4 +156,3 @@ def test_rebuilds_are_asked_for_by_request(tmp_path: Path) -> None:
     code, _, body = ask(C, "127.0.0.1:1")
     assert CompactedTopicState.decode(body).is_rebuilding
     assert broker.compaction.rebuilds.is_pending(C)
-    broker.close()

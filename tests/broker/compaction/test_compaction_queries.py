@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ def found(broker: BrokerUnderTest, key: str, **fields: Any) -> list[bytes]:
 
 
 @pytest.fixture
-def expired(tmp_path: Path) -> Iterator[BrokerUnderTest]:
+def expired(tmp_path: Path) -> BrokerUnderTest:
     """A broker whose CommitLog and index have lost "a b", "c" and the markers of a compacted topic.
 
     "d" is still in both logs.
@@ -47,9 +46,7 @@ def expired(tmp_path: Path) -> Iterator[BrokerUnderTest]:
     (tmp_path / "store/commitlog" / f"{0:020d}").unlink()
     for path in (tmp_path / "store/index").iterdir():
         path.unlink()
-    broker = start(tmp_path)
-    yield broker
-    broker.close()
+    return start(tmp_path)
 
 
 def test_the_newest_message_of_a_key_is_found(expired: BrokerUnderTest) -> None:

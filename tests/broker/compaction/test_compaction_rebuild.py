@@ -143,8 +143,6 @@ def test_a_rebuilt_queue_has_the_newest_value_of_each_key(tmp_path: Path) -> Non
     broker.close()
     again = start(tmp_path / "b")
     assert found(again) == values | {"k0": b"later"}
-    master.close()
-    again.close()
 
 
 def test_a_queue_whose_files_lie_beyond_2_gib_is_rebuilt(tmp_path: Path) -> None:
@@ -164,8 +162,6 @@ def test_a_queue_whose_files_lie_beyond_2_gib_is_rebuilt(tmp_path: Path) -> None
     broker.close()
     again = start(tmp_path / "b")
     assert found(again) == values | {"k0": b"later"}
-    master.close()
-    again.close()
 
 
 def test_messages_that_arrive_during_a_rebuild_stay_newer(tmp_path: Path) -> None:
@@ -188,8 +184,6 @@ def test_messages_that_arrive_during_a_rebuild_stay_newer(tmp_path: Path) -> Non
     request = Request(NAME, POLICY, broker.clock.ms, 2000, is_forced=True)
     assert work.merge(compaction.compactor, request)
     assert found(broker) == values
-    master.close()
-    broker.close()
 
 
 def test_a_second_rebuild_brings_no_deleted_key_back(tmp_path: Path) -> None:
@@ -205,8 +199,6 @@ def test_a_second_rebuild_brings_no_deleted_key_back(tmp_path: Path) -> None:
     assert not [message for message in read(broker) if message.properties["KEYS"] == "k1"]
     rebuild(broker, master)
     assert found(broker) == values | {"k0": b"x"}
-    master.close()
-    broker.close()
 
 
 def test_a_rebuild_brings_no_key_back_whose_marker_was_the_last_message(tmp_path: Path) -> None:
@@ -225,8 +217,6 @@ def test_a_rebuild_brings_no_key_back_whose_marker_was_the_last_message(tmp_path
     send(broker, "k0", b"x")
     follow(broker)
     assert found(broker) == values | {"k0": b"x"}
-    master.close()
-    broker.close()
 
 
 def test_a_rebuild_resumes_after_a_start(tmp_path: Path) -> None:
@@ -244,8 +234,6 @@ def test_a_rebuild_resumes_after_a_start(tmp_path: Path) -> None:
     assert broker.compaction.rebuilds.is_pending(C)
     assert rebuild(broker, master) == work.progress.position > 0
     assert found(broker) == values
-    master.close()
-    broker.close()
 
 
 def test_a_queue_with_other_messages_is_refused(tmp_path: Path) -> None:
@@ -285,8 +273,6 @@ def test_a_deleted_topic_ends_its_rebuild(tmp_path: Path) -> None:
     request = Request(NAME, POLICY, broker.clock.ms, 2000, is_forced=True)
     assert work.merge(broker.compaction.compactor, request)
     assert not (tmp_path / "b/store/compaction/compactionLog" / C / "0").exists()
-    master.close()
-    broker.close()
 
 
 @pytest.mark.slow
@@ -326,4 +312,3 @@ def test_a_rebuild_survives_a_crash_at_any_operation(tmp_path: Path, ending: str
         shutil.rmtree(folder)
         number += rng.randrange(1, 16)
     assert number > 30
-    master.close()

@@ -135,7 +135,6 @@ def test_reads_go_on_from_one_log_to_the_other(tmp_path: Path) -> None:
         assert (head.min_offset, head.max_offset) == (0, 50)
     assert pull(broker, 50)[0] == ResponseCode.PULL_NOT_FOUND
     assert pull(broker, 51)[0] == ResponseCode.PULL_OFFSET_MOVED
-    broker.close()
 
 
 def test_tags_are_filtered_and_blocks_of_records_read_in_both_logs(tmp_path: Path) -> None:
@@ -152,7 +151,6 @@ def test_tags_are_filtered_and_blocks_of_records_read_in_both_logs(tmp_path: Pat
         assert messages[0].queue_offset == offset + (1 - offset) % 3
         bulk = broker.ask(RequestCode.BULK_PULL, bulk_pull(messages[0].queue_offset))
         assert bulk.command.header(BulkPullResponseHeader).has_queue_offsets
-    broker.close()
 
 
 def bulk_pull(offset: int) -> BulkPullHeader:
@@ -187,7 +185,6 @@ def test_times_and_statistics(tmp_path: Path) -> None:
     record_bytes = sum(message.size for message in read(broker))
     assert f'"recordBytes":{record_bytes}'.encode() in stats.body
     assert f'"lastUpdateTimestamp":{start_ms + 39_000}'.encode() in stats.body
-    broker.close()
 
 
 def search(broker: BrokerUnderTest, timestamp: int, boundary: str = "LOWER") -> int:
@@ -254,7 +251,6 @@ def test_the_newest_value_of_each_key_stays_after_runs(tmp_path: Path, ending: s
             broker.close() if ending == "stop" else crash(broker.store)
             broker = start(tmp_path)
         assert newest(broker) == table
-    broker.close()
 
 
 # -- starts and stops ------------------------------------------------------------------------------
@@ -275,7 +271,6 @@ def test_messages_that_are_followed_again_have_been_part_of_no_run(tmp_path: Pat
         compaction.follower.resume(local_queue(broker, C), 0)
     assert compacted.log.end_offset == 0
     assert compacted.state_file.load().position == 0
-    broker.close()
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
@@ -302,7 +297,6 @@ def test_what_a_start_follows_again_has_been_part_of_no_run(tmp_path: Path, is_l
     compact_when_due(broker)
     # What runs have dropped is not followed again, unless the log was lost.
     assert [message.body for message in read(broker)] == ([b"", b"x"] if is_lost else [b"x"])
-    broker.close()
 
 
 def test_messages_that_a_run_has_dropped_are_not_followed_again_after_an_error(
@@ -320,7 +314,6 @@ def test_messages_that_a_run_has_dropped_are_not_followed_again_after_an_error(
     # Its file has other records where the dropped one was; a reply may be sending them.
     assert compaction.follower.resume(local_queue(broker, C), 3) == 3
     assert compacted.log.end_offset == 2
-    broker.close()
 
 
 @pytest.mark.parametrize("is_clean", [True, False])
@@ -341,7 +334,6 @@ def test_a_start_goes_on_where_the_last_life_ended(tmp_path: Path, is_clean: boo
     follow(broker)
     assert log_end(broker) == 45
     assert numbers(broker) == list(range(45))
-    broker.close()
 
 
 def test_a_stop_is_not_clean_if_the_compaction_log_lacks_messages(
@@ -372,7 +364,6 @@ def test_old_log_files_go_once_the_compaction_log_has_their_messages(tmp_path: P
     assert broker.store.followers.needed_from() == 0
     follow(broker)
     assert broker.store.followers.needed_from() > broker.store.commit_log.max_offset
-    broker.close()
 
 
 # -- deletion --------------------------------------------------------------------------------------
@@ -406,7 +397,6 @@ def test_a_topic_made_again_is_empty(tmp_path: Path, is_told: bool, is_killed: b
     follow(broker)
     assert log_end(broker) == 10
     assert numbers(broker) == list(range(100, 110))
-    broker.close()
 
 
 def test_a_topic_made_again_is_empty_without_its_id(tmp_path: Path) -> None:
@@ -429,7 +419,6 @@ def test_a_topic_made_again_is_empty_without_its_id(tmp_path: Path) -> None:
     assert numbers(broker) == list(range(100, 110))
     follow(broker)
     assert log_end(broker) == 10
-    broker.close()
 
 
 # -- stores of Apache RocketMQ ---------------------------------------------------------------------

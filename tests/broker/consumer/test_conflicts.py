@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +26,8 @@ TEXT = (
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[BrokerUnderTest]:
-    broker = BrokerUnderTest(tmp_path)
-    yield broker
-    broker.close()
-    assert not broker.unexpected
-
-
-@pytest.fixture
-def refusing(tmp_path: Path) -> Iterator[BrokerUnderTest]:
-    broker = BrokerUnderTest(tmp_path, broker_config(tmp_path, subscription_conflict="refuse"))
-    yield broker
-    broker.close()
+def refusing(tmp_path: Path) -> BrokerUnderTest:
+    return BrokerUnderTest(tmp_path, broker_config(tmp_path, subscription_conflict="refuse"))
 
 
 def beat(

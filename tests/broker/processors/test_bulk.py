@@ -158,7 +158,6 @@ async def test_with_sync_flush_the_answer_waits_for_the_disk(tmp_path: Path) -> 
     broker.store.write_path.publish()
     assert [command.code for command, _ in channel.replies()] == [SUCCESS]
     assert columns(pull(broker)).bodies() == [b"a", b"b"]
-    broker.close()
 
 
 def plain(**changes: Any) -> bytes:
@@ -228,7 +227,6 @@ def test_a_broker_with_an_ipv6_address_has_no_blocks_of_records(tmp_path: Path) 
     assert "one by one" in answer.remark
     broker.store_message("T", 0, b"a")
     assert columns(pull(broker)).bodies() == [b"a"]
-    broker.close()
 
 
 # --- BULK_PULL -----------------------------------------------------------------------------

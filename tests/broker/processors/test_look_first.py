@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -120,10 +119,8 @@ class Brokers:
 
 
 @pytest.fixture
-def brokers(tmp_path: Path, looks: Looks) -> Iterator[Brokers]:
-    brokers = Brokers(tmp_path, looks)
-    yield brokers
-    brokers.close()
+def brokers(tmp_path: Path, looks: Looks) -> Brokers:
+    return Brokers(tmp_path, looks)
 
 
 def state(broker: BrokerUnderTest) -> dict[str, Any]:

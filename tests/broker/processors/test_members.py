@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,12 +32,10 @@ class OtherChannel(MemoryChannel):
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[BrokerUnderTest]:
+def broker(tmp_path: Path) -> BrokerUnderTest:
     broker = BrokerUnderTest(tmp_path)
     broker.create_topic("t", 3)
-    yield broker
-    broker.close()
-    assert not broker.unexpected
+    return broker
 
 
 def pull(broker: BrokerUnderTest, queue_id: int, channel: MemoryChannel, topic: str = "t") -> None:

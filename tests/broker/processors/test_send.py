@@ -223,7 +223,6 @@ def test_with_sync_flush_an_answer_waits_for_the_disk_unless_the_message_says_no
     broker.store.write_path.publish()
     assert [command.opaque for command, _ in channel.replies()] == [0, 1]
     assert broker.store.source(queue).max_offset() == (6 if batch else 3)
-    broker.close()
 
 
 def test_with_sync_flush_a_failed_one_is_told(tmp_path: Path) -> None:
@@ -244,4 +243,3 @@ def test_with_sync_flush_a_failed_one_is_told(tmp_path: Path) -> None:
         for opaque in range(3)
     ]
     assert {each.ext()["transactionId"] for each in answers} == {"A"}
-    broker.close()

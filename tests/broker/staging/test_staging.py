@@ -363,7 +363,6 @@ def test_a_broker_with_an_ipv6_address_stages_nothing(tmp_path: Path) -> None:
     broker = BrokerUnderTest(tmp_path, store_host=encode_host("::1", 10911))
     broker.create_topic("T")
     assert send(broker, "one", 0, b"a").code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
-    broker.close()
 
 
 # --- disks ---------------------------------------------------------------------------------
@@ -390,8 +389,6 @@ def test_a_disk_that_takes_nothing_is_named_and_may_heal(tmp_path: Path) -> None
     files.is_broken = False
     assert state(broker) == (-1, None)
     assert held(decide(broker, decision(one))) == decision(one)
-    assert not broker.unexpected
-    broker.close()
 
 
 async def test_a_log_that_is_full_keeps_a_batch_waiting(broker: BrokerUnderTest) -> None:
@@ -438,7 +435,6 @@ async def test_a_write_that_fails_in_the_middle_is_made_up_for(tmp_path: Path) -
         assert (await commit(broker)).code == SUCCESS
     assert bodies(broker, 0) == [b"0", b"2", b"4", b"6"]
     assert bodies(broker, 1) == [b"1", b"3", b"5", b"7"]
-    broker.close()
 
 
 async def test_with_synchronous_flush_more_than_the_ring_is_applied(tmp_path: Path) -> None:
@@ -452,7 +448,6 @@ async def test_with_synchronous_flush_more_than_the_ring_is_applied(tmp_path: Pa
         assert (await commit(broker)).code == SUCCESS
     broker.store.write_path.publish()
     assert sorted(map(int, bodies(broker, 0) + bodies(broker, 1))) == list(range(300))
-    broker.close()
 
 
 # --- kill -9 -------------------------------------------------------------------------------
@@ -471,7 +466,6 @@ def test_a_killed_broker_goes_on_with_what_was_staged(tmp_path: Path) -> None:
     assert send(broker, "one", 2, b"c").code == SUCCESS
     header = seal(broker, "one", 3).command.header(StageSealResponseHeader)
     assert header.record_count == 3
-    broker.close()
 
 
 async def test_a_decision_survives_and_waits_for_its_commit(tmp_path: Path) -> None:
@@ -489,7 +483,6 @@ async def test_a_decision_survives_and_waits_for_its_commit(tmp_path: Path) -> N
     assert state(broker) == (0, decision(one))
     assert commit_now(broker).command.header(StageCommitResponseHeader).already_done
     assert bodies(broker) == [b"a"]
-    broker.close()
 
 
 ROWS = [b"%d" % number for number in range(24)]
@@ -523,8 +516,6 @@ async def test_a_broker_killed_while_applying_appends_the_rest(
     assert bodies(broker, 0) == [b"before", *[row for n in (0, 2, 4) for row in blocks[n]]]
     assert bodies(broker, 1) == [b"between", *[row for n in (1, 3, 5) for row in blocks[n]]]
     assert staged_files(broker) == []
-    assert not broker.unexpected
-    broker.close()
 
 
 def cut_log(broker: BrokerUnderTest, physical_offset: int, records: int) -> None:
@@ -550,7 +541,6 @@ async def test_a_log_that_lost_its_end_with_the_power_is_searched_from_there(
     cut_log(broker, 0, 0)
     broker = restart(broker, tmp_path)
     assert broker.staging.state(QUERY).from_offset == 0
-    broker.close()
 
 
 async def test_a_torn_state_stops_its_query_and_no_other(tmp_path: Path) -> None:
@@ -572,7 +562,6 @@ async def test_a_torn_state_stops_its_query_and_no_other(tmp_path: Path) -> None
     assert broker.ask(RequestCode.STAGE_STATE, StageQueryHeader(query_id=QUERY)).code == (
         ResponseCode.SYSTEM_ERROR
     )
-    broker.close()
 
 
 @pytest.mark.parametrize("lost", ["staged", f"staged/{QUERY}", f"staged/{QUERY}/state.json"])
@@ -602,7 +591,6 @@ async def test_a_query_whose_state_is_not_mounted_is_not_a_new_one(
     async with serving(broker):
         assert (await commit(broker)).code == SUCCESS
     assert bodies(broker) == [b"a"]
-    broker.close()
 
 
 async def test_a_query_that_is_forgotten_needs_no_state(tmp_path: Path) -> None:
@@ -615,7 +603,6 @@ async def test_a_query_that_is_forgotten_needs_no_state(tmp_path: Path) -> None:
     shutil.rmtree(broker.store.root / "staged", ignore_errors=True)
     broker = restart(broker, tmp_path)
     assert broker.ask(RequestCode.STAGE_STATE, StageQueryHeader(query_id=QUERY)).code == SUCCESS
-    broker.close()
 
 
 async def test_a_damaged_block_is_named_and_not_appended(broker: BrokerUnderTest) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -117,11 +116,9 @@ def test_a_reader_keeps_few_blocks() -> None:
 
 
 @pytest.fixture
-def brokers(tmp_path: Path) -> Iterator[Brokers]:
+def brokers(tmp_path: Path) -> Brokers:
     sizes = {"consume_queue_file_bytes": 20 * 1000, "commit_log_file_bytes": 1 << 18}
-    brokers = Brokers(tmp_path, store=sizes)
-    yield brokers
-    brokers.close()
+    return Brokers(tmp_path, store=sizes)
 
 
 def remap(brokers: Brokers) -> list[tuple[int, bytes]]:

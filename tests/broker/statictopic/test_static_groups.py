@@ -24,7 +24,6 @@ from tests.support.channel import MemoryChannel
 from tests.support.static_brokers import GROUP, TOPIC, Brokers, item
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 OTHER = (item("a", 0, 0, 0),)
@@ -32,7 +31,7 @@ A, B = item("a", 0, 0, 1), item("b", 1, 5, 0)
 
 
 @pytest.fixture
-def brokers(tmp_path: Path) -> Iterator[Brokers]:
+def brokers(tmp_path: Path) -> Brokers:
     """Queue 0 went from a to b, with 5 messages in either item, one a second; 1 is at a."""
     brokers = Brokers(tmp_path, use_server_side_reset_offset=True)
     for number, chain in enumerate(((A,), (A, B))):
@@ -43,8 +42,7 @@ def brokers(tmp_path: Path) -> Iterator[Brokers]:
                 broker.clock.ms += 1000
     for broker in brokers.values():
         broker.join(GROUP, "c", TOPIC)
-    yield brokers
-    brokers.close()
+    return brokers
 
 
 def commit(brokers: Brokers, group: str, offset: int) -> None:

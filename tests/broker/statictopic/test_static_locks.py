@@ -14,7 +14,6 @@ from headrace_protocol.statictopic.mapping import logic_broker_name
 from tests.support.static_brokers import GROUP, TOPIC, Brokers, item
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 QUEUES = [MessageQueue(TOPIC, logic_broker_name(), queue) for queue in range(2)]
@@ -22,12 +21,11 @@ A0, A1 = item("a", 0, 0, 0), item("a", 0, 0, 1)
 
 
 @pytest.fixture
-def brokers(tmp_path: Path) -> Iterator[Brokers]:
+def brokers(tmp_path: Path) -> Brokers:
     brokers = Brokers(tmp_path)
     brokers.map((A0,), (A1,))
     brokers.send("a", b"x")
-    yield brokers
-    brokers.close()
+    return brokers
 
 
 def move(brokers: Brokers) -> None:

@@ -21,7 +21,6 @@ from headrace_protocol.headers import (
 from tests.support.static_brokers import GROUP, TOPIC, Brokers, item
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     import msgspec
@@ -36,7 +35,7 @@ A, B, A2 = item("a", 0, 0, 1), item("b", 1, 5, 0), item("a", 2, 10, 2)
 
 
 @pytest.fixture
-def brokers(tmp_path: Path) -> Iterator[Brokers]:
+def brokers(tmp_path: Path) -> Brokers:
     """A queue that went from a to b and back, with 5 messages in each item, one a second."""
     brokers = Brokers(tmp_path)
     for number, chain in enumerate(((A,), (A, B), (A, B, A2))):
@@ -47,8 +46,7 @@ def brokers(tmp_path: Path) -> Iterator[Brokers]:
                 broker.clock.ms += 1000
     for broker in brokers.values():
         broker.join(GROUP, "c", TOPIC)
-    yield brokers
-    brokers.close()
+    return brokers
 
 
 def offset(brokers: Brokers, code: RequestCode, header: msgspec.Struct, broker: str = "a") -> int:
@@ -120,7 +118,6 @@ def test_the_earliest_time_is_that_of_the_earliest_item(tmp_path: Path, first: M
     brokers.send("a", b"body")
     assert times == [-1, sent_ms]
     assert earliest(brokers) == sent_ms
-    brokers.close()
 
 
 def earliest(brokers: Brokers, broker: str = "a") -> int:
@@ -271,7 +268,6 @@ def test_the_beginning_of_an_item_that_is_away_is_its_first_offset(tmp_path: Pat
     search = SearchOffsetHeader(**QUEUE, timestamp=0)
     command = refused(brokers, search, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP)
     assert str(command.remark).startswith("the offsets from 5 to 6 are on broker broker-b: ")
-    brokers.close()
 
 
 def test_a_group_at_the_end_of_the_old_leader_is_known_to_the_new_one(tmp_path: Path) -> None:
@@ -286,4 +282,3 @@ def test_a_group_at_the_end_of_the_old_leader_is_known_to_the_new_one(tmp_path: 
     assert brokers["a"].offsets.offsets_of("behind", TOPIC) == {}
     brokers.away.add("b")
     assert committed(brokers) == 5
-    brokers.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,10 +19,8 @@ OTHER = (item("a", 0, 0, 0),)
 
 
 @pytest.fixture
-def brokers(tmp_path: Path) -> Iterator[Brokers]:
-    brokers = Brokers(tmp_path)
-    yield brokers
-    brokers.close()
+def brokers(tmp_path: Path) -> Brokers:
+    return Brokers(tmp_path)
 
 
 def fill(brokers: Brokers, broker: str, count: int, first: int = 0) -> list[tuple[int, bytes]]:

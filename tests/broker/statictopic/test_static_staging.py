@@ -26,7 +26,6 @@ from tests.support.broker import BrokerUnderTest
 from tests.support.stores import crash
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from headrace_protocol.statictopic.mapping import Chain
@@ -46,12 +45,11 @@ def away() -> TopicMapping:
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[BrokerUnderTest]:
+def broker(tmp_path: Path) -> BrokerUnderTest:
     broker = BrokerUnderTest(tmp_path)
     broker.clock.ms = EPOCH
     change(broker, crossed())
-    yield broker
-    broker.close()
+    return broker
 
 
 def begin_close(broker: BrokerUnderTest) -> Waiting:
@@ -124,7 +122,6 @@ async def test_an_attempt_from_before_a_restart_is_read_again(
     crash(broker.store)
     again = BrokerUnderTest(tmp_path)
     assert decide(again, decision(one)).code == REFUSED
-    again.close()
 
 
 async def test_one_change_of_a_topic_at_a_time(broker: BrokerUnderTest) -> None:

@@ -156,7 +156,6 @@ def test_a_topic_whose_mapping_is_unusable_is_refused_by_name(
     answer = broker.ask(RequestCode.SEND_MESSAGE_V2, header, b"body")
     assert answer.code == ResponseCode.NO_PERMISSION
     assert "topic[T] is static" in answer.remark
-    broker.close()
 
 
 def test_another_name_of_the_broker_serves_nothing_until_it_is_changed_back(tmp_path: Path) -> None:
@@ -179,7 +178,6 @@ def test_another_name_of_the_broker_serves_nothing_until_it_is_changed_back(tmp_
     assert again.store.queue(TOPIC, 0).next_offset == 1
     assert brokers.send("a", b"1") == (0, 1)
     assert brokers.read_all("a") == [(0, b"0"), (1, b"1")]
-    brokers.close()
 
 
 def test_an_unusable_mapping_stays_in_the_file(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from tests.support.channel import MemoryChannel
 from tests.support.static_brokers import GROUP, TOPIC, Brokers, item
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from headrace_protocol.command import Command
@@ -25,15 +24,14 @@ A, C = item("a", 1, 50, 0), item("c", 2, 50, 0)
 
 
 @pytest.fixture
-def brokers(tmp_path: Path) -> Iterator[Brokers]:
+def brokers(tmp_path: Path) -> Brokers:
     """A queue that the strict mode moves from a, where it is empty, to c: only a is closed yet."""
     brokers = Brokers(tmp_path, "abc")
     brokers.map((A,))
     brokers["a"].offsets.commit(GROUP, TOPIC, 0, 0)
     brokers["a"].offsets.commit("elsewhere", TOPIC, 7, 0)
     brokers.map((A, item("c", 2, -1, 0)), only="a")
-    yield brokers
-    brokers.close()
+    return brokers
 
 
 def open_c(brokers: Brokers, channel: MemoryChannel) -> None:

@@ -16,7 +16,6 @@ from tests.support.static_brokers import TOPIC, Brokers, item
 from tests.support.wire import pull_header
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 FIRST, LEADER = item("a", 0, 0), item("b", 1, 4)
@@ -44,10 +43,8 @@ def filled(folder: Path, **settings: Any) -> Brokers:
 
 
 @pytest.fixture
-def brokers(tmp_path: Path) -> Iterator[Brokers]:
-    brokers = filled(tmp_path)
-    yield brokers
-    brokers.close()
+def brokers(tmp_path: Path) -> Brokers:
+    return filled(tmp_path)
 
 
 async def leave_the_log(brokers: Brokers, name: str) -> None:
@@ -111,7 +108,6 @@ def test_a_restored_broker_has_its_mappings(tmp_path: Path, layout: str, names: 
     assert brokers.read_all("b") == [*enumerate(BODIES)]
     assert brokers.send("b", b"more") == (0, 8)
     assert [body for _, body in brokers.read_all("b")] == [*BODIES, b"more"]
-    brokers.close()
 
 
 @pytest.mark.parametrize("layout", ["posix", "file"])
@@ -129,7 +125,6 @@ def test_physical_queues_are_not_used_again(tmp_path: Path, layout: str) -> None
     assert brokers["a"].topics.expect(TOPIC).write_queue_nums == 6
     assert brokers.send("a", b"more") == (0, 8)
     assert [body for _, body in brokers.read_all("a")] == [*BODIES, b"more"]
-    brokers.close()
 
 
 @pytest.mark.parametrize("damage", ["", "{", '{"topicQueueMappingInfoMap": {}}'])
@@ -145,4 +140,3 @@ def test_a_mapping_that_is_lost_in_the_tier_is_not_forgotten(tmp_path: Path, dam
     answer = brokers["a"].ask(RequestCode.PULL_MESSAGE, pull_header(0))
     assert answer.code == ResponseCode.NO_PERMISSION
     assert "is static" in answer.remark
-    brokers.close()

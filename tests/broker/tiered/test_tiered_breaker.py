@@ -163,7 +163,6 @@ async def test_a_place_that_hangs_fails_only_reads_of_the_tier(
     upload(broker)
     await expire_log(broker)
     assert read_all(broker) == [*range(25)]
-    broker.close()
 
 
 async def test_a_start_does_not_wait_for_a_place_that_hangs(
@@ -189,7 +188,6 @@ async def test_a_start_does_not_wait_for_a_place_that_hangs(
     place.release_all()
     tier_of(broker)._access.open()
     assert read_all(broker) == [*range(20)]
-    broker.close()
 
 
 async def test_a_close_does_not_wait_for_a_place_that_hangs(
@@ -226,4 +224,3 @@ async def test_names_in_the_tier_are_synced_apart_from_the_store(
     assert read_all(broker) == [*range(40)]
     monkeypatch.undo()
     upload(broker)
-    broker.close()

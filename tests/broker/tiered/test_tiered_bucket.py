@@ -82,7 +82,6 @@ async def test_old_messages_come_from_objects_and_new_ones_from_the_log(tmp_path
     upload(broker)
     await expire_log(broker)
     assert read_all(broker) == [*range(30)]
-    broker.close()
 
 
 async def test_bulk_reads_and_tags(tmp_path: Path) -> None:
@@ -104,7 +103,6 @@ async def test_bulk_reads_and_tags(tmp_path: Path) -> None:
     ]
     assert found == sorted(found)
     assert (found[0], found[-1]) in {(0, 19), (0, 18), (1, 19)}
-    broker.close()
 
 
 async def test_a_deleted_topic_leaves_the_bucket(tmp_path: Path) -> None:
@@ -123,7 +121,6 @@ async def test_a_deleted_topic_leaves_the_bucket(tmp_path: Path) -> None:
     tier_of(broker)._clean_up({TOPIC: TopicLimit(1 << 50, None)})
     assert len(data_objects(tmp_path)) == 1
     assert read_all(broker) == [100, 101, 102]
-    broker.close()
 
 
 async def test_a_second_broker_of_the_same_name_takes_over(tmp_path: Path) -> None:
@@ -138,8 +135,6 @@ async def test_a_second_broker_of_the_same_name_takes_over(tmp_path: Path) -> No
     # The log keeps what is not uploaded, and hot reads don't notice.
     assert await expire_log(first) == 0
     assert read_all(first) == [*range(10)]
-    first.close()
-    second.close()
 
 
 def test_a_takeover_makes_no_single_queue_stuck(tmp_path: Path) -> None:
@@ -156,8 +151,6 @@ def test_a_takeover_makes_no_single_queue_stuck(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="has taken over the tier"):
         upload(first)
     assert not tier_of(first).upload.standings.given_up
-    first.close()
-    second.close()
 
 
 def test_a_queue_is_uploaded_further_after_all_its_messages_have_expired(tmp_path: Path) -> None:
@@ -175,7 +168,6 @@ def test_a_queue_is_uploaded_further_after_all_its_messages_have_expired(tmp_pat
     queue = tier_of(broker)._access.tier.queues[TOPIC, 0]
     assert (queue.min_offset, queue.commit_offset) == (5, 7)
     assert read_all(broker) == [*range(7)]
-    broker.close()
 
 
 def test_an_empty_store_begins_anew_where_all_messages_have_expired(tmp_path: Path) -> None:
@@ -190,7 +182,6 @@ def test_an_empty_store_begins_anew_where_all_messages_have_expired(tmp_path: Pa
     upload(second)
     queue = tier_of(second)._access.tier.queues[TOPIC, 0]
     assert (queue.min_offset, queue.commit_offset) == (0, 3)
-    second.close()
 
 
 # -- settings --------------------------------------------------------------------------------------
@@ -257,7 +248,6 @@ def test_secrets_are_shown_nowhere(tmp_path: Path, capsys: pytest.CaptureFixture
     # A change of other settings leaves them as they are.
     assert config.object_store_secret_key.get_secret_value() == "a-secret-key"
     assert ("secret_access_key", "a-secret-key") in place.config
-    broker.close()
 
 
 # -- a real server ---------------------------------------------------------------------------------
@@ -324,7 +314,6 @@ async def test_a_topics_reserve_size_and_queries_by_key(tmp_path: Path) -> None:
     operations = cleaner.state.operations
     assert sum(operations.latencies_ms["write", True].counts) >= 11
     assert sum(operations.downloaded.counts) > 0
-    broker.close()
 
 
 def test_check_config_tries_the_objects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -117,7 +117,6 @@ async def test_the_log_wins_where_the_tier_has_other_messages(
     info = tier_of(broker).runtime_info()
     assert info["tierForeignQueues"] == "1"
     assert info["tierStuckReason"] == shown.problem
-    broker.close()
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
@@ -154,7 +153,6 @@ async def test_history_of_such_a_queue_is_an_error_until_the_other_messages_are_
     broker = start(tmp_path, broker.clock, tiered_backend_service_provider=provider)
     upload(broker)
     assert numbers(broker) == wanted
-    broker.close()
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
@@ -166,7 +164,6 @@ async def test_all_of_the_tier_may_be_forgotten(tmp_path: Path, provider: str) -
     queue = tier_of(broker)._access.queue(TOPIC, 0)
     assert queue is not None
     assert (queue.min_offset, queue.commit_offset) == (0, 10)
-    broker.close()
 
 
 async def test_a_decision_that_comes_during_the_one_before_is_carried_out(
@@ -190,7 +187,6 @@ async def test_a_decision_that_comes_during_the_one_before_is_carried_out(
     queue = access.queue(TOPIC, 0)
     assert queue is not None
     assert (queue.min_offset, queue.commit_offset) == (0, 10)
-    broker.close()
 
 
 async def test_a_repaired_queue_is_resumed(tmp_path: Path) -> None:
@@ -216,7 +212,6 @@ async def test_a_repaired_queue_is_resumed(tmp_path: Path) -> None:
     status = ask(broker)
     assert (status.given_up_count, status.upload_problem) == (0, "")
     assert status.queues[0].tier_end == 10
-    broker.close()
 
 
 async def test_only_a_queue_that_is_given_up_can_be_forgotten(tmp_path: Path) -> None:
@@ -228,4 +223,3 @@ async def test_only_a_queue_that_is_given_up_can_be_forgotten(tmp_path: Path) ->
     assert answer.code == ResponseCode.INVALID_PARAMETER
     assert not decide(broker, RequestCode.TIER_RESUME, TierResumeHeader()).queues
     assert read_all(broker) == [*range(5)]
-    broker.close()

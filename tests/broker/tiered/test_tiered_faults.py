@@ -143,7 +143,6 @@ async def test_a_place_that_refuses_writes_is_still_read(
     assert queue is not None
     assert queue.commit_offset == 40
     assert read_all(broker) == [*range(40)]
-    broker.close()
 
 
 def test_a_put_that_fails_leaves_nothing(tmp_path: Path) -> None:

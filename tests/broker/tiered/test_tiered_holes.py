@@ -48,7 +48,6 @@ def test_the_end_of_a_full_file_is_uploaded(tmp_path: Path) -> None:
         put(broker, count - 1, 1)
         upload(broker)
         assert commit_offset(broker) == count
-    broker.close()
 
 
 async def test_uploaded_files_leave_the_disk(tmp_path: Path) -> None:
@@ -60,7 +59,6 @@ async def test_uploaded_files_leave_the_disk(tmp_path: Path) -> None:
     await expire_log(broker)
     assert len(list((tmp_path / "store" / "commitlog").iterdir())) < before
     assert not broker.store.cleaner.detached
-    broker.close()
 
 
 @pytest.mark.parametrize("level", ["NOT_IN_DISK", "FORCE"])
@@ -77,7 +75,6 @@ async def test_pulls_advance_over_the_border_of_the_tiers(tmp_path: Path, level:
             result = ready(partial(reader.get, first, count, 1 << 20, None))
             assert numbers_in(result.buffers) == [*range(first, result.next_offset)]
             assert result.next_offset > first
-    broker.close()
 
 
 async def test_messages_behind_a_gap_have_their_own_offsets(tmp_path: Path) -> None:
@@ -100,7 +97,6 @@ async def test_messages_behind_a_gap_have_their_own_offsets(tmp_path: Path) -> N
         offset = result.next_offset
     assert gap_end > 4
     assert found == [(number, number) for number in (*range(4), *range(gap_end, 30))]
-    broker.close()
 
 
 async def test_an_answer_keeps_to_the_size_asked_for(tmp_path: Path) -> None:
@@ -114,7 +110,6 @@ async def test_an_answer_keeps_to_the_size_asked_for(tmp_path: Path) -> None:
         sizes = sum(len(part) for part in result.buffers)
         assert sizes <= max(bytes_max, BODY_BYTES + 300)
         assert result.count == result.next_offset > 0
-    broker.close()
 
 
 async def test_time_0_is_the_least_offset(tmp_path: Path) -> None:
@@ -124,7 +119,6 @@ async def test_time_0_is_the_least_offset(tmp_path: Path) -> None:
     upload(broker)
     await expire_log(broker)
     assert ready(partial(source(broker, Use.READ).offset_by_time, 0)) == 0
-    broker.close()
 
 
 async def test_a_read_over_many_segments_is_whole(tmp_path: Path) -> None:
@@ -135,7 +129,6 @@ async def test_a_read_over_many_segments_is_whole(tmp_path: Path) -> None:
     assert await expire_log(broker) > 30
     result = ready(partial(source(broker).get, 0, 30, 1 << 20, None))
     assert numbers_in(result.buffers) == [*range(30)]
-    broker.close()
 
 
 async def test_an_unexpected_error_does_not_end_the_upload(
@@ -152,7 +145,6 @@ async def test_an_unexpected_error_does_not_end_the_upload(
     upload(broker)
     await expire_log(broker)
     assert read_all(broker) == [*range(20)]
-    broker.close()
 
 
 async def test_what_has_expired_is_answered_with_the_least_offset(
@@ -172,7 +164,6 @@ async def test_what_has_expired_is_answered_with_the_least_offset(
     result = ready(partial(source(broker).get, 0, 3, 1000, None))
     assert result.status is GetStatus.OFFSET_TOO_SMALL
     assert read_all(broker, offset=result.next_offset)[-1] == 22
-    broker.close()
 
 
 # -- a store that fails ----------------------------------------------------------------------------
@@ -203,7 +194,6 @@ async def test_a_store_that_hangs_holds_only_those_who_need_it(
     is_released.set()
     thread.join()
     assert source(broker).get(0, 3, 100_000, None).count == 3
-    broker.close()
 
 
 @pytest.mark.parametrize("damage", ["segment removed", "byte changed"])
@@ -227,4 +217,3 @@ async def test_damage_behind_our_back_is_an_error_where_it_is(tmp_path: Path, da
     put(broker, 20, 2)
     assert read_all(broker, offset=local_min) == [*range(local_min, 22)]
     assert read_all(broker, offset=8) == [*range(8, 22)]
-    broker.close()

@@ -78,7 +78,6 @@ async def test_a_topic_deleted_before_its_first_position_was_saved(
     assert tier_of(broker).runtime_info()["tierStuckQueues"] == "0"
     assert await expire_log(broker) > 10
     assert read_all(broker) == [*range(100, 125)]
-    broker.close()
 
 
 async def test_new_messages_are_not_taken_for_expired_ones(tmp_path: Path) -> None:
@@ -97,7 +96,6 @@ async def test_new_messages_are_not_taken_for_expired_ones(tmp_path: Path) -> No
     upload(broker)
     assert await expire_log(broker) > 0
     assert read_all(broker) == [*range(100, 108)]
-    broker.close()
 
 
 async def test_a_topic_made_again_never_shows_old_messages(tmp_path: Path) -> None:
@@ -112,7 +110,6 @@ async def test_a_topic_made_again_never_shows_old_messages(tmp_path: Path) -> No
     assert read_all(broker) == [100, 101, 102]
     upload(broker)
     assert read_all(broker) == [100, 101, 102]
-    broker.close()
 
 
 @pytest.mark.parametrize("is_saved", [False, True])
@@ -130,7 +127,6 @@ def test_a_deleted_topic_does_not_return_after_a_crash(tmp_path: Path, *, is_sav
     tier_of(broker)._load()
     assert not files(tmp_path)
     assert json.loads((tmp_path / "store/config/tieredTopicIncarnation.json").read_text()) == {}
-    broker.close()
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -176,7 +172,6 @@ async def test_a_lost_table_of_topics_costs_no_history(tmp_path: Path) -> None:
     upload(broker)
     assert await expire_log(broker) > 10
     assert read_all(broker) == [*range(21)]
-    broker.close()
 
 
 async def test_without_a_known_life_messages_tell(tmp_path: Path) -> None:
@@ -195,7 +190,6 @@ async def test_without_a_known_life_messages_tell(tmp_path: Path) -> None:
     assert TOPIC in json.loads(path.read_text())
     assert await expire_log(broker) > 10
     assert read_all(broker) == [*range(21)]
-    broker.close()
 
 
 @pytest.mark.parametrize("expired", [False, True])
@@ -219,7 +213,6 @@ async def test_without_a_known_life_other_messages_are_not_continued(
     assert read_all(broker) == [*range(100, 108)]
     assert await expire_log(broker) == 0
     assert files(tmp_path)
-    broker.close()
 
 
 def test_a_save_does_not_look_through_all_queues(tmp_path: Path) -> None:
@@ -232,4 +225,3 @@ def test_a_save_does_not_look_through_all_queues(tmp_path: Path) -> None:
     for _ in range(30):
         tier.state.upload.sync()
     assert time.thread_time() - began_s < 0.3  # 30 looks take seconds
-    broker.close()

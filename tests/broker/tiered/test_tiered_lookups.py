@@ -77,7 +77,6 @@ async def test_keys_ids_and_tags_are_found_in_both_tiers(tmp_path: Path) -> None
     # Messages were stored a second apart.
     span = {"begin_timestamp": begin_ms + 2000, "end_timestamp": begin_ms + 6000}
     assert sorted(numbers(query(broker, "even", index_type="T", **span))) == [2, 4, 6]
-    broker.close()
 
 
 async def test_ids_of_senders(tmp_path: Path) -> None:
@@ -91,7 +90,6 @@ async def test_ids_of_senders(tmp_path: Path) -> None:
     assert numbers(query(broker, "ID3", **unique)) == [3]
     assert numbers(query(broker, "ID19", **unique)) == [19]
     assert sorted(numbers(query(broker, "same"))) == [*range(20)]
-    broker.close()
 
 
 async def test_a_query_for_what_the_log_has_asks_no_tier(tmp_path: Path, away: type[Away]) -> None:
@@ -108,7 +106,6 @@ async def test_a_query_for_what_the_log_has_asks_no_tier(tmp_path: Path, away: t
     assert "unreachable since" in refused.remark
     away.is_away = False
     assert numbers(query(broker, "k1")) == [1]
-    broker.close()
 
 
 async def test_expired_messages_are_not_found(tmp_path: Path) -> None:
@@ -120,13 +117,11 @@ async def test_expired_messages_are_not_found(tmp_path: Path) -> None:
     assert queue.min_offset > 2
     assert query(broker, "k1").code == ResponseCode.QUERY_NOT_FOUND
     assert numbers(query(broker, "k22")) == [22]
-    broker.close()
 
 
 async def test_a_level_that_reads_no_tier(tmp_path: Path) -> None:
     broker, _begin_ms, _low = await filled(tmp_path, tiered_storage_level="DISABLE")
     assert query(broker, "k1").code == ResponseCode.QUERY_NOT_FOUND
-    broker.close()
 
 
 async def test_offsets_by_time_and_resets_cover_both_tiers(tmp_path: Path) -> None:
@@ -143,7 +138,6 @@ async def test_offsets_by_time_and_resets_cover_both_tiers(tmp_path: Path) -> No
     answer = broker.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, reset)
     assert answer.code == ResponseCode.SUCCESS, answer.remark
     assert b":4" in bytes(answer.body)
-    broker.close()
 
 
 @pytest.mark.parametrize("count", [1, 5])
@@ -156,4 +150,3 @@ async def test_long_answers_are_bounded(
     span = {"begin_timestamp": begin_ms, "end_timestamp": begin_ms + 1000 * (low - 1)}
     found = numbers(query(broker, "even", index_type="T", max_num=count, **span))
     assert len(found) == min(count, 2)
-    broker.close()

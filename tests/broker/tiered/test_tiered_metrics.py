@@ -63,7 +63,6 @@ async def test_uploads_reads_and_what_is_behind(tmp_path: Path) -> None:
     assert ("write", "false") not in latencies
     upload(broker)
     assert collect(broker)[table.TIER_BEHIND] == {queue: 0}
-    broker.close()
 
 
 async def test_a_read_counts_as_a_hit_only_if_memory_had_it(tmp_path: Path) -> None:
@@ -89,7 +88,6 @@ async def test_a_read_counts_as_a_hit_only_if_memory_had_it(tmp_path: Path) -> N
     assert page[table.TIER_CACHE_BYTES][()] == tier_of(broker).reader.blocks.byte_count > 0
     ready(lambda: reader.get(8, 4, 100_000, None))
     assert (counts(), kept()) == ((3, 1), 0)
-    broker.close()
 
 
 async def test_failures_are_counted_apart(tmp_path: Path) -> None:
@@ -102,4 +100,3 @@ async def test_failures_are_counted_apart(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="No such file"):
         ready(lambda: source(broker).get(0, 4, 100_000, None))
     assert sum(collect(broker)[table.TIER_LATENCY]["read", "false"].counts) == 1
-    broker.close()

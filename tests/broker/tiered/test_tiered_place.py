@@ -140,7 +140,6 @@ async def test_nothing_is_written_to_a_place_without_the_mark(
     assert read_all(broker) == [*range(40)]
     assert read_all(broker, "Another") == [*range(3)]
     assert local_min
-    broker.close()
 
 
 @PROVIDERS
@@ -171,7 +170,6 @@ async def test_a_place_that_is_unmounted_during_an_upload_keeps_no_message(
     assert queue.commit_offset == 10
     await expire_log(broker)
     assert read_all(broker) == [*range(10)]
-    broker.close()
 
 
 @PROVIDERS
@@ -191,7 +189,6 @@ async def test_a_store_that_lost_its_copy_takes_the_mark_over(
     upload(broker)
     assert [path.read_bytes() for path in marks] == before
     assert (tmp_path / "store/config/tieredPlace.json").exists()
-    broker.close()
 
 
 @contextmanager
@@ -270,7 +267,6 @@ async def test_the_first_start_with_a_mark_makes_none_in_an_empty_folder(tmp_pat
     mark.unlink()
     tier_of(broker)._access.open()
     assert mark.exists()
-    broker.close()
 
 
 async def test_the_place_is_looked_for_each_minute(
@@ -289,7 +285,6 @@ async def test_the_place_is_looked_for_each_minute(
         bring_back(tmp_path)
         await until(lambda: (ask(broker).place_problem, retried) == ("", [True]))
         nursery.cancel_scope.cancel()
-    broker.close()
 
 
 async def test_tables_merges_and_clean_up_report_one_outage(
@@ -324,7 +319,6 @@ async def test_tables_merges_and_clean_up_report_one_outage(
         "the upkeep of the tier is unavailable, retrying",
         "the upkeep of the tier is available again",
     ]
-    broker.close()
 
 
 @pytest.mark.parametrize("command", ["verify", "rebuild", "sweep"])

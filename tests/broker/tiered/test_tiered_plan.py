@@ -63,7 +63,6 @@ async def test_the_spans_are_where_the_bytes_are(tmp_path: Path, start_broker: A
     assert inner.units[0].first <= 9 < 15 <= inner.units[-1].end
     assert len(inner.units) < len(found.units)
     assert plan(broker, 24, 26).units == []
-    broker.close()
 
 
 @pytest.mark.parametrize("start_broker", STARTS)
@@ -82,7 +81,6 @@ async def test_a_long_range_is_planned_in_pieces(
         at = found.next_offset
         ends.append(at)
     assert len(ends) > 1
-    broker.close()
 
 
 async def test_without_a_tier_or_topic(tmp_path: Path) -> None:
@@ -94,7 +92,6 @@ async def test_without_a_tier_or_topic(tmp_path: Path) -> None:
     broker = start(tmp_path / "posix")
     assert ask(broker, 0, 1, "NoSuchTopic").code == ResponseCode.TOPIC_NOT_EXIST
     assert plan(broker, 0, 10).units == []
-    broker.close()
 
 
 async def test_what_has_expired_is_in_no_plan(tmp_path: Path) -> None:
@@ -108,7 +105,6 @@ async def test_what_has_expired_is_in_no_plan(tmp_path: Path) -> None:
     assert queue.drop(1, broker.clock.ms)
     found = plan(broker, 0, 60)
     assert found.units[0].first == queue.min_offset > 0
-    broker.close()
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,6 @@ async def test_what_is_uploaded_is_known_by_its_topic(
     assert not tier_of(broker).upload.standings.given_up
     await expire_log(broker)
     assert read_all(broker) == [*range(25)]
-    broker.close()
 
 
 def test_tables_are_saved_once_for_all_topics(tmp_path: Path, settings: dict[str, Any]) -> None:
@@ -90,7 +89,6 @@ def test_tables_are_saved_once_for_all_topics(tmp_path: Path, settings: dict[str
         put(broker, 2, 2, name)
     upload(broker)
     assert puts == 1
-    broker.close()
 
 
 def test_nothing_is_uploaded_of_a_topic_that_is_not_on_disk_yet(
@@ -107,7 +105,6 @@ def test_nothing_is_uploaded_of_a_topic_that_is_not_on_disk_yet(
     broker.topics.incarnations.saved.changed()
     upload(broker)
     assert "New" in saved(tmp_path, broker).files["topicIncarnation.json"]
-    broker.close()
 
 
 async def test_an_earlier_life_is_not_restored(tmp_path: Path, settings: dict[str, Any]) -> None:
@@ -128,7 +125,6 @@ async def test_an_earlier_life_is_not_restored(tmp_path: Path, settings: dict[st
     upload(broker)
     await expire_log(broker)
     assert read_all(broker) == [*range(200, 205)]
-    broker.close()
 
 
 def test_a_deleted_topic_is_not_restored(tmp_path: Path, settings: dict[str, Any]) -> None:
@@ -145,7 +141,6 @@ def test_a_deleted_topic_is_not_restored(tmp_path: Path, settings: dict[str, Any
     tier_of(broker)._load()
     assert [*tier_of(broker)._access.tier.queues] == [("Kept", 0)]
     assert read_all(broker, "Kept") == [0, 1]
-    broker.close()
 
 
 @pytest.mark.parametrize("is_away", [False, True])
@@ -170,4 +165,3 @@ def test_files_that_a_deletion_left_are_not_restored(
     assert broker.topics.get(TOPIC) is None
     tier_of(broker)._load()
     assert not files(tmp_path)
-    broker.close()

@@ -55,7 +55,6 @@ async def test_ranges_and_what_is_behind(tmp_path: Path) -> None:
     upload(broker)
     (queue,) = ask(broker).queues
     assert (queue.behind_messages, queue.behind_bytes, queue.behind_seconds) == (0, 0, 0)
-    broker.close()
 
 
 async def test_the_queues_that_are_furthest_behind_come_first(tmp_path: Path) -> None:
@@ -74,7 +73,6 @@ async def test_the_queues_that_are_furthest_behind_come_first(tmp_path: Path) ->
     assert [queue.topic for queue in ask(broker, "C").queues] == ["C"]
     header = TierStatusHeader(topic="missing", max_num=1)
     assert broker.ask(RequestCode.TIER_STATUS, header).code == ResponseCode.TOPIC_NOT_EXIST
-    broker.close()
 
 
 async def test_problems_are_reported(tmp_path: Path, away: type[Away]) -> None:
@@ -98,7 +96,6 @@ async def test_problems_are_reported(tmp_path: Path, away: type[Away]) -> None:
     (queue,) = ask(broker).queues
     now_ms = broker.clock.now_ms()
     assert (queue.problem, queue.problem_since_ms, queue.foreign_from) == ("damaged", now_ms, None)
-    broker.close()
 
 
 def test_a_broker_without_a_tier_says_so(tmp_path: Path) -> None:
@@ -107,4 +104,3 @@ def test_a_broker_without_a_tier_says_so(tmp_path: Path) -> None:
     assert answer.code == ResponseCode.INVALID_PARAMETER
     assert answer.remark is not None
     assert "messageStorePlugIn=tieredstore" in answer.remark
-    broker.close()

@@ -140,7 +140,6 @@ async def test_a_pull_request_is_served_by_the_tier(tmp_path: Path) -> None:
     assert found == [3, 4]
     assert answer.command.ext()["minOffset"] == "0"
     assert answer.command.ext()["nextBeginOffset"] == "5"
-    broker.close()
 
 
 async def test_statistics_of_a_topic_cover_both_tiers(tmp_path: Path) -> None:
@@ -152,7 +151,6 @@ async def test_statistics_of_a_topic_cover_both_tiers(tmp_path: Path) -> None:
     assert answer.code == ResponseCode.SUCCESS, answer.remark
     offsets = fastjson.decode(answer.body, TopicStatsTable).offset_table
     assert sorted((at.min_offset, at.max_offset) for at in offsets.values()) == [(0, 0), (0, 20)]
-    broker.close()
 
 
 async def test_what_waits_has_no_records_of_other_queues(tmp_path: Path) -> None:
@@ -180,7 +178,6 @@ async def test_what_waits_has_no_records_of_other_queues(tmp_path: Path) -> None
     await expire_log(broker)
     for name in (TOPIC, *others):
         assert read_all(broker, name) == [*range(20)]
-    broker.close()
 
 
 async def test_a_killed_broker_continues_where_it_was(tmp_path: Path) -> None:
@@ -209,7 +206,6 @@ async def test_a_killed_broker_continues_where_it_was(tmp_path: Path) -> None:
         hits = index.query(TOPIC, f"k{number}", 0, 1 << 60, 10)
         assert not isinstance(hits, Failure)
         assert len(hits) == 1
-    broker.close()
 
 
 async def test_the_log_keeps_what_is_not_uploaded(tmp_path: Path) -> None:
@@ -220,7 +216,6 @@ async def test_the_log_keeps_what_is_not_uploaded(tmp_path: Path) -> None:
     assert await expire_log(broker) == 0
     upload(broker)
     assert await expire_log(broker) > 10
-    broker.close()
 
 
 async def test_a_group_that_is_behind_holds_no_log_files_that_are_uploaded(tmp_path: Path) -> None:
@@ -231,7 +226,6 @@ async def test_a_group_that_is_behind_holds_no_log_files_that_are_uploaded(tmp_p
     upload(broker)
     assert await expire_log(broker) > 10
     assert read_all(broker, offset=3) == [*range(3, 20)]
-    broker.close()
 
 
 class Away(PosixDriver):
@@ -285,7 +279,6 @@ async def test_a_store_that_is_away_fails_only_reads_of_the_tier(
     upload(broker)
     await expire_log(broker)
     assert read_all(broker) == [*range(25)]
-    broker.close()
 
 
 async def test_a_start_without_the_store(tmp_path: Path, away: type[Away]) -> None:
@@ -303,7 +296,6 @@ async def test_a_start_without_the_store(tmp_path: Path, away: type[Away]) -> No
     assert refused.value.code == ResponseCode.SYSTEM_BUSY
     away.is_away = False
     assert read_all(broker) == [*range(20)]
-    broker.close()
 
 
 async def test_damage_in_the_tier_is_an_error_and_skips_nothing(tmp_path: Path) -> None:
@@ -318,7 +310,6 @@ async def test_damage_in_the_tier_is_an_error_and_skips_nothing(tmp_path: Path) 
         ready(lambda: source(broker).get(0, 3, 100_000, None))
     segment.write_bytes(data)
     assert read_all(broker) == [*range(20)]
-    broker.close()
 
 
 async def test_a_queue_whose_tier_has_other_messages_is_not_uploaded(tmp_path: Path) -> None:
@@ -346,7 +337,6 @@ async def test_a_queue_whose_tier_has_other_messages_is_not_uploaded(tmp_path: P
     tier_of(broker)._clean_up({TOPIC: TopicLimit(1 << 50, None)})
     assert (queue.min_offset, queue.commit_offset) == (0, 5)
     assert not isinstance(queue.store_time(4), Failure)
-    broker.close()
 
 
 async def test_a_deleted_topic_leaves_the_tier(tmp_path: Path) -> None:
@@ -362,7 +352,6 @@ async def test_a_deleted_topic_leaves_the_tier(tmp_path: Path) -> None:
     put(broker, 100, 3)
     upload(broker)
     assert read_all(broker) == [100, 101, 102]
-    broker.close()
 
 
 def test_system_topics_and_those_with_the_attribute_are_not_tiered(tmp_path: Path) -> None:
@@ -373,7 +362,6 @@ def test_system_topics_and_those_with_the_attribute_are_not_tiered(tmp_path: Pat
     assert [wants(name) for name in (TOPIC, "%RETRY%group")] == [True, True]
     not_tiered = ("Local", "missing", "SCHEDULE_TOPIC_XXXX", "rmq_sys_x", "broker-a")
     assert not any(wants(name) for name in not_tiered)
-    broker.close()
 
 
 async def test_a_message_larger_than_a_group_is_uploaded(tmp_path: Path) -> None:
@@ -383,7 +371,6 @@ async def test_a_message_larger_than_a_group_is_uploaded(tmp_path: Path) -> None
     queue = tier_of(broker)._access.queue(TOPIC, 0)
     assert queue is not None
     assert queue.commit_offset == 3
-    broker.close()
 
 
 @pytest.mark.parametrize("level", ["DISABLE", "FORCE"])
@@ -401,7 +388,6 @@ async def test_levels(tmp_path: Path, level: str) -> None:
         assert reader.get(18, 5, 100_000, None).count == 2
         assert await expire_log(broker) > 10
         assert reader.get(0, 3, 1000, None).status is GetStatus.OFFSET_TOO_SMALL
-    broker.close()
 
 
 async def test_bulk_reads_and_tags(tmp_path: Path) -> None:
@@ -425,7 +411,6 @@ async def test_bulk_reads_and_tags(tmp_path: Path) -> None:
     none = ready(lambda: source(broker).get(0, 3, 100_000, frozenset({12345})))
     assert none.status is GetStatus.NO_MATCHED_MESSAGE
     assert none.next_offset > 0
-    broker.close()
 
 
 async def test_a_block_by_tag_holds_no_more_with_what_lies_between_its_messages(
@@ -443,7 +428,6 @@ async def test_a_block_by_tag_holds_no_more_with_what_lies_between_its_messages(
     assert BODY_BYTES < tier_of(broker).reader.blocks.byte_count < 12 * BODY_BYTES
     result = source(broker).get_bulk(0, 32, 100_000, wanted)
     assert 0 < result.count < result.next_offset < 10
-    broker.close()
 
 
 @pytest.mark.parametrize("boundary", ["LOWER", "UPPER"])
@@ -462,7 +446,6 @@ async def test_offsets_by_time_are_those_before_the_log_expired(
     assert after == before
     store_times = [ready(partial(reader.store_time_at, at)) for at in range(20)]
     assert store_times == [begin_ms + 1000 * number for number in range(20)]
-    broker.close()
 
 
 async def test_expired_segments_leave_the_tier(tmp_path: Path) -> None:
@@ -478,7 +461,6 @@ async def test_expired_segments_leave_the_tier(tmp_path: Path) -> None:
     result = ready(lambda: source(broker).get(0, 3, 1000, None))
     assert (result.status, result.next_offset) == (GetStatus.OFFSET_TOO_SMALL, low)
     assert read_all(broker, offset=low) == [*range(low, 23)]
-    broker.close()
 
 
 async def test_a_topics_reserve_time_counts_hours(tmp_path: Path) -> None:
@@ -502,7 +484,6 @@ async def test_a_topics_reserve_time_counts_hours(tmp_path: Path) -> None:
     cleaner._clean_up(cleaner._limits())
     assert queues[TOPIC].min_offset == 0
     assert 10 < queues[topic].min_offset < 20
-    broker.close()
 
 
 async def test_a_topics_reserve_size_counts_both_tiers(tmp_path: Path) -> None:
@@ -529,7 +510,6 @@ async def test_a_topics_reserve_size_counts_both_tiers(tmp_path: Path) -> None:
     stored = {path.name for path in (tmp_path / "tier").rglob(f"{topic}/0/COMMIT_LOG/*")}
     assert len(stored) == len(queue.log.segments)
     assert read_all(broker, topic, queue.min_offset) == [*range(queue.min_offset, 26)]
-    broker.close()
 
 
 async def test_what_is_not_uploaded_holds_the_log_by_name_unless_it_may_go(tmp_path: Path) -> None:
@@ -558,4 +538,3 @@ async def test_what_is_not_uploaded_holds_the_log_by_name_unless_it_may_go(tmp_p
     behind_the_gap = ready(lambda: source(broker).get(4, 1, 100_000, None))
     assert behind_the_gap.next_offset == low + 1
     assert read_all(broker, offset=low) == [*range(low, 26)]
-    broker.close()

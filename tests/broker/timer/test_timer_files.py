@@ -111,7 +111,6 @@ async def test_each_slot_leads_to_what_waits(
     expected[NOW_MS // 1000 + 86_400] = [(far.physical_offset, 3)]
     assert _slots(root) == expected
     assert _check(root)[2:4] == (len(delays_ms) + 1,) * 2
-    clockwork.broker.close()
 
 
 async def test_the_last_unit_is_of_the_last_message(
@@ -129,7 +128,6 @@ async def test_the_last_unit_is_of_the_last_message(
     waits, last = again.stored(TIMER_TOPIC, 0)
     assert _unit(root, _check(root)[1] - 52, _LOG_BYTES)["physical_offset"] == last.physical_offset
     assert list(_slots(root).values()) == [[(waits.physical_offset, 1)]]
-    again.broker.close()
 
 
 async def test_a_stop_leaves_no_delivered_timer(
@@ -148,7 +146,6 @@ async def test_a_stop_leaves_no_delivered_timer(
         assert _slots(root) == {}
     kinds = [unit.kind for unit in timer_units(root)]
     assert kinds == ["timer", "timer", "timer", "timer", "end", "end"]
-    clockwork.broker.close()
 
 
 async def test_a_stop_keeps_timers_to_roll_in_the_slot_of_a_delivered_one(
@@ -168,7 +165,6 @@ async def test_a_stop_keeps_timers_to_roll_in_the_slot_of_a_delivered_one(
     rolled, _, later = clockwork.stored(TIMER_TOPIC, 0)
     units = [(rolled.physical_offset, 3), (later.physical_offset, 1)]
     assert _slots(clockwork.broker.config.store_path_root_dir) == {NOW_MS // 1000 + 10: units}
-    clockwork.broker.close()
 
 
 async def test_an_idle_broker_saves_that_a_slot_with_deliveries_is_over(
@@ -183,7 +179,6 @@ async def test_an_idle_broker_saves_that_a_slot_with_deliveries_is_over(
         await clockwork.until_ms(NOW_MS + 2000)
         await clockwork.timers.save()
         assert _slots(root) == {}
-    clockwork.broker.close()
 
 
 async def test_a_slot_leads_to_as_many_recalls_as_timers(
@@ -210,7 +205,6 @@ async def test_a_slot_leads_to_as_many_recalls_as_timers(
     _, first, recalls, second = clockwork.stored(TIMER_TOPIC, 0)
     expected = zip((first, recalls, second), (1, 5, 1), strict=True)
     assert _slots(root)[out_s] == [(each.physical_offset, magic) for each, magic in expected]
-    clockwork.broker.close()
 
 
 def _remove(root: Path) -> None:
@@ -257,7 +251,6 @@ async def test_files_that_are_missing_or_damaged_are_made_again(
         assert _slots(root) == before
         await again.until_ms(NOW_MS + 9000)
     assert again.bodies() == [b"%d" % number for number in range(5)]
-    again.broker.close()
 
 
 @pytest.mark.parametrize("name", ["clean", "kill9"])
@@ -286,4 +279,3 @@ async def test_the_timers_of_an_apache_broker_wait_on(
             if message["topic"] in {"G_TIMER", TIMER_TOPIC}
         }
     )
-    clockwork.broker.close()

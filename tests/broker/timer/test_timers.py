@@ -341,7 +341,6 @@ async def test_the_largest_message_is_delivered(
     delivered, after = clockwork.stored()
     assert (delivered.body, after.body) == (body, b"next")
     assert delivered.properties["long"] == longest
-    clockwork.broker.close()
 
 
 async def test_a_damaged_record_stops_no_other(
@@ -442,7 +441,6 @@ async def test_a_recall_holds_across_kills_and_before_its_timer_is_known(
         assert recall(again, handle)[0] == ResponseCode.ILLEGAL_OPERATION
         await again.until_ms(NOW_MS + 2000)
     assert again.bodies() == []
-    again.broker.close()
 
 
 async def test_a_recall_holds_until_its_slot_is_over(
@@ -460,7 +458,6 @@ async def test_a_recall_holds_until_its_slot_is_over(
     async with again.running():
         await again.until_ms(1_700_000_003_500)
     assert again.bodies() == [b"before"]
-    again.broker.close()
 
 
 async def test_a_timer_that_is_rolled_can_be_recalled(
@@ -553,7 +550,6 @@ async def test_figures_count_what_waits(
         assert (table["timerOffsetBehind"], table["timerCongestNum"]) == ("0", "0")
         body = again.broker.ask(RequestCode.GET_TIMER_CHECK_POINT).body
         assert struct.unpack(">7q", body)[2:4] == (3, 3)
-    again.broker.close()
 
 
 def _counts(clockwork: Clockwork) -> dict[str, int]:
@@ -596,7 +592,6 @@ async def test_what_is_being_delivered_counts_as_waiting(
     again = Clockwork(clockwork.broker.config.store_path_root_dir.parent, clockwork.clock.ms)
     async with again.running():
         await again.until(lambda: again.bodies() == [b"late"])
-    again.broker.close()
 
 
 # --- starts --------------------------------------------------------------------------------
@@ -636,7 +631,6 @@ async def test_once_across_kills(
         await clockwork.until_ms(ms + 30_000)
     assert sorted(clockwork.bodies(), key=int) == [b"%d" % number for number in range(sent)]
     assert clockwork.timers.waiting.count == 0
-    clockwork.broker.close()
 
 
 # --- what waits ----------------------------------------------------------------------------

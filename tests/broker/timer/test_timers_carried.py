@@ -90,7 +90,6 @@ async def test_a_timer_outlives_its_log_file(
         await again.until_ms(NOW_MS + 9_000_000)
     (message,) = again.stored()
     assert (message.body, message.properties["KEYS"]) == (b"late", "k")
-    again.broker.close()
 
 
 async def test_one_file_at_a_time_and_some_records_each_round(
@@ -106,7 +105,6 @@ async def test_one_file_at_a_time_and_some_records_each_round(
         begins = [await aging.clean() for _ in range(5)]
         assert len(aging.copies) == 5
     assert begins == [0, 0, _FILE_BYTES, 2 * _FILE_BYTES, 2 * _FILE_BYTES]
-    aging.broker.close()
 
 
 async def test_nothing_is_stored_again_while_something_else_keeps_the_file(
@@ -118,7 +116,6 @@ async def test_nothing_is_stored_again_while_something_else_keeps_the_file(
         aging.fill()
         assert await aging.clean() == 0
         assert aging.copies == []
-    aging.broker.close()
 
 
 async def test_delivery_comes_before_storing_again(
@@ -134,7 +131,6 @@ async def test_delivery_comes_before_storing_again(
         await aging.until(lambda: len(aging.copies) == 1000)
         (due,), timers = aging.stored(), aging.stored(TIMER_TOPIC, 0)
         assert sum(timer.physical_offset < due.physical_offset for timer in timers) <= 1001 + 256
-    aging.broker.close()
 
 
 async def test_a_recall_is_stored_again_too(
@@ -157,7 +153,6 @@ async def test_a_recall_is_stored_again_too(
     async with again.running():
         await again.until(lambda: again.timers.is_caught_up)
         assert again.timers.waiting.count == 0
-    again.broker.close()
 
 
 async def test_an_apache_broker_finds_the_copy_only(
@@ -172,7 +167,6 @@ async def test_an_apache_broker_finds_the_copy_only(
     slot = int(copy.properties["TIMER_OUT_MS"]) // 1000
     root = aging.broker.config.store_path_root_dir
     assert _slots(root) == {slot: [(copy.physical_offset, 1)]}
-    aging.broker.close()
 
 
 async def test_once_after_a_kill_when_the_files_of_the_last_save_are_gone(
@@ -194,7 +188,6 @@ async def test_once_after_a_kill_when_the_files_of_the_last_save_are_gone(
     async with again.running():
         await again.until_ms(again.clock.ms + 1000)
     assert again.bodies() == [b"2"]
-    again.broker.close()
 
 
 @pytest.mark.parametrize("seed", [0, 3, 9, 10])
@@ -236,4 +229,3 @@ async def test_once_across_kills(
         await aging.until_ms(ms + 30_000)
     seen |= aging.delivered()
     assert sorted(seen.values(), key=int) == kept
-    aging.broker.close()

@@ -89,4 +89,3 @@ async def test_a_topic_made_anew_does_not_get_what_waited_for_the_old_one(tmp_pa
     assert message.body == b"old"
     assert "deleted and made anew" in message.properties[REASON]
     assert ledger.bodies()[-1] == b"new"
-    ledger.broker.close()

@@ -83,4 +83,3 @@ def test_a_feature_hears_of_a_queue_that_moves(
     assert not notes
     change(broker, moved(0, item(1, 5, -1, bname="broker-b"), led_here()))
     assert notes == ["feature settles T [0]", "feature has settled T [0]"]
-    broker.close()

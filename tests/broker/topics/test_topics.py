@@ -250,7 +250,6 @@ def test_a_deletion_cut_short_leaves_no_messages_to_a_topic_of_this_name(
     assert broker.topics.get("t") is None
     broker.create_topic("t", 1)
     assert broker.store.queue("t", 0).consume_queue.max_offset == 0
-    broker.close()
 
 
 def test_a_deletion_that_can_not_be_flushed_is_no_success(
@@ -273,7 +272,6 @@ def test_a_deletion_that_can_not_be_flushed_is_no_success(
     crash(broker.store)
     broker = BrokerUnderTest(tmp_path)
     assert broker.topics.get("t") is not None
-    broker.close()
 
 
 @pytest.mark.parametrize("use_threads", [True, False])
@@ -300,4 +298,3 @@ def test_a_deletion_that_can_not_be_noted_removes_nothing(
     broker = BrokerUnderTest(tmp_path)
     assert broker.topics.get("t") is not None
     assert broker.store.queue("t", 0).next_offset == 1
-    broker.close()

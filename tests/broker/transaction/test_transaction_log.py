@@ -77,4 +77,3 @@ async def test_a_half_is_given_up_once_across_a_kill(
         assert again.named() == [0]
     assert again.bodies(CHECK_MAX_TIME_TOPIC, 0) == [b"forgotten"]
     assert again.bodies() == []
-    again.broker.close()

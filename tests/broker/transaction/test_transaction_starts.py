@@ -101,7 +101,6 @@ async def test_a_start_knows_what_was_decided(
         assert check.message.properties["TRANSACTION_CHECK_TIMES"] == "2"
         assert again.end(half, COMMIT).code == ResponseCode.SUCCESS
     assert again.bodies() == [b"a", b"c"]
-    again.broker.close()
 
 
 async def test_a_commit_without_its_op_record_gets_it_at_the_start(
@@ -121,7 +120,6 @@ async def test_a_commit_without_its_op_record_gets_it_at_the_start(
         assert again.end(half, COMMIT).code == ResponseCode.SUCCESS
         assert again.named() == [0]
     assert again.bodies() == [b"paid"]
-    again.broker.close()
 
 
 @pytest.mark.parametrize("seed", seeds(12))
@@ -177,7 +175,6 @@ async def test_once_across_kills(
     assert sorted(ledger.bodies(), key=int) == sorted(committed, key=int)
     assert ledger.transactions.table.is_settled
     assert ledger.transactions.next_offset(0) == len(ledger.stored(HALF_TOPIC, 0))
-    ledger.broker.close()
 
 
 def _act(
@@ -245,7 +242,6 @@ async def test_apaches_halves_are_taken_up(
             place = Half(half.queue_offset, half.physical_offset, "")
             answer = ledger.end(place, COMMIT)
             assert answer.code == ResponseCode.ILLEGAL_OPERATION
-    ledger.broker.close()
 
 
 async def test_commits_whose_op_records_apache_lost_are_found(
@@ -260,4 +256,3 @@ async def test_commits_whose_op_records_apache_lost_are_found(
         open_bodies = {check.message.body for check in checks(channel)}
     # What was rolled back left no other trace.
     assert open_bodies == {b"rolled back 0", b"rolled back 1", b"never decided"}
-    ledger.broker.close()
