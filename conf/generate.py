@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from pathlib import Path
 
-from headrace_broker.config import sample, settings
+from headrace_broker.settings.listing import settings
 from headrace_nameserver.config import NameServerConfig
 
 ROOT = Path(__file__).parents[1]
@@ -48,7 +48,15 @@ A store keeps the file sizes of its first start; the settings for these sizes ca
 
 def broker_conf() -> str:
     """conf/broker.conf."""
-    return sample()
+    parts = [
+        "# Settings of a headrace broker, one key=value per line; missing keys have defaults.",
+        "# Generated from broker/headrace_broker/config.py by conf/generate.py.",
+    ]
+    for setting in settings():
+        notes = [setting.type, setting.unit, "reloadable" if setting.reloadable else ""]
+        parts.append(f"\n# {setting.explanation}\n# ({', '.join(filter(None, notes))})")
+        parts.append(f"#{setting.key}={setting.default or ''}")
+    return "\n".join(parts) + "\n"
 
 
 def nameserver_conf() -> str:

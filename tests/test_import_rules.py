@@ -114,7 +114,12 @@ MAY_IMPORT = {
         "headrace_broker.topics",
     },
     "headrace_broker.serving": SERVICE | {"headrace_broker.consumer", "headrace_broker.feature"},
-    "headrace_broker.settings": {"pydantic"},
+    "headrace_broker.settings": {
+        "headrace_broker.config",
+        f"{STORE}.settings",
+        "headrace_broker.tiered.config",
+        "pydantic",
+    },
     "headrace_broker.processors": SERVICE
     | RECORDS
     | {
@@ -122,6 +127,7 @@ MAY_IMPORT = {
         "headrace_broker.consumer",
         "headrace_broker.message_demands",
         "headrace_broker.queue_directory",
+        "headrace_broker.settings",
         "headrace_broker.statistics",
         "headrace_broker.topics",
     },
@@ -229,6 +235,7 @@ MAY_IMPORT = {
         "headrace_broker.transaction",
         "headrace_protocol",
         "headrace_broker.config",
+        "headrace_broker.settings",
         "msgspec",
         *RECORDS,
     },

@@ -18,6 +18,7 @@ from headrace_broker.processors import feature as processors
 from headrace_broker.retry import feature as retry
 from headrace_broker.schedule import feature as schedule
 from headrace_broker.serving.upkeep import ClientExpiry, expire_locks
+from headrace_broker.settings.of_store import store_settings
 from headrace_broker.staging import feature as staging
 from headrace_broker.statictopic import feature as statictopic
 from headrace_broker.store.message_store import MessageStore
@@ -76,7 +77,7 @@ def new_store(
 ) -> MessageStore:
     """The store of a broker that clients reach at ``store_host``; not loaded yet."""
     return MessageStore(
-        config.store_settings(store_host),
+        store_settings(config, store_host),
         clock,
         files,
         use_threads=owns_process,

@@ -9,13 +9,13 @@ import re
 import socket
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import SecretStr, ValidationError, field_validator, model_validator
 
-from headrace_broker.settings.apache_keys import EXPECTED_VALUES, WITHOUT_EFFECT
+from headrace_broker.settings.setting import Effect, extra_of
 from headrace_broker.settings.setting import setting as _setting
-from headrace_broker.settings.setting_problems import problem_of, unknown_key
+from headrace_broker.settings.setting_problems import problem_of
 from headrace_broker.tiered.config import TierConfig
 from headrace_daemon.folders import folder_problem
 from headrace_daemon.serving.ports import equal_ports, fast_port
@@ -26,14 +26,11 @@ from headrace_protocol.errors import PortableError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from headrace_broker.store.settings import Retention, StoreSettings
 
-_PAGE_BYTES = 4096
 _UNIT_BYTES = 20
 _HOUR_MS = 3_600_000
 _LONG_MAX = 2**63 - 1
 _INT_MAX = 2**31 - 1
-_UNIT_MS = {"s": 1000, "m": 60_000, "h": _HOUR_MS, "d": 24 * _HOUR_MS}
 _DELAYS = re.compile(r"[1-9][0-9]{0,6}[smhd]( +[1-9][0-9]{0,6}[smhd])*", re.ASCII)
 
 
@@ -53,7 +50,7 @@ def _host_name() -> str:
 
 
 def _percent(default: int, explanation: str) -> Any:
-    return _setting(default, explanation, unit="percent", reloadable=True, ge=0, le=100)
+    return _setting(default, explanation, unit="percent", on_change=Effect.RETENTION, ge=0, le=100)
 
 
 class BrokerConfig(TierConfig):
@@ -110,7 +107,7 @@ class BrokerConfig(TierConfig):
     broker_permission: int = _setting(
         6,
         "Permission of the whole broker: 2 to write, 4 to read, 6 for both.",
-        reloadable=True,
+        on_change=Effect.REGISTRATION,
         ge=0,
         le=7,
     )
@@ -389,7 +386,7 @@ class BrokerConfig(TierConfig):
         72,
         "Age since its last write at which a log file expires.",
         unit="hours",
-        reloadable=True,
+        on_change=Effect.RETENTION,
         ge=1,
         le=1_000_000,
     )
@@ -397,7 +394,7 @@ class BrokerConfig(TierConfig):
         "04",
         "Hours of the day, in local time, in which expired log files are deleted: HH;HH, from 00"
         " to 23.",
-        reloadable=True,
+        on_change=Effect.RETENTION,
     )
     disk_max_used_space_ratio: int = _percent(
         75,
@@ -413,13 +410,13 @@ class BrokerConfig(TierConfig):
     clean_file_forcibly_enable: bool = _setting(
         True,
         "Allow the deletion of log files that have not expired when the disk is full.",
-        reloadable=True,
+        on_change=Effect.RETENTION,
     )
     delete_unconsumed_enable: bool = _setting(
         False,
         "Let clean-up also delete messages that a consumer group has not consumed, as Apache"
         " RocketMQ does.",
-        reloadable=True,
+        on_change=Effect.RETENTION,
     )
     staged_messages_reserved_time: int = _setting(
         168,
@@ -435,7 +432,7 @@ class BrokerConfig(TierConfig):
         10,
         "Maximum number of log files deleted in one check.",
         unit="files",
-        reloadable=True,
+        on_change=Effect.RETENTION,
         ge=1,
         le=_INT_MAX,
     )
@@ -462,7 +459,7 @@ class BrokerConfig(TierConfig):
     @field_validator("delete_when")
     @classmethod
     def _are_hours(cls, hours: str) -> str:
-        if not all(hour.isdecimal() and int(hour) < 24 for hour in _split_hours(hours)):
+        if not all(hour.isdecimal() and int(hour) < 24 for hour in split_hours(hours)):
             raise ValueError("expected hours from 00 to 23 with ; in between, such as 04 or 02;14")
         return hours
 
@@ -532,50 +529,6 @@ class BrokerConfig(TierConfig):
         """Age at which uncommitted staged writes are deleted."""
         return self.staged_messages_reserved_time * _HOUR_MS
 
-    def store_settings(self, store_host: bytes) -> StoreSettings:
-        """Settings of the store.
-
-        store_host: address and port that records carry; see ``message.encode_host``.
-        """
-        from headrace_broker.store.settings import StoreSettings
-
-        units = -(-self.mapped_file_size_consume_queue // _UNIT_BYTES)
-        return StoreSettings(
-            root=self.store_path_root_dir,
-            commit_log_file_bytes=self.mapped_file_size_commit_log,
-            consume_queue_file_bytes=units * _UNIT_BYTES,
-            index_slot_count=self.max_hash_slot_num,
-            index_entry_count=self.max_index_num,
-            store_host=store_host,
-            body_bytes_max=self.max_message_size,
-            delay_levels_ms=tuple(map(_delay_ms, self.message_delay_level.split())),
-            appends_checksums=self.append_checksums,
-            flush="sync" if self.is_sync_flush else "async",
-            flush_interval_ms=self.flush_interval_commit_log,
-            flush_least_bytes=self.flush_commit_log_least_pages * _PAGE_BYTES,
-            flush_thorough_interval_ms=self.flush_commit_log_thorough_interval,
-            queue_flush_interval_ms=self.flush_interval_consume_queue,
-            queue_flush_least_bytes=self.flush_consume_queue_least_pages * _PAGE_BYTES,
-            queue_flush_thorough_interval_ms=self.flush_consume_queue_thorough_interval,
-            retention=self.retention(),
-            clean_interval_ms=self.clean_resource_interval,
-        )
-
-    def retention(self) -> Retention:
-        """Retention settings of the store."""
-        from headrace_broker.store.settings import Retention
-
-        return Retention(
-            reserved_ms=self.file_reserved_time * _HOUR_MS,
-            delete_hours=frozenset(map(int, _split_hours(self.delete_when))),
-            files_max=self.delete_file_batch_max,
-            clean_ratio=_ratio(self.disk_max_used_space_ratio, 10, 95),
-            force_ratio=_ratio(self.disk_space_clean_forcibly_ratio, 30, 85),
-            refuse_ratio=_ratio(self.disk_space_warning_level_ratio, 35, 90),
-            removes_young=self.clean_file_forcibly_enable,
-            removes_unconsumed=self.delete_unconsumed_enable,
-        )
-
     def check_paths(self) -> None:
         """Raise ConfigError if the store can't be in its directory; creates nothing."""
         root = self.store_path_root_dir
@@ -590,176 +543,43 @@ class BrokerConfig(TierConfig):
     def as_text(self) -> dict[str, str]:
         """Every set key with its value, as in a file; secrets are masked."""
         values = self.model_dump(by_alias=True, mode="json", exclude_none=True)
-        return {key: _text(value) for key, value in values.items()}
+        return {key: text_of(value) for key, value in values.items()}
 
     def changed(self, values: Mapping[str, str], places: Mapping[str, str]) -> BrokerConfig:
         """The settings with other values by key of the file. Raises ConfigError with the place."""
-        return _validate({**self.as_text(), **values}, places)
+        return validated({**self.as_text(), **values}, places)
 
-    def update(self, changes: Mapping[str, str]) -> None:
-        """Change reloadable settings, all or none.
+    def update(self, changes: Mapping[str, str]) -> set[Effect]:
+        """Change reloadable settings, all or none; returns what is to be done then.
 
         changes: values by key of the file; all keys must be in ``RELOADABLE``.
         Raises ConfigError for an invalid value.
         """
         changed = self.changed(changes, {key: key for key in changes})
-        for name in type(self).model_fields:
+        effects = set()
+        for name, field in type(self).model_fields.items():
             value = getattr(changed, name)
-            if not isinstance(value, SecretStr):  # masked
-                setattr(self, name, value)
+            if value == getattr(self, name) or isinstance(value, SecretStr):  # masked
+                continue
+            setattr(self, name, value)
+            effects.add(extra_of(field)["on_change"])
+        return effects - {None}
 
 
-def _split_hours(hours: str) -> list[str]:
+def split_hours(hours: str) -> list[str]:
+    """The hours of ``deleteWhen``."""
     return [hour.strip() for hour in hours.split(";") if hour.strip()]
 
 
-def _delay_ms(delay: str) -> int:
-    return int(delay[:-1]) * _UNIT_MS[delay[-1]]
-
-
-def _ratio(percent: int, least: int, most: int) -> float:
-    """A ratio within the peer's limits, which the peer also applies silently."""
-    return min(max(percent, least), most) / 100
-
-
-class Setting(NamedTuple):
-    """A row of the table, for docs and samples. default: None if it depends on the host."""
-
-    key: str
-    type: str
-    default: str | None
-    unit: str
-    reloadable: bool
-    explanation: str
-
-
-def settings() -> list[Setting]:
-    """The whole table."""
-    rows = []
-    fields = BrokerConfig.model_fields
-    own = [field for name, field in fields.items() if name not in TierConfig.model_fields]
-    of_tier = [fields[name] for name in TierConfig.model_fields]
-    for field in own + of_tier:
-        extra = field.json_schema_extra
-        assert isinstance(extra, dict)
-        assert field.alias is not None
-        default = None if field.default_factory or field.default is None else _text(field.default)
-        rows.append(
-            Setting(
-                key=field.alias,
-                type=_type_name(field.annotation),
-                default=default,
-                unit=str(extra["unit"]),
-                reloadable=bool(extra["reloadable"]),
-                explanation=field.description or "",
-            )
-        )
-    return rows
-
-
-def _type_name(annotation: Any) -> str:
-    names = {int: "number", bool: "true or false", str: "text", SecretStr: "text"}
-    if annotation in names:
-        return names[annotation]
-    choices = getattr(annotation, "__args__", ())
-    return (
-        " or ".join(choices)
-        if all(isinstance(choice, str) for choice in choices) and choices
-        else "path"
-    )
-
-
-def _text(value: Any) -> str:
+def text_of(value: Any) -> str:
+    """A value as in a file."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(value)
 
 
-RELOADABLE = frozenset(setting.key for setting in settings() if setting.reloadable)
-_KEYS = [setting.key for setting in settings()]
-
-
-def sample() -> str:
-    """A commented file with every key at its default: conf/broker.conf."""
-    parts = [
-        "# Settings of a headrace broker, one key=value per line; missing keys have defaults.",
-        "# Generated from broker/headrace_broker/config.py by conf/generate.py.",
-    ]
-    for setting in settings():
-        notes = [setting.type, setting.unit, "reloadable" if setting.reloadable else ""]
-        parts.append(f"\n# {setting.explanation}\n# ({', '.join(filter(None, notes))})")
-        parts.append(f"#{setting.key}={setting.default or ''}")
-    return "\n".join(parts) + "\n"
-
-
-# -- files -----------------------------------------------------------------------------------------
-
-
-def load_config(path: Path) -> tuple[BrokerConfig, list[str]]:
-    """Read a file of settings; touches nothing else.
-
-    Returns the settings, and warnings about keys of the peer that this broker ignores.
-    Raises ConfigError with file, line, key and the expected value.
-    """
-    try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError([f"{path}: can't read settings: {error}"]) from error
-    values, places, warnings = read_settings(text, str(path))
-    config = _validate(values, places)
-    config.check_paths()
-    return config, warnings
-
-
-def read_settings(text: str, place: str) -> tuple[dict[str, str], dict[str, str], list[str]]:
-    """Values by key, the place of each key, and warnings about keys without effect.
-
-    Raises ConfigError with place, key and the expected value.
-    """
-    values, places = parse_properties(text, place)
-    warnings, problems = [], []
-    for key in list(values):
-        if key in _KEYS:
-            continue
-        value = values.pop(key)
-        if key in WITHOUT_EFFECT or EXPECTED_VALUES.get(key) == value:
-            warnings.append(f"{places[key]}: {key} has no effect in this broker")
-        else:
-            problems.append(f"{places[key]}: {_not_ours(key, value)}")
-    if problems:
-        raise ConfigError(problems + _problems_of(values, places))
-    return values, places, warnings
-
-
-def parse_properties(text: str, place: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Values by key, and the place of each key as ``place:line``.
-
-    Lines are ``key=value``; empty ones and those that begin with # or ! are skipped.
-    Raises ConfigError for other lines, duplicate keys and continuation lines.
-    """
-    values: dict[str, str] = {}
-    places: dict[str, str] = {}
-    problems = []
-    for number, line in enumerate(text.splitlines(), 1):
-        content = line.strip()
-        if not content or content[0] in "#!":
-            continue
-        here = f"{place}:{number}"
-        key, equals, value = (part.strip() for part in content.partition("="))
-        if not equals or not key:
-            problems.append(f"{here}: expected key=value, found {content[:60]!r}")
-        elif content.endswith("\\"):
-            problems.append(f"{here}: {key} continues in the next line: write it in one line")
-        elif key in values:
-            problems.append(f"{here}: {key} was set at {places[key]}: keep one of them")
-        else:
-            values[key], places[key] = value, here
-    if problems:
-        raise ConfigError(problems)
-    return values, places
-
-
-def _validate(values: Mapping[str, str], places: Mapping[str, str]) -> BrokerConfig:
+def validated(values: Mapping[str, str], places: Mapping[str, str]) -> BrokerConfig:
+    """The settings with values by key of the file. Raises ConfigError with the places."""
     try:
         return BrokerConfig.model_validate(values)
     except ValidationError as errors:
@@ -767,34 +587,3 @@ def _validate(values: Mapping[str, str], places: Mapping[str, str]) -> BrokerCon
         order = list(places.values())
         found.sort(key=lambda problem: order.index(problem[0]) if problem[0] in order else -1)
         raise ConfigError([f"{place}: {reason}" for place, reason in found]) from None
-
-
-def _problems_of(values: Mapping[str, str], places: Mapping[str, str]) -> list[str]:
-    try:
-        _validate(values, places)
-    except ConfigError as error:
-        return error.problems
-    return []
-
-
-def is_key(key: str) -> bool:
-    """Whether a file may set ``key``."""
-    return key in _KEYS or key in WITHOUT_EFFECT
-
-
-def not_reloadable(key: str) -> str:
-    """Why a running broker does not change ``key``."""
-    if is_key(key):
-        return (
-            f"{key} can't change while the broker runs: set it in its file and restart the broker"
-        )
-    return unknown_key(key, RELOADABLE)
-
-
-def _not_ours(key: str, value: str) -> str:
-    if key in EXPECTED_VALUES:
-        expected = EXPECTED_VALUES[key]
-        return (
-            f"{key}={value} is not supported by this broker: expected {expected!r}, or leave it out"
-        )
-    return unknown_key(key, _KEYS)

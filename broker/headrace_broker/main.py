@@ -12,8 +12,9 @@ import trio
 
 from headrace_broker.cluster.expected_store import check_never_left, check_store
 from headrace_broker.cluster.registration import IdentityTaken
-from headrace_broker.config import ConfigError, load_config
+from headrace_broker.config import ConfigError
 from headrace_broker.server import Broker, log_warnings
+from headrace_broker.settings.files import load_config
 from headrace_broker.store.errors import StoreError
 from headrace_daemon.command import daemon_parser, run_daemon
 from headrace_daemon.logs import configure_logs

@@ -11,6 +11,7 @@ import trio
 from headrace_broker import server
 from headrace_broker.config import BrokerConfig
 from headrace_broker.server import Broker
+from headrace_broker.settings.of_store import store_settings
 from headrace_broker.store.log import log_rows
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.recovery import LoadStage
@@ -29,7 +30,7 @@ def config_of_a_crashed_store(folder: Path, queues: int = 1) -> BrokerConfig:
         max_hash_slot_num=100,
         max_index_num=400,
     )
-    store = MessageStore(config.store_settings(bytes(8)))
+    store = MessageStore(store_settings(config, bytes(8)))
     store.load()
     for number in range(RECORDS):
         put(store, store.queue("T", number % queues), b"%d" % number)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from headrace_broker.config import load_config
+from headrace_broker.settings.files import load_config
 from headrace_broker.tiered.container.flat_queue import SegmentLimits
 from headrace_broker.tiered.container.place_mark import Mark, mark_path
 from headrace_broker.tiered.driver.posix import PosixDriver

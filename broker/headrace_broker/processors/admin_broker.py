@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace_broker.config import (
-    RELOADABLE,
-    ConfigError,
-    is_key,
-    not_reloadable,
-    parse_properties,
-)
+from headrace_broker.config import ConfigError
 from headrace_broker.persistence import next_version
+from headrace_broker.settings.files import is_key, not_reloadable, parse_properties
+from headrace_broker.settings.listing import RELOADABLE
+from headrace_broker.settings.of_store import retention
+from headrace_broker.settings.setting import Effect
 from headrace_protocol import __version__, fastjson
 from headrace_protocol.admin_headers import GetBrokerConfigResponseHeader
 from headrace_protocol.bodies import DataVersion, KVTable
@@ -78,6 +76,10 @@ class AdminBrokerProcessor:
         self._now_ms = now_ms
         self._changes = changes
         self._health = health
+        self._effects = {
+            Effect.RETENTION: self._limit_retention,
+            Effect.REGISTRATION: topics.registration_changed,
+        }
         self._started_ms = now_ms()
         self._config_version = next_version(DataVersion(), self._started_ms)
 
@@ -171,15 +173,17 @@ class AdminBrokerProcessor:
                 code = ResponseCode.NO_PERMISSION if is_key(key) else ResponseCode.INVALID_PARAMETER
                 raise RequestError(code, not_reloadable(key))
         try:
-            self._config.update(changes)
+            effects = self._config.update(changes)
         except ConfigError as error:
             raise RequestError(ResponseCode.INVALID_PARAMETER, str(error)) from None
         self._config_version = next_version(self._config_version, self._now_ms())
-        self._store.cleaner.retention = self._config.retention()
-        if "brokerPermission" in changes:
-            self._topics.registration_changed()
+        for effect in effects:
+            self._effects[effect]()
         self._changes.info(request.channel.address, "settings changed", **changes)
         return Reply()
+
+    def _limit_retention(self) -> None:
+        self._store.cleaner.retention = retention(self._config)
 
     def delete_expired_files(self, request: Request) -> Reply:
         """TRIGGER_DELETE_FILES, DELETE_EXPIRED_COMMITLOG: remove old files now, at any hour."""

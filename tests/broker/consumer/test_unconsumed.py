@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrace_broker.consumer.unconsumed import UnconsumedOffsets
+from headrace_broker.settings.of_store import retention
 from headrace_broker.topics.attributes import topic_limits
 from headrace_protocol.bodies import (
     ConsumerData,
@@ -275,7 +276,7 @@ def runtime_info(broker: BrokerUnderTest) -> dict[str, str]:
 async def test_old_files_are_removed_when_asked_for(tmp_path: Path, code: RequestCode) -> None:
     broker = BrokerUnderTest(tmp_path)
     broker.config.update({"deleteWhen": "", "diskMaxUsedSpaceRatio": "95"})
-    broker.store.cleaner.retention = broker.config.retention()
+    broker.store.cleaner.retention = retention(broker.config)
     for _ in range(3):
         broker.store_message("T", 0, bytes(3000))
     broker.store.index_tick()

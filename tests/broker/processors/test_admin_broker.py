@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from headrace_broker.config import RELOADABLE, parse_properties
+from headrace_broker.settings.files import parse_properties
+from headrace_broker.settings.listing import RELOADABLE
 from headrace_protocol.admin_headers import GetBrokerConfigResponseHeader
 from headrace_protocol.bodies import ConsumerOffsetSerializeWrapper, DataVersion, KVTable
 from headrace_protocol.codes import RequestCode, ResponseCode

@@ -10,14 +10,13 @@ import pytest
 from conf import generate
 from headrace_broker import main as broker_main
 from headrace_broker.cluster.expected_store import check_store
-from headrace_broker.config import (
-    BrokerConfig,
-    ConfigError,
-    load_config,
-    parse_properties,
-    settings,
-)
+from headrace_broker.config import BrokerConfig, ConfigError
+from headrace_broker.processors.admin_broker import AdminBrokerProcessor
 from headrace_broker.settings.apache_keys import EXPECTED_VALUES, WITHOUT_EFFECT
+from headrace_broker.settings.files import load_config, parse_properties
+from headrace_broker.settings.listing import settings
+from headrace_broker.settings.of_store import retention, store_settings
+from headrace_broker.settings.setting import Effect
 from tests.support.broker import BrokerUnderTest
 
 
@@ -174,12 +173,33 @@ def test_the_store_is_told_in_its_own_units(tmp_path: Path) -> None:
         file_reserved_time=2,
         flush_disk_type="SYNC_FLUSH",
     )
-    store = config.store_settings(b"12345678")
+    store = store_settings(config, b"12345678")
     assert store.consume_queue_file_bytes == 2020
     assert store.flush_least_bytes == 3 * 4096
     assert store.retention.reserved_ms == 7_200_000
     assert store.flush == "sync"
     assert store.store_host == b"12345678"
+
+
+def test_settings_that_change_retention_say_so(tmp_path: Path) -> None:
+    other = {"true": "false", "false": "true", "04": "05"}
+    for setting in settings():
+        if setting.reloadable and setting.default is not None:
+            config = BrokerConfig(store_path_root_dir=tmp_path)
+            before, default = retention(config), setting.default
+            changed = other.get(default) or (default.isdecimal() and str(int(default) - 1))
+            try:
+                effects = config.update({setting.key: changed or default})
+            except ConfigError:  # at its minimum
+                effects = config.update({setting.key: str(int(default) + 1)})
+            is_changed = retention(config) != before
+            assert (Effect.RETENTION in effects) is is_changed, setting.key
+
+
+def test_every_effect_has_its_work(tmp_path: Path) -> None:
+    broker = BrokerUnderTest(tmp_path)
+    assert broker.part(AdminBrokerProcessor)._effects.keys() == set(Effect)
+    broker.close()
 
 
 def test_an_update_is_checked_as_a_whole(tmp_path: Path) -> None:

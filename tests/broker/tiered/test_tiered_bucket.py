@@ -11,8 +11,9 @@ import pytest
 
 from headrace import blocking
 from headrace_broker import main as broker_main
-from headrace_broker.config import ConfigError, load_config
+from headrace_broker.config import ConfigError
 from headrace_broker.queue_directory import Use
+from headrace_broker.settings.files import load_config
 from headrace_broker.store.retention.topic_floors import TopicLimit
 from headrace_protocol.admin_headers import DeleteTopicHeader
 from headrace_protocol.codes import RequestCode, ResponseCode

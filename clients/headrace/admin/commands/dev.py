@@ -120,7 +120,8 @@ _OPTIONS = {
 
 def _settings(config: Path | None, changes: tuple[str, ...]) -> dict[str, str]:
     """Settings by key. Raises BadSettings with the place of each unusable one."""
-    from headrace_broker.config import BrokerConfig, ConfigError, read_settings
+    from headrace_broker.config import BrokerConfig, ConfigError
+    from headrace_broker.settings.files import read_settings
 
     try:
         values, places, warnings = read_settings("\n".join(changes), "--set")

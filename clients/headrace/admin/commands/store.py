@@ -268,10 +268,12 @@ def _opened(directory: Path, config: Path | None) -> Iterator[StoreDirectory]:
 
     sizes = None
     if config is not None:
-        from headrace_broker.config import ConfigError, load_config
+        from headrace_broker.config import ConfigError
+        from headrace_broker.settings.files import load_config
+        from headrace_broker.settings.of_store import store_settings
 
         try:
-            sizes = load_config(config)[0].store_settings(bytes(8))
+            sizes = store_settings(load_config(config)[0], bytes(8))
         except ConfigError as error:
             raise BadSettings(error.problems) from error
     try:

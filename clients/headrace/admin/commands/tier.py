@@ -324,10 +324,11 @@ def restore(config: Path, *, as_json: bool) -> None:
     ends: messages that were not uploaded are lost, as are delayed messages, timers and open
     transactions. Then start the broker.
     """
+    from headrace_broker.settings.of_store import store_settings
     from headrace_broker.tiered.rescue.restore import restore as run
 
     with _opened(config) as (broker, settings):
-        done = run(settings, broker.store_settings(bytes(8)), _now_ms())
+        done = run(settings, store_settings(broker, bytes(8)), _now_ms())
     if done is None:
         sys.stderr.write("completed what an earlier command had begun\n")
         return
@@ -417,7 +418,8 @@ def _now_ms() -> int:
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[BrokerConfig, TierSettings]]:
     """A broker's settings, and those of its tier; errors of the tier as errors of a command."""
-    from headrace_broker.config import ConfigError, load_config
+    from headrace_broker.config import ConfigError
+    from headrace_broker.settings.files import load_config
     from headrace_broker.store.errors import StoreError
     from headrace_broker.tiered.container.tier import Home
 
