@@ -10,6 +10,8 @@ TESTS := $(VENV)/.installed-tests
 CHECKS := $(VENV)/.installed-checks
 BENCH_STAMP := $(VENV)/.installed-bench
 OLDEST_SPARK := .cache/oldest-spark
+# For two cores: tests wait for a third of their time.
+WORKERS ?= 3
 # PySpark 4.0 leaves sockets to the garbage collector.
 OLDEST_SPARK_OPTIONS := -q -W ignore::ResourceWarning
 OLDEST_SPARK_STAMP := $(OLDEST_SPARK)/.installed
@@ -18,8 +20,8 @@ export UV_PYTHON_DOWNLOADS := never
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-peers try demo dist test test-long test-oldest-spark durations check house format fuzz \
-	sim conformance spark-kills bench bench-python bench-spark corruption kills chaos soak abuse \
+.PHONY: help setup setup-peers try demo dist test test-long test-oldest-spark durations check \
+	house format fuzz sim conformance spark-kills bench bench-python bench-spark corruption kills chaos soak abuse \
 	clean
 
 help: ## show the targets
@@ -85,15 +87,15 @@ setup-peers: $(TESTS)
 	@$(BIN)/python -c 'from tests.conformance import go_client as go; go.missing_go() or go.go_build()'
 
 test: setup-peers ## run the tests; PART=broker: the quick ones of a folder; DURATIONS=30: where the time goes
-	$(BIN)/python -m pytest -n 2 $(if $(DURATIONS),--durations=$(DURATIONS)) \
+	$(BIN)/python -m pytest -n $(WORKERS) $(if $(DURATIONS),--durations=$(DURATIONS)) \
 		$(if $(PART),-m "not slow and not long" tests/$(PART),-m "not long")
 
 test-long: setup-peers $(OLDEST_SPARK_STAMP) ## run the tests that take many rounds or whole pipelines
-	$(BIN)/python -m pytest -n 2 -m long $(if $(DURATIONS),--durations=$(DURATIONS))
+	$(BIN)/python -m pytest -n $(WORKERS) -m long $(if $(DURATIONS),--durations=$(DURATIONS))
 	$(OLDEST_SPARK)/bin/python -m pytest $(OLDEST_SPARK_OPTIONS) tests/spark/test_end_to_end.py
 
 durations: setup-peers ## measure tests anew, or PART=broker: tests/durations.json, which orders them
-	$(BIN)/python -m pytest -n 2 --keep-durations $(if $(PART),tests/$(PART))
+	$(BIN)/python -m pytest -n $(WORKERS) --keep-durations $(if $(PART),tests/$(PART))
 
 test-oldest-spark: $(OLDEST_SPARK_STAMP) ## run all tests of Spark on the oldest PySpark
 	$(OLDEST_SPARK)/bin/python -m pytest $(OLDEST_SPARK_OPTIONS) tests/spark

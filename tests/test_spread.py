@@ -40,6 +40,7 @@ KNOWN = {
 def test_tests_that_share_a_jvm_stay_together() -> None:
     assert unit("tests/spark/test_a.py::test_one[x::y]") == "tests/spark"
     assert unit("tests/store/test_a.py::test_slow") == "tests/store/test_a.py"
+    assert unit("tests/conformance/test_a.py::test_b") == "tests/conformance/test_a.py"
 
 
 def test_the_longest_unit_comes_first() -> None:
