@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.processes import HEADRACE, TIMEOUT_S, dev, run
+from tests.support.processes import HEADRACE, TIMEOUT_S, Dev, dev, run
 
 pytestmark = pytest.mark.slow
 
@@ -93,48 +95,56 @@ def test_two_on_one_folder_is_refused_and_says_who_has_it(tmp_path: Path) -> Non
         assert first.run("topic", "list") == ""
 
 
+@pytest.fixture(scope="module")
+def broker() -> Iterator[Dev]:
+    """The daemon of the tests that don't need one of their own."""
+    with dev() as running:
+        yield running
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    """A topic of this test alone."""
+    return re.sub(r"\W", "_", request.node.name)
+
+
 @pytest.mark.parametrize("daemon", ["nameserver", "broker"])
-def test_a_port_in_use_is_named(daemon: str) -> None:
-    with dev() as first:
-        taken = first.nameserver if daemon == "nameserver" else first.broker
-        ports = {"nameserver": "0", "broker": "0", daemon: taken.rpartition(":")[2]}
-        second = run(
-            "dev", "--nameserver-port", ports["nameserver"], "--broker-port", ports["broker"]
-        )
-        assert second.returncode == 1
-        assert second.stderr.count("\n") == 1
-        assert f"can't listen on {taken}: Address already in use" in second.stderr
+def test_a_port_in_use_is_named(daemon: str, broker: Dev) -> None:
+    taken = broker.nameserver if daemon == "nameserver" else broker.broker
+    ports = {"nameserver": "0", "broker": "0", daemon: taken.rpartition(":")[2]}
+    second = run("dev", "--nameserver-port", ports["nameserver"], "--broker-port", ports["broker"])
+    assert second.returncode == 1
+    assert second.stderr.count("\n") == 1
+    assert f"can't listen on {taken}: Address already in use" in second.stderr
 
 
-def test_follow_prints_what_comes_until_it_is_interrupted() -> None:
-    with dev() as broker:
-        broker.run("topic", "create", "t")
-        reader = subprocess.Popen(
-            [HEADRACE, "consume", "t", "--follow", "--nameserver", broker.nameserver],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert reader.stdout is not None
-        for text in ("one", "two"):
-            broker.run("send", "t", text)
-            assert reader.stdout.readline() == f"{text}\n"
-        reader.send_signal(signal.SIGINT)
-        assert reader.communicate(timeout=TIMEOUT_S) == ("", "")
-        assert reader.returncode == 130
+def test_follow_prints_what_comes_until_it_is_interrupted(broker: Dev, topic: str) -> None:
+    broker.run("topic", "create", topic)
+    reader = subprocess.Popen(
+        [HEADRACE, "consume", topic, "--follow", "--nameserver", broker.nameserver],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert reader.stdout is not None
+    for text in ("one", "two"):
+        broker.run("send", topic, text)
+        assert reader.stdout.readline() == f"{text}\n"
+    reader.send_signal(signal.SIGINT)
+    assert reader.communicate(timeout=TIMEOUT_S) == ("", "")
+    assert reader.returncode == 130
 
 
-def test_an_interrupted_member_has_committed_what_it_printed() -> None:
-    with dev() as broker:
-        broker.run("send", "t", stdin="one\n")
-        member = [HEADRACE, "consume", "t", "--follow", "--group", "g", "-n", broker.nameserver]
-        reader = subprocess.Popen(member, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        assert reader.stdout is not None
-        assert reader.stdout.readline() == "one\n"
-        reader.send_signal(signal.SIGINT)
-        assert reader.communicate(timeout=TIMEOUT_S) == ("", "")
-        assert reader.returncode == 130
-        assert sum(row["lag"] for row in broker.json("group", "lag", "g")) == 0
+def test_an_interrupted_member_has_committed_what_it_printed(broker: Dev, topic: str) -> None:
+    broker.run("send", topic, stdin="one\n")
+    member = [HEADRACE, "consume", topic, "--follow", "--group", "g", "-n", broker.nameserver]
+    reader = subprocess.Popen(member, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert reader.stdout is not None
+    assert reader.stdout.readline() == "one\n"
+    reader.send_signal(signal.SIGINT)
+    assert reader.communicate(timeout=TIMEOUT_S) == ("", "")
+    assert reader.returncode == 130
+    assert sum(row["lag"] for row in broker.json("group", "lag", "g")) == 0
 
 
 def sender(*arguments: str) -> subprocess.Popen[str]:
@@ -154,36 +164,34 @@ def say(sender: subprocess.Popen[str], text: str) -> None:
     sender.stdin.flush()
 
 
-def test_lines_typed_one_by_one_are_sent_at_once() -> None:
-    with dev() as broker:
-        broker.run("topic", "create", "t", "--queues", "1")
-        with sender("t", "-n", broker.nameserver) as typing:
-            say(typing, "typed\n")
-            assert broker.run("consume", "t", "--follow", "--max", "1") == "typed\n"
-            typing.communicate(timeout=TIMEOUT_S)
-            assert typing.returncode == 0
+def test_lines_typed_one_by_one_are_sent_at_once(broker: Dev, topic: str) -> None:
+    broker.run("topic", "create", topic, "--queues", "1")
+    with sender(topic, "-n", broker.nameserver) as typing:
+        say(typing, "typed\n")
+        assert broker.run("consume", topic, "--follow", "--max", "1") == "typed\n"
+        typing.communicate(timeout=TIMEOUT_S)
+        assert typing.returncode == 0
 
 
-def test_standard_input_that_does_not_block_is_waited_for() -> None:
-    with dev() as broker:
-        ours, its = os.pipe()
-        os.set_blocking(ours, False)
-        command = [HEADRACE, "send", "t", "-n", broker.nameserver]
-        with subprocess.Popen(command, stdin=ours, stdout=subprocess.PIPE) as reading:
-            os.close(ours)
-            broker.run("topic", "list")  # long enough for it to come to its first read
-            os.write(its, b"late\n")
-            os.close(its)
-            reading.communicate(timeout=TIMEOUT_S)
-            assert reading.returncode == 0
-        assert broker.run("consume", "t") == "late\n"
+def test_standard_input_that_does_not_block_is_waited_for(broker: Dev, topic: str) -> None:
+    ours, its = os.pipe()
+    os.set_blocking(ours, False)
+    command = [HEADRACE, "send", topic, "-n", broker.nameserver]
+    with subprocess.Popen(command, stdin=ours, stdout=subprocess.PIPE) as reading:
+        os.close(ours)
+        broker.run("topic", "list")  # long enough for it to come to its first read
+        os.write(its, b"late\n")
+        os.close(its)
+        reading.communicate(timeout=TIMEOUT_S)
+        assert reading.returncode == 0
+    assert broker.run("consume", topic) == "late\n"
 
 
-def test_an_interrupt_ends_send_that_waits_for_standard_input() -> None:
-    with dev() as broker, sender("t", "-n", broker.nameserver) as waiting:
-        broker.run("topic", "create", "t", "--queues", "1")
+def test_an_interrupt_ends_send_that_waits_for_standard_input(broker: Dev, topic: str) -> None:
+    with sender(topic, "-n", broker.nameserver) as waiting:
+        broker.run("topic", "create", topic, "--queues", "1")
         say(waiting, "typed\n")
-        assert broker.run("consume", "t", "--follow", "--max", "1") == "typed\n"
+        assert broker.run("consume", topic, "--follow", "--max", "1") == "typed\n"
         waiting.send_signal(signal.SIGINT)
         assert waiting.wait(timeout=TIMEOUT_S) == 130
         assert waiting.stderr is not None
@@ -216,12 +224,11 @@ def test_an_error_ends_send_that_waits_for_standard_input(
 
 
 @pytest.mark.parametrize("group", ["", "--group g"])
-def test_a_reader_that_goes_away_ends_consume_quietly(group: str) -> None:
-    with dev() as broker:
-        broker.run("send", "t", stdin="x" * 1000 + "\n" + ("y" * 1000 + "\n") * 2000)
-        line = f"({HEADRACE} consume t {group} -n {broker.nameserver}; echo $? >&2) | head -n 1"
-        done = subprocess.run(line, check=False, shell=True, capture_output=True, text=True)
-        assert (done.stdout.count("\n"), done.stderr) == (1, "1\n")
+def test_a_reader_that_goes_away_ends_consume_quietly(group: str, broker: Dev, topic: str) -> None:
+    broker.run("send", topic, stdin="x" * 1000 + "\n" + ("y" * 1000 + "\n") * 2000)
+    line = f"({HEADRACE} consume {topic} {group} -n {broker.nameserver}; echo $? >&2) | head -n 1"
+    done = subprocess.run(line, check=False, shell=True, capture_output=True, text=True)
+    assert (done.stdout.count("\n"), done.stderr) == (1, "1\n")
 
 
 @pytest.mark.parametrize(
