@@ -20,9 +20,9 @@ export UV_PYTHON_DOWNLOADS := never
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-peers try demo dist test test-long test-oldest-spark durations check \
-	house format fuzz sim conformance spark-kills bench bench-python bench-spark corruption kills chaos soak abuse \
-	clean
+.PHONY: help setup setup-peers try demo dist test test-long test-oldest-spark durations coverage \
+	mutants check house format fuzz sim conformance spark-kills bench bench-python bench-spark \
+	corruption kills chaos soak abuse clean
 
 help: ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -97,6 +97,12 @@ test-long: setup-peers $(OLDEST_SPARK_STAMP) ## run the tests that take many rou
 durations: setup-peers ## measure tests anew, or PART=broker: tests/durations.json, which orders them
 	$(BIN)/python -m pytest -n $(WORKERS) --keep-durations $(if $(PART),tests/$(PART))
 
+coverage: $(TESTS) ## share of lines and branches that the quick in-process tests run, by part
+	$(BIN)/python -m tests.covered
+
+mutants: $(TESTS) ## plant faults in the product, and run the tests of their lines: N=300, SEED=
+	$(BIN)/python -m tests.mutants $(if $(N),--count $(N)) $(if $(SEED),--seed $(SEED))
+
 test-oldest-spark: $(OLDEST_SPARK_STAMP) ## run all tests of Spark on the oldest PySpark
 	$(OLDEST_SPARK)/bin/python -m pytest $(OLDEST_SPARK_OPTIONS) tests/spark
 
@@ -155,4 +161,4 @@ corruption: $(TESTS) ## change one byte of a closed store, many times: N=, SEED=
 	$(BIN)/python -m tests.store_tools.corruption $(if $(N),--count $(N)) $(if $(SEED),--seed $(SEED))
 
 clean: ## remove what the targets made
-	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .cache
+	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .cache .coverage .mutants
