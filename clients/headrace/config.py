@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Self
 from headrace.errors import ConfigurationError
 from headrace.values import plain_int, plain_number, shown
 from headrace_protocol.drivers.address import check_address
+from headrace_protocol.drivers.files import replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -99,10 +100,7 @@ class Settings:
         ]
         lines += ["\n[contexts]\n"] if self.contexts else []
         lines += [f"{_quoted(name)} = {_quoted(at)}\n" for name, at in self.contexts.items()]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        new = path.with_suffix(".toml.new")
-        new.write_text("".join(lines))
-        new.replace(path)
+        replace_file(path, "".join(lines).encode())
 
 
 def _quoted(text: str) -> str:

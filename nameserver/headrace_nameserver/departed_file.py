@@ -8,9 +8,9 @@ import msgspec
 
 from headrace_nameserver.config import ConfigError
 from headrace_nameserver.departed import Departed
-from headrace_nameserver.saved_file import replace_file
 from headrace_protocol.bodies import QueueData  # noqa: TC001 - msgspec
 from headrace_protocol.departed import Departure
+from headrace_protocol.drivers.files import replace_file
 from headrace_protocol.statictopic.mapping import MappingInfo  # noqa: TC001 - msgspec
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from headrace_nameserver.config import ConfigError
-from headrace_nameserver.saved_file import replace_file
 from headrace_protocol import fastjson
 from headrace_protocol.bodies import KVConfigSerializeWrapper
 from headrace_protocol.bounds import (
@@ -20,6 +19,7 @@ from headrace_protocol.bounds import (
     OutOfBounds,
     check_text,
 )
+from headrace_protocol.drivers.files import replace_file
 from headrace_protocol.fastjson import MalformedJson
 
 if TYPE_CHECKING:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from headrace_nameserver import kv_config, saved_file
+from headrace_nameserver import kv_config
 from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.drivers.files import replace_file
 from headrace_protocol.nameserver_headers import (
     GetKVConfigResponseHeader,
     KVKeyHeader,
@@ -56,7 +57,6 @@ class Threads:
 def writes(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """The contents written to files."""
     written: list[bytes] = []
-    replace_file = saved_file.replace_file
 
     def count(path: Path, data: bytes) -> None:
         written.append(data)

@@ -25,6 +25,7 @@ from headrace.consumer.subscription import ALL
 from headrace.errors import InvalidMessage
 from headrace.messages import Copy
 from headrace.producer.producer import Producer
+from headrace_protocol.drivers.files import replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -297,7 +298,7 @@ async def import_file(
             while lines := _some_lines(file):
                 await copies.send(_of_lines(lines, topic, str(path), number))
                 number += len(lines)
-                _save(progress, file.tell())
+                replace_file(progress, b"%d" % file.tell())
         return copies.count
 
 
@@ -323,12 +324,6 @@ def _some_lines(file: BinaryIO) -> list[bytes]:
         lines.append(line)
         bytes_left -= len(line)
     return lines
-
-
-def _save(progress: Path, position: int) -> None:
-    new = progress.with_name(f"{progress.name}.new")
-    new.write_text(str(position))
-    new.replace(progress)
 
 
 def _of_lines(lines: list[bytes], topic: str, name: str, number: int) -> list[Original]:

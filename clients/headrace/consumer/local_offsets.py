@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from headrace.consumer.offset_store import OffsetStore
 from headrace.errors import ConfigurationError, OffsetsNotSaved
 from headrace_protocol import fastjson
 from headrace_protocol.bodies import LocalOffsets
+from headrace_protocol.drivers.files import replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -141,16 +141,10 @@ class LocalOffsetStore(OffsetStore):
         await self.commit(group, offsets)
 
     def _write(self, table: dict[MessageQueue, int]) -> None:
-        new = self.path.with_suffix(".json.tmp")
+        text = fastjson.dumps(LocalOffsets(offset_table=table), pretty=True)
         try:
             self._check_mark()
-            with new.open("wb") as file:
-                file.write(fastjson.dumps(LocalOffsets(offset_table=table), pretty=True))
-                file.flush()
-                os.fsync(file.fileno())
-            if self.path.exists():
-                self.path.replace(self.path.with_suffix(".json.bak"))
-            new.replace(self.path)
+            replace_file(self.path, text, self.path.with_suffix(".json.bak"))
         except OSError as error:
             raise OffsetsNotSaved(str(self.path), error) from error
 
