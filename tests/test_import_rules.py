@@ -206,8 +206,8 @@ MAY_IMPORT = {
         "headrace_protocol.system_topics",
         *RECORDS,
     },
-    f"{STORE}.files": {f"{STORE}.errors", "headrace_protocol.errors", *RECORDS},
-    f"{STORE}.integrity": STORE_BASE,
+    f"{STORE}.files": {f"{STORE}.errors", "headrace_protocol.errors", "msgspec", *RECORDS},
+    f"{STORE}.integrity": STORE_BASE | {"msgspec"},
     f"{STORE}.log": STORE_BASE
     | {"headrace_broker.clock", f"{STORE}.integrity", "headrace_protocol.system_topics"},
     f"{STORE}.queues": STORE_BASE | {f"{STORE}.integrity", f"{STORE}.log"},

@@ -20,7 +20,6 @@ from headrace_broker.consumer.subscriptions import SubscriptionGroups
 from headrace_broker.feature import Feature
 from headrace_broker.host_budget import HostBudget
 from headrace_broker.inner.delivery import Delivery
-from headrace_broker.inner.marks import MARKS_FILE, Marks
 from headrace_broker.inner.writer import InnerWriter
 from headrace_broker.message_demands import MessageDemands
 from headrace_broker.peers.nameservers import Nameservers
@@ -36,6 +35,7 @@ from headrace_broker.statictopic.own_queues import OwnQueues
 from headrace_broker.statictopic.table import MAPPING_NAME, MappingTable
 from headrace_broker.statistics import BrokerStatistics
 from headrace_broker.store.files.config_file import ConfigFile
+from headrace_broker.store.files.positions import FOLDER, PositionFile, Value
 from headrace_broker.topics.table import TopicTable
 from headrace_daemon.host_log import HostLog
 from headrace_daemon.serving.client_requests import ClientRequests
@@ -103,7 +103,7 @@ class Serving(NamedTuple):
 class Messages(NamedTuple):
     """Processors and writers of messages. delays: the demands that make a message wait.
 
-    writer, delivery, marks: serve messages that have waited.
+    writer, delivery: serve messages that have waited.
     """
 
     demands: MessageDemands
@@ -113,7 +113,6 @@ class Messages(NamedTuple):
     bulk: BulkProcessor
     writer: InnerWriter
     delivery: Delivery
-    marks: Marks
 
 
 @dataclass(slots=True, kw_only=True)
@@ -145,6 +144,11 @@ class Core:
     def file(self, name: str) -> ConfigFile:
         """A file of the store's folder ``config``."""
         return _file(self.config, self.store, name)
+
+    def position(self, owner: str, value_type: type[Value]) -> PositionFile[Value]:
+        """The saved position of an owner."""
+        path = self.store.root / FOLDER / f"{owner}.json"
+        return PositionFile(path, value_type, self.store.fs)
 
 
 def build_core(
@@ -334,5 +338,4 @@ def _messages(
         BulkProcessor(store, sends, pulls, demands, statistics),
         InnerWriter(store, statistics.put, host_log, delivery.redirect),
         delivery,
-        Marks(_file(config, store, MARKS_FILE)),
     )

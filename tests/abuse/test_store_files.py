@@ -128,13 +128,16 @@ def test_a_link_of_somebody_else_is_not_written_through(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["abort", "checkpoint", "lock"])
-def test_a_link_in_the_place_of_a_file_is_an_error(tmp_path: Path, name: str) -> None:
+def test_a_link_in_the_place_of_a_file_is_not_followed(tmp_path: Path, name: str) -> None:
     root, victim = tmp_path / "store", tmp_path / "victim"
     open_store(root).close()
     victim.write_bytes(b"precious")
     (root / name).unlink(missing_ok=True)
     (root / name).symlink_to(victim)
-    with pytest.raises((StoreError, OSError), match="Too many levels of symbolic links"):
+    if name == "lock":
+        with pytest.raises(StoreError, match="Too many levels of symbolic links"):
+            open_store(root)
+    else:
         open_store(root).close()
     assert victim.read_bytes() == b"precious"
 
@@ -159,8 +162,7 @@ def test_a_fifo_in_the_place_of_a_file_is_an_error(tmp_path: Path) -> None:
 def test_a_fifo_in_the_place_of_abort_keeps_no_start_waiting(tmp_path: Path) -> None:
     open_store(tmp_path).close()
     os.mkfifo(tmp_path / "abort")
-    with pytest.raises(StoreError, match="cannot be opened: No such device or address"):
-        open_store(tmp_path)
+    open_store(tmp_path).close()
 
 
 def test_a_lock_that_is_held_is_ours(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_deletions_end_with_the_log(tmp_path: Path) -> None:
     store.delete_topic("t")
     end = store.commit_log.max_offset
     store.close()
-    path = tmp_path / DELETIONS_NAME
+    path = tmp_path / "positions" / DELETIONS_NAME
     assert json.loads(path.read_text()) == {"t": end}
     # As if a power cut had taken records that were there at the deletion.
     path.write_text(json.dumps({"t": end + 1000}))

@@ -16,7 +16,7 @@ import trio.testing
 
 from headrace_broker.store.errors import StoreFormatError
 from headrace_broker.store.files.config_file import ConfigFile
-from headrace_broker.store.files.positions import Name, Position, PositionFile, Positions
+from headrace_broker.store.files.positions import Name, Position, Positions, QueuePositions
 from headrace_broker.store.followers import followers as followers_module
 from headrace_broker.store.followers.follower_work import position_file
 from headrace_broker.store.message_store import MessageStore
@@ -267,11 +267,11 @@ def test_a_lower_position_is_saved_before_messages_are_followed_again(
     crash(store)
     store = open_store(tmp_path)
     follower = follow(store)
-    resume, take, save = follower.resume, follower.follow, PositionFile.save
+    resume, take, save = follower.resume, follower.follow, QueuePositions.save
     saved: list[Position] = []
     errors = [OSError(errno.ENOSPC, "full")] * failures
 
-    def fail_first(file: PositionFile, positions: Positions) -> None:
+    def fail_first(file: QueuePositions, positions: Positions) -> None:
         if errors:
             raise errors.pop()
         save(file, positions)
@@ -281,7 +281,7 @@ def test_a_lower_position_is_saved_before_messages_are_followed_again(
         saved.append(positions[block.topic, block.queue_id])
         take(block)
 
-    monkeypatch.setattr(PositionFile, "save", fail_first)
+    monkeypatch.setattr(QueuePositions, "save", fail_first)
     follower.resume = lambda queue, _: resume(queue, 2)  # type: ignore[method-assign,assignment]
     follower.follow = follow_once_saved  # type: ignore[method-assign]
     for _ in range(failures + 1):
@@ -415,7 +415,7 @@ async def expire(store: MessageStore) -> None:
 def test_positions_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     ConfigFile(tmp_path / "followers" / "copies.json").save(b'{"T": 3}')
-    with pytest.raises(StoreFormatError, match="holds no positions"):
+    with pytest.raises(StoreFormatError, match="Expected `object`"):
         follow(store)
 
 
@@ -702,14 +702,14 @@ def test_what_a_failed_save_covers_is_not_followed_anew(
     store = open_store(tmp_path)
     follower = follow(store)
     fill(store, 3)
-    save = PositionFile.save
+    save = QueuePositions.save
 
-    def save_then_fail(self: PositionFile, positions: Any) -> None:
+    def save_then_fail(self: QueuePositions, positions: Any) -> None:
         save(self, positions)
         raise OSError(5, "Input/output error")
 
     with monkeypatch.context() as failing:
-        failing.setattr(PositionFile, "save", save_then_fail)
+        failing.setattr(QueuePositions, "save", save_then_fail)
         catch_up(store)  # logs the error
     follower.resumed.clear()
     needed_from = store.followers.needed_from()

@@ -11,17 +11,15 @@ from typing import Any
 
 import pytest
 
-from headrace_broker.inner.marks import Marks
-from headrace_broker.staging import state as state_file
-from headrace_broker.staging.state import QueryState
+from headrace_broker.staging.state import QueryState, state_file
 from headrace_broker.store.files.config_file import ConfigFile
 from headrace_broker.store.files.filesystem import RESERVE_FOLDER, Files
-from headrace_broker.store.files.positions import Position
+from headrace_broker.store.files.positions import Position, PositionFile
 from headrace_broker.store.followers.follower_work import position_file
 from headrace_broker.store.integrity.checkpoint import Checkpoint, IndexMark
 from headrace_broker.store.integrity.seal import Seals
 from headrace_broker.store.queues.consume_queue import ALLOCATE_STEP_BYTES
-from headrace_broker.timer.checkpoint import Settled, TimerCheck, TimerCheckFile
+from headrace_broker.timer.checkpoint import Settled, SettledTimers, TimerCheck, TimerCheckFile
 from tests.support.stores import FaultyFiles, crash, open_store, put, query_index, read_all
 
 
@@ -51,8 +49,8 @@ class NoRoom(FaultyFiles):
 
 
 def save_timers(root: Path, files: Files) -> None:
-    marks = Marks(ConfigFile(root / "marks.json", files))
-    TimerCheckFile(root / "timercheck", files, marks).save(TimerCheck(1), Settled())
+    position = PositionFile(root / "timer.json", SettledTimers, files)
+    TimerCheckFile(root / "timercheck", files, position).save(TimerCheck(1), Settled())
 
 
 SAVES: dict[str, Callable[[Path, Files], None]] = {
@@ -61,9 +59,9 @@ SAVES: dict[str, Callable[[Path, Files], None]] = {
         {("T", 0): Position(1, 2)}
     ),
     "checkpoint": lambda root, files: Checkpoint(1).save(root / "checkpoint", files),
-    "index mark": lambda root, files: IndexMark("", 0, 0, 1).save(root / "mark", files),
+    "index mark": lambda root, files: IndexMark.file(root, files).save(IndexMark("", 0, 0, 1)),
     "seals": lambda root, files: Seals(root, files).save(Checkpoint(), []),
-    "staged state": lambda root, files: state_file.save(root, QueryState(), files),
+    "staged state": lambda root, files: state_file(root, files).save(QueryState()),
     "timers": save_timers,
 }
 

@@ -149,7 +149,7 @@ def test_delayed_messages_come_along_with_their_progress(root: Path, topic: str)
     store.close()
     progress = b'{"dataVersion":{"counter":1},"offsetTable":{1:1}}'
     ConfigFile(root / "config" / "delayOffset.json").save(progress)
-    ConfigFile(root / "config" / "secondOrder.json").save(b'{"schedule":{}}')
+    ConfigFile(root / "positions" / "schedule.json").save(b'{"levels":{},"logOffset":0}')
     copied(root, topic)
     config = root.with_name("copy") / "config"
     found = ConfigFile(config / "delayOffset.json").load()
@@ -157,7 +157,7 @@ def test_delayed_messages_come_along_with_their_progress(root: Path, topic: str)
     assert (found is not None) == (topic == SCHEDULE_TOPIC)
     assert found is None or fastjson.loads(found)["offsetTable"] == {1: 1}
     # It names places in the log, which are others in the copy.
-    assert not (config / "secondOrder.json").exists()
+    assert not (root.with_name("copy") / "positions" / "schedule.json").exists()
 
 
 def test_a_record_checksum_fits_the_new_place(tmp_path: Path) -> None:

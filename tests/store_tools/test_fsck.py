@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from headrace_broker.staging.blocks import StagedBlock
-from headrace_broker.staging.state import QueryState
-from headrace_broker.staging.state import save as save_state
+from headrace_broker.staging.state import QueryState, state_file
 from headrace_broker.store.errors import StoreFormatError, StoreLocked
 from headrace_broker.store.files.config_file import ConfigFile
 from headrace_broker.store.files.filesystem import Files
@@ -205,7 +204,7 @@ def spoil_the_checkpoint(root: Path) -> None:
 
 
 def spoil_the_index_mark(root: Path) -> None:
-    overwrite(root / "headrace.indexmark", 20, b"\x55")
+    overwrite(root / "positions/index.json", 20, b"\x55")
 
 
 def write_behind_the_log(root: Path) -> None:
@@ -356,7 +355,7 @@ def test_what_queries_keep_aside(root: Path, opened: StoreDirectory) -> None:
     data = block.head() + bytes(block.body)
     whole = StagedAttempt("decided", len(data), 2)
     state = QueryState(decision=Decision("d", 0, {"broker-a": (whole,)}))
-    save_state(folder, state, opened.fs)
+    state_file(folder, opened.fs).save(state)
     for name in ("0.decided", "0.other"):
         (folder / f"{name}.blocks").write_bytes(data)
     assert check(opened, quiet).findings == []
@@ -367,7 +366,7 @@ def test_what_queries_keep_aside(root: Path, opened: StoreDirectory) -> None:
     overwrite(folder / "state.json", 3, b"!")
     problem = check(opened, quiet).damage[0]
     assert problem.path.name == "state.json"
-    assert "its CRC does not match" in problem.problem
+    assert "does not match its checksum" in problem.problem
 
 
 def test_folders_that_only_the_peer_reads_are_named(root: Path, opened: StoreDirectory) -> None:

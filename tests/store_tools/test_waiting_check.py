@@ -239,12 +239,11 @@ def _delays_beyond(root: Path) -> None:
 
 
 def _mark_beyond(root: Path) -> None:
-    mark = {"progress": {"1": 0}, "logOffset": 1 << 40}
-    _change_json(root, "secondOrder.json", {"schedule": mark})
+    _change_json(root, "../positions/schedule.json", {"levels": {"1": 0}, "logOffset": 1 << 40})
 
 
 def _mark_of_nothing(root: Path) -> None:
-    _change_json(root, "secondOrder.json", {"schedule": {}})
+    _change_json(root, "../positions/schedule.json", {})
 
 
 def _transactions_beyond(root: Path) -> None:
@@ -259,8 +258,8 @@ def _transactions_beyond(root: Path) -> None:
         (_check_beyond_the_queue, "timercheck", f"which ends at {TIMERS}", True),
         (_short_check, "timercheck", "has 20 bytes, not 4096", True),
         (_delays_beyond, "delayOffset.json", "is at 9 of level 1, whose queue ends at 0", False),
-        (_mark_beyond, "secondOrder.json", f"counts the log up to {1 << 40}", True),
-        (_mark_of_nothing, "secondOrder.json", "progress", True),
+        (_mark_beyond, "schedule.json", f"counts the log up to {1 << 40}", True),
+        (_mark_of_nothing, "schedule.json", "logOffset", True),
         (_transactions_beyond, "consumerOffset.json", "transactions are at 7 of", False),
     ],
 )

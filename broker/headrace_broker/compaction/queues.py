@@ -12,12 +12,12 @@ part must not pass for the topic.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import threading
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import msgspec
 import structlog
 
 from headrace_broker.compaction.key_hash import SEED_BYTES, KeyHash
@@ -31,7 +31,7 @@ from headrace_broker.compaction.run_state import OWN_FOLDER, StateFile, own_fold
 from headrace_broker.compaction.segments import COMPACTION_FOLDER, Folders
 from headrace_broker.compaction.swap import Swap
 from headrace_broker.store.errors import StoreFormatError
-from headrace_broker.store.files.config_file import ConfigFile
+from headrace_broker.store.files.positions import PositionFile
 from headrace_broker.topics.attributes import is_compacted
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import RequestError
@@ -49,12 +49,20 @@ if TYPE_CHECKING:
 log = structlog.get_logger("headrace.broker")
 
 _CREATED_FILE: Final = "created.json"
-_CREATED: Final = "createdAt"
 _GIVEN_UP_FILE: Final = "given-up"
 _SEED_FILE: Final = "seed.json"
-_SEED: Final = "seed"
 _KEYS_FOLDER: Final = "keys"
 Name = tuple[str, int]
+
+
+class _Created(msgspec.Struct, frozen=True, rename="camel"):
+    created_at: int
+
+
+class _Seed(msgspec.Struct, frozen=True):
+    """seed: hexadecimal digits."""
+
+    seed: str
 
 
 class CompactedQueue(NamedTuple):
@@ -231,16 +239,16 @@ class CompactedQueues:
         """The hash of all key indexes; its seed is made once for a store."""
         if self._hash is None:
             folder = self._store.root / COMPACTION_FOLDER / OWN_FOLDER
-            file = ConfigFile(folder / _SEED_FILE, self._store.fs)
+            file = PositionFile(folder / _SEED_FILE, _Seed, self._store.fs)
             try:
-                seed = file.read(_seed)
+                saved = file.load()
             except StoreFormatError as error:
                 log.warning("key indexes are made anew", reason=str(error))
-                seed = None
-            if seed is None:
-                seed = os.urandom(SEED_BYTES)
-                file.save(json.dumps({_SEED: seed.hex()}).encode())
-            self._hash = KeyHash(seed)
+                saved = None
+            if saved is None:
+                saved = _Seed(os.urandom(SEED_BYTES).hex())
+                file.save(saved)
+            self._hash = KeyHash(bytes.fromhex(saved.seed))
         return self._hash
 
     def build_index(self, topic: str, queue_id: int) -> None:
@@ -284,15 +292,14 @@ class CompactedQueues:
 
         A log without the note is Apache's, or of the time before the broker kept such notes.
         """
-        file = ConfigFile(
-            own_folder(self._store.root, topic, queue_id) / _CREATED_FILE, self._store.fs
-        )
-        known_at = file.read(_created_at)
-        if known_at is not None and known_at < created_at:
+        path = own_folder(self._store.root, topic, queue_id) / _CREATED_FILE
+        file = PositionFile(path, _Created, self._store.fs)
+        known = file.load()
+        if known is not None and known.created_at < created_at:
             self._delete_files(topic, queue_id)
-            known_at = None
-        if known_at is None:
-            file.save(json.dumps({_CREATED: created_at}).encode())
+            known = None
+        if known is None:
+            file.save(_Created(created_at))
 
     def find(self, queue: StoreQueue) -> CompactedQueue | None:
         """The log of a queue that exists; None until the follower has opened it."""
@@ -340,19 +347,3 @@ class CompactedQueues:
 
 def _without_pause(_byte_count: int) -> None:
     pass
-
-
-def _seed(text: bytes) -> bytes:
-    """Raises ValueError if the text holds none."""
-    try:
-        return bytes.fromhex(json.loads(text)[_SEED])
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"holds no {_SEED}: {error}") from error
-
-
-def _created_at(text: bytes) -> int:
-    """Raises ValueError if the text holds none."""
-    try:
-        return int(json.loads(text)[_CREATED])
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"holds no {_CREATED}: {error}") from error

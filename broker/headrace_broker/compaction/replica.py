@@ -18,7 +18,7 @@ from headrace_broker.compaction.queue_log import QueueLog
 from headrace_broker.compaction.segments import REPLICATING
 from headrace_broker.compaction.worker import Older
 from headrace_broker.store.errors import StoreFormatError
-from headrace_broker.store.files.config_file import ConfigFile
+from headrace_broker.store.files.positions import PositionFile
 from headrace_broker.store.queues.queue_blocks import QueueBlock
 from headrace_protocol.columns import UNIT_DTYPE
 from headrace_protocol.message import tags_code_of
@@ -59,7 +59,7 @@ class Replica:
     def __init__(self, folders: Folders, own_folder: Path, sizes: FileSizes, fs: Files) -> None:
         """own_folder: see ``run_state.own_folder``."""
         self._folders = folders.below(REPLICATING)
-        self._file = ConfigFile(own_folder / _PROGRESS_FILE, fs)
+        self._file = PositionFile(own_folder / _PROGRESS_FILE, Progress, fs)
         self._sizes = sizes
         self._fs = fs
         self._log = QueueLog(self._folders, sizes, fs)
@@ -67,7 +67,7 @@ class Replica:
     def saved(self) -> Progress | None:
         """The progress of an unfinished rebuild, if any. Raises OSError."""
         try:
-            return self._file.read(_parse)
+            return self._file.load()
         except StoreFormatError as error:
             log.warning("rebuild begins anew", reason=str(error))
             return None
@@ -82,7 +82,7 @@ class Replica:
     def begin(self, progress: Progress) -> None:
         """Discard what is there, and begin. Raises OSError."""
         self.discard()
-        self._file.save(msgspec.json.encode(progress))
+        self._file.save(progress)
 
     def append(self, records: RecordColumns, hides_from: int) -> int:
         """Append the records that a merge needs; returns their bytes.
@@ -105,7 +105,7 @@ class Replica:
         """Bring all to disk, and then how far it goes. Raises OSError."""
         self._log.sync()
         progress = msgspec.structs.replace(progress, kept_end=self._log.end_offset)
-        self._file.save(msgspec.json.encode(progress))
+        self._file.save(progress)
 
     def older(self, hides_from: int) -> Older | None:
         """What is to be merged; None if nothing was pulled."""
@@ -114,20 +114,10 @@ class Replica:
 
     def discard(self) -> None:
         """Remove the progress, and then the files. Raises OSError."""
-        file = self._file
-        for path in (file.damaged_path, file.backup_path, file.path):
-            if path.exists():
-                self._fs.unlink(path)
+        self._file.remove()
         self._fs.sync_names()
         for folder in self._folders:
             for path in sorted(folder.glob("*")):
                 self._fs.unlink(path)
         self._fs.sync_names()
         self._log = QueueLog(self._folders, self._sizes, self._fs)
-
-
-def _parse(text: bytes) -> Progress:
-    try:
-        return msgspec.json.decode(text, type=Progress)
-    except msgspec.MsgspecError as error:
-        raise ValueError(f"holds no progress: {error}") from error

@@ -10,7 +10,7 @@ import structlog
 from headrace_broker.compaction.marker_times import MarkerTimes
 from headrace_broker.compaction.segments import COMPACTION_FOLDER
 from headrace_broker.store.errors import StoreFormatError
-from headrace_broker.store.files.config_file import ConfigFile
+from headrace_broker.store.files.positions import PositionFile
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -76,9 +76,7 @@ class StateFile:
     """The state of one queue on disk."""
 
     def __init__(self, folder: Path, fs: Files) -> None:
-        self._file = ConfigFile(folder / _STATE_NAME, fs)
-        self._folder = folder
-        self._fs = fs
+        self._file = PositionFile(folder / _STATE_NAME, RunState, fs)
 
     def load(self) -> RunState:
         """The saved state, or that of a queue without runs. Raises OSError.
@@ -87,26 +85,11 @@ class StateFile:
         markers stay longer.
         """
         try:
-            return self._file.read(_parse) or RunState()
+            return self._file.load() or RunState()
         except StoreFormatError as error:
             log.warning("compaction begins anew", reason=str(error))
             return RunState()
 
     def save(self, state: RunState) -> None:
         """Replace the file; it is on disk when this returns. Raises OSError."""
-        make_folder(self._folder, self._fs)
-        self._file.save(msgspec.json.encode(state))
-
-
-def make_folder(folder: Path, fs: Files) -> None:
-    """Create a folder, and have its name and those of its parents on disk. Raises OSError."""
-    if not folder.exists():
-        fs.make_directories(folder)
-        fs.sync_names()
-
-
-def _parse(text: bytes) -> RunState:
-    try:
-        return msgspec.json.decode(text, type=RunState)
-    except msgspec.MsgspecError as error:
-        raise ValueError(f"holds no state: {error}") from error
+        self._file.save(state)

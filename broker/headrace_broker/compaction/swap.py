@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from headrace_broker.compaction.run import Group  # noqa: TC001 - msgspec decodes it
-from headrace_broker.compaction.run_state import RunState, StateFile, make_folder
+from headrace_broker.compaction.run_state import RunState, StateFile
 from headrace_broker.compaction.segments import COMPACTING, Segment
 from headrace_broker.store.errors import StoreFormatError
 from headrace_broker.store.files.config_file import sealed, unsealed
@@ -48,7 +48,6 @@ class Swap:
         """own_folder: see ``run_state.own_folder``."""
         self.folders = folders
         self._journal_path = own_folder / JOURNAL_NAME
-        self._own_folder = own_folder
         self._state_file = StateFile(own_folder, fs)
         self._fs = fs
 
@@ -78,7 +77,7 @@ class Swap:
         """
         plan = Plan(groups, state)
         if groups:
-            self._write_journal(plan)
+            self._fs.replace(self._journal_path, sealed(msgspec.json.encode(plan)))
             self._complete(log, plan)
         else:
             self._state_file.save(state)
@@ -113,22 +112,6 @@ class Swap:
                 f"{self.folders.units} are old",
                 "restore the three from a backup, or remove the three for an empty compaction log",
             ) from error
-
-    def _write_journal(self, plan: Plan) -> None:
-        self._fs.reserve.save(lambda: self._replace_journal(plan))
-
-    def _replace_journal(self, plan: Plan) -> None:
-        fs = self._fs
-        make_folder(self._own_folder, fs)
-        new_path = self._journal_path.with_suffix(".tmp")
-        descriptor = fs.create_temporary(new_path)
-        try:
-            fs.write(descriptor, sealed(msgspec.json.encode(plan)), 0)
-            fs.fsync(descriptor)
-        finally:
-            fs.close(descriptor)
-        fs.rename(new_path, self._journal_path)
-        fs.fsync_directory(self._own_folder)
 
     def _move(self, plan: Plan) -> None:
         """Step 3; what a crash has left of it, if any.

@@ -1,4 +1,8 @@
-"""How far each level is delivered: config/delayOffset.json, as Apache RocketMQ keeps it."""
+"""How far each level is delivered: ``positions/schedule.json``.
+
+``config/delayOffset.json`` is for Apache's brokers. A start reads it back, and what it counts
+beyond our own file was delivered by one of them.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,6 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from headrace_broker.inner.marks import Mark
 from headrace_broker.persistence import load_table, next_version
 from headrace_protocol import fastjson
 from headrace_protocol.bodies import DataVersion
@@ -14,12 +17,22 @@ from headrace_protocol.bodies import DataVersion
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from headrace_broker.inner.marks import Marks
     from headrace_broker.persistence import NowMs
     from headrace_broker.store.files.config_file import ConfigFile
+    from headrace_broker.store.files.positions import PositionFile
 
 DELAY_OFFSETS_FILE: Final = "delayOffset.json"
-_MARK_NAME = "schedule"
+
+
+class Delivered(msgspec.Struct, frozen=True, rename="camel"):
+    """How far a start finds the levels.
+
+    levels: queue offset of the next message of each level, from 1. log_offset: what was delivered
+    before this physical offset is counted in them.
+    """
+
+    levels: dict[int, int]
+    log_offset: int
 
 
 class _Table(msgspec.Struct, rename="camel", kw_only=True):
@@ -28,21 +41,26 @@ class _Table(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class DelayOffsets:
-    """The file of the next queue offset of each level.
+    """The next queue offset of each level on disk.
 
-    saved: what it holds, by level from 1. log_offset: what was delivered before this physical
-    offset is counted in it; None if another broker wrote the file.
+    saved: by level from 1. log_offset: what was delivered before this physical offset is counted
+    in them; None if another broker has delivered since.
     """
 
-    def __init__(self, file: ConfigFile, marks: Marks, now_ms: NowMs) -> None:
+    def __init__(
+        self, export: ConfigFile, position: PositionFile[Delivered], now_ms: NowMs
+    ) -> None:
         """Raises StoreFormatError when what is there can't be read."""
-        self._file = file
-        self._marks = marks
+        self._export = export
+        self._position = position
         self._now_ms = now_ms
-        loaded = load_table(file, lambda data: fastjson.decode(data, _Table)) or _Table()
-        self.saved = loaded.offset_table
-        self.log_offset = marks.log_offset(_MARK_NAME, _by_name(self.saved))
+        loaded = load_table(export, lambda data: fastjson.decode(data, _Table)) or _Table()
         self._version = loaded.data_version
+        own = position.load() or Delivered({}, -1)
+        exported = loaded.offset_table
+        ahead = {level: at for level, at in exported.items() if at > own.levels.get(level, 0)}
+        self.saved = own.levels | ahead
+        self.log_offset = None if ahead or own.log_offset < 0 else own.log_offset
 
     def body(self, offsets: Mapping[int, int]) -> bytes:
         """Offsets as GET_ALL_DELAY_OFFSET answers them."""
@@ -54,14 +72,10 @@ class DelayOffsets:
         log_offset: of the log that is on disk; what was delivered before it is counted.
         """
         self._version = next_version(self._version, self._now_ms())
-        self._file.save(fastjson.dumps(_fields(offsets, self._version), pretty=True))
-        self._marks.save(_MARK_NAME, Mark(_by_name(offsets), log_offset))
+        self._position.save(Delivered(offsets, log_offset))
+        self._export.save(fastjson.dumps(_fields(offsets, self._version), pretty=True))
         self.saved, self.log_offset = offsets, log_offset
 
 
 def _fields(offsets: Mapping[int, int], version: DataVersion) -> dict[str, object]:
     return {"dataVersion": version, "offsetTable": dict(sorted(offsets.items()))}
-
-
-def _by_name(offsets: Mapping[int, int]) -> dict[str, int]:
-    return {str(level): offset for level, offset in offsets.items()}

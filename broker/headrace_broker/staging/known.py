@@ -11,10 +11,9 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Final
 
-import msgspec
 import structlog
 
-from headrace_broker.store.files.config_file import ConfigFile
+from headrace_broker.store.files.positions import PositionFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -31,7 +30,7 @@ class KnownQueries:
     """The names; in any thread."""
 
     def __init__(self, root: Path, files: Files) -> None:
-        self._file = ConfigFile(root / "config" / KNOWN_FILE, files)
+        self._file = PositionFile(root / "config" / KNOWN_FILE, list[str], files)
         self._names: frozenset[str] = frozenset()
         self._lock = threading.Lock()
 
@@ -40,7 +39,7 @@ class KnownQueries:
 
     def load(self) -> frozenset[str]:
         """Read the names. Raises OSError, StoreFormatError."""
-        self._names = frozenset(self._file.read(_parse) or ())
+        self._names = frozenset(self._file.load() or ())
         return self._names
 
     def add(self, *names: str) -> None:
@@ -61,14 +60,5 @@ class KnownQueries:
                 self._save(self._names - {name})
 
     def _save(self, names: Iterable[str]) -> None:
-        self._file.save(msgspec.json.encode(sorted(names)))
+        self._file.save(sorted(names))
         self._names = frozenset(names)
-
-
-def _parse(text: bytes) -> list[str]:
-    """Raises ValueError for another text."""
-    try:
-        names: list[str] = msgspec.json.decode(text, type=list[str])
-    except msgspec.MsgspecError as error:
-        raise ValueError(f"holds no names of queries: {error}") from error
-    return names

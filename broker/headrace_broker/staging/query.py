@@ -130,11 +130,7 @@ class Attempt:
 
     def flush(self, files: Files) -> None:
         """Flush what is written. Raises OSError, also if the attempt was discarded."""
-        descriptor = files.open(self.path, os.O_WRONLY)
-        try:
-            files.fdatasync(descriptor)
-        finally:
-            files.close(descriptor)
+        files.sync(self.path)
 
     def sync(self, files: Files) -> None:
         """Flush the file and its name. Raises OSError."""
@@ -203,7 +199,7 @@ class Query:
     def load(self, *, is_known: bool = False) -> None:
         """Read the state; must be called first. is_known: it must be there. Raises OSError."""
         try:
-            self.state = self._saved = state_file.load(self.folder, is_known=is_known)
+            self.state = self._saved = state_file.load(self.folder, self._files, is_known=is_known)
         except StoreFormatError as error:
             self.problem = error
             self.apply(Event.DAMAGE)
@@ -233,7 +229,7 @@ class Query:
     def write(self, state: QueryState) -> None:
         """Replace the state on disk. Raises OSError."""
         self.sync_folder()
-        state_file.save(self.folder, state, self._files)
+        state_file.state_file(self.folder, self._files).save(state)
         self._known.add(self.folder.name)
 
     def finish(self, state: QueryState) -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import msgspec
-from zlib_ng.zlib_ng import crc32
 
 from headrace_broker.store.errors import StoreFormatError
-from headrace_broker.store.files.filesystem import read_file
+from headrace_broker.store.files.positions import PositionFile
 from headrace_protocol.staging import Decision  # noqa: TC001 - msgspec reads it
 
 if TYPE_CHECKING:
@@ -39,51 +38,23 @@ class QueryState(msgspec.Struct, frozen=True, rename="camel"):
         return decision if decision and decision.batch_id > self.applied_batch_id else None
 
 
-def load(folder: Path, *, is_known: bool = False) -> QueryState:
+def load(folder: Path, files: Files, *, is_known: bool = False) -> QueryState:
     """The state in a query's folder.
 
     Raises OSError; StoreFormatError for a damaged one, or without one if the query ``is_known``.
     """
-    path = folder / NAME
     try:
-        data = read_file(path)
-    except FileNotFoundError:
-        if is_known:
-            raise _missing(path) from None
-        return QueryState()
-    text, _, crc = data.rstrip(b"\n").rpartition(b"\n")
-    if crc != _crc(text):
-        raise _damaged(path, "its CRC does not match")
-    try:
-        return _decode(text)
-    except msgspec.MsgspecError as error:
-        raise _damaged(path, str(error)) from error
+        state = state_file(folder, files).load()
+    except StoreFormatError as error:
+        raise _damaged(error.path, str(error)) from error
+    if state is None and is_known:
+        raise _missing(folder / NAME)
+    return state or QueryState()
 
 
-def save(folder: Path, state: QueryState, files: Files) -> None:
-    """Replace the state, on disk when this returns. Raises OSError."""
-    files.reserve.save(lambda: _replace(folder, state, files))
-
-
-def _replace(folder: Path, state: QueryState, files: Files) -> None:
-    path = folder / NAME
-    text = msgspec.json.encode(state)
-    new_path = path.with_name(NAME + ".new")
-    descriptor = files.create_temporary(new_path)
-    try:
-        files.write(descriptor, text + b"\n" + _crc(text) + b"\n", 0)
-        files.fsync(descriptor)
-    finally:
-        files.close(descriptor)
-    files.rename(new_path, path)
-    files.fsync_directory(folder)
-
-
-_decode = msgspec.json.Decoder(QueryState).decode
-
-
-def _crc(text: bytes) -> bytes:
-    return b"%08x" % crc32(text)
+def state_file(folder: Path, files: Files) -> PositionFile[QueryState]:
+    """The file of the state. An older state would have batches stored twice."""
+    return PositionFile(folder / NAME, QueryState, files, has_backup=False)
 
 
 def _missing(path: Path) -> StoreFormatError:

@@ -6,13 +6,13 @@ import os
 from typing import TYPE_CHECKING
 
 from headrace_broker.store.errors import StoreFormatError
-from headrace_broker.store.files.filesystem import (
-    RESERVE_BYTES_MAX,
-)
+from headrace_broker.store.files.filesystem import RESERVE_BYTES_MAX
+from headrace_broker.store.files.positions import FOLDER
 from headrace_broker.store.followers.follower_work import POSITIONS_FOLDER
 from headrace_broker.store.index.index_file import HEADER_BYTES
-from headrace_broker.store.integrity.checkpoint import INDEX_MARK_NAME, Checkpoint
+from headrace_broker.store.integrity.checkpoint import Checkpoint
 from headrace_broker.store.log.log_rows import LogRows, scan_from
+from headrace_broker.store.old_positions import replace_old_positions
 from headrace_broker.store.queues.peer_queues import BATCH_FOLDER, PeerQueues
 from headrace_broker.store.queues.queue_table import queue_folders
 from headrace_broker.store.recovery import (
@@ -28,8 +28,6 @@ from headrace_broker.store.recovery import (
 )
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from headrace_broker.store.parts import StoreParts
     from headrace_broker.store.recovery import OnProgress, RecoveryPlan
 
@@ -50,6 +48,7 @@ class Opening:
         store = self._store
         abort = store.root / "abort"
         is_clean = not abort.exists()
+        replace_old_positions(store.root, store.fs)
         store.flusher.checkpoint = Checkpoint.load(store.flusher.checkpoint_path)
         store.dispatcher.deletions.load()
         store.commit_log.files.load(is_clean=is_clean)
@@ -59,7 +58,8 @@ class Opening:
         store.index_files.load(is_clean=is_clean)
         self._check_seals(is_clean=is_clean)
         store.fs.reserve.open(store.root)
-        store.fs.reserve.save(lambda: self._write_abort(abort))
+        # On disk before anything else changes, else a power cut would look like a clean stop.
+        store.fs.replace(abort, str(os.getpid()).encode())
         store.was_clean = is_clean
         if store.disk_usage().usable_bytes < RESERVE_BYTES_MAX:
             store.fs.reserve.release()  # what recovery writes again may need it
@@ -113,17 +113,6 @@ class Opening:
         for file in log_files:
             if file.end_offset > newest_unit:
                 file.require(max(newest_unit - file.start_offset, 0), file.file_bytes)
-
-    def _write_abort(self, path: Path) -> None:
-        store = self._store
-        # On disk before anything else changes, else a power cut would look like a clean stop.
-        descriptor = store.fs.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        try:
-            store.fs.write(descriptor, str(os.getpid()).encode(), 0)
-            store.fs.fsync(descriptor)
-        finally:
-            store.fs.close(descriptor)
-        store.fs.fsync_directory(store.root)
 
     def _load_queues(self, *, is_clean: bool) -> None:
         store = self._store
@@ -182,7 +171,7 @@ class Opening:
         store = self._store
         checkpoint = store.flusher.checkpoint
         if not is_clean:
-            store.index_files.recover(checkpoint.index_msg_timestamp, store.root / INDEX_MARK_NAME)
+            store.index_files.recover(checkpoint.index_msg_timestamp)
         newest_units = [queue.consume_queue.last_physical_offset for queue in store.queues]
         newest_unit = max(newest_units, default=-1)
         files = first_records(store.commit_log.files.files)
@@ -232,6 +221,7 @@ class Opening:
             store.root,
             store.root / "config",
             store.root / POSITIONS_FOLDER,
+            store.root / FOLDER,
             store.commit_log.files.directory,
             store.index_files.directory,
             store.root / "consumequeue",

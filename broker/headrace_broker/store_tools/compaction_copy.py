@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 from headrace_broker.compaction.checkpoint import POSITION_FILE, offsets_text, parse
@@ -11,7 +10,7 @@ from headrace_broker.compaction.segments import COMPACTION_FOLDER, Folders
 from headrace_broker.compaction.swap import JOURNAL_NAME
 from headrace_broker.store.errors import StoreError, StoreFormatError
 from headrace_broker.store.files.config_file import ConfigFile
-from headrace_broker.store.files.filesystem import make_private
+from headrace_broker.store.files.filesystem import Files, make_private
 from headrace_broker.store_tools.compaction_files import compaction_queues
 from headrace_broker.store_tools.directory import data_ranges
 
@@ -66,8 +65,7 @@ def _copy_sparse(path: Path, folder: Path) -> None:
             read.seek(start)
             written.seek(start)
             written.write(read.read(end - start))
-        written.flush()
-        os.fsync(written.fileno())
+    Files().sync(folder / path.name)
 
 
 def _copy_positions(source: StoreDirectory, target: Path, topics: Collection[str]) -> None:

@@ -1,4 +1,4 @@
-"""Checks the small files: tables in ``config/``, checkpoint, index mark."""
+"""Checks the small files: tables in ``config/``, positions, checkpoint."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from headrace_broker.store.integrity.checkpoint import (
     CHECKPOINT_BYTES,
     INDEX_MARK_NAME,
     Checkpoint,
-    IndexMark,
 )
 from headrace_broker.store_tools.findings import Finding, MoveAside, RestoreBackup
 from headrace_protocol import fastjson
@@ -72,7 +71,8 @@ def _config_finding(path: Path, name: str, problem: str) -> Finding:
         return Finding(path, f"{problem}; this is only a backup", fix=MoveAside(path))
     backup = path.with_name(name + BACKUP_SUFFIX)
     if not backup.exists():
-        return Finding(path, f"{problem}; there is no backup")
+        fix = MoveAside(path) if name == INDEX_MARK_NAME else None
+        return Finding(path, f"{problem}; there is no backup", fix=fix)
     data = backup.read_bytes()
     if text_problem(name, data):
         return Finding(path, f"{problem}; its backup is damaged too")
@@ -112,10 +112,3 @@ def _checkpoint_problem(checkpoint: Checkpoint, newest: tuple[int, int]) -> str 
             f" last record is at {place}"
         )
     return None
-
-
-def mark_findings(root: Path) -> Iterator[Finding]:
-    """An index mark whose checksum does not match."""
-    path = root / INDEX_MARK_NAME
-    if path.exists() and IndexMark.load(path) is None:
-        yield Finding(path, "its checksum does not match", fix=MoveAside(path))

@@ -12,7 +12,7 @@ import numpy as np
 
 from headrace_broker.store.errors import StoreError
 from headrace_broker.store.files.config_file import ConfigFile
-from headrace_broker.store.files.filesystem import make_private
+from headrace_broker.store.files.filesystem import Files, make_private
 from headrace_broker.store.index.index_file import IndexFiles
 from headrace_broker.store.integrity.checkpoint import Checkpoint
 from headrace_broker.store.integrity.lock import StoreLock
@@ -252,9 +252,8 @@ class _LogWriter:
         """Bring the current file to disk and close it."""
         if self._file is None:
             return
-        self._file.flush()
-        os.fsync(self._file.fileno())
         self._file.close()
+        Files().sync(Path(self._file.name))
         os.utime(self._file.name, ns=(self._newest_ms * 1_000_000,) * 2)
         self._file = None
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from headrace_broker.store.errors import StoreFormatError
 from headrace_broker.store.files.config_file import BACKUP_SUFFIX, DAMAGED_SUFFIX
-from headrace_broker.store.files.positions import PositionFile
+from headrace_broker.store.files.positions import QueuePositions
 from headrace_broker.store.followers.follower_work import POSITIONS_FOLDER
 from headrace_broker.store_tools.config_check import config_findings, text_problem
 from headrace_broker.store_tools.findings import Finding, MoveAside
@@ -40,7 +40,7 @@ def _position_findings(
     path: Path, directory: StoreDirectory, ends: dict[Name, int | None]
 ) -> Iterator[Finding]:
     try:
-        positions = PositionFile(path, directory.fs).load()
+        positions = QueuePositions(path, directory.fs).load()
     except StoreFormatError as error:
         if (
             text_problem(path.name, path.read_bytes()) is None

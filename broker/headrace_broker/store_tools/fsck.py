@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from headrace_broker.store.files.positions import FOLDER
 from headrace_broker.store.index.index_file import IndexFiles
 from headrace_broker.store.log.log_blocks import LogBlock
 from headrace_broker.store_tools.compaction_check import compaction_findings
 from headrace_broker.store_tools.config_check import (
     checkpoint_findings,
     config_findings,
-    mark_findings,
 )
 from headrace_broker.store_tools.directory import is_numbered
 from headrace_broker.store_tools.findings import ClearFrom, Finding, RebuildIndex, SavedCopies
@@ -72,10 +72,10 @@ def check(directory: StoreDirectory, advance: Advance) -> Report:
     report.findings += queues.finish(report.log_min, report.log_end, advance)
     report.findings += index.finish()
     report.findings += checkpoint_findings(directory.root, report.newest)
-    report.findings += mark_findings(directory.root)
     report.findings += seal_findings(directory)
     report.findings += config_findings(directory.root / "config")
-    report.findings += staged_findings(directory.root)
+    report.findings += config_findings(directory.root / FOLDER)
+    report.findings += staged_findings(directory.root, directory.fs)
     report.findings += follower_findings(directory)
     report.findings += compaction_findings(directory)
     report.findings += waiting_findings(directory, report.log_end)

@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from headrace_broker.staging.state import QueryState
+    from headrace_broker.store.files.filesystem import Files
 
 
-def staged_findings(root: Path) -> Iterator[Finding]:
+def staged_findings(root: Path, files: Files) -> Iterator[Finding]:
     """States that can't be read, and torn blocks.
 
     Torn blocks of an undecided micro-batch are only a note: they are cut off when their attempt
@@ -24,7 +25,7 @@ def staged_findings(root: Path) -> Iterator[Finding]:
     """
     for folder in sorted((root / "staged").glob("*")):
         try:
-            decided = _decided(state_file.load(folder))
+            decided = _decided(state_file.load(folder, files))
         except StoreFormatError as error:
             decided = frozenset()
             yield Finding(error.path, str(error))

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import numpy as np
 
-from headrace_broker.inner.marks import MARKS_FILE, Mark
 from headrace_broker.schedule.offsets import DELAY_OFFSETS_FILE
 from headrace_broker.store.errors import StoreFormatError
 from headrace_broker.store.files.config_file import unsealed
+from headrace_broker.store.files.positions import FOLDER, PositionFile
 from headrace_broker.store_tools.directory import is_numbered
 from headrace_broker.store_tools.findings import Finding, MoveAside
 from headrace_broker.store_tools.queue_check import open_queue
@@ -42,8 +42,14 @@ _WHEEL_BYTES: Final = WHEEL_SLOTS * SLOT.itemsize
 _MADE_ANEW: Final = "the next start of headrace makes wheel and log anew"
 _BOUNDED: Final = "the next start of headrace resumes at that end"
 _FOUND_IN_LOG: Final = "without this file a start finds in the log what is delivered"
+# Whose positions say how far they count the log.
+_OWNERS: Final = ("schedule", "timer", "transaction")
 # Clocks of two machines may differ so much.
 _CLOCK_MARGIN_MS: Final = 60_000
+
+
+class _Counted(msgspec.Struct, frozen=True, rename="camel"):
+    log_offset: int | None
 
 
 def waiting_findings(directory: StoreDirectory, log_end: int) -> Iterator[Finding]:
@@ -129,21 +135,19 @@ def _transaction_findings(directory: StoreDirectory) -> Iterator[Finding]:
 
 
 def _mark_findings(directory: StoreDirectory, log_end: int) -> Iterator[Finding]:
-    if (found := read_config(directory, MARKS_FILE)) is None:
-        return
-    path, data = found
-    try:
-        marks = msgspec.json.decode(data, type=dict[str, Mark])
-    except msgspec.ValidationError as error:
-        yield Finding(path, f"{error}; {_FOUND_IN_LOG}", fix=MoveAside(path))
-        return
-    for name, mark in marks.items():
-        if mark.log_offset > log_end:
-            problem = (
-                f"the progress of {name} counts the log up to {mark.log_offset}, which ends at"
-                f" {log_end}; {_FOUND_IN_LOG}"
-            )
-            yield Finding(path, problem, fix=MoveAside(path))
+    for owner in _OWNERS:
+        path = directory.root / FOLDER / f"{owner}.json"
+        try:
+            counted = PositionFile(path, _Counted, directory.fs).load()
+        except StoreFormatError as error:
+            yield Finding(path, f"{error}; {_FOUND_IN_LOG}", fix=MoveAside(path))
+        else:
+            if counted is not None and (counted.log_offset or 0) > log_end:
+                problem = (
+                    f"counts the log up to {counted.log_offset}, which ends at {log_end};"
+                    f" {_FOUND_IN_LOG}"
+                )
+                yield Finding(path, problem, fix=MoveAside(path))
 
 
 # --- timers --------------------------------------------------------------------------------

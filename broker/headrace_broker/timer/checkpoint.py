@@ -1,31 +1,29 @@
-"""The progress of timers: ``config/timercheck``, and headrace's own mark beside it.
+"""The progress of timers: ``positions/timer.json``.
 
-The file has Apache's format and counts whole seconds. The mark is exact, and counts while the file
-is the one that it was saved with.
+``config/timercheck`` counts whole seconds and is for Apache's brokers. A start reads it back, and
+one that is newer than our own file was written by one of them.
 
 Source: docs/store-format.md "timercheck"; tests/broker/timer/test_timers.py.
 """
 
 from __future__ import annotations
 
-import os
 import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from headrace_broker.inner.marks import Mark
+import msgspec
+
 from headrace_broker.store.files.filesystem import read_file
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from headrace_broker.inner.marks import Marks
     from headrace_broker.store.files.filesystem import Files
+    from headrace_broker.store.files.positions import PositionFile
 
 TIMER_CHECK_FILE: Final = "timercheck"
 _FIELDS: Final = struct.Struct(">7q")
 CHECK_BYTES: Final = 4096
-_MARK_NAME: Final = "timer"
-_VERSIONS: Final = ("timestampBefore", "counterBefore", "timestamp", "counter")
 
 
 class TimerCheck(NamedTuple):
@@ -68,29 +66,34 @@ class Settled(NamedTuple):
     oldest: int = 0
 
 
-class TimerCheckFile:
-    """The file, and the mark.
+class SettledTimers(msgspec.Struct, frozen=True, rename="camel"):
+    """``Settled`` on disk. timestamp, counter: of the check that was saved with it."""
 
-    saved: contents of the file; None if it is missing or unreadable. settled: contents of the mark;
-    None if another broker has written the file since.
+    due_ms: int
+    queue_offset: int
+    log_offset: int
+    oldest: int
+    timestamp: int
+    counter: int
+
+
+class TimerCheckFile:
+    """Both files.
+
+    saved: contents of timercheck; None if it is missing or unreadable. settled: our own progress;
+    None if another broker has delivered since.
     """
 
-    def __init__(self, path: Path, fs: Files, marks: Marks) -> None:
-        """Raises OSError, but not for a missing file, or one that is no checkpoint."""
+    def __init__(self, path: Path, fs: Files, position: PositionFile[SettledTimers]) -> None:
+        """Raises OSError, StoreFormatError, but not for a file that is no timercheck."""
         self._path = path
         self._fs = fs
-        self._marks = marks
+        self._position = position
         self.saved = self._load()
         self.settled: Settled | None = None
-        mark = marks.find(_MARK_NAME)
-        if mark and _version(self.saved) in _versions(mark.progress):
-            progress = mark.progress
-            self.settled = Settled(
-                progress["settledMs"],
-                progress["settledOffset"],
-                mark.log_offset,
-                progress["oldest"],
-            )
+        own = position.load()
+        if own and _version(self.saved) <= (own.timestamp, own.counter):
+            self.settled = Settled(own.due_ms, own.queue_offset, own.log_offset, own.oldest)
 
     def _load(self) -> TimerCheck | None:
         try:
@@ -102,38 +105,11 @@ class TimerCheckFile:
 
     def save(self, check: TimerCheck, settled: Settled) -> None:
         """Write both, on disk when this returns; in one thread at a time. Raises OSError."""
-        # The mark first; it names the old version of the file too, for a crash in between.
-        before, now = _version(self.saved), _version(check)
-        progress = {
-            **dict(zip(_VERSIONS, (*before, *now), strict=True)),
-            "settledMs": settled.due_ms,
-            "settledOffset": settled.queue_offset,
-            "oldest": settled.oldest,
-        }
-        self._marks.save(_MARK_NAME, Mark(progress, settled.log_offset))
-        self._fs.reserve.save(lambda: self._write(check))
+        # Ours first: after a crash in between, timercheck must not pass for another broker's.
+        self._position.save(SettledTimers(*settled, *_version(check)))
+        self._fs.replace(self._path, check.encode().ljust(CHECK_BYTES, b"\0"))
         self.saved, self.settled = check, settled
-
-    def _write(self, check: TimerCheck) -> None:
-        fs = self._fs
-        is_new = not self._path.exists()
-        descriptor = fs.open(self._path, os.O_RDWR | os.O_CREAT)
-        try:
-            fs.write(descriptor, check.encode(), 0)
-            if is_new:
-                fs.truncate(descriptor, CHECK_BYTES)
-            fs.fdatasync(descriptor)
-        finally:
-            fs.close(descriptor)
-        if is_new:
-            fs.fsync_directory(self._path.parent)
 
 
 def _version(check: TimerCheck | None) -> tuple[int, int]:
     return (check.timestamp, check.counter) if check else (0, 0)
-
-
-def _versions(progress: dict[str, int]) -> list[tuple[int, int]]:
-    """The versions of the file with which the mark counts."""
-    before_ms, before, now_ms, now = (progress[name] for name in _VERSIONS)
-    return [(before_ms, before), (now_ms, now)]

@@ -9,7 +9,7 @@ from headrace_broker.feature import Feature
 from headrace_broker.message_demands import Demand
 from headrace_broker.processors.send import rejection
 from headrace_broker.timer.arrivals import Topics
-from headrace_broker.timer.checkpoint import TIMER_CHECK_FILE, TimerCheckFile
+from headrace_broker.timer.checkpoint import TIMER_CHECK_FILE, SettledTimers, TimerCheckFile
 from headrace_broker.timer.demand import TIMES, TimerDemand
 from headrace_broker.timer.metrics import TIMER_METRICS_FILE, TimerMetrics
 from headrace_broker.timer.processor import TimerProcessor
@@ -61,6 +61,7 @@ def build(core: Core) -> Feature:
 
 def _timers(core: Core) -> Timers:
     config, store, messages, waits = core.config, core.store, core.messages, Topics()
+    position = core.position("timer", SettledTimers)
     return Timers(
         store,
         messages.writer,
@@ -68,7 +69,7 @@ def _timers(core: Core) -> Timers:
         WaitingTimers(waits, RollWindow(config.timer_roll_window_slot)),
         TimerWheel(config.store_path_root_dir, store.fs, config.mapped_file_size_timer_log, waits),
         TimerMetrics(core.file(TIMER_METRICS_FILE), store.clock.now_ms),
-        TimerCheckFile(core.file(TIMER_CHECK_FILE).path, store.fs, messages.marks),
+        TimerCheckFile(core.file(TIMER_CHECK_FILE).path, store.fs, position),
         TimerSwitches(
             lambda: config.timer_stop_enqueue,
             lambda: config.timer_stop_dequeue,

@@ -243,9 +243,9 @@ class TimerWheel:
                 end = self._file_units * UNIT.itemsize
                 blank = _BLANK.pack(self._file_bytes - end, 0, _BLANK_MAGIC)
                 fs.write(descriptor, blank, end)
-            fs.fdatasync(descriptor)
         finally:
             fs.close(descriptor)
+        fs.sync(self._log_path(file))
 
     def _write_slots(self, changes: WheelChanges) -> None:
         fs = self._fs
@@ -258,9 +258,9 @@ class TimerWheel:
                 if len(run):
                     data = changes.slots[run].tobytes()
                     fs.write(descriptor, data, int(places[run[0]]) * SLOT.itemsize)
-            fs.fdatasync(descriptor)
         finally:
             fs.close(descriptor)
+        fs.sync(self._wheel_path)
 
     def _log_path(self, file: int) -> Path:
         return self._log_folder / f"{file * self._file_bytes:020d}"

@@ -11,6 +11,7 @@ from headrace_broker.processors.send import rejection
 from headrace_broker.transaction.halves import TRAN_MSG
 from headrace_broker.transaction.metrics import METRICS_FILE, TransactionMetrics
 from headrace_broker.transaction.processor import TransactionProcessor
+from headrace_broker.transaction.rebuild import Progress
 from headrace_broker.transaction.service import Transactions
 from headrace_daemon.services import Service
 from headrace_protocol.message import TRANSACTION_MASK
@@ -69,7 +70,7 @@ def _transactions(core: Core) -> Transactions:
         messages.writer,
         core.tables.topics,
         core.tables.offsets,
-        messages.marks,
+        core.position("transaction", Progress),
         TransactionMetrics(core.file(METRICS_FILE), core.store.clock.now_ms),
         channels,
         core.budget,

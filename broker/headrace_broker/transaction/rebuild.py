@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
 import numpy as np
 
 from headrace_broker.host_budget import Host
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 _Key = tuple[str, bytes]
 
 
-class Progress(NamedTuple):
+class Progress(msgspec.Struct, frozen=True, rename="camel"):
     """Where to start reading: queue offsets of the half queue and the op queue.
 
     log_offset: op records name the halves of all commits and discarded messages before this

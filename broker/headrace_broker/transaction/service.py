@@ -24,7 +24,6 @@ import structlog
 import trio
 
 from headrace_broker.host_budget import Host
-from headrace_broker.inner.marks import Mark
 from headrace_broker.inner.saving import save_at_intervals
 from headrace_broker.inner.waiting import RECORDS_AT_ONCE, Unreadable, Waiting, WaitingQueue
 from headrace_broker.inner.writer import RETRY_S
@@ -51,8 +50,8 @@ if TYPE_CHECKING:
     from headrace_broker.config import BrokerConfig
     from headrace_broker.consumer.offsets import ConsumerOffsets
     from headrace_broker.host_budget import HostBudget
-    from headrace_broker.inner.marks import Marks
     from headrace_broker.inner.writer import InnerMessage, InnerWriter
+    from headrace_broker.store.files.positions import PositionFile
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.topics.table import TopicTable
     from headrace_broker.transaction.metrics import TransactionMetrics
@@ -72,7 +71,6 @@ _HALVES_AT_ONCE: Final = 32
 # a start reads the queue from the oldest open half on.
 _BEHIND_MAX: Final = 10_000
 _BEHIND_FACTOR: Final = 10
-_MARK_NAME = "transaction"
 _HALVES: Final = "the queue of half messages"
 _HOUR_MS: Final = 3_600_000
 
@@ -100,7 +98,7 @@ class Transactions:
         writer: InnerWriter,
         topics: TopicTable,
         offsets: ConsumerOffsets,
-        marks: Marks,
+        position: PositionFile[Progress],
         metrics: TransactionMetrics,
         channels: Callable[[str], Sequence[Channel]],
         budget: HostBudget,
@@ -112,7 +110,7 @@ class Transactions:
         self._writer = writer
         self._topics = topics
         self._offsets = offsets
-        self._marks = marks
+        self._position = position
         self._metrics = metrics
         self._channels = channels
         self._budget = budget
@@ -137,13 +135,12 @@ class Transactions:
 
     def load(self) -> None:
         """Rebuild the table from the store. Raises OSError."""
-        half, op = (self._saved(queue) for queue in (self._halves, self._ops))
-        log_offset = self._marks.log_offset(_MARK_NAME, {HALF_TOPIC: half, OP_HALF_TOPIC: op})
+        saved = self._saved()
         half, op = (
-            min(max(saved, queue.min_offset()), queue.end)
-            for saved, queue in ((half, self._halves), (op, self._ops))
+            min(max(offset, queue.min_offset()), queue.end)
+            for offset, queue in ((saved.half, self._halves), (saved.op, self._ops))
         )
-        progress = Progress(half, op, log_offset)
+        progress = Progress(half, op, saved.log_offset)
         self.table = rebuilt(
             self._store, self._halves, self._ops, progress, self._due_ms, self._budget
         )
@@ -152,8 +149,16 @@ class Transactions:
         if self.table.to_name:
             self._must_write.set()
 
-    def _saved(self, queue: WaitingQueue) -> int:
-        return self._offsets.query(TRANSACTION_GROUP, queue.topic, 0) or 0
+    def _saved(self) -> Progress:
+        """Our own progress, unless the group's offsets are ahead of it: another broker's."""
+        half, op = (
+            self._offsets.query(TRANSACTION_GROUP, topic, 0) or 0
+            for topic in (HALF_TOPIC, OP_HALF_TOPIC)
+        )
+        own = self._position.load()
+        if own is None or half > own.half or op > own.op:
+            return Progress(half, op, None)
+        return own
 
     async def run(self) -> None:
         """Ask producers at intervals until cancelled."""
@@ -204,7 +209,7 @@ class Transactions:
         await save_at_intervals("transactions", self.save, lambda: _SAVE_S)
 
     async def save(self) -> None:
-        """Set the consumer offsets to the progress, for their next save.
+        """Save the progress, and set the consumer offsets, which are for Apache's brokers.
 
         Raises OSError, StoreNotWritable.
         """
@@ -216,8 +221,9 @@ class Transactions:
         find_op = self._op_finder(half)
         await self._store.flusher.wait_flushed()
         op = await trio.to_thread.run_sync(find_op)
+        progress = Progress(half, op, log_end)
+        await trio.to_thread.run_sync(self._position.save, progress, limiter=self._threads)
         self._commit(half, op)
-        await trio.to_thread.run_sync(self._mark, half, op, log_end, limiter=self._threads)
 
     def finish(self) -> None:
         """As ``save``, after all tasks have ended. Raises OSError."""
@@ -227,8 +233,8 @@ class Transactions:
             half, log_end = self.table.next_offset, store.commit_log.max_offset
             op = self._op_finder(half)()
             store.flusher.flush_log_now()
+            self._position.save(Progress(half, op, log_end))
             self._commit(half, op)
-            self._mark(half, op, log_end)
 
     def _commit(self, half: int, op: int) -> None:
         for topic, offset in ((HALF_TOPIC, half), (OP_HALF_TOPIC, op)):
@@ -239,9 +245,6 @@ class Transactions:
                     topic=topic,
                     offset=offset,
                 )
-
-    def _mark(self, half: int, op: int, log_offset: int) -> None:
-        self._marks.save(_MARK_NAME, Mark({HALF_TOPIC: half, OP_HALF_TOPIC: op}, log_offset))
 
     def _op_finder(self, half: int) -> Callable[[], int]:
         """A function for any thread: the end of the op queue when a half was stored.

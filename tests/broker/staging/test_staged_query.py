@@ -69,7 +69,7 @@ def test_a_decision_that_is_not_saved_leaves_the_one_on_disk(tmp_path: Path) -> 
         query.decide(state)
         query.save()
         assert (query.phase, query.state) == (Phase.DECIDED, state)
-        assert state_file.load(query.folder) == state
+        assert state_file.load(query.folder, files) == state
 
 
 def test_a_finished_batch_makes_room_for_the_next(tmp_path: Path) -> None:

@@ -550,7 +550,7 @@ async def test_a_torn_state_stops_its_query_and_no_other(tmp_path: Path) -> None
     path = broker.store.root / "staged" / QUERY / state_file.NAME
     path.write_bytes(path.read_bytes().replace(b"one", b"two"))
     # A new state that was not finished is nobody's.
-    path.with_name("state.json.new").write_bytes(b"{")
+    path.with_name("state.json.tmp").write_bytes(b"{")
     broker = restart(broker, tmp_path)
     answer = broker.ask(RequestCode.STAGE_STATE, StageQueryHeader(query_id=QUERY))
     assert (answer.code, str(path) in answer.remark) == (ResponseCode.SYSTEM_ERROR, True)

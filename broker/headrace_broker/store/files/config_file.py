@@ -46,13 +46,14 @@ class ConfigFile:
     wrong with the file if it was the backup.
     """
 
-    def __init__(self, path: Path, files: Files | None = None) -> None:
+    def __init__(self, path: Path, files: Files | None = None, *, has_backup: bool = True) -> None:
         self.path = path
         self.backup_path = path.with_name(path.name + BACKUP_SUFFIX)
         self.damaged_path = path.with_name(path.name + DAMAGED_SUFFIX)
         self.source = ConfigSource.MISSING
         self.problem = ""
         self._files = files or Files()
+        self._has_backup = has_backup
 
     def beside(self, name: str) -> ConfigFile:
         """Another file in the same folder."""
@@ -71,10 +72,8 @@ class ConfigFile:
         for a missing one.
         """
         problems = []
-        for path, source in (
-            (self.path, ConfigSource.FILE),
-            (self.backup_path, ConfigSource.BACKUP),
-        ):
+        sources = ((self.path, ConfigSource.FILE), (self.backup_path, ConfigSource.BACKUP))
+        for path, source in sources if self._has_backup else sources[:1]:
             try:
                 value = parse(unsealed(read_file(path)))
             except FileNotFoundError:
@@ -99,28 +98,11 @@ class ConfigFile:
 
         On a full disk it uses the store's reserve.
         """
-        self._files.reserve.save(lambda: self._replace(data))
-
-    def _replace(self, data: bytes) -> None:
-        files = self._files
-        folder = self.path.parent
-        if not folder.exists():
-            files.make_directories(folder)
-            files.fsync_directory(folder.parent)
-        new_path = self.path.with_name(self.path.name + ".tmp")
-        descriptor = files.create_temporary(new_path)
-        try:
-            files.write(descriptor, sealed(data), 0)
-            files.fsync(descriptor)
-        finally:
-            files.close(descriptor)
-        if self.path.exists():
-            # A file that could not be read must not replace the backup that was read instead.
-            is_damaged = self.source is ConfigSource.BACKUP
-            files.rename(self.path, self.damaged_path if is_damaged else self.backup_path)
-        files.rename(new_path, self.path)
+        # A file that could not be read must not replace the backup that was read instead.
+        is_damaged = self.source is ConfigSource.BACKUP
+        backup_path = self.damaged_path if is_damaged else self.backup_path
+        self._files.replace(self.path, sealed(data), backup_path if self._has_backup else None)
         self.source = ConfigSource.FILE
-        files.fsync_directory(self.path.parent)
 
 
 def sealed(data: bytes) -> bytes:

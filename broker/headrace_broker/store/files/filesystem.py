@@ -186,6 +186,38 @@ class Files:
             self.unlink(path)
         return self.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
 
+    def replace(self, path: Path, data: bytes, backup_path: Path | None = None) -> None:
+        """Replace a small file; it is on disk when this returns, and old or new after any crash.
+
+        backup_path: new name of the old file, which is the only one if a crash comes in between.
+        On a full disk this uses the reserve.
+        """
+        self.reserve.save(lambda: self._replace(path, data, backup_path))
+
+    def _replace(self, path: Path, data: bytes, backup_path: Path | None) -> None:
+        if not path.parent.exists():
+            self.make_directories(path.parent)
+            self.sync_names()
+        new_path = path.with_name(path.name + ".tmp")
+        descriptor = self.create_temporary(new_path)
+        try:
+            self.write(descriptor, data, 0)
+            self.fsync(descriptor)
+        finally:
+            self.close(descriptor)
+        if backup_path is not None and path.exists():
+            self.rename(path, backup_path)
+        self.rename(new_path, path)
+        self.fsync_directory(path.parent)
+
+    def sync(self, path: Path) -> None:
+        """Bring the data of a file to disk."""
+        descriptor = self.open(path)
+        try:
+            self.fdatasync(descriptor)
+        finally:
+            self.close(descriptor)
+
     def mark_names_unsynced(self, directory: Path) -> None:
         """Have ``sync_names`` sync a folder too, even if this process has not changed it."""
         self._changed_directories.add(directory)

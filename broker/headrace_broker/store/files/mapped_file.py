@@ -274,14 +274,8 @@ class MappedFile:
 
     def sync(self) -> None:
         """Bring all written data to disk; a deleted file is skipped. Raises OSError."""
-        try:
-            descriptor = self.files.open(self.path)
-        except FileNotFoundError:
-            return
-        try:
-            self.files.fdatasync(descriptor)
-        finally:
-            self.files.close(descriptor)
+        with suppress(FileNotFoundError):
+            self.files.sync(self.path)
 
     def delete(self) -> None:
         """Remove the file; existing views stay readable."""

@@ -1,15 +1,16 @@
-"""Positions in queues, for the next start: one small file for each owner.
+"""Positions and small tables for the next start: one small file for each owner.
 
-A position names the unit before it, so it counts for the queue that it was saved in and for no
-other of this name. Files of this kind: ``followers/NAME.json``, ``config/topicFloors.json``.
+The file holds one value as JSON with a checksum (``config_file``). Its owner saves it after all
+that it counts is on disk. Apache's brokers read none of these files.
 
-Source: docs/store-format.md "followers"; tests/store/test_positions.py.
+Source: docs/store-format.md "Positions"; tests/store/test_positions.py.
 """
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
+
+import msgspec
 
 from headrace_broker.store.files.config_file import ConfigFile
 
@@ -18,9 +19,38 @@ if TYPE_CHECKING:
 
     from headrace_broker.store.files.filesystem import Files
 
+# The files that belong to no other folder.
+FOLDER: Final = "positions"
 # Topic and queue id.
 Name = tuple[str, int]
 Positions = dict[Name, "Position"]
+Value = TypeVar("Value")
+
+
+class PositionFile(Generic[Value]):
+    """The saved value of one owner."""
+
+    def __init__(
+        self, path: Path, value_type: type[Value], files: Files, *, has_backup: bool = True
+    ) -> None:
+        """has_backup: whether an older value serves where the file is damaged."""
+        self._file = ConfigFile(path, files, has_backup=has_backup)
+        self._files = files
+        self._decode = msgspec.json.Decoder(value_type).decode
+
+    def load(self) -> Value | None:
+        """The saved value; None without a file. Raises StoreFormatError, OSError."""
+        return self._file.read(self._decode)
+
+    def save(self, value: Value) -> None:
+        """Replace the value; it is on disk when this returns. Raises OSError."""
+        self._file.save(msgspec.json.encode(value))
+
+    def remove(self) -> None:
+        """Forget the value; ``Files.sync_names`` makes that durable. Raises OSError."""
+        for path in (self._file.damaged_path, self._file.backup_path, self._file.path):
+            if path.exists():
+                self._files.unlink(path)
 
 
 class Position(NamedTuple):
@@ -33,31 +63,23 @@ class Position(NamedTuple):
     physical_offset_before: int
 
 
-class PositionFile:
-    """The saved positions of one owner."""
+class QueuePositions:
+    """A file of positions in queues."""
 
     def __init__(self, path: Path, files: Files) -> None:
-        self._file = ConfigFile(path, files)
+        self._file = PositionFile(path, dict[str, dict[int, Position]], files)
 
     def load(self) -> Positions:
         """All saved positions. Raises StoreFormatError, OSError."""
-        return self._file.read(_parse) or {}
+        return {
+            (topic, queue_id): position
+            for topic, positions in (self._file.load() or {}).items()
+            for queue_id, position in positions.items()
+        }
 
     def save(self, positions: Positions) -> None:
         """Replace the file; it is on disk when this returns. Raises OSError."""
         topics: dict[str, dict[int, Position]] = {}
         for (topic, queue_id), position in positions.items():
             topics.setdefault(topic, {})[queue_id] = position
-        self._file.save(json.dumps(topics).encode())
-
-
-def _parse(text: bytes) -> Positions:
-    """The positions in a file's text. Raises ValueError if it holds none."""
-    try:
-        return {
-            (topic, int(queue_id)): Position(*map(int, position))
-            for topic, positions in json.loads(text).items()
-            for queue_id, position in positions.items()
-        }
-    except (AttributeError, TypeError) as error:
-        raise ValueError(f"holds no positions: {error}") from error
+        self._file.save(topics)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 import numpy as np
 import structlog
 
-from headrace_broker.store.files.positions import Position, PositionFile
+from headrace_broker.store.files.positions import Position, QueuePositions
 from headrace_broker.store.queues.consume_queue import BLANK_SIZE
 from headrace_broker.store.queues.queue_blocks import (
     QueueNotFollowed,
@@ -40,9 +40,9 @@ POSITIONS_FOLDER: Final = "followers"
 PASS_BYTES: Final = 32 << 20
 
 
-def position_file(root: Path, name: str, files: Files) -> PositionFile:
+def position_file(root: Path, name: str, files: Files) -> QueuePositions:
     """The file of the next queue offsets that a follower reads."""
-    return PositionFile(root / POSITIONS_FOLDER / f"{name}.json", files)
+    return QueuePositions(root / POSITIONS_FOLDER / f"{name}.json", files)
 
 
 class Follower(Protocol):
@@ -304,7 +304,7 @@ class Save:
     """
 
     def __init__(
-        self, follower: Follower, file: PositionFile, tracks: list[Track], positions: Positions
+        self, follower: Follower, file: QueuePositions, tracks: list[Track], positions: Positions
     ) -> None:
         self.tracks = tracks
         self.positions = positions

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from headrace_broker.store.files.mapped_file import MappedFile
-    from headrace_broker.store.files.positions import Name, PositionFile
+    from headrace_broker.store.files.positions import Name, QueuePositions
     from headrace_broker.store.followers.follower_work import Follower, Track
     from headrace_broker.store.log.commit_log import CommitLog
     from headrace_broker.store.store_queue import StoreQueue
@@ -105,7 +105,7 @@ class Following:
     def __init__(
         self,
         follower: Follower,
-        positions: PositionFile,
+        positions: QueuePositions,
         commit_log: CommitLog,
         topics: Mapping[str, Mapping[int, StoreQueue]],
         dispatched_offset: Callable[[], int],

@@ -245,6 +245,7 @@ class IndexFiles:
             HEADER_BYTES + self.slot_count * SLOT_BYTES + self.entry_count * ENTRY_BYTES
         )
         self.fs = fs
+        self.mark_file = IndexMark.file(settings.root, fs)
         self.page_cache = PageCache(fs)
         self.files: list[IndexFile] = []
         self.lock = threading.Lock()
@@ -281,15 +282,21 @@ class IndexFiles:
     def _open(self, file: MappedFile) -> IndexFile:
         return IndexFile(file, self.slot_count, self.entry_count)
 
-    def recover(self, index_msg_timestamp: int, mark_path: Path) -> None:
+    def recover(self, index_msg_timestamp: int) -> None:
         """Keep what a crash cannot have damaged: full files, and entries up to the mark."""
-        mark = IndexMark.load(mark_path)
-        if mark:
-            self._keep_to(mark)
+        try:
+            mark = self.mark_file.load()
+        except StoreFormatError:
+            # The peer's rule, one millisecond stricter: of several files that became full in the
+            # same millisecond the last may not be on disk.
+            self._keep_full(index_msg_timestamp - 1)
             return
-        # The peer's rule, one millisecond stricter where a mark is damaged: of several files that
-        # became full in the same millisecond the last may not be on disk.
-        limit_ms = index_msg_timestamp - mark_path.exists()
+        if mark is None:
+            self._keep_full(index_msg_timestamp)
+        else:
+            self._keep_to(mark)
+
+    def _keep_full(self, limit_ms: int) -> None:
         # A header that never reached the disk is all zeros, so its file is not full.
         whole = takewhile(lambda f: f.is_full and f.header.end_timestamp <= limit_ms, self.files)
         self._delete_from(len(list(whole)))

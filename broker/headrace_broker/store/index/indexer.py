@@ -11,7 +11,6 @@ import structlog
 import trio
 
 from headrace_broker.store.index.index_keys import Regions, key_hashes
-from headrace_broker.store.integrity.checkpoint import INDEX_MARK_NAME
 from headrace_broker.store.log.ring import select
 from headrace_broker.store.log.takers import Taker, TakerFlush
 from headrace_protocol.message import TRANSACTION_MASK, TRANSACTION_ROLLBACK
@@ -198,12 +197,11 @@ class Indexer(Taker):
             return checkpoint._replace(index_msg_timestamp=full[-1][1]) if full else checkpoint
 
         syncs = [index_file.file.sync for index_file, _ in full]
-        mark_path = self.index_files.directory.parent / INDEX_MARK_NAME
         return TakerFlush(
             [*syncs, *([last.file.sync] if last else [])],
             flushed,
             # Before the checkpoint: one without a mark counts as the peer's.
-            partial(mark.save, mark_path, self.index_files.fs),
+            partial(self.index_files.mark_file.save, mark),
         )
 
     def due_flushes(self, least_bytes: int) -> Iterator[TakerFlush]:  # noqa: ARG002 - whole files

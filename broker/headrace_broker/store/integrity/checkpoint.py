@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import struct
-import zlib
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import msgspec
+
 from headrace_broker.store.files.filesystem import read_file
+from headrace_broker.store.files.positions import FOLDER, PositionFile
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -15,10 +16,8 @@ if TYPE_CHECKING:
     from headrace_broker.store.files.filesystem import Files
 
 CHECKPOINT_BYTES: Final = 4096
-INDEX_MARK_NAME: Final = "headrace.indexmark"
+INDEX_MARK_NAME: Final = "index.json"
 _VALUES = struct.Struct(">6q")
-_MARK = struct.Struct(">17sqqq")
-_CRC = struct.Struct(">I")
 
 
 class Checkpoint(NamedTuple):
@@ -40,12 +39,12 @@ class Checkpoint(NamedTuple):
         return cls(*_VALUES.unpack(data)) if len(data) == _VALUES.size else cls()
 
     def save(self, path: Path, fs: Files) -> None:
-        """Write the values in place (one sector) and sync. Raises OSError."""
-        _write_in_place(path, _VALUES.pack(*self), CHECKPOINT_BYTES, fs)
+        """Replace the file. Raises OSError."""
+        fs.replace(path, _VALUES.pack(*self).ljust(CHECKPOINT_BYTES, b"\0"))
 
 
-class IndexMark(NamedTuple):
-    """How much of the index is on disk; a file of our own, which the peer ignores.
+class IndexMark(msgspec.Struct, frozen=True, rename="camel"):
+    """How much of the index is on disk: ``positions/index.json``.
 
     After a crash the peer deletes an unfinished index file with all its entries; the mark lets us
     keep those that are on disk.
@@ -61,35 +60,6 @@ class IndexMark(NamedTuple):
     last_seen: int
 
     @classmethod
-    def load(cls, path: Path) -> IndexMark | None:
-        """The stored values; None if the file is missing or damaged."""
-        if not path.exists():
-            return None
-        data = read_file(path)
-        if len(data) != _MARK.size + _CRC.size:
-            return None
-        name, *numbers = _MARK.unpack_from(data)
-        if _CRC.unpack_from(data, _MARK.size)[0] != zlib.crc32(data[: _MARK.size]):
-            return None
-        return cls(name.rstrip(b"\0").decode(), *numbers)
-
-    def save(self, path: Path, fs: Files) -> None:
-        """Write the values in place and sync. Raises OSError."""
-        name, *numbers = self
-        data = _MARK.pack(name.encode(), *numbers)
-        data += _CRC.pack(zlib.crc32(data))
-        _write_in_place(path, data, len(data), fs)
-
-
-def _write_in_place(path: Path, data: bytes, byte_count: int, fs: Files) -> None:
-    fs.reserve.save(lambda: _write(path, data, byte_count, fs))
-
-
-def _write(path: Path, data: bytes, byte_count: int, fs: Files) -> None:
-    descriptor = fs.open(path, os.O_RDWR | os.O_CREAT)
-    try:
-        fs.truncate(descriptor, byte_count)
-        fs.write(descriptor, data, 0)
-        fs.fsync(descriptor)
-    finally:
-        fs.close(descriptor)
+    def file(cls, root: Path, fs: Files) -> PositionFile[IndexMark]:
+        """The file of a store. An older mark would count entries that later ones have replaced."""
+        return PositionFile(root / FOLDER / INDEX_MARK_NAME, cls, fs, has_backup=False)

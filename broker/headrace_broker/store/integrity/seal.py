@@ -75,17 +75,8 @@ class Seals:
     def save(self, checkpoint: Checkpoint, files: Iterable[Used]) -> None:
         """Write seals for files that are on disk already. Raises OSError."""
         texts = [_text(checkpoint), *map(self._line, files)]
-        self._files.reserve.save(lambda: self._replace("\n".join(texts).encode()))
-
-    def _replace(self, lines: bytes) -> None:
-        path = self._root / (SEAL_NAME + ".tmp")
-        descriptor = self._files.create_temporary(path)
-        try:
-            self._files.write(descriptor, lines + b"\n%08x" % crc32(lines), 0)
-            self._files.fsync(descriptor)
-        finally:
-            self._files.close(descriptor)
-        self._files.rename(path, self._root / SEAL_NAME)
+        lines = "\n".join(texts).encode()
+        self._files.replace(self._root / SEAL_NAME, lines + b"\n%08x" % crc32(lines))
 
     def _line(self, used: Used) -> str:
         path, pread = used.file.path, used.file.pread

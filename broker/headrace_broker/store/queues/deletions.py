@@ -1,4 +1,4 @@
-"""Where the records of deleted topics end: ``deletedTopics.json``, headrace's own.
+"""Where the records of deleted topics end: ``positions/deletedTopics.json``, headrace's own.
 
 Records stay in the log when their topic is deleted, and a start reads the log again: all of it
 without queues, and from the newest unit on otherwise. Records below the end of a deleted topic get
@@ -12,11 +12,10 @@ Source: docs/store-format.md "Files"; tests/store/test_deletions.py.
 
 from __future__ import annotations
 
-import json
 import threading
 from typing import TYPE_CHECKING, Final
 
-from headrace_broker.store.files.config_file import ConfigFile
+from headrace_broker.store.files.positions import FOLDER, PositionFile
 from headrace_protocol.errors import Lane, NotReady
 
 if TYPE_CHECKING:
@@ -37,13 +36,13 @@ class Deletions:
 
     def __init__(self, root: Path, files: Files) -> None:
         self.ends: dict[str, int] = {}
-        self._file = ConfigFile(root / DELETIONS_NAME, files)
+        self._file = PositionFile(root / FOLDER / DELETIONS_NAME, dict[str, int], files)
         self._saved: dict[str, int] = {}
         self._saving = threading.Lock()
 
     def load(self) -> None:
         """Read the file. Raises OSError, StoreFormatError."""
-        self._saved = self._file.read(_parse) or {}
+        self._saved = self._file.load() or {}
         self.ends = dict(self._saved)
 
     def note(self, topic: str, log_end: int, *, use_threads: bool) -> Iterator[NotReady]:
@@ -71,13 +70,5 @@ class Deletions:
         with self._saving:
             ends = self.ends.copy()
             if ends != self._saved:
-                self._file.save(json.dumps(ends).encode())
+                self._file.save(ends)
                 self._saved = ends
-
-
-def _parse(text: bytes) -> dict[str, int]:
-    """Raises ValueError for another text."""
-    ends = json.loads(text)
-    if not isinstance(ends, dict) or not all(isinstance(end, int) for end in ends.values()):
-        raise ValueError("holds no offsets by topic")
-    return ends

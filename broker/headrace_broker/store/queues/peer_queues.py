@@ -81,11 +81,7 @@ class PeerQueues:
         """Bring the newest files to disk; a killed peer may not have. Raises OSError."""
         for queue in self._queues.values():
             for path in _files_of(queue.folder)[-2:]:
-                descriptor = files.open(path)
-                try:
-                    files.fdatasync(descriptor)
-                finally:
-                    files.close(descriptor)
+                files.sync(path)
 
 
 def _files_of(folder: Path) -> list[Path]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace_broker.store.files.positions import PositionFile
+from headrace_broker.store.files.positions import QueuePositions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from headrace_broker.store.store_queue import StoreQueue
 
 
-def floor_file(root: Path, files: Files) -> PositionFile:
+def floor_file(root: Path, files: Files) -> QueuePositions:
     """The file of the first visible queue offsets."""
-    return PositionFile(root / "config" / "topicFloors.json", files)
+    return QueuePositions(root / "config" / "topicFloors.json", files)
 
 
 class FloorFile:
