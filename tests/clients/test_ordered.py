@@ -35,7 +35,6 @@ from headrace_protocol.message import encode_record
 from tests.clients.test_consumer import produce, take, take_nothing
 from tests.simulation.cluster import NAMESERVER
 
-BREAKS = 1000
 OUTAGES_S = [0] * 17 + [45, 70]
 QUEUES = 2
 MESSAGES = 10_000
@@ -351,8 +350,9 @@ async def start_daemons(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("breaks", [100, pytest.param(1000, marks=pytest.mark.long)])
 async def test_handlers_of_a_queue_never_overlap(
-    tmp_path: Path, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture, breaks: int
 ) -> None:
     seed = secrets.randbits(32)
     print(f"seed {seed}")  # noqa: T201
@@ -368,10 +368,10 @@ async def test_handlers_of_a_queue_never_overlap(
             await producer.send_many([b"x"] * MESSAGES, topic="T")
         for number, machine in enumerate(machines):
             nursery.start_soon(live, handlers, number, machine)
-        for _ in range(BREAKS):
+        for _ in range(breaks):
             await trio.sleep(rng.uniform(0, 2))
             await rng.choice(machines).cut(rng.choice(OUTAGES_S))
         nursery.cancel_scope.cancel()
     assert handlers.overlaps == []
-    assert handlers.handovers > 30
-    assert handlers.handled_count > BREAKS
+    assert handlers.handovers > breaks / 33
+    assert handlers.handled_count > breaks

@@ -366,7 +366,9 @@ async def test_a_blank_key_is_rejected(mq: Embedded) -> None:
             await table.delete("a\x01")
 
 
-async def test_a_missing_topic_is_an_error_at_the_start(mq: Embedded) -> None:
+async def test_a_missing_topic_is_an_error_at_the_start(
+    autojump_clock: object, mq: Embedded
+) -> None:
     for local in (True, False):
         with pytest.raises(RouteNotFound, match="topic users"):
             async with mq.table("users", local=local):

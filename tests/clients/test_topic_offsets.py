@@ -121,7 +121,9 @@ async def test_another_value_than_an_offset_is_an_error_of_its_key(mq: Embedded)
             await consumer.committed(first)
 
 
-async def test_a_missing_topic_is_an_error_at_the_start(mq: Embedded) -> None:
+async def test_a_missing_topic_is_an_error_at_the_start(
+    autojump_clock: object, mq: Embedded
+) -> None:
     with pytest.raises(RouteNotFound, match="absent"):
         async with mq.consumer("g", "visits", offsets_topic="absent"):
             pass

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _MANY = 1000
 _STALL_MS = 10_000
+_DELIVERY_TIMEOUT_MS_MIN = 3000
 # Id of the run, and the time at which the message was due, on this process's clock.
 _STAMP = struct.Struct("8sd")
 _now = time.perf_counter
@@ -41,8 +42,16 @@ class Setup(NamedTuple):
     nameserver: str | None
 
     def producer(self) -> Producer:
-        """A Producer without compression: random bytes do not compress."""
-        return Producer(nameserver=self.nameserver, compress_from_bytes=None)
+        """A Producer without compression: random bytes do not compress.
+
+        A message is given up once it takes as long as the whole workload, and longer than one
+        attempt may take.
+        """
+        return Producer(
+            nameserver=self.nameserver,
+            compress_from_bytes=None,
+            delivery_timeout_ms=max(1000 * self.seconds, _DELIVERY_TIMEOUT_MS_MIN),
+        )
 
 
 class Outcome(NamedTuple):
