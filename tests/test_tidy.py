@@ -195,6 +195,28 @@ def test_files_are_short(folder: str) -> None:
     assert too_long == {path for path in STILL_TOO_LONG if path.startswith(f"{folder}/")}
 
 
+@pytest.mark.parametrize("folder", ["docs", "tests/conformance", *PRODUCT_FOLDERS])
+def test_each_test_that_is_named_exists(folder: str) -> None:
+    tests = [f"/{relative(path)}" for path in modules("tests")]
+    named = {
+        (relative(path), match)
+        for path in (ROOT / folder).rglob("*.*")
+        if path.suffix in {".md", ".py"}
+        for match in re.findall(r"[\w/]*\btest_\w+\.py", path.read_text())
+        if match != "test_jobs.py"  # an example of a user's own
+    }
+    gone = [each for each in named if not any(test.endswith(f"/{each[1]}") for test in tests)]
+    assert sorted(gone) == []
+
+
+def test_each_folder_of_tests_proves_a_promise() -> None:
+    page = (ROOT / "docs/reliability.md").read_text()
+    table = page.partition("## Proofs")[2].partition("\n## ")[0]
+    proofs = {str(Path(proof).parent) for proof in re.findall(r"`([\w/]+\.py)`", table)}
+    folders = {str(path.parent.relative_to(ROOT / "tests")) for path in modules("tests/broker")}
+    assert folders - proofs == {"broker/seams"}, "these have no tests of their own"
+
+
 # -- the rules find what breaks them ---------------------------------------------------------------
 
 
