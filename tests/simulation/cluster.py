@@ -17,6 +17,7 @@ from tests.simulation.network import FaultyNetwork, LifeNetwork
 from tests.support.faulty_files import FaultRates, FaultyFiles, PowerCut, next_life
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
     from random import Random
 
@@ -172,6 +173,17 @@ class BrokerMachine:
         if is_calm:
             self.files.is_full, self.files.cut_after = False, -1
             self.files.cut_at_sync = False
+
+    @property
+    def endings(self) -> list[Callable[[], None]]:
+        """All that may end a life, at once or soon."""
+        return [
+            self.stop,
+            self.kill,
+            self.cut_power,
+            self.cut_power_soon,
+            self.cut_power_at_sync,
+        ]
 
     def stop(self) -> None:
         """In order."""

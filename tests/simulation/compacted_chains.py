@@ -7,9 +7,6 @@ key last, and GET_BY_KEY finds the same. A seed decides everything.
 
 from __future__ import annotations
 
-import os
-from collections import Counter
-from random import Random
 from typing import TYPE_CHECKING
 
 from headrace_broker.compaction import follower
@@ -21,19 +18,17 @@ from headrace_protocol.message import decode_record, decode_records
 from headrace_protocol.statictopic.offsets import round_up
 from tests.broker.compaction.test_compaction_source import SIZES
 from tests.simulation.compacted_lives import KEYS, POLICY, Table
-from tests.simulation.determinism import decided_by, temporary_folder
 from tests.simulation.history import PromiseBroken
-from tests.simulation.totals import Outcome
+from tests.simulation.world import Kind
 from tests.support.static_brokers import TOPIC, Brokers, item
 from tests.support.stores import crash
 from tests.support.wire import pull_header, send_header
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from headrace_protocol.statictopic.mapping import MappingItem
+    from tests.simulation.totals import Outcome
+    from tests.simulation.world import World
 
-NAME = "brokers of a compacted static topic"
 NAMES = "abc"
 QUEUES = 2
 STEPS = 100
@@ -41,16 +36,19 @@ COMMIT_LOG_FILE_BYTES = 4096
 _PULL_MAX = 1000
 
 
-class Chains:
+class Chains(Kind):
     """The brokers, and the chains of the topic's queues."""
 
-    def __init__(self, folder: Path, rng: Random) -> None:
-        self.counts: Counter[str] = Counter()
-        self.faults: Counter[str] = Counter()
-        self.rng = rng
+    name = "brokers of a compacted static topic"
+    # The key index is brought to disk each time, not once a minute.
+    constants = ((follower, "INDEX_SYNC_S", -1.0),)
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self.counts, self.faults = self.outcome.counts, self.outcome.faults
         self._table = Table()
         store = {"commit_log_file_bytes": COMMIT_LOG_FILE_BYTES}
-        self.brokers = Brokers(folder, NAMES, store=store, **SIZES)
+        self.brokers = Brokers(world.folder, NAMES, store=store, **SIZES)
         self.brokers.attributes = "+cleanup.policy=COMPACTION"
         self._chains: list[tuple[MappingItem, ...]] = [
             (item("a", 0, 0, queue),) for queue in range(QUEUES)
@@ -64,11 +62,12 @@ class Chains:
             self.look,
         ]
 
-    def run(self) -> None:
+    def run(self) -> Outcome:
         for _ in range(STEPS):
             self.rng.choice(self.steps)()
         self.look()
         self.brokers.close()
+        return self.outcome
 
     def _leader(self, queue: int) -> str:
         return self._chains[queue][-1].bname[-1]
@@ -196,14 +195,3 @@ class Chains:
                 else:
                     found[name] = bytes(decode_record(each).body)
         return found
-
-
-def run(seed: int) -> Outcome:
-    """Raises PromiseBroken."""
-    with temporary_folder() as folder, decided_by(seed, lambda: 0.0) as patch:
-        # The key index is brought to disk each time, not once a minute.
-        patch.setattr(follower, "INDEX_SYNC_S", -1.0)
-        patch.setattr(os, "urandom", Random(seed).randbytes)
-        chains = Chains(folder, Random(seed))
-        chains.run()
-    return Outcome(NAME, chains.counts, chains.faults)

@@ -9,10 +9,7 @@ empty. A seed decides everything.
 
 from __future__ import annotations
 
-import os
-from collections import Counter
 from contextlib import suppress
-from random import Random
 from typing import TYPE_CHECKING
 
 from headrace_broker.compaction import follower, rebuilds
@@ -28,23 +25,18 @@ from headrace_protocol.key_lookup import NoRecord
 from headrace_protocol.message import decode_record
 from tests.broker.compaction.test_compaction_lookups import get, key
 from tests.broker.compaction.test_compaction_source import SIZES, C, create, follow_unsaved, read
-from tests.simulation.determinism import decided_by, temporary_folder
 from tests.simulation.history import PromiseBroken
-from tests.simulation.totals import Outcome
+from tests.simulation.world import Life, Lives
 from tests.support.broker import BrokerUnderTest, broker_config
-from tests.support.faulty_files import FaultyFiles, PowerCut, next_life
-from tests.support.stores import SetClock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+    from tests.simulation.world import World
+    from tests.support.faulty_files import FaultRates, FaultyFiles
 
-NAME = "broker with a compacted topic"
 QUEUE = (C, 0)
 OTHER = "OTHER"
 KEYS = [f"k{number}" for number in range(12)]
 POLICY = CompactionPolicy(delete_retention_ms=1000, max_lag_ms=0)
-LIVES = 5
 STEPS = 14
 OPERATIONS_MAX = 400
 COMMIT_LOG_FILE_BYTES = 2048
@@ -144,29 +136,23 @@ class Master:
         return Pulled(records, found[-1] + 1, end)
 
 
-class Life:
+class CompactedLife(Life):
     """One life of the broker."""
 
-    def __init__(
-        self,
-        folder: Path,
-        files: FaultyFiles,
-        table: Table,
-        master: Master,
-        rng: Random,
-        clock: SetClock,
-        counts: Counter[str],
-    ) -> None:
-        config, size = broker_config(folder, **SIZES), COMMIT_LOG_FILE_BYTES
+    def __init__(self, lives: CompactedLives, files: FaultyFiles) -> None:
+        super().__init__(lives, files)
+        folder = files.root.parent
         self.broker = BrokerUnderTest(
-            folder, config, clock, files=files, commit_log_file_bytes=size
+            folder,
+            broker_config(folder, **SIZES),
+            self.clock,
+            files=files,
+            commit_log_file_bytes=COMMIT_LOG_FILE_BYTES,
         )
-        self.files = files
-        self.rng = rng
-        self._table = table
-        self._master = master
-        self._counts = counts
-        self.steps: list[Callable[[], None]] = [
+        self.store = self.broker.store
+        self._table = lives.table
+        self._master = lives.master
+        self.steps = [
             *[self.send] * 4,
             self.flush,
             *[self.follow] * 2,
@@ -176,7 +162,7 @@ class Life:
             self.fail,
             self.look,
         ]
-        if rng.random() < DELETE_SHARE:
+        if self.rng.random() < DELETE_SHARE:
             self.steps.append(self.delete)
 
     def send(self) -> None:
@@ -185,7 +171,7 @@ class Life:
             value = b"" if self.rng.random() < 0.25 else b"%d" % self.rng.randrange(10**6)
             self._table.put(name, value)
             self.broker.store_message(C, 0, value, KEYS=name)
-            self._counts["messages sent"] += 1
+            self.counts["messages sent"] += 1
 
     def flush(self) -> None:
         self.broker.store.flusher.flush_now()
@@ -206,9 +192,9 @@ class Life:
         map_bytes = self.rng.choice([200, 2000])
         result = self.broker.compaction.compactor.compact(self._request(map_bytes))
         if result is not None:
-            self._counts["compactions"] += 1
-            self._counts["rounds"] += result.round_count
-            self._counts["messages dropped"] += result.dropped_count
+            self.counts["compactions"] += 1
+            self.counts["rounds"] += result.round_count
+            self.counts["messages dropped"] += result.dropped_count
 
     def _request(self, map_bytes: int) -> Request:
         return Request(QUEUE, POLICY, self.broker.clock.ms, map_bytes, is_forced=True)
@@ -224,12 +210,12 @@ class Life:
         compaction = self.broker.compaction
         work = Rebuild(compaction.queues, QUEUE, self.broker.clock.ms)
         if work.begin(MASTER, POLICY.delete_retention_ms):
-            self._counts["rebuilds resumed"] += bool(work.progress.position)
+            self.counts["rebuilds resumed"] += bool(work.progress.position)
             while not work.is_complete():
                 work.take(self._master.pulled(work.progress.position))
             work.merge(compaction.compactor, self._request(2000))
             self.broker.store.followers.all[0].retry()
-            self._counts["rebuilds"] += 1
+            self.counts["rebuilds"] += 1
         self._master.is_needed = False
 
     def fail(self) -> None:
@@ -254,19 +240,37 @@ class Life:
         self.create()
         self._master.begin_anew()
         self._table.flushed()
-        self._counts["topics deleted"] += 1
+        self.counts["topics deleted"] += 1
+
+    def create_first(self) -> None:
+        """What a new broker is given."""
+        self.create()
+        # A store whose queues are all gone rebuilds them, also those of a deleted topic.
+        self.broker.create_topic(OTHER, 1)
+        self.broker.store_message(OTHER, 0)
+        self.save_tables()
 
     def create(self) -> None:
         create(self.broker)
+        self.save_tables()
+
+    def save_tables(self) -> None:
         self.broker.topics.incarnations.saved.finish()
         self.broker.topics.saved.finish()
 
-    def settle(self) -> None:
+    def start(self) -> None:
         if self.broker.topics.get(C) is None:
             self.create()
         if self._master.is_needed:
             self.rebuild()
         self._table.settle(self.found())
+
+    def live(self, step_count: int) -> None:
+        super().live(step_count)
+        self.flush()
+
+    def close(self) -> None:
+        self.broker.close()
 
     def look(self) -> None:
         self._table.check(self.found())
@@ -285,52 +289,49 @@ class Life:
         return table
 
 
-def run(seed: int) -> Outcome:
-    """Some lives, the last of which has no faults. Raises PromiseBroken."""
-    outcome = Outcome(NAME, Counter(), Counter())
-    with temporary_folder() as folder, decided_by(seed, lambda: 0.0) as patch:
+class CompactedLives(Lives[CompactedLife]):
+    """A directory, what was sent for each key, and another broker that has it too."""
+
+    name = "broker with a compacted topic"
+    life_count = 4
+    step_counts = range(STEPS, STEPS + 1)
+    constants = (
         # The key index is brought to disk each time, not once a minute.
-        patch.setattr(follower, "INDEX_SYNC_S", -1.0)
-        patch.setattr(rebuilds, "_SAVE_BYTES", SAVE_BYTES)
-        # The hash of keys decides which pages of the index a life changes.
-        patch.setattr(os, "urandom", Random(seed).randbytes)
-        _run(folder, Random(seed), outcome)
-    return outcome
-
-
-def _run(folder: Path, rng: Random, outcome: Outcome) -> None:
-    table, master, clock = Table(), Master(), SetClock()
-    files = FaultyFiles(folder / "store", Random(rng.random()))
-    first = BrokerUnderTest(
-        folder,
-        broker_config(folder, **SIZES),
-        clock,
-        files=files,
-        commit_log_file_bytes=COMMIT_LOG_FILE_BYTES,
+        (follower, "INDEX_SYNC_S", -1.0),
+        (rebuilds, "_SAVE_BYTES", SAVE_BYTES),
     )
-    create(first)
-    # A store whose queues are all gone rebuilds them, also those of a deleted topic.
-    first.create_topic(OTHER, 1)
-    first.store_message(OTHER, 0)
-    first.topics.saved.finish()
-    first.topics.incarnations.saved.finish()
-    first.close()
-    files.stop()
-    for number in range(LIVES):
-        was_stopped = files.image is None and not files.faults["kill"]
-        files = next_life(folder / "store", Random(rng.random()), before=files)
-        if was_stopped and master.is_whole and rng.random() < 0.5:
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self.table, self.master = Table(), Master()
+
+    def begin(self) -> None:
+        self.live_calmly(CompactedLife.create_first)
+
+    def finish(self) -> None:
+        self.live_calmly(CompactedLife.start, lambda life: life.live(STEPS))
+
+    def new_life(self, files: FaultyFiles) -> CompactedLife:
+        return CompactedLife(self, files)
+
+    def next_files(self, rates: FaultRates | None) -> FaultyFiles:
+        before = self.files
+        files = super().next_files(rates)
+        was_stopped = before is not None and before.image is None and not before.faults["kill"]
+        if was_stopped and self.master.is_whole and self.rng.random() < 0.5:
             lose_older(files)
-            master.is_needed = True
-            outcome.counts["losses of older messages"] += 1
-        if number < LIVES - 1:
-            ending = rng.choice(["cut_after", "kill_after", ""])
-            if ending:
-                setattr(files, ending, files.operation_count + rng.randrange(OPERATIONS_MAX))
-        with suppress(PowerCut):
-            _live(Life(folder, files, table, master, rng, clock, outcome.counts))
-        outcome.counts["lives"] += 1
-        outcome.faults.update(files.faults)
+            self.master.is_needed = True
+            self.outcome.counts["losses of older messages"] += 1
+        return files
+
+    def arm(self, files: FaultyFiles) -> None:
+        ending = self.rng.choice(("cut_after", "kill_after", ""))
+        if ending:
+            setattr(files, ending, files.operation_count + self.rng.randrange(OPERATIONS_MAX))
+
+    def end(self, life: CompactedLife) -> None:
+        life.close()
+        life.files.stop()
 
 
 def lose_older(files: FaultyFiles) -> None:
@@ -341,17 +342,3 @@ def lose_older(files: FaultyFiles) -> None:
         files.unlink(path)
         files.mark_names_unsynced(path.parent)
     files.sync_names()
-
-
-def _live(life: Life) -> None:
-    """A life to its end, which may be a PowerCut."""
-    try:
-        life.settle()
-        for _ in range(STEPS):
-            life.rng.choice(life.steps)()
-        life.flush()
-        life.broker.close()
-    except PowerCut:
-        life.broker.store.abandon()
-        raise
-    life.files.stop()

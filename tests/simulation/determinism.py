@@ -58,6 +58,7 @@ def decided_by(seed: int, now_s: Callable[[], float]) -> Iterator[pytest.MonkeyP
         patch.setattr(ServerChannel, "__hash__", lambda channel: zlib.crc32(channel.host_bytes))
         patch.setattr(time, "time_ns", lambda: next(nanoseconds))
         patch.setattr(os, "getpid", lambda: 1)
+        patch.setattr(os, "urandom", random.Random(seed).randbytes)
         patch.setattr(secrets, "token_hex", lambda count: random.randbytes(count).hex())
         # Work costs nothing: how much is done at once must not depend on how fast the machine is.
         _replace_clock(patch, "perf_counter", lambda: 0.0)

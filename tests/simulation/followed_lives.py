@@ -8,35 +8,32 @@ totals are kept.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-import pytest
+from typing import TYPE_CHECKING
 
 from headrace_broker.store.queues import queue_blocks
 from headrace_protocol.message import CorruptRecord
-from tests.simulation import store_lives
 from tests.simulation.history import PromiseBroken
+from tests.simulation.store_lives import StoreLife, StoreLives
 from tests.support.followers import CopyingFollower
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from headrace_broker.store.followers.followers import Following
-    from tests.simulation.totals import Outcome
+    from tests.support.faulty_files import FaultyFiles
 
-NAME = "store with a follower"
 # Some records, so that a life has many blocks.
 BLOCK_BYTES = 2000
 
 
-class FollowedLife(store_lives.Life):
+class FollowedLife(StoreLife):
     """Adds the follower once the store is open."""
 
     follower: CopyingFollower
     following: Following
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
+    def __init__(self, lives: FollowedLives, files: FaultyFiles) -> None:
+        super().__init__(lives, files)
         self.steps += [self.catch_up] * 5
 
     def check(self) -> None:
@@ -74,25 +71,24 @@ class FollowedLife(store_lives.Life):
             raise PromiseBroken(f"{sorted(copied)} were never appended to")
 
 
-class FollowedStore(store_lives.Store):
+class FollowedLives(StoreLives):
     """Its copy is compared whenever nothing is broken."""
 
-    life = FollowedLife
-    name = NAME
+    name = "store with a follower"
+    constants = ((queue_blocks, "BLOCK_BYTES_MAX", BLOCK_BYTES),)
+    life_type = FollowedLife
 
-    def live_calmly(self, do: Callable[[store_lives.Life], None]) -> None:
-        def do_and_check(life: store_lives.Life) -> None:
-            do(life)
-            assert isinstance(life, FollowedLife)
-            life.store.flusher.flush_now()
-            life.catch_up()
-            self.outcome.counts["messages copied"] = sum(map(len, life.follower.copied().values()))
+    def live_calmly(self, *works: Callable[[StoreLife], object]) -> None:
+        super().live_calmly(*works, self.copy_rest)
 
-        super().live_calmly(do_and_check)
+    def finish(self) -> None:
+        super().finish()
+        counts = self.outcome.counts
+        if counts["messages copied"] != counts["records kept"]:
+            raise PromiseBroken(f"{counts} in the end")
 
-
-def run(seed: int) -> Outcome:
-    """All lives of a store. Raises PromiseBroken."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(queue_blocks, "BLOCK_BYTES_MAX", BLOCK_BYTES)
-        return store_lives.run(seed, FollowedStore)
+    def copy_rest(self, life: StoreLife) -> None:
+        assert isinstance(life, FollowedLife)
+        life.store.flusher.flush_now()
+        life.catch_up()
+        self.outcome.counts["messages copied"] = sum(map(len, life.follower.copied().values()))

@@ -8,42 +8,35 @@ when the broker has taken the tier back. Whatever happens, the manifest names on
 
 from __future__ import annotations
 
-from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-import trio
 
 from headrace_broker.store.files.cold_files import ColdFiles
 from headrace_broker.store.followers.followers import _view
 from headrace_broker.store.queues.queue_blocks import read_block
-from headrace_broker.store.retention import cleaner
 from headrace_broker.tiered.access import tier_access, upload
 from headrace_broker.tiered.container.stored_tier import Group
 from headrace_broker.tiered.objects import inventory, merge, object_tier, part_reader
 from headrace_broker.tiered.objects.object_tier import CATALOGS, DATA, ObjectTier
 from headrace_broker.tiered.rescue.verify import _verify_objects
 from headrace_protocol.tier.rows import Manifest, ObjectRow
-from tests.simulation import tiered_lives
-from tests.simulation.determinism import decided_by, temporary_folder
 from tests.simulation.history import PromiseBroken
-from tests.simulation.store_lives import FREE_BYTES, HOUR_MS, StoreClock, run_here
-from tests.simulation.tiered_lives import PAUSE_MS, TIER_HOURS
+from tests.simulation.tiered_lives import PAUSE_MS, TIER_HOURS, TieredLife, TieredLives
+from tests.simulation.world import HOUR_MS
 from tests.support.simulated_store import TROUBLES, SimulatedStore, StoreClient, StoreWeather
 from tests.support.tiers import block
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-    import pytest
+    from random import Random
 
     from headrace_broker.tiered.container.stored_tier import Name
     from headrace_broker.tiered.container.tier import Home
-    from tests.simulation.totals import Outcome
+    from tests.simulation.world import LifeClock, World
     from tests.support.faulty_files import FaultyFiles
 
-NAME: Final = "broker with tiered topics in a bucket"
 # Of the requests of a broker.
 TAKEOVER_RATE: Final = 0.02
 RIVAL_RATE: Final = 0.1
@@ -51,20 +44,29 @@ INTERRUPTION_RATE: Final = 0.05
 # Age of objects that are swept; no put is under way for so long.
 SWEEP_MS: Final = 2 * HOUR_MS
 MADE_UP: Final = 3
+RANDOM_CONSTANTS: Final = (
+    (merge, "_RUNS", (2, 3)),
+    (merge, "_OBJECT_BYTES", (2500, 20_000)),
+    (object_tier, "_TAIL_MAX", (1, 5)),
+    (object_tier, "_DAY_MS", (SWEEP_MS,)),
+    (inventory, "_CATALOG_PARTS_MIN", (3, 9)),
+    (inventory, "_CATALOG_PARTS_MAX", (10, 30)),
+    (part_reader, "_SMALL_BYTES", (0, 256 << 10)),
+    (upload, "_TOGETHER_BYTES", (3000, 16 << 20)),
+)
 _rows = msgspec.json.Decoder(list[ObjectRow])
 _manifest = msgspec.json.Decoder(Manifest)
 
 
-class ObjectLife(tiered_lives.Life):
+class ObjectLife(TieredLife):
     """One life of the broker."""
 
     troubles = TROUBLES
-    rival: Rival
-    store_of_tier: SimulatedStore
     weather: StoreWeather
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, lives: ObjectLives, files: FaultyFiles) -> None:
+        super().__init__(lives, files)
+        self.rival, self.store_of_tier = lives.rival, lives.bucket
         self.is_settled = False
         self._is_merging = self._is_looking = self._is_interrupted = False
         self.steps += [*[self.merge] * 4, *[self.meet_rival] * 2]
@@ -177,7 +179,7 @@ class Rival:
     tier: as it knows it. may_take_over: whether it does so if it has none.
     """
 
-    def __init__(self, store: SimulatedStore, rng: Random, clock: StoreClock) -> None:
+    def __init__(self, store: SimulatedStore, rng: Random, clock: LifeClock) -> None:
         self._store = store
         self._rng = rng
         self._clock = clock
@@ -252,34 +254,24 @@ class Rival:
         life.note_expiry()
 
 
-class ObjectBroker(tiered_lives.Broker):
+class ObjectLives(TieredLives):
     """A directory and a bucket, and what happened to them."""
 
-    name = NAME
-    life = ObjectLife
+    name = "broker with tiered topics in a bucket"
+    life_type = ObjectLife
     weather: StoreWeather
 
-    def __init__(
-        self, folder: Path, rng: Random, clock: StoreClock, patch: pytest.MonkeyPatch
-    ) -> None:
-        super().__init__(folder, rng, clock, StoreWeather(rng, clock))
+    def open_tier(self, world: World) -> StoreWeather:
+        weather = StoreWeather(self.rng, self.clock)
         self.bucket = SimulatedStore()
         self.bucket.after_change = self.check_manifest
-        self.rival = Rival(self.bucket, rng, clock)
+        self.rival = Rival(self.bucket, self.rng, self.clock)
         self._life: ObjectLife | None = None
         self._catalogs: dict[str, list[str]] = {}
-        patch.setattr(tier_access, "_open_objects", self.open_bucket)
-        for module, name, values in (
-            (merge, "_RUNS", (2, 3)),
-            (merge, "_OBJECT_BYTES", (2500, 20_000)),
-            (object_tier, "_TAIL_MAX", (1, 5)),
-            (object_tier, "_DAY_MS", (SWEEP_MS,)),
-            (inventory, "_CATALOG_PARTS_MIN", (3, 9)),
-            (inventory, "_CATALOG_PARTS_MAX", (10, 30)),
-            (part_reader, "_SMALL_BYTES", (0, 256 << 10)),
-            (upload, "_TOGETHER_BYTES", (3000, 16 << 20)),
-        ):
-            patch.setattr(module, name, rng.choice(values))
+        world.patch.setattr(tier_access, "_open_objects", self.open_bucket)
+        for module, name, values in RANDOM_CONSTANTS:
+            world.patch.setattr(module, name, self.rng.choice(values))
+        return weather
 
     def place(self, _folder: Path) -> dict[str, Any]:
         return {"tiered_backend_service_provider": "s3", "object_store_bucket": "bucket"}
@@ -294,11 +286,10 @@ class ObjectBroker(tiered_lives.Broker):
 
         return StoreClient(self.bucket, self.weather, on_request)
 
-    def new_life(self, files: FaultyFiles) -> ObjectLife:
+    def new_life(self, files: FaultyFiles) -> TieredLife:
         self._life = None
         life = super().new_life(files)
         assert isinstance(life, ObjectLife)
-        life.rival, life.store_of_tier = self.rival, self.bucket
         self._life = life
         return life
 
@@ -331,12 +322,3 @@ def _listed(store: SimulatedStore, folder: str) -> list[Any]:
     entries = store.entries(folder)
     assert isinstance(entries, list)
     return entries
-
-
-def run(seed: int) -> Outcome:
-    """All lives of a broker, the last of which has no faults. Raises PromiseBroken."""
-    clock = StoreClock()
-    with temporary_folder() as folder, decided_by(seed, clock.current_time) as patch:
-        patch.setattr(trio.to_thread, "run_sync", run_here)
-        patch.setattr(cleaner, "_FREE_BYTES", FREE_BYTES)
-        return ObjectBroker(folder, Random(seed), clock, patch).run()

@@ -1,12 +1,7 @@
 """``make sim``: one seed after the other; a failure names the command that repeats it.
 
-A seed stands for a whole cluster and its clients, or for many lives of one store; with
-``--kind=followed`` for many lives of one store with a follower, with ``--kind=waiting`` for many
-lives of one broker with messages that wait, with ``--kind=compacted`` for those of one with a
-compacted topic, with ``--kind=chains`` for brokers with a compacted static topic, with
-``--kind=static`` for a cluster with a static topic whose queues move, with ``--kind=tiered`` for
-many lives of one broker with tiered topics, with ``--kind=objects`` for those of one whose tier is
-in a bucket.
+A seed stands for a whole cluster and its clients, or for many lives of one store; with ``--kind``
+for those of another kind (``KINDS``).
 """
 
 from __future__ import annotations
@@ -24,56 +19,55 @@ from typing import TYPE_CHECKING
 import structlog
 
 from tests.bench.processes import raise_open_files_limit
-from tests.simulation import (
-    compacted_chains,
-    compacted_lives,
-    followed_lives,
-    object_lives,
-    simulation,
-    static_topics,
-    store_lives,
-    tiered_lives,
-    waiting_lives,
-)
+from tests.simulation.compacted_chains import Chains
+from tests.simulation.compacted_lives import CompactedLives
+from tests.simulation.followed_lives import FollowedLives
+from tests.simulation.object_lives import ObjectLives
+from tests.simulation.simulation import PlainCluster
+from tests.simulation.static_topics import StaticSimulation
+from tests.simulation.store_lives import StoreLives
+from tests.simulation.tiered_lives import TieredLives
 from tests.simulation.totals import Outcome, Totals
+from tests.simulation.waiting_lives import WaitingLives
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from tests.simulation.world import Kind
 
 # A cluster takes as long as a dozen stores.
 CLUSTER_EVERY = 8
 SAVE_EVERY = 50
 
 
-def run_seed(seed: int) -> Outcome:
-    """Run what a seed stands for. Raises PromiseBroken, or whatever else ended it."""
-    return (simulation if seed % CLUSTER_EVERY == 0 else store_lives).run(seed)
-
-
-KINDS: dict[str, Callable[[int], Outcome]] = {
-    "all": run_seed,
-    "chains": compacted_chains.run,
-    "compacted": compacted_lives.run,
-    "followed": followed_lives.run,
-    "objects": object_lives.run,
-    "static": static_topics.run,
-    "tiered": tiered_lives.run,
-    "waiting": waiting_lives.run,
+ALL = "all"
+KINDS: dict[str, type[Kind]] = {
+    "chains": Chains,
+    "cluster": PlainCluster,
+    "compacted": CompactedLives,
+    "followed": FollowedLives,
+    "objects": ObjectLives,
+    "static": StaticSimulation,
+    "store": StoreLives,
+    "tiered": TieredLives,
+    "waiting": WaitingLives,
 }
 
 
-def run_seeds(totals: Totals, seed_count: int, keep: Path, kind: str = "all") -> None:
+def run_seed(kind: str, seed: int) -> Outcome:
+    """Run what a seed of a kind stands for. Raises PromiseBroken, or whatever else ended it."""
+    if kind == ALL:
+        kind = "store" if seed % CLUSTER_EVERY else "cluster"
+    return KINDS[kind].run_seed(seed)
+
+
+def run_seeds(totals: Totals, seed_count: int, keep: Path, kind: str) -> None:
     """Go on with ``totals`` until they are of so many seeds, and save them in ``keep``."""
-    run = KINDS[kind]
-    command = "make sim SEED={} N=1"
-    if run is not run_seed:
-        command = f"python -m tests.simulation.run --kind={kind} --seed={{}} --count=1"
     while totals.seed_count < seed_count:
         seed = totals.first_seed + totals.seed_count
         try:
-            totals.add(run(seed))
+            totals.add(run_seed(kind, seed))
         except Exception:  # noqa: BLE001 - whatever it is, it is the finding
-            sys.stdout.write(f"{traceback.format_exc()}seed {seed}: {command.format(seed)}\n")
+            command = f"make sim KIND={kind} SEED={seed} N=1"
+            sys.stdout.write(f"{traceback.format_exc()}seed {seed}: {command}\n")
             totals.add_failed(seed)
         if totals.seed_count % SAVE_EVERY == 0:
             sys.stderr.write(f"{totals.seed_count} seeds, {len(totals.failed)} failed\n")
@@ -86,7 +80,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().getrandbits(32))
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--keep", type=Path, help="go on with the totals in this file")
-    parser.add_argument("--kind", choices=KINDS, default="all", help="what a seed stands for")
+    parser.add_argument("--kind", choices=(ALL, *KINDS), default=ALL, help="what a seed stands for")
     arguments = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     logging.disable()

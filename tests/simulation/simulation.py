@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from random import Random
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import trio
 import trio.testing
@@ -27,16 +26,18 @@ from tests.simulation.cluster import (
     BrokerMachine,
     NameServerMachine,
 )
-from tests.simulation.determinism import decided_by, temporary_folder
 from tests.simulation.history import History, PromiseBroken
 from tests.simulation.network import FaultyNetwork
-from tests.simulation.totals import Outcome
 from tests.simulation.workload import TOPIC, Workload
+from tests.simulation.world import Kind
 from tests.support.faulty_files import FaultRates
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+    from collections.abc import Callable, Iterable, Mapping
+    from random import Random
+
+    from tests.simulation.totals import Outcome
+    from tests.simulation.world import World
 
 T = TypeVar("T")
 
@@ -57,20 +58,148 @@ HOT_BYTES = 16 * 1024
 PATIENCE_S = 1200.0
 
 
-class Simulation:
-    """One run."""
+class Simulation(Kind):
+    """One run of a cluster. Kinds say what it serves, what changes, and what must hold."""
 
-    def __init__(self, rng: Random, folder: Path, nursery: trio.Nursery) -> None:
-        self.rng = rng
+    history: History
+    brokers: list[BrokerMachine]
+    workload: Workload
+    fault_pause_s_max: ClassVar[float] = 8.0
+    patience_s: ClassVar[float]
+
+    def __init__(self, world: World, nursery: trio.Nursery) -> None:
+        super().__init__(world)
         self.nursery = nursery
-        self.network = FaultyNetwork(rng, nursery)
+        self.network = FaultyNetwork(self.rng, nursery)
+        self.nameserver = NameServerMachine(self.network)
+
+    # -- what kinds say ----------------------------------------------------------------------------
+
+    async def create(self, admin: Admin) -> None:
+        """Create the topic, once all daemons are up."""
+        raise NotImplementedError
+
+    async def act(self) -> None:
+        """All that happens. Raises PromiseBroken."""
+        raise NotImplementedError
+
+    def do_fault(self) -> None:
+        """One of the faults of daemons."""
+        raise NotImplementedError
+
+    async def while_waiting(self) -> None:
+        """Look again, while groups consume what is left."""
+
+    # -- the driver --------------------------------------------------------------------------------
+
+    async def simulate(self) -> Outcome:
+        """Raises PromiseBroken."""
+        self.nursery.start_soon(self.nameserver.run)
+        for broker in self.brokers:
+            self.nursery.start_soon(broker.run)
+        await self.settle()
+        async with self.admin() as admin:
+            await self.create(admin)
+        await self.act()
+        self.history.check()
+        self._count()
+        return self.outcome._replace(
+            seconds=trio.current_time(), loss_window_s=self.history.loss_window_s
+        )
+
+    def admin(self) -> Admin:
+        return Admin(nameserver=NAMESERVER, connect=self.network.connect)
+
+    def consume(self, members: Mapping[str, int]) -> None:
+        """Start groups of so many members."""
+        for group, count in members.items():
+            for member in range(count):
+                self.nursery.start_soon(self.workload.consume, group, member)
+
+    def set_calm(self, *, is_calm: bool) -> None:
+        self.network.is_calm = is_calm
+        for broker in self.brokers:
+            broker.set_calm(is_calm=is_calm)
+
+    async def do_faults(self) -> None:
+        for _ in range(self.rng.randrange(FAULTS_MAX + 1)):
+            await trio.sleep(self.rng.random() * self.fault_pause_s_max)
+            self.do_fault()
+
+    def _all_are_up(self) -> bool:
+        return self.nameserver.is_up and all(broker.is_up for broker in self.brokers)
+
+    async def settle(self) -> None:
+        """Wait until all daemons are up; and once more for one that dies of what it did before."""
+        for _ in range(2):
+            while not self._all_are_up():  # noqa: ASYNC110
+                await trio.sleep(0.1)
+            await trio.sleep(3)
+
+    async def until_consumed(self, groups: Iterable[str]) -> None:
+        """Wait for some groups; what they have not got in the end, the history's check says."""
+        deadline = trio.current_time() + self.patience_s
+        while not self.history.is_consumed(groups) and trio.current_time() <= deadline:
+            await trio.sleep(1)
+            await self.while_waiting()
+
+    def _count(self) -> None:
+        history, (_, counts, faults, *_) = self.history, self.outcome
+        faults.update(self.network.faults)
+        for broker in self.brokers:
+            faults.update(broker.faults)
+            faults.update(broker.files.faults)
+        faults["restart"] = len(history.lives) - len(self.brokers)
+        counts.update(history.findings)
+        counts.update(
+            sent=len(history.sent), acknowledged=len(history.acks), consumed=len(history.got)
+        )
+
+    @classmethod
+    def run_seed(cls, seed: int) -> Outcome:
+        """Simulate on a clock that jumps to the next thing that happens. Raises PromiseBroken."""
+        clock = trio.testing.MockClock(autojump_threshold=0)
+        with cls.world(seed, clock, trio.current_time) as world:
+            faults: Counter[str] = Counter()
+            world.patch.setattr(trio.to_thread, "run_sync", run_here(world.rng, faults))
+            try:
+                outcome = trio.run(cls._simulate, world, clock=clock)
+            except BaseExceptionGroup as group:
+                raise first_cause(group) from None
+            outcome.faults.update(faults)
+            return outcome
+
+    @classmethod
+    async def _simulate(cls, world: World) -> Outcome:
+        async with trio.open_nursery() as nursery:
+            outcome = await cls(world, nursery).simulate()
+            nursery.cancel_scope.cancel()
+        return outcome
+
+
+class PlainCluster(Simulation):
+    """Plain topics: all that a broker may do with them, and messages that expire."""
+
+    name = "cluster"
+    constants = (
+        (commit_log, "HOT_BYTES", HOT_BYTES),
+        # What is kept for hours is kept for seconds.
+        (config, "_HOUR_MS", 1000),
+        (attributes, "_HOUR_MS", 1000),
+    )
+    patience_s = PATIENCE_S
+
+    def __init__(self, world: World, nursery: trio.Nursery) -> None:
+        super().__init__(world, nursery)
+        rng = self.rng
         self.history = History(
             is_sync=rng.random() < 0.6, window_s=WINDOW_S, reserved_s=rng.choice(RESERVED_S)
         )
+        flush = "sync" if self.history.is_sync else "async"
+        self.outcome = self.outcome._replace(kind=f"cluster, {flush} flush")
         rates = rng.choice((FaultRates(), FaultRates(cold=0.1, read=0.05), DISK_RATES))
-        self.nameserver = NameServerMachine(self.network)
         self.brokers = [
-            BrokerMachine(number, folder, self.network, self.history, rates)
+            BrokerMachine(number, world.folder, self.network, self.history, rates)
             for number in range(rng.choice((1, 1, 2)))
         ]
         self.workload = Workload(self.network, self.history, self.brokers)
@@ -81,11 +210,7 @@ class Simulation:
 
     def _faults_of(self, broker: BrokerMachine) -> list[Callable[[], None]]:
         return [
-            broker.stop,
-            broker.kill,
-            broker.cut_power,
-            broker.cut_power_soon,
-            broker.cut_power_at_sync,
+            *broker.endings,
             lambda: self.nursery.start_soon(self._fill_disk, broker),
         ]
 
@@ -95,33 +220,11 @@ class Simulation:
         await trio.sleep(self.rng.random() * 8)
         files.is_full = False
 
-    async def run(self) -> Outcome:
-        """Raises PromiseBroken."""
-        await self._start()
-        self._set_calm(is_calm=False)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.workload.produce)
-            nursery.start_soon(self._do_faults)
-        self._set_calm(is_calm=True)
-        await self._settle()
-        await self.workload.read_all()
-        await self._until_consumed()
-        self.history.check()
-        return self._outcome()
+    def do_fault(self) -> None:
+        self.rng.choice(self.faults)()
 
-    async def _start(self) -> None:
-        self.nursery.start_soon(self.nameserver.run)
-        for broker in self.brokers:
-            self.nursery.start_soon(broker.run)
-        await self._settle()
-        async with Admin(nameserver=NAMESERVER, connect=self.network.connect) as admin:
-            await admin.create_topic(TOPIC, queues=QUEUES, attributes=self._topic_limits())
-        for group, count in GROUPS.items():
-            for member in range(count):
-                self.nursery.start_soon(self.workload.consume, group, member)
-        if self.history.reserved_s < math.inf:
-            # What a group has not consumed stays if the broker knows that it consumes at all.
-            await trio.sleep(COMMITTED_S)
+    async def create(self, admin: Admin) -> None:
+        await admin.create_topic(TOPIC, queues=QUEUES, attributes=self._topic_limits())
 
     def _topic_limits(self) -> dict[str, str]:
         """Half of the topics that expire do so before their files."""
@@ -129,72 +232,19 @@ class Simulation:
         is_limited = reserved_s < math.inf and self.rng.random() < 0.5
         return {"reserve.time": str(reserved_s)} if is_limited else {}
 
-    def _set_calm(self, *, is_calm: bool) -> None:
-        self.network.is_calm = is_calm
-        for broker in self.brokers:
-            broker.set_calm(is_calm=is_calm)
-
-    async def _do_faults(self) -> None:
-        for _ in range(self.rng.randrange(FAULTS_MAX + 1)):
-            await trio.sleep(self.rng.random() * 8)
-            self.rng.choice(self.faults)()
-
-    def _all_are_up(self) -> bool:
-        return self.nameserver.is_up and all(broker.is_up for broker in self.brokers)
-
-    async def _settle(self) -> None:
-        """Wait until all daemons are up; and once more for one that dies of what it did before."""
-        for _ in range(2):
-            while not self._all_are_up():  # noqa: ASYNC110
-                await trio.sleep(0.1)
-            await trio.sleep(3)
-
-    async def _until_consumed(self) -> None:
-        deadline = trio.current_time() + PATIENCE_S
-        while not self.history.is_consumed(GROUPS):
-            if trio.current_time() > deadline:
-                return  # the check says what is missing
-            await trio.sleep(1)
-
-    def _outcome(self) -> Outcome:
-        history, faults = self.history, self.network.faults.copy()
-        for broker in self.brokers:
-            faults.update(broker.faults)
-            faults.update(broker.files.faults)
-        faults["restart"] = len(history.lives) - len(self.brokers)
-        counts = Counter(
-            sent=len(history.sent),
-            acknowledged=len(history.acks),
-            consumed=len(history.got),
-        )
-        kind = "cluster, sync flush" if history.is_sync else "cluster, async flush"
-        counts.update(history.findings)
-        return Outcome(kind, counts, faults, trio.current_time(), history.loss_window_s)
-
-
-async def simulate(rng: Random, folder: Path) -> Outcome:
-    async with trio.open_nursery() as nursery:
-        result = await Simulation(rng, folder, nursery).run()
-        nursery.cancel_scope.cancel()
-    return result
-
-
-def run(seed: int) -> Outcome:
-    """Simulate on a clock that jumps to the next thing that happens. Raises PromiseBroken."""
-    rng = Random(seed)
-    clock = trio.testing.MockClock(autojump_threshold=0)
-    with temporary_folder() as folder, decided_by(seed, trio.current_time) as patch:
-        faults: Counter[str] = Counter()
-        patch.setattr(trio.to_thread, "run_sync", run_here(rng, faults))
-        patch.setattr(commit_log, "HOT_BYTES", HOT_BYTES)
-        for module in (config, attributes):  # what is kept for hours is kept for seconds
-            patch.setattr(module, "_HOUR_MS", 1000)
-        try:
-            outcome = trio.run(simulate, rng, folder, clock=clock)
-        except BaseExceptionGroup as group:
-            raise first_cause(group) from None
-        outcome.faults.update(faults)
-        return outcome
+    async def act(self) -> None:
+        self.consume(GROUPS)
+        if self.history.reserved_s < math.inf:
+            # What a group has not consumed stays if the broker knows that it consumes at all.
+            await trio.sleep(COMMITTED_S)
+        self.set_calm(is_calm=False)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.workload.produce)
+            nursery.start_soon(self.do_faults)
+        self.set_calm(is_calm=True)
+        await self.settle()
+        await self.workload.read_all()
+        await self.until_consumed(GROUPS)
 
 
 def run_here(rng: Random, faults: Counter[str]) -> Callable[..., Any]:

@@ -11,14 +11,11 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections import Counter
 from contextlib import suppress
 from functools import partial
-from random import Random
 from typing import TYPE_CHECKING, Any
 
 import trio
-import trio.testing
 
 from headrace import Admin
 from headrace.admin.statictopic import HalfDone, UnchangedTopic
@@ -31,26 +28,23 @@ from headrace_broker.statictopic.table import MappingTable
 from headrace_protocol.bodies import MessageQueue
 from headrace_protocol.statictopic.mapping import logic_broker_name
 from headrace_protocol.statictopic.plans import Mode
-from tests.simulation.cluster import NAMESERVER, BrokerMachine, NameServerMachine
-from tests.simulation.determinism import decided_by, temporary_folder
+from tests.simulation.cluster import NAMESERVER, BrokerMachine
 from tests.simulation.history import Ack, Place, PromiseBroken
-from tests.simulation.network import FaultyNetwork, LifeNetwork
-from tests.simulation.simulation import first_cause, run_here
+from tests.simulation.network import LifeNetwork
+from tests.simulation.simulation import Simulation
 from tests.simulation.static_promises import MappingWatch, OffsetWatch, StaticHistory
-from tests.simulation.totals import Outcome
 from tests.simulation.workload import TOPIC, Workload
 from tests.support.faulty_files import FaultRates
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-    from pathlib import Path
 
     import pytest
 
     from headrace import Message, SendResult
     from headrace.admin.statictopic import Change
+    from tests.simulation.world import World
 
-NAME = "static topic"
 BROKERS = 3
 QUEUES = 3
 QUEUES_MAX = 6
@@ -95,53 +89,69 @@ class StaticWorkload(Workload):
             return False
 
 
-class StaticSimulation:
+class StaticSimulation(Simulation):
     """One run."""
 
-    def __init__(self, rng: Random, folder: Path, nursery: trio.Nursery) -> None:
-        self.rng = rng
-        self.nursery = nursery
-        self.counts: Counter[str] = Counter()
-        self.faults: Counter[str] = Counter()
-        self.network = FaultyNetwork(rng, nursery)
-        self.modes = rng.choice(MODES)
+    name = "static topic"
+    constants = (
+        (cleanup, "_PERIOD_S", CLEANUP_PERIOD_S),
+        (config, "_HOUR_MS", 1000),  # what is kept for hours is kept for seconds
+    )
+    fault_pause_s_max = PAUSE_S_MAX
+    patience_s = PATIENCE_S
+    history: StaticHistory
+
+    def __init__(self, world: World, nursery: trio.Nursery) -> None:
+        super().__init__(world, nursery)
+        self.counts, self.faults = self.outcome.counts, self.outcome.faults
+        self.modes = self.rng.choice(MODES)
         self.is_calm = True
-        self.history = StaticHistory(is_sync=True, window_s=0.0, reserved_s=rng.choice(RESERVED_S))
+        self.history = StaticHistory(
+            is_sync=True, window_s=0.0, reserved_s=self.rng.choice(RESERVED_S)
+        )
         self.history.is_strict = Mode.AVAILABLE not in self.modes
         self.history.queue_count = QUEUES
-        self.nameserver = NameServerMachine(self.network)
         self.brokers = [
-            BrokerMachine(number, folder, self.network, self.history, FaultRates())
+            BrokerMachine(number, world.folder, self.network, self.history, FaultRates())
             for number in range(BROKERS)
         ]
         self.watch = MappingWatch(TOPIC, self.brokers, is_strict=self.history.is_strict)
         self.offsets = OffsetWatch(self.history, self.watch)
         self.workload = StaticWorkload(self.network, self.history, self.brokers)
+        patch = world.patch
+        patch.setattr(tempfile, "tempdir", str(world.folder))  # admins' files
+        call_after(patch, MappingTable, "leads_changed", self.watch.leads_changed)
+        call_after(patch, MappingTable, "_saved_changed", self.watch.mapping_changed)
+        call_after(patch, offset_store, "_commit_header", self.offsets.committing)
 
-    async def run(self) -> Outcome:
-        """Raises PromiseBroken."""
-        await self._start()
+    async def create(self, admin: Admin) -> None:
+        await admin.create_static_topic(TOPIC, QUEUES, brokers=self._some_brokers())
+
+    async def act(self) -> None:
+        self._consume(FOLLOWING)
         self.nursery.start_soon(self._watch_offsets)
         # Without faults nothing excuses what goes wrong.
         self.is_calm = is_calm = self.rng.random() < 0.2
-        self._set_calm(is_calm=is_calm)
+        self.set_calm(is_calm=is_calm)
         self.network.is_calm = is_calm or self.rng.random() < 0.3
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.workload.produce)
             await self._disturb()
-            self._set_calm(is_calm=True)
-            await self._settle()
+            self.set_calm(is_calm=True)
+            await self.settle()
             await self._repair()
         self.watch.check()
         with trio.fail_after(PATIENCE_S):
             await self.workload.read_all()
         groups = FOLLOWING if self.history.expires else FOLLOWING | LATE
         self._consume(groups - FOLLOWING)
-        await self._until_consumed(groups)
+        await self.until_consumed(groups)
+        if not self.history.is_consumed(groups):
+            self.history.check()
+            raise PromiseBroken("a group has not read what is there")
         await self._look(groups)
         self.watch.check()
-        self.history.check()
-        return self._outcome()
+        self.counts.update(self.watch.counts)
 
     async def _disturb(self) -> None:
         """All changes, and all faults."""
@@ -149,50 +159,18 @@ class StaticSimulation:
             for _ in range(self.rng.choice((1, 1, 2))):
                 nursery.start_soon(self._change)
             if not self.is_calm:
-                nursery.start_soon(self._do_faults)
-
-    async def _start(self) -> None:
-        self.nursery.start_soon(self.nameserver.run)
-        for broker in self.brokers:
-            self.nursery.start_soon(broker.run)
-        await self._settle()
-        async with Admin(nameserver=NAMESERVER, connect=self.network.connect) as admin:
-            await admin.create_static_topic(TOPIC, QUEUES, brokers=self._some_brokers())
-        self._consume(FOLLOWING)
+                nursery.start_soon(self.do_faults)
 
     def _consume(self, groups: Iterable[str]) -> None:
-        for group in sorted(groups):
-            for member in range(MEMBERS[group]):
-                self.nursery.start_soon(self.workload.consume, group, member)
-
-    def _set_calm(self, *, is_calm: bool) -> None:
-        self.network.is_calm = is_calm
-        for broker in self.brokers:
-            broker.set_calm(is_calm=is_calm)
-
-    async def _settle(self) -> None:
-        """Wait until all daemons are up; and once more for one that dies of what it did before."""
-        for _ in range(2):
-            while not (self.nameserver.is_up and all(b.is_up for b in self.brokers)):  # noqa: ASYNC110
-                await trio.sleep(0.1)
-            await trio.sleep(3)
+        self.consume({group: MEMBERS[group] for group in sorted(groups)})
 
     # -- faults ------------------------------------------------------------------------------------
 
-    async def _do_faults(self) -> None:
-        for _ in range(self.rng.randrange(FAULTS_MAX + 1)):
-            await trio.sleep(self.rng.random() * PAUSE_S_MAX)
-            broker = self.rng.choice(self.brokers)
-            faults: list[Callable[[], None]] = [
-                broker.stop,
-                broker.kill,
-                broker.cut_power,
-                broker.cut_power_soon,
-                broker.cut_power_at_sync,
-                partial(self._set_clock, broker),
-                self._kill_nameserver,
-            ]
-            self.rng.choice(faults)()
+    def do_fault(self) -> None:
+        broker = self.rng.choice(self.brokers)
+        set_clock = partial(self._set_clock, broker)
+        faults: list[Callable[[], None]] = [*broker.endings, set_clock, self._kill_nameserver]
+        self.rng.choice(faults)()
 
     def _set_clock(self, broker: BrokerMachine) -> None:
         self.faults["clock jump"] += 1
@@ -262,7 +240,7 @@ class StaticSimulation:
         """Until the topic is whole. Raises PromiseBroken if it never is."""
         deadline = trio.current_time() + PATIENCE_S
         while True:
-            async with Admin(nameserver=NAMESERVER, connect=self.network.connect) as admin:
+            async with self.admin() as admin:
                 try:
                     await self._repair_once(admin)
                     self.counts["repairs"] += 1
@@ -284,7 +262,7 @@ class StaticSimulation:
 
     async def _look(self, groups: set[str]) -> None:
         """Check the ends of queues, and the offsets of groups. Raises HeadraceError."""
-        async with Admin(nameserver=NAMESERVER, connect=self.network.connect) as admin:
+        async with self.admin() as admin:
             offsets = OffsetStore(admin._instance)
             for queue in (MessageQueue(TOPIC, logic_broker_name(), each) for each in range(QUEUES)):
                 for group in sorted(groups):
@@ -293,49 +271,15 @@ class StaticSimulation:
                     self.offsets.check_end(queue, await offsets.max_offset(queue))
                     self.offsets.check(group, queue, offset, asked_s)
 
-    async def _until_consumed(self, groups: set[str]) -> None:
-        deadline = trio.current_time() + PATIENCE_S
-        while not self.history.is_consumed(groups):
-            if trio.current_time() > deadline:
-                self.history.check()
-                raise PromiseBroken("a group has not read what is there")
-            await trio.sleep(1)
-            if self.history.expires:
-                await self._note_firsts()
-
-    async def _note_firsts(self) -> None:
+    async def while_waiting(self) -> None:
         """Note what has expired since all was read: a group may have waited for a lock."""
-        async with Admin(nameserver=NAMESERVER, connect=self.network.connect) as admin:
+        if not self.history.expires:
+            return
+        async with self.admin() as admin:
             offsets = OffsetStore(admin._instance)
             for queue in self.history.final:
                 with suppress(HeadraceError):
                     self.history.firsts[queue] = await offsets.min_offset(queue)
-
-    def _outcome(self) -> Outcome:
-        history, faults = self.history, self.network.faults + self.faults
-        for broker in self.brokers:
-            faults.update(broker.faults)
-            faults.update(broker.files.faults)
-        faults["restart"] = len(history.lives) - len(self.brokers)
-        counts = self.counts + self.watch.counts + history.findings
-        counts.update(
-            sent=len(history.sent), acknowledged=len(history.acks), consumed=len(history.got)
-        )
-        return Outcome(NAME, counts, faults, trio.current_time())
-
-
-async def simulate(rng: Random, folder: Path, patch: pytest.MonkeyPatch) -> Outcome:
-    async with trio.open_nursery() as nursery:
-        simulation = StaticSimulation(rng, folder, nursery)
-        watch = simulation.watch
-        call_after(patch, MappingTable, "leads_changed", watch.leads_changed)
-        call_after(patch, MappingTable, "_saved_changed", watch.mapping_changed)
-        call_after(patch, offset_store, "_commit_header", simulation.offsets.committing)
-        patch.setattr(cleanup, "_PERIOD_S", CLEANUP_PERIOD_S)
-        patch.setattr(config, "_HOUR_MS", 1000)  # what is kept for hours is kept for seconds
-        result = await simulation.run()
-        nursery.cancel_scope.cancel()
-    return result
 
 
 def call_after(patch: pytest.MonkeyPatch, owner: Any, name: str, call: Callable[..., None]) -> None:
@@ -348,19 +292,3 @@ def call_after(patch: pytest.MonkeyPatch, owner: Any, name: str, call: Callable[
         return result
 
     patch.setattr(owner, name, both)
-
-
-def run(seed: int) -> Outcome:
-    """Simulate on a clock that jumps to the next thing that happens. Raises PromiseBroken."""
-    rng = Random(seed)
-    clock = trio.testing.MockClock(autojump_threshold=0)
-    with temporary_folder() as folder, decided_by(seed, trio.current_time) as patch:
-        faults: Counter[str] = Counter()
-        patch.setattr(trio.to_thread, "run_sync", run_here(rng, faults))
-        patch.setattr(tempfile, "tempdir", str(folder))  # admins' files
-        try:
-            outcome = trio.run(simulate, rng, folder, patch, clock=clock)
-        except BaseExceptionGroup as group:
-            raise first_cause(group) from None
-        outcome.faults.update(faults)
-        return outcome

@@ -22,12 +22,11 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from random import Random
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import trio
 
-from headrace_broker.store.errors import StoreBusy, StoreError, StoreFormatError, StoreNotWritable
+from headrace_broker.store.errors import StoreBusy, StoreError, StoreNotWritable
 from headrace_broker.store.files.filesystem import DiskUsage
 from headrace_broker.store.log.encoded_records import EncodedRecords
 from headrace_broker.store.message_store import MessageStore
@@ -37,15 +36,13 @@ from headrace_broker.store.retention.topic_floors import TopicLimit
 from headrace_broker.store.settings import Retention
 from headrace_broker.store.store_source import GetStatus
 from headrace_protocol.message import CorruptRecord, decode_records, encode_properties
-from tests.simulation.determinism import decided_by, temporary_folder
 from tests.simulation.expiry import Appended, Facts, Record
 from tests.simulation.history import PromiseBroken
-from tests.simulation.totals import Outcome
+from tests.simulation.world import DISK_FILES, HOUR_MS, MINUTE_MS, Life, Lives
 from tests.support.batches import block
-from tests.support.faulty_files import FaultRates, FaultyFiles, PowerCut, next_life
+from tests.support.faulty_files import FaultRates, FaultyFiles, PowerCut
 from tests.support.stores import (
     HOST,
-    SetClock,
     get_ready,
     query_index,
     read_all,
@@ -54,40 +51,21 @@ from tests.support.stores import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+    from collections.abc import Generator, Iterable, Mapping, Sequence
     from pathlib import Path
+    from random import Random
 
     from headrace_broker.store.settings import StoreSettings
     from headrace_broker.store.store_queue import StoreQueue
     from headrace_protocol.frame import Buffer
     from headrace_protocol.message import StoredMessage
     from tests.simulation.expiry import Name
+    from tests.simulation.world import World
 
 TOPICS = ("One", "Two")
 QUEUES = 2
-LIVES = 6
-STEPS_MAX = 60
 INDEX_LOOKS = 20
 END_MS = 1 << 60
-MINUTE_MS = 60_000
-HOUR_MS = 60 * MINUTE_MS
-# Of the disk; what of it is used says how many files of the log have to go.
-DISK_FILES = 100
-# Of a removed file, given back at a time: files here are small.
-FREE_BYTES = 1500
-
-
-class StoreClock(SetClock, trio.abc.Clock):
-    """The wall clock, and trio's, which does not jump when that one does."""
-
-    def start_clock(self) -> None:
-        """Both stand still until they are moved."""
-
-    def current_time(self) -> float:
-        return self.steady_ms() / 1000
-
-    def deadline_to_sleep_time(self, deadline: float) -> float:
-        return deadline - self.current_time()
 
 
 class Held(NamedTuple):
@@ -98,45 +76,28 @@ class Held(NamedTuple):
     paths: set[Path]
 
 
-class Life:
+class StoreLife(Life):
     """One store from its start to its end."""
 
-    def __init__(
-        self,
-        settings: StoreSettings,
-        files: FaultyFiles,
-        clock: StoreClock,
-        appended: Appended,
-        least_count: int,
-        shown_from: dict[Name, int],
-        *,
-        is_after_kill: bool,
-    ) -> None:
-        """shown_from: the first offset of each queue that is on disk as such; kept up to date.
-
-        is_after_kill: the store is what a killed process left in memory, not what a disk kept.
-        """
-        self.least_count = least_count
-        self.rng = files.rng
-        self.files = files
-        self.appended = appended
-        self.clock = clock
-        self.store = MessageStore(settings, clock, files)
+    def __init__(self, lives: StoreLives, files: FaultyFiles) -> None:
+        super().__init__(lives, files)
+        self.appended = lives.appended
+        self.least_count = self.appended.written_count
+        self.store = MessageStore(lives.settings, self.clock, files)
         self.store.cleaner.unconsumed = lambda: self.lowest_unconsumed
-        self.limits = random_limits(self.rng)
+        self.limits = lives.limits
         self.store.cleaner.topic_limits = lambda: self.limits
-        self.shown_from = shown_from
-        self.seen_from = dict(shown_from)
+        # The first offset of each queue: as it is on disk, and as it was seen.
+        self.shown_from = lives.shown_from
+        self.seen_from = dict(self.shown_from)
         # What a killed process removed may come back until something else goes from there.
         self.doubtful_from: dict[Name, int] = {}
-        self.is_after_kill = is_after_kill
+        self.is_after_kill = lives.is_on
         self.held: list[Held] = []
-        self.counts: Counter[str] = Counter()
         self.asked_rounds = 0
         self.trusted_s: float | None = None  # None until the cleaner has looked at the clock
         self.is_cleaned = True
-        files.clock = clock
-        self.steps: list[Callable[[], None]] = [
+        self.steps = [
             *[self.append] * 6,
             *[self.append_block] * 2,
             *[self.dispatch] * 2,
@@ -154,14 +115,21 @@ class Life:
             *[self.clean] * 4,
         ]
 
-    def live(self, step_count: int) -> None:
+    def start(self) -> None:
         self.store.load()
         self.check()
+
+    def live(self, step_count: int) -> None:
         for _ in range(step_count):
             with suppress(StoreNotWritable, StoreBusy, OSError):
                 self.rng.choice(self.steps)()
             if not self.store.commit_log.life.is_writable:
                 return
+
+    def close(self) -> None:
+        self.store.close()
+        if not (self.files.root / "abort").exists():
+            self.appended.flushed_count = self.appended.written_count = len(self.appended.records)
 
     def append(self) -> None:
         """Some messages for one queue, as a batch of requests appends them."""
@@ -448,108 +416,60 @@ def record_body(store: MessageStore, physical_offset: int) -> bytes | None:
     return None if record is None else next(iter(decode_records(record))).body
 
 
-def run(seed: int, kind: type[Store] | None = None) -> Outcome:
-    """All lives of a store. Raises PromiseBroken."""
-    clock = StoreClock()
-    with temporary_folder() as folder, decided_by(seed, clock.current_time) as patch:
-        patch.setattr(trio.to_thread, "run_sync", run_here)
-        patch.setattr(cleaner, "_FREE_BYTES", FREE_BYTES)
-        return (kind or Store)(folder / "store", Random(seed), clock).run()
+class StoreLives(Lives[StoreLife]):
+    """A directory, what was appended to it, and what happened to it.
 
+    is_on: the store is what a killed process left in memory, not what a disk kept.
+    """
 
-async def run_here(function: Callable[..., Any], *arguments: Any, **_: Any) -> Any:
-    return function(*arguments)
-
-
-class Store:
-    """A directory, what was appended to it, and what happened to it."""
-
-    life = Life
     name = "store alone"
+    step_counts = range(60)
+    life_type: type[StoreLife] = StoreLife
 
-    def __init__(self, root: Path, rng: Random, clock: StoreClock) -> None:
-        self.rng = rng
-        self.clock = clock
-        self.settings = random_settings(root, rng)
-        self.appended = Appended(consumed=dict.fromkeys(random_queues(rng), 0))
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self.settings = random_settings(self.root, self.rng)
+        self.appended = Appended(consumed=dict.fromkeys(random_queues(self.rng), 0))
         self.shown_from: dict[Name, int] = {}
-        self.files: FaultyFiles | None = None
-        self.outcome = Outcome(self.name, Counter(), Counter())
+        self.limits: dict[str, TopicLimit] = {}
+        self.is_on = False
 
-    def run(self) -> Outcome:
-        for _ in range(LIVES):
-            self.live()
-        for _ in range(2):
-            self.live_calmly(lambda _life: None)
-        self.live_calmly(tidy_up)
-        self.outcome.counts["records kept"] = len(self.appended.records)
-        self.flip_bit()
-        return self.outcome
+    def rates(self) -> FaultRates:
+        return FaultRates(write=self.rng.choice((0, 0, 0.01)), sync=self.rng.choice((0, 0, 0.02)))
 
-    def new_life(self, rates: FaultRates | None = None) -> Life:
-        before, appended = self.files, self.appended
-        is_on = before is not None and before.image is None
-        self.files = next_life(self.settings.root, self.rng, rates, before)
-        if not is_on:
-            appended.written_count = appended.flushed_count
-        settings = replace(
+    def next_files(self, rates: FaultRates | None) -> FaultyFiles:
+        self.is_on = self.files is not None and self.files.image is None
+        if not self.is_on:
+            self.appended.written_count = self.appended.flushed_count
+        files = super().next_files(rates)
+        self.settings = replace(
             self.settings,
             retention=random_retention(self.rng),
             appends_checksums=self.rng.random() < 0.5,
         )
-        return self.life(
-            settings,
-            self.files,
-            self.clock,
-            appended,
-            appended.written_count,
-            self.shown_from,
-            is_after_kill=is_on,
-        )
+        self.limits = random_limits(self.rng)
+        return files
 
-    def live(self) -> None:
-        """One life with faults."""
-        rng = self.rng
-        life = self.new_life(
-            FaultRates(write=rng.choice((0, 0, 0.01)), sync=rng.choice((0, 0, 0.02)))
-        )
-        files = life.files
-        files.cut_after = rng.choice((-1, rng.randrange(150)))
-        try:
-            life.live(rng.randrange(STEPS_MAX))
-            end(life, is_clean=rng.random() < 0.3)
-        except PowerCut:
-            pass
-        except StoreFormatError:
-            raise
-        except (StoreError, OSError):
-            if not (files.faults["failed write"] or files.faults["failed sync"] or files.is_full):
-                raise
-            files.cut_power_or_kill()
-        finally:
-            self.over(life)
+    def arm(self, files: FaultyFiles) -> None:
+        files.cut_after = self.rng.choice((-1, self.rng.randrange(150)))
 
-    def live_calmly(self, do: Callable[[Life], None]) -> None:
-        """One life without faults, stopped in order."""
-        life = self.new_life()
-        try:
-            life.live(0)
-            do(life)
-            life.store.close()
-            life.files.stop()
-        finally:
-            self.over(life)
+    def new_life(self, files: FaultyFiles) -> StoreLife:
+        return self.life_type(self, files)
 
-    def over(self, life: Life) -> None:
-        life.store.abandon()
-        life.held.clear()
-        self.outcome.faults.update(life.files.faults)
-        self.outcome.counts.update(life.counts)
-        status = life.store.cleaner.status()
-        cleaned = life.counts["log files cleaned"] - status.waiting_files
-        self.outcome.counts["queue and index files cleaned"] += status.removed_files - cleaned
-        self.outcome.counts["lives"] += 1
-        self.outcome.counts["operations of the disk"] += life.files.operation_count
+    def finish(self) -> None:
+        for _ in range(2):
+            self.live_calmly(StoreLife.start)
+        self.live_calmly(StoreLife.start, StoreLife.clean, StoreLife.check_nothing_is_left)
+        self.outcome.counts["records kept"] = len(self.appended.records)
+        self.flip_bit()
+
+    def over(self, life: StoreLife | None, files: FaultyFiles) -> None:
+        super().over(life, files)
+        if life is not None:
+            life.held.clear()
+            status = life.store.cleaner.status()
+            cleaned = life.counts["log files cleaned"] - status.waiting_files
+            self.outcome.counts["queue and index files cleaned"] += status.removed_files - cleaned
 
     def flip_bit(self) -> None:
         assert self.files is not None
@@ -559,19 +479,15 @@ class Store:
         image.write_to(self.settings.root)
         self.files = None
         self.shown_from.clear()  # what a topic's limits gave up is back with an older copy of it
-        life = self.new_life()
+        files = self.next_files(None)
+        life = self.new_life(files)
         try:
-            life.live(0)
+            life.start()
             self.outcome.faults["flipped bit, harmless"] += 1
         except StoreError:
             self.outcome.faults["flipped bit, found"] += 1
         finally:
-            self.over(life)
-
-
-def tidy_up(life: Life) -> None:
-    life.clean()
-    life.check_nothing_is_left()
+            self.over(life, files)
 
 
 def random_queues(rng: Random) -> list[Name]:
@@ -606,12 +522,3 @@ def random_settings(root: Path, rng: Random) -> StoreSettings:
         ring_rows=rng.choice((1 << 6, 1 << 11)),
         index_entry_count=rng.choice((20, 400)),
     )
-
-
-def end(life: Life, *, is_clean: bool) -> None:
-    files, appended = life.files, life.appended
-    if is_clean:
-        life.store.close()
-        if not (files.root / "abort").exists():
-            appended.flushed_count = appended.written_count = len(appended.records)
-    files.cut_power_or_kill()

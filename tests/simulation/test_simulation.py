@@ -1,4 +1,4 @@
-"""Simulations keep every promise; with a bug put in they do not. ``make sim`` runs more seeds."""
+"""Simulations keep every promise, and a seed is one run. ``make sim`` runs more seeds."""
 
 from __future__ import annotations
 
@@ -6,98 +6,39 @@ import gc
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
 import pytest
 import trio
 
 from headrace.errors import NoQueue
-from headrace_broker.inner.delivered import Delivered
-from headrace_broker.processors.send import SendProcessor
-from headrace_broker.schedule.service import Schedule
-from headrace_broker.statictopic import changes
-from headrace_broker.store.errors import StoreFormatError
-from headrace_broker.store.files.file_seal import FileSeal, StoreDamaged
-from headrace_broker.store.files.filesystem import Files
-from headrace_broker.store.files.mapped_file import MappedFile
-from headrace_broker.store.files.mapped_file_queue import MappedFileQueue
-from headrace_broker.store.followers import follower_work
-from headrace_broker.store.followers.followers import Following
-from headrace_broker.store.log import commit_log, log_blocks, record_checksum
-from headrace_broker.store.log.encoded_records import EncodedRecords
-from headrace_broker.store.message_store import MessageStore
-from headrace_broker.store.queues import queue_blocks
-from headrace_broker.store.retention.cleaner import Cleaner
-from headrace_broker.store.retention.disk_forecast import nothing_to_consume
-from headrace_broker.store.retention.floor_file import FloorFile
-from headrace_broker.store.retention.rules import ClockWatch
-from headrace_broker.store.write.flush import Flusher
-from headrace_broker.tiered.container.flat_queue import FlatQueue
-from headrace_broker.tiered.objects.manifest_file import ManifestFile
-from headrace_broker.tiered.objects.object_tier import ObjectTier
-from headrace_broker.timer.arrivals import TIMER
-from headrace_broker.timer.waiting_timers import WaitingTimers
-from headrace_broker.transaction import rebuild
-from headrace_protocol.errors import RequestError
-from headrace_protocol.statictopic import plans
-from tests.simulation import (
-    followed_lives,
-    object_lives,
-    simulation,
-    static_topics,
-    store_lives,
-    tiered_lives,
-    waiting_lives,
-)
-from tests.simulation.history import PromiseBroken
+from tests.simulation import static_topics
 from tests.simulation.network import FaultyNetwork
-from tests.simulation.run import CLUSTER_EVERY, run_seed
+from tests.simulation.run import ALL, CLUSTER_EVERY, KINDS, run_seed
 from tests.simulation.static_promises import StaticHistory
 from tests.simulation.totals import KindTotals, Totals
 from tests.simulation.workload import TOPIC, Workload
-from tests.support.followers import CopyingFollower
 from tests.support.stores import held
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from headrace_broker.store.retention.disk_forecast import LowestUnconsumed
-    from headrace_broker.transaction.halves import Decision
-    from headrace_protocol.columns import Array
-
-FLUSH_LOG = Flusher.flush_log
-DETACH_FIRST = MappedFileQueue.detach_first
-SLOT = record_checksum.checksum_slot
-SCAN_PROPERTIES = SendProcessor._scan_properties
-CONTINUED = plans._continued
-READ_BLOCK = queue_blocks.read_block
-# Those that are frequent enough; the page has all.
-FAULTS = {
-    "cut answer", "cut request", "failed sync", "failed write", "flipped bit, found", "full disk",
-    "ghost connection", "kill", "lost name", "lost page", "page dropped by a failed sync",
-    "power cut", "reordered write-back", "restart", "slow connection", "slow disk", "torn page",
-}  # fmt: skip
-COUNTS = {
-    "acknowledged, then expired", "log files cleaned", "power cuts while cleaning",
-    "queue and index files cleaned", "records expired", "records in encoded blocks",
-    "records trimmed",
-}  # fmt: skip
+    from collections.abc import Collection, Iterable, Mapping
 
 # Each kind of seed; without what decides about chance, these differ.
 SEEDS = [
-    "store_lives 30",
-    "store_lives 34",
-    "followed_lives 11",
-    "waiting_lives 5",
-    "simulation 64",
-    "static_topics 5",
-    "compacted_chains 3",
-    "compacted_lives 6",
-    "tiered_lives 3",
-    "object_lives 3",
+    "store 30",
+    "store 34",
+    "followed 11",
+    "waiting 5",
+    "cluster 64",
+    "static 5",
+    "chains 3",
+    "compacted 6",
+    "tiered 3",
+    "objects 3",
 ]
 HERE = "import gc, itertools, sys, time\n"
 # Objects lie elsewhere, are collected at other times, and each look at a clock costs a second.
@@ -109,134 +50,136 @@ time.monotonic = itertools.count(9000.0).__next__
 """
 RUN_SEEDS = """
 import logging, structlog
-from tests.simulation import (
-    compacted_chains, compacted_lives, followed_lives, object_lives, simulation, static_topics,
-    store_lives, tiered_lives, waiting_lives,
-)
+from tests.simulation.run import run_seed
 
 structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 for each in sys.argv[1:]:
-    name, seed = each.split()
-    print(vars()[name].run(int(seed)))
+    kind, seed = each.split()
+    print(run_seed(kind, int(seed)))
 """
+DISK_FAULTS = {"full disk", "kill", "lost page", "power cut"}
+
+
+class Wanted(NamedTuple):
+    """What seeds of a kind must come to, so that its promises mean something.
+
+    quick, long: how many seeds. faults: those that are frequent enough; the page has all. least:
+    of a count, for each seed.
+    """
+
+    quick: int
+    long: int
+    faults: set[str]
+    counts: Collection[str] = ()
+    least: Mapping[str, float] = MappingProxyType({})
+
+
+WANTED = {
+    ALL: Wanted(
+        *(32, 250),
+        {
+            "cut answer", "cut request", "failed sync", "failed write", "flipped bit, found",
+            "ghost connection", "lost name", "page dropped by a failed sync", "restart",
+            "slow connection", "slow disk", "torn page", *DISK_FAULTS,
+        },
+        {
+            "acknowledged, then expired", "log files cleaned", "power cuts while cleaning",
+            "queue and index files cleaned", "records expired", "records in encoded blocks",
+            "records trimmed",
+        },
+    ),
+    "followed": Wanted(
+        *(10, 100),
+        {"failed sync", *DISK_FAULTS},
+        {"log files cleaned", "records expired"},
+        {"messages copied": 30},
+    ),
+    "waiting": Wanted(
+        *(15, 100),
+        {"failed sync", *DISK_FAULTS},
+        {
+            "checks", "discarded messages resumed", "messages sent back", "timers recalled",
+            "timers stored again", "transactions committed", "transactions discarded",
+            "transactions rolled back",
+        },
+        {"messages acknowledged": 40, "messages that waited": 40},
+    ),
+    "static": Wanted(
+        *(10, 60),
+        {"admin cut off", "clock jump", "empty nameserver", "power cut"},
+        {
+            "changes half done", "expired", "items cleaned up", "moves, available",
+            "moves, strict", "rebalances", "repairs",
+        },
+        {"acknowledged": 50},
+    ),
+    "compacted": Wanted(
+        *(10, 80),
+        DISK_FAULTS,
+        {"losses of older messages", "topics deleted"},
+        {"messages dropped": 10, "compactions": 1, "rebuilds": 1},
+    ),
+    "chains": Wanted(
+        *(10, 50),
+        {"kill", "restart"},
+        {"markers kept for older items"},
+        {"messages dropped": 10, "moves": 2},
+    ),
+    "tiered": Wanted(
+        *(10, 60),
+        {"kill", "power cut", "tier away", "tier flaky", "tier full", "tier lossy"},
+        {"log files cleaned", "segments expired", "topics deleted", "uploads"},
+        {"messages sent": 50},
+    ),
+    "objects": Wanted(
+        *(10, 80),
+        {"kill", "power cut", "tier away", "tier busy", "tier lossy", "tier repeating"},
+        {
+            "log files cleaned", "objects made by merges", "segments expired", "takeovers",
+            "topics deleted", "uploads", "uploads of a rival", "uploads refused",
+        },
+        {"messages sent": 50},
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("first_seed", "count", "faults"),
-    [
-        (1, 32, FAULTS - {"reordered write-back"}),
-        pytest.param(1, 250, FAULTS, marks=pytest.mark.long),
-    ],
-    ids=["1 to 32", "1 to 250"],
-)
-def test_seeds(first_seed: int, count: int, faults: set[str], tmp_path: Path) -> None:
-    keep = tmp_path / "totals.json"
-    command = ["tests.simulation.run", f"--seed={first_seed}", f"--count={count}", f"--keep={keep}"]
+@pytest.mark.parametrize("length", ["quick", pytest.param("long", marks=pytest.mark.long)])
+@pytest.mark.parametrize("kind", WANTED)
+def test_seeds(kind: str, length: str, tmp_path: Path) -> None:
+    wanted = WANTED[kind]
+    count = getattr(wanted, length)
+    kinds = totals_of(kind, count, tmp_path)
+    counts = sum_of(each.counts for each in kinds)
+    assert counts.keys() >= set(wanted.counts)
+    assert {name for name, least in wanted.least.items() if counts[name] <= least * count} == set()
+    rare = {"reordered write-back"} if (kind, length) == (ALL, "long") else set()
+    assert sum_of(each.faults for each in kinds).keys() >= wanted.faults | rare
+
+
+def totals_of(kind: str, count: int, folder: Path) -> list[KindTotals]:
+    """What seeds come to in a process of their own, all promises kept."""
+    keep = folder / "totals.json"
+    command = ["tests.simulation.run", f"--kind={kind}", "--seed=1", f"--count={count}"]
     done = subprocess.run(
-        [sys.executable, "-m", *command], capture_output=True, text=True, check=False
+        [sys.executable, "-m", *command, f"--keep={keep}"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     totals = Totals.load(keep)
     assert (totals.seed_count, totals.failed) == (count, [])
-    assert {name for kind in totals.kinds.values() for name in kind.faults} >= faults
-    assert {name for kind in totals.kinds.values() for name in kind.counts} >= COUNTS
+    return list(totals.kinds.values())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "count", [10, pytest.param(100, marks=pytest.mark.long)], ids=["1 to 10", "1 to 100"]
-)
-def test_seeds_of_stores_with_a_follower(count: int, tmp_path: Path) -> None:
-    kind = totals_of("followed", count, tmp_path)
-    assert kind.counts["messages copied"] == kind.counts["records kept"] > 30 * count
-    assert {"log files cleaned", "records expired"} <= kind.counts.keys()
-    assert {"full disk", "kill", "lost page", "power cut", "failed sync"} <= kind.faults.keys()
+def sum_of(counts: Iterable[dict[str, int]]) -> Counter[str]:
+    """Those that are not 0."""
+    return sum(map(Counter, counts), Counter())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "count", [15, pytest.param(100, marks=pytest.mark.long)], ids=["1 to 15", "1 to 100"]
-)
-def test_seeds_of_messages_that_wait(count: int, tmp_path: Path) -> None:
-    kind = totals_of("waiting", count, tmp_path)
-    assert kind.counts["messages acknowledged"] > 40 * count
-    assert kind.counts["messages that waited"] > 40 * count
-    assert {
-        "checks", "discarded messages resumed", "messages sent back", "timers recalled",
-        "timers stored again", "transactions committed", "transactions discarded",
-        "transactions rolled back",
-    } <= {name for name, count in kind.counts.items() if count}  # fmt: skip
-    assert {"full disk", "kill", "lost page", "power cut", "failed sync"} <= kind.faults.keys()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "count", [10, pytest.param(60, marks=pytest.mark.long)], ids=["1 to 10", "1 to 60"]
-)
-def test_seeds_of_static_topics(count: int, tmp_path: Path) -> None:
-    kind = totals_of("static", count, tmp_path)
-    assert kind.counts["acknowledged"] > 50 * count
-    assert {
-        "changes half done", "expired", "items cleaned up", "moves, available", "moves, strict",
-        "rebalances", "repairs",
-    } <= {name for name, count in kind.counts.items() if count}  # fmt: skip
-    assert {"admin cut off", "clock jump", "empty nameserver", "power cut"} <= kind.faults.keys()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "count", [10, pytest.param(80, marks=pytest.mark.long)], ids=["1 to 10", "1 to 80"]
-)
-def test_seeds_of_compacted_topics(count: int, tmp_path: Path) -> None:
-    kind = totals_of("compacted", count, tmp_path)
-    assert kind.counts["messages dropped"] > 10 * count
-    assert kind.counts["compactions"] > count
-    assert kind.counts["rebuilds"] > count
-    assert {"full disk", "kill", "lost page", "power cut"} <= kind.faults.keys()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "count", [10, pytest.param(50, marks=pytest.mark.long)], ids=["1 to 10", "1 to 50"]
-)
-def test_seeds_of_compacted_static_topics(count: int, tmp_path: Path) -> None:
-    kind = totals_of("chains", count, tmp_path)
-    assert kind.counts["messages dropped"] > 10 * count
-    assert kind.counts["moves"] > 2 * count
-    assert kind.counts["markers kept for older items"] > 0
-    assert {"kill", "restart"} <= kind.faults.keys()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "count", [10, pytest.param(60, marks=pytest.mark.long)], ids=["1 to 10", "1 to 60"]
-)
-def test_seeds_of_tiered_topics(count: int, tmp_path: Path) -> None:
-    kind = totals_of("tiered", count, tmp_path)
-    assert kind.counts["messages sent"] > 50 * count
-    assert {"log files cleaned", "segments expired", "topics deleted", "uploads"} <= {
-        name for name, count in kind.counts.items() if count
-    }
-    assert {"kill", "power cut", "tier away", "tier flaky", "tier full", "tier lossy"} <= {
-        name for name, count in kind.faults.items() if count
-    }
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "count", [10, pytest.param(80, marks=pytest.mark.long)], ids=["1 to 10", "1 to 80"]
-)
-def test_seeds_of_tiered_topics_in_a_bucket(count: int, tmp_path: Path) -> None:
-    kind = totals_of("objects", count, tmp_path)
-    assert kind.counts["messages sent"] > 50 * count
-    assert {
-        "log files cleaned", "objects made by merges", "segments expired", "takeovers",
-        "topics deleted", "uploads", "uploads of a rival", "uploads refused",
-    } <= {name for name, count in kind.counts.items() if count}  # fmt: skip
-    assert {"kill", "power cut", "tier away", "tier busy", "tier lossy", "tier repeating"} <= {
-        name for name, count in kind.faults.items() if count
-    }
+def test_every_kind_has_seeds_in_the_gate() -> None:
+    assert WANTED.keys() | {"cluster", "store"} == {ALL, *KINDS}  # which are those of ALL
 
 
 async def test_a_leader_that_the_nameserver_forgot_is_waited_for(
@@ -256,21 +199,6 @@ async def test_a_leader_that_the_nameserver_forgot_is_waited_for(
         history = StaticHistory(is_sync=True, window_s=0.0)
         await static_topics.StaticWorkload(network, history, []).read_all()
     assert [tried_s - tries[0] for tried_s in tries] == [0, 1]
-
-
-def totals_of(name: str, count: int, folder: Path, seed: int = 1) -> KindTotals:
-    """What seeds of one kind come to in a process of their own, all promises kept."""
-    keep = folder / "totals.json"
-    command = ["tests.simulation.run", f"--kind={name}", f"--seed={seed}", f"--count={count}"]
-    done = subprocess.run(
-        [sys.executable, "-m", *command, f"--keep={keep}"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    (kind,) = Totals.load(keep).kinds.values()
-    return kind
 
 
 def test_the_page_has_the_totals_of_the_kept_run() -> None:
@@ -302,185 +230,6 @@ def outcomes_of(setup: str, hash_seed: str, seeds: list[str]) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [CLUSTER_EVERY, 1])
 def test_a_seed_leaves_nothing_open(seed: int) -> None:
-    run_seed(seed)
+    run_seed(ALL, seed)
     gc.collect()
     assert held(Path("/headrace-")) == []
-
-
-def nothing(*_: Any) -> None:
-    """In the place of what must be done."""
-
-
-def always(*_: Any) -> bool:
-    """In the place of what must be asked."""
-    return True
-
-
-def unwatched(*_: Any) -> LowestUnconsumed:
-    """As if no group had anything to consume."""
-    return nothing_to_consume
-
-
-def detach_one_too_many(files: MappedFileQueue, count: int) -> list[MappedFile]:
-    return DETACH_FIRST(files, count + bool(count and len(files.files) > count + 1))
-
-
-def unflagged(record: bytes) -> bytes:
-    """A checksum that is none."""
-    return SLOT(record[:-1])
-
-
-async def flush_log_too_late(flusher: Flusher) -> None:
-    """As ``flush_log``, but what waits for it is answered when it begins."""
-    flusher.commit_log.flushed_offset = flusher.commit_log.max_offset
-    flusher._call_waiters()
-    await FLUSH_LOG(flusher)
-
-
-def wait_for_nothing(processor: SendProcessor, properties: str) -> Any:
-    """As if each message had WAIT=false."""
-    return *SCAN_PROPERTIES(processor, properties)[:-1], False
-
-
-def read_unflushed(queue: Any, first: int, log: Any, _: int) -> Any:
-    """As ``read_block``, whether or not the disk has it."""
-    return READ_BLOCK(queue, first, log, 1 << 60)
-
-
-def needs_nothing(_: Following) -> int:
-    """As if the follower had all of the log on disk."""
-    return sys.maxsize
-
-
-def own_of_any_writer(manifest: ManifestFile) -> Any:
-    """As ``_own``, whoever has written the manifest."""
-    return manifest._read()
-
-
-def names_nothing(_: ObjectTier) -> set[str]:
-    """As if the manifest named no object."""
-    return set()
-
-
-def log_end_of(schedule: Schedule) -> int:
-    """As if the offsets counted all that a start finds delivered."""
-    return schedule._store.commit_log.max_offset
-
-
-def drop_none(_timers: WaitingTimers, _sources: Array) -> Array:
-    """As if the log held no deliveries."""
-    return np.empty(0, TIMER)
-
-
-def no_decisions(*_: Any) -> dict[int, Decision]:
-    """As if each decision had its op record."""
-    return {}
-
-
-async def async_nothing(*_: Any) -> None:
-    """In the place of what must be waited for."""
-
-
-def continue_too_early(chain: Any, closed: Any, end: int) -> Any:
-    """As if the old leader ended one message earlier."""
-    return CONTINUED(chain, closed, max(end - 1, 0))
-
-
-def at_once(_store: Any, then: Callable[[None], None]) -> None:
-    """As ``when_on_disk``, without the wait."""
-    then(None)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("run", "owner", "name", "bug", "first_seed"),
-    [
-        (simulation.run, MappedFile, "sync", nothing, 2),
-        (simulation.run, Flusher, "flush_log", flush_log_too_late, 6),
-        (store_lives.run, MappedFile, "sync", nothing, 0),
-        (store_lives.run, Files, "sync_names", nothing, 0),
-        (store_lives.run, MessageStore, "_mark_names_unsynced", nothing, 68),
-        (store_lives.run, log_blocks, "_check", nothing, 50),
-        (store_lives.run, FileSeal, "check", nothing, 0),
-        (store_lives.run, commit_log, "checksum_slot", unflagged, 0),
-        (store_lives.run, EncodedRecords, "_fill", nothing, 0),
-        (store_lives.run, Cleaner, "_lowest_unconsumed", unwatched, 1),
-        (store_lives.run, MappedFileQueue, "detach_first", detach_one_too_many, 3),
-        (store_lives.run, MappedFile, "release", always, 5),
-        (store_lives.run, ClockWatch, "is_trusted", always, 0),
-        (store_lives.run, FloorFile, "save", nothing, 5),
-        (simulation.run, SendProcessor, "_scan_properties", wait_for_nothing, 10),
-        (followed_lives.run, follower_work, "read_block", read_unflushed, 5),
-        (followed_lives.run, Following, "needed_from", needs_nothing, 4),
-        (followed_lives.run, CopyingFollower, "sync", nothing, 0),
-        (waiting_lives.run, Delivered, "scan", nothing, 0),
-        (waiting_lives.run, Schedule, "_counted_to", log_end_of, 65),
-        (waiting_lives.run, Flusher, "wait_flushed", async_nothing, 12),
-        (waiting_lives.run, WaitingTimers, "drop_sources", drop_none, 0),
-        (waiting_lives.run, rebuild, "_decisions", no_decisions, 6),
-        (static_topics.run, plans, "_continued", continue_too_early, 1),
-        (static_topics.run, changes, "when_on_disk", at_once, 5),
-        pytest.param(
-            *(static_topics.run, Cleaner, "_lowest_unconsumed", unwatched, 29),
-            marks=pytest.mark.long,
-        ),
-        (tiered_lives.run, Following, "needed_from", needs_nothing, 2),
-        (tiered_lives.run, FlatQueue, "_settle", nothing, 1),
-        (object_lives.run, ManifestFile, "_own", own_of_any_writer, 0),
-        (object_lives.run, ObjectTier, "named", names_nothing, 0),
-        (object_lives.run, ObjectTier, "put", nothing, 0),
-    ],
-    ids=[
-        "acknowledged without sync",
-        "acknowledged before the sync",
-        "flushed without sync",
-        "names not synced",
-        "names of a killed process not synced",
-        "records not checked",
-        "seals not checked",
-        "wrong checksums of records",
-        "encoded blocks not completed",
-        "unconsumed cleaned",
-        "one file too many cleaned",
-        "cleaned under readers",
-        "a clock believed that jumped",
-        "limits of topics not saved",
-        "no message waited for",
-        "followed before the flush",
-        "cleaned before it was followed",
-        "positions saved before what was followed",
-        "deliveries before a crash not looked for",
-        "deliveries counted that were not",
-        "offsets saved before the deliveries",
-        "timers delivered before a crash not looked for",
-        "commits without an op record not looked for",
-        "a queue's new leader starts too early",
-        "a queue closed before its messages are on disk",
-        "unconsumed cleaned, of a static topic",
-        "cleaned before it was uploaded",
-        "parts of failed uploads kept",
-        "an epoch that is over goes on",
-        "objects swept that the manifest names",
-        "objects named before they are there",
-    ],
-)
-def test_a_planted_bug_is_found(
-    run: Callable[[int], Any],
-    owner: Any,
-    name: str,
-    bug: Callable[..., Any],
-    first_seed: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The search begins at first_seed, which found the bug when it was planted."""
-    monkeypatch.setattr(owner, name, bug)
-    # Which of them comes first depends on how this process hashes strings. A tier that notices
-    # another writer refuses by name, and nothing that is away explains it.
-    found = (PromiseBroken, StoreFormatError, StoreDamaged, RequestError, AssertionError)
-    with pytest.raises(found):
-        run_seeds(run, first_seed)
-
-
-def run_seeds(run: Callable[[int], Any], first_seed: int) -> None:
-    for seed in range(first_seed, first_seed + 100):
-        run(seed)

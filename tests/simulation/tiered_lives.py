@@ -9,19 +9,15 @@ that have not expired, once, in order and at their offsets. A seed decides every
 
 from __future__ import annotations
 
-from collections import Counter
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
-from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
 from headrace_broker.queue_directory import Use
-from headrace_broker.store.errors import StoreError, StoreFormatError
 from headrace_broker.store.files.filesystem import DiskUsage
-from headrace_broker.store.retention import cleaner
 from headrace_broker.store.settings import Retention
 from headrace_broker.store.store_source import GetStatus
 from headrace_broker.tiered.access import tier_access
@@ -30,36 +26,31 @@ from headrace_broker.tiered.container.tier import Tier
 from headrace_protocol.errors import RequestError
 from headrace_protocol.message import decode_records, tags_code
 from headrace_protocol.tier.driver import Failure
-from tests.simulation.determinism import decided_by, temporary_folder
 from tests.simulation.history import PromiseBroken
-from tests.simulation.store_lives import DISK_FILES, FREE_BYTES, HOUR_MS, StoreClock, run_here
 from tests.simulation.tiered_model import QueueModel, Sent
-from tests.simulation.totals import Outcome
+from tests.simulation.world import DISK_FILES, HOUR_MS, Life, Lives
 from tests.support.broker import BrokerUnderTest, broker_config
-from tests.support.faulty_files import FaultyFiles, PowerCut, next_life
 from tests.support.stores import put, ready
 from tests.support.troubled_driver import TROUBLES, TroubledDriver, Weather
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from headrace_broker.config import BrokerConfig
     from headrace_broker.queue_directory import Source
     from headrace_broker.store.followers.followers import Following
     from headrace_broker.tiered.container.stored_tier import StoredTier
     from tests.simulation.tiered_model import Name
+    from tests.simulation.world import World
+    from tests.support.faulty_files import FaultyFiles
     from tests.support.simulated_store import StoreWeather
 
-NAME: Final = "broker with tiered topics"
 TOPICS: Final = ("One", "Two")
 # A start makes the unit of the last record anew, also if its topic was deleted, and all units if
 # there are none: so this topic has the last record when another is deleted.
 KEPT: Final = "Kept"
 QUEUES: Final = 2
 TAGS: Final = ("", "red", "green")
-LIVES: Final = 6
-STEPS_MAX: Final = 40
 OPERATIONS_MAX: Final = 600
 LOG_FILE_BYTES: Final = 8192
 TIER_HOURS: Final = 3
@@ -69,31 +60,19 @@ PAUSE_MS: Final = 61_000
 READ_FAILED: Final = (RequestError, OSError)
 
 
-class Life:
+class TieredLife(Life):
     """One life of the broker."""
 
     troubles: Sequence[str] = TROUBLES
 
-    def __init__(
-        self,
-        config: BrokerConfig,
-        files: FaultyFiles,
-        clock: StoreClock,
-        models: dict[Name, QueueModel],
-        weather: Weather | StoreWeather,
-        counts: Counter[str],
-    ) -> None:
-        self.rng = files.rng
-        self.files = files
-        self.clock = clock
-        self.models = models
-        self.weather = weather
-        self.counts = counts
-        files.clock = clock
+    def __init__(self, lives: TieredLives, files: FaultyFiles) -> None:
+        super().__init__(lives, files)
+        self.models = lives.models
+        self.weather = lives.weather
         self.broker = BrokerUnderTest(
-            config.store_path_root_dir.parent,
-            config,
-            clock,
+            files.root.parent,
+            lives.config,
+            self.clock,
             files=files,
             commit_log_file_bytes=LOG_FILE_BYTES,
             consume_queue_file_bytes=2000,
@@ -105,8 +84,8 @@ class Life:
         tier = self.broker.tier
         assert tier is not None
         self.tier = tier
-        tier.reader.breaker = Breaker(clock.current_time)
-        self.steps: list[Callable[[], None]] = [
+        tier.reader.breaker = Breaker(self.clock.current_time)
+        self.steps = [
             *[self.send] * 6,
             self.flush,
             *[self.follow] * 5,
@@ -362,6 +341,13 @@ class Life:
 
     # -- begin and end -----------------------------------------------------------------------------
 
+    def create(self) -> None:
+        """What a new broker is given."""
+        for topic in TOPICS:
+            self.broker.create_topic(topic, QUEUES)
+        self.save_tables()
+        self.broker.store_message(KEPT, 0)
+
     def settle(self) -> None:
         """Compare what a new life finds; what it lacks is gone for good."""
         deleted = {name[0] for name, model in self.models.items() if model.is_deleted}
@@ -373,13 +359,17 @@ class Life:
         for topic in sorted(deleted):
             self.replace_topic(topic)
 
-    def live(self, step_count: int) -> None:
+    def start(self) -> None:
         if self.rng.random() < 0.5:
             self.tier._load()
         self.settle()
         self.look()
-        for _ in range(step_count):
-            self.rng.choice(self.steps)()
+
+    def close(self) -> None:
+        self.broker.close()
+        if not (self.files.root / "abort").exists():
+            for model in self.models.values():
+                model.flushed_count = len(model.sent)
 
     def end(self) -> None:
         """Upload everything, let the log forget it, and look once more."""
@@ -416,52 +406,42 @@ class Life:
             raise PromiseBroken(f"{sorted(there - known)} are left in the tier")
 
 
-def run(seed: int) -> Outcome:
-    """All lives of a broker, the last of which has no faults. Raises PromiseBroken."""
-    clock = StoreClock()
-    with temporary_folder() as folder, decided_by(seed, clock.current_time) as patch:
-        patch.setattr(trio.to_thread, "run_sync", run_here)
-        patch.setattr(cleaner, "_FREE_BYTES", FREE_BYTES)
-        rng = Random(seed)
-        weather = Weather(rng)
-        patch.setattr(
-            tier_access, "PosixDriver", lambda root, files: TroubledDriver(root, files, weather)
-        )
-        return Broker(folder, rng, clock, weather).run()
+class TieredLives(Lives[TieredLife]):
+    """A directory, and what was sent to each queue."""
 
+    name = "broker with tiered topics"
+    closed_share = 0.4
+    life_type: type[TieredLife] = TieredLife
 
-class Broker:
-    """A directory, and what happened to it."""
-
-    name = NAME
-    life: type[Life] = Life
-
-    def __init__(
-        self, folder: Path, rng: Random, clock: StoreClock, weather: Weather | StoreWeather
-    ) -> None:
-        self.rng = rng
-        self.clock = clock
-        self.weather = weather
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
         self.models = {
             (topic, number): QueueModel() for topic in TOPICS for number in range(QUEUES)
         }
-        self.files: FaultyFiles | None = None
-        self.outcome = Outcome(self.name, Counter(), Counter())
         self.config = broker_config(
-            folder,
+            world.folder,
             clean_file_forcibly_enable=True,  # the disk is the simulation's
             message_store_plug_in="tieredstore",
             tiered_store_file_reserved_time=TIER_HOURS,
-            **self.place(folder),
-            tiered_storage_level=rng.choice(("NOT_IN_DISK", "NOT_IN_DISK", "FORCE")),
+            **self.place(self.root / "tier"),
+            tiered_storage_level=self.rng.choice(("NOT_IN_DISK", "NOT_IN_DISK", "FORCE")),
         )
+        self.weather = self.open_tier(world)
+
+    def open_tier(self, world: World) -> Weather | StoreWeather:
+        """What of the tier may be out of reach."""
+        weather = Weather(self.rng)
+        world.patch.setattr(
+            tier_access, "PosixDriver", lambda root, files: TroubledDriver(root, files, weather)
+        )
+        return weather
 
     def place(self, folder: Path) -> dict[str, Any]:
         """The settings that say where the tier is, and how it is kept there."""
         rng = self.rng
         return {
             "tiered_backend_service_provider": "posix",
-            "tiered_store_file_path": folder / "store" / "tier",
+            "tiered_store_file_path": folder,
             "tiered_store_index_file_max_hash_slot_num": 13,
             "tiered_store_index_file_max_index_num": 50,
             "tiered_store_commit_log_max_size": rng.choice((2000, 8000)),
@@ -472,84 +452,21 @@ class Broker:
             "commit_log_rolling_minimum_size": rng.choice((500, 16 << 20)),
         }
 
-    def run(self) -> Outcome:
-        self.live_calmly(self.begin)
-        for _ in range(LIVES):
-            self.live()
-        self.live_calmly(lambda life: life.live(0))
-        self.live_calmly(self.finish)
-        return self.outcome
+    def begin(self) -> None:
+        self.live_calmly(TieredLife.create)
 
-    def begin(self, life: Life) -> None:
-        for topic in TOPICS:
-            life.broker.create_topic(topic, QUEUES)
-        life.save_tables()
-        life.broker.store_message(KEPT, 0)
+    def finish(self) -> None:
+        self.live_calmly(TieredLife.start)
+        self.live_calmly(TieredLife.start, TieredLife.end)
 
-    def finish(self, life: Life) -> None:
-        life.live(0)
-        life.end()
-
-    def new_life(self, files: FaultyFiles) -> Life:
+    def new_life(self, files: FaultyFiles) -> TieredLife:
         self.weather.trouble = ""
-        counts = self.outcome.counts
-        return self.life(self.config, files, self.clock, self.models, self.weather, counts)
+        return self.life_type(self, files)
 
-    def next_files(self) -> FaultyFiles:
-        self.files = next_life(self.config.store_path_root_dir, self.rng, before=self.files)
-        self.files.clock = self.clock
-        return self.files
-
-    def live(self) -> None:
-        """One life with faults."""
-        files = self.next_files()
+    def arm(self, files: FaultyFiles) -> None:
         ending = self.rng.choice(("cut_after", "kill_after", ""))
         if ending:
             setattr(files, ending, self.rng.randrange(OPERATIONS_MAX))
-        life = None
-        try:
-            life = self.new_life(files)
-            life.live(self.rng.randrange(STEPS_MAX))
-            self.end(life)
-        except PowerCut:
-            pass
-        except StoreFormatError:
-            raise
-        except StoreError:
-            if not files.faults["failed sync"]:
-                raise
-            files.cut_power_or_kill()
-        finally:
-            self.over(life, files)
-
-    def end(self, life: Life) -> None:
-        if self.rng.random() < 0.4:
-            life.broker.close()
-            if not (life.files.root / "abort").exists():
-                for model in self.models.values():
-                    model.flushed_count = len(model.sent)
-        life.files.cut_power_or_kill()
-
-    def live_calmly(self, do: Callable[[Life], object]) -> None:
-        """One life without faults, stopped in order."""
-        files = self.next_files()
-        life = None
-        try:
-            life = self.new_life(files)
-            do(life)
-            life.broker.close()
-            for model in self.models.values():
-                model.flushed_count = len(model.sent)
-            files.stop()
-        finally:
-            self.over(life, files)
-
-    def over(self, life: Life | None, files: FaultyFiles) -> None:
-        if life is not None:
-            life.store.abandon()
-        self.outcome.faults.update(files.faults)
-        self.outcome.counts["lives"] += 1
-        self.outcome.counts["operations of the disk"] += files.operation_count
 
 
 def files_of(tier: StoredTier) -> Tier:

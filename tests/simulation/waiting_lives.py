@@ -12,16 +12,14 @@ and all transactions are decided.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from contextlib import suppress
 from functools import partial
-from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
 from headrace_broker.schedule.service import Schedule
-from headrace_broker.store.errors import StoreError, StoreFormatError, StoreNotWritable
+from headrace_broker.store.errors import StoreNotWritable
 from headrace_broker.store.log.log_rows import scan_from
 from headrace_broker.timer import wheel
 from headrace_broker.timer.service import Timers
@@ -29,33 +27,26 @@ from headrace_broker.transaction.service import Transactions
 from headrace_protocol.bodies import SubscriptionGroupConfig
 from headrace_protocol.message import TRANSACTION_COMMIT
 from headrace_protocol.system_topics import TIMER_TOPIC
-from tests.simulation.determinism import decided_by, temporary_folder
-from tests.simulation.store_lives import StoreClock, run_here
-from tests.simulation.totals import Outcome
 from tests.simulation.waiting_clients import GROUPS, TOPICS, Clients, Told
 from tests.simulation.waiting_promises import LEVELS_MS, Jump, WaitingLog, timer_due_ms
+from tests.simulation.world import HOUR_MS, Life, LifeClock, Lives
 from tests.support.broker import BrokerUnderTest, broker_config
-from tests.support.faulty_files import FaultRates, FaultyFiles, PowerCut, next_life
+from tests.support.faulty_files import FaultRates, FaultyFiles, PowerCut
 from tests.support.features import services_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
-    from pathlib import Path
 
-    from headrace_broker.config import BrokerConfig
+    from tests.simulation.world import World
 
-NAME: Final = "broker with messages that wait"
-LIVES: Final = 6
-STEPS_MAX: Final = 40
 CLIENTS: Final = 2
-HOUR_MS: Final = 3_600_000
 # Enough for a producer that answers each check.
 LAST_ROUNDS_MAX: Final = 60
 WHEEL_SLOTS: Final = 512
 _RESTART_S: Final = 1.0
 
 
-class WaitingClock(StoreClock):
+class WaitingClock(LifeClock):
     """A clock that moves on while all tasks sleep."""
 
     def deadline_to_sleep_time(self, deadline: float) -> float:
@@ -66,40 +57,29 @@ class WaitingClock(StoreClock):
         return 0.0
 
 
-class Life:
+class WaitingLife(Life):
     """One broker from its start to its end."""
 
-    def __init__(
-        self,
-        config: BrokerConfig,
-        files: FaultyFiles,
-        clock: WaitingClock,
-        jumps: list[Jump],
-        told: Told,
-        **store: Any,
-    ) -> None:
-        self.rng = files.rng
-        self.files = files
-        self.clock = clock
-        self.jumps = jumps
-        self.told = told
-        self.counts: Counter[str] = Counter()
-        files.clock = clock
+    def __init__(self, lives: WaitingLives, files: FaultyFiles) -> None:
+        super().__init__(lives, files)
+        self.lives = lives
+        self.jumps = lives.jumps
+        self.told = lives.told
         self.broker = BrokerUnderTest(
-            config.store_path_root_dir.parent,
-            config,
-            clock,
+            self.files.root.parent,
+            lives.config,
+            self.clock,
             files=files,
             commit_log_file_bytes=65536,
             consume_queue_file_bytes=2000,
             delay_levels_ms=LEVELS_MS,
-            **store,
+            flush=lives.flush,
         )
         self.store = self.broker.store
-        self.clients = Clients(self.broker, self.rng, told, self.counts, self.log)
+        self.clients = Clients(self.broker, self.rng, self.told, self.counts, self.log)
         self.services = services_of(self.broker.services, Schedule, Timers, Transactions)
         clients = self.clients
-        self.steps: list[Callable[[], Awaitable[None]]] = [
+        self.steps = [
             *[clients.send_delayed] * 4,
             *[clients.send_timer] * 4,
             clients.recall,
@@ -124,21 +104,18 @@ class Life:
         columns = [block.columns for block in scan_from(self.store.commit_log.files, 0)]
         return WaitingLog([each.message(number) for each in columns for number in range(len(each))])
 
-    def begin(self, *, has_lost: bool) -> None:
-        """Start, and see what the life before has left. Raises PromiseBroken.
-
-        has_lost: a power cut may have taken what was acknowledged.
-        """
+    def start(self) -> None:
         end = self.store.commit_log.max_offset
         self.jumps[:] = [jump._replace(log_end=min(jump.log_end, end)) for jump in self.jumps]
         for service in self.services:
             if service.load is not None:
                 service.load()
         log = self.log()
-        if has_lost:
+        if self.lives.has_lost:
             self.told.forget_lost(log)
         self.told.check(log)
         log.check(self.jumps)
+        self.lives.has_lost = False
         for topic in TOPICS:
             self.create(topic)
         self.broker.groups.put(SubscriptionGroupConfig(group_name="g", retry_max_times=3))
@@ -197,8 +174,7 @@ class Life:
                 await loop()
             await trio.sleep(_RESTART_S)
 
-    def finish(self) -> None:
-        """Stop in order."""
+    def close(self) -> None:
         for service in self.services:
             if service.finish is not None:
                 service.finish()
@@ -276,108 +252,67 @@ class Life:
         await trio.sleep(2 * max(LEVELS_MS) / 1000)
 
 
-def run(seed: int) -> Outcome:
-    """All lives of a broker. Raises PromiseBroken."""
-    clock = WaitingClock()
-    with temporary_folder() as folder, decided_by(seed, clock.current_time) as patch:
-        patch.setattr(trio.to_thread, "run_sync", run_here)
-        # A wheel of seven days is 38 MB, which the disk would have to compare at each power cut.
-        patch.setattr(wheel, "WHEEL_SLOTS", WHEEL_SLOTS)
-        return _Broker(folder, Random(seed), clock).run()
+class WaitingLives(Lives[WaitingLife]):
+    """A directory, what clients were told, and how the clock jumped.
 
+    has_lost: since the last start that was finished, a power cut may have taken what was
+    acknowledged.
+    """
 
-class _Broker:
-    """A directory, and what happened to it."""
+    name = "broker with messages that wait"
+    clock_type = WaitingClock
+    # A wheel of seven days is 38 MB, which the disk would have to compare at each power cut.
+    constants = ((wheel, "WHEEL_SLOTS", WHEEL_SLOTS),)
 
-    def __init__(self, folder: Path, rng: Random, clock: WaitingClock) -> None:
-        self.rng = rng
-        self.clock = clock
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
         self.jumps: list[Jump] = []
         self.told = Told()
-        self.files: FaultyFiles | None = None
-        # Since the last start that was finished.
         self.has_lost = False
-        self.flush = rng.choice(("async", "async", "sync"))
+        self.flush = self.rng.choice(("async", "async", "sync"))
         self.config = broker_config(
-            folder,
+            world.folder,
             flush_delay_offset_interval=2000,
             transaction_check_interval=1000,
             transaction_time_out=500,
             transaction_check_max=3,
-            timer_roll_window_slot=rng.choice((172_800, 10)),
+            timer_roll_window_slot=self.rng.choice((172_800, 10)),
             mapped_file_size_timer_log=4096,
         )
-        self.outcome = Outcome(NAME, Counter(), Counter())
 
-    def run(self) -> Outcome:
-        self.live_calmly(lambda life: life.broker.store_message("Zero", 0))  # no source is at 0
-        for _ in range(LIVES):
-            self.live()
-        self.live_calmly(Life.end)
-        return self.outcome
+    def begin(self) -> None:
+        # No source is at 0.
+        self.live_calmly(WaitingLife.start, lambda life: life.broker.store_message("Zero", 0))
 
-    def live(self) -> None:
+    def finish(self) -> None:
+        self.live_calmly(WaitingLife.start, WaitingLife.end)
+
+    def new_life(self, files: FaultyFiles) -> WaitingLife:
+        return WaitingLife(self, files)
+
+    def rates(self) -> FaultRates:
+        return FaultRates(write=self.rng.choice((0, 0, 0.01)), sync=self.rng.choice((0, 0, 0.02)))
+
+    def arm(self, files: FaultyFiles) -> None:
         rng = self.rng
-        rates = FaultRates(write=rng.choice((0, 0, 0.01)), sync=rng.choice((0, 0, 0.02)))
-        files = self.next_files(rates)
         operations = rng.choice((-1, -1, rng.randrange(300), rng.randrange(2000)))
         if rng.random() < 0.5:
             files.cut_after = operations
         else:
             files.kill_after = operations
-        life = None
-        try:
-            life = self.next_life(files)
-            self.begin(life)
-            life.live(rng.randrange(STEPS_MAX))
-            self.end(life, is_clean=rng.random() < 0.3)
-        except PowerCut:
-            pass
-        except StoreFormatError:
-            raise
-        except (StoreError, OSError):
-            if not (files.faults["failed write"] or files.faults["failed sync"] or files.is_full):
-                raise
-            files.cut_power()
-        finally:
-            self.over(life, files)
-
-    def next_life(self, files: FaultyFiles) -> Life:
-        return Life(self.config, files, self.clock, self.jumps, self.told, flush=self.flush)
-
-    def end(self, life: Life, *, is_clean: bool) -> None:
-        if is_clean:
-            life.finish()
-        if life.files.faults["failed sync"] or self.rng.random() < 0.5:
-            life.files.cut_power()
-        else:
-            life.files.kill()
-
-    def live_calmly(self, do: Callable[[Life], object]) -> None:
-        files = self.next_files(None)
-        life = None
-        try:
-            life = self.next_life(files)
-            self.begin(life)
-            do(life)
-            life.finish()
-            life.files.stop()
-        finally:
-            self.over(life, files)
 
     def next_files(self, rates: FaultRates | None) -> FaultyFiles:
         has_power_failed = self.files is not None and self.files.image is not None
         self.has_lost |= has_power_failed and self.flush == "async"
-        self.files = next_life(self.config.store_path_root_dir, self.rng, rates, self.files)
-        return self.files
+        return super().next_files(rates)
 
-    def begin(self, life: Life) -> None:
-        life.begin(has_lost=self.has_lost)
-        self.has_lost = False
+    def fail(self, files: FaultyFiles) -> None:
+        files.cut_power()
 
-    def over(self, life: Life | None, files: FaultyFiles) -> None:
-        self.outcome.faults.update(files.faults)
-        self.outcome.counts["lives"] += 1
-        if life is not None:
-            life.store.abandon()
-            self.outcome.counts.update(life.counts)
+    def end(self, life: WaitingLife) -> None:
+        if self.rng.random() < self.closed_share:
+            life.close()
+        if life.files.faults["failed sync"] or self.rng.random() < 0.5:
+            life.files.cut_power()
+        else:
+            life.files.kill()
