@@ -25,7 +25,7 @@ from headrace_broker.store.followers import follower_work
 from headrace_broker.store.followers.followers import Following
 from headrace_broker.store.log import commit_log, log_blocks, record_checksum
 from headrace_broker.store.log.encoded_records import EncodedRecords
-from headrace_broker.store.message_store import MessageStore
+from headrace_broker.store.opening import Opening
 from headrace_broker.store.queues import queue_blocks
 from headrace_broker.store.retention.cleaner import Cleaner
 from headrace_broker.store.retention.disk_forecast import nothing_to_consume
@@ -155,7 +155,7 @@ BUGS: dict[str, tuple[str, Any, str, Callable[..., Any], int]] = {
     "acknowledged before the sync": ("cluster", Flusher, "flush_log", flush_log_too_late, 6),
     "flushed without sync": ("store", MappedFile, "sync", nothing, 0),
     "names not synced": ("store", Files, "sync_names", nothing, 0),
-    "names after a kill not synced": ("store", MessageStore, "_mark_names_unsynced", nothing, 68),
+    "names after a kill not synced": ("store", Opening, "_mark_names_unsynced", nothing, 68),
     "records not checked": ("store", log_blocks, "_check", nothing, 50),
     "seals not checked": ("store", FileSeal, "check", nothing, 0),
     "wrong checksums of records": ("store", commit_log, "checksum_slot", unflagged, 0),
