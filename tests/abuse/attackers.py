@@ -13,17 +13,18 @@ import socket
 import sys
 import threading
 from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headrace.blocking import Admin, Producer, PullConsumer
 from headrace.errors import HeadraceError
 from headrace.messages import Message
 from headrace_protocol.bounds import BODIES, body_of
 from headrace_protocol.codes import RequestCode as Code
-from headrace_protocol.command import FLAG_RESPONSE
+from headrace_protocol.command import FLAG_RESPONSE, Command
 from headrace_protocol.errors import RemoteProtocolError
 from headrace_protocol.frame import FRAME_BYTES_MAX, FrameReader
 from headrace_protocol.header_codecs import SerializeType, decode_header, encode_frame
@@ -39,11 +40,6 @@ from tests.abuse.hostile import (
 from tests.broker.serving.test_bad_input import framed, request
 from tests.fuzz.corpus import corpus
 from tests.fuzz.mutations import spoiled_inside
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from headrace_protocol.command import Command
 
 SILENCE_S = 2.0
 # Of one attacker at a time: each may keep a daemon for 10 ms before others have their turn, so as

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 
@@ -14,9 +15,6 @@ from headrace_protocol.codes import RequestCode as Code
 from headrace_protocol.header_codecs import SerializeType
 from headrace_protocol.registration import RegisterBrokerBody
 from tests.support.wire_types import REQUEST_HEADERS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 JSON, ROCKETMQ, MSGPACK = SerializeType
 

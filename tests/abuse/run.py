@@ -15,12 +15,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headrace.blocking import Admin
+from headrace_protocol.command import Command
 from tests.abuse.attackers import KINDS, SERVERS, Peer
 from tests.broker.serving.test_bad_input import (
     pull_fields,
@@ -31,11 +33,6 @@ from tests.broker.serving.test_bad_input import (
 )
 from tests.soak.holdings import CLIENTS, holding
 from tests.support.cluster import Cluster, Daemon
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from headrace_protocol.command import Command
 
 ROOT = Path(__file__).resolve().parents[2]
 BROKER = "innocent"

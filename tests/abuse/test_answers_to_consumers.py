@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import itertools
 import logging
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
+from trio.testing import MockClock
 
 from headrace import Consumer, MessageQueue
 from headrace.consumer.assignment import LOCK_TRUST_S
 from headrace.consumer.pulls import Wanted
 from headrace.consumer.subscription import Subscription
 from headrace.errors import ConnectionLost, HeadraceError
+from headrace_daemon.network import MemoryNetwork
 from headrace_protocol.bodies import (
     GetConsumerListByGroupResponseBody,
     HeartbeatData,
@@ -30,16 +33,7 @@ from headrace_protocol.headers import OffsetResponseHeader
 from headrace_protocol.message import encode_record
 from headrace_protocol.serving import Reply
 from tests.support.member import NO_TOPIC, NOT_FOUND, Apache, Headrace, Member
-from tests.support.scripted import close, scripted_cluster
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-
-    from trio.testing import MockClock
-
-    from headrace_daemon.network import MemoryNetwork
-    from tests.support.scripted import Asked, Scripted
-
+from tests.support.scripted import Asked, Scripted, close, scripted_cluster
 
 MINUTE_S = 60
 # The pause doubles at first, then there is one pull each second.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgpack
 import pytest
@@ -25,9 +26,6 @@ from headrace_protocol.serving import Registry, Reply, Request, admit
 from headrace_protocol.statictopic.mapping import MappingInfo
 from tests.broker.serving.test_bad_input import daemons, queue_fields, request, send_fields
 from tests.support.channel import MemoryChannel
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 KIB = 1024
 MERSENNE = 2**61 - 1  # what CPython takes integers modulo, for their hash

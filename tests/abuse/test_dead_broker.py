@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import trio
 
 import headrace as library
 from headrace import Admin, Message, blocking
+from headrace.admin.requests import BrokerProblem
+from headrace.embedded import Embedded
 from headrace.errors import ConnectFailed, MalformedAnswer
 from headrace_protocol.bodies import TopicConfig, TopicConfigSerializeWrapper
 from headrace_protocol.codes import RequestCode, ResponseCode
@@ -23,12 +26,6 @@ from headrace_protocol.registration import RegisterBrokerBody
 from headrace_protocol.serving import Reply
 from tests.support.cli import headrace
 from tests.support.scripted import Asked, Scripted, scripted_in_thread
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from headrace.admin.requests import BrokerProblem
-    from headrace.embedded import Embedded
 
 pytestmark = pytest.mark.slow
 NAME = "a-ghost"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 import socket
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -14,9 +14,6 @@ from headrace_daemon.serving.server import ServerLimits
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.header_codecs import SerializeType, encode_frame
 from tests.support.cluster import Cluster
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.mark.parametrize(

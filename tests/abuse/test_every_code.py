@@ -6,8 +6,9 @@ listed here, and fails without a row in the table of bounds.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
@@ -32,9 +33,6 @@ from tests.abuse.hostile import (
     plain_fields,
 )
 from tests.broker.serving.test_bad_input import Daemons, Wire, daemons, framed, request, send_fields
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 BROKER, NAMESERVER = "broker", "nameserver"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import trio
@@ -19,9 +19,6 @@ from tests.support.broker import BrokerUnderTest
 from tests.support.cli import headrace
 from tests.support.nameserver import NameServerUnderTest
 from tests.support.wire import ask
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 OUTSIDE = ["0.0.0.0", "::", "192.0.2.7", "2001:db8::7", "broker.example"]
 DAEMONS = ["broker", "nameserver"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -13,13 +13,9 @@ from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import ViewMessageHeader
 from headrace_protocol.message import TRANSACTION_COMMIT, decode_record, encode_record
 from headrace_protocol.system_topics import HALF_TOPIC
+from tests.support.broker import Answer, BrokerUnderTest
 from tests.support.ledger import Half, Ledger
 from tests.support.stores import put
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.support.broker import Answer, BrokerUnderTest
 
 HEAD = struct.Struct(">iiiiiqqiq8sq8siqi")
 BODY_AT = HEAD.size

@@ -8,7 +8,9 @@ fails here until it has a bound, and a row that names it.
 from __future__ import annotations
 
 from collections import Counter, deque
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -24,10 +26,6 @@ from tests.support.batches import block
 from tests.support.broker import BrokerUnderTest, heartbeat
 from tests.support.channel import MemoryChannel
 from tests.support.wire_types import REQUEST_HEADERS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 COUNT = 24
 # By what bounds it, each table that grows, with its class. What names topics, groups and queues is

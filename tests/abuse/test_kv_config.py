@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from headrace_nameserver import kv_config
 from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.command import Command
 from headrace_protocol.drivers.files import replace_file
 from headrace_protocol.nameserver_headers import (
     GetKVConfigResponseHeader,
@@ -17,12 +19,6 @@ from headrace_protocol.nameserver_headers import (
 )
 from tests.support.channel import MemoryChannel
 from tests.support.nameserver import NameServerUnderTest, frame
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from headrace_protocol.command import Command
 
 PUT, GET = RequestCode.PUT_KV_CONFIG, RequestCode.GET_KV_CONFIG
 

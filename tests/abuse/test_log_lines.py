@@ -6,17 +6,14 @@ import os
 import socket
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from headrace import blocking
 from headrace_daemon.logs import LogLines, renderer
 from tests.support.processes import HEADRACE, TIMEOUT_S
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @pytest.fixture

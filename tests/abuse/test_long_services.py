@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import msgspec
 import pytest
 import structlog.testing
@@ -23,12 +21,10 @@ from headrace_protocol.codes import RequestCode
 from headrace_protocol.staging import Decision, StagedAttempt
 from headrace_protocol.statictopic.mapping import MappingInfo, MappingItem, TopicMapping
 from headrace_protocol.system_topics import SCHEDULE_TOPIC
+from tests.support.broker import BrokerUnderTest
 from tests.support.channel import MemoryChannel
 from tests.support.paced import paced, running
 from tests.support.until import until
-
-if TYPE_CHECKING:
-    from tests.support.broker import BrokerUnderTest
 
 __all__ = ["paced"]
 

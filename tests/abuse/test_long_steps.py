@@ -5,8 +5,9 @@ The CPU time of each step is measured, so other processes don't matter.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import trio
@@ -43,14 +44,10 @@ from headrace_protocol.command import Command
 from headrace_protocol.headers import ConsumerGroupHeader, GetByKeyHeader
 from headrace_protocol.key_lookup import NoRecord, WantedKey, decode_found, encode_keys
 from headrace_protocol.serving import Request
+from tests.support.broker import BrokerUnderTest
 from tests.support.channel import MemoryChannel
 from tests.support.memory import HOST
 from tests.support.paced import paced, running
-
-if TYPE_CHECKING:
-    import msgspec
-
-    from tests.support.broker import BrokerUnderTest
 
 __all__ = ["paced"]
 

@@ -6,8 +6,8 @@ import http.client
 import socket
 import threading
 import time
+from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager, suppress
-from typing import TYPE_CHECKING
 
 import pytest
 import trio
@@ -15,10 +15,6 @@ import trio
 from headrace_broker.serving.readiness import Readiness
 from headrace_daemon.monitor import Monitor
 from headrace_daemon.serving.listen import listen
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
 
 HOST = "127.0.0.1"
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import msgspec
 import pytest
 import structlog.testing
 import trio
@@ -24,9 +25,6 @@ from headrace_protocol.nameserver_headers import (
 )
 from tests.support.channel import MemoryChannel
 from tests.support.nameserver import NameServerUnderTest, frame, register_body, register_header
-
-if TYPE_CHECKING:
-    import msgspec
 
 CLIENT = "192.0.2.8:50000"
 ROUTE = TopicRouteData(queue_datas=[QueueData(broker_name="b0", perm=6)])

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import msgpack
 import pytest
@@ -15,10 +15,11 @@ import trio.lowlevel
 from headrace_daemon.host_log import LINES_MAX, HostLog
 from headrace_daemon.network import MemoryNetwork, TcpNetwork
 from headrace_daemon.serving.server import RemotingServer, ServerLimits
+from headrace_daemon.serving.server_channel import ServerChannel
 from headrace_daemon.slices import Fetches
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import Lane, NotReady
-from headrace_protocol.frame import FrameReader
+from headrace_protocol.frame import Frame, FrameReader
 from headrace_protocol.serving import Registry, Reply, Request
 from tests.broker.serving.test_bad_input import (
     Wire,
@@ -29,12 +30,6 @@ from tests.broker.serving.test_bad_input import (
     topic_fields,
 )
 from tests.support.channel import MemoryChannel
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from headrace_daemon.serving.server_channel import ServerChannel
-    from headrace_protocol.frame import Frame
 
 NESTED = 990
 

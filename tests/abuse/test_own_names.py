@@ -7,7 +7,8 @@ name a group or a topic.
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -43,9 +44,6 @@ from tests.support.broker import BrokerUnderTest, heartbeat
 from tests.support.channel import MemoryChannel
 from tests.support.memory import HOST
 from tests.support.wire_types import REQUEST_HEADERS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 GROUPS = [TRANSACTION_GROUP, "CID_RMQ_SYS_REVIVE_GROUP"]
 TOPICS = [

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import pytest
 
 from headrace import MessageQueue, Producer
 from headrace.errors import MalformedAnswer
+from headrace.spark.cluster import Cluster
 from headrace_protocol.bodies import BrokerData, QueueData, TopicRouteData
 from headrace_protocol.bounds import QUEUE_NUMS_MAX
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.serving import Reply
-from tests.support.scripted import scripted_cluster, scripted_in_thread
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from headrace.spark.cluster import Cluster
-    from tests.support.scripted import Scripted
+from tests.support.scripted import Scripted, scripted_cluster, scripted_in_thread
 
 ROUTE = RequestCode.GET_ROUTEINFO_BY_TOPIC
 

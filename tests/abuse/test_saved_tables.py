@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import tracemalloc
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,13 +20,8 @@ from headrace_broker.store.files.config_file import ConfigFile, is_whole
 from headrace_protocol.bodies import SubscriptionGroupConfig
 from headrace_protocol.codes import RequestCode, ResponseCode
 from tests.broker.consumer.test_subscriptions import open_groups
+from tests.support.broker import BrokerUnderTest
 from tests.support.channel import MemoryChannel
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.support.broker import BrokerUnderTest
 
 
 def policy(depth: int) -> bytes:

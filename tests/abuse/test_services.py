@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog.testing
@@ -34,10 +36,6 @@ from headrace_protocol.bodies import KVTable
 from headrace_protocol.codes import RequestCode, ResponseCode
 from tests.support.stores import FaultyFiles
 from tests.support.wire import ask, send_header
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 
 class Flaky:

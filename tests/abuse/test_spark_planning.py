@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 pytest.importorskip("pyspark")
+
+from collections.abc import Callable, Iterator
 
 from headrace.errors import ConnectFailed, MalformedAnswer
 from headrace.spark.cluster import Cluster
@@ -26,12 +28,7 @@ from headrace_protocol.bodies import (
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.headers import OffsetResponseHeader, StageStateResponseHeader
 from headrace_protocol.serving import Reply
-from tests.support.scripted import scripted_in_thread
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.support.scripted import Asked, Scripted
+from tests.support.scripted import Asked, Scripted, scripted_in_thread
 
 QUEUE = MessageQueue("T", "b", 0)
 INT64_MAX = 2**63 - 1

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 
+from headrace_broker.peers.callers import Caller
+from headrace_broker.peers.peers import Ask, Then
 from headrace_protocol.admin_headers import CreateStaticTopicHeader
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import GetMaxOffsetHeader, PullMessageResponseHeader
@@ -17,13 +21,6 @@ from tests.support.broker import BrokerUnderTest, broker_config
 from tests.support.channel import MemoryChannel
 from tests.support.static_brokers import TOPIC, Brokers, item, response
 from tests.support.wire import pull_header, send_header
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
-
-    from headrace_broker.peers.callers import Caller
-    from headrace_broker.peers.peers import Ask, Then
 
 A, B = item("a", 0, 0), item("b", 1, 3)
 

@@ -6,7 +6,9 @@ import errno
 import os
 import shutil
 import stat
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog.testing
@@ -16,14 +18,9 @@ from headrace_broker.store.errors import StoreError, StoreFormatError, StoreNotW
 from headrace_broker.store.files.config_file import ConfigFile
 from headrace_broker.store.integrity.checkpoint import Checkpoint
 from headrace_broker.store.integrity.lock import StoreLock
+from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.upkeep import LOCK_CHECK_S
 from tests.support.stores import open_store, put
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from headrace_broker.store.message_store import MessageStore
 
 
 @pytest.fixture

@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import json
 import logging
+from collections.abc import Callable
 from contextlib import redirect_stdout
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -19,9 +20,6 @@ from headrace.messages import ReceivedMessage
 from headrace_daemon.command import warn
 from headrace_protocol.message import COMPRESSED, decode_record, encode_record
 from tests.support.cli import _Capture
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 # Escape sequences by C0 and C1, another direction, other lines and columns.
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\x7f\u202e\u2066\u2028\r\n\tfake"

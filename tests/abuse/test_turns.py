@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import socket
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import pytest
 import trio
+from anyio.abc import ByteStream
 
 from headrace_daemon.network import MemoryNetwork, TcpNetwork
 from headrace_daemon.serving.server import RemotingServer
+from headrace_daemon.serving.server_channel import ServerChannel
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.frame import FrameReader
+from headrace_protocol.frame import Frame, FrameReader
 from headrace_protocol.serving import Registry, Reply, Request
 from tests.broker.serving.test_bad_input import Wire, framed, request
 from tests.support.channel import MemoryChannel
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-    from contextlib import AbstractAsyncContextManager
-
-    from anyio.abc import ByteStream
-
-    from headrace_daemon.serving.server_channel import ServerChannel
-    from headrace_protocol.frame import Frame
 
 COSTLY, CHEAP = RequestCode.GET_BROKER_RUNTIME_INFO, RequestCode.GET_MIN_OFFSET
 COUNT = 100

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from itertools import count
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
+import trio.testing
 
 from headrace_broker.host_budget import Host, HostBudget
 from headrace_broker.transaction import service
@@ -16,11 +17,6 @@ from tests.support.channel import MemoryChannel
 from tests.support.ledger import Ledger, checks
 from tests.support.memory import HOST, kept_bytes
 from tests.support.stores import crash
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import trio.testing
 
 
 @pytest.mark.parametrize(("copies", "ended"), [(0, 0), (0, 10), (15, 0), (15, 10)])

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from headrace_broker import queue_directory
-from headrace_broker.queue_directory import Elsewhere, Here, QueueDirectory, Use
-from headrace_broker.store.store_source import EmptySource, StoreSource
+from headrace_broker.queue_directory import (
+    Elsewhere,
+    FindPlace,
+    FindSource,
+    Here,
+    Lookup,
+    Place,
+    QueueDirectory,
+    Use,
+)
+from headrace_broker.store.log.commit_log import CommitLog
+from headrace_broker.store.store_queue import StoreQueue
+from headrace_broker.store.store_source import EmptySource, GetResult, StoreSource
 from headrace_protocol.admin_headers import (
     DeleteTopicHeader,
     GetConsumeStatsHeader,
@@ -40,21 +54,9 @@ from headrace_protocol.headers import (
 )
 from headrace_protocol.message import decode_records
 from tests.support.batches import block
-from tests.support.broker import BrokerUnderTest
+from tests.support.broker import Answer, BrokerUnderTest
 from tests.support.features import add_parts
 from tests.support.stores import put
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    import msgspec
-
-    from headrace_broker.queue_directory import FindPlace, FindSource, Lookup, Place
-    from headrace_broker.store.log.commit_log import CommitLog
-    from headrace_broker.store.store_queue import StoreQueue
-    from headrace_broker.store.store_source import GetResult
-    from tests.support.broker import Answer
 
 LOOKS = (Use.BEGIN, Use.INSPECT, Use.LIST)
 AWAY = Elsewhere("broker-b", "10.0.0.2:10911")

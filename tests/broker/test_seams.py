@@ -5,21 +5,25 @@ Their parts are in ``seams/``; ``add_feature`` adds their line. Clients are real
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Generator
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 import trio
+from anyio.abc import ByteStream
 
 from headrace import Message, PullConsumer
 from headrace.embedded import Embedded
 from headrace.errors import BrokerError
 from headrace_broker.config import BrokerConfig
+from headrace_broker.core import Core
 from headrace_broker.feature import Feature, Followed
 from headrace_broker.server import Broker
 from headrace_broker.store.followers import followers
-from headrace_daemon.network import MemoryNetwork, TcpNetwork
+from headrace_daemon.network import MemoryNetwork, Network, TcpNetwork
 from headrace_daemon.services import StopStage
 from headrace_nameserver.config import NameServerConfig
 from headrace_nameserver.server import NameServer
@@ -43,18 +47,9 @@ from tests.broker.serving.test_bad_input import (
     topic_fields,
 )
 from tests.support.features import add_feature, add_parts
+from tests.support.followers import CopyingFollower
 from tests.support.metrics import parse, value
 from tests.support.until import until
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Generator
-    from pathlib import Path
-
-    from anyio.abc import ByteStream
-
-    from headrace_broker.core import Core
-    from headrace_daemon.network import Network
-    from tests.support.followers import CopyingFollower
 
 TOPIC = "Orders"
 OTHER = "Others"

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
 
+from tests.support.cluster import Daemon
 from tests.support.own_disk import Filler
-
-if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import Callable
-    from pathlib import Path
-    from random import Random
-
-    from tests.support.cluster import Daemon
 
 ACTIVE_MAX = 2
 

@@ -6,13 +6,11 @@ import logging
 import threading
 import time
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from pathlib import Path
-
-    from tests.chaos.faults import Episode
+from tests.chaos.faults import Episode
 
 # What is written later is no more about the fault.
 AFTER_S = 10.0

@@ -9,16 +9,18 @@ fault may have filled the logs. The exit code is 1 if a promise was broken, with
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import chain, starmap
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from tests.chaos import faults, work
 from tests.chaos.faults import Chaos, Episode, Fault
@@ -29,11 +31,6 @@ from tests.support.cluster import Cluster, Own
 from tests.support.object_server import bucket_settings, running
 from tests.support.own_disk import OwnDisk, may_mount
 from tests.support.processes import run as run_command
-
-if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import Callable, Iterator
-
 
 # The tier of each: a folder, the S3 server, a folder beside a small disk of the broker's own.
 IN_FOLDER, IN_BUCKET, ON_OWN_DISK = "broker-a", "broker-b", "broker-c"

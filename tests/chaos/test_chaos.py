@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,9 +13,6 @@ from tests.chaos.ledger import AFTER_S, Ledger, LogBook
 from tests.chaos.run import Run, cluster
 from tests.chaos.work import TOPICS
 from tests.support.own_disk import may_mount
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SECONDS, EVERY_S = 90, 5
 

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from random import Random
-from typing import TYPE_CHECKING
 
 from headrace import Message
 from headrace.blocking import Consumer, Producer, PullConsumer, Table
 from headrace.errors import HeadraceError
+from tests.chaos.ledger import Ledger, LogBook
 from tests.support import processes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.chaos.ledger import Ledger, LogBook
 
 PLAIN, STATIC, COMPACTED = "ChaosPlain", "ChaosStatic", "ChaosKeys"
 TOPICS = (PLAIN, STATIC)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from headrace import Admin, Message, Producer
+from headrace.admin.chains import LogicQueue
 from headrace.admin.client import TopicExists
 from headrace.admin.statictopic import HalfDone, StaticTopicError, UnchangedTopic
 from headrace.consumer.offset_store import OffsetStore
@@ -25,12 +28,6 @@ from headrace_protocol.codes import RequestCode
 from headrace_protocol.statictopic.mapping import TopicMapping
 from headrace_protocol.statictopic.plans import Mode
 from tests.support.running_brokers import Brokers, brokers
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
-    from pathlib import Path
-
-    from headrace.admin.chains import LogicQueue
 
 
 @pytest.fixture

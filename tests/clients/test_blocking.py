@@ -29,12 +29,6 @@ from headrace.producer.pipeline import Pipeline
 from tests.support.cli import until
 
 
-@pytest.fixture(scope="module")
-def mq() -> Iterator[Embedded]:
-    with headrace.embedded() as running:
-        yield running
-
-
 def options(mq: Embedded) -> dict[str, Any]:
     return {"nameserver": mq.nameserver}
 

@@ -81,12 +81,6 @@ TEXTS = ["paid", State.PAID, Loud("paid"), np.str_("paid"), pd.Series(["paid"], 
 numbers = itertools.count()
 
 
-@pytest.fixture(scope="module")
-def mq() -> Iterator[Embedded]:
-    with headrace.embedded() as running:
-        yield running
-
-
 # -- ways to send ----------------------------------------------------------------------------------
 
 Way = Callable[[Producer, Any], Awaitable[object]]

@@ -11,18 +11,10 @@ import anyio
 import pytest
 from anyio.from_thread import start_blocking_portal
 
-import headrace
 from headrace import Admin, Consumer, Message, MessageQueue, Producer, PullConsumer, Table
 from headrace.embedded import Embedded
 from headrace.errors import ClientClosed, ConfigurationError, RouteNotFound, WrongEventLoop
 from headrace.lifecycle import Startable
-
-
-@pytest.fixture(scope="module")
-def mq() -> Iterator[Embedded]:
-    with headrace.embedded() as running:
-        yield running
-
 
 Run = Callable[[Callable[[], Awaitable[None]]], None]
 

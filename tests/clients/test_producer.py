@@ -7,13 +7,15 @@ from __future__ import annotations
 import math
 import struct
 import zlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import trio
 import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trio.testing import MockClock
 
 from headrace import Message, MessageQueue, Producer, SendResult
 from headrace.errors import (
@@ -32,9 +34,11 @@ from headrace.errors import (
 from headrace.producer.block import BLOCK_BYTES
 from headrace.producer.encoding import Outgoing, SendTemplate
 from headrace.producer.faults import AVOID_S
+from headrace.producer.pipeline import Pipeline
 from headrace.producer.publication import Publication
 from headrace.producer.selector import queue_index
 from headrace.route import TopicRoute
+from headrace_daemon.network import MemoryNetwork
 from headrace_protocol.bodies import BrokerData, QueueData, TopicRouteData
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.frame import FrameReader
@@ -49,6 +53,8 @@ from headrace_protocol.nameserver_headers import GetRouteInfoResponseHeader
 from headrace_protocol.serving import Reply
 from tests.support.batches import iter_batch
 from tests.support.scripted import (
+    Asked,
+    Scripted,
     close,
     route,
     scripted_cluster,
@@ -57,16 +63,6 @@ from tests.support.scripted import (
     stored,
     storing,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from trio.testing import MockClock
-
-    from headrace.producer.pipeline import Pipeline
-    from headrace_daemon.network import MemoryNetwork
-    from tests.support.scripted import Asked, Scripted
-
 
 SEND = RequestCode.SEND_MESSAGE_V2
 BUSY = Reply(code=ResponseCode.SYSTEM_BUSY, remark="dispatch is behind")

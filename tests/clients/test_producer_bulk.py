@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -23,12 +22,6 @@ from headrace.producer.arrow import chunks_of_table
 from headrace.producer.block import Block
 from headrace_protocol.bodies import MessageQueue
 from headrace_protocol.drivers.aio import connect_tcp
-
-
-@pytest.fixture(scope="module")
-def mq() -> Iterator[Embedded]:
-    with headrace.embedded() as running:
-        yield running
 
 
 async def make_topic(mq: Embedded, topic: str, queues: int = 4) -> None:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
+from tests.conformance.console import Console
 from tests.conformance.console import console as console_in
 from tests.conformance.go_client import missing_go
 from tests.conformance.peer import missing_tools, quick_peer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.conformance.console import Console
 
 MISSING = missing_tools()
 MISSING_GO = missing_go()

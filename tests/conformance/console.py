@@ -6,16 +6,11 @@ import contextlib
 import json
 import re
 import subprocess
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from threading import Timer
-from typing import TYPE_CHECKING
 
-from tests.conformance.peer import QUICK_JVM, driver_command
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
-
-    from tests.conformance.peer import Peer
+from tests.conformance.peer import QUICK_JVM, Peer, driver_command
 
 TIMEOUT_S = 120
 

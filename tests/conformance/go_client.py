@@ -6,14 +6,12 @@ import contextlib
 import json
 import shutil
 import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Timer
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tests.conformance.peer import BUILDS, PeerError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 PROJECT = Path(__file__).resolve().with_name("go")
 TIMEOUT_S = 60

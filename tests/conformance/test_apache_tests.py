@@ -16,14 +16,10 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Timer
-from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.conformance.peer import QUICK_JVM, headrace_cluster, java_build
-
-if TYPE_CHECKING:
-    from tests.conformance.peer import Peer
+from tests.conformance.peer import QUICK_JVM, Peer, headrace_cluster, java_build
 
 PROJECT = Path(__file__).with_name("apache_tests")
 # Longest first, so that none is left alone at the end.

@@ -5,18 +5,14 @@ from __future__ import annotations
 import os
 import struct
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-from tests.conformance.peer import quick_peer
+from tests.conformance.console import Console
+from tests.conformance.peer import Peer, quick_peer
 from tests.conformance.test_store_both_ways import wait_until
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.conformance.console import Console
-    from tests.conformance.peer import Peer
 
 pytestmark = [pytest.mark.conformance, pytest.mark.slow]
 

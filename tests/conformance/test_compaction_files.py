@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from anyio import run
@@ -11,15 +11,10 @@ from zlib_ng.zlib_ng import crc32
 
 from headrace import Admin, Message, Producer
 from headrace_broker.compaction.units import FileSizes
-from tests.conformance.peer import TIMEOUT_MS, quick_peer
+from tests.conformance.console import Console
+from tests.conformance.peer import TIMEOUT_MS, Peer, quick_peer
 from tests.conformance.test_store_both_ways import of_kind, wait_until
 from tests.support.compaction import load_as_apache
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.conformance.console import Console
-    from tests.conformance.peer import Peer
 
 pytestmark = [pytest.mark.conformance, pytest.mark.slow, pytest.mark.long]
 

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from anyio import run, sleep
 
 from headrace import Admin
-from tests.conformance.peer import quick_peer
+from tests.conformance.console import Console
+from tests.conformance.peer import Peer, quick_peer
 from tests.conformance.test_compacted_topics import ATTRIBUTES, Row, Table, create
 from tests.conformance.test_store_both_ways import wait_until
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.conformance.console import Console
-    from tests.conformance.peer import Peer
 
 pytestmark = [pytest.mark.conformance, pytest.mark.slow, pytest.mark.long]
 

@@ -9,23 +9,18 @@ import os
 import random
 import time
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import chain, islice, pairwise
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from headrace.blocking import Admin, Consumer
-from tests.conformance.go_client import TIMEOUT_S, GoClient, go_client
+from tests.conformance.go_client import TIMEOUT_S, Event, GoClient, go_client
 from tests.conformance.peer import START_TIMEOUT_S, quick_peer
 from tests.conformance.probe import wait_for_route
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from contextlib import AbstractContextManager
-    from pathlib import Path
-
-    from tests.conformance.go_client import Event
 
 PEER = os.environ.get("CONFORMANCE_PEER", "headrace")
 SETTINGS = {

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING
 
 import pytest
 import trio
@@ -16,12 +16,8 @@ import headrace
 from headrace import Admin, Consumer, Message, Producer
 from headrace.admin.group_view import GroupView
 from headrace.instance import local_ip
+from tests.conformance.console import Console
 from tests.conformance.peer import TIMEOUT_MS
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from tests.conformance.console import Console
 
 QUEUES = 8
 TIMEOUT_S = 120

@@ -9,16 +9,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.conformance.peer import QUICK_JVM, java_build, quick_peer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PEER = os.environ.get("CONFORMANCE_PEER", "headrace")
 PROJECT = Path(__file__).resolve().with_name("old_client")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable
 
 import anyio
 import pytest
@@ -14,9 +14,6 @@ from headrace import Admin, Consumer, Message, Producer, PullConsumer, ReceivedM
 from headrace.admin.client import TopicExists
 from headrace.errors import BrokerError, RouteNotFound
 from tests.conformance.peer import TIMEOUT_MS
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
 
 TIMEOUT_S = 120
 POLL_S = 0.05

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
@@ -18,9 +19,6 @@ from headrace.spark.errors import OptionError, TopicRecreated
 from headrace.spark.read.limited_stream import LimitedStreamReader
 from headrace.spark.source import HeadraceSource
 from tests.conformance.peer import TIMEOUT_MS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 TIMEOUT_S = 60
 ROWS = 5000

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -25,10 +27,6 @@ from headrace_broker.server import Broker
 from headrace_protocol.statictopic.plans import Mode
 from tests.conformance.lookups import once_brokers_are_known
 from tests.conformance.peer import TIMEOUT_MS
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
 
 pytestmark = [pytest.mark.conformance, pytest.mark.slow]
 

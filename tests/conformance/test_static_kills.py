@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import subprocess
 from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING
 
 import pytest
 import trio
@@ -25,21 +26,16 @@ from headrace.admin.client import Admin
 from headrace.admin.statictopic import UnchangedTopic
 from headrace.errors import HeadraceError
 from headrace_protocol.statictopic.plans import Mode
+from tests.conformance.console import Console
 from tests.conformance.peer import (
     QUICK_JVM,
     START_TIMEOUT_S,
+    Peer,
     headrace_cluster,
     second_apache,
 )
 from tests.conformance.probe import wait_for_route
 from tests.conformance.test_static_moves import lines, load
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-    from pathlib import Path
-
-    from tests.conformance.console import Console
-    from tests.conformance.peer import Peer
 
 pytestmark = [pytest.mark.conformance, pytest.mark.slow, pytest.mark.long]
 

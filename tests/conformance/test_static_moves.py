@@ -10,25 +10,21 @@ from __future__ import annotations
 
 import subprocess
 from collections import defaultdict
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 
 from headrace.admin.client import Admin
 from headrace_broker.statictopic.forward import WAIT_S
-from headrace_protocol.statictopic.plans import Mode
+from headrace_protocol.statictopic.plans import Mode, Step
+from tests.conformance.console import Console
 from tests.conformance.peer import QUICK_JVM, Peer, driver_command
 from tests.support.running_brokers import brokers
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from headrace_protocol.statictopic.plans import Step
-    from tests.conformance.console import Console
 
 pytestmark = [pytest.mark.conformance, pytest.mark.slow]
 

@@ -5,8 +5,9 @@ Its queues have been on another broker meanwhile, one of ours, which is there al
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import trio
@@ -15,15 +16,10 @@ from headrace import Consumer, Message, Producer
 from headrace.admin.client import Admin
 from headrace.admin.statictopic import UnchangedTopic
 from headrace_daemon.network import TcpNetwork
+from tests.conformance.console import Console
 from tests.conformance.lookups import once_brokers_are_known
 from tests.conformance.peer import TIMEOUT_MS, Peer, quick_peer
 from tests.support.running_brokers import Brokers
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    from tests.conformance.console import Console
 
 pytestmark = [pytest.mark.conformance, pytest.mark.slow, pytest.mark.long]
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 
 import pytest
 import trio
@@ -12,14 +13,9 @@ from headrace.admin.client import Admin
 from headrace.admin.statictopic import StaticTopicError, UnchangedTopic
 from headrace_daemon.network import TcpNetwork
 from headrace_protocol.statictopic.plans import Mode
+from tests.conformance.console import Console
 from tests.conformance.peer import TIMEOUT_MS, Peer, quick_peer
 from tests.support.running_brokers import Brokers, brokers
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
-    from pathlib import Path
-
-    from tests.conformance.console import Console
 
 READ_S = 30
 # Logic queue and offset -> body.

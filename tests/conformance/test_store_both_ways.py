@@ -5,21 +5,18 @@ from __future__ import annotations
 import shutil
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from anyio import run
 
 from headrace import Admin, HeadraceError, Message, Producer
+from tests.conformance.console import Console
 from tests.conformance.peer import TIMEOUT_MS, quick_peer
 from tests.conformance.probe import wait_for_route
 from tests.support.golden import golden_store, manifest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from pathlib import Path
-
-    from tests.conformance.console import Console
 
 pytestmark = [pytest.mark.conformance, pytest.mark.slow]
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from anyio import run
 
 from headrace import Admin, Message, Producer, PullConsumer
 from tests.conformance.peer import TIMEOUT_MS, PeerError, quick_peer
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = [pytest.mark.conformance, pytest.mark.slow, pytest.mark.long]
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import struct
 import subprocess
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from headrace_broker.store.files.filesystem import Files
 from headrace_broker.tiered.container.index_file import IndexSize
+from headrace_broker.tiered.container.tier import Tier
 from headrace_broker.tiered.container.tier_index import TierIndex
 from headrace_broker.tiered.driver.posix import PosixDriver
 from headrace_protocol.message import tags_code
@@ -28,11 +29,6 @@ from tests.support.tiers import (
     record,
     store_ms,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from headrace_broker.tiered.container.tier import Tier
 
 pytestmark = [pytest.mark.conformance, pytest.mark.slow]
 

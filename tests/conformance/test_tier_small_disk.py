@@ -10,23 +10,19 @@ import os
 import random
 import re
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from headrace import Message
 from headrace.blocking import Admin, Producer
 from headrace.errors import HeadraceError
+from tests.conformance.console import Console
 from tests.conformance.peer import TIMEOUT_MS, Peer
 from tests.support.cluster import Cluster
 from tests.support.own_disk import OwnDisk, may_mount
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from tests.conformance.console import Console
 
 pytestmark = [pytest.mark.conformance, pytest.mark.slow, pytest.mark.long]
 

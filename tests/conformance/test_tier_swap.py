@@ -5,20 +5,15 @@ from __future__ import annotations
 import re
 import shutil
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from anyio import run
 
 from headrace import Admin, Message, Producer
 from headrace.blocking import Admin as BlockingAdmin
-from tests.conformance.peer import TIMEOUT_MS, quick_peer
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.conformance.console import Console
-    from tests.conformance.peer import Peer
+from tests.conformance.console import Console
+from tests.conformance.peer import TIMEOUT_MS, Peer, quick_peer
 
 pytestmark = [pytest.mark.conformance, pytest.mark.slow, pytest.mark.long]
 

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from anyio import run
 
-from headrace import Admin, Message, Producer, PullConsumer
-from tests.conformance.peer import TIMEOUT_MS, quick_peer
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from headrace import SendResult
-    from tests.conformance.peer import Peer
+from headrace import Admin, Message, Producer, PullConsumer, SendResult
+from tests.conformance.peer import TIMEOUT_MS, Peer, quick_peer
 
 pytestmark = [pytest.mark.conformance, pytest.mark.slow, pytest.mark.long]
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import socket
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
 
 import pytest
 from anyio import run
@@ -24,10 +26,6 @@ from headrace_protocol.message import (
     encode_properties,
 )
 from tests.conformance.peer import quick_peer
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-    from pathlib import Path
 
 pytestmark = [pytest.mark.conformance, pytest.mark.slow, pytest.mark.long]
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
 from itertools import permutations
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from random import Random
+from typing import Any
 
+from tests.faults.history import Totals
 from tests.faults.load import Load
+from tests.faults.waiting_history import WaitingTotals
 from tests.support.cluster import Cluster
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-    from random import Random
-
-    from tests.faults.history import Totals
-    from tests.faults.waiting_history import WaitingTotals
 
 BROKER = "broker-a"
 DAEMONS = ("nameserver", "broker")

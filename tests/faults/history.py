@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
 
 # One message at its place in a queue. reader: which consumer, or at which attempt; time_ns: of the
 # monotonic clock, which all processes of a machine share.

@@ -9,7 +9,7 @@ import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import numpy as np
 import trio
@@ -28,12 +28,10 @@ from tests.faults.history import (
     rows,
 )
 from tests.faults.party import TOPIC
+from tests.faults.waiting_history import WaitingTotals
 from tests.simulation.history import PromiseBroken
 from tests.simulation.waiting_promises import WaitingLog
-
-if TYPE_CHECKING:
-    from tests.faults.waiting_history import WaitingTotals
-    from tests.support.cluster import Cluster
+from tests.support.cluster import Cluster
 
 ROOT = Path(__file__).resolve().parents[2]
 QUEUES = 4

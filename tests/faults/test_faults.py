@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.faults.faults import ORDERS, run
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MORE_ROUNDS = {"kills": 4, "pauses": 6, "restarts": 6}
 

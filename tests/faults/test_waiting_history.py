@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
-from headrace_protocol.message import decode_record, encode_properties, encode_record
+from headrace_protocol.message import StoredMessage, decode_record, encode_properties, encode_record
 from headrace_protocol.system_topics import (
     DLQ_PREFIX,
     HALF_TOPIC,
@@ -22,11 +22,6 @@ from tests.faults.history import LANES, ROW, HistoryBroken, Identity
 from tests.faults.waiting_history import GROUP, TOPIC, Kind, WaitingTotals, check
 from tests.simulation.history import PromiseBroken
 from tests.simulation.waiting_promises import WaitingLog
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from headrace_protocol.message import StoredMessage
 
 PRODUCER = 2
 TIMER = Identity(PRODUCER, Kind.DELAY_BY_TIMER, 0)

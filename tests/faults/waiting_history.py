@@ -7,23 +7,19 @@ broker. Each message is sent in one attempt, so it is in its topic at most once.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from headrace_broker.store.log.log_blocks import checked, walk
+from headrace_protocol.message import StoredMessage
 from headrace_protocol.system_topics import DLQ_PREFIX, OP_HALF_TOPIC, RETRY_PREFIX
 from tests.faults import party
 from tests.faults.history import HistoryBroken, Identity, identify
-from tests.simulation.waiting_promises import key_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
-
-    import numpy as np
-
-    from headrace_protocol.message import StoredMessage
-    from tests.simulation.waiting_promises import WaitingLog
+from tests.simulation.waiting_promises import WaitingLog, key_of
 
 TOPIC, GROUP = "Waits", "waiters"
 ATTEMPTS_MAX = 3

@@ -10,7 +10,7 @@ import json
 import signal
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 import trio
@@ -20,9 +20,6 @@ from headrace.errors import HeadraceError
 from tests.faults.history import LANES, Recorder, identify
 from tests.faults.party import AFTER_FAILURE_S, Sender, run
 from tests.faults.waiting_history import ATTEMPTS_MAX, GROUP, TOPIC, Kind, is_committed, plan_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PAUSE_S = 0.03
 RETRY_S = 1

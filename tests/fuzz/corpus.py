@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from headrace_protocol.codes import RequestCode
+from headrace_protocol.command import Command
 from headrace_protocol.frame import FrameReader
 from headrace_protocol.header_codecs import (
     HEADRACE_MARK,
@@ -16,9 +17,6 @@ from headrace_protocol.header_codecs import (
 from headrace_protocol.message import COMPRESSED, COMPRESSION_LZ4, encode_batch, encode_record
 from headrace_protocol.registration import RegisterBrokerBody
 from tests.support.golden_frames import golden_frames
-
-if TYPE_CHECKING:
-    from headrace_protocol.command import Command
 
 
 class Seed(NamedTuple):

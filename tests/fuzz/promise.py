@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -19,7 +20,7 @@ from headrace_broker.store.store_queue import StoreQueue
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.errors import RemoteProtocolError
 from headrace_protocol.fastjson import MalformedJson
-from headrace_protocol.frame import FRAME_BYTES_MAX, FrameReader
+from headrace_protocol.frame import FRAME_BYTES_MAX, Buffer, Frame, FrameReader
 from headrace_protocol.header_codecs import decode_header
 from headrace_protocol.message import (
     CodecMissing,
@@ -30,6 +31,7 @@ from headrace_protocol.nameserver_headers import RegisterBrokerHeader
 from headrace_protocol.registration import RegisterBrokerBody
 from headrace_protocol.serving import Registry, Reply, Request
 from headrace_protocol.statictopic.mapping import decode_detail
+from tests.fuzz.corpus import Seed
 from tests.support.wire_types import (
     RECORD_RESPONSES,
     REQUEST_BODIES,
@@ -37,12 +39,6 @@ from tests.support.wire_types import (
     RESPONSE_BODIES,
     RESPONSE_HEADERS,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from headrace_protocol.frame import Buffer, Frame
-    from tests.fuzz.corpus import Seed
 
 
 class PromiseBroken(Exception):

@@ -15,16 +15,14 @@ import signal
 import sys
 import time
 import traceback
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Iterator
+from random import Random
+from types import FrameType
+from typing import NamedTuple
 
 from tests.fuzz.corpus import Seed, corpus
 from tests.fuzz.mutations import below, spoiled_inside, spoiled_outside
 from tests.fuzz.promise import Reader
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from random import Random
-    from types import FrameType
 
 FRAMES = 10_000_000
 CHUNK_FRAMES = 10_000

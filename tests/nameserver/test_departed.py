@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,7 @@ from headrace_protocol.departed import (
     ForgetBrokerHeader,
 )
 from headrace_protocol.nameserver_headers import GetRouteInfoHeader, TopicInNamesrvHeader
+from headrace_protocol.statictopic.mapping import MappingInfo
 from tests.support.channel import MemoryChannel
 from tests.support.nameserver import (
     NameServerUnderTest,
@@ -28,11 +30,6 @@ from tests.support.nameserver import (
     register_body,
     register_header,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from headrace_protocol.statictopic.mapping import MappingInfo
 
 HOUR_MS = 3_600_000
 USERS = TopicConfig(

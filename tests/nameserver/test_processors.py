@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -24,6 +25,7 @@ from headrace_protocol.bodies import (
     TopicRouteData,
 )
 from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.command import Command
 from headrace_protocol.frame import FrameReader
 from headrace_protocol.nameserver_headers import (
     AddWritePermOfBrokerResponseHeader,
@@ -53,11 +55,6 @@ from tests.support.nameserver import (
     register_body,
     register_header,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from headrace_protocol.command import Command
 
 
 def registered(*topics: TopicConfig | str, **fields: Any) -> NameServerUnderTest:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -14,13 +14,11 @@ from headrace_nameserver.routes import BROKER_TIMEOUT_MS, RouteTable
 from headrace_protocol.bodies import QueueData, TopicConfig, TopicRouteData
 from headrace_protocol.departed import Departure
 from headrace_protocol.errors import RequestError
+from headrace_protocol.nameserver_headers import RegisterBrokerHeader
+from headrace_protocol.registration import RegisterBrokerBody
 from headrace_protocol.statictopic.mapping import MappingInfo
 from tests.support.channel import MemoryChannel
 from tests.support.nameserver import broker_topics, register_body, register_header
-
-if TYPE_CHECKING:
-    from headrace_protocol.nameserver_headers import RegisterBrokerHeader
-    from headrace_protocol.registration import RegisterBrokerBody
 
 CHANNEL = MemoryChannel()
 

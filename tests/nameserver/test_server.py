@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
 import trio
 import trio.testing
 
-from headrace_daemon.network import MemoryNetwork, TcpNetwork
+from headrace_daemon.network import MemoryNetwork, Network, TcpNetwork
 from headrace_daemon.process import run_until_signal
 from headrace_nameserver import server
 from headrace_nameserver.config import NameServerConfig
@@ -19,21 +21,15 @@ from headrace_nameserver.server import NameServer
 from headrace_protocol.bodies import TopicRouteData
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.drivers.aio import AsyncConnection
+from headrace_protocol.drivers.response import Response
 from headrace_protocol.nameserver_headers import (
     BrokerHeartbeatHeader,
     GetRouteInfoHeader,
+    RegisterBrokerHeader,
     UnregisterBrokerHeader,
 )
 from tests.support.nameserver import register_body, register_header
 from tests.support.until import until
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    from headrace_daemon.network import Network
-    from headrace_protocol.drivers.response import Response
-    from headrace_protocol.nameserver_headers import RegisterBrokerHeader
 
 TIMEOUT_MS = 5_000
 

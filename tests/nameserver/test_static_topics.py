@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 import pytest
 
@@ -12,6 +12,7 @@ from headrace_protocol.bodies import TopicRouteData
 from headrace_protocol.bounds import OutOfBounds
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.nameserver_headers import GetRouteInfoHeader
+from headrace_protocol.registration import RegisterBrokerBody
 from headrace_protocol.statictopic.mapping import MappingInfo
 from tests.support.channel import MemoryChannel
 from tests.support.nameserver import (
@@ -20,11 +21,6 @@ from tests.support.nameserver import (
     register_body,
     register_header,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from headrace_protocol.registration import RegisterBrokerBody
 
 
 def info(

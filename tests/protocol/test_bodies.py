@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import zlib
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Struct
 
 from headrace_protocol import bodies, fastjson
 from headrace_protocol.bodies import (
@@ -22,9 +22,6 @@ from headrace_protocol.fastjson import MalformedJson
 from headrace_protocol.registration import RegisterBrokerBody
 from headrace_protocol.statictopic.mapping import MappingInfo, TopicMapping
 from tests.support.golden_frames import GoldenFrame, golden_frames
-
-if TYPE_CHECKING:
-    from msgspec import Struct
 
 # (request, whether its response) -> body
 BODIES: dict[tuple[str, bool], type[Struct]] = {

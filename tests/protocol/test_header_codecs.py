@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgpack
 import msgspec
@@ -11,13 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace_protocol.admin_headers import GetAllTopicConfigHeader
+from headrace_protocol.command import Command
 from headrace_protocol.errors import LocalProtocolError, RemoteProtocolError
 from headrace_protocol.frame import FrameReader
 from headrace_protocol.header_codecs import SerializeType, decode_header, encode_frame
 from headrace_protocol.headers import PullMessageHeader, SendMessageHeaderV2
-
-if TYPE_CHECKING:
-    from headrace_protocol.command import Command
 
 SEND = {
     "a": "group", "b": "topic", "c": "TBW102", "d": 4, "e": 1, "f": 0, "g": 1795235766905,

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from headrace_broker.store.files.filesystem import DiskUsage
-    from headrace_broker.store.retention.topic_floors import TopicLimit
-    from headrace_broker.store.settings import Retention
+from headrace_broker.store.files.filesystem import DiskUsage
+from headrace_broker.store.retention.topic_floors import TopicLimit
+from headrace_broker.store.settings import Retention
 
 Name = tuple[str, int]  # topic and queue id
 

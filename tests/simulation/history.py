@@ -22,14 +22,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from headrace.messages import ReceivedMessage
-    from headrace_protocol.bodies import MessageQueue
+from headrace.messages import ReceivedMessage
+from headrace_protocol.bodies import MessageQueue
 
 # Of what is sent in batches.
 BATCH_KEY = "batch"

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from random import Random
 
 import trio
 from anyio import BrokenResourceError, ClosedResourceError, EndOfStream
 
 from headrace_daemon.network import Listener, MemoryByteStream, MemoryNetwork
-
-if TYPE_CHECKING:
-    from random import Random
-
 
 CUT_PROBABILITY = 0.012
 LAG_PROBABILITY = 0.03

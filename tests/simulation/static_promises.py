@@ -17,23 +17,20 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import trio
 
+from headrace_broker.statictopic.packed import BrokerMapping
+from headrace_broker.statictopic.table import MappingTable
+from headrace_protocol.bodies import MessageQueue
+from headrace_protocol.statictopic.mapping import MappingItem
+from tests.simulation.cluster import BrokerMachine
 from tests.simulation.history import History, Place, PromiseBroken
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from headrace_broker.statictopic.packed import BrokerMapping
-    from headrace_broker.statictopic.table import MappingTable
-    from headrace_protocol.bodies import MessageQueue
-    from headrace_protocol.statictopic.mapping import MappingItem
-    from tests.simulation.cluster import BrokerMachine
-    from tests.support.faulty_files import FaultyFiles
+from tests.support.faulty_files import FaultyFiles
 
 # Each broker notes these for itself.
 _OWN_FIELDS = {"end_offset", "time_of_start", "time_of_end"}

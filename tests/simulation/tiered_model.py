@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from tests.simulation.history import PromiseBroken
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 Name = tuple[str, int]
 

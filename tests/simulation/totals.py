@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
-
-if TYPE_CHECKING:
-    from collections import Counter
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 class Outcome(NamedTuple):

@@ -6,10 +6,13 @@ it, which with synchronous flush is always.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from random import Random
+from typing import Any, Final, NamedTuple
 
+import msgspec
 import trio
 
 from headrace_protocol.admin_headers import ResumeCheckHalfMessageHeader
@@ -28,20 +31,11 @@ from headrace_protocol.message import (
     encode_properties,
 )
 from tests.simulation.history import PromiseBroken
-from tests.support.broker import Answer
+from tests.simulation.waiting_promises import WaitingLog
+from tests.support.broker import Answer, BrokerUnderTest
 from tests.support.channel import MemoryChannel
 from tests.support.ledger import Half, checks
 from tests.support.wire import send_header
-
-if TYPE_CHECKING:
-    from collections import Counter
-    from collections.abc import Callable, Mapping
-    from random import Random
-
-    import msgspec
-
-    from tests.simulation.waiting_promises import WaitingLog
-    from tests.support.broker import BrokerUnderTest
 
 TOPICS: Final = ("One", "Two")
 GROUPS: Final = ("payers", "shippers")

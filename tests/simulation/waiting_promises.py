@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
+from headrace_protocol.message import StoredMessage
 from headrace_protocol.system_topics import (
     CHECK_MAX_TIME_TOPIC,
     HALF_TOPIC,
@@ -21,11 +23,6 @@ from headrace_protocol.system_topics import (
     UNDELIVERED_TOPIC,
 )
 from tests.simulation.history import PromiseBroken
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from headrace_protocol.message import StoredMessage
 
 LEVELS_MS: Final = (1000, 5000, 60_000)
 _QUEUES: Final = frozenset({SCHEDULE_TOPIC, TIMER_TOPIC})

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from random import Random
 
 import msgspec
 import trio
 
 from headrace import Consumer, Message, Producer, PullConsumer
 from headrace.errors import HeadraceError, RouteNotFound
+from headrace.messages import EncodedMessage, ReceivedMessage, SendResult
+from headrace_protocol.bodies import MessageQueue
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.message import WAIT
-from tests.simulation.cluster import NAMESERVER
-from tests.simulation.history import BATCH_KEY, Ack, Place, Sent
-from tests.simulation.network import LifeNetwork
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from random import Random
-
-    from headrace.messages import EncodedMessage, ReceivedMessage, SendResult
-    from headrace_protocol.bodies import MessageQueue
-    from tests.simulation.cluster import BrokerMachine
-    from tests.simulation.history import History
-    from tests.simulation.network import FaultyNetwork
+from tests.simulation.cluster import NAMESERVER, BrokerMachine
+from tests.simulation.history import BATCH_KEY, Ack, History, Place, Sent
+from tests.simulation.network import FaultyNetwork, LifeNetwork
 
 TOPIC = "Simulated"
 KEYS = 3

@@ -14,9 +14,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from headrace.blocking import Admin
 from tests.bench.results import stamp
@@ -24,9 +25,6 @@ from tests.soak.holdings import Sample, Trend, look, trends
 from tests.soak.workers import BATCHES, BULK, QUIET, READERS, SINGLES, WORK
 from tests.support.cluster import Cluster
 from tests.support.own_disk import OwnDisk, may_mount
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = Path(__file__).resolve().with_name("result.json")

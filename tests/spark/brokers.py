@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-from headrace.embedded import LOOPBACK, _start, _Thread
+from headrace.embedded import LOOPBACK, Embedded, _start, _Thread
+from headrace_broker.clock import Clock
 from headrace_broker.config import BrokerConfig
 from headrace_broker.server import Broker
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-    from pathlib import Path
-
-    from headrace.embedded import Embedded
-    from headrace_broker.clock import Clock
 
 _SMALL_FILES: dict[str, Any] = {
     "mapped_file_size_commit_log": 1024 * 1024,

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
 import headrace
 from headrace import blocking
+from headrace.embedded import Embedded
 from headrace.spark.sessions import session
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from pyspark.sql import SparkSession
-
-    from headrace.embedded import Embedded
 
 # Small and quick to start: the tests share two cores with everything else.
 SETTINGS = {

@@ -18,11 +18,12 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import cycle, islice, product
 from pathlib import Path
 from socketserver import StreamRequestHandler, ThreadingUnixStreamServer
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import trio
 
@@ -31,9 +32,6 @@ from headrace.blocking import Admin, Producer
 from headrace.errors import HeadraceError
 from tests.spark.stepped import SOCKET, STEPS
 from tests.support.cluster import Cluster
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 ROOT = Path(__file__).resolve().parents[2]
 BROKERS = ("broker-a", "broker-b")

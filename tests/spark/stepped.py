@@ -12,20 +12,17 @@ import os
 import socket
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSourceStreamReader, DataSourceStreamWriter
+from pyspark.sql.types import StructType
 
 from headrace.spark import session
 from headrace.spark.source import HeadraceSource
 from tests.spark.conftest import SETTINGS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from pyspark.sql import SparkSession
-    from pyspark.sql.datasource import DataSourceStreamReader, DataSourceStreamWriter
-    from pyspark.sql.types import StructType
 
 SOCKET = "HEADRACE_STEPS"
 PLANNING = ("latest", "partitions", "source-commit")

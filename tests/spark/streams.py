@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headrace.spark.cluster import Topics
 from headrace.spark.read.checkpoint import StreamOffset
+from headrace.spark.read.stream import StreamReader
 from headrace_protocol.bodies import MessageQueue
-
-if TYPE_CHECKING:
-    from headrace.spark.read.stream import StreamReader
 
 
 def q(topic: str, queue_id: int, broker_name: str = "broker-a") -> MessageQueue:

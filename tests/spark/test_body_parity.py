@@ -6,22 +6,18 @@ import json
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
+from headrace import blocking
+from headrace.embedded import Embedded
 from tests.spark.body_fuzz import AVRO_LEAVES, LEAVES, NUMBERS, SHAPES, TEXTS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from pyspark.sql import DataFrame, SparkSession
-
-    from headrace import blocking
-    from headrace.embedded import Embedded
 
 pytestmark = pytest.mark.slow
 

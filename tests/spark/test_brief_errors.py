@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
 from headrace import blocking
+from headrace.embedded import Embedded
 from headrace.spark.brief import brief, brief_rows
 from headrace.spark.cluster import Topics
 from headrace.spark.errors import CheckpointMismatch, SchemaError
@@ -20,13 +23,6 @@ from headrace.spark.read.schema import source_schema
 from headrace.spark.read.stream import StreamReader
 from headrace.spark.sessions import session
 from tests.spark.streams import q
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from pyspark.sql import SparkSession
-
-    from headrace.embedded import Embedded
 
 
 @brief

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import runpy
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from headrace.config import NAMESERVER_VARIABLE
-
-if TYPE_CHECKING:
-    from headrace.embedded import Embedded
+from headrace.embedded import Embedded
 
 pytestmark = pytest.mark.slow
 

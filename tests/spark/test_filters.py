@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import datetime as dt
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import datasource as ds
 
 from headrace import blocking
+from headrace.embedded import Embedded
 from headrace.spark.plan.filters import Predicates, Span, push
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from pyspark.sql import DataFrame, SparkSession
-
-    from headrace.embedded import Embedded
 
 if not hasattr(ds, "Filter"):
     pytest.skip("PySpark pushes filters from 4.1 on", allow_module_level=True)

@@ -5,16 +5,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.spark import kills
 from tests.spark.kills import VICTIMS, Kill, plan
 from tests.spark.stepped import STEPS
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # The nameserver knows nobody for a moment after it is back; the driver starts meanwhile.
 FEW = [

@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -32,19 +31,17 @@ from tests.spark.streams import offsets, q, ranges, restored, row_count
 
 pytest.importorskip("pyspark.sql.streaming.datasource", reason="PySpark before 4.2: no limits")
 
+from collections.abc import Iterator
+from pathlib import Path
+
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadMaxBytes,
     ReadMaxRows,
 )
 
+from headrace.embedded import Embedded
 from headrace.spark.read.limited_stream import LimitedStreamReader
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from headrace.embedded import Embedded
 
 EVERYTHING = ReadAllAvailable()
 Readers = Callable[..., LimitedStreamReader]

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import SparkSession
 
 from headrace import blocking
+from headrace.embedded import Embedded
 from headrace.errors import InvalidMessage
 from headrace.producer import chunks, sources
 from tests.spark.test_table import read
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from headrace.embedded import Embedded
 
 VALUES = {r"\xff": b"one", r"caf\xe9": b"two", r"\xfe": b"three", "é": b"four"}
 RAW = [b"\xff", b"caf\xe9", b"\xfe", "é".encode()]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 
@@ -14,9 +14,6 @@ from headrace.spark.write.broker_link import BrokerLink
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.serving import Reply
 from tests.support.scripted import close, scripted_in_thread
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 @pytest.fixture(autouse=True)

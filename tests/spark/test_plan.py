@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from headrace import blocking
+from headrace.embedded import Embedded
 from headrace.spark.cluster import Cluster, Topics
 from headrace.spark.errors import DataLoss, OffsetOutOfRange, OptionError, TopicNotFound
 from headrace.spark.options import Limits, Point
@@ -13,17 +16,11 @@ from headrace.spark.plan.filters import Predicates, Span
 from headrace.spark.plan.limits import limited, shared
 from headrace.spark.plan.ranges import Range, drop_lost, extent, narrow, not_empty, resolve
 from headrace.spark.plan.splits import SizeCurve, read_tasks, size_curves
+from headrace.spark.plan.tasks import ReadTask
 from headrace.spark.source import HeadraceSource
 from headrace_protocol.bodies import MessageQueue
 from tests.spark.brokers import broker
 from tests.support.stores import SetClock
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from headrace.embedded import Embedded
-    from headrace.spark.plan.tasks import ReadTask
 
 
 @pytest.fixture

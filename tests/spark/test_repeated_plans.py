@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import logging
 import pickle
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from pyspark import TaskContext
+from pyspark.sql import SparkSession
 
 from headrace import blocking
+from headrace.embedded import Embedded
 from headrace.errors import HeadraceError
 from headrace.spark.errors import SparkConnectorError
 from headrace.spark.options import read_options
 from headrace.spark.read import frozen
 from headrace.spark.read.schema import source_schema
 from headrace.spark.read.table import TableReader
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from pyspark.sql import SparkSession
-
-    from headrace.embedded import Embedded
 
 
 class Plan:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -14,14 +14,17 @@ from headrace.producer.selector import queue_index
 from headrace.spark.body.ddl import parse_ddl
 from headrace.spark.errors import SchemaError
 from headrace.spark.read.schema import source_schema
-from headrace.spark.write.row_encoding import RowBuffer, arrow_schema, check_schema, message_rows
+from headrace.spark.write.row_encoding import (
+    QueueRows,
+    RowBuffer,
+    Rows,
+    arrow_schema,
+    check_schema,
+    message_rows,
+)
 from headrace_protocol.columns import RecordColumns
 from headrace_protocol.message import decode_properties
 from tests.support.stores import HOST
-
-if TYPE_CHECKING:
-    from headrace.spark.write.row_encoding import QueueRows, Rows
-
 
 MAP = pa.map_(pa.string(), pa.string())
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from headrace import blocking
+from headrace.embedded import Embedded
 from headrace.errors import NoQueue
+from headrace.messages import ReceivedMessage
 from headrace.spark.body.ddl import parse_ddl
 from headrace.spark.cluster import Cluster
 from headrace.spark.errors import OptionError, SchemaError, TopicNotFound
@@ -27,13 +30,7 @@ from headrace.spark.write.sink import (
     write_rows,
 )
 from headrace_protocol.drivers.blocking import BlockingConnection
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from headrace.embedded import Embedded
-    from headrace.messages import ReceivedMessage
-    from headrace_protocol.staging import StagedAttempt
+from headrace_protocol.staging import StagedAttempt
 
 
 @pytest.fixture(scope="module")

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from pyspark.sql import DataFrame, SparkSession
 
 from headrace import blocking
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from pyspark.sql import DataFrame, SparkSession
-
-    from headrace.embedded import Embedded
+from headrace.embedded import Embedded
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,11 @@ import random
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from random import Random
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -21,17 +24,9 @@ from headrace.spark.write.broker_link import BrokerLink
 from headrace.spark.write.commits import Committer
 from headrace.spark.write.sink import WriteOptions, write_rows
 from headrace_protocol.drivers.blocking import BlockingConnection
-from tests.support.cluster import Cluster
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-    from random import Random
-
-    from headrace_protocol.drivers.response import Response
-    from headrace_protocol.staging import StagedAttempt
-    from tests.support.cluster import Daemon
-
+from headrace_protocol.drivers.response import Response
+from headrace_protocol.staging import StagedAttempt
+from tests.support.cluster import Cluster, Daemon
 
 ROUNDS = int(os.environ.get("KILL_ROUNDS", "6"))
 ROWS = 30

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import anyio
 import pyarrow as pa
 import pytest
 
-from headrace import Message
+from headrace import Message, blocking
 from headrace.admin.client import Admin
+from headrace.embedded import Embedded
 from headrace.errors import BrokerError, NoQueue, PartialAnswer
 from headrace.spark.cluster import Cluster, Topics
 from headrace.spark.errors import TopicDeleted
@@ -31,13 +34,6 @@ from headrace.spark.write.sink import BatchWriter, write_options
 from headrace_protocol.bodies import MessageQueue
 from headrace_protocol.statictopic.plans import Mode
 from tests.spark.brokers import broker
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from headrace import blocking
-    from headrace.embedded import Embedded
 
 QUEUES = 2
 

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from importlib.util import find_spec
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
+from headrace import blocking
+from headrace.embedded import Embedded
 from headrace.spark.body.ddl import parse_ddl
 from headrace.spark.errors import OptionError, SchemaError
 from headrace.spark.read.stream import StreamReader
 from headrace.spark.source import HeadraceSource
 from tests.spark.streams import q, row_count
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from pyspark.sql import SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
-
-    from headrace import blocking
-    from headrace.embedded import Embedded
 
 HAS_LIMITS = find_spec("pyspark.sql.streaming.datasource") is not None
 

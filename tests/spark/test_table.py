@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from pyspark.sql import SparkSession
 
-from headrace import Message
+from headrace import Message, blocking
+from headrace.embedded import Embedded
 from headrace.errors import InvalidMessage
 from headrace.producer.selector import queue_index
 from headrace.spark.cluster import Cluster, Topics
@@ -27,18 +30,10 @@ from headrace.spark.read.table import read_table
 from headrace.spark.read.task import read_slices
 from headrace.spark.source import HeadraceSource
 from headrace.spark.write.row_encoding import check_schema, message_rows
+from headrace_broker.server import Broker
 from headrace_protocol.message import decode_records, encode_host, java_hash
 from tests.spark.brokers import broker
 from tests.support.batches import iter_batch
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from pyspark.sql import SparkSession
-
-    from headrace import blocking
-    from headrace.embedded import Embedded
-    from headrace_broker.server import Broker
 
 SCHEMA = arrow_schema(source_schema(table=True), table=True)
 

@@ -11,8 +11,9 @@ import subprocess
 import sys
 import threading
 import zlib
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -30,15 +31,10 @@ from headrace.spark.read.columns import arrow_schema
 from headrace.spark.read.schema import source_schema
 from headrace.spark.read.task import read_range
 from headrace_protocol.codes import RequestCode
-from headrace_protocol.columns import encode_records, encode_uniform
+from headrace_protocol.columns import EncodedBlock, encode_records, encode_uniform
 from headrace_protocol.drivers.blocking import BlockingConnection
 from headrace_protocol.message import COMPRESSED, COMPRESSION_ZLIB, encode_host, encode_properties
 from tests.support.wire import bulk_send_header
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from headrace_protocol.columns import EncodedBlock
 
 COUNT = 5000
 HOST = encode_host("10.0.0.9", 4711)

@@ -6,20 +6,23 @@ import pickle
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import headrace
+from headrace.embedded import Embedded
 from headrace.spark.chains import Item
 from headrace.spark.cluster import Cluster, Topics
 from headrace.spark.errors import DataLoss, OptionError, TierGone, TierUnreachable, TopicNotFound
-from headrace.spark.options import read_options
+from headrace.spark.options import ReadOptions, read_options
 from headrace.spark.plan.direct import tasks_for
 from headrace.spark.plan.filters import Predicates, Span
 from headrace.spark.plan.ranges import Range, extent, narrow
-from headrace.spark.plan.tasks import ReadPlan
+from headrace.spark.plan.tasks import QueueRange, ReadPlan, ReadTask
 from headrace.spark.read import task as task_module
 from headrace.spark.read.columns import arrow_schema
 from headrace.spark.read.schema import source_schema
@@ -41,14 +44,6 @@ from headrace_protocol.tier_headers import TierStatusHeader
 from tests.spark.brokers import broker
 from tests.support.hanging import Hanging, Patience
 from tests.support.wire import bulk_send_header
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from headrace.embedded import Embedded
-    from headrace.spark.options import ReadOptions
-    from headrace.spark.plan.tasks import QueueRange, ReadTask
 
 COUNT = 3000
 UPLOADS = 3

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
+from pyspark.sql import DataFrame, SparkSession
 
 from headrace.blocking import Admin
+from headrace.embedded import Embedded
 from tests.spark.brokers import broker
 from tests.spark.test_tier import COUNT, TOPIC, Tiered
 from tests.support.object_server import ACCESS_KEY, BUCKET, SECRET_KEY, serving
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from pyspark.sql import DataFrame, SparkSession
-
-    from headrace.embedded import Embedded
 
 pytestmark = pytest.mark.slow
 

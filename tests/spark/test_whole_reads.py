@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
-from headrace import Message
+from headrace import Message, blocking
+from headrace.embedded import Embedded
 from headrace.errors import PartialAnswer
 from headrace.spark.source import HeadraceSource
 from tests.spark.brokers import broker
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from headrace import blocking
-    from headrace.embedded import Embedded
 
 
 @pytest.mark.parametrize("table", ["true", "false"])

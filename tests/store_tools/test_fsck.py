@@ -5,7 +5,8 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -14,9 +15,11 @@ from headrace_broker.staging.state import QueryState, state_file
 from headrace_broker.store.errors import StoreFormatError, StoreLocked
 from headrace_broker.store.files.config_file import ConfigFile
 from headrace_broker.store.files.filesystem import Files
-from headrace_broker.store.files.positions import Position
+from headrace_broker.store.files.positions import Position, Positions
 from headrace_broker.store.followers.follower_work import position_file
+from headrace_broker.store.settings import StoreSettings
 from headrace_broker.store_tools.directory import StoreDirectory, disk_bytes, open_directory
+from headrace_broker.store_tools.findings import Finding
 from headrace_broker.store_tools.fsck import check, repair
 from headrace_protocol.bodies import DataVersion
 from headrace_protocol.columns import encode_records
@@ -26,14 +29,6 @@ from tests.broker.statictopic.test_static_changes import led_here
 from tests.support.damage import TOPICS_TEXT, contents, quiet
 from tests.support.golden import STORES, copy_golden_store, golden_settings
 from tests.support.stores import HOST, crash, open_store, put, query_index, small_settings
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from headrace_broker.store.files.positions import Positions
-    from headrace_broker.store.settings import StoreSettings
-    from headrace_broker.store_tools.findings import Finding
 
 
 @pytest.fixture

@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import os
 from collections import defaultdict
+from collections.abc import Generator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import coverage
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
 
 _IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 # Workers begin to measure as they start; the daemons that a test starts are not measured.

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event, Semaphore
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headrace_broker.tiered.driver.metered import MeteredAppends, MeteredPuts, Operations
 from headrace_protocol.tier.time_limits import TimeLimits
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _LONG_S = 1000.0
 _WAIT_S = 30.0

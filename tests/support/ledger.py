@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import trio
 import trio.testing
@@ -13,6 +15,7 @@ from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import EndTransactionHeader
 from headrace_protocol.message import (
     TRANSACTION_PREPARED,
+    StoredMessage,
     decode_offset_message_id,
     decode_record,
     encode_properties,
@@ -21,12 +24,6 @@ from headrace_protocol.system_topics import OP_HALF_TOPIC
 from tests.support.broker import Answer
 from tests.support.channel import MemoryChannel
 from tests.support.waiting_broker import WaitingBroker
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from headrace_protocol.message import StoredMessage
 
 GROUP = "g_tx"
 INTERVAL_S = 30

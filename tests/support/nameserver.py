@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from headrace_nameserver import registrations
 from headrace_nameserver.kv_config import KVConfig
 from headrace_nameserver.processors import NameServerProcessor
+from headrace_nameserver.registrations import BrokerTopics
 from headrace_nameserver.routes import RouteTable
 from headrace_protocol.bodies import DataVersion, TopicConfig, TopicConfigSerializeWrapper
 from headrace_protocol.command import FLAG_ONEWAY, VERSION, Command, header_fields
@@ -17,13 +21,6 @@ from headrace_protocol.nameserver_headers import RegisterBrokerHeader
 from headrace_protocol.registration import RegisterBrokerBody
 from headrace_protocol.serving import Registry
 from tests.support.channel import MemoryChannel
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import msgspec
-
-    from headrace_nameserver.registrations import BrokerTopics
 
 HA_ADDRESS = "127.0.0.1:10912"
 

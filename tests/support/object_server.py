@@ -13,16 +13,14 @@ import shutil
 import socket
 import subprocess
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 import pytest
 
 from headrace_protocol.tier.place import Place
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 CACHE = Path(__file__).resolve().parents[2] / ".cache" / "bin"
 MODULE = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from headrace_broker.tiered.container.stored_tier import Group
+from headrace_broker.tiered.container.stored_tier import Group, Name
 from headrace_broker.tiered.container.tier import Home
 from headrace_broker.tiered.driver.memory import MemoryDriver
 from headrace_broker.tiered.driver.posix import PosixDriver
 from headrace_broker.tiered.objects.object_tier import ObjectTier
-from headrace_protocol.tier.driver import Failure, FailureKind
+from headrace_protocol.tier.driver import Buffer, Failure, FailureKind, Range
 from tests.support.tiers import BEGIN_MS, TOPIC, block
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from headrace_broker.tiered.container.stored_tier import Name
-    from headrace_protocol.tier.driver import Buffer, Range
 
 HOME = Home("cluster", "broker")
 

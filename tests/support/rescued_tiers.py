@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from shutil import rmtree
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 
 from headrace_broker.settings.files import load_config
+from headrace_broker.tiered.access.settings import TierSettings
 from headrace_broker.tiered.container.flat_queue import SegmentLimits
 from headrace_broker.tiered.container.place_mark import Mark, mark_path
+from headrace_broker.tiered.container.stored_tier import Name
+from headrace_broker.tiered.container.tier import Home
 from headrace_broker.tiered.driver.posix import PosixDriver
-from headrace_broker.tiered.rescue.restore import restore
+from headrace_broker.tiered.rescue.restore import Restored, restore
+from headrace_protocol.tier.driver import PutDriver
+from tests.support.broker import BrokerUnderTest
 from tests.support.object_tiers import HOME, append_next, open_objects_tier
 from tests.support.stores import crash
 from tests.support.tiers import TOPIC, append, open_tier, queue_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from headrace_broker.tiered.access.settings import TierSettings
-    from headrace_broker.tiered.container.stored_tier import Name
-    from headrace_broker.tiered.container.tier import Home
-    from headrace_broker.tiered.rescue.restore import Restored
-    from headrace_protocol.tier.driver import PutDriver
-    from tests.support.broker import BrokerUnderTest
 
 Layout = Literal["posix", "file"]
 QUEUES: dict[Name, int] = {(TOPIC, 0): 40, (TOPIC, 1): 25, ("other", 0): 7}

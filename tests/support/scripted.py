@@ -9,30 +9,26 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import defaultdict, deque
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import trio
 
-from headrace_daemon.network import MemoryNetwork, TcpNetwork
+from headrace_daemon.network import MemoryNetwork, Network, TcpNetwork
 from headrace_daemon.serving.server import RemotingServer
+from headrace_daemon.serving.server_channel import ServerChannel
 from headrace_protocol.bodies import BrokerData, QueueData, TopicRouteData
 from headrace_protocol.codes import RequestCode
+from headrace_protocol.command import Command
+from headrace_protocol.frame import Frame
 from headrace_protocol.header_codecs import decode_header
 from headrace_protocol.headers import SendMessageResponseHeader
 from headrace_protocol.message import decode_records
 from headrace_protocol.serving import Registry, Reply, Request
 from headrace_protocol.statictopic.mapping import MappingInfo
 from tests.support.batches import iter_batch
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
-
-    from headrace_daemon.network import Network
-    from headrace_daemon.serving.server_channel import ServerChannel
-    from headrace_protocol.command import Command
-    from headrace_protocol.frame import Frame
 
 Answer = Reply | None
 HOST = "127.0.0.1"

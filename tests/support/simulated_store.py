@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Sequence
 from functools import partial
+from random import Random
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from headrace_protocol.tier.driver import Entry, Failure, FailureKind, short_read
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from random import Random
-
-    from headrace_protocol.tier.driver import Buffer, Range
-    from tests.support.stores import SetClock
+from headrace_protocol.tier.driver import Buffer, Entry, Failure, FailureKind, Range, short_read
+from tests.support.stores import SetClock
 
 TROUBLES: Final = ("away", "busy", "cutting", "lossy", "refusing", "repeating", "slow")
 _RATE: Final = 0.3

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 
 from headrace_broker.store.files.filesystem import Files
-from headrace_broker.tiered.container.flat_queue import SegmentLimits
+from headrace_broker.tiered.container.flat_queue import FlatQueue, SegmentLimits
 from headrace_broker.tiered.container.index_file import IndexSize
 from headrace_broker.tiered.container.metadata import TierMetadata
+from headrace_broker.tiered.container.stored_tier import TierQueue
 from headrace_broker.tiered.container.tier import Home, Tier
 from headrace_broker.tiered.container.tier_index import TierIndex
 from headrace_broker.tiered.driver.posix import PosixDriver
-from headrace_protocol.columns import RecordColumns
+from headrace_protocol.columns import Array, RecordColumns
 from headrace_protocol.message import encode_host, encode_properties, encode_record, tags_code
-from headrace_protocol.tier.driver import Failure, FailureKind
+from headrace_protocol.tier.driver import AppendDriver, Failure, FailureKind
 from headrace_protocol.tier.paths import cluster_folder
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from headrace_broker.tiered.container.flat_queue import FlatQueue
-    from headrace_broker.tiered.container.stored_tier import TierQueue
-    from headrace_protocol.columns import Array
-    from headrace_protocol.tier.driver import AppendDriver
 
 TOPIC = "tiered"
 BEGIN_MS = 1_700_000_000_000

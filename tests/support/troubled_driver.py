@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from random import Random
+from typing import Any, Final
 
 from headrace_broker.tiered.driver.posix import PosixDriver
 from headrace_protocol.tier.driver import Failure, FailureKind
-from tests.support.faulty_files import FaultRates
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from random import Random
-
-    from tests.support.faulty_files import FaultyFiles
+from tests.support.faulty_files import FaultRates, FaultyFiles
 
 TROUBLES: Final = ("away", "full", "lossy", "flaky")
 _RATE: Final = 0.3

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import msgspec
 
 from headrace_protocol import admin_headers, bodies, headers, nameserver_headers, tier_headers
+from headrace_protocol.bodies import Body
 from headrace_protocol.codes import RequestCode as Code
 from headrace_protocol.departed import ClusterInfoHeader, ForgetBrokerHeader
 from headrace_protocol.registration import RegisterBrokerBody
 from headrace_protocol.tier_bodies import TierPlan, TierStatus
-
-if TYPE_CHECKING:
-    import msgspec
-
-    from headrace_protocol.bodies import Body
 
 REQUEST_HEADERS: dict[int, type[msgspec.Struct]] = {
     Code.SEND_MESSAGE: headers.SendMessageHeader,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import structlog.testing
@@ -21,10 +22,6 @@ from headrace_protocol.admin_headers import CreateTopicHeader, DeleteTopicHeader
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.drivers.aio import AsyncConnection
 from headrace_protocol.nameserver_headers import GetRouteInfoHeader
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
 
 NAMESERVER = "127.0.0.1:9876"
 

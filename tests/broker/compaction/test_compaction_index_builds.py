@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import struct
 import threading
+from collections.abc import Callable
+from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING
 
 import pytest
 import trio
@@ -15,6 +16,7 @@ from headrace_broker.compaction import index_builds, key_index, lookups
 from headrace_broker.compaction.key_hash import KeyHash
 from headrace_broker.compaction.key_index import KeyIndex
 from headrace_broker.compaction.key_index_build import enter_all
+from headrace_broker.compaction.queue_log import QueueLog
 from headrace_broker.compaction.throttle import RunStopped
 from headrace_broker.compaction.worker import IndexTask, index_here, index_in_process
 from headrace_broker.store.files.filesystem import Files
@@ -26,18 +28,12 @@ from headrace_protocol.key_lookup import NoRecord, WantedKey, decode_found, enco
 from headrace_protocol.message import decode_record
 from tests.broker.compaction.test_compaction_lookups import flip_bit, get, index_file, key
 from tests.broker.compaction.test_compaction_source import C, compact, create, fill, follow, start
+from tests.support.broker import BrokerUnderTest
 from tests.support.channel import MemoryChannel
 from tests.support.compaction import SIZES as LOG_SIZES
 from tests.support.compaction import block, open_log
 from tests.support.faulty_files import FaultyFiles, PowerCut
 from tests.support.stores import crash
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from headrace_broker.compaction.queue_log import QueueLog
-    from tests.support.broker import BrokerUnderTest
 
 COUNT = 100
 HASH = KeyHash(bytes(32))

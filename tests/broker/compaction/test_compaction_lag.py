@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from headrace_protocol.admin_headers import GetConsumeStatsHeader, GetTopicStatsHeader
 from headrace_protocol.bodies import ConsumeStats, OffsetWrapper, TopicOffset, TopicStatsTable
@@ -19,9 +19,6 @@ from tests.broker.compaction.test_compaction_source import (
 from tests.broker.metrics.test_metrics import AGE, LAG
 from tests.support.broker import BrokerUnderTest, broker_config
 from tests.support.metrics import collect, value
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def progress(broker: BrokerUnderTest, topic: str = C) -> OffsetWrapper:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from headrace_broker.compaction.run_state import RunState
 from headrace_broker.compaction.segments import COMPACTING, Folders
 from headrace_broker.topics.attributes import CompactionPolicy
 from headrace_protocol.admin_headers import DeleteTopicHeader, GetTopicStatsHeader
+from headrace_protocol.bodies import TopicConfig
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import (
     BulkPullHeader,
@@ -27,18 +29,12 @@ from headrace_protocol.headers import (
     SearchOffsetHeader,
     TimestampResponseHeader,
 )
-from headrace_protocol.message import decode_records
+from headrace_protocol.message import StoredMessage, decode_records
 from tests.support.broker import BrokerUnderTest, broker_config
 from tests.support.followers import local_queue
 from tests.support.golden import CONFIG, STORES, copy_golden_store, golden_settings, manifest
 from tests.support.stores import crash
 from tests.support.wire import bulk_pull_header
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from headrace_protocol.bodies import TopicConfig
-    from headrace_protocol.message import StoredMessage
 
 C = "C"
 SIZES = {"compaction_mapped_file_size": 4096, "compaction_cq_mapped_file_size": 460}

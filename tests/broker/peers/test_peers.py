@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 
 import pytest
 import structlog.testing
@@ -28,9 +28,6 @@ from headrace_protocol.headers import OffsetResponseHeader
 from headrace_protocol.nameserver_headers import GetRouteInfoHeader
 from headrace_protocol.serving import Reply
 from tests.support.scripted import Asked, Scripted, close, scripted, static_route
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 CODE = 30
 TIMEOUT_MS = 3000

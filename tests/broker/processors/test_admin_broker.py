@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -11,9 +11,7 @@ from headrace_broker.settings.listing import RELOADABLE
 from headrace_protocol.admin_headers import GetBrokerConfigResponseHeader
 from headrace_protocol.bodies import ConsumerOffsetSerializeWrapper, DataVersion, KVTable
 from headrace_protocol.codes import RequestCode, ResponseCode
-
-if TYPE_CHECKING:
-    from tests.support.broker import Answer, BrokerUnderTest
+from tests.support.broker import Answer, BrokerUnderTest
 
 
 def runtime_info(broker: BrokerUnderTest) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -43,11 +43,9 @@ from headrace_protocol.headers import (
     PullMessageResponseHeader,
 )
 from headrace_protocol.message import decode_record, tags_code
+from tests.support.broker import Answer, BrokerUnderTest
 from tests.support.channel import MemoryChannel
 from tests.support.wire import pull_header
-
-if TYPE_CHECKING:
-    from tests.support.broker import Answer, BrokerUnderTest
 
 
 def queue(queue_id: int, topic: str = "t") -> MessageQueue:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import msgspec
 import pytest
 
 from headrace_protocol import fastjson
@@ -24,13 +25,9 @@ from headrace_protocol.bodies import (
     TopicStatsTable,
 )
 from headrace_protocol.codes import RequestCode, ResponseCode
+from tests.support.broker import Answer, BrokerUnderTest
 from tests.support.channel import MemoryChannel
 from tests.support.wire import pull_header
-
-if TYPE_CHECKING:
-    import msgspec
-
-    from tests.support.broker import Answer, BrokerUnderTest
 
 
 def create(broker: BrokerUnderTest, topic: str = "t", **fields: Any) -> Answer:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from headrace_broker.store import store_source
+from headrace_broker.store.files.filesystem import Paged
 from headrace_broker.store.log import commit_log
 from headrace_protocol.admin_headers import (
     GetConsumeStatsHeader,
@@ -17,6 +21,7 @@ from headrace_protocol.admin_headers import (
     ResetOffsetHeader,
 )
 from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.errors import NotReady
 from headrace_protocol.headers import (
     GetEarliestMsgStoretimeHeader,
     GetMinOffsetHeader,
@@ -25,20 +30,11 @@ from headrace_protocol.headers import (
     SearchOffsetHeader,
     ViewMessageHeader,
 )
+from headrace_protocol.serving import Channel, Then
 from tests.support.broker import BrokerUnderTest
 from tests.support.channel import MemoryChannel
 from tests.support.stores import FaultyFiles
 from tests.support.wire import pull_header
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    import msgspec
-
-    from headrace_broker.store.files.filesystem import Paged
-    from headrace_protocol.errors import NotReady
-    from headrace_protocol.serving import Channel, Then
 
 QUEUES: dict[str, Any] = {"topic": "t", "queue_id": 0}
 GROUP: dict[str, Any] = {"topic": "t", "group": "g"}

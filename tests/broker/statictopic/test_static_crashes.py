@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -21,10 +22,6 @@ from tests.broker.statictopic.test_static_changes import (
 )
 from tests.support.broker import BrokerUnderTest
 from tests.support.stores import FaultyFiles, put
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 FILES = ("topicQueueMapping.json", "staticTopic.json", "topicIncarnation.json", "topics.json")
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+import pytest
 import trio
 
 from headrace.admin import statictopic
@@ -12,11 +13,6 @@ from headrace_protocol.admin_headers import GetTopicConfigHeader, TopicConfigRes
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.drivers.aio import AsyncConnection, open_stream
 from tests.support.running_brokers import Brokers, brokers
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
 
 
 async def incarnation(mq: Brokers, name: str) -> str | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,9 +23,6 @@ from headrace_protocol.headers import (
 )
 from tests.support.channel import MemoryChannel
 from tests.support.static_brokers import GROUP, TOPIC, Brokers, item
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 OTHER = (item("a", 0, 0, 0),)
 A, B = item("a", 0, 0, 1), item("b", 1, 5, 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -12,9 +12,6 @@ from headrace_protocol.bodies import LockBatchRequestBody, LockBatchResponseBody
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.statictopic.mapping import logic_broker_name
 from tests.support.static_brokers import GROUP, TOPIC, Brokers, item
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 QUEUES = [MessageQueue(TOPIC, logic_broker_name(), queue) for queue in range(2)]
 A0, A1 = item("a", 0, 0, 0), item("a", 0, 0, 1)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from headrace_protocol.admin_headers import DeleteSubscriptionGroupHeader, DeleteTopicHeader
 from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.command import Command
 from headrace_protocol.headers import (
     GetEarliestMsgStoretimeHeader,
     GetMaxOffsetHeader,
@@ -18,15 +21,8 @@ from headrace_protocol.headers import (
     TimestampResponseHeader,
     UpdateConsumerOffsetHeader,
 )
+from headrace_protocol.statictopic.mapping import MappingItem
 from tests.support.static_brokers import GROUP, TOPIC, Brokers, item
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import msgspec
-
-    from headrace_protocol.command import Command
-    from headrace_protocol.statictopic.mapping import MappingItem
 
 QUEUE: dict[str, Any] = {"topic": TOPIC, "queue_id": 0}
 # Logic queue 1, so that logic and physical ids differ.

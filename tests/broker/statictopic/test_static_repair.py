@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,8 @@ from headrace_protocol.statictopic.plans import (
     InvalidChange,
     Mode,
     NoChange,
+    Plan,
+    Step,
     plan_create,
     plan_rebalance,
     plan_remap,
@@ -26,12 +29,6 @@ from headrace_protocol.statictopic.repair import plan_repair
 from tests.support.static_brokers import TOPIC
 from tests.support.static_brokers import Brokers as StaticBrokers
 from tests.support.stores import crash
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from headrace_protocol.statictopic.plans import Plan, Step
 
 NAMES = ("broker-a", "broker-b", "broker-c")
 A, B, C = NAMES

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +10,7 @@ from headrace_broker.staging import queues
 from headrace_protocol.admin_headers import DeleteTopicHeader
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.staging import Decision
-from headrace_protocol.statictopic.mapping import TopicMapping, encode_detail
+from headrace_protocol.statictopic.mapping import Chain, TopicMapping, encode_detail
 from tests.broker.staging.test_staging import (
     Waiting,
     answered,
@@ -24,11 +24,6 @@ from tests.broker.staging.test_staging import (
 from tests.broker.statictopic.test_static_changes import EPOCH, change, header, item, moved
 from tests.support.broker import BrokerUnderTest
 from tests.support.stores import crash
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from headrace_protocol.statictopic.mapping import Chain
 
 SUCCESS = ResponseCode.SUCCESS
 REFUSED = ResponseCode.ILLEGAL_OPERATION

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from headrace_broker.store.files.config_file import ConfigFile
 from headrace_protocol.admin_headers import CreateStaticTopicHeader
 from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.command import Command
 from headrace_protocol.headers import UpdateConsumerOffsetHeader
 from headrace_protocol.statictopic.mapping import TopicMapping, encode_detail
 from tests.support.channel import MemoryChannel
 from tests.support.static_brokers import GROUP, TOPIC, Brokers, item
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from headrace_protocol.command import Command
 
 # Clean-up has dropped what was before.
 A, C = item("a", 1, 50, 0), item("c", 2, 50, 0)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,9 +15,6 @@ from tests.broker.statictopic.test_static_cleanup import chain, clean, expire
 from tests.support.rescued_tiers import lose_disk
 from tests.support.static_brokers import TOPIC, Brokers, item
 from tests.support.wire import pull_header
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FIRST, LEADER = item("a", 0, 0), item("b", 1, 4)
 BODIES = [b"%d " % number + bytes(900) for number in range(8)]

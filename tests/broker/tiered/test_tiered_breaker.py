@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from headrace_broker.store.files.filesystem import Files
 from headrace_broker.tiered.access import tier_access, tier_reader, tiered_storage
 from headrace_broker.tiered.access.breaker import Breaker
 from headrace_broker.tiered.driver.posix import PosixDriver
@@ -22,14 +24,9 @@ from tests.broker.tiered.test_tiered_storage import (
     tier_of,
     upload,
 )
+from tests.support.broker import BrokerUnderTest
 from tests.support.hanging import Hanging, Patience, When
 from tests.support.stores import FaultyFiles
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from headrace_broker.store.files.filesystem import Files
-    from tests.support.broker import BrokerUnderTest
 
 AWAY = Failure(FailureKind.UNREACHABLE, "a/b", "away")
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.columns import UNIT_DTYPE, RecordColumns
 from headrace_protocol.headers import QueryMessageHeader
 from headrace_protocol.message import decode_records, tags_code
+from headrace_protocol.tier.place import Place
 from tests.broker.tiered.test_tiered_processes import read_all as consume_all
 from tests.broker.tiered.test_tiered_processes import send, wait_until
 from tests.broker.tiered.test_tiered_storage import (
@@ -35,11 +37,6 @@ from tests.support.broker import BrokerUnderTest, broker_config
 from tests.support.cluster import Cluster
 from tests.support.object_server import BUCKET, SECRET_KEY, bucket_settings, serving
 from tests.support.stores import crash, ready
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from headrace_protocol.tier.place import Place
 
 YEAR_MS = 365 * 24 * 3_600_000
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +13,7 @@ from headrace_broker.store.store_source import GetStatus
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
 from headrace_protocol.message import decode_records
+from headrace_protocol.tier.driver import Failure
 from headrace_protocol.tier_bodies import TierStatus
 from headrace_protocol.tier_headers import TierForgetHeader, TierResumeHeader
 from tests.broker.tiered.test_tiered_status import ask
@@ -27,13 +28,8 @@ from tests.broker.tiered.test_tiered_storage import (
     tier_of,
     upload,
 )
+from tests.support.broker import BrokerUnderTest
 from tests.support.stores import ready
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from headrace_protocol.tier.driver import Failure
-    from tests.support.broker import BrokerUnderTest
 
 PROVIDERS = ("posix", "file")
 

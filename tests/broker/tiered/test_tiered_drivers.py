@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from obstore.store import MemoryStore
@@ -15,7 +16,7 @@ from headrace_broker.tiered.driver import posix
 from headrace_broker.tiered.driver.memory import MemoryDriver
 from headrace_broker.tiered.driver.metered import MeteredAppends, MeteredPuts, Operations
 from headrace_broker.tiered.driver.posix import PosixDriver
-from headrace_protocol.tier.driver import Entry, Failure, FailureKind
+from headrace_protocol.tier.driver import AppendDriver, Entry, Failure, FailureKind, PutDriver
 from headrace_protocol.tier.objects import ObjectDriver, open_objects
 from headrace_protocol.tier.place import Place
 from headrace_protocol.tier.time_limits import TimeLimits
@@ -24,11 +25,6 @@ from tests.support.object_server import SECRET_KEY, below, serving
 from tests.support.seeds import seeds
 from tests.support.simulated_store import SimulatedStore, StoreClient, StoreWeather
 from tests.support.stores import SetClock
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from headrace_protocol.tier.driver import AppendDriver, PutDriver
 
 PATH = "a/%RETRY%group/0/one object"
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from headrace_broker.tiered.driver.metered import MeteredPuts, Operations
 from headrace_broker.tiered.driver.posix import PosixDriver
 from headrace_protocol.tier import objects
 from headrace_protocol.tier.driver import Failure, FailureKind
+from headrace_protocol.tier.place import Place
 from headrace_protocol.tier.time_limits import TimeLimits
 from tests.broker.tiered.test_tiered_bucket import start as start_objects
 from tests.broker.tiered.test_tiered_storage import expire_log, put, read_all, tier_of, upload
@@ -24,11 +26,6 @@ from tests.support.object_tiers import append_next, open_objects_tier
 from tests.support.stores import FaultyFiles
 from tests.support.tiers import BEGIN_MS, TOPIC
 from tests.support.tiers import read_all as read_queue
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from headrace_protocol.tier.place import Place
 
 LAYOUTS = pytest.mark.parametrize("start", [start_files, start_objects], ids=["files", "objects"])
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -14,10 +16,6 @@ from tests.support.hanging import Hanging, Patience, When
 from tests.support.object_tiers import append_next, one, open_objects_tier
 from tests.support.seeds import seeds
 from tests.support.tiers import BEGIN_MS, TOPIC, append, block, open_tier, queue_of, read_all
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 
 def hang_at(place: Hanging, name: str, number: int, when: When) -> None:

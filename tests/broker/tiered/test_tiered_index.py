@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ from headrace_broker.tiered.container.index_file import (
 from headrace_broker.tiered.container.metadata import LONG_MAX, TierMetadata
 from headrace_broker.tiered.container.tier_index import FOLDER, TierIndex
 from headrace_broker.tiered.driver.posix import PosixDriver
-from headrace_protocol.columns import RecordColumns
+from headrace_protocol.columns import Array, RecordColumns
 from headrace_protocol.message import (
     encode_properties,
     encode_record,
@@ -33,11 +33,6 @@ from headrace_protocol.tier.paths import cluster_folder
 from tests.support.faulty_files import FaultyFiles, PowerCut, next_life
 from tests.support.seeds import seeds
 from tests.support.tiers import BEGIN_MS, TOPIC, block, open_tier, queue_of, read, store_ms
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from headrace_protocol.columns import Array
 
 SMALL = IndexSize(slot_count=13, item_count=50)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -21,13 +21,9 @@ from tests.broker.tiered.test_tiered_storage import (
     tier_of,
     upload,
 )
+from tests.support.broker import BrokerUnderTest
 from tests.support.faulty_files import FaultyFiles, PowerCut, next_life
 from tests.support.stores import crash
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.support.broker import BrokerUnderTest
 
 LEVELS = ("NOT_IN_DISK", "FORCE")
 

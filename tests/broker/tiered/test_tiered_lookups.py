@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,11 +22,7 @@ from tests.broker.tiered.test_tiered_storage import (
     tier_of,
     upload,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.support.broker import Answer, BrokerUnderTest
+from tests.support.broker import Answer, BrokerUnderTest
 
 __all__ = ["away"]  # a fixture
 LONG_MAX = 2**63 - 1

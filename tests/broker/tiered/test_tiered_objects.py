@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 from obstore.store import MemoryStore
 
-from headrace_broker.tiered.container.stored_tier import Group
+from headrace_broker.tiered.container.stored_tier import Group, Name
 from headrace_broker.tiered.driver.memory import MemoryDriver
 from headrace_broker.tiered.driver.posix import PosixDriver
-from headrace_broker.tiered.objects.batch import read_directory
+from headrace_broker.tiered.objects.batch import Batch, read_directory
 from headrace_broker.tiered.objects.inventory import StoredObject
 from headrace_broker.tiered.objects.merge import Merger, choose, plan
 from headrace_broker.tiered.objects.object_tier import ObjectTier
@@ -21,6 +22,7 @@ from headrace_protocol.columns import UNIT_DTYPE, RecordColumns
 from headrace_protocol.message import encode_host, encode_record
 from headrace_protocol.tier.driver import Failure, FailureKind
 from headrace_protocol.tier.objects import ObjectDriver, open_objects
+from headrace_protocol.tier.place import Place
 from headrace_protocol.tier.rows import FINAL, ObjectRow, Part
 from tests.support.object_server import below, serving
 from tests.support.object_tiers import (
@@ -34,13 +36,6 @@ from tests.support.object_tiers import (
 )
 from tests.support.seeds import seeds
 from tests.support.tiers import BEGIN_MS, TAGS, TOPIC, block, read, read_all, store_ms
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from headrace_broker.tiered.container.stored_tier import Name
-    from headrace_broker.tiered.objects.batch import Batch
-    from headrace_protocol.tier.place import Place
 
 DAY_MS = 24 * 3600 * 1000
 

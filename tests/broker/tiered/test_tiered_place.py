@@ -7,9 +7,11 @@ import re
 import shutil
 import sys
 from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import structlog
@@ -21,7 +23,7 @@ from headrace_broker.tiered.container.place_mark import PlaceMark, read_mark
 from headrace_broker.tiered.container.tier import Home
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import RequestError
-from headrace_protocol.tier.driver import Failure, FailureKind
+from headrace_protocol.tier.driver import Driver, Failure, FailureKind
 from tests.broker.tiered.test_tiered_status import ask
 from tests.broker.tiered.test_tiered_storage import (
     TOPIC,
@@ -33,16 +35,10 @@ from tests.broker.tiered.test_tiered_storage import (
     tier_of,
     upload,
 )
+from tests.support.broker import BrokerUnderTest
 from tests.support.object_server import ACCESS_KEY, BUCKET, SECRET_KEY, serving
 from tests.support.stores import ready
 from tests.support.until import until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from headrace_protocol.tier.driver import Driver
-    from tests.support.broker import BrokerUnderTest
 
 PROVIDERS = pytest.mark.parametrize("provider", ["posix", "file"])
 

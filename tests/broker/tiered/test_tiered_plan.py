@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,12 +15,7 @@ from headrace_protocol.tier_bodies import TierPlan
 from headrace_protocol.tier_headers import TierPlanHeader
 from tests.broker.tiered.test_tiered_bucket import start as start_with_objects
 from tests.broker.tiered.test_tiered_storage import TOPIC, expire_log, put, start, tier_of, upload
-from tests.support.broker import broker_config
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.support.broker import BrokerUnderTest
+from tests.support.broker import BrokerUnderTest, broker_config
 
 
 def ask(broker: BrokerUnderTest, first: int, end: int, topic: str = TOPIC) -> Any:

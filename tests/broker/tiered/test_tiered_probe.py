@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,9 +12,6 @@ from headrace_broker.tiered.access.probe import probe
 from headrace_broker.tiered.driver.memory import MemoryDriver
 from headrace_broker.tiered.driver.posix import PosixDriver
 from headrace_protocol.tier.driver import Failure, FailureKind
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_one_object_is_put_read_and_removed(tmp_path: Path) -> None:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from random import Random
 from threading import Event
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
-from headrace_broker.tiered.container.flat_queue import SegmentLimits, placed
+from headrace_broker.tiered.container.flat_queue import FlatQueue, SegmentLimits, placed
 from headrace_broker.tiered.container.metadata import LONG_MAX, TierMetadata
+from headrace_broker.tiered.container.tier import Tier
 from headrace_broker.tiered.driver.memory import MemoryDriver
 from headrace_protocol import fastjson
 from headrace_protocol.columns import RecordColumns
-from headrace_protocol.tier.driver import Failure, FailureKind
+from headrace_protocol.tier.driver import Buffer, Failure, FailureKind
 from headrace_protocol.tier.paths import (
     FileKind,
     QueueName,
@@ -38,14 +41,6 @@ from tests.support.tiers import (
     record,
     store_ms,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from headrace_broker.tiered.container.flat_queue import FlatQueue
-    from headrace_broker.tiered.container.tier import Tier
-    from headrace_protocol.tier.driver import Buffer
 
 LARGE = SegmentLimits()
 

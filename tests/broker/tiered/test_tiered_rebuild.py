@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING
 
 import pytest
 
 from headrace_broker.store.integrity.lock import StoreLock
 from headrace_broker.tiered.container.stored_tier import Group
+from headrace_broker.tiered.container.tier import Tier
 from headrace_broker.tiered.driver.posix import PosixDriver
+from headrace_broker.tiered.objects.object_tier import ObjectTier
 from headrace_broker.tiered.rescue.choice import choose
 from headrace_broker.tiered.rescue.rebuild import rebuild_objects
 from headrace_protocol.tier.driver import Failure, FailureKind
@@ -19,6 +21,7 @@ from tests.support.object_tiers import append_next, one, open_objects_tier
 from tests.support.rescued_tiers import (
     LIMITS,
     QUEUES,
+    Layout,
     fill,
     folder,
     settings_of,
@@ -26,13 +29,6 @@ from tests.support.rescued_tiers import (
 )
 from tests.support.seeds import seeds
 from tests.support.tiers import TOPIC, block, open_tier, read_all
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from headrace_broker.tiered.container.tier import Tier
-    from headrace_broker.tiered.objects.object_tier import ObjectTier
-    from tests.support.rescued_tiers import Layout
 
 both_layouts = pytest.mark.parametrize("layout", ["posix", "file"])
 losses = pytest.mark.parametrize("loss", ["missing", "torn", "garbage", "sound"])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING
 
 import pytest
 
 from headrace_broker.tiered.container.flat_queue import SegmentLimits
+from headrace_broker.tiered.container.tier import Tier
 from headrace_protocol.tier.driver import Failure, FailureKind
 from headrace_protocol.tier.paths import QueueName
 from tests.support.faulty_files import FaultRates, PowerCut, next_life
@@ -22,11 +23,6 @@ from tests.support.tiers import (
     read_all,
     store_ms,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from headrace_broker.tiered.container.tier import Tier
 
 QUEUES = 3
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from headrace import blocking
-from headrace_protocol.tier.objects import open_objects
+from headrace_protocol.tier.objects import ObjectDriver, open_objects
+from headrace_protocol.tier.place import Place
 from tests.broker.tiered.test_tiered_processes import TOPIC, read_all, send, wait_until
 from tests.broker.tiered.test_tiered_restore import consume, is_uploaded
 from tests.support import tiers
@@ -18,13 +21,6 @@ from tests.support.object_server import SECRET_KEY, below, bucket_settings, serv
 from tests.support.object_tiers import open_objects_tier
 from tests.support.rescued_tiers import LIMITS, QUEUES, fill, fill_objects, write_config
 from tests.support.tiers import open_tier
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from headrace_protocol.tier.objects import ObjectDriver
-    from headrace_protocol.tier.place import Place
 
 pytestmark = pytest.mark.slow
 TOTAL = sum(QUEUES.values())

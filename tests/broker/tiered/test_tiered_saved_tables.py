@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,9 +24,6 @@ from tests.broker.tiered.test_tiered_storage import (
 )
 from tests.support.broker import BrokerUnderTest
 from tests.support.rescued_tiers import lose_disk
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture(params=["posix", "file"])

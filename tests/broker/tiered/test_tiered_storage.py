@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from headrace_broker.queue_directory import Use
+from headrace_broker.queue_directory import Source, Use
+from headrace_broker.store.files.filesystem import Files
 from headrace_broker.store.retention.topic_floors import TopicLimit
 from headrace_broker.store.store_source import GetStatus
 from headrace_broker.tiered.access import tier_reader
+from headrace_broker.tiered.access.tiered_storage import TieredStorage
 from headrace_broker.tiered.container.tier import Tier
 from headrace_broker.tiered.driver.posix import PosixDriver
 from headrace_protocol import fastjson
@@ -25,13 +28,6 @@ from headrace_protocol.tier.driver import Failure, FailureKind
 from tests.support.broker import BrokerUnderTest, broker_config
 from tests.support.stores import crash, held, ready
 from tests.support.wire import pull_header
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from headrace_broker.queue_directory import Source
-    from headrace_broker.store.files.filesystem import Files
-    from headrace_broker.tiered.access.tiered_storage import TieredStorage
 
 TOPIC = "Orders"
 BODY_BYTES = 900

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -11,13 +11,8 @@ from headrace_broker.tiered.driver.posix import PosixDriver
 from headrace_protocol.tier.paths import segment_name
 from tests.support.cli import fail, succeed
 from tests.support.object_tiers import append_next, one, open_objects_tier
-from tests.support.rescued_tiers import LIMITS, QUEUES, fill, folder
+from tests.support.rescued_tiers import LIMITS, QUEUES, Layout, fill, folder
 from tests.support.tiers import TOPIC, append, open_tier, queue_of, read_all
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.support.rescued_tiers import Layout
 
 NOW_MS = 1 << 42  # in the year 2109, so never old
 

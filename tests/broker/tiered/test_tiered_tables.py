@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,9 +14,6 @@ from headrace_broker.tiered.access.lives import LIVES_FILE, Lives
 from headrace_broker.tiered.access.saved_tables import TableSaver, read_tables
 from headrace_protocol.tier.driver import Failure
 from tests.support.object_tiers import HOME, Fault, FaultyStore
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def saver_on(root: Path, store: Any) -> TableSaver:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -17,9 +17,6 @@ from headrace_protocol.tier.time_limits import Operation, TimeLimits
 from tests.support.cli import fail
 from tests.support.hanging import Hanging, Patience, When
 from tests.support.rescued_tiers import Layout, fill, folder, write_config
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PATH = "a/b/segment"
 

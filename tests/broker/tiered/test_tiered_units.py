@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING
 
 import pytest
 
 from headrace_broker.tiered.driver.posix import PosixDriver
-from headrace_protocol.tier.driver import Failure, FailureKind
+from headrace_protocol.tier.driver import Buffer, Failure, FailureKind, Range
 from tests.support.cli import headrace, succeed
 from tests.support.rescued_tiers import LIMITS, QUEUES, fill, folder
 from tests.support.tiers import BEGIN_MS, TOPIC, append, open_tier, queue_of, read_all
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from headrace_protocol.tier.driver import Buffer, Range
 
 Files = list["Path"]
 COUNT = QUEUES[TOPIC, 0]

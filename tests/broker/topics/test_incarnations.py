@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from headrace_broker.inner.delivery import REASON
 from headrace_broker.store.files.config_file import ConfigFile
@@ -13,13 +13,8 @@ from headrace_protocol.bodies import TopicConfig
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.message import TRANSACTION_COMMIT
 from headrace_protocol.system_topics import UNDELIVERED_TOPIC
-from tests.support.broker import broker_config
+from tests.support.broker import BrokerUnderTest, broker_config
 from tests.support.ledger import Ledger
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.support.broker import BrokerUnderTest
 
 NOW_MS = 1_700_000_000_000
 

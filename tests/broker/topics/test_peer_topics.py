@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from headrace_broker.topics.peer import PeerKind
@@ -25,12 +28,6 @@ from headrace_protocol.headers import (
 from tests.support.broker import BrokerUnderTest, broker_config
 from tests.support.golden import CONFIG, STORES, copy_golden_store, golden_settings
 from tests.support.wire import pull_header, send_header
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    import msgspec
 
 KINDS = {
     "G_BCQ": PeerKind.INNER_BATCH,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -23,10 +25,6 @@ from tests.support.channel import MemoryChannel
 from tests.support.golden import STORES, golden_store
 from tests.support.golden_frames import golden_frames
 from tests.support.stores import crash
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 NOW_MS = 1_700_000_000_000
 

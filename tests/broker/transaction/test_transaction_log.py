@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
+import trio.testing
 
 from headrace_broker.store.write.confirmation import Gate
 from headrace_protocol.admin_headers import ResumeCheckHalfMessageHeader
@@ -15,11 +16,6 @@ from headrace_protocol.system_topics import CHECK_MAX_TIME_TOPIC
 from tests.support.channel import MemoryChannel
 from tests.support.ledger import Ledger
 from tests.support.stores import crash
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import trio.testing
 
 
 @pytest.fixture
