@@ -123,9 +123,7 @@ def test_any_queues_and_filters(
 # --- layouts -------------------------------------------------------------------------------
 
 
-def test_neighbours_go_as_they_lie_without_a_copy(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
-    queue = store.queue("T", 0)
+def test_neighbours_go_as_they_lie_without_a_copy(store: MessageStore, queue: StoreQueue) -> None:
     for _ in range(9):
         put(store, queue, bytes(100))
     result = store.source(queue).get_bulk(2, 5, 1 << 20, None)
@@ -138,8 +136,7 @@ def test_neighbours_go_as_they_lie_without_a_copy(tmp_path: Path) -> None:
     assert bytes(units) == bytes(queue.consume_queue.units_view(2, 5))
 
 
-def test_a_little_of_others_between_them_is_sent_along(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+def test_a_little_of_others_between_them_is_sent_along(store: MessageStore) -> None:
     queue, other = store.queue("T", 0), store.queue("U", 0)
     for number in range(9):
         put(store, queue, bytes(100))
@@ -151,8 +148,7 @@ def test_a_little_of_others_between_them_is_sent_along(tmp_path: Path) -> None:
     assert columns_of(result).bodies() == [bytes(100)] * 9
 
 
-def test_much_of_others_between_them_is_left_out(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+def test_much_of_others_between_them_is_left_out(store: MessageStore) -> None:
     queue, other = store.queue("T", 0), store.queue("U", 0)
     for _ in range(5):
         put(store, queue, bytes(100))
@@ -175,9 +171,7 @@ def test_large_pieces_are_gathered_without_a_copy(tmp_path: Path) -> None:
     assert columns_of(result).bodies() == [bytes(1000)] * 15
 
 
-def test_records_in_two_log_files_are_gathered(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
-    queue = store.queue("T", 0)
+def test_records_in_two_log_files_are_gathered(store: MessageStore, queue: StoreQueue) -> None:
     for _ in range(12):
         put(store, queue, bytes(700))
     result = store.source(queue).get_bulk(0, 9, 1 << 20, None)
@@ -186,9 +180,9 @@ def test_records_in_two_log_files_are_gathered(tmp_path: Path) -> None:
     assert columns_of(result).bodies() == [bytes(700)] * 9
 
 
-def test_records_that_end_with_their_file_do_not_run_into_the_next(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
-    queue = store.queue("T", 0)
+def test_records_that_end_with_their_file_do_not_run_into_the_next(
+    store: MessageStore, queue: StoreQueue
+) -> None:
     size = len(bytes(store.commit_log.record_at(put(store, queue, b"")) or b""))
     fill = 4096 - 8 - 2 * size
     put(store, queue, bytes(fill))
@@ -203,8 +197,7 @@ def test_records_that_end_with_their_file_do_not_run_into_the_next(tmp_path: Pat
 # --- how a read ends -----------------------------------------------------------------------
 
 
-def test_offsets_outside_end_as_with_ordinary_reads(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+def test_offsets_outside_end_as_with_ordinary_reads(store: MessageStore) -> None:
     queue, empty = store.queue("T", 0), store.queue("T", 1)
     for _ in range(3):
         put(store, queue)
@@ -217,9 +210,7 @@ def test_offsets_outside_end_as_with_ordinary_reads(tmp_path: Path) -> None:
         )
 
 
-def test_what_is_not_dispatched_is_not_seen(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
-    queue = store.queue("T", 0)
+def test_what_is_not_dispatched_is_not_seen(store: MessageStore, queue: StoreQueue) -> None:
     put(store, queue, b"one")
     put(store, queue, b"two", dispatch=False)
     assert columns_of(store.source(queue).get_bulk(0, 9, 999, None)).bodies() == [b"one"]
@@ -227,9 +218,9 @@ def test_what_is_not_dispatched_is_not_seen(tmp_path: Path) -> None:
     assert columns_of(store.source(queue).get_bulk(0, 9, 999, None)).bodies() == [b"one", b"two"]
 
 
-def test_nothing_that_matches_goes_on_behind_what_was_looked_at(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
-    queue = store.queue("T", 0)
+def test_nothing_that_matches_goes_on_behind_what_was_looked_at(
+    store: MessageStore, queue: StoreQueue
+) -> None:
     for _ in range(5):
         put(store, queue, TAGS="a")
     result = store.source(queue).get_bulk(1, 9, 999, frozenset([1]))

@@ -135,10 +135,10 @@ def test_a_failed_start_holds_nothing(tmp_path: Path) -> None:
     assert held(tmp_path) == []
 
 
-def test_a_failed_dispatch_holds_no_iterator_over_a_view(tmp_path: Path) -> None:
+def test_a_failed_dispatch_holds_no_iterator_over_a_view(
+    files: FaultyFiles, store: MessageStore
+) -> None:
     # Python before 3.12.7 can crash when such a traceback is garbage (python/cpython#77894).
-    files = FaultyFiles()
-    store = open_store(tmp_path, files=files)
     put(store, store.queue("T", 0), dispatch=False)
     store.write_path.commit()
     files.is_full = True

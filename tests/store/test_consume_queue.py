@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace_broker.store.files.filesystem import Files
+from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.queues import dispatch
 from headrace_broker.store.queues.consume_queue import BLANK_SIZE, UNIT_BYTES, ConsumeQueue
 from headrace_broker.store.retention.cleaner import delete_files
@@ -180,9 +181,9 @@ def test_rows_one_by_one_and_in_blocks_give_the_same_units(
     assert seen[0] == seen[1]
 
 
-def test_a_block_with_gaps_and_repeats_is_put_one_by_one(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
-    queue = store.queue("T", 0)
+def test_a_block_with_gaps_and_repeats_is_put_one_by_one(
+    store: MessageStore, queue: StoreQueue
+) -> None:
     for _ in range(6):
         put(store, queue, dispatch=False)
     rows = store.ring.rows[:6].copy()

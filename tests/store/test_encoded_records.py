@@ -103,8 +103,9 @@ def test_a_block_is_stored_as_single_records_would_be(
     assert seen[0] == seen[1]
 
 
-def test_what_the_producer_left_open_is_filled_in_whatever_stands_there(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+def test_what_the_producer_left_open_is_filled_in_whatever_stands_there(
+    store: MessageStore,
+) -> None:
     queue = store.queue("T", 1)
     junk = {
         "queue_id": 9,
@@ -122,9 +123,7 @@ def test_what_the_producer_left_open_is_filled_in_whatever_stands_there(tmp_path
     assert {m.store_timestamp for m in (first, second)} == {store.commit_log.now_ms}
 
 
-def test_the_topic_adds_its_flags(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
-    queue = store.queue("T", 0)
+def test_the_topic_adds_its_flags(store: MessageStore, queue: StoreQueue) -> None:
     flags = [0, COMPRESSED | COMPRESSION_ZLIB]
     block = encode_records("T", [b"a", b"b"], b"", born_timestamp=0, born_host=HOST, sys_flag=flags)
     store.write_path.append_records(EncodedRecords(queue, 2, block.body, MULTI_TAGS))
@@ -158,8 +157,7 @@ def sizes(*numbers: int) -> bytes:
         (2, sizes(-(2**31), 2**31 - 1) + b"x", "sizes of"),
     ],
 )
-def test_wrong_sizes_are_refused(count: int, body: bytes, reason: str, tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+def test_wrong_sizes_are_refused(count: int, body: bytes, reason: str, store: MessageStore) -> None:
     with pytest.raises(CorruptRecord, match=reason):
         EncodedRecords(store.queue("T", 0), count, body)
 
@@ -189,10 +187,8 @@ GOOD = (0, b"a", b"")
 )
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_one_wrong_record_is_named_and_refuses_all(
-    record: bytes, reason: str, place: int, tmp_path: Path
+    record: bytes, reason: str, place: int, store: MessageStore, queue: StoreQueue
 ) -> None:
-    store = open_store(tmp_path)
-    queue = store.queue("T", 0)
     records = [RECORD] * 2
     records.insert(place, record)
     with pytest.raises(CorruptRecord, match=reason) as caught:
@@ -221,9 +217,7 @@ def test_any_damage_is_refused_or_harmless(
         assert [m.queue_offset for m in read_all(store, queue)] == [0, 1, 2]
 
 
-def test_a_block_goes_whole_to_the_next_file(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
-    queue = store.queue("T", 0)
+def test_a_block_goes_whole_to_the_next_file(store: MessageStore, queue: StoreQueue) -> None:
     put_block(store, queue, encoded([(0, bytes(1000), b"")] * 2))
     assert put_block(store, queue, encoded([(0, bytes(1000), b"")] * 2)) == (2, 4096)
     with pytest.raises(RecordTooLarge, match="record has"):

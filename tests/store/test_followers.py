@@ -106,8 +106,7 @@ def test_a_follower_far_behind_gets_all_messages(
     assert not store.statistics().followers[0].behind_messages
 
 
-def test_blocks_are_of_the_queue_that_is_furthest_behind(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+def test_blocks_are_of_the_queue_that_is_furthest_behind(store: MessageStore) -> None:
     for topic in "CAB":
         put(store, store.queue(topic, 0))
     store.flusher.flush_now()
@@ -116,8 +115,7 @@ def test_blocks_are_of_the_queue_that_is_furthest_behind(tmp_path: Path) -> None
     assert [topic for topic, *_ in follower.blocks] == ["C", "A", "B"]
 
 
-def test_a_block_has_the_units_and_records_of_its_queue(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+def test_a_block_has_the_units_and_records_of_its_queue(store: MessageStore) -> None:
     taken: list[QueueBlock] = []
     follower = follow(store)
     follower.follow = taken.append  # type: ignore[method-assign,assignment]
@@ -165,8 +163,7 @@ def test_queue_offsets_without_a_record_are_left_out(tmp_path: Path) -> None:
     assert position_file(tmp_path, "copies", store.fs).load()["T", 0].queue_offset == 14
 
 
-def test_messages_without_a_unit_are_not_followed(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+def test_messages_without_a_unit_are_not_followed(store: MessageStore) -> None:
     put(store, store.queue("T", 0), b"prepared", sys_flag=TRANSACTION_PREPARED)
     put(store, store.queue("T", 0), b"sent")
     store.flusher.flush_now()
@@ -190,8 +187,7 @@ def test_only_topics_that_are_wanted_are_followed(tmp_path: Path) -> None:
     assert {topic for topic, _ in position_file(tmp_path, "copies", store.fs).load()} == {"B"}
 
 
-def test_nothing_is_followed_before_it_is_on_disk(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+def test_nothing_is_followed_before_it_is_on_disk(store: MessageStore) -> None:
     follower = follow(store)
     fill(store, 4)
     put(store, store.queue("T", 0), b"in memory")
@@ -233,8 +229,7 @@ def test_the_next_start_resumes(tmp_path: Path) -> None:
     assert sorted(follower.blocks) == [("T", 0, 5, 7), ("T", 1, 5, 7)]
 
 
-def test_a_stop_follows_what_is_left(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+def test_a_stop_follows_what_is_left(store: MessageStore) -> None:
     follower = follow(store)
     put(store, store.queue("T", 0), b"last")
     store.close()
@@ -437,8 +432,7 @@ async def test_the_log_keeps_what_a_follower_needs(tmp_path: Path) -> None:
     assert store.commit_log.min_offset > 4 * 4096
 
 
-def test_what_was_followed_but_not_saved_is_kept(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+def test_what_was_followed_but_not_saved_is_kept(store: MessageStore) -> None:
     follower = follow(store)
     fill(store, 60)
     follower.sync = no_room  # type: ignore[method-assign]
@@ -451,9 +445,8 @@ def no_room(*_: Any) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_a_quiet_queue_keeps_nothing_when_it_gets_a_message(tmp_path: Path) -> None:
+def test_a_quiet_queue_keeps_nothing_when_it_gets_a_message(store: MessageStore) -> None:
     """Or with many of them the log would never go: its last message may be years old."""
-    store = open_store(tmp_path)
     follow(store)
     fill(store, 2, topic="Quiet")
     fill(store, 40)
@@ -464,8 +457,7 @@ def test_a_quiet_queue_keeps_nothing_when_it_gets_a_message(tmp_path: Path) -> N
     assert store.statistics().followers[0].behind_bytes < 4096 * 2
 
 
-def test_a_follower_that_stands_still_slows_nobody(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+def test_a_follower_that_stands_still_slows_nobody(store: MessageStore) -> None:
     follow(store)
     fill(store, 1000, body_bytes=30)
     assert (store.ring.taken, store.ring.fill, store.write_path.pressure()) == (1000, 0, None)
@@ -512,9 +504,8 @@ def test_a_killed_broker_tells_a_queue_from_its_predecessor(tmp_path: Path, coun
     }
 
 
-def test_a_queue_that_is_deleted_while_it_is_read(tmp_path: Path) -> None:
+def test_a_queue_that_is_deleted_while_it_is_read(store: MessageStore) -> None:
     """Its successor's files have the same names."""
-    store = open_store(tmp_path)
     follower = follow(store)
     fill(store, 10)
     copy = follower.follow
@@ -587,9 +578,8 @@ async def test_a_running_store_is_followed(
 
 
 async def test_a_full_disk_is_said_and_tried_again(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock
+    store: MessageStore, autojump_clock: trio.testing.MockClock
 ) -> None:
-    store = open_store(tmp_path)
     follower = follow(store)
     is_full = threading.Event()
     is_full.set()
@@ -630,9 +620,8 @@ async def test_a_full_disk_is_said_and_tried_again(
 
 
 async def test_an_unexpected_error_is_supervised(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock
+    store: MessageStore, autojump_clock: trio.testing.MockClock
 ) -> None:
-    store = open_store(tmp_path)
     follower = follow(store)
     copy, count = follower.follow, 0
 
@@ -674,9 +663,8 @@ def test_an_error_of_a_follower_does_not_spoil_the_stop(tmp_path: Path) -> None:
 
 
 async def test_reads_wait_in_a_thread(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock
+    store: MessageStore, autojump_clock: trio.testing.MockClock
 ) -> None:
-    store = open_store(tmp_path)
     follower = follow(store)
     threads: set[int] = set()
     copy = follower.follow
@@ -696,10 +684,9 @@ async def test_reads_wait_in_a_thread(
 
 
 def test_what_a_failed_save_covers_is_not_followed_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The positions may be on the disk all the same, so the copy must keep what they cover."""
-    store = open_store(tmp_path)
     follower = follow(store)
     fill(store, 3)
     save = QueuePositions.save

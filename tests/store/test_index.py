@@ -252,8 +252,7 @@ def test_keys_with_one_hash_do_not_mix(tmp_path: Path) -> None:
     assert query_index(store, "T", "BB", 9, 0, 1 << 62) == [second]
 
 
-def test_an_entry_that_stands_twice_is_found_once(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+def test_an_entry_that_stands_twice_is_found_once(store: MessageStore) -> None:
     offset = put(store, store.queue("T", 0), KEYS="k k")
     store.index_tick()
     store.indexer.put(store.ring.rows[:1])
@@ -279,8 +278,7 @@ def entry_count(store: MessageStore) -> int:
     return sum(file.header.index_count - 1 for file in store.index_files.files)
 
 
-def test_a_block_that_the_loop_was_quicker_with_is_left_alone(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+def test_a_block_that_the_loop_was_quicker_with_is_left_alone(store: MessageStore) -> None:
     for number in range(5):
         put(store, store.queue("T", 0), KEYS=str(number))
     block = store.indexer.next_block(None, 3)

@@ -168,8 +168,7 @@ def records(*names: tuple[str, int]) -> RecordColumns:
     )
 
 
-def test_records_of_queues_that_no_folder_can_have_get_no_row(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+def test_records_of_queues_that_no_folder_can_have_get_no_row(store: MessageStore) -> None:
     log_rows = LogRows(store.queue, frozenset(), store.settings.delay_levels_ms, {})
     columns = records(("A", 0), ("..", 0), ("B", 1), ("a/b", 0), ("A", 0))
     rows, queues = log_rows.rows(columns)
@@ -178,9 +177,8 @@ def test_records_of_queues_that_no_folder_can_have_get_no_row(tmp_path: Path) ->
     assert (len(nothing), none) == (0, {})
 
 
-def test_a_queue_made_again_is_found_by_its_new_key(tmp_path: Path) -> None:
+def test_a_queue_made_again_is_found_by_its_new_key(store: MessageStore) -> None:
     """At run time topics come and go, so nothing may be remembered from block to block."""
-    store = open_store(tmp_path)
     log_rows = LogRows(store.queue, frozenset(), store.settings.delay_levels_ms, {})
     columns = records(("A", 0))
     log_rows.rows(columns)
@@ -190,8 +188,7 @@ def test_a_queue_made_again_is_found_by_its_new_key(tmp_path: Path) -> None:
     assert queues[int(rows["queue_key"][0])] is store.find_queue("A", 0)
 
 
-def test_records_of_topics_of_inner_batches_get_no_unit(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+def test_records_of_topics_of_inner_batches_get_no_unit(store: MessageStore) -> None:
     log_rows = LogRows(store.queue, frozenset(["B"]), store.settings.delay_levels_ms, {})
     rows, _ = log_rows.rows(records(("A", 0), ("B", 0), ("A", 0)))
     assert (rows["sys_flag"] & INNER_BATCH != 0).tolist() == [False, True, False]

@@ -33,6 +33,7 @@ from headrace_broker.store.integrity.checkpoint import Checkpoint
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.queues.consume_queue import UNIT, UNIT_BYTES
 from headrace_broker.store.retention.cleaner import delete_files
+from headrace_broker.store.store_queue import StoreQueue
 from headrace_broker.store.store_source import SAMPLE_UNITS, SAMPLES, GetStatus
 from headrace_broker.store.write import flush
 from headrace_protocol.message import (
@@ -118,8 +119,9 @@ def test_a_record_holds_what_was_given(tmp_path: Path) -> None:
     assert store.commit_log.record_at(1 << 40) is None
 
 
-def test_a_record_is_written_before_it_is_read_and_not_for_an_older_one(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+def test_a_record_is_written_before_it_is_read_and_not_for_an_older_one(
+    store: MessageStore,
+) -> None:
     queue, log = store.queue("T", 0), store.commit_log
     first, second = put(store, queue), put(store, queue, dispatch=False)
     (file,) = log.files.files
@@ -128,8 +130,7 @@ def test_a_record_is_written_before_it_is_read_and_not_for_an_older_one(tmp_path
     assert decode_record(log.record_at(second) or b"").physical_offset == second
 
 
-def test_a_message_is_found_by_both_its_offsets_only(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+def test_a_message_is_found_by_both_its_offsets_only(store: MessageStore) -> None:
     queue, other = store.queue("T", 0), store.queue("U", 0)
     first, second, elsewhere = put(store, queue), put(store, queue), put(store, other)
     found = store.message_in("T", 0, 1, second)
@@ -166,9 +167,7 @@ def test_transaction_halves_have_no_place_in_the_queue(tmp_path: Path) -> None:
         store = open_store(tmp_path)
 
 
-def test_senders_do_not_set_the_stores_flags(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
-    queue = store.queue("T", 0)
+def test_senders_do_not_set_the_stores_flags(store: MessageStore, queue: StoreQueue) -> None:
     put(store, queue, sys_flag=0x7FF & ~TRANSACTION_ROLLBACK)
     store.write_path.append_batch(
         queue, memoryview(encode_batch([(0, b"b", b"")])), 0xF0, 1, HOST, 0
@@ -186,9 +185,7 @@ def test_senders_do_not_set_the_stores_flags(tmp_path: Path) -> None:
 # --- reading -------------------------------------------------------------------------------
 
 
-def test_the_status_tells_where_an_offset_lies(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
-    queue = store.queue("T", 0)
+def test_the_status_tells_where_an_offset_lies(store: MessageStore, queue: StoreQueue) -> None:
 
     def status(offset: int) -> tuple[GetStatus, int]:
         result = store.source(queue).get(offset, 32, 1 << 18, None)
@@ -204,9 +201,7 @@ def test_the_status_tells_where_an_offset_lies(tmp_path: Path) -> None:
     assert status(4) == (GetStatus.OFFSET_OVERFLOW_BADLY, 3)
 
 
-def test_a_pull_keeps_its_limits(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
-    queue = store.queue("T", 0)
+def test_a_pull_keeps_its_limits(store: MessageStore, queue: StoreQueue) -> None:
     for _ in range(9):
         put(store, queue, bytes(100))
     size = len(store.commit_log.record_at(0) or b"")
@@ -243,9 +238,9 @@ def test_a_rare_tag_is_looked_for_in_steps(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("place", [1 << 40, 4000])
 @pytest.mark.parametrize("is_cold", [True, False])
-def test_a_unit_that_leads_nowhere_is_told(place: int, is_cold: bool, tmp_path: Path) -> None:
-    store = open_store(tmp_path)
-    queue = store.queue("T", 0)
+def test_a_unit_that_leads_nowhere_is_told(
+    place: int, is_cold: bool, store: MessageStore, queue: StoreQueue
+) -> None:
     for _ in range(3):
         put(store, queue)
     store.commit_log.started_at = store.commit_log.max_offset if is_cold else 0
@@ -257,9 +252,7 @@ def test_a_unit_that_leads_nowhere_is_told(place: int, is_cold: bool, tmp_path: 
     assert store.source(queue).get(2, 9, 9999, None).count == 1
 
 
-def test_views_outlive_the_file(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
-    queue = store.queue("T", 0)
+def test_views_outlive_the_file(store: MessageStore, queue: StoreQueue) -> None:
     for number in range(20):
         put(store, queue, b"%d" % number * 500)
     result = store.source(queue).get(0, 1, 1 << 18, None)
@@ -320,9 +313,9 @@ def test_parts_that_are_too_large_are_named(tmp_path: Path) -> None:
     append(3996, 0)
 
 
-def test_a_number_that_does_not_fit_leaves_nothing_behind(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
-    queue = store.queue("T", 0)
+def test_a_number_that_does_not_fit_leaves_nothing_behind(
+    store: MessageStore, queue: StoreQueue
+) -> None:
     with pytest.raises(struct.error, match="format requires"):
         store.write_path.append(queue, b"body", b"", 0, 1 << 40, 0, 1, HOST, 0)
     assert queue.next_offset == store.commit_log.max_offset == 0
@@ -330,9 +323,7 @@ def test_a_number_that_does_not_fit_leaves_nothing_behind(tmp_path: Path) -> Non
     assert len(read_all(store, queue)) == 1
 
 
-def test_a_full_ring_names_the_slow_taker(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
-    queue = store.queue("T", 0)
+def test_a_full_ring_names_the_slow_taker(store: MessageStore, queue: StoreQueue) -> None:
     for number in range(64):
         assert (store.write_path.pressure() is None) == (number < 52)
         put(store, queue, dispatch=False)
@@ -345,8 +336,7 @@ def test_a_full_ring_names_the_slow_taker(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("topic", ["", ".", "..", "a/b", "a\0b"])
-def test_a_topic_that_is_no_folder_name_is_refused(topic: str, tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+def test_a_topic_that_is_no_folder_name_is_refused(topic: str, store: MessageStore) -> None:
     with pytest.raises(ValueError, match="cannot be the name of a queue"):
         store.queue(topic, 0)
 
@@ -464,8 +454,7 @@ def test_a_deleted_topic_is_gone_also_after_a_crash(tmp_path: Path) -> None:
     assert len(read_all(store, store.queue("Kept", 0))) == 30
 
 
-def test_keys_of_deleted_queues_are_used_again(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+def test_keys_of_deleted_queues_are_used_again(store: MessageStore) -> None:
     for number in range(50):
         put(store, store.queue(f"T{number}", 0), KEYS="k")
         store.delete_topic(f"T{number}")
@@ -477,16 +466,14 @@ def test_keys_of_deleted_queues_are_used_again(tmp_path: Path) -> None:
     assert [message.body for message in read_all(store, queue)] == [b"last"]
 
 
-def test_queues_are_interned_and_listed(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+def test_queues_are_interned_and_listed(store: MessageStore) -> None:
     queues = [store.queue("T", number) for number in (2, 0, 1)]
     assert store.queue("T", 2) is queues[0] is store.find_queue("T", 2)
     assert [queue.queue_id for queue in store.queues_of("T")] == [0, 1, 2]
     assert store.find_queue("T", 3) is None
 
 
-def test_statistics(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+def test_statistics(store: MessageStore) -> None:
     put(store, store.queue("T", 0), dispatch=False)
     statistics = store.statistics()
     record = store.commit_log.record_at(0) or b""
@@ -543,10 +530,9 @@ def test_units_that_found_no_room_come_later(tmp_path: Path) -> None:
     assert [m.queue_offset for m in read_all(store, queue)] == list(range(13))
 
 
-def test_an_index_without_room_does_not_stop_readers(tmp_path: Path) -> None:
-    files = FaultyFiles()
-    store = open_store(tmp_path, files=files)
-    queue = store.queue("T", 0)
+def test_an_index_without_room_does_not_stop_readers(
+    files: FaultyFiles, store: MessageStore, queue: StoreQueue
+) -> None:
     put(store, queue, KEYS="a")
     files.is_full = True
     assert query_index(store, "T", "a", 9, 0, 1 << 62) == []
@@ -582,10 +568,9 @@ async def test_a_failed_flush_stops_sends_for_good(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fault", ["is_full", "is_unwritable", "is_broken"])
-def test_a_refused_send_leaves_nothing_behind(fault: str, tmp_path: Path) -> None:
-    files = FaultyFiles()
-    store = open_store(tmp_path, files=files)
-    queue = store.queue("T", 0)
+def test_a_refused_send_leaves_nothing_behind(
+    fault: str, files: FaultyFiles, store: MessageStore, queue: StoreQueue
+) -> None:
     put(store, queue, bytes(3000))
     setattr(files, fault, True)
     with suppress(OSError, StoreNotWritable):
@@ -730,9 +715,9 @@ async def test_the_checkpoint_waits_for_a_flush_that_began_before(tmp_path: Path
     assert flusher.checkpoint.logics_physical_offset == last
 
 
-async def test_a_stop_brings_to_disk_what_a_cancelled_flush_had_begun(tmp_path: Path) -> None:
-    files = FaultyFiles()
-    store = open_store(tmp_path, files=files)
+async def test_a_stop_brings_to_disk_what_a_cancelled_flush_had_begun(
+    files: FaultyFiles, store: MessageStore
+) -> None:
     put(store, store.queue("T", 0))
     async with store.flusher._log_lock, trio.open_nursery() as nursery:
         nursery.start_soon(store.flusher.flush_thoroughly)
@@ -789,8 +774,7 @@ async def test_zeros_written_ahead_never_meet_a_record(tmp_path: Path) -> None:
     assert store.source(store.queue("T", 0)).max_offset() == count
 
 
-async def test_the_index_follows_by_itself(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+async def test_the_index_follows_by_itself(store: MessageStore) -> None:
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
         put(store, store.queue("T", 0), KEYS="k")
@@ -800,11 +784,11 @@ async def test_the_index_follows_by_itself(tmp_path: Path) -> None:
 
 
 async def test_a_full_disk_heals_without_a_send(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock
+    files: FaultyFiles,
+    store: MessageStore,
+    queue: StoreQueue,
+    autojump_clock: trio.testing.MockClock,
 ) -> None:
-    files = FaultyFiles()
-    store = open_store(tmp_path, files=files)
-    queue = store.queue("T", 0)
     touched: list[object] = []
     store.write_path.on_published(touched.extend)
     put(store, queue, dispatch=False)
@@ -821,10 +805,9 @@ async def test_a_full_disk_heals_without_a_send(
     assert len(read_all(store, queue)) == 1
 
 
-def test_what_cannot_be_written_is_not_promised_and_not_lost(tmp_path: Path) -> None:
-    files = FaultyFiles()
-    store = open_store(tmp_path, files=files)
-    queue = store.queue("T", 0)
+def test_what_cannot_be_written_is_not_promised_and_not_lost(
+    files: FaultyFiles, store: MessageStore, queue: StoreQueue
+) -> None:
     put(store, queue, b"before")
     files.is_unwritable = True
     put(store, queue, b"kept", dispatch=False)

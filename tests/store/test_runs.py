@@ -233,15 +233,14 @@ def test_a_run_waits_until_all_of_it_is_confirmed(tmp_path: Path) -> None:
     assert not store.ring.runs
 
 
-def test_small_batches_are_no_runs(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+def test_small_batches_are_no_runs(store: MessageStore) -> None:
     append(store, RUN_ROWS_MIN - 1)
     assert not store.ring.runs
     assert drain(store) == (True, ["T/0"])
 
 
-def test_a_run_never_has_a_flag_of_records_without_a_unit(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
-    queue = store.queue("T", 0)
+def test_a_run_never_has_a_flag_of_records_without_a_unit(
+    store: MessageStore, queue: StoreQueue
+) -> None:
     store.write_path.append_batch(queue, plain(RUN_ROWS_MIN), INNER_BATCH, 1, HOST, 0)
     assert not store.ring.rows["sys_flag"][:RUN_ROWS_MIN].any()

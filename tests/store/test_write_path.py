@@ -169,9 +169,9 @@ async def test_a_writer_inside_waits_for_room_and_for_the_gate(tmp_path: Path) -
     assert len(read_all(store, store.queue("T", 0))) == 200
 
 
-async def test_a_block_that_was_noted_is_written_by_a_later_commit(tmp_path: Path) -> None:
-    files = FaultyFiles()
-    store = open_store(tmp_path, files=files)
+async def test_a_block_that_was_noted_is_written_by_a_later_commit(
+    files: FaultyFiles, store: MessageStore
+) -> None:
     store.queue("T", 0)
     put(store, store.queue("T", 0))
     places: list[tuple[int, int]] = []
@@ -186,8 +186,7 @@ async def test_a_block_that_was_noted_is_written_by_a_later_commit(tmp_path: Pat
     assert len(read_all(store, store.queue("T", 0))) == 4
 
 
-def test_subscribers_hear_of_queues_whose_units_are_there(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+def test_subscribers_hear_of_queues_whose_units_are_there(store: MessageStore) -> None:
     heard: list[list[int]] = []
     for _ in range(2):
         store.write_path.on_published(

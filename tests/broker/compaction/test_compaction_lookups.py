@@ -23,6 +23,14 @@ from tests.support.memory import kept_bytes
 from tests.support.stores import crash
 
 
+@pytest.fixture
+def broker(tmp_path: Path) -> BrokerUnderTest:
+    """With an empty compacted topic."""
+    broker = start(tmp_path)
+    create(broker)
+    return broker
+
+
 def ask(
     broker: BrokerUnderTest, *keys: WantedKey, bytes_max: int = 1 << 20, topic: str = C
 ) -> Answer:
@@ -52,9 +60,7 @@ def put(broker: BrokerUnderTest, name: str, body: bytes) -> None:
     broker.store_message(C, 0, body, KEYS=name)
 
 
-def test_keys_are_found_in_both_logs(tmp_path: Path) -> None:
-    broker = start(tmp_path)
-    create(broker)
+def test_keys_are_found_in_both_logs(broker: BrokerUnderTest) -> None:
     assert get(broker, key("a")) == [NoRecord.NEVER]
     put(broker, "a", b"1")
     put(broker, "b", b"2")
@@ -211,9 +217,7 @@ def test_any_queue_has_the_message_that_was_stored_last(tmp_path: Path) -> None:
     ]
 
 
-def test_answers_are_bounded(tmp_path: Path) -> None:
-    broker = start(tmp_path)
-    create(broker)
+def test_answers_are_bounded(broker: BrokerUnderTest) -> None:
     for name in "abc":
         put(broker, name, b"x" * 200)
     get(broker, key("a"))
@@ -222,9 +226,7 @@ def test_answers_are_bounded(tmp_path: Path) -> None:
     assert len(decode_found(1, answer.body)) == 1
 
 
-def test_what_is_refused(tmp_path: Path) -> None:
-    broker = start(tmp_path)
-    create(broker)
+def test_what_is_refused(broker: BrokerUnderTest) -> None:
     broker.create_topic("T")
     assert "not compacted" in ask(broker, key("a"), topic="T").remark
     assert "there are 1" in ask(broker, key("a", 1)).remark
@@ -240,9 +242,7 @@ def tails_of(broker: BrokerUnderTest) -> lookups._Tails:
     return kept
 
 
-def test_a_long_key_takes_no_more_memory_than_a_short_one(tmp_path: Path) -> None:
-    broker = start(tmp_path)
-    create(broker)
+def test_a_long_key_takes_no_more_memory_than_a_short_one(broker: BrokerUnderTest) -> None:
     assert get(broker, key("a")) == [NoRecord.NEVER]
     numbers = iter(range(10))
 
@@ -256,9 +256,7 @@ def test_a_long_key_takes_no_more_memory_than_a_short_one(tmp_path: Path) -> Non
     assert get(broker, key("0-7-" + "k" * 30_000)) == [b"body"]
 
 
-def test_nothing_is_kept_of_a_deleted_topic(tmp_path: Path) -> None:
-    broker = start(tmp_path)
-    create(broker)
+def test_nothing_is_kept_of_a_deleted_topic(broker: BrokerUnderTest) -> None:
     broker.create_topic("other", 1)
     put(broker, "a", b"1")
     assert get(broker, key("a")) == [b"1"]

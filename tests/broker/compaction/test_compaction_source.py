@@ -49,6 +49,14 @@ def create(broker: BrokerUnderTest) -> TopicConfig:
     return broker.create_topic(C, 1, attributes={"cleanup.policy": "COMPACTION"})
 
 
+@pytest.fixture
+def broker(tmp_path: Path) -> BrokerUnderTest:
+    """With an empty compacted topic."""
+    broker = start(tmp_path)
+    create(broker)
+    return broker
+
+
 def fill(broker: BrokerUnderTest, first: int, end: int) -> None:
     """Messages with the tags t0, t1 and t2 in turn."""
     for number in range(first, end):
@@ -114,9 +122,7 @@ def numbers(broker: BrokerUnderTest) -> list[int]:
 # -- both logs -------------------------------------------------------------------------------------
 
 
-def test_reads_go_on_from_one_log_to_the_other(tmp_path: Path) -> None:
-    broker = start(tmp_path)
-    create(broker)
+def test_reads_go_on_from_one_log_to_the_other(broker: BrokerUnderTest) -> None:
     fill(broker, 0, 30)
     assert numbers(broker) == list(range(30))
     follow(broker)
@@ -133,9 +139,7 @@ def test_reads_go_on_from_one_log_to_the_other(tmp_path: Path) -> None:
     assert pull(broker, 51)[0] == ResponseCode.PULL_OFFSET_MOVED
 
 
-def test_tags_are_filtered_and_blocks_of_records_read_in_both_logs(tmp_path: Path) -> None:
-    broker = start(tmp_path)
-    create(broker)
+def test_tags_are_filtered_and_blocks_of_records_read_in_both_logs(broker: BrokerUnderTest) -> None:
     fill(broker, 0, 30)
     follow(broker)
     fill(broker, 30, 60)
@@ -252,9 +256,7 @@ def test_the_newest_value_of_each_key_stays_after_runs(tmp_path: Path, ending: s
 # -- starts and stops ------------------------------------------------------------------------------
 
 
-def test_messages_that_are_followed_again_have_been_part_of_no_run(tmp_path: Path) -> None:
-    broker = start(tmp_path)
-    create(broker)
+def test_messages_that_are_followed_again_have_been_part_of_no_run(broker: BrokerUnderTest) -> None:
     for value in (b"old", b""):
         broker.store_message(C, 0, value, KEYS="k")
     follow(broker)
@@ -296,10 +298,8 @@ def test_what_a_start_follows_again_has_been_part_of_no_run(tmp_path: Path, is_l
 
 
 def test_messages_that_a_run_has_dropped_are_not_followed_again_after_an_error(
-    tmp_path: Path,
+    broker: BrokerUnderTest,
 ) -> None:
-    broker = start(tmp_path)
-    create(broker)
     fill(broker, 0, 3)
     fill(broker, 2, 4)  # the second message of k2 replaces the one at queue offset 2
     follow(broker)
@@ -353,9 +353,9 @@ def test_a_stop_is_not_clean_if_the_compaction_log_lacks_messages(
     assert not (tmp_path / "store/abort").exists()
 
 
-def test_old_log_files_go_once_the_compaction_log_has_their_messages(tmp_path: Path) -> None:
-    broker = start(tmp_path)
-    create(broker)
+def test_old_log_files_go_once_the_compaction_log_has_their_messages(
+    broker: BrokerUnderTest,
+) -> None:
     fill(broker, 0, 30)
     assert broker.store.followers.needed_from() == 0
     follow(broker)

@@ -273,8 +273,9 @@ def runtime_info(broker: BrokerUnderTest) -> dict[str, str]:
 @pytest.mark.parametrize(
     "code", [RequestCode.TRIGGER_DELETE_FILES, RequestCode.DELETE_EXPIRED_COMMITLOG]
 )
-async def test_old_files_are_removed_when_asked_for(tmp_path: Path, code: RequestCode) -> None:
-    broker = BrokerUnderTest(tmp_path)
+async def test_old_files_are_removed_when_asked_for(
+    broker: BrokerUnderTest, code: RequestCode
+) -> None:
     broker.config.update({"deleteWhen": "", "diskMaxUsedSpaceRatio": "95"})
     broker.store.cleaner.retention = retention(broker.config)
     for _ in range(3):

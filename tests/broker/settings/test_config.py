@@ -196,8 +196,7 @@ def test_settings_that_change_retention_say_so(tmp_path: Path) -> None:
             assert (Effect.RETENTION in effects) is is_changed, setting.key
 
 
-def test_every_effect_has_its_work(tmp_path: Path) -> None:
-    broker = BrokerUnderTest(tmp_path)
+def test_every_effect_has_its_work(broker: BrokerUnderTest) -> None:
     assert broker.part(AdminBrokerProcessor)._effects.keys() == set(Effect)
     broker.close()
 

@@ -55,8 +55,9 @@ def claim(*queues: int, epoch: int = EPOCH + 1000, bname: str = "broker-b") -> M
     )
 
 
-def test_a_newer_claim_stops_a_queue_until_the_mapping_is_newer_still(tmp_path: Path) -> None:
-    broker = BrokerUnderTest(tmp_path)
+def test_a_newer_claim_stops_a_queue_until_the_mapping_is_newer_still(
+    broker: BrokerUnderTest,
+) -> None:
     broker.clock.ms = EPOCH
     change(broker, led_here())
     fence, table = broker.part(Fence), broker.mappings

@@ -24,8 +24,9 @@ def looked(broker: BrokerUnderTest) -> list[Any]:
     return [(line["topic"], line["queues"]) for line in logs]
 
 
-def test_undecided_queues_are_listed_with_their_age_and_logged_once(tmp_path: Path) -> None:
-    broker = BrokerUnderTest(tmp_path)
+def test_undecided_queues_are_listed_with_their_age_and_logged_once(
+    broker: BrokerUnderTest,
+) -> None:
     broker.clock.ms = EPOCH
     change(broker, led_here())
     assert info(broker)["staticQueuesLed"] == "2"

@@ -130,9 +130,8 @@ def fetch(broker: BrokerUnderTest, place: Hanging, patience: Patience) -> Reques
 
 
 async def test_a_place_that_hangs_fails_only_reads_of_the_tier(
-    tmp_path: Path, places: list[Hanging]
+    places: list[Hanging], broker: BrokerUnderTest
 ) -> None:
-    broker = start(tmp_path)
     put(broker, 0, 20)
     upload(broker)
     local_min = await expire_log(broker)
@@ -188,9 +187,8 @@ async def test_a_start_does_not_wait_for_a_place_that_hangs(
 
 
 async def test_a_close_does_not_wait_for_a_place_that_hangs(
-    tmp_path: Path, places: list[Hanging]
+    places: list[Hanging], broker: BrokerUnderTest
 ) -> None:
-    broker = start(tmp_path)
     put(broker, 0, 20)
     tier_of(broker)._hurry()
     tier_of(broker)._access.limits.end_by(0.0)

@@ -210,8 +210,7 @@ async def test_a_repaired_queue_is_resumed(tmp_path: Path) -> None:
     assert status.queues[0].tier_end == 10
 
 
-async def test_only_a_queue_that_is_given_up_can_be_forgotten(tmp_path: Path) -> None:
-    broker = start(tmp_path)
+async def test_only_a_queue_that_is_given_up_can_be_forgotten(broker: BrokerUnderTest) -> None:
     put(broker, 0, 5)
     upload(broker)
     header = TierForgetHeader(topic=TOPIC, queue_id=0, from_offset=0)

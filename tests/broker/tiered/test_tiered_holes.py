@@ -41,9 +41,8 @@ def numbers_in(buffers: Any) -> list[int]:
     return [int(message.body.split()[0]) for part in buffers for message in decode_records(part)]
 
 
-def test_the_end_of_a_full_file_is_uploaded(tmp_path: Path) -> None:
+def test_the_end_of_a_full_file_is_uploaded(broker: BrokerUnderTest) -> None:
     """#8409: nothing has to arrive behind it."""
-    broker = start(tmp_path)
     for count in range(1, 10):  # a log file has four of these
         put(broker, count - 1, 1)
         upload(broker)
@@ -99,9 +98,8 @@ async def test_messages_behind_a_gap_have_their_own_offsets(tmp_path: Path) -> N
     assert found == [(number, number) for number in (*range(4), *range(gap_end, 30))]
 
 
-async def test_an_answer_keeps_to_the_size_asked_for(tmp_path: Path) -> None:
+async def test_an_answer_keeps_to_the_size_asked_for(broker: BrokerUnderTest) -> None:
     """#9080: what was read ahead may be larger."""
-    broker = start(tmp_path)
     put(broker, 0, 20)
     upload(broker)
     await expire_log(broker)
@@ -112,18 +110,16 @@ async def test_an_answer_keeps_to_the_size_asked_for(tmp_path: Path) -> None:
         assert result.count == result.next_offset > 0
 
 
-async def test_time_0_is_the_least_offset(tmp_path: Path) -> None:
+async def test_time_0_is_the_least_offset(broker: BrokerUnderTest) -> None:
     """#7345: not that of the last segment."""
-    broker = start(tmp_path)
     put(broker, 0, 20)
     upload(broker)
     await expire_log(broker)
     assert ready(partial(source(broker, Use.READ).offset_by_time, 0)) == 0
 
 
-async def test_a_read_over_many_segments_is_whole(tmp_path: Path) -> None:
+async def test_a_read_over_many_segments_is_whole(broker: BrokerUnderTest) -> None:
     """#10878: a segment has five of these messages at most."""
-    broker = start(tmp_path)
     put(broker, 0, 40)
     upload(broker)
     assert await expire_log(broker) > 30
@@ -132,10 +128,9 @@ async def test_a_read_over_many_segments_is_whole(tmp_path: Path) -> None:
 
 
 async def test_an_unexpected_error_does_not_end_the_upload(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """#8955: the next round uploads what the failed one did not."""
-    broker = start(tmp_path)
     put(broker, 0, 10)
     with monkeypatch.context() as patch:
         patch.setattr(PosixDriver, "append", lambda *_: 1 // 0)
@@ -170,10 +165,9 @@ async def test_what_has_expired_is_answered_with_the_least_offset(
 
 
 async def test_a_store_that_hangs_holds_only_those_who_need_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """#9813: sends and pulls of new messages wait for no thread of the tier."""
-    broker = start(tmp_path)
     put(broker, 0, 20)
     upload(broker)
     local_min = await expire_log(broker)

@@ -211,8 +211,7 @@ async def test_without_a_known_life_other_messages_are_not_continued(
     assert files(tmp_path)
 
 
-def test_a_save_does_not_look_through_all_queues(tmp_path: Path) -> None:
-    broker = start(tmp_path)
+def test_a_save_does_not_look_through_all_queues(broker: BrokerUnderTest) -> None:
     put(broker, 0, 3)
     upload(broker)
     tier = tier_of(broker)

@@ -76,8 +76,7 @@ async def test_keys_ids_and_tags_are_found_in_both_tiers(tmp_path: Path) -> None
     assert sorted(numbers(query(broker, "even", index_type="T", **span))) == [2, 4, 6]
 
 
-async def test_ids_of_senders(tmp_path: Path) -> None:
-    broker = start(tmp_path)
+async def test_ids_of_senders(broker: BrokerUnderTest) -> None:
     for number in range(20):
         broker.store_message(TOPIC, 0, body(number), UNIQ_KEY=f"ID{number}", KEYS="ID3 same")
     upload(broker)

@@ -65,8 +65,7 @@ async def test_uploads_reads_and_what_is_behind(tmp_path: Path) -> None:
     assert collect(broker)[table.TIER_BEHIND] == {queue: 0}
 
 
-async def test_a_read_counts_as_a_hit_only_if_memory_had_it(tmp_path: Path) -> None:
-    broker = start(tmp_path)
+async def test_a_read_counts_as_a_hit_only_if_memory_had_it(broker: BrokerUnderTest) -> None:
     put(broker, 0, 20)
     upload(broker)
     await expire_log(broker)

@@ -90,8 +90,7 @@ async def test_without_a_tier_or_topic(tmp_path: Path) -> None:
     assert plan(broker, 0, 10).units == []
 
 
-async def test_what_has_expired_is_in_no_plan(tmp_path: Path) -> None:
-    broker = start(tmp_path)
+async def test_what_has_expired_is_in_no_plan(broker: BrokerUnderTest) -> None:
     put(broker, 0, 60)
     upload(broker)
     await expire_log(broker)

@@ -57,8 +57,7 @@ async def test_ranges_and_what_is_behind(tmp_path: Path) -> None:
     assert (queue.behind_messages, queue.behind_bytes, queue.behind_seconds) == (0, 0, 0)
 
 
-async def test_the_queues_that_are_furthest_behind_come_first(tmp_path: Path) -> None:
-    broker = start(tmp_path)
+async def test_the_queues_that_are_furthest_behind_come_first(broker: BrokerUnderTest) -> None:
     for name, count in (("A", 1), ("B", 3), ("C", 1), ("D", 2)):
         broker.create_topic(name)
         put(broker, 0, count, name)

@@ -121,8 +121,7 @@ async def test_old_messages_come_from_the_tier_and_new_ones_from_the_log(tmp_pat
     assert not held(tmp_path)
 
 
-async def test_a_pull_request_is_served_by_the_tier(tmp_path: Path) -> None:
-    broker = start(tmp_path)
+async def test_a_pull_request_is_served_by_the_tier(broker: BrokerUnderTest) -> None:
     put(broker, 0, 20)
     upload(broker)
     await expire_log(broker)
@@ -138,8 +137,7 @@ async def test_a_pull_request_is_served_by_the_tier(tmp_path: Path) -> None:
     assert answer.command.ext()["nextBeginOffset"] == "5"
 
 
-async def test_statistics_of_a_topic_cover_both_tiers(tmp_path: Path) -> None:
-    broker = start(tmp_path)
+async def test_statistics_of_a_topic_cover_both_tiers(broker: BrokerUnderTest) -> None:
     put(broker, 0, 20)
     upload(broker)
     await expire_log(broker)
@@ -149,9 +147,8 @@ async def test_statistics_of_a_topic_cover_both_tiers(tmp_path: Path) -> None:
     assert sorted((at.min_offset, at.max_offset) for at in offsets.values()) == [(0, 0), (0, 20)]
 
 
-async def test_what_waits_has_no_records_of_other_queues(tmp_path: Path) -> None:
+async def test_what_waits_has_no_records_of_other_queues(broker: BrokerUnderTest) -> None:
     """The log is read in pieces that other queues share; only own records are kept and counted."""
-    broker = start(tmp_path)
     others = ("Others", "More")
     for name in others:
         broker.create_topic(name)
@@ -204,8 +201,7 @@ async def test_a_killed_broker_continues_where_it_was(tmp_path: Path) -> None:
         assert len(hits) == 1
 
 
-async def test_the_log_keeps_what_is_not_uploaded(tmp_path: Path) -> None:
-    broker = start(tmp_path)
+async def test_the_log_keeps_what_is_not_uploaded(broker: BrokerUnderTest) -> None:
     put(broker, 0, 20)
     broker.store.index_tick()
     broker.store.flusher.flush_now()
@@ -214,8 +210,9 @@ async def test_the_log_keeps_what_is_not_uploaded(tmp_path: Path) -> None:
     assert await expire_log(broker) > 10
 
 
-async def test_a_group_that_is_behind_holds_no_log_files_that_are_uploaded(tmp_path: Path) -> None:
-    broker = start(tmp_path)
+async def test_a_group_that_is_behind_holds_no_log_files_that_are_uploaded(
+    broker: BrokerUnderTest,
+) -> None:
     put(broker, 0, 20)
     broker.join("group", "client", TOPIC)
     broker.offsets.commit("group", TOPIC, 0, 3)
@@ -250,9 +247,8 @@ def away(monkeypatch: pytest.MonkeyPatch) -> type[Away]:
 
 
 async def test_a_store_that_is_away_fails_only_reads_of_the_tier(
-    tmp_path: Path, away: type[Away]
+    away: type[Away], broker: BrokerUnderTest
 ) -> None:
-    broker = start(tmp_path)
     put(broker, 0, 20)
     upload(broker)
     local_min = await expire_log(broker)
@@ -350,8 +346,7 @@ async def test_a_deleted_topic_leaves_the_tier(tmp_path: Path) -> None:
     assert read_all(broker) == [100, 101, 102]
 
 
-def test_system_topics_and_those_with_the_attribute_are_not_tiered(tmp_path: Path) -> None:
-    broker = start(tmp_path)
+def test_system_topics_and_those_with_the_attribute_are_not_tiered(broker: BrokerUnderTest) -> None:
     broker.create_topic("Local", attributes={"tiered": "false"})
     broker.create_topic("%RETRY%group")
     wants = tier_of(broker).upload.wants
@@ -386,8 +381,7 @@ async def test_levels(tmp_path: Path, level: str) -> None:
         assert reader.get(0, 3, 1000, None).status is GetStatus.OFFSET_TOO_SMALL
 
 
-async def test_bulk_reads_and_tags(tmp_path: Path) -> None:
-    broker = start(tmp_path)
+async def test_bulk_reads_and_tags(broker: BrokerUnderTest) -> None:
     put(broker, 0, 20)
     upload(broker)
     await expire_log(broker)
@@ -428,9 +422,8 @@ async def test_a_block_by_tag_holds_no_more_with_what_lies_between_its_messages(
 
 @pytest.mark.parametrize("boundary", ["LOWER", "UPPER"])
 async def test_offsets_by_time_are_those_before_the_log_expired(
-    tmp_path: Path, boundary: Any
+    broker: BrokerUnderTest, boundary: Any
 ) -> None:
-    broker = start(tmp_path)
     begin_ms = broker.clock.ms
     put(broker, 0, 20)
     upload(broker)
@@ -508,8 +501,9 @@ async def test_a_topics_reserve_size_counts_both_tiers(tmp_path: Path) -> None:
     assert read_all(broker, topic, queue.min_offset) == [*range(queue.min_offset, 26)]
 
 
-async def test_what_is_not_uploaded_holds_the_log_by_name_unless_it_may_go(tmp_path: Path) -> None:
-    broker = start(tmp_path)
+async def test_what_is_not_uploaded_holds_the_log_by_name_unless_it_may_go(
+    broker: BrokerUnderTest,
+) -> None:
     put(broker, 0, 4)
     upload(broker)
     put(broker, 4, 20)
