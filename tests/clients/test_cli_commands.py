@@ -584,6 +584,7 @@ def test_wrong_usage_is_exit_code_2() -> None:
 
 
 def test_a_reader_without_a_group_is_no_group_to_list(topic: str) -> None:
+    succeed("send", topic, "one")
     succeed("consume", topic)
     names = [group["group"] for group in succeed("group", "list", "--json").json()]
     assert not [name for name in names if name.startswith("headrace_")]
