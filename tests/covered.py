@@ -39,6 +39,11 @@ def part(path: str) -> str:
     return f"{folder}/{inner[0]}" if folder in ("broker", "clients") and inner else folder
 
 
+def paths(tree: Path) -> str:
+    """The search path of a Python that runs the product in ``tree``."""
+    return os.pathsep.join(map(str, (tree, *(tree / each for each in PRODUCT))))
+
+
 def run(folder: Path, *, is_by_test: bool) -> None:
     """Run the tests; ``folder`` gets the data of coverage, and the seconds of those that pass.
 
@@ -58,7 +63,7 @@ def run(folder: Path, *, is_by_test: bool) -> None:
         cwd=ROOT,
         env=os.environ
         | {"COVERAGE_PROCESS_START": str(config), "COVERED_BY_TEST": "1" if is_by_test else ""}
-        | {"PYTHONPATH": str(ROOT)},
+        | {"PYTHONPATH": paths(ROOT)},
         check=False,
     )
     # A test that fails here, where all are slow, is a matter of `make test`.

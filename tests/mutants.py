@@ -39,6 +39,7 @@ TESTS_S = 60.0
 HANG_S = 60
 NOT_COPIED = (".git", ".venv", ".cache", ".*_cache", "__pycache__", ".coverage", ".mutants")
 HUNG = "a test hung"
+DUMPED = "Timeout (0:"
 # For the tests of one fault to start, and as a multiple of their measured seconds.
 START_S, SLOWER = 120.0, 5.0
 # A part has at least so many, however small it is.
@@ -247,12 +248,11 @@ def run_tests(tree: Path, tests: Sequence[str], limit_s: float, *options: str) -
     """Run tests in a copy of the tree; returns those that failed, or else why pytest did."""
     listed = tree / "chosen-tests"
     listed.write_text("\n".join(tests))
-    roots = [str(tree), *(str(tree / part) for part in PRODUCT)]
     command = [sys.executable, "-m", "pytest", "-q", "-n0", "-rfE", "-p", "no:cacheprovider"]
     with subprocess.Popen(
         [*command, *options, "-o", f"faulthandler_timeout={HANG_S}", f"@{listed}"],
         cwd=tree,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(roots), "TMPDIR": str(tree.parent)},
+        env=os.environ | {"PYTHONPATH": covered.paths(tree), "TMPDIR": str(tree.parent)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -265,7 +265,7 @@ def run_tests(tree: Path, tests: Sequence[str], limit_s: float, *options: str) -
         finally:
             kill_group(running.pid)
     failed = re.findall(r"^(?:FAILED|ERROR) (tests/.*?)(?: - .*)?$", out, re.MULTILINE)
-    return failed if failed or not running.returncode else out.splitlines()[-1:]
+    return failed if failed or not running.returncode else [HUNG if DUMPED in out else out[-99:]]
 
 
 def kill_group(pid: int) -> None:
@@ -313,10 +313,10 @@ def judge_all(chosen: Sequence[Fault], tests: LineTests, folder: Path) -> list[V
     # A test that fails without a fault, too, has killed none.
     killers = sorted({each.killer for each in verdicts if each.killer.startswith("tests/")})
     unreliable = run_tests(folder / "0" / "tree", killers, 3600) if killers else []
-    return [
-        each._replace(is_killed=each.is_killed and each.killer not in unreliable)
-        for each in verdicts
-    ]
+    for test in unreliable:
+        say(f"fails without a fault: {test}")
+        tests.seconds.pop(test, None)
+    return [judge_one(each.fault) if each.killer in unreliable else each for each in verdicts]
 
 
 # -- the report ------------------------------------------------------------------------------------
