@@ -9,12 +9,7 @@ import pytest
 from trio.testing import MockClock
 
 from headrace import Message, Producer, Table
-from headrace.errors import (
-    InvalidMessage,
-    KeyLookupUnsupported,
-    MalformedAnswer,
-    PartialAnswer,
-)
+from headrace.errors import InvalidMessage, KeyLookupUnsupported, MalformedAnswer, PartialAnswer
 from headrace.producer.selector import queue_index
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import GetByKeyResponseHeader

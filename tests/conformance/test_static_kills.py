@@ -27,13 +27,7 @@ from headrace.admin.statictopic import UnchangedTopic
 from headrace.errors import HeadraceError
 from headrace_protocol.statictopic.plans import Mode
 from tests.conformance.console import Console
-from tests.conformance.peer import (
-    QUICK_JVM,
-    START_TIMEOUT_S,
-    Peer,
-    headrace_cluster,
-    second_apache,
-)
+from tests.conformance.peer import QUICK_JVM, START_TIMEOUT_S, Peer, headrace_cluster, second_apache
 from tests.conformance.probe import wait_for_route
 from tests.conformance.test_static_moves import lines, load
 

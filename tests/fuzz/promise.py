@@ -22,11 +22,7 @@ from headrace_protocol.errors import RemoteProtocolError
 from headrace_protocol.fastjson import MalformedJson
 from headrace_protocol.frame import FRAME_BYTES_MAX, Buffer, Frame, FrameReader
 from headrace_protocol.header_codecs import decode_header
-from headrace_protocol.message import (
-    CodecMissing,
-    CorruptRecord,
-    decode_records,
-)
+from headrace_protocol.message import CodecMissing, CorruptRecord, decode_records
 from headrace_protocol.nameserver_headers import RegisterBrokerHeader
 from headrace_protocol.registration import RegisterBrokerBody
 from headrace_protocol.serving import Registry, Reply, Request

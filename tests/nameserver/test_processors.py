@@ -49,12 +49,7 @@ from headrace_protocol.nameserver_headers import (
 from headrace_protocol.statictopic.mapping import MappingInfo
 from tests.support.channel import MemoryChannel
 from tests.support.golden_frames import GoldenFrame, golden_frames
-from tests.support.nameserver import (
-    NameServerUnderTest,
-    frame,
-    register_body,
-    register_header,
-)
+from tests.support.nameserver import NameServerUnderTest, frame, register_body, register_header
 
 
 def registered(*topics: TopicConfig | str, **fields: Any) -> NameServerUnderTest:

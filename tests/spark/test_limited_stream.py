@@ -34,11 +34,7 @@ pytest.importorskip("pyspark.sql.streaming.datasource", reason="PySpark before 4
 from collections.abc import Iterator
 from pathlib import Path
 
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadMaxBytes,
-    ReadMaxRows,
-)
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 
 from headrace.embedded import Embedded
 from headrace.spark.read.limited_stream import LimitedStreamReader

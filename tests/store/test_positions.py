@@ -18,12 +18,7 @@ from headrace_broker.staging.state import QueryState, state_file
 from headrace_broker.store.errors import StoreFormatError
 from headrace_broker.store.files.config_file import sealed
 from headrace_broker.store.files.filesystem import Files
-from headrace_broker.store.files.positions import (
-    FOLDER,
-    Position,
-    PositionFile,
-    QueuePositions,
-)
+from headrace_broker.store.files.positions import FOLDER, Position, PositionFile, QueuePositions
 from headrace_broker.store.followers.follower_work import position_file
 from headrace_broker.store.integrity.checkpoint import IndexMark
 from headrace_broker.store.old_positions import replace_old_positions

@@ -14,10 +14,7 @@ from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.columns import RecordColumns, encode_records
 from headrace_protocol.drivers.blocking import BlockingConnection
 from headrace_protocol.drivers.response import Response
-from headrace_protocol.headers import (
-    BulkPullResponseHeader,
-    SendMessageResponseHeader,
-)
+from headrace_protocol.headers import BulkPullResponseHeader, SendMessageResponseHeader
 from headrace_protocol.message import encode_host, encode_offset_message_id
 from tests.support.wire import bulk_pull_header, bulk_send_header
 

@@ -11,14 +11,7 @@ from typing import cast
 
 import pytest
 
-from examples.flights.ledger import (
-    FLIGHT_COUNT,
-    QUEUES,
-    CarrierDelays,
-    Ledger,
-    airlines,
-    flights,
-)
+from examples.flights.ledger import FLIGHT_COUNT, QUEUES, CarrierDelays, Ledger, airlines, flights
 from headrace.messages import Message, MessageBatch
 from tests.support.documents import ROOT
 from tests.support.processes import dev

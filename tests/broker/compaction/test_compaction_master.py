@@ -12,10 +12,7 @@ from headrace_broker.peers.peers import Peers
 from headrace_daemon.network import MemoryNetwork
 from headrace_protocol.bodies import CompactedTopicState, HeartbeatData
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.headers import (
-    CompactTopicHeader,
-    PullMessageResponseHeader,
-)
+from headrace_protocol.headers import CompactTopicHeader, PullMessageResponseHeader
 from headrace_protocol.serving import Reply
 from tests.broker.compaction.test_compaction_rebuild import POLICY, fill, found, lose, start
 from tests.broker.compaction.test_compaction_source import C, follow

@@ -9,12 +9,7 @@ import structlog
 
 from headrace_broker.config import BrokerConfig
 from headrace_broker.consumer.conflicts import SubscriptionConflicts
-from headrace_broker.consumer.groups import (
-    MEMBER_LIFE_MS,
-    ConsumerManager,
-    Member,
-    ProducerManager,
-)
+from headrace_broker.consumer.groups import MEMBER_LIFE_MS, ConsumerManager, Member, ProducerManager
 from headrace_broker.consumer.locks import QueueLocks
 from headrace_broker.consumer.subscriptions import SubscriptionGroups
 from headrace_broker.store.files.config_file import ConfigFile

@@ -38,10 +38,7 @@ from headrace_protocol.bodies import (
 )
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.command import VERSION
-from headrace_protocol.headers import (
-    ConsumerGroupHeader,
-    PullMessageResponseHeader,
-)
+from headrace_protocol.headers import ConsumerGroupHeader, PullMessageResponseHeader
 from headrace_protocol.message import decode_record, tags_code
 from tests.support.broker import Answer, BrokerUnderTest
 from tests.support.channel import MemoryChannel

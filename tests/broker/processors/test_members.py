@@ -15,10 +15,7 @@ from headrace_protocol.bodies import (
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.command import FLAG_RESPONSE
 from headrace_protocol.header_codecs import SerializeType, encode_frame
-from headrace_protocol.headers import (
-    ConsumerGroupHeader,
-    GetConsumerRunningInfoHeader,
-)
+from headrace_protocol.headers import ConsumerGroupHeader, GetConsumerRunningInfoHeader
 from headrace_protocol.serving import run_at_once
 from tests.support.broker import BrokerUnderTest
 from tests.support.channel import MemoryChannel

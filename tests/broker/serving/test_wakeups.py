@@ -26,10 +26,7 @@ from headrace_protocol.command import Command, header_fields
 from headrace_protocol.errors import NotReady
 from headrace_protocol.frame import PREFIX_BYTES, Frame, FrameReader
 from headrace_protocol.header_codecs import SerializeType, decode_header, encode_frame
-from headrace_protocol.headers import (
-    BulkPullHeader,
-    PullMessageHeader,
-)
+from headrace_protocol.headers import BulkPullHeader, PullMessageHeader
 from headrace_protocol.serving import Then
 from tests.support.broker import BrokerUnderTest, broker_config
 from tests.support.channel import MemoryChannel

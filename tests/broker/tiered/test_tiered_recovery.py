@@ -14,15 +14,7 @@ from headrace_protocol.tier.driver import Failure, FailureKind
 from headrace_protocol.tier.paths import QueueName
 from tests.support.faulty_files import FaultRates, PowerCut, next_life
 from tests.support.seeds import seeds
-from tests.support.tiers import (
-    BEGIN_MS,
-    TOPIC,
-    append,
-    open_tier,
-    queue_of,
-    read_all,
-    store_ms,
-)
+from tests.support.tiers import BEGIN_MS, TOPIC, append, open_tier, queue_of, read_all, store_ms
 
 QUEUES = 3
 

@@ -11,10 +11,7 @@ import trio.testing
 
 from headrace_protocol import fastjson
 from headrace_protocol.codes import ResponseCode
-from headrace_protocol.message import (
-    TRANSACTION_COMMIT,
-    TRANSACTION_ROLLBACK,
-)
+from headrace_protocol.message import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK
 from headrace_protocol.system_topics import (
     CHECK_MAX_TIME_TOPIC,
     HALF_TOPIC,
