@@ -55,7 +55,7 @@ class HostBudget:
     """
 
     def __init__(self, bytes_max: int = HOST_BYTES_MAX) -> None:
-        self._bytes_max = bytes_max
+        self.bytes_max = bytes_max
         self._host_bytes: Counter[Host] = Counter()
         self._kept: dict[Hashable, tuple[Host, int]] = {}
 
@@ -76,11 +76,11 @@ class HostBudget:
 
     def check(self, host: Host, more_bytes: int) -> None:
         """Raise RequestError if the host would exceed its bound."""
-        if self._host_bytes[host] + more_bytes > self._bytes_max:
+        if self._host_bytes[host] + more_bytes > self.bytes_max:
             raise RequestError(
                 ResponseCode.NO_PERMISSION,
                 "groups, topics, offsets, locks, staged writes and undecided transactions created "
-                f"by requests of your host take {self._bytes_max >> 20} MiB, the maximum for a "
+                f"by requests of your host take {self.bytes_max >> 20} MiB, the maximum for a "
                 "host: delete or decide some, or create topics and groups with `headrace topic "
                 "create` and mqadmin updateSubGroup, which do not count",
             )

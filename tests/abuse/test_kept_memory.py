@@ -296,7 +296,7 @@ def test_locks_that_are_not_renewed_are_forgotten(broker: BrokerUnderTest) -> No
 
 
 def test_locks_beyond_the_bound_of_a_host_are_not_granted(broker: BrokerUnderTest) -> None:
-    broker.budget._bytes_max = 5000
+    broker.budget.bytes_max = 5000
     answer = lock(broker, "c", queues(0, 10))
     held = LockBatchResponseBody.decode(answer.body).lock_ok_mq_set
     assert held == queues(0, len(held))
@@ -348,7 +348,7 @@ def send(broker: BrokerUnderTest, topic: str, properties: str = "") -> Answer:
 
 def test_groups_that_a_host_creates_are_bounded(broker: BrokerUnderTest) -> None:
     broker.create_topic("t")
-    broker.budget._bytes_max = 20_000
+    broker.budget.bytes_max = 20_000
     answers = [pull(broker, consumer_group=f"g{number}") for number in range(10)]
     refused = [answer for answer in answers if answer.code == ResponseCode.NO_PERMISSION]
     assert 0 < len(refused) < 10
@@ -365,7 +365,7 @@ def test_groups_that_a_host_creates_are_bounded(broker: BrokerUnderTest) -> None
 
 
 def test_topics_that_a_host_creates_are_bounded(broker: BrokerUnderTest) -> None:
-    broker.budget._bytes_max = 10_000
+    broker.budget.bytes_max = 10_000
     codes = [send(broker, f"t{number}").code for number in range(10)]
     assert codes[0] == ResponseCode.SUCCESS
     assert codes[-1] == ResponseCode.NO_PERMISSION
@@ -464,7 +464,7 @@ def test_a_host_makes_only_so_much_progress_be_kept(broker: BrokerUnderTest) -> 
     before = broker.budget.kept_bytes(HOST)
     assert commit(broker, "g", 0) == ResponseCode.SUCCESS
     first_bytes = broker.budget.kept_bytes(HOST) - before
-    broker.budget._bytes_max = before + 2 * first_bytes
+    broker.budget.bytes_max = before + 2 * first_bytes
     codes = [commit(broker, "g", queue_id) for queue_id in range(100)]
     kept = codes.count(ResponseCode.SUCCESS)
     assert 1 < kept < 100
@@ -481,7 +481,7 @@ def test_a_pull_beyond_the_bound_of_its_host_makes_no_queue(broker: BrokerUnderT
     broker.create_topic("t", 50)
     broker.join("g", "c")
     pull(broker, consumer_group="g", queue_offset=0)
-    broker.budget._bytes_max = broker.budget.kept_bytes(HOST)
+    broker.budget.bytes_max = broker.budget.kept_bytes(HOST)
     made = len(broker.store.queues)
     for queue_id in range(1, 50):
         answer = pull(broker, consumer_group="g", queue_id=queue_id, queue_offset=0)
@@ -551,7 +551,7 @@ def test_offsets_that_a_request_moves_count_for_its_host(broker: BrokerUnderTest
     for name in "ghi":
         broker.groups.get_or_create(name, HOST)
     assert 0 < kept_bytes(do) <= charges[1]
-    broker.budget._bytes_max = broker.budget.kept_bytes(HOST) + charges[1] - 1
+    broker.budget.bytes_max = broker.budget.kept_bytes(HOST) + charges[1] - 1
     assert move(broker, how, "i") == ResponseCode.NO_PERMISSION
     assert broker.offsets.topics_of("i") == set()
     assert move(broker, how, "h") == ResponseCode.SUCCESS  # it counts already
@@ -566,7 +566,7 @@ def test_progress_is_cloned_only_to_valid_groups(broker: BrokerUnderTest) -> Non
         header = CloneGroupOffsetHeader(src_group="g", dest_group=name, topic="t")
         assert broker.ask(RequestCode.CLONE_GROUP_OFFSET, header).code == code
     assert broker.offsets.groups_of("t") == {"g", "copy"}
-    broker.budget._bytes_max = 0
+    broker.budget.bytes_max = 0
     header = CloneGroupOffsetHeader(src_group="g", dest_group="other", topic="t")
     assert broker.ask(RequestCode.CLONE_GROUP_OFFSET, header).code == ResponseCode.NO_PERMISSION
 
@@ -686,7 +686,7 @@ def test_decisions_count_for_their_host_until_they_are_forgotten(broker: BrokerU
 
     assert 0 < kept_bytes(replace) <= broker.budget.kept_bytes(HOST)
     counted = broker.budget.kept_bytes(HOST)
-    broker.budget._bytes_max = counted
+    broker.budget.bytes_max = counted
     assert decide(broker, "one-more", 1).code == ResponseCode.NO_PERMISSION
     assert "one-more" not in broker.staging._queries
     for query in broker.staging._queries.values():
@@ -705,7 +705,7 @@ async def test_staged_writes_count_for_their_host_until_expiry(
     for query_id in ("q0", "q1"):
         assert test_staging.send(broker, "a", 0, b"b", query_id=query_id).code == 0
         assert test_staging.send(broker, "b", 0, b"b", query_id=query_id).code == 0
-    broker.budget._bytes_max = broker.budget.kept_bytes(HOST)
+    broker.budget.bytes_max = broker.budget.kept_bytes(HOST)
     refused = test_staging.send(broker, "c", 0, b"b", query_id="q0")
     assert refused.code == ResponseCode.NO_PERMISSION
     abort = StageAbortHeader(query_id="q0", batch_id=0)

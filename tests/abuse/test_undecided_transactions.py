@@ -71,7 +71,7 @@ async def test_halves_that_a_host_leaves_undecided_are_bounded(
         await ledger.check_later()
         kept = broker.budget.kept_bytes(HOST)
         assert kept > 0
-        broker.budget._bytes_max = kept
+        broker.budget.bytes_max = kept
         refused = ledger.answer(b"x")
         assert refused.code == ResponseCode.NO_PERMISSION
         assert "undecided transactions" in refused.remark

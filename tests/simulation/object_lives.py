@@ -74,7 +74,7 @@ class ObjectLife(TieredLife):
     @property
     def objects(self) -> ObjectTier:
         """The tier, which must be open."""
-        tier = self.tier._access.tier
+        tier = self.tier.access.tier
         assert isinstance(tier, ObjectTier)
         return tier
 
@@ -104,7 +104,7 @@ class ObjectLife(TieredLife):
         """Let another thread of this broker work, or its rival."""
         if self.rng.random() < (TAKEOVER_RATE if self.rival.tier is None else RIVAL_RATE):
             self.rival.act(self)
-        access = self.tier._access
+        access = self.tier.access
         can_work = access.is_open and not self._is_interrupted
         can_work = can_work and access._opening is None and not access.writing.locked()
         # What looks for the mark waits for others that do; here it would wait for itself.
@@ -140,7 +140,7 @@ class ObjectLife(TieredLife):
         super().mend_tier()
 
     def segment_count(self) -> int:
-        if not self.tier._access.is_open:
+        if not self.tier.access.is_open:
             return 0
         return sum(len(queue.state.pieces) for queue in self.objects.queues.values())
 
@@ -162,7 +162,7 @@ class ObjectLife(TieredLife):
         # Until all has expired and is swept.
         for _ in range(4):
             self.clock.ms += SWEEP_MS + PAUSE_MS
-            self.tier._clean_up({})
+            self.tier.clean_up({})
         named = {*tier.inventory.objects, *tier.inventory.catalogs}
         left = {
             entry.path.removeprefix(f"{tier.folder}/")
@@ -224,7 +224,7 @@ class Rival:
             name: found
             for name in life.models
             if name in tier.queues
-            and life.tier._access.lives.is_current(name[0])
+            and life.tier.access.lives.is_current(name[0])
             and (found := group(name, tier.queues[name].commit_offset, life)) is not None
         }
         failure = tier.append_all(groups, self._clock.ms)

@@ -171,7 +171,7 @@ class TieredLife(Life):
         with self.forgiving():
             before = self.segment_count()
             try:
-                self.tier._clean_up({})
+                self.tier.clean_up({})
             finally:
                 self.note_expiry()
             self.counts["segments expired"] += max(before - self.segment_count(), 0)
@@ -183,7 +183,7 @@ class TieredLife(Life):
             model.expired_ms = max(model.expired_ms, expired_ms)
 
     def segment_count(self) -> int:
-        access = self.tier._access
+        access = self.tier.access
         if not access.is_open:
             return 0
         return sum(len(queue.log.segments) for queue in files_of(access.tier).queues.values())
@@ -310,7 +310,7 @@ class TieredLife(Life):
 
     def look_by_key(self) -> None:
         """The index of the tier has each record that is kept."""
-        access = self.tier._access
+        access = self.tier.access
         if self.may_fail or not access.is_open:
             return
         for name, model in self.models.items():
@@ -361,7 +361,7 @@ class TieredLife(Life):
 
     def start(self) -> None:
         if self.rng.random() < 0.5:
-            self.tier._load()
+            self.tier.load()
         self.settle()
         self.look()
 
@@ -384,7 +384,7 @@ class TieredLife(Life):
         self.forget_read()
         self.look()
         for name, model in self.models.items():
-            queue = self.tier._access.queue(*name)
+            queue = self.tier.access.queue(*name)
             commit_offset = queue.commit_offset if queue is not None else 0
             if commit_offset != len(model.sent):
                 raise PromiseBroken(f"{name} is uploaded to {commit_offset} of {len(model.sent)}")
@@ -392,7 +392,7 @@ class TieredLife(Life):
 
     def check_nothing_is_left(self) -> None:
         """The folder has the files that the metadata names, and no other."""
-        tier = files_of(self.tier._access.tier)
+        tier = files_of(self.tier.access.tier)
         failure = tier.sweep()
         assert failure is None, failure
         folder = self.files.root / "tier" / tier._folder

@@ -117,7 +117,7 @@ def test_physical_queues_are_not_used_again(tmp_path: Path, layout: str) -> None
     brokers.map((FIRST, LEADER, back))
     saver = brokers["a"].tier
     assert saver is not None
-    saver._tables.save(brokers["a"].clock.now_ms())
+    saver.tables.save(brokers["a"].clock.now_ms())
     lose_disk(brokers["a"])
     brokers.start("a")
     assert brokers["a"].topics.expect(TOPIC).write_queue_nums == 6

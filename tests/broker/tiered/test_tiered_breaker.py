@@ -135,7 +135,7 @@ async def test_a_place_that_hangs_fails_only_reads_of_the_tier(
     put(broker, 0, 20)
     upload(broker)
     local_min = await expire_log(broker)
-    (place, _tables), patience = places, Patience(tier_of(broker)._access.limits)
+    (place, _tables), patience = places, Patience(tier_of(broker).access.limits)
     place.hang("append", "entries", "cut", when=When.LATE)
     put(broker, 20, 5)
     with pytest.raises(OSError, match="no answer to write in 1000 s"):
@@ -174,7 +174,7 @@ async def test_a_start_does_not_wait_for_a_place_that_hangs(
     monkeypatch.setattr(tier_reader, "_OPEN_S", 0.01)
     place = places[-1]
     place.hang("entries")
-    tier_of(broker)._load()
+    tier_of(broker).load()
     assert read_all(broker, offset=local_min) == [*range(local_min, 20)]
     with pytest.raises(NotReady) as waits:
         source(broker).get(0, 3, 100_000, None)
@@ -182,7 +182,7 @@ async def test_a_start_does_not_wait_for_a_place_that_hangs(
         waits.value.fetch()
     assert refused.value.code == ResponseCode.SYSTEM_BUSY
     place.release_all()
-    tier_of(broker)._access.open()
+    tier_of(broker).access.open()
     assert read_all(broker) == [*range(20)]
 
 
@@ -191,7 +191,7 @@ async def test_a_close_does_not_wait_for_a_place_that_hangs(
 ) -> None:
     put(broker, 0, 20)
     tier_of(broker)._hurry()
-    tier_of(broker)._access.limits.end_by(0.0)
+    tier_of(broker).access.limits.end_by(0.0)
     places[0].hang("append", "entries")
     broker.close()
     places[0].release_all()

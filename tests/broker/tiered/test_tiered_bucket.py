@@ -114,9 +114,9 @@ async def test_a_deleted_topic_leaves_the_bucket(tmp_path: Path) -> None:
     broker.create_topic(TOPIC)
     put(broker, 100, 3)
     upload(broker)
-    tier_of(broker)._clean_up({})
+    tier_of(broker).clean_up({})
     broker.clock.ms += 3_600_000
-    tier_of(broker)._clean_up({TOPIC: TopicLimit(1 << 50, None)})
+    tier_of(broker).clean_up({TOPIC: TopicLimit(1 << 50, None)})
     assert len(data_objects(tmp_path)) == 1
     assert read_all(broker) == [100, 101, 102]
 
@@ -126,7 +126,7 @@ async def test_a_second_broker_of_the_same_name_takes_over(tmp_path: Path) -> No
     put(first, 0, 5)
     upload(first)
     second = start(tmp_path / "two", tiered_store_file_path=tmp_path / "tier")
-    tier_of(second)._load()
+    tier_of(second).load()
     put(first, 5, 5)
     with pytest.raises(OSError, match="has taken over the tier in epoch 2"):
         upload(first)
@@ -140,10 +140,10 @@ def test_a_takeover_makes_no_single_queue_stuck(tmp_path: Path) -> None:
     put(first, 0, 5)
     upload(first)
     second = start(tmp_path / "two", tiered_store_file_path=tmp_path / "tier")
-    tier_of(second)._load()
+    tier_of(second).load()
     first.clock.ms += YEAR_MS
     with pytest.raises(OSError, match="has taken over the tier"):
-        tier_of(first)._clean_up({})
+        tier_of(first).clean_up({})
     first.create_topic("Others")
     put(first, 0, 1, "Others")
     with pytest.raises(OSError, match="has taken over the tier"):
@@ -156,14 +156,14 @@ def test_a_queue_is_uploaded_further_after_all_its_messages_have_expired(tmp_pat
     put(broker, 0, 5)
     upload(broker)
     broker.clock.ms += YEAR_MS
-    tier_of(broker)._clean_up({})
+    tier_of(broker).clean_up({})
     crash(broker.store)
     # As if the crash had come before the upload's position was saved.
     (tmp_path / "store" / "followers" / "tier.json").unlink()
     broker = start(tmp_path, broker.clock)
     put(broker, 5, 2)
     upload(broker)
-    queue = tier_of(broker)._access.tier.queues[TOPIC, 0]
+    queue = tier_of(broker).access.tier.queues[TOPIC, 0]
     assert (queue.min_offset, queue.commit_offset) == (5, 7)
     assert read_all(broker) == [*range(7)]
 
@@ -173,12 +173,12 @@ def test_an_empty_store_begins_anew_where_all_messages_have_expired(tmp_path: Pa
     put(first, 0, 5)
     upload(first)
     first.clock.ms += YEAR_MS
-    tier_of(first)._clean_up({})
+    tier_of(first).clean_up({})
     first.close()
     second = start(tmp_path / "two", first.clock, tiered_store_file_path=tmp_path / "tier")
     put(second, 0, 3)
     upload(second)
-    queue = tier_of(second)._access.tier.queues[TOPIC, 0]
+    queue = tier_of(second).access.tier.queues[TOPIC, 0]
     assert (queue.min_offset, queue.commit_offset) == (0, 3)
 
 
@@ -233,9 +233,9 @@ def test_secrets_are_shown_nowhere(tmp_path: Path, capsys: pytest.CaptureFixture
     answer = broker.ask(RequestCode.GET_BROKER_CONFIG, DeleteTopicHeader(topic="x"))
     config.update({"fileReservedTime": "5"})
     tier = tier_of(broker)
-    tier._load()
+    tier.load()
     with pytest.raises(OSError, match="vm/place") as refused:
-        tier._clean_up({})
+        tier.clean_up({})
     logs = capsys.readouterr()
     place = tier.settings.place
     assert place is not None
@@ -291,9 +291,9 @@ async def test_a_topics_reserve_size_and_queries_by_key(tmp_path: Path) -> None:
         put(broker, first, 2, topic)
         upload(broker)
     cleaner = tier_of(broker)
-    queue = cleaner._access.tier.queues[topic, 0]
+    queue = cleaner.access.tier.queues[topic, 0]
     whole = queue.log_bytes
-    cleaner._clean_up(cleaner._limits())
+    cleaner.clean_up(cleaner.limits())
     assert limit <= queue.log_bytes < limit + whole // 5
     header: dict[str, Any] = {
         "topic": topic,

@@ -101,7 +101,7 @@ async def test_the_log_wins_where_the_tier_has_other_messages(
         upload(broker)
         assert numbers(broker) == wanted
         assert numbers(broker, before // 2) == wanted[before // 2 :]
-    queue = tier_of(broker)._access.queue(TOPIC, 0)
+    queue = tier_of(broker).access.queue(TOPIC, 0)
     assert queue is not None
     assert queue.commit_offset == before + lost  # nothing was uploaded over it
     status = ask(broker)
@@ -137,7 +137,7 @@ async def test_history_of_such_a_queue_is_an_error_until_the_other_messages_are_
     assert [queue.foreign_from for queue in asked.queues] == [25]
     upload(broker)
     assert ask(broker).given_up_count == 0
-    queue = tier_of(broker)._access.queue(TOPIC, 0)
+    queue = tier_of(broker).access.queue(TOPIC, 0)
     assert queue is not None
     assert (queue.min_offset, queue.commit_offset) == (0, 29)
     put(broker, 29, 30)
@@ -157,7 +157,7 @@ async def test_all_of_the_tier_may_be_forgotten(tmp_path: Path, provider: str) -
     upload(broker)
     forget(broker, 0)
     upload(broker)
-    queue = tier_of(broker)._access.queue(TOPIC, 0)
+    queue = tier_of(broker).access.queue(TOPIC, 0)
     assert queue is not None
     assert (queue.min_offset, queue.commit_offset) == (0, 10)
 
@@ -167,7 +167,7 @@ async def test_a_decision_that_comes_during_the_one_before_is_carried_out(
 ) -> None:
     broker = restored(tmp_path, "posix", before=6, lost=9, again=4)
     upload(broker)
-    access = tier_of(broker)._access
+    access = tier_of(broker).access
     reopen = access.tier.reopen
 
     def decide_meanwhile(name: tuple[str, int], now_ms: int) -> Failure | None:

@@ -136,7 +136,7 @@ async def test_a_place_that_refuses_writes_is_still_read(
     assert tier_of(broker).runtime_info()["tierStuckQueues"] == "0"
     refusing.error = 0
     upload(broker)
-    queue = tier_of(broker)._access.queue("Orders", 0)
+    queue = tier_of(broker).access.queue("Orders", 0)
     assert queue is not None
     assert queue.commit_offset == 40
     assert read_all(broker) == [*range(40)]

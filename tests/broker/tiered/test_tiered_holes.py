@@ -33,7 +33,7 @@ from tests.support.stores import ready
 
 
 def commit_offset(broker: BrokerUnderTest) -> int:
-    queue = tier_of(broker)._access.queue(TOPIC, 0)
+    queue = tier_of(broker).access.queue(TOPIC, 0)
     return queue.commit_offset if queue is not None else 0
 
 
@@ -155,7 +155,7 @@ async def test_what_has_expired_is_answered_with_the_least_offset(
     with monkeypatch.context() as patch:
         patch.setattr(PosixDriver, "delete", lambda *_: 1 // 0)
         with pytest.raises(ZeroDivisionError):
-            tier_of(broker)._clean_up({})
+            tier_of(broker).clean_up({})
     result = ready(partial(source(broker).get, 0, 3, 1000, None))
     assert result.status is GetStatus.OFFSET_TOO_SMALL
     assert read_all(broker, offset=result.next_offset)[-1] == 22

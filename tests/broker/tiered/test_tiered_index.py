@@ -181,12 +181,12 @@ def test_a_file_has_its_times_after_a_restart(tmp_path: Path) -> None:
     """Apache's broker takes another end time then, so that a time range misses the file."""
     index = open_index(tmp_path)
     add(index, 0, 20)
-    index._metadata.save()
+    index.metadata.save()
     index.close()
     index = open_index(tmp_path)
     assert offsets(index, "k15", 15, 15) == [15]
     add(index, 20, 10)
-    index._metadata.save()
+    index.metadata.save()
     index.close()
     index = open_index(tmp_path)
     index.upload(BEGIN_MS)
@@ -213,7 +213,7 @@ def test_items_added_again_are_found_once(tmp_path: Path) -> None:
 def test_a_topic_made_again_does_not_find_its_predecessor(tmp_path: Path) -> None:
     index = open_index(tmp_path)
     add(index, 0, 5)
-    metadata = index._metadata
+    metadata = index.metadata
     row = metadata.topic(TOPIC)
     assert row is not None
     metadata.set_topic(type(row)(row.topic_id + 1, TOPIC))
@@ -274,7 +274,7 @@ def test_a_file_of_full_size_takes_little_room(tmp_path: Path) -> None:
     index = open_index(tmp_path, size=IndexSize())
     add(index, 0, 100)
     index.sync()
-    index._metadata.save()
+    index.metadata.save()
     (path,) = (tmp_path / FOLDER).iterdir()
     assert path.stat().st_size == 28 + 5_000_000 * 8 + 20_000_000 * 32
     assert path.stat().st_blocks * 512 < 4 << 20
@@ -288,8 +288,8 @@ def test_a_file_of_a_killed_process_survives_a_power_cut(tmp_path: Path, seed: i
     rng, root = Random(seed), tmp_path / "disk"
     life = next_life(root, rng)
     index = open_index(root, life, is_clean=False)
-    index._metadata.topic_id(TOPIC, BEGIN_MS)
-    index._metadata.save()
+    index.metadata.topic_id(TOPIC, BEGIN_MS)
+    index.metadata.save()
     add(index, 0, 5)
     life.kill()
     index.close()
@@ -326,7 +326,7 @@ def test_synced_items_survive_a_crash(tmp_path: Path, seed: int, end: str) -> No
                 added += count
                 if rng.random() < 0.5:
                     index.sync()
-                    index._metadata.save()
+                    index.metadata.save()
                     synced = added
                 elif rng.random() < 0.5:
                     index.upload(BEGIN_MS)

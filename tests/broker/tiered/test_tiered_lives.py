@@ -81,8 +81,8 @@ async def test_new_messages_are_not_taken_for_expired_ones(tmp_path: Path) -> No
     broker = start(tmp_path)
     put(broker, 0, 20)
     upload_unsaved(broker)
-    tier_of(broker)._access.tier.expire(TOPIC, 0, 1 << 60, 0)  # type: ignore[attr-defined]
-    assert tier_of(broker)._access.queue(TOPIC, 0).min_offset > 10  # type: ignore[union-attr]
+    tier_of(broker).access.tier.expire(TOPIC, 0, 1 << 60, 0)  # type: ignore[attr-defined]
+    assert tier_of(broker).access.queue(TOPIC, 0).min_offset > 10  # type: ignore[union-attr]
     delete(broker)
     make_again(broker)
     put(broker, 100, 8)
@@ -120,7 +120,7 @@ def test_a_deleted_topic_does_not_return_after_a_crash(tmp_path: Path, *, is_sav
     crash(broker.store)
     assert files(tmp_path)
     broker = start(tmp_path, broker.clock)  # which makes the topic again
-    tier_of(broker)._load()
+    tier_of(broker).load()
     assert not files(tmp_path)
     assert json.loads((tmp_path / "store/config/tieredTopicIncarnation.json").read_text()) == {}
 
@@ -179,7 +179,7 @@ async def test_without_a_known_life_messages_tell(tmp_path: Path) -> None:
     path = tmp_path / "store/config/tieredTopicIncarnation.json"
     path.unlink()
     broker = start(tmp_path, broker.clock, tiered_storage_level="FORCE")
-    tier_of(broker)._load()
+    tier_of(broker).load()
     assert read_all(broker) == [*range(20)]
     put(broker, 20, 1)
     upload(broker)
@@ -196,13 +196,13 @@ async def test_without_a_known_life_other_messages_are_not_continued(
     put(broker, 0, 20)
     upload(broker)
     if expired:
-        tier_of(broker)._access.tier.expire(TOPIC, 0, 1 << 60, 0)  # type: ignore[attr-defined]
+        tier_of(broker).access.tier.expire(TOPIC, 0, 1 << 60, 0)  # type: ignore[attr-defined]
     broker.close()
     (tmp_path / "store").rename(tmp_path / "lost")
     broker = start(tmp_path, tiered_storage_level="FORCE")
     broker.clock.ms += 123_456
     put(broker, 100, 8)
-    tier_of(broker)._load()
+    tier_of(broker).load()
     assert read_all(broker) == [*range(100, 108)]
     upload(broker)
     assert tier_of(broker).runtime_info()["tierForeignQueues"] == "1"

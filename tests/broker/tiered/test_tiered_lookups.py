@@ -107,8 +107,8 @@ async def test_a_query_for_what_the_log_has_asks_no_tier(tmp_path: Path, away: t
 async def test_expired_messages_are_not_found(tmp_path: Path) -> None:
     broker, _begin_ms, _low = await filled(tmp_path, tiered_store_file_reserved_time=1)
     upload(broker)
-    tier_of(broker)._clean_up({})
-    queue = tier_of(broker)._access.queue(TOPIC, 0)
+    tier_of(broker).clean_up({})
+    queue = tier_of(broker).access.queue(TOPIC, 0)
     assert queue is not None
     assert queue.min_offset > 2
     assert query(broker, "k1").code == ResponseCode.QUERY_NOT_FOUND

@@ -350,7 +350,7 @@ def test_a_changed_byte_is_damage(at: int) -> None:
     tier = open_objects_tier(driver)
     append_next(tier, one(20))
     (path,) = objects(driver)
-    driver._stored[path].data[at] ^= 0x41
+    driver.stored[path].data[at] ^= 0x41
     queue = tier.queues[TOPIC, 0]
     found = queue.units(0, 20)
     if not isinstance(found, Failure):
@@ -366,7 +366,7 @@ def test_a_changed_catalog_is_damage() -> None:
     for _ in range(32):
         append_next(tier, one(1))
     (path,) = objects(driver, "catalogs")
-    driver._stored[path].data[40] ^= 1
+    driver.stored[path].data[40] ^= 1
     failure = ObjectTier(driver, HOME).start(BEGIN_MS)
     assert failure is not None
     assert (failure.kind, failure.path) == (FailureKind.DAMAGED, path)
@@ -629,7 +629,7 @@ def test_a_damaged_object_stops_only_its_own_merge() -> None:
     for _ in range(5):
         append_next(tier, one(3))
     damaged = objects(driver)[1]
-    driver._stored[damaged].data[3 * 28 + 27] ^= 1
+    driver.stored[damaged].data[3 * 28 + 27] ^= 1
     failure = tier.merge(BEGIN_MS)
     assert isinstance(failure, Failure)
     assert (failure.kind, failure.path) == (FailureKind.DAMAGED, damaged)

@@ -86,9 +86,9 @@ def try_everything(broker: BrokerUnderTest) -> None:
     tier = tier_of(broker)
     for operate in (
         partial(upload, broker),
-        partial(tier._clean_up, dict.fromkeys((TOPIC, "Another"), TopicLimit(1 << 50, None))),
-        partial(tier._access.look, 5),
-        partial(tier._tables.save, broker.clock.ms),
+        partial(tier.clean_up, dict.fromkeys((TOPIC, "Another"), TopicLimit(1 << 50, None))),
+        partial(tier.access.look, 5),
+        partial(tier.tables.save, broker.clock.ms),
     ):
         with pytest.raises(OSError, match=AWAY):
             operate()
@@ -102,7 +102,7 @@ async def test_nothing_is_written_to_a_place_without_the_mark(
     broker = begin(tmp_path, provider)
     put(broker, 0, 20)
     upload(broker)
-    tier_of(broker)._tables.save(0)
+    tier_of(broker).tables.save(0)
     local_min = await expire_log(broker)
     take_away(tmp_path, leave)
     before = contents(tmp_path / "tier")
@@ -122,13 +122,13 @@ async def test_nothing_is_written_to_a_place_without_the_mark(
     assert tier_of(broker).runtime_info()["tierPlaceProblem"] == status.place_problem
     broker.close()
     broker = begin(tmp_path, provider, broker.clock)
-    tier_of(broker)._load()
-    assert not tier_of(broker)._access.is_open
+    tier_of(broker).load()
+    assert not tier_of(broker).access.is_open
     try_everything(broker)
     assert contents(tmp_path / "tier") == before
     assert (tmp_path / "tier").exists() == (leave is not nothing)
     bring_back(tmp_path)
-    tier_of(broker)._access.look(5)
+    tier_of(broker).access.look(5)
     tier_of(broker).reader.breaker.succeeded()
     upload(broker)
     assert ask(broker).place_problem == ""
@@ -158,7 +158,7 @@ async def test_a_place_that_is_unmounted_during_an_upload_keeps_no_message(
     put(broker, 5, 5)
     with pytest.raises(OSError, match="its file system was changed"):
         upload(broker)
-    queue = tier_of(broker)._access.queue(TOPIC, 0)
+    queue = tier_of(broker).access.queue(TOPIC, 0)
     assert queue is not None
     assert queue.commit_offset == 5
     monkeypatch.undo()
@@ -232,11 +232,11 @@ async def test_nothing_is_written_to_another_bucket_behind_the_name(
                 ready(lambda: source(broker).get(0, 3, 100_000, None))
             broker.close()
             broker = start(tmp_path, broker.clock, **settings)
-            tier_of(broker)._load()
+            tier_of(broker).load()
             with pytest.raises(OSError, match=AWAY):
                 upload(broker)
             assert contents(bucket) == before
-        tier_of(broker)._access.look(5)
+        tier_of(broker).access.look(5)
         tier_of(broker).reader.breaker.succeeded()
         upload(broker)
         assert ask(broker).place_problem == ""
@@ -256,12 +256,12 @@ async def test_the_first_start_with_a_mark_makes_none_in_an_empty_folder(tmp_pat
     take_away(tmp_path, empty)
     broker = begin(tmp_path, "posix", broker.clock)
     with pytest.raises(OSError, match="the store has messages in this tier, and it has none"):
-        tier_of(broker)._access.open()
+        tier_of(broker).access.open()
     assert not contents(tmp_path / "tier")
     bring_back(tmp_path)
     (mark,) = (tmp_path / "tier").rglob("place.json")
     mark.unlink()
-    tier_of(broker)._access.open()
+    tier_of(broker).access.open()
     assert mark.exists()
 
 

@@ -32,7 +32,7 @@ def test_what_is_missing_is_named(verb: str, said: str) -> None:
     driver = Failing(verb)
     assert f"can't {said} an object" in probe(driver)
     assert "denied" in probe(driver)
-    assert bool(driver._stored) is (verb == "delete")
+    assert bool(driver.stored) is (verb == "delete")
 
 
 class Garbling(MemoryDriver):
@@ -43,7 +43,7 @@ class Garbling(MemoryDriver):
 def test_other_bytes_are_a_problem() -> None:
     driver = Garbling()
     assert "other bytes" in probe(driver)
-    assert not driver._stored
+    assert not driver.stored
 
 
 def test_check_config_tries_the_tier(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

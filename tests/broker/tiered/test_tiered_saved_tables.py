@@ -32,7 +32,7 @@ def settings(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 def save_in_tier(broker: BrokerUnderTest) -> None:
-    tier_of(broker)._tables.save(broker.clock.now_ms())
+    tier_of(broker).tables.save(broker.clock.now_ms())
 
 
 def saved(folder: Path, broker: BrokerUnderTest) -> SavedTables:
@@ -81,7 +81,7 @@ def test_tables_are_saved_once_for_all_topics(tmp_path: Path, settings: dict[str
 
         return Counting(tmp_path / "tier")
 
-    tier_of(broker)._tables._open_driver = count_puts
+    tier_of(broker).tables._open_driver = count_puts
     upload(broker)
     for name in names:
         put(broker, 2, 2, name)
@@ -117,8 +117,8 @@ async def test_an_earlier_life_is_not_restored(tmp_path: Path, settings: dict[st
     assert files(tmp_path) or [*(tmp_path / "tier").rglob("data/*")]
     broker = start(tmp_path, broker.clock, **settings)
     assert source(broker).known_range() == (0, 0)
-    tier_of(broker)._load()
-    assert not tier_of(broker)._access.tier.queues
+    tier_of(broker).load()
+    assert not tier_of(broker).access.tier.queues
     put(broker, 200, 5)
     upload(broker)
     await expire_log(broker)
@@ -136,8 +136,8 @@ def test_a_deleted_topic_is_not_restored(tmp_path: Path, settings: dict[str, Any
     lose_disk(broker)
     broker = BrokerUnderTest(tmp_path, broker.config, broker.clock)
     assert broker.topics.get(TOPIC) is None
-    tier_of(broker)._load()
-    assert [*tier_of(broker)._access.tier.queues] == [("Kept", 0)]
+    tier_of(broker).load()
+    assert [*tier_of(broker).access.tier.queues] == [("Kept", 0)]
     assert read_all(broker, "Kept") == [0, 1]
 
 
@@ -161,5 +161,5 @@ def test_files_that_a_deletion_left_are_not_restored(
     lose_disk(broker)
     broker = BrokerUnderTest(tmp_path, broker.config, broker.clock)
     assert broker.topics.get(TOPIC) is None
-    tier_of(broker)._load()
+    tier_of(broker).load()
     assert not files(tmp_path)

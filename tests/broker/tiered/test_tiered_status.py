@@ -81,7 +81,7 @@ async def test_problems_are_reported(tmp_path: Path, away: type[Away]) -> None:
     broker.close()
     away.is_away = True
     broker = start(tmp_path, broker.clock)
-    tier_of(broker)._load()
+    tier_of(broker).load()
     put(broker, 5, 2)
     status = ask(broker)
     assert not status.is_open
@@ -89,7 +89,7 @@ async def test_problems_are_reported(tmp_path: Path, away: type[Away]) -> None:
     # As far as the log's side knows.
     assert (queue.behind_messages, queue.tier_min, queue.tier_end) == (2, None, None)
     away.is_away = False
-    tier_of(broker)._load()
+    tier_of(broker).load()
     assert ask(broker).queues[0].tier_end == 5
     tier_of(broker).upload.standings.apply((TOPIC, 0), Event.FAIL, "damaged")
     (queue,) = ask(broker).queues

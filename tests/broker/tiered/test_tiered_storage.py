@@ -190,10 +190,10 @@ async def test_a_killed_broker_continues_where_it_was(tmp_path: Path) -> None:
     upload(broker)
     assert await expire_log(broker) > 15
     assert read_all(broker) == [*range(25)]
-    queue = tier_of(broker)._access.queue(TOPIC, 0)
+    queue = tier_of(broker).access.queue(TOPIC, 0)
     assert queue is not None
     assert (queue.min_offset, queue.commit_offset) == (0, 25)
-    index = tier_of(broker)._access.tier.index
+    index = tier_of(broker).access.tier.index
     assert index is not None
     for number in (3, 15, 24):
         hits = index.query(TOPIC, f"k{number}", 0, 1 << 60, 10)
@@ -281,7 +281,7 @@ async def test_a_start_without_the_store(tmp_path: Path, away: type[Away]) -> No
     broker.close()
     away.is_away = True
     broker = start(tmp_path, broker.clock)
-    tier_of(broker)._load()
+    tier_of(broker).load()
     assert read_all(broker, offset=local_min) == [*range(local_min, 20)]
     with pytest.raises(RequestError, match=r"unreachable since .* away") as refused:
         ready(lambda: source(broker).get(0, 3, 100_000, None))
@@ -317,16 +317,16 @@ async def test_a_queue_whose_tier_has_other_messages_is_not_uploaded(tmp_path: P
     broker.create_topic(other)
     put(broker, 0, 20, other)
     upload(broker)
-    queue = tier_of(broker)._access.queue(TOPIC, 0)
+    queue = tier_of(broker).access.queue(TOPIC, 0)
     assert queue is not None
     assert queue.commit_offset == 5
     assert tier_of(broker).runtime_info()["tierStuckQueues"] == "1"
     # The log keeps what can't be uploaded, and other queues go on.
     assert await expire_log(broker) == 0
-    others = tier_of(broker)._access.queue(other, 0)
+    others = tier_of(broker).access.queue(other, 0)
     assert others is not None
     assert others.commit_offset == 20
-    tier_of(broker)._clean_up({TOPIC: TopicLimit(1 << 50, None)})
+    tier_of(broker).clean_up({TOPIC: TopicLimit(1 << 50, None)})
     assert (queue.min_offset, queue.commit_offset) == (0, 5)
     assert not isinstance(queue.store_time(4), Failure)
 
@@ -359,7 +359,7 @@ async def test_a_message_larger_than_a_group_is_uploaded(tmp_path: Path) -> None
     broker = start(tmp_path, tiered_store_group_commit_size=100)
     put(broker, 0, 3)
     upload(broker)
-    queue = tier_of(broker)._access.queue(TOPIC, 0)
+    queue = tier_of(broker).access.queue(TOPIC, 0)
     assert queue is not None
     assert queue.commit_offset == 3
 
@@ -444,7 +444,7 @@ async def test_expired_segments_leave_the_tier(tmp_path: Path) -> None:
     await expire_log(broker)
     put(broker, 20, 3)
     upload(broker)
-    tier_of(broker)._clean_up({})
+    tier_of(broker).clean_up({})
     low = ready(source(broker, Use.BEGIN).min_offset)
     assert 0 < low <= 20
     result = ready(lambda: source(broker).get(0, 3, 1000, None))
@@ -460,17 +460,17 @@ async def test_a_topics_reserve_time_counts_hours(tmp_path: Path) -> None:
         put(broker, 0, 20, name)
     upload(broker)
     cleaner = tier_of(broker)
-    queues = {name: cleaner._access.tier.queues[name, 0] for name in (TOPIC, topic)}
+    queues = {name: cleaner.access.tier.queues[name, 0] for name in (TOPIC, topic)}
     broker.clock.ms += 2 * 3_600_000 - 60_000
-    cleaner._clean_up(cleaner._limits())
+    cleaner.clean_up(cleaner.limits())
     assert {name: queue.min_offset for name, queue in queues.items()} == {TOPIC: 0, topic: 0}
     # For Apache's broker.
-    tier = cleaner._access.tier
+    tier = cleaner.access.tier
     assert isinstance(tier, Tier)
     rows = {name: tier.metadata.topic(name) for name in (TOPIC, topic)}
     assert {name: row.reserve_time for name, row in rows.items() if row} == {TOPIC: -1, topic: 2}
     broker.clock.ms += 60_000
-    cleaner._clean_up(cleaner._limits())
+    cleaner.clean_up(cleaner.limits())
     assert queues[TOPIC].min_offset == 0
     assert 10 < queues[topic].min_offset < 20
 
@@ -482,10 +482,10 @@ async def test_a_topics_reserve_size_counts_both_tiers(tmp_path: Path) -> None:
     put(broker, 0, 20, topic)
     upload(broker)
     cleaner = tier_of(broker)
-    tier = cleaner._access.tier
+    tier = cleaner.access.tier
     assert isinstance(tier, Tier)
     queue = tier.queues[topic, 0]
-    cleaner._clean_up(cleaner._limits())
+    cleaner.clean_up(cleaner.limits())
     # Whole segments of less than 5000 bytes go, and what is left is no less than the limit.
     assert limit <= tier.record_bytes(topic) < limit + 5000
     assert tier.record_bytes(topic) == queue.log.end - queue.log.base
@@ -493,7 +493,7 @@ async def test_a_topics_reserve_size_counts_both_tiers(tmp_path: Path) -> None:
     put(broker, 20, 6, topic)
     behind_bytes = cleaner.state.behind_bytes(topic)
     assert 6000 < behind_bytes < 7000
-    cleaner._clean_up(cleaner._limits())
+    cleaner.clean_up(cleaner.limits())
     assert queue.min_offset > low
     assert limit <= tier.record_bytes(topic) + behind_bytes < limit + 5000
     stored = {path.name for path in (tmp_path / "tier").rglob(f"{topic}/0/COMMIT_LOG/*")}
@@ -520,7 +520,7 @@ async def test_what_is_not_uploaded_holds_the_log_by_name_unless_it_may_go(
     upload(broker)
     put(broker, 24, 2)
     upload(broker)
-    queue = tier_of(broker)._access.queue(TOPIC, 0)
+    queue = tier_of(broker).access.queue(TOPIC, 0)
     assert queue is not None
     assert (queue.min_offset, queue.commit_offset) == (0, 26)
     result = ready(lambda: source(broker).get(0, 10, 100_000, None))

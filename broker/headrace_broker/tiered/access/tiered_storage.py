@@ -62,7 +62,8 @@ _READS: Final = {Use.PULL, Use.READ, Use.BEGIN, *_SHOWN}
 class TieredStorage:
     """The tier of a running broker.
 
-    settings: its own. reader: of its messages. upload: its follower. state: how far that is.
+    settings: its own. access: opens the place. reader: of its messages. upload: its follower.
+    tables: the tables of the store that are saved there. state: how far all of it is.
     """
 
     def __init__(
@@ -80,18 +81,18 @@ class TieredStorage:
             topics.incarnations.of,
             lambda topic: bool(store.queues_of(topic)),
         )
-        self._access = TierAccess(settings, store.fs, store.clock.now_ms, lives)
-        self.reader = TierReader(self._access, settings)
-        self._tables = TableSaver(
-            self._access.open_place,
+        self.access = TierAccess(settings, store.fs, store.clock.now_ms, lives)
+        self.reader = TierReader(self.access, settings)
+        self.tables = TableSaver(
+            self.access.open_place,
             settings.home,
             settings.root,
             store.fs,
-            self._access.topics,
+            self.access.topics,
             lives,
         )
-        self.upload = Upload(self._access, settings, self._wants, self._exists, self._name_lives)
-        self.state = TierState(store, topics, settings, self._access, self.reader, self.upload)
+        self.upload = Upload(self.access, settings, self._wants, self._exists, self._name_lives)
+        self.state = TierState(store, topics, settings, self.access, self.reader, self.upload)
         self._topics_changed = trio.Event()
         topics.subscribe(lambda _topic: self._topics_changed.set())
         # Apart from the threads of all other work: the store may hang.
@@ -144,11 +145,11 @@ class TieredStorage:
         return lowest_local
 
     def _is_kept(self, topic: str, queue_id: int, queue_offset: int) -> bool:
-        if not self._access.lives.is_current(topic) or self._access.standings.is_foreign(
+        if not self.access.lives.is_current(topic) or self.access.standings.is_foreign(
             (topic, queue_id)
         ):
             return False
-        queue = self._access.queue(topic, queue_id)
+        queue = self.access.queue(topic, queue_id)
         return queue is not None and queue.min_offset <= queue_offset < queue.commit_offset
 
     # -- services ----------------------------------------------------------------------------------
@@ -156,7 +157,7 @@ class TieredStorage:
     def services(self) -> tuple[Service, ...]:
         """The tier's tasks."""
         return (
-            Service(self._run_clean_up, self._load, finish=self._hurry, stage=StopStage.ANSWER),
+            Service(self._run_clean_up, self.load, finish=self._hurry, stage=StopStage.ANSWER),
             Service(self._run_expiry),
             Service(self._run_merges),
             Service(self._run_watch),
@@ -180,10 +181,10 @@ class TieredStorage:
         if not self.settings.is_lasting:
             return
         try:
-            now_ms = self._access.now_ms()
+            now_ms = self.access.now_ms()
             # A put is whole or nothing, so it may be left alone.
             await trio.to_thread.run_sync(
-                self._tables.save, now_ms, limiter=self._saving, abandon_on_cancel=True
+                self.tables.save, now_ms, limiter=self._saving, abandon_on_cancel=True
             )
         except (OSError, StoreError) as error:
             self._outages.failed(_UPKEEP, f"tables are not saved: {error}", "tables")
@@ -192,12 +193,12 @@ class TieredStorage:
 
     def _name_lives(self, topics: Iterable[str]) -> None:
         if self.settings.is_lasting:
-            self._tables.name_lives(topics, self._access.now_ms())
+            self.tables.name_lives(topics, self.access.now_ms())
 
-    def _load(self) -> None:
+    def load(self) -> None:
         """Open the tier; if its store is away, the follower and the readers try again."""
         try:
-            self._access.open(_START_S)
+            self.access.open(_START_S)
         except OSError as error:
             self._outages.failed(_PLACE, error)
 
@@ -206,7 +207,7 @@ class TieredStorage:
         while True:
             await trio.sleep(_WATCH_S)
             try:
-                await trio.to_thread.run_sync(self._access.look, _START_S, limiter=self._watching)
+                await trio.to_thread.run_sync(self.access.look, _START_S, limiter=self._watching)
             except (OSError, StoreError) as error:
                 self._outages.failed(_PLACE, error)
             else:
@@ -223,7 +224,7 @@ class TieredStorage:
 
     def _hurry(self) -> None:
         """Have a place that does not answer delay the stop no longer than this."""
-        self._access.limits.end_by(monotonic() + _STOP_S)
+        self.access.limits.end_by(monotonic() + _STOP_S)
 
     async def _run_expiry(self) -> None:
         """Drop what was read and is not read any further."""
@@ -244,8 +245,8 @@ class TieredStorage:
 
     def _merge(self) -> bool:
         """Join some small pieces, if there are any. In a thread. Raises OSError."""
-        self._access.open()
-        merged = self._access.tier.merge(self._access.now_ms())
+        self.access.open()
+        merged = self.access.tier.merge(self.access.now_ms())
         if isinstance(merged, Failure):
             raise OSError(str(merged))
         return merged
@@ -254,8 +255,8 @@ class TieredStorage:
         while True:
             wait_s = self.settings.clean_ms / 1000
             try:
-                limits = self._limits()
-                await trio.to_thread.run_sync(self._clean_up, limits, limiter=self._threads)
+                limits = self.limits()
+                await trio.to_thread.run_sync(self.clean_up, limits, limiter=self._threads)
             except (OSError, StoreError) as error:
                 self._outages.failed(_UPKEEP, f"clean-up failed: {error}", "clean-up")
                 wait_s = min(wait_s, _RETRY_S)
@@ -263,7 +264,7 @@ class TieredStorage:
                 self._outages.worked(_UPKEEP, "clean-up")
             await trio.sleep(wait_s)
 
-    def _limits(self) -> dict[str, TopicLimit]:
+    def limits(self) -> dict[str, TopicLimit]:
         """The topics' own limits; those of bytes less what only the log has."""
         return {
             topic: limit
@@ -274,20 +275,20 @@ class TieredStorage:
             for topic, limit in topic_limits(self._topics.all()).items()
         }
 
-    def _clean_up(self, limits: Mapping[str, TopicLimit]) -> None:
+    def clean_up(self, limits: Mapping[str, TopicLimit]) -> None:
         """Delete what has expired and what deletions left. In a thread.
 
         Raises OSError, StoreFormatError.
         """
-        self._access.open()
-        now_ms = self._access.now_ms()
+        self.access.open()
+        now_ms = self.access.now_ms()
 
         def before_ms(topic: str) -> int:
             own_ms = limits[topic].reserved_ms if topic in limits else None
             return now_ms - (self.settings.reserved_ms if own_ms is None else own_ms)
 
-        with self._access.writing:
-            failures = self._access.tier.clean_up(
+        with self.access.writing:
+            failures = self.access.tier.clean_up(
                 before_ms if self.settings.deletes else None, now_ms, limits
             )
         for failure in failures:
@@ -300,7 +301,7 @@ class TieredStorage:
         given_up = self.state.given_up()
         first = min(given_up.values(), key=lambda each: each.since_ms, default=None)
         return {
-            "tierOpen": str(self._access.is_open).lower(),
+            "tierOpen": str(self.access.is_open).lower(),
             "tierPlaceProblem": self.state.place_problem,
             "tierPlaceProblemSeconds": str(round(self.state.place_problem_seconds)),
             "tierProblem": self.reader.breaker.problem,
@@ -308,7 +309,7 @@ class TieredStorage:
             "tierForeignQueues": str(self.state.foreign_count()),
             "tierStuckReason": first.reason if first else "",
             "tierStuckSinceMs": str(first.since_ms if first else 0),
-            "tierUnansweredOperations": str(self._access.limits.abandoned_count),
+            "tierUnansweredOperations": str(self.access.limits.abandoned_count),
             "tierReadAheadBytes": str(self.reader.blocks.byte_count),
         }
 

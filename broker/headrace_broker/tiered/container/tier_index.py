@@ -80,7 +80,7 @@ class TierIndex:
         """root: the store's; the open files are in a folder of it. folder: the cluster's."""
         self._local = root / FOLDER
         self._driver = driver
-        self._metadata = metadata
+        self.metadata = metadata
         self._place = Place(folder, index_queue(broker), FileKind.INDEX)
         self._files = files
         self._size = size or IndexSize()
@@ -110,7 +110,7 @@ class TierIndex:
             self._files.mark_names_unsynced(folder)
 
     def _rows(self) -> list[SegmentRow]:
-        return self._metadata.segments(self._place.queue, self._place.kind)
+        return self.metadata.segments(self._place.queue, self._place.kind)
 
     def adopt(self, sizes: Mapping[int, int], now_ms: int) -> list[SegmentRow] | Failure:
         """Name the finished files that the store has, instead of what the metadata says.
@@ -140,7 +140,7 @@ class TierIndex:
                 seal_timestamp=now_ms,
             )
             rows.append(row)
-        self._metadata.set_segments(self._place.queue, self._place.kind, rows)
+        self.metadata.set_segments(self._place.queue, self._place.kind, rows)
         return rows
 
     def last_places(self) -> dict[tuple[str, int], int] | Failure:
@@ -162,7 +162,7 @@ class TierIndex:
                 np.maximum.at(last, numbers, items["place"])
                 for queue, place in zip(queues.tolist(), last.tolist(), strict=True):
                     places[queue] = max(places.get(queue, 0), place)
-        names = {row.topic_id: row.topic for row in self._metadata.topics()}
+        names = {row.topic_id: row.topic for row in self.metadata.topics()}
         return {
             (names[queue >> 32], queue & 0xFFFFFFFF): place
             for queue, place in places.items()
@@ -183,7 +183,7 @@ class TierIndex:
             return
         items = np.empty(len(number), ITEM)
         items["key_hash"] = hashes
-        items["topic_id"] = self._metadata.topic_id(topic, now_ms)
+        items["topic_id"] = self.metadata.topic_id(topic, now_ms)
         items["queue_id"] = queue_id
         items["place"] = places[number]
         items["size"] = records.size[number]
@@ -246,9 +246,9 @@ class TierIndex:
             end_timestamp=file.end_ms,
             seal_timestamp=now_ms,
         )
-        self._metadata.set_segments(self._place.queue, self._place.kind, [*rows, row])
+        self.metadata.set_segments(self._place.queue, self._place.kind, [*rows, row])
         # A file counts from its row on; the local one is kept until that is on disk.
-        self._metadata.save()
+        self.metadata.save()
         with self._lock:
             self._open = self._open[1:]
             file.remove()
@@ -263,8 +263,8 @@ class TierIndex:
         kept = [row for row in rows if row.end_timestamp >= before_ms]
         if len(kept) == len(rows):
             return None
-        self._metadata.set_segments(self._place.queue, self._place.kind, kept)
-        self._metadata.save()
+        self.metadata.set_segments(self._place.queue, self._place.kind, kept)
+        self.metadata.save()
         expired = [row for row in rows if row.end_timestamp < before_ms]
         return self._driver.delete([self._place.segment_path(row.base_offset) for row in expired])
 
@@ -285,7 +285,7 @@ class TierIndex:
         begin_ms, end_ms: store times to look for; records up to a second off may be among them.
         Every file with records at or after ``begin_ms`` is asked. Fails as ``Driver.read``.
         """
-        row = self._metadata.topic(topic)
+        row = self.metadata.topic(topic)
         if row is None:
             return []
         key_hash = index_key_hash(topic, key)

@@ -22,7 +22,7 @@ class MemoryDriver:
     """Files that grow and objects that are replaced, in one dictionary."""
 
     def __init__(self) -> None:
-        self._stored: dict[str, _Stored] = {}
+        self.stored: dict[str, _Stored] = {}
         self._write_count = 0
         self._lock = Lock()
 
@@ -30,7 +30,7 @@ class MemoryDriver:
         """As ``Driver.read``."""
         assert all(start < end for start, end in ranges), "object stores refuse empty ranges"
         with self._lock:
-            stored = self._stored.get(path)
+            stored = self.stored.get(path)
             if stored is None:
                 return _missing(path)
             found: list[Buffer] = [bytes(stored.data[start:end]) for start, end in ranges]
@@ -41,30 +41,30 @@ class MemoryDriver:
 
     def size(self, path: str) -> int | Failure:
         """As ``Driver.size``."""
-        stored = self._stored.get(path)
+        stored = self.stored.get(path)
         return _missing(path) if stored is None else len(stored.data)
 
     def entries(self, folder: str) -> list[Entry] | Failure:
         """As ``Driver.entries``."""
         with self._lock:
-            inside = [item for item in self._stored.items() if item[0].startswith(f"{folder}/")]
+            inside = [item for item in self.stored.items() if item[0].startswith(f"{folder}/")]
         return sorted(Entry(path, len(stored.data)) for path, stored in inside)
 
     def delete(self, paths: Sequence[str]) -> Failure | None:
         """As ``Driver.delete``."""
         with self._lock:
             for path in paths:
-                self._stored.pop(path, None)
+                self.stored.pop(path, None)
         return None
 
     def append(self, path: str, position: int, data: Buffer) -> Failure | None:
         """As ``AppendDriver.append``."""
         with self._lock:
-            stored = self._stored.get(path)
+            stored = self.stored.get(path)
             if stored is None:
                 if position:
                     return _missing(path)
-                stored = self._stored[path] = _Stored(bytearray(), self._next_etag())
+                stored = self.stored[path] = _Stored(bytearray(), self._next_etag())
             if len(stored.data) != position:
                 reason = f"has {len(stored.data)} bytes instead of {position}"
                 return Failure(FailureKind.CHANGED, path, reason)
@@ -74,7 +74,7 @@ class MemoryDriver:
     def cut(self, path: str, size: int) -> Failure | None:
         """As ``AppendDriver.cut``."""
         with self._lock:
-            stored = self._stored.get(path)
+            stored = self.stored.get(path)
             if stored is None:
                 return _missing(path)
             if len(stored.data) < size:
@@ -92,17 +92,17 @@ class MemoryDriver:
     def put(self, path: str, data: Buffer, replaces: str = "") -> str | Failure:
         """As ``PutDriver.put``."""
         with self._lock:
-            stored = self._stored.get(path)
+            stored = self.stored.get(path)
             if (stored.etag if stored else "") != replaces:
                 kind = FailureKind.CHANGED if replaces else FailureKind.EXISTS
                 return Failure(kind, path, "was written by another")
             etag = self._next_etag()
-            self._stored[path] = _Stored(bytearray(data), etag)
+            self.stored[path] = _Stored(bytearray(data), etag)
         return etag
 
     def etag(self, path: str) -> str | Failure:
         """As ``PutDriver.etag``."""
-        stored = self._stored.get(path)
+        stored = self.stored.get(path)
         return _missing(path) if stored is None else stored.etag
 
     def _next_etag(self) -> str:
