@@ -17,7 +17,7 @@ from headrace_broker.consumer.groups import MEMBER_LIFE_MS
 from headrace_broker.consumer.locks import LOCK_LIFE_MS
 from headrace_broker.host_budget import Host, HostBudget
 from headrace_broker.processors import pull as pulls
-from headrace_broker.processors import send as sends
+from headrace_broker.processors import sent_properties
 from headrace_protocol import bounds
 from headrace_protocol.admin_headers import CloneGroupOffsetHeader, ResetOffsetHeader
 from headrace_protocol.bodies import (
@@ -575,7 +575,7 @@ def test_progress_is_cloned_only_to_valid_groups(broker: BrokerUnderTest) -> Non
 
 
 def test_long_tags_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sends, "tags_code", java_hash)
+    monkeypatch.setattr(sent_properties, "tags_code", java_hash)
     broker = BrokerUnderTest(tmp_path, commit_log_file_bytes=1 << 20)
     broker.create_topic("t")
     numbers = iter(range(1000))

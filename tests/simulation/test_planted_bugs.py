@@ -12,7 +12,7 @@ import pytest
 from headrace_broker.compaction.follower import CompactionFollower
 from headrace_broker.compaction.swap import Swap
 from headrace_broker.inner.delivered import Delivered
-from headrace_broker.processors.send import SendProcessor
+from headrace_broker.processors.sent_properties import SentProperties
 from headrace_broker.schedule.service import Schedule
 from headrace_broker.statictopic import changes
 from headrace_broker.statictopic.own_queues import OwnQueues
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 FLUSH_LOG = Flusher.flush_log
 DETACH_FIRST = MappedFileQueue.detach_first
 SLOT = record_checksum.checksum_slot
-SCAN_PROPERTIES = SendProcessor._scan_properties
+SCAN_PROPERTIES = SentProperties._scan
 CONTINUED = plans._continued
 READ_BLOCK = queue_blocks.read_block
 
@@ -95,9 +95,9 @@ async def flush_log_too_late(flusher: Flusher) -> None:
     await FLUSH_LOG(flusher)
 
 
-def wait_for_nothing(processor: SendProcessor, properties: str) -> Any:
+def wait_for_nothing(scanner: SentProperties, properties: str) -> Any:
     """As if each message had WAIT=false."""
-    return *SCAN_PROPERTIES(processor, properties)[:-1], False
+    return *SCAN_PROPERTIES(scanner, properties)[:-1], False
 
 
 def read_unflushed(queue: Any, first: int, log: Any, _: int) -> Any:
@@ -165,7 +165,7 @@ BUGS: dict[str, tuple[str, Any, str, Callable[..., Any], int]] = {
     "cleaned under readers": ("store", MappedFile, "release", always, 5),
     "a clock believed that jumped": ("store", ClockWatch, "is_trusted", always, 0),
     "limits of topics not saved": ("store", FloorFile, "save", nothing, 5),
-    "no message waited for": ("cluster", SendProcessor, "_scan_properties", wait_for_nothing, 10),
+    "no message waited for": ("cluster", SentProperties, "_scan", wait_for_nothing, 10),
     "followed before the flush": ("followed", follower_work, "read_block", read_unflushed, 5),
     "cleaned before it was followed": ("followed", Following, "needed_from", needs_nothing, 4),
     "positions saved before what was followed": ("followed", CopyingFollower, "sync", nothing, 0),

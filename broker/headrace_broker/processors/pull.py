@@ -19,13 +19,13 @@ from headrace_broker.queue_directory import Use
 from headrace_broker.store.store_source import GetResult, GetStatus
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import NotReady, RequestError
-from headrace_protocol.frame import frame_prefix
 from headrace_protocol.header_codecs import SerializeType
 from headrace_protocol.headers import (
     BulkPullHeader,
     PullMessageHeader,
     PullMessageResponseHeader,
 )
+from headrace_protocol.quick_frames import pull_found
 from headrace_protocol.serving import Reply
 
 if TYPE_CHECKING:
@@ -70,14 +70,6 @@ _CODES = {
 
 # What ends a wait at the end of a queue.
 _ANSWERED_AT_END = (GetStatus.FOUND, GetStatus.OFFSET_RESET)
-
-_FOUND = (
-    b'{"code":0,"extFields":{"suggestWhichBrokerId":"0","groupSysFlag":"0",'
-    b'"nextBeginOffset":"%d","maxOffset":"%d","minOffset":"%d",%b"topicSysFlag":"0"},"flag":1,'
-    b'"language":"PYTHON","opaque":%d,"remark":"FOUND","serializeTypeCurrentRPC":"JSON",'
-    b'"version":513}'
-)
-
 
 PullHeader = PullMessageHeader | BulkPullHeader
 Header = TypeVar("Header", PullMessageHeader, BulkPullHeader)
@@ -363,15 +355,9 @@ def take_reset(header: PullHeader, target: PullTarget) -> GetResult | None:
 def _answer(request: Request, code: ResponseCode, result: GetResult) -> Reply | None:
     delta = result.offset_delta
     if code == ResponseCode.SUCCESS and request.serialize_type == SerializeType.JSON:
-        frame = _FOUND % (
-            result.next_offset,
-            result.max_offset,
-            result.min_offset,
-            b'"offsetDelta":"%d",' % delta if delta else b"",
-            request.command.opaque,
-        )
-        prefix = frame_prefix(SerializeType.JSON, len(frame), result.body_bytes)
-        request.channel.write(prefix + frame, *result.buffers)
+        offsets = result.next_offset, result.max_offset, result.min_offset
+        start = pull_found(offsets, delta, request.command.opaque, result.body_bytes)
+        request.channel.write(start, *result.buffers)
         return None
     return Reply(
         PullMessageResponseHeader(

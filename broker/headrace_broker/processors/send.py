@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from headrace_broker.message_demands import SentMessage, makes_demand
+from headrace_broker.message_demands import SentMessage
+from headrace_broker.processors.sent_properties import (
+    TAIL_CHARS_MAX,
+    TAILS_KEPT,
+    NotPlainError,
+    SentProperties,
+)
 from headrace_broker.queue_directory import Use
 from headrace_broker.store.errors import (
     BatchTooLong,
@@ -22,25 +28,19 @@ from headrace_broker.store.errors import (
     StoreNotWritable,
 )
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.command import VERSION
 from headrace_protocol.errors import RequestError
-from headrace_protocol.frame import LENGTH_BYTES, PREFIX
 from headrace_protocol.headers import (
-    Int32,
-    Int64,
     SendMessageHeader,
     SendMessageHeaderV2,
     SendMessageResponseHeader,
 )
 from headrace_protocol.message import (
     BORN_HOST_V6,
-    CRC32,
     MULTI_TAGS,
-    PROPERTIES_BYTES_MAX,
     STORE_HOST_V6,
     CorruptRecord,
-    tags_code,
 )
+from headrace_protocol.quick_frames import SendAnswer, SendCommand, decode_send, send_replies
 from headrace_protocol.recall_handle import RecallHandle
 from headrace_protocol.serving import Reply
 from headrace_protocol.system_topics import RETRY_PREFIX
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from headrace_broker.config import BrokerConfig
-    from headrace_broker.message_demands import MessageDemands, QuickCheck, TopicDemand
+    from headrace_broker.message_demands import MessageDemands, TopicDemand
     from headrace_broker.queue_directory import QueueDirectory
     from headrace_broker.statistics import BrokerStatistics
     from headrace_broker.store.log.commit_log import PlainMessage
@@ -64,15 +64,6 @@ if TYPE_CHECKING:
 
 _SendHeader = SendMessageHeader | SendMessageHeaderV2
 
-_TAGS_KEPT = 10_000
-_TAG_CHARS_MAX = 256
-_TAILS_KEPT = 1000
-_TAIL_CHARS_MAX = 1024
-
-# Properties that the broker consumes or sets itself, so the producer's are not stored.
-_DROPPED = frozenset({"WAIT", "POP_CK", "CLUSTER", "MSG_REGION", "TRACE_ON", CRC32})
-_KNOWN = frozenset({"TAGS", "UNIQ_KEY", *_DROPPED})
-
 _RESPONSE_CODES: dict[type[StoreError], ResponseCode] = {
     BatchTooLong: ResponseCode.MESSAGE_ILLEGAL,
     RecordTooLarge: ResponseCode.MESSAGE_ILLEGAL,
@@ -83,37 +74,9 @@ _RESPONSE_CODES: dict[type[StoreError], ResponseCode] = {
 _CLIENT_FLAGS = ~(BORN_HOST_V6 | STORE_HOST_V6)
 
 
-class _SendFields(msgspec.Struct, gc=False, kw_only=True):
-    """The fields of SendMessageHeaderV2 that a plain message needs."""
-
-    topic: str = msgspec.field(name="b")
-    queue_id: Int32 = msgspec.field(name="e")
-    sys_flag: Int32 = msgspec.field(name="f")
-    born_timestamp: Int64 = msgspec.field(name="g")
-    flag: Int32 = msgspec.field(name="h")
-    properties: str = msgspec.field(name="i")
-    reconsume_times: Int32 = msgspec.field(name="j", default=0)
-    batch: bool = msgspec.field(name="m", default=False)
-
-
-class _SendCommand(msgspec.Struct, gc=False):
-    """A SEND_MESSAGE_V2 request: header and extension fields, decoded in one pass."""
-
-    fields: _SendFields = msgspec.field(name="extFields")
-    opaque: Int32 = 0
-    flag: Int32 = 0
-
-
-_decode_send = msgspec.json.Decoder(_SendCommand, strict=False).decode
-
-
-class _NotPlainError(Exception):
-    """A message that the fast path leaves to the general one."""
-
-
 # Errors on which ``send_ready`` falls back to the general path, which answers or closes.
 _NOT_PLAIN = (
-    _NotPlainError,
+    NotPlainError,
     RequestError,
     KeyError,
     msgspec.MsgspecError,
@@ -127,7 +90,7 @@ class SendTarget(NamedTuple):
 
     sys_flag: bits that its topic adds to each record. queue_id, offset_delta: see ``Here``.
     is_decided: whether there is an offset_delta. demand: what every message to it demands.
-    read: for ``send_ready``, see ``SendProcessor._plain_properties``.
+    read: for ``send_ready``, see ``SentProperties.plain``.
     """
 
     queue: StoreQueue
@@ -164,15 +127,10 @@ class _DemandLayout(NamedTuple):
 
 # Stands for every UNIQ_KEY of a layout.
 _ANY_KEY = "\x00"
-# Queue id, offset_delta, UNIQ_KEY (only letters and digits, since it is not escaped), opaque.
-_PlainAnswer = tuple[int, int, str, int]
 _NOT_FLUSHED_REMARK = "stored, but not known to be on disk"
-# Response code, and the remark as a JSON field.
+# Response code and remark.
 _STORED = (0, "")
-_NOT_FLUSHED = (int(ResponseCode.FLUSH_DISK_TIMEOUT), f'"remark":"{_NOT_FLUSHED_REMARK}",')
-# Properties to store, ending with "", tags code, UNIQ_KEY, whether they make a demand, and whether
-# the answer waits for the disk.
-_ParsedProperties = tuple[list[str], int, str, bool, bool]
+_NOT_FLUSHED = (int(ResponseCode.FLUSH_DISK_TIMEOUT), _NOT_FLUSHED_REMARK)
 
 
 class SendProcessor:
@@ -195,25 +153,19 @@ class SendProcessor:
         self._confirmation = store.write_path.confirmation
         self._topics = topics
         self._directory = directory
-        self._uniq_keys = uniq_keys
+        self._properties = SentProperties(
+            config.broker_cluster_name, uniq_keys, store.write_path.confirmation
+        )
         self._demands = demands
         self._statistics = statistics
         self._targets: dict[tuple[str, int], SendTarget] = {}
         self._targets_change = -1
         # Topic, queue id, sysFlag, and the properties without KEYS and UNIQ_KEY.
         self._layouts: dict[tuple[str, int, int, str, str], _DemandLayout] = {}
-        self._tags_codes: dict[str, int] = {}
-        # Properties after the UNIQ_KEY -> their stored form and tags code.
-        self._tails: dict[str, tuple[str, int]] = {}
-        # Like the peer, added to every message that is not part of a batch.
-        self._added_properties = (
-            "MSG_REGION\x01DefaultRegion\x02TRACE_ON\x01true\x02"
-            f"CLUSTER\x01{config.broker_cluster_name}\x02"
-        )
 
     def register(self, registry: Registry) -> None:
         """Route the three ways of sending; the table of demands is complete."""
-        self._known = _KNOWN | self._demands.properties
+        self._properties.know(self._demands.properties)
         self._demand_flags = self._demands.sys_flags
         registry.route(RequestCode.SEND_MESSAGE, self.send)
         registry.route(RequestCode.SEND_MESSAGE_V2, self.send_v2)
@@ -224,13 +176,13 @@ class SendProcessor:
     def send_ready(self, channel: Channel, frames: list[Frame]) -> None:
         """Store the sends of one ``recv`` together; those that are not plain are served singly."""
         messages: list[PlainMessage] = []
-        answers: list[_PlainAnswer] = []
+        answers: list[SendAnswer] = []
         plain: list[Frame] = []
         targets = self._current_targets()
         demand_flags = self._demand_flags
         for frame in frames:
             try:
-                command = _decode_send(frame[1])
+                command = decode_send(frame[1])
                 header = command.fields
                 target = targets[header.topic, header.queue_id]
                 queue, sys_flag, queue_id, delta, _, demand, read = target
@@ -243,7 +195,7 @@ class SendProcessor:
                 properties, code, uniq_key = read(header.properties)
                 body = frame[2]
                 if not body and not (demand and demand.takes_empty):
-                    raise _NotPlainError
+                    raise NotPlainError
             except _NOT_PLAIN:
                 # Keep the order of arrival.
                 self._store_plain(channel, plain, messages, answers)
@@ -268,21 +220,21 @@ class SendProcessor:
         self._store_plain(channel, plain, messages, answers)
 
     def _demanding(
-        self, channel: Channel, command: _SendCommand, body: Buffer
+        self, channel: Channel, command: SendCommand, body: Buffer
     ) -> tuple[PlainMessage, str]:
         """A message with flags that make a demand as the log gets it, and its UNIQ_KEY.
 
         Its demand is applied once for all messages of its layout.
-        Raises _NotPlainError, RequestError.
+        Raises NotPlainError, RequestError.
         """
         header = command.fields
         if command.flag or header.batch or header.reconsume_times or not body:
-            raise _NotPlainError
+            raise NotPlainError
         keys, _, rest = header.properties.partition("UNIQ_KEY\x01")
         start = keys.find("\x02") + 1 if keys.startswith("KEYS\x01") else 0
         uniq_key, _, tail = rest.partition("\x02")
         if not (uniq_key.isalnum() and uniq_key.isascii()):
-            raise _NotPlainError
+            raise NotPlainError
         name = header.topic, header.queue_id, header.sys_flag, keys[start:], tail
         layout = self._layouts.get(name)
         if layout is None:
@@ -305,26 +257,26 @@ class SendProcessor:
     def _layout(
         self, channel: Channel, topic: str, queue_id: int, sys_flag: int, start: str, tail: str
     ) -> _DemandLayout:
-        """Apply the demand of messages of a layout. Raises _NotPlainError, RequestError."""
+        """Apply the demand of messages of a layout. Raises NotPlainError, RequestError."""
         target = self._targets[topic, queue_id]
         queue, added_flag = target.queue, target.sys_flag
         properties = f"{start}UNIQ_KEY\x01{_ANY_KEY}\x02{tail}"
-        items, code, uniq_key, _, waits = self._parse_properties(properties)
+        items, code, uniq_key, _, waits = self._properties.parse(properties)
         if (
             uniq_key != _ANY_KEY
             or "\x00" in start + tail
-            or len(start) + len(tail) > _TAIL_CHARS_MAX
+            or len(start) + len(tail) > TAIL_CHARS_MAX
             or not (waits or self._confirmation.is_immediate)
         ):
-            raise _NotPlainError
+            raise NotPlainError
         flags = sys_flag & _CLIENT_FLAGS | added_flag
         message = SentMessage(queue.topic, queue.queue_id, items, code, flags)
         message.born_host = channel.host_bytes
         admit = self._demands.apply_to_all(message)
         if admit is None or message.sys_flag & self._demand_flags:
-            raise _NotPlainError
-        parts = self._stored_properties(message.properties).decode().split(_ANY_KEY)
-        if len(self._layouts) >= _TAILS_KEPT:
+            raise NotPlainError
+        parts = self._properties.stored(message.properties).decode().split(_ANY_KEY)
+        if len(self._layouts) >= TAILS_KEPT:
             self._layouts.clear()
         return _DemandLayout(
             self._store.queue(message.topic, message.queue_id),
@@ -339,7 +291,7 @@ class SendProcessor:
         channel: Channel,
         frames: list[Frame],
         messages: list[PlainMessage],
-        answers: list[_PlainAnswer],
+        answers: list[SendAnswer],
     ) -> None:
         """Store and answer; messages that don't fit take the general path, which makes room."""
         while messages:
@@ -355,13 +307,13 @@ class SendProcessor:
             frames, messages, answers = frames[rest:], messages[rest:], answers[rest:]
 
     def _answer_plain(
-        self, channel: Channel, answers: list[_PlainAnswer], places: list[tuple[int, int]]
+        self, channel: Channel, answers: list[SendAnswer], places: list[tuple[int, int]]
     ) -> None:
         """Answer the stored messages, the first ``len(places)``, once they are confirmed."""
 
         def answer(is_flushed: bool) -> None:
             outcome = _STORED if is_flushed else _NOT_FLUSHED
-            channel.write(_replies(self._store_host_hex, answers, places, outcome))
+            channel.write(send_replies(self._store_host_hex, answers, places, *outcome))
 
         if self._confirmation.is_immediate:
             answer(True)
@@ -403,7 +355,7 @@ class SendProcessor:
             raise rejection(error, header.topic) from None
 
     def _store_one(self, request: Request, header: _SendHeader, target: SendTarget) -> Reply | None:
-        properties, code, uniq_key, has_demand, waits = self._parse_properties(
+        properties, code, uniq_key, has_demand, waits = self._properties.parse(
             header.properties or ""
         )
         queue, body, recall_ms = target.queue, request.body, 0
@@ -419,7 +371,7 @@ class SendProcessor:
         physical_offset = self._write_path.append(
             queue,
             body,
-            self._stored_properties(properties),
+            self._properties.stored(properties),
             code,
             header.flag,
             sys_flag,
@@ -454,7 +406,7 @@ class SendProcessor:
         queue = target.queue
         properties = header.properties or ""
         # Those of the request; ``check_items`` checks those of its items.
-        _, _, uniq_key, has_demand, waits = self._parse_properties(properties)
+        _, _, uniq_key, has_demand, waits = self._properties.parse(properties)
         if has_demand or header.sys_flag & self._demand_flags:
             self._demands.check_block(
                 header.topic,
@@ -514,105 +466,6 @@ class SendProcessor:
         )
         return None
 
-    # -- properties --------------------------------------------------------------------------------
-
-    def _plain_properties(self, properties: str) -> tuple[bytes, int, str]:
-        """Properties to store, tags code and UNIQ_KEY, for the fast path.
-
-        The properties after the UNIQ_KEY rarely differ from message to message, so they are
-        scanned once and cached. Only KEYS may precede it, as the peer's clients order them.
-        """
-        keys, _, rest = properties.partition("UNIQ_KEY\x01")
-        uniq_key, _, tail = rest.partition("\x02")
-        cached = self._tails.get(tail)
-        if cached is None or not _is_plain_start(keys, uniq_key):
-            return self._cache_properties(properties, tail)
-        stored_tail, code = cached
-        return f"{keys}UNIQ_KEY\x01{uniq_key}\x02{stored_tail}".encode(), code, uniq_key
-
-    def _passed_properties(self, quick: QuickCheck, properties: str) -> tuple[bytes, int, str]:
-        """As ``_plain_properties``, of a message whose topic makes a demand."""
-        if not quick.passes(properties):
-            raise _NotPlainError
-        return self._plain_properties(properties)
-
-    def _cache_properties(self, properties: str, tail: str) -> tuple[bytes, int, str]:
-        try:
-            items, code, uniq_key, has_demand, waits = self._parse_properties(properties)
-            stored = self._stored_properties(items)
-        except RequestError:
-            raise _NotPlainError from None
-        is_plain_key = uniq_key.isalnum() and uniq_key.isascii()
-        # The fast path answers all messages of a call together, once confirmed.
-        answers_early = not waits and not self._confirmation.is_immediate
-        if has_demand or not is_plain_key or answers_early:
-            raise _NotPlainError
-        if "UNIQ_KEY" not in tail and len(tail) <= _TAIL_CHARS_MAX:
-            self._cache_tail(tail)
-        return stored, code, uniq_key
-
-    def _cache_tail(self, tail: str) -> None:
-        if len(self._tails) >= _TAILS_KEPT:
-            self._tails.clear()
-        items, code, *_ = self._scan_properties(tail)
-        self._tails[tail] = "\x02".join(items) + self._added_properties, code
-
-    def _parse_properties(self, properties: str) -> _ParsedProperties:
-        """The properties of a message, with a UNIQ_KEY added if missing. Raises RequestError.
-
-        They are scanned as text, since the broker ignores most of them.
-        """
-        if len(properties) > PROPERTIES_BYTES_MAX:
-            raise _too_large(len(properties))
-        items, code, uniq_key, has_demand, waits = self._scan_properties(properties)
-        if not uniq_key:
-            uniq_key = self._uniq_keys.next()
-            items.insert(0, f"UNIQ_KEY\x01{uniq_key}")
-        return items, code, uniq_key, has_demand, waits
-
-    def _stored_properties(self, items: list[str]) -> bytes:
-        """The properties of a single message as the log holds them. Raises RequestError."""
-        stored = ("\x02".join(items) + self._added_properties).encode()
-        if len(stored) > PROPERTIES_BYTES_MAX:
-            raise _too_large(len(stored))
-        return stored
-
-    def _scan_properties(self, properties: str) -> _ParsedProperties:
-        items = properties.split("\x02")
-        uniq_key, code, has_demand, waits = "", 0, False, True
-        dropped: list[str] = []
-        known = self._known
-        for item in items:
-            name, _, value = item.partition("\x01")
-            if name not in known:
-                continue
-            if name == "UNIQ_KEY":
-                uniq_key = value
-            elif name == "TAGS":
-                code = self._tags_code(value)
-            elif name == "WAIT":
-                waits = value != "false"
-                dropped.append(item)
-            elif name in _DROPPED:
-                dropped.append(item)
-            else:
-                has_demand |= makes_demand(value)
-        for item in dropped:
-            items.remove(item)
-        if items[-1:] != [""]:
-            items.append("")
-        return items, code, uniq_key, has_demand, waits
-
-    def _tags_code(self, tags: str) -> int:
-        code = self._tags_codes.get(tags)
-        if code is None:
-            if len(self._tags_codes) >= _TAGS_KEPT:
-                self._tags_codes.clear()
-            code = tags_code(tags)
-            if len(tags) <= _TAG_CHARS_MAX:
-                self._tags_codes[tags] = code
-        return code
-
     # -- targets -----------------------------------------------------------------------------------
 
     def _current_targets(self) -> dict[tuple[str, int], SendTarget]:
@@ -650,7 +503,7 @@ class SendProcessor:
             place.offset_delta or 0,
             place.offset_delta is not None,
             demand,
-            partial(self._passed_properties, quick) if quick else self._plain_properties,
+            partial(self._properties.passed, quick) if quick else self._properties.plain,
         )
 
 
@@ -706,53 +559,3 @@ def _message_ids(store_host_hex: str, physical_offsets: Array) -> str:
     """Offset message ids, joined by commas."""
     digits = physical_offsets.astype(">i8").tobytes().hex(",", 8).upper()
     return store_host_hex + digits.replace(",", f",{store_host_hex}")
-
-
-def _is_plain_start(keys: str, uniq_key: str) -> bool:
-    """Whether only KEYS precede the UNIQ_KEY, and a reply can contain the UNIQ_KEY unescaped."""
-    return (not keys or (keys.startswith("KEYS\x01") and keys.find("\x02") == len(keys) - 1)) and (
-        uniq_key.isalnum() and uniq_key.isascii()
-    )
-
-
-def _replies(
-    store_host_hex: str,
-    answers: list[_PlainAnswer],
-    places: list[tuple[int, int]],
-    outcome: tuple[int, str],
-) -> bytes:
-    """The replies to sends as one buffer, each as the general encoder would write it."""
-    code, remark = outcome
-    parts: list[str] = []
-    for (queue_id, delta, uniq_key, opaque), (physical_offset, queue_offset) in zip(
-        answers, places, strict=False
-    ):
-        header = (
-            f'{{"code":{code},"extFields":{{"queueId":"{queue_id}","transactionId":"{uniq_key}",'
-            f'"msgId":"{store_host_hex}{physical_offset:016X}","TRACE_ON":"true",'
-            f'"MSG_REGION":"DefaultRegion","queueOffset":"{queue_offset + delta}"}},"flag":1,'
-            f'"language":"PYTHON","opaque":{opaque},{remark}'
-            f'"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
-        )
-        try:
-            parts += (_PREFIXES[len(header)], header)
-        except IndexError:
-            parts += (_prefix(len(header)), header)
-    return "".join(parts).encode("latin-1")
-
-
-def _prefix(header_bytes: int) -> str:
-    """The eight bytes before a JSON header without body."""
-    return PREFIX.pack(header_bytes + LENGTH_BYTES, header_bytes).decode("latin-1")
-
-
-# By header length; only an absurdly long UNIQ_KEY exceeds it.
-_PREFIXES = [_prefix(header_bytes) for header_bytes in range(1024)]
-
-
-def _too_large(properties_bytes: int) -> RequestError:
-    return RequestError(
-        ResponseCode.MESSAGE_ILLEGAL,
-        f"properties of {properties_bytes} bytes exceed the maximum of {PROPERTIES_BYTES_MAX}: put "
-        "large values into the body",
-    )
