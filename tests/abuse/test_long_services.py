@@ -43,7 +43,7 @@ async def delay(broker: BrokerUnderTest, count: int) -> None:
     properties = "".join(f"{name}\x01{value}\x02" for name, value in names.items()).encode()
     due_ms = broker.clock.ms + 1000
     message = InnerMessage(
-        SCHEDULE_TOPIC, 0, b"body", properties, due_ms, 0, 0, 0, MemoryChannel.host_bytes, 0
+        SCHEDULE_TOPIC, 0, b"body", properties, due_ms, 0, 0, 0, 0, MemoryChannel.host_bytes
     )
     await broker.writer.append([message] * count, lambda *_: None)
 

@@ -141,7 +141,7 @@ class StoreLife(Life):
             body = rng.randbytes(rng.choice((0, 10, 300, 1500)))
             properties = keys_of(len(self.appended.records))
             queue_offset = queue.next_offset
-            place = store.write_path.append(queue, body, properties, 0, 0, 0, 1, HOST, 0)
+            place = store.write_path.append((queue, body, properties, 0, 0, 0, 1, 0), HOST)
             self.note(queue, queue_offset, place, store.commit_log.max_offset - place, body)
         self.write_out()
 

@@ -92,7 +92,7 @@ def test_a_batch_is_stored_as_its_items_would_be(
                 else:
                     places += [
                         store.write_path.append(
-                            queue, body, raw, tags_code_of(raw), flag, 2, 7, born_host, 1
+                            (queue, body, raw, tags_code_of(raw), flag, 2, 7, 1), born_host
                         )
                         for flag, body, raw in items
                     ]

@@ -93,7 +93,7 @@ def test_a_block_is_stored_as_single_records_would_be(
                 else:
                     for flag, body, raw in items:
                         store.write_path.append(
-                            queue, body, raw, tags_code_of(raw), flag, 0, 7, HOST, 0
+                            (queue, body, raw, tags_code_of(raw), flag, 0, 7, 0), HOST
                         )
                 store.write_path.publish()
             units = list(queue.consume_queue.iter_units(0))

@@ -225,7 +225,7 @@ def test_a_store_goes_on_where_the_peer_stopped(name: str, opened: MessageStore)
     queue = opened.queue("G_PLAIN", 0)
     first = queue.next_offset
     for number in range(2000):
-        opened.write_path.append(queue, b"%d" % number, b"", 0, 0, 0, 1, bytes(8), 0)
+        opened.write_path.append((queue, b"%d" % number, b"", 0, 0, 0, 1, 0), bytes(8))
         opened.write_path.publish()
     bodies = [message.body for message in drain(opened, queue)]
     assert bodies[first:] == [b"%d" % number for number in range(2000)]

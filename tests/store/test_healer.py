@@ -118,7 +118,7 @@ def test_appends_try_a_quota_ever_less_often(tmp_path: Path) -> None:
     for _ in range(60_000):
         clock.ms += 1
         with pytest.raises(StoreNotWritable):
-            store.commit_log.append(store.queue("T", 0), bytes(900), b"", 0, 0, 0, 0, bytes(8), 0)
+            store.commit_log.append((store.queue("T", 0), bytes(900), b"", 0, 0, 0, 0, 0), bytes(8))
     assert 60_000 / RETRY_MS_MAX <= files.attempts < 3 * 60_000 / RETRY_MS_MAX
 
 

@@ -69,15 +69,17 @@ class Producer:
         kinds = (0, TRANSACTION_PREPARED, TRANSACTION_COMMIT, TRANSACTION_ROLLBACK)
         raw = self.properties()
         self.store.write_path.append(
-            queue,
-            self.body(),
-            raw,
-            tags_code_of(raw),
-            self.rng.randrange(9),
-            self.rng.choice(kinds),
-            7,
+            (
+                queue,
+                self.body(),
+                raw,
+                tags_code_of(raw),
+                self.rng.randrange(9),
+                self.rng.choice(kinds),
+                7,
+                self.rng.randrange(3),
+            ),
             self.rng.choice(HOSTS),
-            self.rng.randrange(3),
         )
 
     def send_delayed(self, queue: StoreQueue) -> None:
@@ -88,7 +90,7 @@ class Producer:
         code = tags_code_of(raw)
         if level in {"1", "18", "99"}:
             code = self.store.commit_log.now_ms + levels_ms[min(int(level), len(levels_ms)) - 1]
-        self.store.write_path.append(queue, self.body(), raw, code, 0, 0, 7, HOST, 0)
+        self.store.write_path.append((queue, self.body(), raw, code, 0, 0, 7, 0), HOST)
 
     def send_each(self, queue: StoreQueue) -> None:
         messages: list[Any] = []

@@ -101,9 +101,9 @@ def test_a_record_holds_what_was_given(tmp_path: Path) -> None:
     store = open_store(tmp_path, clock)
     store.write_path.begin()
     queue = store.queue("T", 3)
-    first = store.write_path.append(queue, b"one", b"k\x01v\x02", 7, -1, 0, 17, HOST, 2, 99)
+    first = store.write_path.append((queue, b"one", b"k\x01v\x02", 7, -1, 0, 17, 2), HOST, 99)
     clock.ms = 6000
-    second = store.write_path.append(queue, b"two", b"", 0, 0, 0, 17, HOST, 0)
+    second = store.write_path.append((queue, b"two", b"", 0, 0, 0, 17, 0), HOST)
     message = decode_record(store.commit_log.record_at(first) or b"")
     assert (message.topic, message.queue_id, message.queue_offset) == ("T", 3, 0)
     assert (message.flag, message.born_timestamp, message.born_host) == (-1, 17, HOST)
@@ -145,8 +145,8 @@ def test_ipv6_hosts(tmp_path: Path) -> None:
     host = encode_host("2001:db8::7", 1234)
     store = open_store(tmp_path, store_host=encode_host("::1", 10911))
     queue = store.queue("T", 0)
-    store.write_path.append(queue, b"one", b"", 0, 0, 0, 1, host, 0)
-    store.write_path.append(queue, b"two", b"", 0, 0, 0, 1, HOST, 0)
+    store.write_path.append((queue, b"one", b"", 0, 0, 0, 1, 0), host)
+    store.write_path.append((queue, b"two", b"", 0, 0, 0, 1, 0), HOST)
     store.write_path.publish()
     one, two = read_all(store, queue)
     assert one.sys_flag == BORN_HOST_V6 | STORE_HOST_V6
@@ -295,7 +295,7 @@ def test_parts_that_are_too_large_are_named(tmp_path: Path) -> None:
 
     def append(body_bytes: int, properties_bytes: int) -> None:
         store.write_path.append(
-            queue, bytes(body_bytes), bytes(properties_bytes), 0, 0, 0, 1, HOST, 0
+            (queue, bytes(body_bytes), bytes(properties_bytes), 0, 0, 0, 1, 0), HOST
         )
 
     append(5000, 32767)
@@ -317,7 +317,7 @@ def test_a_number_that_does_not_fit_leaves_nothing_behind(
     store: MessageStore, queue: StoreQueue
 ) -> None:
     with pytest.raises(struct.error, match="format requires"):
-        store.write_path.append(queue, b"body", b"", 0, 1 << 40, 0, 1, HOST, 0)
+        store.write_path.append((queue, b"body", b"", 0, 1 << 40, 0, 1, 0), HOST)
     assert queue.next_offset == store.commit_log.max_offset == 0
     put(store, queue)
     assert len(read_all(store, queue)) == 1
@@ -764,7 +764,7 @@ async def test_zeros_written_ahead_never_meet_a_record(tmp_path: Path) -> None:
         await nursery.start(store.run)
         while store.commit_log.file_start == 0 or store.commit_log.position < 1 << 24:
             for _ in range(500):
-                store.write_path.append(store.queue("T", 0), body, b"", 0, 0, 0, 1, HOST, 0)
+                store.write_path.append((store.queue("T", 0), body, b"", 0, 0, 0, 1, 0), HOST)
             count += 500
             store.write_path.publish()
             await trio.sleep(0.0005)

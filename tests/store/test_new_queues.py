@@ -28,7 +28,7 @@ def new_store(root: Path, files: Files | None = None) -> MessageStore:
 
 
 def append(store: MessageStore, topic: str, queue_id: int) -> None:
-    store.write_path.append(store.queue(topic, queue_id), b"body", b"", 0, 0, 0, 0, HOST, 0)
+    store.write_path.append((store.queue(topic, queue_id), b"body", b"", 0, 0, 0, 0, 0), HOST)
 
 
 async def dispatched(store: MessageStore) -> None:

@@ -38,7 +38,7 @@ ALIKE = [b"abc", b"xyz"]
 def one_by_one(store: MessageStore, bodies: list[bytes]) -> None:
     queue = store.queue("T", 0)
     for body in bodies:
-        store.write_path.append(queue, body, PROPERTIES, 0, 0, 0, 1, HOST, 0)
+        store.write_path.append((queue, body, PROPERTIES, 0, 0, 0, 1, 0), HOST)
 
 
 def all_of_a_recv(store: MessageStore, bodies: list[bytes]) -> None:
@@ -141,8 +141,8 @@ def test_clients_that_leave_out_the_last_separator_get_one(tmp_path: Path) -> No
     store.write_path.append_batch(
         queue, encode_batch([(0, b"b", text) for text in texts]), 0, 1, HOST, 0
     )
-    store.write_path.append(queue, b"b", b"KEYS\x01k", 0, 0, 0, 1, HOST, 0)
-    store.write_path.append(queue, b"b", b"", 0, 0, 0, 1, HOST, 0)
+    store.write_path.append((queue, b"b", b"KEYS\x01k", 0, 0, 0, 1, 0), HOST)
+    store.write_path.append((queue, b"b", b"", 0, 0, 0, 1, 0), HOST)
     store.write_path.publish()
     messages = read_all(store, queue)
     assert [(message.keys, message.tags) for message in messages] == [

@@ -167,7 +167,7 @@ def test_a_record_checksum_fits_the_new_place(tmp_path: Path) -> None:
     # As the peer appends it when told to; the record's place is part of it.
     slot = b"__CRC32#\x010000000000\x02"
     offset = store.write_path.append(
-        store.queue("A", 0), b"text", encode_properties({"KEYS": "k"}) + slot, 0, 0, 0, 1, HOST, 0
+        (store.queue("A", 0), b"text", encode_properties({"KEYS": "k"}) + slot, 0, 0, 0, 1, 0), HOST
     )
     store.write_path.publish()
     store.close()

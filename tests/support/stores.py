@@ -155,7 +155,7 @@ def put(
     store.write_path.begin()
     raw = encode_properties(properties)
     code = tags_code(properties.get("TAGS"))
-    physical_offset = store.write_path.append(queue, body, raw, code, 0, sys_flag, 1, HOST, 0)
+    physical_offset = store.write_path.append((queue, body, raw, code, 0, sys_flag, 1, 0), HOST)
     if dispatch:
         store.write_path.publish()
     return physical_offset

@@ -182,8 +182,8 @@ def stored_again(
         waiting.flag,
         waiting.sys_flag,
         waiting.born_timestamp,
-        waiting.born_host,
         waiting.reconsume_times,
+        waiting.born_host,
         source_of(waiting),
     )
 

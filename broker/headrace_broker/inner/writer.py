@@ -28,7 +28,7 @@ _PUBLISH_LOOK_S: Final = 0.01
 
 
 class InnerMessage(NamedTuple):
-    """One record to append; from ``body`` on the fields are those of ``CommitLog.append``.
+    """One record to append; the fields from ``body`` on are those of ``PlainMessage``, then others.
 
     topic, queue_id: where it goes; the queue is looked up when it is appended.
     on_appended: called then.
@@ -42,8 +42,8 @@ class InnerMessage(NamedTuple):
     flag: int
     sys_flag: int
     born_timestamp: int
-    born_host: bytes
     reconsume_times: int
+    born_host: bytes
     prepared_transaction_offset: int = 0
     on_appended: Callable[[], None] | None = None
 
@@ -177,7 +177,9 @@ class InnerWriter:
         return self._append_to(self._store.queue(message.topic, queue_id), message)
 
     def _append_to(self, queue: StoreQueue, message: InnerMessage) -> int:
-        physical_offset = self._write_path.append(queue, *message[2:-1])
+        physical_offset = self._write_path.append(
+            (queue, *message[2:9]), message.born_host, message.prepared_transaction_offset
+        )
         self._on_stored(message.topic, 1, len(message.body))
         if message.on_appended is not None:
             message.on_appended()

@@ -369,15 +369,17 @@ class SendProcessor:
             body = message.body or b""
         queue_offset = queue.next_offset
         physical_offset = self._write_path.append(
-            queue,
-            body,
-            self._properties.stored(properties),
-            code,
-            header.flag,
-            sys_flag,
-            header.born_timestamp,
+            (
+                queue,
+                body,
+                self._properties.stored(properties),
+                code,
+                header.flag,
+                sys_flag,
+                header.born_timestamp,
+                header.reconsume_times or 0,
+            ),
             request.channel.host_bytes,
-            header.reconsume_times or 0,
         )
         self._statistics.put(queue.topic, 1, len(body))
         # The same as message.encode_offset_message_id.

@@ -151,15 +151,17 @@ class SendBackProcessor:
 
     def _append(self, stored: StoredMessage, message: SentMessage) -> None:
         self._store.write_path.append(
-            self._store.queue(message.topic, message.queue_id),
-            stored.stored_body,
-            message.raw_properties,
-            message.tags_code,
-            stored.flag,
-            message.sys_flag,
-            stored.born_timestamp,
+            (
+                self._store.queue(message.topic, message.queue_id),
+                stored.stored_body,
+                message.raw_properties,
+                message.tags_code,
+                stored.flag,
+                message.sys_flag,
+                stored.born_timestamp,
+                message.reconsume_times,
+            ),
             stored.born_host,
-            message.reconsume_times,
         )
         self._statistics.put(message.topic, 1, len(stored.stored_body))
 

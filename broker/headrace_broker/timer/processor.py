@@ -154,15 +154,17 @@ class TimerProcessor:
             "PGROUP": header.producer_group or "",
         }
         self._store.write_path.append(
-            self._store.queue(TIMER_TOPIC, 0),
-            b"0",
-            encode_properties({name: value for name, value in properties.items() if value}),
-            tags_code(_RECALL_TAG),
-            0,
-            0,
-            now_ms,
+            (
+                self._store.queue(TIMER_TOPIC, 0),
+                b"0",
+                encode_properties({name: value for name, value in properties.items() if value}),
+                tags_code(_RECALL_TAG),
+                0,
+                0,
+                now_ms,
+                0,
+            ),
             request.channel.host_bytes,
-            0,
         )
         self._timers.wake()
 

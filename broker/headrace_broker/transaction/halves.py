@@ -191,8 +191,8 @@ def committed(
         half.flag,
         half.sys_flag & ~TRANSACTION_MASK | TRANSACTION_COMMIT,
         half.born_timestamp,
-        half.born_host,
         half.reconsume_times,
+        half.born_host,
         source,
     )
 
@@ -228,8 +228,8 @@ def _again(
         half.flag,
         half.sys_flag,
         half.born_timestamp,
-        half.born_host,
         half.reconsume_times,
+        half.born_host,
     )
 
 
@@ -256,7 +256,7 @@ def ops(
 def _op(names: list[bytes], now_ms: int, host: bytes) -> InnerMessage:
     body = b"".join(names)
     return InnerMessage(
-        OP_HALF_TOPIC, 0, body, _OP_PROPERTIES, _OP_TAGS_CODE, 0, 0, now_ms, host, 0
+        OP_HALF_TOPIC, 0, body, _OP_PROPERTIES, _OP_TAGS_CODE, 0, 0, now_ms, 0, host
     )
 
 

@@ -10,7 +10,7 @@ from headrace_broker.inner.writer import InnerMessage
 from headrace_broker.store.write.confirmation import Gate, OnConfirmed
 from tests.support.broker import BrokerUnderTest
 
-MESSAGE = InnerMessage("T", 0, b"body", b"", 0, 0, 0, 17, b"\x7f\0\0\1\0\0\0\1", 0)
+MESSAGE = InnerMessage("T", 0, b"body", b"", 0, 0, 0, 17, 0, b"\x7f\0\0\1\0\0\0\1")
 
 
 class Turnstile:

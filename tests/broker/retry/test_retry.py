@@ -47,7 +47,9 @@ def write(broker: BrokerUnderTest, topic: str = "T", times: int = 0, **propertie
     store.write_path.begin()
     raw = encode_properties(properties)
     queue = store.queue(topic, 0)
-    offset = store.write_path.append(queue, b"body", raw, 9, 5, TRANSACTION_COMMIT, 17, HOST, times)
+    offset = store.write_path.append(
+        (queue, b"body", raw, 9, 5, TRANSACTION_COMMIT, 17, times), HOST
+    )
     store.write_path.publish()
     return offset
 

@@ -358,7 +358,7 @@ async def test_what_apache_delivered_before_its_crash_is_not_delivered_again(
     for message in delays.stored(SCHEDULE_TOPIC, 0)[:2]:
         raw = encode_properties(message.properties)
         store.write_path.append(
-            store.queue("T", 1), message.body, raw, 0, 5, 0, 17, b"\x7f\0\0\1\0\0\0\1", 0
+            (store.queue("T", 1), message.body, raw, 0, 5, 0, 17, 0), b"\x7f\0\0\1\0\0\0\1"
         )
     store.write_path.publish()
     path = delays.broker.config.store_path_root_dir / "config" / "delayOffset.json"

@@ -133,17 +133,7 @@ class CommitLog:
     # --- append ----------------------------------------------------------------------------
 
     def append(
-        self,
-        queue: StoreQueue,
-        body: Buffer,
-        properties: bytes,
-        tags_code: int,
-        flag: int,
-        sys_flag: int,
-        born_timestamp: int,
-        born_host: bytes,
-        reconsume_times: int,
-        prepared_transaction_offset: int = 0,
+        self, message: PlainMessage, born_host: bytes, prepared_transaction_offset: int = 0
     ) -> int:
         """Append one record; returns its physical offset.
 
@@ -154,67 +144,42 @@ class CommitLog:
         its field.
         """
         ring = self.ring
-        if ring.written == ring.limit:
+        written = ring.written
+        if written == ring.limit:
             raise StoreBusy(ring.slow_taker())
-        body_bytes = len(body)
-        checksum_bytes = queue.checksum_bytes
+        queue, body, properties, tags_code, flag, sys_flag, born_ms, reconsume_times = message
+        body_bytes, checksum_bytes = len(body), queue.checksum_bytes
         if checksum_bytes and properties and not properties.endswith(SEPARATOR):
             properties += SEPARATOR
-        properties_bytes = len(properties) + checksum_bytes
+        properties_bytes, topic_field = len(properties) + checksum_bytes, queue.topic_field
         sys_flag = sys_flag & SENDERS_FLAGS | self.store_flag
         if len(born_host) == 20:
             sys_flag |= BORN_HOST_V6
         head = RECORD_HEADS[sys_flag >> 4 & 3]
-        topic_field = queue.topic_field
         size = head.size + body_bytes + len(topic_field) + 2 + properties_bytes
         if self.position + size > self.append_end or size > self.body_bytes_max:
             self._make_room(size, body_bytes, properties_bytes)
         elif properties_bytes > PROPERTIES_BYTES_MAX:
             raise RecordTooLarge("properties", properties_bytes, PROPERTIES_BYTES_MAX)
-        position = self.position
+        position, now_ms = self.position, self.now_ms
         physical_offset = self.file_start + position
         queue_offset = 0 if sys_flag & NO_QUEUE_OFFSET else queue.next_offset
-        now_ms = self.now_ms
-        record = b"".join(
-            (
-                head.pack(
-                    size,
-                    queue.magic,
-                    crc32(body) & CRC_MASK,
-                    queue.queue_id,
-                    flag,
-                    queue_offset,
-                    physical_offset,
-                    sys_flag,
-                    born_timestamp,
-                    born_host,
-                    now_ms,
-                    self.store_host,
-                    reconsume_times,
-                    prepared_transaction_offset,
-                    body_bytes,
-                ),
-                body,
-                topic_field,
-                _SHORT.pack(properties_bytes),
-                properties,
-            )
-        )
+        # fmt: off
+        record = b"".join((
+            head.pack(
+                size, queue.magic, crc32(body) & CRC_MASK, queue.queue_id, flag, queue_offset,
+                physical_offset, sys_flag, born_ms, born_host, now_ms, self.store_host,
+                reconsume_times, prepared_transaction_offset, body_bytes,
+            ),
+            body, topic_field, _SHORT.pack(properties_bytes), properties,
+        ))
         if checksum_bytes:
             record += checksum_slot(record)
-        written = ring.written
         ROW.pack_into(
-            ring.buffer,
-            (written & ring.mask) * ROW_BYTES,
-            physical_offset,
-            queue_offset,
-            tags_code,
-            now_ms,
-            size,
-            queue.key,
-            properties_bytes,
-            sys_flag,
+            ring.buffer, (written & ring.mask) * ROW_BYTES, physical_offset, queue_offset,
+            tags_code, now_ms, size, queue.key, properties_bytes, sys_flag,
         )
+        # fmt: on
         self._pending.append(record)
         ring.written = written + 1
         self.position = position + size
@@ -227,87 +192,57 @@ class CommitLog:
     ) -> list[tuple[int, int]]:
         """Append messages, one record each, up to the first that this fast path can't take.
 
-        Their properties are empty or end with a separator.
-
-        Returns physical and queue offset of each stored record, which may be fewer than given: a
-        message that does not fit the file, the ring or the size limits is left to ``append``.
-        Attributes that ``append`` reads for each message are read once.
+        Their properties are empty or end with a separator. Returns physical and queue offset of
+        each stored record. A message that does not fit the file, the ring or the size limits is
+        left to ``append``, with those after it.
         """
-        ring, buffer, mask = self.ring, self.ring.buffer, self.ring.mask
-        written, limit = ring.written, ring.limit
+        ring, buffer, mask, written = self.ring, self.ring.buffer, self.ring.mask, self.ring.written
         flags = self.store_flag | (BORN_HOST_V6 if len(born_host) == 20 else 0)
         head = RECORD_HEADS[flags >> 4 & 3]
         pack_head, pack_short, pack_row = head.pack, _SHORT.pack, ROW.pack_into
-        overhead = head.size + 2
-        store_host, now_ms = self.store_host, self.now_ms
-        position, file_start = self.position, self.file_start
-        append_end, body_bytes_max = self.append_end, self.body_bytes_max
+        overhead, store_host, now_ms = head.size + _SHORT.size, self.store_host, self.now_ms
+        position, file_start, append_end = self.position, self.file_start, self.append_end
+        body_bytes_max = self.body_bytes_max
         places: list[tuple[int, int]] = []
         put, put_place = self._pending.append, places.append
+        if written + len(messages) > ring.limit:
+            messages = messages[: ring.limit - written]
         try:
             for queue, body, properties, code, flag, sys_flag, born_ms, reconsume_times in messages:
-                body_bytes = len(body)
-                checksum_bytes = queue.checksum_bytes
-                properties_bytes = len(properties) + checksum_bytes
-                topic_field = queue.topic_field
+                body_bytes, checksum_bytes = len(body), queue.checksum_bytes
+                properties_bytes, topic_field = len(properties) + checksum_bytes, queue.topic_field
                 size = overhead + body_bytes + len(topic_field) + properties_bytes
                 if (
                     position + size > append_end
-                    or size > body_bytes_max
+                    or body_bytes > body_bytes_max
                     or properties_bytes > PROPERTIES_BYTES_MAX
-                    or written == limit
                 ):
                     break
-                physical_offset = file_start + position
-                queue_offset = queue.next_offset
+                physical_offset, queue_offset = file_start + position, queue.next_offset
                 sys_flag = sys_flag & SENDERS_FLAGS | flags  # noqa: PLW2901 - the store's bits
-                record = b"".join(
-                    (
-                        pack_head(
-                            size,
-                            queue.magic,
-                            crc32(body) & CRC_MASK,
-                            queue.queue_id,
-                            flag,
-                            queue_offset,
-                            physical_offset,
-                            sys_flag,
-                            born_ms,
-                            born_host,
-                            now_ms,
-                            store_host,
-                            reconsume_times,
-                            0,
-                            body_bytes,
-                        ),
-                        body,
-                        topic_field,
-                        pack_short(properties_bytes),
-                        properties,
-                    )
-                )
+                # fmt: off
+                record = b"".join((
+                    pack_head(
+                        size, queue.magic, crc32(body) & CRC_MASK, queue.queue_id, flag,
+                        queue_offset, physical_offset, sys_flag, born_ms, born_host, now_ms,
+                        store_host, reconsume_times, 0, body_bytes,
+                    ),
+                    body, topic_field, pack_short(properties_bytes), properties,
+                ))
                 if checksum_bytes:
                     record += checksum_slot(record)
                 pack_row(
-                    buffer,
-                    (written & mask) * ROW_BYTES,
-                    physical_offset,
-                    queue_offset,
-                    code,
-                    now_ms,
-                    size,
-                    queue.key,
-                    properties_bytes,
-                    sys_flag,
+                    buffer, (written & mask) * ROW_BYTES, physical_offset, queue_offset, code,
+                    now_ms, size, queue.key, properties_bytes, sys_flag,
                 )
+                # fmt: on
                 put(record)
                 put_place((physical_offset, queue_offset))
                 queue.next_offset = queue_offset + 1
                 written += 1
                 position += size
         finally:
-            ring.written = written
-            self.position = position
+            ring.written, self.position = written, position
         return places
 
     def append_batch(
