@@ -7,11 +7,10 @@ tests/broker/test_seams.py adds a whole one.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from headrace_broker.compaction import feature as compaction
 from headrace_broker.consumer.unconsumed import UnconsumedOffsets
-from headrace_broker.core import build_core
 from headrace_broker.feature import merge
 from headrace_broker.metrics import feature as metrics
 from headrace_broker.processors import feature as processors
@@ -33,13 +32,12 @@ if TYPE_CHECKING:
 
     from headrace_broker.clock import Clock
     from headrace_broker.config import BrokerConfig
-    from headrace_broker.core import Core, Pace
+    from headrace_broker.core import Core
     from headrace_broker.feature import Feature
     from headrace_broker.inner.writer import Deliver, FindTarget
     from headrace_broker.store.files.filesystem import Files
     from headrace_broker.store.recovery import OnProgress
     from headrace_broker.store.retention.disk_forecast import LowestUnconsumed
-    from headrace_daemon.network import Listener, Network
     from headrace_daemon.services import Services
 
 # In the order in which they are asked: the first place, source or demand that applies decides. No
@@ -56,13 +54,6 @@ FEATURES: Final[tuple[Callable[[Core], Feature], ...]] = (
     statictopic.build,
     tiered.build,
 )
-
-
-class Assembled(NamedTuple):
-    """A broker that is connected and doesn't run. services: in the order of their start."""
-
-    core: Core
-    services: tuple[Service, ...]
 
 
 def new_store(
@@ -86,27 +77,16 @@ def new_store(
     )
 
 
-def assemble(
-    config: BrokerConfig,
-    store: MessageStore,
-    network: Network,
-    listener: Listener,
-    supervisor: Services,
-    *,
-    pace: Pace | None = None,
-    owns_loop: bool = False,
-) -> Assembled:
-    """A broker; reads the tables and no other file.
+def assemble(core: Core) -> tuple[Service, ...]:
+    """Add all features to a core; returns what to run, in the order of the start.
 
-    store: loaded and not running; the caller closes it. listener: where the broker will serve.
-    owns_loop: see RemotingServer. Raises StoreFormatError if a table or a position can't be read.
+    Raises StoreFormatError if a position can't be read.
     """
-    core = build_core(config, store, network, listener, supervisor, pace=pace, owns_loop=owns_loop)
     core.added = merge(build(core) for build in FEATURES)
     _connect_messages(core)
     _connect_store(core)
     _connect_requests(core)
-    return Assembled(core, _services(core))
+    return _services(core)
 
 
 def _connect_messages(core: Core) -> None:

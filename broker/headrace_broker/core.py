@@ -46,8 +46,11 @@ from headrace_protocol.message import UniqKeyGenerator
 from headrace_protocol.serving import TURN_S, Registry
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from headrace_broker.config import BrokerConfig
     from headrace_broker.store.message_store import MessageStore
+    from headrace_daemon.metrics.samples import Collect
     from headrace_daemon.metrics.scrapes import Scrapes
     from headrace_daemon.network import Listener, Network
     from headrace_daemon.services import Services
@@ -65,6 +68,16 @@ class Pace:
     sliced_work: SlicedWork = field(default_factory=SlicedWork)
     fetches: Fetches = field(default_factory=Fetches)
     turn_s: float = TURN_S
+
+
+class Surroundings(NamedTuple):
+    """What a broker runs in. listener: where it will serve. owns_loop: see RemotingServer."""
+
+    network: Network
+    listener: Listener
+    supervisor: Services
+    pace: Pace
+    owns_loop: bool = False
 
 
 class Tables(NamedTuple):
@@ -141,6 +154,10 @@ class Core:
     health: Health
     added: Feature = field(default_factory=Feature)
 
+    def collectors(self, make: Callable[[], Collect]) -> tuple[Collect, ...]:
+        """The collector that ``make`` imports and makes; none without a monitor."""
+        return (make(),) if self.serving.scrapes is not None else ()
+
     def file(self, name: str) -> ConfigFile:
         """A file of the store's folder ``config``."""
         return _file(self.config, self.store, name)
@@ -151,21 +168,16 @@ class Core:
         return PositionFile(path, value_type, self.store.fs)
 
 
-def build_core(
-    config: BrokerConfig,
-    store: MessageStore,
-    network: Network,
-    listener: Listener,
-    supervisor: Services,
-    *,
-    pace: Pace | None = None,
-    owns_loop: bool = False,
-) -> Core:
-    """The core, without features; reads the tables. Arguments are those of ``assemble``."""
-    pace, changes, budget = pace or Pace(), HostLog(log), HostBudget()
+def build_core(config: BrokerConfig, store: MessageStore, around: Surroundings) -> Core:
+    """The core, without features; reads the tables and no other file.
+
+    store: loaded and not running; the caller closes it.
+    Raises StoreFormatError if a table can't be read.
+    """
+    pace, changes, budget = around.pace, HostLog(log), HostBudget()
     tables = _tables(config, store, budget)
     clients = _clients(config, tables, budget, changes, pace)
-    serving = _serving(config, store, clients, network, listener, supervisor, pace, owns_loop)
+    serving = _serving(config, store, clients, around)
     directory = QueueDirectory(config.broker_name, store, tables.topics)
     statistics = BrokerStatistics()
     watch = PullWatch(clients.consumers, partial(_watched_queues, tables), pace.sliced_work.start)
@@ -195,7 +207,7 @@ def build_core(
             tables.topics,
             tables.mappings,
             before,
-            listener.address,
+            around.listener.address,
             ha_address="",
         ),
         pull_watch=watch,
@@ -206,7 +218,7 @@ def build_core(
             serving.server,
             clients.long_polling,
             serving.watchdog,
-            supervisor,
+            around.supervisor,
             lambda: core.added,
         ),
     )
@@ -254,15 +266,9 @@ def _clients(
 
 
 def _serving(
-    config: BrokerConfig,
-    store: MessageStore,
-    clients: Clients,
-    network: Network,
-    listener: Listener,
-    supervisor: Services,
-    pace: Pace,
-    owns_loop: bool,
+    config: BrokerConfig, store: MessageStore, clients: Clients, around: Surroundings
 ) -> Serving:
+    network, listener, supervisor, pace, owns_loop = around
     watchdog = Watchdog()
     frames, scrapes = _frames(config, store, clients)
     server = RemotingServer(frames, owns_loop=owns_loop)

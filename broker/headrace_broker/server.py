@@ -12,6 +12,7 @@ import trio
 from headrace_broker import assembly
 from headrace_broker.clock import SystemClock
 from headrace_broker.cluster.expected_store import check_never_left, check_store, keep_begun_without
+from headrace_broker.core import Pace, Surroundings, build_core
 from headrace_broker.serving.readiness import Readiness, State
 from headrace_broker.store.errors import LoadInterrupted
 from headrace_broker.store.recovery import LoadStage
@@ -153,15 +154,11 @@ class Broker:
         stop: trio.Event,
         task_status: trio.TaskStatus[None],
     ) -> None:
-        core, running = assembly.assemble(
-            self.config,
-            store,
-            self._network,
-            listener,
-            self.services,
-            # Answers that wait for a gate are sent by other tasks, which need the scheduler.
-            owns_loop=self._owns_process and store.write_path.confirmation.is_immediate,
-        )
+        # Answers that wait for a gate are sent by other tasks, which need the scheduler.
+        owns_loop = self._owns_process and store.write_path.confirmation.is_immediate
+        around = Surroundings(self._network, listener, self.services, Pace(), owns_loop)
+        core = build_core(self.config, store, around)
+        running = assembly.assemble(core)
         _warn_about_peer_topics(core.tables.topics)
         await load_all(running)
         async with AsyncExitStack() as ended, trio.open_nursery() as nursery:

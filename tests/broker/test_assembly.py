@@ -10,6 +10,7 @@ import trio
 from headrace_broker.assembly import assemble
 from headrace_broker.compaction.service import Compaction
 from headrace_broker.config import BrokerConfig
+from headrace_broker.core import Pace, Surroundings, build_core
 from headrace_broker.feature import Feature
 from headrace_broker.schedule.service import Schedule
 from headrace_broker.server import Broker
@@ -154,7 +155,9 @@ async def test_only_a_supervised_service_outlives_an_error(autojump_clock: objec
 async def test_a_broker_finishes_in_this_order(tmp_path: Path) -> None:
     config, network = broker_config(tmp_path), MemoryNetwork()
     store = open_store(config.store_path_root_dir)
-    core, listed = assemble(config, store, network, network.listen("127.0.0.1", 0), Services())
+    around = Surroundings(network, network.listen("127.0.0.1", 0), Services(), Pace())
+    core = build_core(config, store, around)
+    listed = assemble(core)
     finishing = sorted(listed, key=lambda service: service.stage)
     topics, mappings, groups, offsets = core.tables
     assert [service.finish for service in finishing if service.finish] == [

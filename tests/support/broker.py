@@ -14,7 +14,7 @@ import msgspec
 from headrace_broker import assembly
 from headrace_broker.compaction.service import Compaction
 from headrace_broker.config import BrokerConfig
-from headrace_broker.core import Pace
+from headrace_broker.core import Pace, Surroundings, build_core
 from headrace_broker.schedule.service import Schedule
 from headrace_broker.staging.service import Staging
 from headrace_broker.statictopic.changes import StaticTopicChanges
@@ -118,9 +118,9 @@ class BrokerUnderTest:
         network = MemoryNetwork()
         listener = network.listen("127.0.0.1", 0)
         try:
-            self.core, self.services = assembly.assemble(
-                self.config, self.store, network, listener, Services(), pace=pace or at_once()
-            )
+            around = Surroundings(network, listener, Services(), pace or at_once())
+            self.core = build_core(self.config, self.store, around)
+            self.services = assembly.assemble(self.core)
             self.staging = self.part(Staging)
             self.staging.load()
             self.compaction = self.part(Compaction)

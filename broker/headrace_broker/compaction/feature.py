@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from headrace_broker.compaction.lookups import KeyLookups
@@ -40,14 +41,12 @@ def build(core: Core) -> Feature:
             Service(compaction.rebuilds.run),
             Service(compaction.index_builds.run),
         ),
-        collectors=_collectors(core, compaction),
+        collectors=core.collectors(partial(_collector, compaction)),
         runtime_info=(compaction.runtime_info,),
     )
 
 
-def _collectors(core: Core, compaction: Compaction) -> tuple[Collect, ...]:
-    if core.serving.scrapes is None:
-        return ()
+def _collector(compaction: Compaction) -> Collect:
     from headrace_broker.compaction.collector import CompactionMetrics
 
-    return (CompactionMetrics(compaction.totals),)
+    return CompactionMetrics(compaction.totals)

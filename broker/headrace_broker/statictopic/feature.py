@@ -74,7 +74,7 @@ def build(core: Core) -> Feature:
             Service(founders.run),
             Service(forwarding.run),
         ),
-        collectors=_collectors(core, traffic),
+        collectors=core.collectors(partial(_collector, traffic)),
         runtime_info=(traffic.runtime_info, changes.runtime_info, undecided.runtime_info),
     )
 
@@ -151,9 +151,7 @@ def _guards(core: Core, shared: _Shared) -> tuple[Callable[[Registry], None], ..
     )
 
 
-def _collectors(core: Core, traffic: StaticTraffic) -> tuple[Collect, ...]:
-    if core.serving.scrapes is None:
-        return ()
+def _collector(traffic: StaticTraffic) -> Collect:
     from headrace_broker.statictopic.collector import StaticTopicMetrics
 
-    return (StaticTopicMetrics(traffic),)
+    return StaticTopicMetrics(traffic)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from headrace_broker.feature import Feature, Followed
@@ -50,7 +51,7 @@ def build(core: Core) -> Feature:
             TierDecisions(tier.state),
         ),
         services=tier.services(),
-        collectors=_collectors(core, tier.state),
+        collectors=core.collectors(partial(_collector, tier.state)),
         runtime_info=(tier.runtime_info,),
     )
 
@@ -63,9 +64,7 @@ def _key_sources(core: Core, tier: TieredStorage) -> tuple[KeySource, ...]:
     return (TierLookups(core.store, tier.reader),) if is_read else ()
 
 
-def _collectors(core: Core, state: TierState) -> tuple[Collect, ...]:
-    if core.serving.scrapes is None:
-        return ()
+def _collector(state: TierState) -> Collect:
     from headrace_broker.tiered.access.collector import TierMetrics
 
-    return (TierMetrics(state),)
+    return TierMetrics(state)
