@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from headrace.admin import completion, options
 from headrace.admin.failures import NotFound
 from headrace.admin.output import print_json, print_rows, time_text, warned, with_problems
+from headrace.admin.running import run_admin
 from headrace_daemon.command import warn
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from headrace.admin.chains import QueuePart
     from headrace.admin.client import Admin
     from headrace.admin.statictopic import Change
     from headrace_protocol.statictopic.mapping import MappingItem
 
-Result = TypeVar("Result")
 
 _topic = click.argument("name", metavar="TOPIC", shell_complete=completion.topics)
 dry_run = click.option(
@@ -107,7 +107,7 @@ def rebalance(name: str | None, nameserver: str | None, *, dry_run: bool, as_jso
                 done.append(await admin.rebalance_static_topic(topic, dry_run=dry_run))
         return done
 
-    print_changes(_run(changes, nameserver), as_json=as_json, dry_run=dry_run)
+    print_changes(run_admin(changes, nameserver), as_json=as_json, dry_run=dry_run)
 
 
 @options.command(
@@ -162,7 +162,7 @@ def mapping(name: str, nameserver: str | None, *, as_json: bool) -> None:
         return await admin.queue_parts(name, problems=problems)
 
     with warned() as problems:
-        rows = [_part_row(part) for part in _run(parts, nameserver)]
+        rows = [_part_row(part) for part in run_admin(parts, nameserver)]
     if not rows and not problems:
         raise NotFound(
             f"topic {name} is not a static topic; `headrace topic describe {name}` shows its queues"
@@ -189,15 +189,10 @@ def _part_row(part: QueuePart) -> dict[str, Any]:
 # -- changes ---------------------------------------------------------------------------------------
 
 
-def create_static(
-    name: str,
-    queues: int,
+def create(
+    change: Callable[[Admin], Awaitable[Change]],
     nameserver: str | None,
     *,
-    attributes: Mapping[str, str],
-    brokers: str | None,
-    cluster: str | None,
-    force: bool,
     dry_run: bool,
     if_not_exists: bool,
     as_json: bool,
@@ -205,19 +200,8 @@ def create_static(
     """``topic create --static``."""
     from headrace.admin.statictopic import UnchangedTopic
 
-    async def change(admin: Admin) -> Change:
-        return await admin.create_static_topic(
-            name,
-            queues,
-            attributes=attributes,
-            brokers=names(brokers),
-            cluster=cluster,
-            force=force,
-            dry_run=dry_run,
-        )
-
     with suppress(*[UnchangedTopic] if if_not_exists else []):
-        print_changes([_run(change, nameserver)], as_json=as_json, dry_run=dry_run)
+        print_changes([run_admin(change, nameserver)], as_json=as_json, dry_run=dry_run)
 
 
 def becomes_static(name: str, nameserver: str | None) -> bool:
@@ -226,7 +210,7 @@ def becomes_static(name: str, nameserver: str | None) -> bool:
     async def ask(admin: Admin) -> bool:
         return await admin.becomes_static(name)
 
-    return _run(ask, nameserver)
+    return run_admin(ask, nameserver)
 
 
 def _run_one(change: Callable[[Admin], Awaitable[Change]], nameserver: str | None) -> list[Change]:
@@ -234,21 +218,9 @@ def _run_one(change: Callable[[Admin], Awaitable[Change]], nameserver: str | Non
     from headrace.admin.statictopic import UnchangedTopic
 
     try:
-        return [_run(change, nameserver)]
+        return [run_admin(change, nameserver)]
     except UnchangedTopic:
         return []
-
-
-def _run(ask: Callable[[Admin], Awaitable[Result]], nameserver: str | None) -> Result:
-    import trio
-
-    from headrace.admin.client import Admin
-
-    async def run() -> Result:
-        async with Admin(nameserver=nameserver) as admin:
-            return await ask(admin)
-
-    return trio.run(run)
 
 
 def print_changes(

@@ -6,7 +6,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Awaitable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
 
@@ -58,10 +58,27 @@ _SEEK_PAUSE_S = 0.01
 _HANDOVER_S = 20.0
 
 
+class Membership(NamedTuple):
+    """How a member of a group reads.
+
+    broadcast: the member reads all queues, and returns no messages.
+    """
+
+    group: str
+    start: Start
+    ordered: bool
+    broadcast: bool
+    strategy: Strategy
+    limits: Limits
+    body_limits: BodyLimits
+    on_assigned: OnQueue | None
+    on_revoked: OnQueue | None
+
+
 class Assignment:
     """A member's share of its group's queues; takes over, commits and releases queues.
 
-    broadcast: the member reads all queues, and returns no messages. offsets: keeps the progress.
+    offsets: keeps the progress.
     process_queues: the queues assigned to this member now.
     group_changed: event that triggers an immediate rebalance when set.
     """
@@ -69,45 +86,30 @@ class Assignment:
     def __init__(
         self,
         instance: ClientInstance,
-        group: str,
+        member: Membership,
         subscriptions: list[Subscription],
         inbox: Inbox,
-        *,
-        start: Start,
-        ordered: bool,
-        broadcast: bool,
-        strategy: Strategy,
         offsets: OffsetStore,
-        limits: Limits,
-        body_limits: BodyLimits,
-        on_assigned: OnQueue | None,
-        on_revoked: OnQueue | None,
     ) -> None:
         self.process_queues: dict[MessageQueue, ProcessQueue] = {}
         self.group_changed = anyio.Event()
         self._instance = instance
         self._outages = instance.outages
-        self._group = group
-        self._retry_topic = f"{RETRY_PREFIX}{group}"
+        self._member = member
+        self._group = member.group
+        self._retry_topic = f"{RETRY_PREFIX}{member.group}"
         self._subscriptions = subscriptions
         self._inbox = inbox
-        self._start = start
-        self._ordered = ordered
-        self._broadcast = broadcast
-        self._strategy = strategy
-        self._limits = limits
         self._offsets = offsets
-        self._locks = QueueLockClient(instance, group)
-        self._fetcher = Fetcher(instance, group, inbox, body_limits)
+        self._locks = QueueLockClient(instance, member.group)
+        self._fetcher = Fetcher(instance, member.group, inbox, member.body_limits)
         # Released queues whose last messages are still being processed, under the lock.
         self._leaving: set[MessageQueue] = set()
         # Queues that a renewal locked again although they were released meanwhile.
         self._strays: set[MessageQueue] = set()
         self._seeks_retry_topic = False
-        check_callback("on_assigned", on_assigned)
-        check_callback("on_revoked", on_revoked)
-        self._on_assigned = on_assigned
-        self._on_revoked = on_revoked
+        check_callback("on_assigned", member.on_assigned)
+        check_callback("on_revoked", member.on_revoked)
         # Queues of this member's share that it could not take over.
         self._untaken: dict[MessageQueue, Failure] = {}
         self._tasks: TaskGroup | None = None
@@ -123,7 +125,7 @@ class Assignment:
         self.expect_retries()
         tasks.start_soon(self._rebalance_regularly, complete)
         tasks.start_soon(self._commit_regularly)
-        if self._ordered:
+        if self._member.ordered:
             tasks.start_soon(self._renew_locks_regularly)
 
     async def commit(self) -> None:
@@ -147,7 +149,7 @@ class Assignment:
     def expect_retries(self) -> None:
         """Look at once for queues of the retry topic that are not known yet."""
         assert self._tasks is not None
-        if self._broadcast or self._seeks_retry_topic:
+        if self._member.broadcast or self._seeks_retry_topic:
             return
         if self._brokers_without_retries():
             self._seeks_retry_topic = True
@@ -265,15 +267,15 @@ class Assignment:
     ) -> set[MessageQueue]:
         """Release and take over queues of a topic; return this member's share."""
         mine = set(route.read_queues)
-        if not self._broadcast:
+        if not self._member.broadcast:
             members = await self._members(route, failures)
-            mine = allocate(self._strategy, mine, members, self._instance.client_id)
+            mine = allocate(self._member.strategy, mine, members, self._instance.client_id)
             self._outages.worked(f"the strategy of group {self._group}")
         held = {queue for queue in self.process_queues if queue.topic == subscription.topic}
         await self._hand_over(sorted(held - mine))
         asked = self._served(mine - self._leaving, failures)
         locked_at = anyio.current_time()
-        locked = await self._lock(sorted(asked), failures) if self._ordered else asked
+        locked = await self._lock(sorted(asked), failures) if self._member.ordered else asked
         # A consumer that closes meanwhile has released its queues.
         for queue in self._served(held & asked - locked, failures) & self.process_queues.keys():
             # Another member already holds the queue, so there is nothing to commit.
@@ -374,21 +376,21 @@ class Assignment:
         committed = await self._offsets.committed(self._group, queue)
         offset = committed
         if offset is None:
-            start = "earliest" if _is_retry(queue.topic) else self._start
+            start = "earliest" if _is_retry(queue.topic) else self._member.start
             offset = await start_offset(start, queue, self._offsets)
-        process_queue = ProcessQueue(queue, self._limits, offset, committed)
-        if self._broadcast:
+        process_queue = ProcessQueue(queue, self._member.limits, offset, committed)
+        if self._member.broadcast:
             await self._fetcher.check(process_queue, subscription)
-        if self._ordered:
+        if self._member.ordered:
             process_queue.locked_until = locked_at + LOCK_TRUST_S
         self.process_queues[queue] = process_queue
-        await self._tell(self._on_assigned, "on_assigned", queue)
+        await self._tell(self._member.on_assigned, "on_assigned", queue)
         assert self._tasks is not None
         self._tasks.start_soon(self._fetcher.run, process_queue, subscription)
 
     async def _hand_over(self, queues: Iterable[MessageQueue]) -> None:
         released = [self.process_queues.pop(queue) for queue in queues]
-        if not self._ordered:
+        if not self._member.ordered:
             await self._try_to_release(released)
             return
         assert self._tasks is not None
@@ -417,11 +419,11 @@ class Assignment:
         for process_queue in process_queues:
             process_queue.drop()
         for process_queue in process_queues:
-            await self._tell(self._on_revoked, "on_revoked", process_queue.queue)
+            await self._tell(self._member.on_revoked, "on_revoked", process_queue.queue)
         try:
             await self._commit_confirmed(process_queues)
         finally:
-            if self._ordered:
+            if self._member.ordered:
                 await self._locks.unlock([process_queue.queue for process_queue in process_queues])
 
     # -- locks -------------------------------------------------------------------------------------
@@ -467,7 +469,7 @@ class Assignment:
         """Give up a queue that another member may have."""
         if process_queue := self.process_queues.pop(queue, None):
             process_queue.drop()
-            await self._tell(self._on_revoked, "on_revoked", queue)
+            await self._tell(self._member.on_revoked, "on_revoked", queue)
 
     async def _tell(self, callback: OnQueue | None, name: str, queue: MessageQueue) -> None:
         """Call the user's callback; its error is logged, for the group continues."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import anyio
 
 from headrace.config import check_count, check_limits
-from headrace.consumer.assignment import Assignment
+from headrace.consumer.assignment import Assignment, Membership
 from headrace.consumer.inbox import (
     BatchIterator,
     Inbox,
@@ -126,8 +126,6 @@ class Consumer(Startable):
         on_revoked: OnQueue | None = None,
         connect: Connect = connect_tcp,
     ) -> None:
-        group = check_group(group)
-        start = check_start(start)
         check_limits(
             queue_messages_max=queue_messages_max,
             queue_bytes_max=queue_bytes_max,
@@ -135,11 +133,18 @@ class Consumer(Startable):
             batch_bytes_max=batch_bytes_max,
         )
         max_attempts = check_count("max_attempts", max_attempts)
+        self._member = Membership(
+            check_group(group),
+            check_start(start),
+            ordered,
+            broadcast,
+            named(strategy),
+            Limits(queue_messages_max, queue_bytes_max),
+            BodyLimits(body_bytes_max, batch_bytes_max),
+            on_assigned,
+            on_revoked,
+        )
         self.group = group
-        self._start = start
-        self._ordered = ordered
-        self._strategy = named(strategy)
-        self._broadcast = broadcast
         if offsets_dir is not None and not broadcast:
             raise ConfigurationError(f"offsets_dir={str(offsets_dir)!r} requires broadcast=True")
         if broadcast:
@@ -156,19 +161,7 @@ class Consumer(Startable):
         )
         self._inbox = Inbox("Consumer", ordered=ordered, current_user=self._current_user)
         self._assignment = Assignment(
-            self._instance,
-            group,
-            self._subscriptions,
-            self._inbox,
-            start=start,
-            ordered=ordered,
-            broadcast=broadcast,
-            strategy=self._strategy,
-            offsets=self._offsets,
-            limits=Limits(queue_messages_max, queue_bytes_max),
-            body_limits=BodyLimits(body_bytes_max, batch_bytes_max),
-            on_assigned=on_assigned,
-            on_revoked=on_revoked,
+            self._instance, self._member, self._subscriptions, self._inbox, self._offsets
         )
         self._inbox.returns = NoReturns() if broadcast else self._retries(max_attempts, retry_delay)
 
@@ -178,7 +171,7 @@ class Consumer(Startable):
             self.group,
             self._inbox,
             self._assignment,
-            ordered=self._ordered,
+            ordered=self._member.ordered,
             max_attempts=max_attempts,
             retry_delay=retry_delay,
         )
@@ -357,8 +350,8 @@ class Consumer(Startable):
         self._instance.consumers = [
             ConsumerData(
                 group_name=self.group,
-                message_model="BROADCASTING" if self._broadcast else "CLUSTERING",
-                consume_from_where=consume_from_where(self._start),
+                message_model="BROADCASTING" if self._member.broadcast else "CLUSTERING",
+                consume_from_where=consume_from_where(self._member.start),
                 subscription_data_set=[subscription.data() for subscription in self._subscriptions],
             )
         ]
@@ -381,8 +374,8 @@ class Consumer(Startable):
         info = running_info(
             self._assignment.process_queues.values(),
             self._subscriptions,
-            ordered=self._ordered,
-            strategy=name_of(self._strategy),
+            ordered=self._member.ordered,
+            strategy=name_of(self._member.strategy),
         )
         connection.respond(request, ResponseCode.SUCCESS, body=info)
 

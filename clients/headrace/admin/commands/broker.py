@@ -10,6 +10,7 @@ import click
 from headrace.admin import options
 from headrace.admin.failures import BadSettings, NotFound
 from headrace.admin.output import print_rows, warned, with_problems
+from headrace.admin.running import run_admin
 from headrace.errors import HeadraceError
 
 if TYPE_CHECKING:
@@ -70,19 +71,14 @@ def forget(name: str, nameserver: str | None, *, yes: bool) -> None:
     From then on reads that lack its messages are no errors any more, and keys of compacted topics
     go to the brokers that are left.
     """
-    import trio
-
-    from headrace.admin.client import Admin
-
     if not yes:
         options.confirm(f"forget broker {name} with the messages that only it has")
 
-    async def run() -> None:
-        async with Admin(nameserver=nameserver) as admin:
-            if not await admin.forget_broker(name):
-                raise NotFound(f"no nameserver remembers a broker {name} that left")
+    async def run(admin: Admin) -> None:
+        if not await admin.forget_broker(name):
+            raise NotFound(f"no nameserver remembers a broker {name} that left")
 
-    trio.run(run)
+    run_admin(run, nameserver)
 
 
 @command.group("config", epilog=options.examples("headrace broker config get"))
@@ -110,31 +106,27 @@ def get(
     names: tuple[str, ...], broker: str | None, nameserver: str | None, *, as_json: bool
 ) -> None:
     """Show settings of running brokers; all of them if none is named."""
-    import trio
-
-    from headrace.admin.client import Admin
     from headrace.admin.requests import BrokerProblem
     from headrace.tasks import gather
 
-    async def run() -> list[dict[str, Any]]:
-        async with Admin(nameserver=nameserver) as admin:
-            nodes = await _nodes(admin, broker)
-            rows = []
-            for node, found in zip(
-                nodes,
-                await gather(lambda node: admin.broker_config(node.address), nodes),
-                strict=True,
-            ):
-                if isinstance(found, HeadraceError):
-                    problems.append(BrokerProblem(node.broker_name, node.address, found))
-                else:
-                    rows += _rows(node, found, names)
-            if problems and not rows:
-                raise problems[0].error
-            return rows
+    async def run(admin: Admin) -> list[dict[str, Any]]:
+        nodes = await _nodes(admin, broker)
+        rows = []
+        for node, found in zip(
+            nodes,
+            await gather(lambda node: admin.broker_config(node.address), nodes),
+            strict=True,
+        ):
+            if isinstance(found, HeadraceError):
+                problems.append(BrokerProblem(node.broker_name, node.address, found))
+            else:
+                rows += _rows(node, found, names)
+        if problems and not rows:
+            raise problems[0].error
+        return rows
 
     with warned() as problems:
-        rows = trio.run(run)
+        rows = run_admin(run, nameserver)
     print_rows(with_problems(rows, problems), as_json=as_json, empty="no settings")
 
 
@@ -169,24 +161,20 @@ def set_config(
     A broker refuses those that it reads only at its start. All brokers are tried before the
     command fails with the error of one.
     """
-    import trio
-
-    from headrace.admin.client import Admin
     from headrace.tasks import gather_or_raise
 
     changes = options.pairs(settings, "setting")
 
-    async def run() -> list[dict[str, Any]]:
-        async with Admin(nameserver=nameserver) as admin:
-            nodes = await _nodes(admin, broker)
+    async def run(admin: Admin) -> list[dict[str, Any]]:
+        nodes = await _nodes(admin, broker)
 
-            async def change(node: BrokerNode) -> list[dict[str, Any]]:
-                await admin.update_broker_config(node.address, changes)
-                return _rows(node, await admin.broker_config(node.address), tuple(changes))
+        async def change(node: BrokerNode) -> list[dict[str, Any]]:
+            await admin.update_broker_config(node.address, changes)
+            return _rows(node, await admin.broker_config(node.address), tuple(changes))
 
-            return [row for rows in await gather_or_raise(change, nodes) for row in rows]
+        return [row for rows in await gather_or_raise(change, nodes) for row in rows]
 
-    print_rows(trio.run(run), as_json=as_json, empty="no settings")
+    print_rows(run_admin(run, nameserver), as_json=as_json, empty="no settings")
 
 
 async def _nodes(admin: Admin, broker: str | None) -> list[BrokerNode]:

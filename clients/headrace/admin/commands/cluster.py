@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.admin import options
 from headrace.admin.output import print_rows
+from headrace.admin.running import run_admin
 from headrace.missing import departed_part
 
 if TYPE_CHECKING:
+    from headrace.admin.client import Admin
     from headrace.admin.requests import BrokerNode
     from headrace.errors import HeadraceError
     from headrace_protocol.departed import DepartedBroker
@@ -19,21 +21,17 @@ if TYPE_CHECKING:
 @options.nameserver
 def command(*, as_json: bool, nameserver: str | None) -> None:
     """List the brokers with their rates, and those that left."""
-    import trio
-
-    from headrace.admin.client import Admin
     from headrace.tasks import gather
 
-    async def run() -> list[dict[str, Any]]:
-        async with Admin(nameserver=nameserver) as admin:
-            nodes = await admin.cluster()
-            infos = await gather(lambda node: admin.runtime_info(node.address), nodes)
-            departed = await admin.departed_brokers()
-            rows = [_row(node, info) for node, info in zip(nodes, infos, strict=True)]
-            return [*rows, *map(_row_of_departed, departed)]
+    async def run(admin: Admin) -> list[dict[str, Any]]:
+        nodes = await admin.cluster()
+        infos = await gather(lambda node: admin.runtime_info(node.address), nodes)
+        departed = await admin.departed_brokers()
+        rows = [_row(node, info) for node, info in zip(nodes, infos, strict=True)]
+        return [*rows, *map(_row_of_departed, departed)]
 
     empty = "no broker has registered; start one with `headrace broker` or `headrace dev`"
-    print_rows(trio.run(run), as_json=as_json, empty=empty)
+    print_rows(run_admin(run, nameserver), as_json=as_json, empty=empty)
 
 
 def _row(node: BrokerNode, info: dict[str, str] | HeadraceError) -> dict[str, Any]:

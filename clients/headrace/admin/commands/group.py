@@ -20,6 +20,7 @@ from headrace.admin.output import (
     with_problems,
 )
 from headrace.admin.places import parse_place
+from headrace.admin.running import run_admin
 from headrace.errors import ConfigurationError
 from headrace_daemon.command import warn
 
@@ -49,17 +50,13 @@ command.add_command(dlq.command)
 @options.nameserver
 def list_groups(nameserver: str | None, *, system: bool, as_json: bool) -> None:
     """List the groups with their connected members and their lag over all topics."""
-    import trio
 
-    from headrace.admin.client import Admin
-
-    async def run() -> list[dict[str, Any]]:
-        async with Admin(nameserver=nameserver) as admin:
-            groups = await admin.groups(system=system, problems=problems)
-            return [await _group_row(admin, group.group_name, problems) for group in groups]
+    async def run(admin: Admin) -> list[dict[str, Any]]:
+        groups = await admin.groups(system=system, problems=problems)
+        return [await _group_row(admin, group.group_name, problems) for group in groups]
 
     with warned() as problems:
-        rows = with_problems(trio.run(run), problems)
+        rows = with_problems(run_admin(run, nameserver), problems)
     print_rows(rows, as_json=as_json, empty="no groups yet; starting a consumer creates one")
 
 
@@ -91,27 +88,23 @@ def describe(group: str, nameserver: str | None, *, as_json: bool) -> None:
     The column alarm names queues that no member has pulled for 30 s although some are connected:
     nobody consumes their messages.
     """
-    import trio
-
-    from headrace.admin.client import Admin
     from headrace.admin.group_view import GroupView
 
-    async def run() -> dict[str, Any]:
-        async with Admin(nameserver=nameserver) as admin:
-            config = await admin.group(group, problems=problems)
-            view = await GroupView.of(admin, group, problems)
-            return {
-                "group": group,
-                "settings": {
-                    "consume_enabled": config.consume_enable,
-                    "retries_max": config.retry_max_times,
-                    "retry_queues": config.retry_queue_nums,
-                },
-                **view.rows(),
-            }
+    async def run(admin: Admin) -> dict[str, Any]:
+        config = await admin.group(group, problems=problems)
+        view = await GroupView.of(admin, group, problems)
+        return {
+            "group": group,
+            "settings": {
+                "consume_enabled": config.consume_enable,
+                "retries_max": config.retry_max_times,
+                "retry_queues": config.retry_queue_nums,
+            },
+            **view.rows(),
+        }
 
     with warned() as problems:
-        description = trio.run(run)
+        description = run_admin(run, nameserver)
     for conflict in description["conflicts"]:
         warn(conflict)
     if as_json:
@@ -138,18 +131,13 @@ def delete(group: str, nameserver: str | None, *, yes: bool) -> None:
 
     A group with connected members is not deleted: they would create it again.
     """
-    import trio
-
-    from headrace.admin.client import Admin
-
     if not yes:
         options.confirm(f"delete group {group} and its offsets")
 
-    async def run() -> None:
-        async with Admin(nameserver=nameserver) as admin:
-            await admin.delete_group(group)
+    async def run(admin: Admin) -> None:
+        await admin.delete_group(group)
 
-    trio.run(run)
+    run_admin(run, nameserver)
 
 
 @command.command(
@@ -178,23 +166,20 @@ def lag(
     """Show a group's lag in each queue where it has a position, and in total."""
     import trio
 
-    from headrace.admin.client import Admin
-
-    async def run() -> None:
-        async with Admin(nameserver=nameserver) as admin:
-            while True:
-                with warned() as problems:
-                    lags = await admin.lag(group, topic, problems=problems)
-                    if not lags:
-                        await _check_known(admin, group, topic, problems)
-                    _print_lags(lags, problems, group, topic, as_json=as_json, clear=watch)
-                if not watch:
-                    break
-                await trio.sleep(_WATCH_S)
+    async def run(admin: Admin) -> None:
+        while True:
+            with warned() as problems:
+                lags = await admin.lag(group, topic, problems=problems)
+                if not lags:
+                    await _check_known(admin, group, topic, problems)
+                _print_lags(lags, problems, group, topic, as_json=as_json, clear=watch)
+            if not watch:
+                break
+            await trio.sleep(_WATCH_S)
         if problems and not allow_partial:
             raise NotFound(f"the lag of group {group} is incomplete")
 
-    trio.run(run)
+    run_admin(run, nameserver)
 
 
 def _print_lags(
@@ -270,10 +255,6 @@ def reset(
     as_json: bool,
 ) -> None:
     """Move a group to another position in a topic; running members continue from there."""
-    import trio
-
-    from headrace.admin.client import Admin
-
     place = parse_place(to)
     if queue is None and isinstance(place, int):
         raise ConfigurationError(
@@ -282,15 +263,14 @@ def reset(
     if queue is None and broker is not None:
         raise ConfigurationError("--broker requires --queue")
 
-    async def run() -> dict[MessageQueue, int]:
-        async with Admin(nameserver=nameserver) as admin:
-            if queue is None:
-                assert not isinstance(place, int)
-                return await admin.reset_offsets(group, topic, place)
-            one = await _queue(admin, topic, queue, broker)
-            if isinstance(place, int):
-                return await admin.reset_queue(group, one, place)
-            return await admin.reset_offsets(group, topic, place, queue=one)
+    async def run(admin: Admin) -> dict[MessageQueue, int]:
+        if queue is None:
+            assert not isinstance(place, int)
+            return await admin.reset_offsets(group, topic, place)
+        one = await _queue(admin, topic, queue, broker)
+        if isinstance(place, int):
+            return await admin.reset_queue(group, one, place)
+        return await admin.reset_offsets(group, topic, place, queue=one)
 
     rows = [
         {
@@ -299,7 +279,7 @@ def reset(
             "queue": queue.queue_id,
             "queue_offset": offset,
         }
-        for queue, offset in trio.run(run).items()
+        for queue, offset in run_admin(run, nameserver).items()
     ]
     print_rows(rows, as_json=as_json, empty=f"group {group} has no position in {topic}")
 
@@ -339,16 +319,12 @@ def clone(
 
     Running members of TO continue from there. Prints the positions of TO.
     """
-    import trio
 
-    from headrace.admin.client import Admin
+    async def run(admin: Admin) -> list[QueueLag]:
+        with warned() as problems:
+            await _check_known(admin, source, topic, problems)
+        await admin.clone_offsets(source, target, topic)
+        return await admin.lag(target, topic)
 
-    async def run() -> list[QueueLag]:
-        async with Admin(nameserver=nameserver) as admin:
-            with warned() as problems:
-                await _check_known(admin, source, topic, problems)
-            await admin.clone_offsets(source, target, topic)
-            return await admin.lag(target, topic)
-
-    rows = [_lag_row(lag) for lag in trio.run(run)]
+    rows = [_lag_row(lag) for lag in run_admin(run, nameserver)]
     print_rows(rows, as_json=as_json, empty=f"group {source} has committed nothing yet")

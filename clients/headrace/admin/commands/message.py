@@ -11,10 +11,12 @@ from headrace.admin.failures import NotFound
 from headrace.admin.messages import message_record, preview
 from headrace.admin.output import print_record, print_rows, time_text, warned_if, with_problems
 from headrace.admin.places import milliseconds, parse_time
+from headrace.admin.running import run_admin
 from headrace.errors import ConfigurationError
 from headrace_daemon.command import warn
 
 if TYPE_CHECKING:
+    from headrace.admin.client import Admin
     from headrace.messages import ReceivedMessage
 
 _TIMESTAMP_MS_MAX = 2**63 - 1
@@ -54,16 +56,12 @@ def get(
 
     ID is the broker's id of the message (offset_message_id) or the producer's (message_id).
     """
-    import trio
 
-    from headrace.admin.client import Admin
-
-    async def run() -> ReceivedMessage | None:
-        async with Admin(nameserver=nameserver) as admin:
-            return await admin.message(message_id, topic, problems=problems)
+    async def run(admin: Admin) -> ReceivedMessage | None:
+        return await admin.message(message_id, topic, problems=problems)
 
     with warned_if(allow_partial) as problems:
-        message = trio.run(run)
+        message = run_admin(run, nameserver)
     if message is None:
         raise NotFound(f"message {message_id} does not exist or has expired")
     print_record(message_record(message), as_json=as_json)
@@ -108,29 +106,24 @@ def query(
     as_json: bool,
 ) -> None:
     """List the messages with a key, oldest first."""
-    import trio
-
-    from headrace.admin.client import Admin
-
     begin_ms = milliseconds(parse_time(since)) if since else 0
     end_ms = milliseconds(parse_time(until)) if until else _TIMESTAMP_MS_MAX
     if begin_ms > end_ms:
         raise ConfigurationError(f"--since {since} is later than --until {until}; swap them")
 
-    async def run() -> list[ReceivedMessage]:
-        async with Admin(nameserver=nameserver) as admin:
-            return await admin.query_by_key(
-                topic,
-                key,
-                # One more tells whether there are more.
-                max_count=count + 1,
-                begin_ms=begin_ms,
-                end_ms=end_ms,
-                problems=problems,
-            )
+    async def run(admin: Admin) -> list[ReceivedMessage]:
+        return await admin.query_by_key(
+            topic,
+            key,
+            # One more tells whether there are more.
+            max_count=count + 1,
+            begin_ms=begin_ms,
+            end_ms=end_ms,
+            problems=problems,
+        )
 
     with warned_if(allow_partial) as problems:
-        found = _newest(trio.run(run), count)
+        found = _newest(run_admin(run, nameserver), count)
     rows = list(map(message_record if as_json else _short, found))
     if as_json or found:
         print_rows(with_problems(rows, problems), as_json=as_json, empty="")

@@ -20,12 +20,14 @@ from headrace.admin.output import (
     warned,
     with_problems,
 )
+from headrace.admin.running import run_admin
 from headrace.errors import ConfigurationError
 from headrace_daemon.command import FAILED, warn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from headrace.admin.client import Admin
     from headrace_broker.config import BrokerConfig
     from headrace_broker.tiered.access.settings import TierSettings
     from headrace_broker.tiered.container.stored_tier import StoredTier
@@ -65,17 +67,13 @@ def status(topic: str | None, count: int, nameserver: str | None, *, as_json: bo
     Ranges are queue offsets, the end not included. Behind is what is still to be uploaded: the log
     keeps it. Warns of brokers whose tier fails.
     """
-    import trio
 
-    from headrace.admin.client import Admin
-
-    async def run() -> dict[str, TierStatus]:
-        async with Admin(nameserver=nameserver) as admin:
-            # One more tells whether there are more.
-            return await admin.tier_status(topic, max_count=count + 1, problems=problems)
+    async def run(admin: Admin) -> dict[str, TierStatus]:
+        # One more tells whether there are more.
+        return await admin.tier_status(topic, max_count=count + 1, problems=problems)
 
     with warned() as problems:
-        tiers = trio.run(run)
+        tiers = run_admin(run, nameserver)
     if more := [broker for broker, tier in tiers.items() if len(tier.queues) > count]:
         warn(
             f"{', '.join(more)}: only the {count} queues that are furthest behind are listed; more "
@@ -107,16 +105,12 @@ def resume(topic: str | None, nameserver: str | None, *, as_json: bool) -> None:
     After an outage uploads resume by themselves, within a minute. A queue is given up if its files
     are damaged; it is looked at again as by a restart. Lists the queues that were given up.
     """
-    import trio
 
-    from headrace.admin.client import Admin
-
-    async def run() -> dict[str, TierStatus]:
-        async with Admin(nameserver=nameserver) as admin:
-            return await admin.tier_resume(topic, problems=problems)
+    async def run(admin: Admin) -> dict[str, TierStatus]:
+        return await admin.tier_resume(topic, problems=problems)
 
     with warned() as problems:
-        tiers = trio.run(run)
+        tiers = run_admin(run, nameserver)
     rows = [
         {
             "topic": queue.topic,
@@ -152,22 +146,18 @@ def forget(
     Of a queue whose tier has other messages than the log, those from the first other one on are
     dropped; with --all, and of a damaged queue, all of them. What the log does not have is lost.
     """
-    import trio
 
-    from headrace.admin.client import Admin
+    async def run(admin: Admin) -> str:
+        tier = (await admin.tier_status(topic))[broker]
+        queue = next((each for each in tier.queues if each.queue_id == queue_id), None)
+        if queue is None or not queue.problem:
+            raise CommandFailed(f"queue {topic}/{queue_id} of {broker} is not given up")
+        begin = 0 if everything else queue.foreign_from or 0
+        if yes:
+            await admin.tier_forget(topic, queue_id, broker=broker, from_offset=begin)
+        return f"queue offsets {max(begin, queue.tier_min or 0)} to {queue.tier_end or 0}"
 
-    async def run() -> str:
-        async with Admin(nameserver=nameserver) as admin:
-            tier = (await admin.tier_status(topic))[broker]
-            queue = next((each for each in tier.queues if each.queue_id == queue_id), None)
-            if queue is None or not queue.problem:
-                raise CommandFailed(f"queue {topic}/{queue_id} of {broker} is not given up")
-            begin = 0 if everything else queue.foreign_from or 0
-            if yes:
-                await admin.tier_forget(topic, queue_id, broker=broker, from_offset=begin)
-            return f"queue offsets {max(begin, queue.tier_min or 0)} to {queue.tier_end or 0}"
-
-    which = trio.run(run)
+    which = run_admin(run, nameserver)
     sys.stderr.write(
         f"the tier drops {which}\n" if yes else f"nothing was dropped: --yes drops {which}\n"
     )

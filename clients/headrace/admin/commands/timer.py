@@ -19,6 +19,7 @@ from headrace.admin.output import (
     with_problems,
 )
 from headrace.admin.places import milliseconds, parse_later
+from headrace.admin.running import run_admin
 
 if TYPE_CHECKING:
     from headrace.admin.client import Admin
@@ -55,18 +56,13 @@ def list_timers(
 
     Messages with a delay level are not timers: the broker keeps them in another way.
     """
-    import trio
-
-    from headrace.admin.client import Admin
-
     until_ms = milliseconds(parse_later(until)) if until else None
 
-    async def run() -> tuple[list[WaitingTimer], int]:
-        async with Admin(nameserver=nameserver) as admin:
-            return await admin.timers(topic, until_ms=until_ms, max_count=count, problems=problems)
+    async def run(admin: Admin) -> tuple[list[WaitingTimer], int]:
+        return await admin.timers(topic, until_ms=until_ms, max_count=count, problems=problems)
 
     with warned() as problems:
-        timers, total = trio.run(run)
+        timers, total = run_admin(run, nameserver)
         rows = with_problems([_row(timer, as_json=as_json) for timer in timers], problems)
     print_rows(rows, as_json=as_json, empty="no timers wait")
     if timers and not as_json:
@@ -104,24 +100,20 @@ def cancel(timer: str, nameserver: str | None, *, as_json: bool) -> None:
 
     Fails if it does not wait any more. Prints how many timers of its topic still wait.
     """
-    import trio
 
-    from headrace.admin.client import Admin
-
-    async def run() -> dict[str, Any]:
-        async with Admin(nameserver=nameserver) as admin:
-            handle = await _handle(admin, timer)
-            await admin.cancel_timer(handle)
-            counts = await admin.timer_counts(problems=problems)
-            return {
-                "cancelled": handle.uniq_key,
-                "topic": handle.topic,
-                "broker": handle.broker_name,
-                "still_waiting": counts.get(handle.topic, 0),
-            }
+    async def run(admin: Admin) -> dict[str, Any]:
+        handle = await _handle(admin, timer)
+        await admin.cancel_timer(handle)
+        counts = await admin.timer_counts(problems=problems)
+        return {
+            "cancelled": handle.uniq_key,
+            "topic": handle.topic,
+            "broker": handle.broker_name,
+            "still_waiting": counts.get(handle.topic, 0),
+        }
 
     with warned() as problems:
-        record = trio.run(run)
+        record = run_admin(run, nameserver)
     print_record(record, as_json=as_json)
 
 

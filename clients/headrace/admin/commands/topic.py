@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,6 +19,7 @@ from headrace.admin.output import (
     warned_if,
     with_problems,
 )
+from headrace.admin.running import run_admin
 from headrace.errors import ConfigurationError, RouteNotFound
 from headrace_daemon.command import warn
 
@@ -142,58 +144,59 @@ def create(
     as_json: bool,
 ) -> None:
     """Create a topic."""
-    import trio
-
     from headrace.admin.client import Admin
     from headrace.admin.statictopic import is_compacted
 
     attributes = _attributes(attribute, compacted=compacted)
     if static and if_not_exists:
         raise ConfigurationError("--static can't be combined with --if-not-exists")
-    needs_static = (
-        is_compacted(attributes)
-        and not (static or broker)
-        and static_commands.becomes_static(name, nameserver)
-    )
-    if static or needs_static:
+    if not (static or broker) and is_compacted(attributes):
+        static = _becomes_static(name, queues, nameserver)
+    if static:
         if perm != "rw":
             raise ConfigurationError(
                 "--static can't be combined with --perm; `headrace topic alter` changes it"
             )
-        if needs_static:
-            warn(
-                f"{name} is a static topic, with {queues} queues on all brokers together: its keys "
-                "keep their queues while brokers come and go; --broker creates it on a single one"
-            )
-        static_commands.create_static(
-            name,
-            queues,
-            nameserver,
+        change = partial(
+            Admin.create_static_topic,
+            topic=name,
+            queues=queues,
             attributes=attributes,
-            brokers=broker,
+            brokers=static_commands.names(broker),
             cluster=cluster,
             force=force,
             dry_run=dry_run,
-            if_not_exists=if_not_exists,
-            as_json=as_json,
+        )
+        static_commands.create(
+            change, nameserver, dry_run=dry_run, if_not_exists=if_not_exists, as_json=as_json
         )
         return
     if cluster or dry_run or force:
         raise ConfigurationError("--cluster, --dry-run and --force require --static")
 
-    async def run() -> None:
-        async with Admin(nameserver=nameserver) as admin:
-            await admin.create_topic(
-                name,
-                queues=queues,
-                perm=_PERMS[perm],
-                attributes=attributes,
-                broker=broker,
-                if_not_exists=if_not_exists,
-            )
+    async def run(admin: Admin) -> None:
+        await admin.create_topic(
+            name,
+            queues=queues,
+            perm=_PERMS[perm],
+            attributes=attributes,
+            broker=broker,
+            if_not_exists=if_not_exists,
+        )
 
-    trio.run(run)
+    run_admin(run, nameserver)
     print_record({"topic": name, "queues": queues, "perm": perm}, as_json=as_json)
+
+
+def _becomes_static(name: str, queues: int, nameserver: str | None) -> bool:
+    """Whether a compacted topic is created as a static one; warns if so."""
+    is_static = static_commands.becomes_static(name, nameserver)
+    if is_static:
+        warn(
+            f"{name} is a static topic, with {queues} queues on all brokers together: its keys "
+            "keep their queues while brokers come and go; --broker creates it on a single one"
+        )
+    return is_static
 
 
 def _attributes(texts: Sequence[str], *, compacted: bool) -> dict[str, str]:
@@ -256,33 +259,28 @@ def alter(
     Fewer queues: the command refuses to remove queues with messages that a group has not consumed.
     With --shrink it waits for the groups; if interrupted, it continues when run again.
     """
-    import trio
-
-    from headrace.admin.client import Admin
-
     attributes = options.pairs(attribute, "attribute")
     if queues is None and perm is None and not attributes:
         raise ConfigurationError("nothing to change: name --queues, --perm or --attribute")
     if shrink and queues is None:
         raise ConfigurationError("--shrink requires --queues")
 
-    async def run() -> list[dict[str, Any]]:
-        async with Admin(nameserver=nameserver) as admin:
-            if broker is None:
-                await admin.require_everywhere(name, "altered")
-            if perm or attributes:
-                await admin.alter_topic(
-                    name,
-                    perm=_PERMS[perm] if perm else None,
-                    attributes=attributes,
-                    broker=broker,
-                )
-            if queues is not None:
-                await _set_queues(admin, name, queues, broker, shrink=shrink, force=force)
-            configs = await admin.topic(name, problems=None if broker is None else [])
-            return [_broker_row(each, config) for each, config in configs.items()]
+    async def run(admin: Admin) -> list[dict[str, Any]]:
+        if broker is None:
+            await admin.require_everywhere(name, "altered")
+        if perm or attributes:
+            await admin.alter_topic(
+                name,
+                perm=_PERMS[perm] if perm else None,
+                attributes=attributes,
+                broker=broker,
+            )
+        if queues is not None:
+            await _set_queues(admin, name, queues, broker, shrink=shrink, force=force)
+        configs = await admin.topic(name, problems=None if broker is None else [])
+        return [_broker_row(each, config) for each, config in configs.items()]
 
-    print_rows(trio.run(run), as_json=as_json, empty="on no broker")
+    print_rows(run_admin(run, nameserver), as_json=as_json, empty="on no broker")
 
 
 async def _set_queues(
@@ -333,16 +331,12 @@ async def _set_queues(
 @options.nameserver
 def list_topics(nameserver: str | None, *, system: bool, as_json: bool) -> None:
     """List the topics with their queues, messages, bytes and last time."""
-    import trio
 
-    from headrace.admin.client import Admin
-
-    async def run() -> list[TopicTotals]:
-        async with Admin(nameserver=nameserver) as admin:
-            return await admin.topic_totals(system=system, problems=problems)
+    async def run(admin: Admin) -> list[TopicTotals]:
+        return await admin.topic_totals(system=system, problems=problems)
 
     with warned() as problems:
-        rows = [_totals_row(totals) for totals in trio.run(run)]
+        rows = [_totals_row(totals) for totals in run_admin(run, nameserver)]
     print_rows(
         rows, as_json=as_json, empty="no topics yet; create one with `headrace topic create TOPIC`"
     )
@@ -370,31 +364,27 @@ def _totals_row(totals: TopicTotals) -> dict[str, Any]:
 @options.nameserver
 def describe(name: str, nameserver: str | None, *, allow_partial: bool, as_json: bool) -> None:
     """Show a topic's brokers, the offsets of its queues and the groups that read it."""
-    import trio
-
-    from headrace.admin.client import Admin
     from headrace.admin.statictopic import is_compacted
 
-    async def run() -> dict[str, Any]:
-        async with Admin(nameserver=nameserver) as admin:
-            configs = await admin.topic(name, problems=problems)
-            queues = await _queue_rows(admin, name, problems)
-            groups = await admin.topic_groups(name, problems=problems)
-            brokers = [_broker_row(broker, config) for broker, config in configs.items()]
-            description = {
-                "topic": name,
-                "static": await admin.is_static(name),
-                "brokers": with_problems(brokers, problems),
-                "queues": queues,
-                "groups": groups,
-            }
-            if any(is_compacted(config.attributes) for config in configs.values()):
-                states = await admin.compact_topic(name, start=False, problems=problems)
-                description["compaction"] = _compaction_rows(states)
-            return description
+    async def run(admin: Admin) -> dict[str, Any]:
+        configs = await admin.topic(name, problems=problems)
+        queues = await _queue_rows(admin, name, problems)
+        groups = await admin.topic_groups(name, problems=problems)
+        brokers = [_broker_row(broker, config) for broker, config in configs.items()]
+        description = {
+            "topic": name,
+            "static": await admin.is_static(name),
+            "brokers": with_problems(brokers, problems),
+            "queues": queues,
+            "groups": groups,
+        }
+        if any(is_compacted(config.attributes) for config in configs.values()):
+            states = await admin.compact_topic(name, start=False, problems=problems)
+            description["compaction"] = _compaction_rows(states)
+        return description
 
     with warned_if(allow_partial) as problems:
-        description = trio.run(run)
+        description = run_admin(run, nameserver)
     if as_json:
         print_json(description)
         return
@@ -428,23 +418,18 @@ def describe(name: str, nameserver: str | None, *, allow_partial: bool, as_json:
 @options.nameserver
 def delete(name: str, nameserver: str | None, *, yes: bool) -> None:
     """Delete a topic and all its messages."""
-    import trio
-
-    from headrace.admin.client import Admin
-
     if not yes:
         options.confirm(f"delete topic {name} and all its messages")
 
-    async def run() -> None:
-        async with Admin(nameserver=nameserver) as admin:
-            try:
-                await admin.delete_topic(name)
-            except RouteNotFound as error:
-                if await admin.departed_brokers():  # the error tells whether they have it
-                    raise
-                raise NotFound(f"topic {name} does not exist; see `headrace topic list`") from error
+    async def run(admin: Admin) -> None:
+        try:
+            await admin.delete_topic(name)
+        except RouteNotFound as error:
+            if await admin.departed_brokers():  # the error tells whether they have it
+                raise
+            raise NotFound(f"topic {name} does not exist; see `headrace topic list`") from error
 
-    trio.run(run)
+    run_admin(run, nameserver)
 
 
 @command.command(
@@ -461,18 +446,15 @@ def compact(name: str, nameserver: str | None, *, as_json: bool) -> None:
     """
     import trio
 
-    from headrace.admin.client import Admin
-
-    async def run() -> list[dict[str, Any]]:
-        async with Admin(nameserver=nameserver) as admin:
-            states = await admin.compact_topic(name, problems=problems)
-            while any(state.is_running for state in states.values()):
-                await trio.sleep(_COMPACTED_S)
-                states = await admin.compact_topic(name, start=False, problems=problems)
-            return _compaction_rows(states)
+    async def run(admin: Admin) -> list[dict[str, Any]]:
+        states = await admin.compact_topic(name, problems=problems)
+        while any(state.is_running for state in states.values()):
+            await trio.sleep(_COMPACTED_S)
+            states = await admin.compact_topic(name, start=False, problems=problems)
+        return _compaction_rows(states)
 
     with warned() as problems:
-        rows = trio.run(run)
+        rows = run_admin(run, nameserver)
     print_rows(rows, as_json=as_json, empty="no queue has messages yet")
 
 
@@ -499,18 +481,16 @@ def rebuild(
     """
     import trio
 
-    from headrace.admin.client import Admin
     from headrace.errors import HeadraceError
 
-    async def run() -> dict[str, CompactedTopicState]:
-        async with Admin(nameserver=nameserver) as admin:
-            states = await admin.rebuild_topic(name, source, broker=broker)
-            while any(state.is_rebuilding for state in states.values()):
-                await trio.sleep(_COMPACTED_S)
-                states = await admin.rebuild_topic(name, source, broker=broker, start=False)
-            return states
+    async def run(admin: Admin) -> dict[str, CompactedTopicState]:
+        states = await admin.rebuild_topic(name, source, broker=broker)
+        while any(state.is_rebuilding for state in states.values()):
+            await trio.sleep(_COMPACTED_S)
+            states = await admin.rebuild_topic(name, source, broker=broker, start=False)
+        return states
 
-    states = trio.run(run)
+    states = run_admin(run, nameserver)
     for state in states.values():
         if state.rebuild_problem:
             raise HeadraceError(state.rebuild_problem)
@@ -548,18 +528,13 @@ def purge(name: str, nameserver: str | None, *, yes: bool) -> None:
 
     The offsets of its groups are deleted too: they start with the next message.
     """
-    import trio
-
-    from headrace.admin.client import Admin
-
     if not yes:
         options.confirm(f"delete all messages of topic {name}")
 
-    async def run() -> None:
-        async with Admin(nameserver=nameserver) as admin:
-            await admin.purge_topic(name)
+    async def run(admin: Admin) -> None:
+        await admin.purge_topic(name)
 
-    trio.run(run)
+    run_admin(run, nameserver)
 
 
 def _broker_row(broker: str, config: TopicConfigAndQueueMapping) -> dict[str, Any]:

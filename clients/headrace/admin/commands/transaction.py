@@ -19,10 +19,12 @@ from headrace.admin.output import (
     warned,
     with_problems,
 )
+from headrace.admin.running import run_admin
 from headrace.errors import RouteNotFound
 from headrace_daemon.command import warn
 
 if TYPE_CHECKING:
+    from headrace.admin.client import Admin
     from headrace.admin.waiting import OpenTransaction
 
 
@@ -53,21 +55,17 @@ def list_transactions(
     too often; `headrace transaction resume` has it asked about again. An open one is shown some
     seconds after it was sent.
     """
-    import trio
 
-    from headrace.admin.client import Admin
-
-    async def run() -> tuple[list[OpenTransaction], int]:
-        async with Admin(nameserver=nameserver) as admin:
-            found, total = await admin.transactions(group, max_count=count, problems=problems)
-            # One more tells whether there are more.
-            discarded = await admin.discarded_transactions(
-                group, max_count=count + 1, problems=problems
-            )
-            return [*found, *_newest(discarded, count)], total
+    async def run(admin: Admin) -> tuple[list[OpenTransaction], int]:
+        found, total = await admin.transactions(group, max_count=count, problems=problems)
+        # One more tells whether there are more.
+        discarded = await admin.discarded_transactions(
+            group, max_count=count + 1, problems=problems
+        )
+        return [*found, *_newest(discarded, count)], total
 
     with warned() as problems:
-        transactions, total = trio.run(run)
+        transactions, total = run_admin(run, nameserver)
         rows = with_problems([_row(one, as_json=as_json) for one in transactions], problems)
     print_rows(rows, as_json=as_json, empty="all transactions are decided")
     if transactions and not as_json:
@@ -116,22 +114,18 @@ def _row(one: OpenTransaction, *, as_json: bool) -> dict[str, Any]:
 @options.nameserver
 def resume(message_id: str, nameserver: str | None, *, as_json: bool) -> None:
     """Have the producers of a discarded transaction asked again, from the start and once."""
-    import trio
-
-    from headrace.admin.client import Admin
     from headrace_protocol.system_topics import CHECK_MAX_TIME_TOPIC
 
-    async def run() -> dict[str, Any]:
-        async with Admin(nameserver=nameserver) as admin:
-            found = None
-            with suppress(RouteNotFound):  # the first discarded one creates the topic
-                found = await admin.message(message_id, CHECK_MAX_TIME_TOPIC)
-            if found is None or found.queue.topic != CHECK_MAX_TIME_TOPIC:
-                raise NotFound(
-                    f"{message_id} is not the id of a discarded transaction; see `headrace "
-                    "transaction list`"
-                )
-            await admin.resume_transaction(found)
-            return {"resumed": found.offset_message_id, "message_id": found.message_id}
+    async def run(admin: Admin) -> dict[str, Any]:
+        found = None
+        with suppress(RouteNotFound):  # the first discarded one creates the topic
+            found = await admin.message(message_id, CHECK_MAX_TIME_TOPIC)
+        if found is None or found.queue.topic != CHECK_MAX_TIME_TOPIC:
+            raise NotFound(
+                f"{message_id} is not the id of a discarded transaction; see `headrace "
+                "transaction list`"
+            )
+        await admin.resume_transaction(found)
+        return {"resumed": found.offset_message_id, "message_id": found.message_id}
 
-    print_record(trio.run(run), as_json=as_json)
+    print_record(run_admin(run, nameserver), as_json=as_json)
