@@ -11,7 +11,7 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from headrace_broker.store.followers.followers import SAVE_S
+from headrace_broker.store.followers.following import SAVE_S
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from headrace_broker.persistence import SavedFile
     from headrace_broker.queue_directory import FindPlace, FindSource
     from headrace_broker.store.followers.follower_work import Follower
-    from headrace_broker.store.followers.followers import Following
+    from headrace_broker.store.followers.following import Following
     from headrace_broker.store.reader import KeySource
     from headrace_broker.store.retention.disk_forecast import LowestUnconsumed
     from headrace_broker.topics.rules import QueueMove, TopicRule

@@ -22,7 +22,7 @@ from headrace_broker.config import BrokerConfig
 from headrace_broker.core import Core
 from headrace_broker.feature import Feature, Followed
 from headrace_broker.server import Broker
-from headrace_broker.store.followers import followers
+from headrace_broker.store.followers import following
 from headrace_daemon.network import MemoryNetwork, Network, TcpNetwork
 from headrace_daemon.services import StopStage
 from headrace_nameserver.config import NameServerConfig
@@ -132,7 +132,7 @@ async def wire(mq: Embedded) -> AsyncIterator[Wire]:
 
 @pytest.mark.slow
 async def test_a_follower_that_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(followers, "TICK_S", 0.0)
+    monkeypatch.setattr(following, "TICK_S", 0.0)
     copies: list[Copy] = []
 
     def build(core: Core) -> Feature:

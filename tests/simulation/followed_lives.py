@@ -19,7 +19,7 @@ from tests.support.followers import CopyingFollower
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from headrace_broker.store.followers.followers import Following
+    from headrace_broker.store.followers.following import Following
     from tests.support.faulty_files import FaultyFiles
 
 # Some records, so that a life has many blocks.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from headrace_broker.store.files.cold_files import ColdFiles
-from headrace_broker.store.followers.followers import _view
+from headrace_broker.store.followers.following import _view
 from headrace_broker.store.queues.queue_blocks import read_block
 from headrace_broker.tiered.access import tier_access, upload
 from headrace_broker.tiered.container.stored_tier import Group

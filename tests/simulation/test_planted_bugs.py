@@ -22,7 +22,7 @@ from headrace_broker.store.files.filesystem import Files
 from headrace_broker.store.files.mapped_file import MappedFile
 from headrace_broker.store.files.mapped_file_queue import MappedFileQueue
 from headrace_broker.store.followers import follower_work
-from headrace_broker.store.followers.followers import Following
+from headrace_broker.store.followers.following import Following
 from headrace_broker.store.log import commit_log, log_blocks, record_checksum
 from headrace_broker.store.log.encoded_records import EncodedRecords
 from headrace_broker.store.opening import Opening

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from headrace_broker.queue_directory import Source
-    from headrace_broker.store.followers.followers import Following
+    from headrace_broker.store.followers.following import Following
     from headrace_broker.tiered.container.stored_tier import StoredTier
     from tests.simulation.tiered_model import Name
     from tests.simulation.world import World

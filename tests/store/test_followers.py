@@ -17,7 +17,7 @@ import trio.testing
 from headrace_broker.store.errors import StoreFormatError
 from headrace_broker.store.files.config_file import ConfigFile
 from headrace_broker.store.files.positions import Name, Position, Positions, QueuePositions
-from headrace_broker.store.followers import followers as followers_module
+from headrace_broker.store.followers import following as followers_module
 from headrace_broker.store.followers.follower_work import position_file
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.queues import queue_blocks

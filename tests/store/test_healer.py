@@ -14,7 +14,7 @@ import trio.testing
 from headrace_broker.store.errors import StoreNotWritable
 from headrace_broker.store.files.filesystem import DiskUsage
 from headrace_broker.store.life import State
-from headrace_broker.store.log.commit_log import RETRY_MS_MAX
+from headrace_broker.store.log.log_refusals import RETRY_MS_MAX
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.retention.healer import HEAL_S_MAX
 from tests.support.stores import FaultyFiles, SetClock, open_store, put, read_all

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from headrace_broker.config import BrokerConfig
     from headrace_broker.peers.peers import Peers
     from headrace_broker.queue_directory import Lookup
-    from headrace_broker.store.followers.followers import Following
+    from headrace_broker.store.followers.following import Following
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.store.retention.disk_forecast import LowestUnconsumed
     from headrace_broker.store.store_queue import StoreQueue

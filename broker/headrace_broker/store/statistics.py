@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from headrace_broker.store.followers.followers import FollowerStatus
+    from headrace_broker.store.followers.following import FollowerStatus
     from headrace_broker.store.retention.cleaner import CleanerStatus
 
 

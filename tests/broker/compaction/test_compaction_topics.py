@@ -11,7 +11,7 @@ import trio
 from headrace import Admin, Message, Producer, PullConsumer
 from headrace.errors import BrokerError
 from headrace_broker.server import Broker
-from headrace_broker.store.followers import followers
+from headrace_broker.store.followers import following
 from tests.support.running_brokers import Brokers, brokers
 
 TOPIC = "users"
@@ -20,7 +20,7 @@ SIZES = {"compaction_mapped_file_size": 4096, "compaction_cq_mapped_file_size": 
 
 @pytest.fixture
 async def mq(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Brokers]:
-    monkeypatch.setattr(followers, "TICK_S", 0.01)
+    monkeypatch.setattr(following, "TICK_S", 0.01)
     async with brokers(tmp_path, []) as running:
         await running.start("a", **SIZES)
         async with Admin(nameserver=running.nameserver, connect=running.network.connect) as admin:

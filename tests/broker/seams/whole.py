@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from headrace_broker.core import Core
     from headrace_broker.message_demands import SentMessage
     from headrace_broker.queue_directory import Elsewhere, Lookup, QueueDirectory, Source
-    from headrace_broker.store.followers.followers import Following
+    from headrace_broker.store.followers.following import Following
     from headrace_broker.store.reader import WantedMessages
     from headrace_broker.store.retention.disk_forecast import LowestUnconsumed
     from headrace_broker.store.store_queue import StoreQueue

@@ -17,7 +17,7 @@ import trio.testing
 from headrace_broker.staging import state as state_file
 from headrace_broker.staging.blocks import CorruptStage, StagedBlock, read_blocks
 from headrace_broker.staging.query import Phase
-from headrace_broker.store.log.commit_log import ROOM_RETRY_MS
+from headrace_broker.store.log.log_refusals import ROOM_RETRY_MS
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.columns import RecordColumns, encode_records
 from headrace_protocol.headers import (

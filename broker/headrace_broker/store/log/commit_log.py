@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import errno
 import struct
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from zlib_ng.zlib_ng import crc32
 
-from headrace_broker.store.disk_room import DiskRoom
 from headrace_broker.store.errors import (
     RecordTooLarge,
     StoreBusy,
     StoreFormatError,
     StoreNotWritable,
 )
-from headrace_broker.store.files.filesystem import NO_ROOM
 from headrace_broker.store.files.mapped_file import MappedFile
 from headrace_broker.store.files.mapped_file_queue import MappedFileQueue
 from headrace_broker.store.files.page_cache import HOT_BYTES, PageCache
-from headrace_broker.store.life import Event, State, StoreLife
+from headrace_broker.store.life import Event, State
 from headrace_broker.store.log.batch_records import BatchRecords
+from headrace_broker.store.log.log_refusals import LogRefusals
 from headrace_broker.store.log.record_checksum import SEPARATOR, checksum_slot
 from headrace_broker.store.log.ring import ROW, ROW_BYTES, Ring
 from headrace_broker.store.log.uniform_batch import UniformBatch
@@ -45,7 +43,6 @@ from headrace_protocol.message import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from headrace_broker.clock import Clock
     from headrace_broker.store.files.filesystem import Files
@@ -65,11 +62,6 @@ _INT = struct.Struct(">i")
 _SHORT = struct.Struct(">h")
 _RECORD_PLACE = struct.Struct(">ii20xq")  # total size, magic, physical offset
 RECORD_MAGICS: Final = frozenset((MAGIC_V1, MAGIC_V2))
-# How old a refusal may be where the file system tells its usage.
-ROOM_RETRY_MS: Final = 100
-# The pause after an attempt that failed though there seems to be room, as with a quota.
-RETRY_MS: Final = 1000
-RETRY_MS_MAX: Final = 5000
 
 
 BatchItems = UniformBatch | BatchRecords
@@ -79,15 +71,12 @@ def _accept(_items: BatchItems) -> None:
     pass
 
 
-class CommitLog:
+class CommitLog(LogRefusals):
     """Appends at ``position`` of the last file in use, only from the loop's thread.
 
     Records stay in memory until ``write_out`` writes all of a turn with one call. Writing through
     the map would cost a page fault and, at each flush, a TLB shoot-down per page; readers do use
     the map. Until it is written out, a record must be neither acknowledged nor read.
-
-    ``append_end`` is where the fast path must stop: half of the file (time to request the next
-    one), its end, or -1 while appends are refused.
     """
 
     def __init__(
@@ -98,6 +87,7 @@ class CommitLog:
         clock: Clock,
     ) -> None:
         """Nothing on disk is touched."""
+        super().__init__(settings, fs, clock)
         self.files = MappedFileQueue(
             settings.root / "commitlog",
             settings.commit_log_file_bytes,
@@ -105,7 +95,6 @@ class CommitLog:
             "commit_log_file_bytes",
         )
         self.page_cache = PageCache(fs)
-        self.clock = clock
         self.now_ms = 0
         self.ring = ring
         self.file_bytes = settings.commit_log_file_bytes
@@ -114,14 +103,6 @@ class CommitLog:
         self.store_flag = STORE_HOST_V6 if len(settings.store_host) == 20 else 0
         self.position = self.file_start = self.flushed_offset = 0
         self.started_at = 0  # end of the log when this process opened it
-        self.append_end = -1
-        self.life = StoreLife(settings.root, clock)
-        self.room = DiskRoom(settings, fs)
-        self._root = settings.root
-        # Whether the usage of the disk is why messages are refused.
-        self.is_full = False
-        # When an append found no room last.
-        self.tried_ms = 0
         # Called when the next file should be created, and with a file once it is full.
         self.on_half_full: Callable[[], None] = lambda: None
         self.on_full: Callable[[MappedFile], None] = lambda _file: None
@@ -353,9 +334,9 @@ class CommitLog:
 
         Raises StoreNotWritable.
         """
-        self._look_again_if_due()
+        self.look_again_if_due()
         if self.life.state is not State.OPEN and not self.life.may_retry:
-            raise self._refused_append()
+            raise self.refused_append()
         try:
             if self.append_end < 0:
                 self._reopen()
@@ -420,91 +401,10 @@ class CommitLog:
         if not self.files.files or self.append_end > self.file_bytes // 2:
             self._prepare()
 
-    # --- refusing appends ------------------------------------------------------------------
-
-    def refuse(
-        self,
-        reason: str,
-        path: Path,
-        *,
-        error_number: int | None = None,
-        is_final: bool = False,
-        retry_ms_max: int = RETRY_MS_MAX,
-    ) -> StoreNotWritable:
-        """Refuse appends: until a restart, or until an attempt succeeds.
-
-        error_number: errno of the OSError that is the reason; ENOLCK, a lost lock, is final.
-        Returns the exception to raise.
-        """
-        is_final |= error_number == errno.ENOLCK
-        refusal = StoreNotWritable(reason, path, error_number)
-        retry_ms = ROOM_RETRY_MS if error_number in NO_ROOM else RETRY_MS
-        event = Event.FAIL if is_final else Event.REFUSE
-        self._stop_appends(event, refusal, retry_ms, retry_ms_max)
-        return self.refused()
-
-    def refuse_for(self, error: OSError, path: Path) -> StoreNotWritable:
-        """Refuse appends because a file could not grow; returns the exception to raise."""
-        return self.refuse(self.room.reason(error), path, error_number=error.errno)
-
-    def _stop_appends(
-        self, event: Event, refusal: StoreNotWritable, retry_ms: int = 0, retry_ms_max: int = 0
-    ) -> None:
-        self.append_end = -1
-        self.life.apply(event, refusal, retry_ms, retry_ms_max)
-
-    def refused(self) -> StoreNotWritable:
-        """The exception to raise while messages are refused."""
-        refusal = self.life.refusal
-        assert refusal is not None
-        return refusal
-
-    def accept(self) -> None:
-        """Accept appends after the load; the next one opens the file."""
-        self.life.apply(Event.LOADED)
-
-    def resume(self) -> None:
-        """Accept appends again, unless they were refused for good."""
-        self.life.apply(Event.RESUME)
-
-    def look_again(self, *, is_healed: bool = False) -> None:
-        """Refuse or accept appends by the room that the disk has now.
-
-        is_healed: whether all that was refused before has succeeded since. Where the usage says
-        nothing about a refusal, as with a quota, only that ends it.
-        """
-        was_full, self.is_full = self.is_full, False
-        problem = self.room.problem(self.room.wanted_bytes)
-        if problem is not None:
-            self.is_full = True
-            self.refuse(problem, self._root, error_number=errno.ENOSPC, retry_ms_max=ROOM_RETRY_MS)
-        elif is_healed or was_full:
-            self.resume()
-
-    def check_room(self, byte_count: int) -> None:
-        """Whether ``byte_count`` may be written elsewhere in the store, as for a message.
-
-        Raises StoreNotWritable.
-        """
-        self._look_again_if_due()
-        if self.life.state is not State.OPEN:
-            raise self._refused_append()
-        problem = self.room.problem(byte_count)
-        if problem is not None:
-            raise StoreNotWritable(problem, self._root, errno.ENOSPC)
-
     def close(self) -> None:
         """Refuse further appends and close the file's descriptor."""
-        self._stop_appends(Event.CLOSE, StoreNotWritable("closed", self.files.directory.parent))
+        self.stop_appends(Event.CLOSE, StoreNotWritable("closed", self.files.directory.parent))
         self.stop_writing()
-
-    def _look_again_if_due(self) -> None:
-        if self.life.may_retry:
-            self.look_again()
-
-    def _refused_append(self) -> StoreNotWritable:
-        self.tried_ms = self.clock.now_ms()
-        return self.refused()
 
     # --- position and reading --------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from headrace_protocol.tier_headers import TierStatusHeader
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
-    from headrace_broker.store.followers.followers import Following
+    from headrace_broker.store.followers.following import Following
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.store.store_queue import StoreQueue
     from headrace_broker.tiered.access.settings import TierSettings

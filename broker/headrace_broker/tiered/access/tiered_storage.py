@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping
 
     from headrace_broker.queue_directory import Lookup
-    from headrace_broker.store.followers.followers import Following
+    from headrace_broker.store.followers.following import Following
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.store.retention.disk_forecast import LowestUnconsumed
     from headrace_broker.store.retention.topic_floors import TopicLimit
