@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 PRODUCT_FOLDERS = ("protocol", "daemon", "broker", "nameserver", "clients", "conf", "examples")
 
-FUNCTION_LINES_MAX = 70
+FUNCTION_LINES_MAX = 60
 FILE_LINES_MAX = 800
 SENTENCE_WORDS_MAX = 40
 # To be split.

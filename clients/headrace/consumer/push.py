@@ -126,6 +126,7 @@ class Consumer(Startable):
         on_revoked: OnQueue | None = None,
         connect: Connect = connect_tcp,
     ) -> None:
+        self.group = group = check_group(group)
         check_limits(
             queue_messages_max=queue_messages_max,
             queue_bytes_max=queue_bytes_max,
@@ -134,7 +135,7 @@ class Consumer(Startable):
         )
         max_attempts = check_count("max_attempts", max_attempts)
         self._member = Membership(
-            check_group(group),
+            group,
             check_start(start),
             ordered,
             broadcast,
@@ -144,7 +145,6 @@ class Consumer(Startable):
             on_assigned,
             on_revoked,
         )
-        self.group = group
         if offsets_dir is not None and not broadcast:
             raise ConfigurationError(f"offsets_dir={str(offsets_dir)!r} requires broadcast=True")
         if broadcast:

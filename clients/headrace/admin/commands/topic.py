@@ -150,13 +150,13 @@ def create(
     attributes = _attributes(attribute, compacted=compacted)
     if static and if_not_exists:
         raise ConfigurationError("--static can't be combined with --if-not-exists")
-    if not (static or broker) and is_compacted(attributes):
-        static = _becomes_static(name, queues, nameserver)
-    if static:
-        if perm != "rw":
-            raise ConfigurationError(
-                "--static can't be combined with --perm; `headrace topic alter` changes it"
-            )
+    needs_static = (
+        not (static or broker)
+        and is_compacted(attributes)
+        and static_commands.becomes_static(name, nameserver)
+    )
+    if static or needs_static:
+        _check_static(name, queues, perm, is_implied=needs_static)
         change = partial(
             Admin.create_static_topic,
             topic=name,
@@ -188,15 +188,17 @@ def create(
     print_record({"topic": name, "queues": queues, "perm": perm}, as_json=as_json)
 
 
-def _becomes_static(name: str, queues: int, nameserver: str | None) -> bool:
-    """Whether a compacted topic is created as a static one; warns if so."""
-    is_static = static_commands.becomes_static(name, nameserver)
-    if is_static:
+def _check_static(name: str, queues: int, perm: str, *, is_implied: bool) -> None:
+    """Raise ConfigurationError for --perm, and warn if the topic is static without --static."""
+    if perm != "rw":
+        raise ConfigurationError(
+            "--static can't be combined with --perm; `headrace topic alter` changes it"
+        )
+    if is_implied:
         warn(
             f"{name} is a static topic, with {queues} queues on all brokers together: its keys "
             "keep their queues while brokers come and go; --broker creates it on a single one"
         )
-    return is_static
 
 
 def _attributes(texts: Sequence[str], *, compacted: bool) -> dict[str, str]:
