@@ -24,7 +24,13 @@ PACKAGES = {
 
 # What a daemon's loop and its wire formats are made of.
 LOOP = {"trio", "msgspec", "structlog"}
-RECORDS = {"headrace_protocol.columns", "headrace_protocol.message", "numpy", "zlib_ng"}
+RECORDS = {
+    "headrace_protocol.choose",
+    "headrace_protocol.columns",
+    "headrace_protocol.message",
+    "numpy",
+    "zlib_ng",
+}
 STORE = "headrace_broker.store"
 # What all folders of the store stand on; the order of the folders is in their rows.
 STORE_BASE = {
@@ -292,6 +298,7 @@ FEATURE = SERVICE | {
 }
 # Modules that may import more than the rest of their folder.
 MAY_IMPORT_TOO = {
+    "headrace_protocol.choose": {"numpy"},
     "headrace_protocol.columns": {"numpy"},
     "headrace_protocol.record_keys": {"numpy"},
     "headrace_daemon.metrics.exposition": {"prometheus_client"},

@@ -2,52 +2,29 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.store_queue import StoreQueue
-from headrace_broker.store.store_source import GetResult, GetStatus
-from headrace_protocol.columns import RecordColumns
-from headrace_protocol.headers import BulkPullResponseHeader
-from headrace_protocol.message import tags_code
+from headrace_broker.store.store_source import GetStatus
+from tests.support.bulk import columns_of
 from tests.support.golden import STORES, copy_golden_store, golden_settings
 from tests.support.stores import FaultyFiles, open_store, put
 
-Tags = frozenset[int] | None
 EVERYTHING = (1 << 16, 1 << 24)
 
 
-def columns_of(result: GetResult) -> RecordColumns:
-    """What a client makes of the answer."""
-    header = BulkPullResponseHeader(
-        next_begin_offset=result.next_offset,
-        min_offset=result.min_offset,
-        max_offset=result.max_offset,
-        count=result.count,
-        layout=result.layout,
-        first_physical_offset=result.first_physical_offset,
-        has_queue_offsets=result.has_queue_offsets,
-    )
-    columns = RecordColumns.from_bulk(header, b"".join(result.buffers))
-    columns.check_bodies()
-    return columns
-
-
 def read_bulk(
-    store: MessageStore, queue: StoreQueue, count_max: int, bytes_max: int, tags: Tags = None
+    store: MessageStore, queue: StoreQueue, count_max: int, bytes_max: int
 ) -> tuple[list[bytes], list[int]]:
     """All records and their queue offsets."""
     records: list[bytes] = []
     offsets: list[int] = []
     offset = store.source(queue).min_offset()
     while offset < store.source(queue).max_offset():
-        result = store.source(queue).get_bulk(offset, count_max, bytes_max, tags)
+        result = store.source(queue).get_bulk(offset, count_max, bytes_max, None)
         assert offset < result.next_offset <= store.source(queue).max_offset()
         offset = result.next_offset
         if result.status is not GetStatus.FOUND:
@@ -62,10 +39,10 @@ def read_bulk(
     return records, offsets
 
 
-def read_single(store: MessageStore, queue: StoreQueue, tags: Tags = None) -> list[bytes]:
+def read_single(store: MessageStore, queue: StoreQueue) -> list[bytes]:
     records = []
     for offset in range(store.source(queue).min_offset(), store.source(queue).max_offset()):
-        result = store.source(queue).get(offset, 1, 1 << 24, tags)
+        result = store.source(queue).get(offset, 1, 1 << 24, None)
         if result.status is GetStatus.FOUND and result.next_offset == offset + 1:
             records += [bytes(buffer) for buffer in result.buffers]
     return records
@@ -88,36 +65,6 @@ def test_all_that_apache_wrote_is_found(name: str, limits: tuple[int, int], tmp_
         result = store.source(queue).get_bulk(store.source(queue).min_offset(), *limits, None)
         layouts.add(result.layout if result.count else None)
     assert {"log", "gathered"} <= layouts or limits != EVERYTHING
-
-
-MESSAGES = st.lists(
-    st.tuples(st.integers(0, 2), st.sampled_from(["", "a", "b"]), st.integers(0, 900)),
-    max_size=60,
-)
-
-
-@pytest.mark.slow
-@settings(max_examples=40, deadline=None)
-@given(
-    MESSAGES,
-    st.sampled_from([None, "a", "b", "none"]),
-    st.tuples(st.integers(1, 70), st.integers(1, 9000)),
-)
-def test_any_queues_and_filters(
-    messages: list[tuple[int, str, int]], tag: str | None, limits: tuple[int, int]
-) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        store = open_store(Path(folder))
-        for queue_id, tags, body_bytes in messages:
-            properties: dict[str, Any] = {"TAGS": tags} if tags else {}
-            put(store, store.queue("T", queue_id), bytes(body_bytes), **properties)
-        wanted = None if tag is None else frozenset([tags_code(tag), 99])
-        for queue in store.queues:
-            records, offsets = read_bulk(store, queue, *limits, wanted)
-            assert records == read_single(store, queue, wanted)
-            mine = [tags for queue_id, tags, _ in messages if queue_id == queue.queue_id]
-            assert offsets == [n for n, tags in enumerate(mine) if tag in {None, tags}]
-        store.close()
 
 
 # --- layouts -------------------------------------------------------------------------------

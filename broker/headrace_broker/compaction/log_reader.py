@@ -6,7 +6,8 @@ once and may raise NotReady, for cold pages or because a run has just replaced a
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -15,20 +16,18 @@ from headrace_broker.compaction.segments import look_again
 from headrace_broker.compaction.units import (
     COMPACTION_UNIT_BYTES,
     COMPACTION_UNIT_DTYPE,
-    UNIT,
-    adjoining,
+    UNIT_HEAD,
 )
 from headrace_broker.store.files.page_cache import CHUNK_BYTES
 from headrace_broker.store.store_source import (
     BULK_SCAN_UNITS,
-    LOG_FILL_MIN,
-    PIECE_BYTES_MIN,
     SCAN_BYTES,
     GetResult,
     GetStatus,
-    choose_units,
-    take_units,
+    bulk_records,
+    choose_runs,
 )
+from headrace_protocol.choose import choose, likely_count
 from headrace_protocol.columns import UNIT_DTYPE
 
 if TYPE_CHECKING:
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     from headrace_broker.compaction.segments import Segment, SegmentFile
     from headrace_broker.compaction.units import CompactionUnit
     from headrace_broker.store.files.page_cache import PageCache
-    from headrace_broker.store.store_source import Layout
     from headrace_protocol.columns import Array
     from headrace_protocol.message import Buffer
 
@@ -134,12 +132,13 @@ class LogReader:
         segment, first = place
         scan_count = count_max if tags is None else max(_SCAN_UNITS, count_max)
         units = self._units(segment, first, scan_count)
-        runs, count, body_bytes, seen, next_offset = _select(units, count_max, bytes_max, tags)
+        some = UNIT_HEAD.iter_unpack(units.view(np.uint8).data)
+        runs, count, body_bytes, seen = choose_runs(some, count_max, bytes_max, tags)
+        next_offset = int(units["queue_offset"][seen - 1]) + 1
         self._remember(segment, first + seen, next_offset)
         if not count:
             return _nothing(segments, next_offset, queue_end)
-        base = segment.base
-        buffers = [self._records(segment, start - base, end - base) for start, end in runs]
+        buffers = self._ranges(segment, runs)
         min_offset = segments[0].first_queue_offset
         return GetResult(
             GetStatus.FOUND, buffers, count, body_bytes, next_offset, min_offset, queue_end
@@ -161,7 +160,14 @@ class LogReader:
         if (place := self._find(segments, queue_offset)) is None:
             return _nothing(segments, queue_offset, queue_end)
         segment, first = place
-        units, seen, next_offset = self._choose(place, count_max, bytes_max, tags)
+        if tags is None:
+            first_bytes = self._unit(segment, first).size
+            scan_count = likely_count(first_bytes, count_max, bytes_max)
+        else:
+            scan_count = BULK_SCAN_UNITS
+        units = self._units(segment, first, scan_count)
+        where, _, seen = choose(units, tags, count_max, bytes_max)
+        next_offset, units = int(units["queue_offset"][seen - 1]) + 1, units[where]
         self._remember(segment, first + seen, next_offset)
         if not len(units):
             return _nothing(segments, next_offset, queue_end)
@@ -171,7 +177,7 @@ class LogReader:
         if has_gaps:
             buffers.append(units["queue_offset"].tobytes())
         body_bytes = int(units["size"].sum(dtype=np.int64))
-        layout, records = self._bulk_records(segment, units, body_bytes)
+        layout, records = bulk_records(units, partial(self._ranges, segment))
         return GetResult(
             GetStatus.FOUND,
             buffers + records,
@@ -184,46 +190,6 @@ class LogReader:
             int(units["physical_offset"][0]),
             has_gaps,
         )
-
-    def _choose(
-        self, place: _Place, count_max: int, bytes_max: int, tags: frozenset[int] | None
-    ) -> tuple[Array, int, int]:
-        """The wanted units that fit, the number scanned, and the queue offset after those."""
-        count = self._fitting(place, count_max, bytes_max) if tags is None else BULK_SCAN_UNITS
-        units = np.frombuffer(self._units(*place, count), COMPACTION_UNIT_DTYPE)
-        if not units["size"].all():
-            raise look_again()
-        seen = len(units)
-        wanted = units
-        if tags is not None:
-            numbers, seen = choose_units(units, count_max, bytes_max, tags, 0)
-            wanted = take_units(units, numbers) if len(numbers) else units[:0]
-        return wanted, seen, int(units["queue_offset"][seen - 1]) + 1
-
-    def _fitting(self, place: _Place, count_max: int, bytes_max: int) -> int:
-        """How many records from a place on fit, at least one."""
-        segment, first = place
-        end = min(first + count_max, segment.count)
-        self._check_units(segment, first, end)
-        bytes_end = segment.unit(first).position + bytes_max
-        more = range(first + 1, end)
-        return 1 + bisect_right(more, bytes_end, key=lambda number: segment.unit(number).end)
-
-    def _bulk_records(
-        self, segment: Segment, units: Array, body_bytes: int
-    ) -> tuple[Layout, list[Buffer]]:
-        """The records of units: one range of the segment if they fill most of it, else gathered."""
-        start = int(units["physical_offset"][0]) - segment.base
-        end = int(units["physical_offset"][-1]) + int(units["size"][-1]) - segment.base
-        if body_bytes >= (end - start) * LOG_FILL_MIN:
-            return "log", [self._records(segment, start, end)]
-        starts = units["physical_offset"].astype(np.int64) - segment.base
-        starts, sizes = adjoining(starts, units["size"])
-        ranges = zip(starts.tolist(), (starts + sizes).tolist(), strict=True)
-        pieces = [self._records(segment, *each) for each in ranges]
-        if body_bytes < len(pieces) * PIECE_BYTES_MIN:
-            return "gathered", [b"".join(pieces)]
-        return "gathered", [*pieces]
 
     # --- by time ---------------------------------------------------------------------------
 
@@ -301,17 +267,28 @@ class LogReader:
         self._check_units(segment, number, number + 1)
         return segment.unit(number)
 
-    def _units(self, segment: Segment, first: int, count: int) -> bytes:
-        """Units as they are now; the follower's thread may clear them and write them again."""
+    def _units(self, segment: Segment, first: int, count: int) -> Array:
+        """Units as they are now; the follower's thread may clear them and write them again.
+
+        Raises NotReady for cleared units.
+        """
         end = min(first + count, segment.count)
         self._check_units(segment, first, end)
         view = segment.units_file.view
-        return bytes(view[first * COMPACTION_UNIT_BYTES : end * COMPACTION_UNIT_BYTES])
+        some = bytes(view[first * COMPACTION_UNIT_BYTES : end * COMPACTION_UNIT_BYTES])
+        units = np.frombuffer(some, COMPACTION_UNIT_DTYPE)
+        if not units["size"].all():
+            raise look_again()
+        return units
 
     def _check_units(self, segment: Segment, first: int, end: int) -> None:
         used_bytes = segment.count * COMPACTION_UNIT_BYTES
         start, stop = first * COMPACTION_UNIT_BYTES, end * COMPACTION_UNIT_BYTES
         self._check(segment.units_file, start, stop, used_bytes)
+
+    def _ranges(self, segment: Segment, ranges: list[tuple[int, int]]) -> list[Buffer]:
+        base = segment.base
+        return [self._records(segment, start - base, end - base) for start, end in ranges]
 
     def _records(self, segment: Segment, start: int, end: int) -> memoryview:
         self._check(segment.log, start, end, segment.log_end)
@@ -332,34 +309,3 @@ def _nothing(segments: tuple[Segment, ...], next_offset: int, queue_end: int) ->
     min_offset = segments[0].first_queue_offset if segments else 0
     status = GetStatus.NO_MATCHED_MESSAGE
     return GetResult(status, [], 0, 0, next_offset, min_offset, queue_end)
-
-
-def _select(
-    units: bytes, count_max: int, bytes_max: int, tags: frozenset[int] | None
-) -> tuple[list[tuple[int, int]], int, int, int, int]:
-    """Ranges of the log with the wanted records that fit, at least one record if any.
-
-    Returns also their count, their total bytes, the number of units scanned and the queue offset
-    after those. Raises NotReady for a cleared unit.
-    """
-    runs = []
-    count = body_bytes = seen = next_offset = 0
-    start = end = -1
-    for position, size, tags_code, _, queue_offset, _ in UNIT.iter_unpack(units):
-        if not size:
-            raise look_again()
-        if tags is None or tags_code in tags:
-            if count == count_max or (count and body_bytes + size > bytes_max):
-                break
-            if position != end:
-                if count:
-                    runs.append((start, end))
-                start = position
-            end = position + size
-            count += 1
-            body_bytes += size
-        seen += 1
-        next_offset = queue_offset + 1
-    if count:
-        runs.append((start, end))
-    return runs, count, body_bytes, seen, next_offset

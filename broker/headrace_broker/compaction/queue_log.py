@@ -21,11 +21,10 @@ from headrace_broker.compaction.units import (
     END_MAGIC,
     END_RECORD,
     END_UNIT,
-    adjoining,
     make_units,
 )
 from headrace_broker.store.errors import RecordTooLarge, StoreFormatError
-from headrace_protocol.columns import split
+from headrace_protocol.choose import adjoining
 
 if TYPE_CHECKING:
     from headrace_broker.compaction.opening import FindSeal, Opened
@@ -132,7 +131,9 @@ class QueueLog:
         records = block.records
         sizes, offsets = records.size, records.queue_offset
         assert not len(sizes) or offsets[0] >= self.end_offset, "queue offsets must ascend"
-        data = bytearray().join(split(records.data, *adjoining(records.start, sizes)))
+        view = memoryview(records.data)
+        pieces = adjoining(records.start, sizes)
+        data = bytearray().join([view[start:end] for start, end in pieces])
         ends = np.cumsum(sizes, dtype=np.int64)
         tags, times = block.units["tags_code"], records.store_timestamp
         done = 0

@@ -26,6 +26,8 @@ END_MAGIC: Final = 0xCBD43194
 END_UNIT: Final = struct.pack(">qiqqqhii", -1, 0, 0, 0, 0, 0, -1, 0)
 # Of a unit, in the order of its fields; the last two are constant.
 UNIT: Final = struct.Struct(">qiqqqh8x")
+# The part of a unit that ConsumeQueues have, too.
+UNIT_HEAD: Final = struct.Struct(">qiq26x")
 _LOG_FILES_MIN: Final = 5
 
 
@@ -91,14 +93,6 @@ def used_mask(units: Array) -> Array:
     """Which units stand for records."""
     is_used: Array = (units["physical_offset"] >= 0) & (units["size"] > 0)
     return is_used & (units["queue_offset"] >= 0) & (units["count"] > 0)
-
-
-def adjoining(starts: Array, sizes: Array) -> tuple[Array, Array]:
-    """Starts and sizes of the ranges that records in ascending order fill without gaps."""
-    ends = starts + sizes
-    is_apart = starts[1:] != ends[:-1]
-    firsts = starts[np.append(True, is_apart)]
-    return firsts, ends[np.append(is_apart, True)] - firsts
 
 
 def make_units(

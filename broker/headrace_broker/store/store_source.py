@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 import numpy as np
 
 from headrace_broker.store.queues.consume_queue import BLANK_SIZE, UNIT, UNIT_BYTES
+from headrace_protocol.choose import ONE_FILE, adjoining, choose, likely_count
 from headrace_protocol.columns import QUEUE_OFFSET_DTYPE, UNIT_DTYPE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from headrace_broker.store.log.commit_log import CommitLog
     from headrace_broker.store.queues.consume_queue import ConsumeQueue
@@ -106,8 +107,13 @@ class StoreSource:
             return _outside(queue_offset, min_offset, max_offset)
         scan_count = max(SCAN_BYTES // UNIT_BYTES, count_max)
         units = self._units(consume_queue, queue_offset, scan_count)
-        runs, count, body_bytes, seen = _select(
-            units, count_max, bytes_max, tags, log_min_offset, self._commit_log.file_bytes
+        runs, count, body_bytes, seen = choose_runs(
+            UNIT.iter_unpack(units),
+            count_max,
+            bytes_max,
+            tags,
+            log_min_offset,
+            self._commit_log.file_bytes,
         )
         next_offset = queue_offset + seen
         if not count:
@@ -136,16 +142,20 @@ class StoreSource:
             return _outside(queue_offset, min_offset, max_offset)
         scan_count = count_max if tags is None else BULK_SCAN_UNITS
         units = np.frombuffer(self._units(consume_queue, queue_offset, scan_count), UNIT_DTYPE)
-        numbers, seen = choose_units(units, count_max, bytes_max, tags, log_min_offset)
-        next_offset = queue_offset + seen
-        if not len(numbers):
+        if tags is None:
+            units = units[: likely_count(int(units["size"][0]), count_max, bytes_max)]
+        is_there = (units["size"] != BLANK_SIZE) & (units["physical_offset"] >= log_min_offset)
+        where, first, seen = choose(units, tags, count_max, bytes_max, is_there=is_there)
+        next_offset, units = queue_offset + seen, units[where]
+        if not len(units):
             return _empty(_nothing_found(tags), next_offset, min_offset, max_offset)
-        units = take_units(units, numbers)
         buffers: list[Buffer] = [units.view(np.uint8).data]
-        has_gaps = seen - int(numbers[0]) != len(numbers)
+        has_gaps = seen - first != len(units)
         if has_gaps:
-            buffers.append((numbers + queue_offset).astype(QUEUE_OFFSET_DTYPE).tobytes())
-        layout, first_physical_offset, records = self._bulk_records(units)
+            offsets = np.arange(queue_offset, next_offset)[where]
+            buffers.append(offsets.astype(QUEUE_OFFSET_DTYPE).tobytes())
+        log = self._commit_log
+        layout, records = bulk_records(units, log.slices, log.file_bytes)
         return GetResult(
             GetStatus.FOUND,
             buffers + records,
@@ -155,26 +165,9 @@ class StoreSource:
             min_offset,
             max_offset,
             layout,
-            first_physical_offset,
+            int(units["physical_offset"][0]),
             has_gaps,
         )
-
-    def _bulk_records(self, units: Array) -> tuple[Layout, int, list[Buffer]]:
-        """The records of units: one range of the log if they fill most of it, else gathered."""
-        starts = units["physical_offset"].astype(np.int64)
-        ends = starts + units["size"]
-        start, end = int(starts[0]), int(ends[-1])
-        body_bytes = int((ends - starts).sum())
-        find = self._commit_log.files.find
-        if body_bytes >= (end - start) * LOG_FILL_MIN and find(start) is find(end - 1):
-            return "log", start, [*self._commit_log.slices([(start, end)])]
-        is_cut = (starts[1:] != ends[:-1]) | (starts[1:] % self._commit_log.file_bytes == 0)
-        run_starts = starts[np.append(True, is_cut)].tolist()
-        run_ends = ends[np.append(is_cut, True)].tolist()
-        pieces = self._commit_log.slices(list(zip(run_starts, run_ends, strict=True)))
-        if body_bytes < len(pieces) * PIECE_BYTES_MIN:
-            return "gathered", start, [b"".join(pieces)]
-        return "gathered", start, [*pieces]
 
     def _units(self, queue: ConsumeQueue, queue_offset: int, count: int) -> memoryview:
         """As ``ConsumeQueue.units_view``. Raises NotReady as ``CommitLog.slices``."""
@@ -324,19 +317,22 @@ def _outside(queue_offset: int, min_offset: int, max_offset: int) -> GetResult:
     return _empty(status, next_offset, min_offset, max_offset)
 
 
-def _select(
-    units: memoryview,
+def choose_runs(
+    units: Iterable[tuple[int, int, int]],
     count_max: int,
     bytes_max: int,
     tags: frozenset[int] | None,
-    log_min_offset: int,
-    file_bytes: int,
+    log_min_offset: int = 0,
+    file_bytes: int = ONE_FILE,
 ) -> tuple[list[tuple[int, int]], int, int, int]:
-    """Ranges of the log, record count, their total bytes, and the number of units scanned."""
+    """Ranges of the log, record count, their total bytes, and the number of units scanned.
+
+    units: place, size and tags code. As ``choose``, but faster for the few units of a pull.
+    """
     runs = []
     count = body_bytes = seen = 0
     start = end = -1
-    for physical_offset, size, tags_code in UNIT.iter_unpack(units):
+    for physical_offset, size, tags_code in units:
         if tags is not None and tags_code not in tags:
             seen += 1
             continue
@@ -360,31 +356,22 @@ def _select(
     return runs, count, body_bytes, seen
 
 
-def choose_units(
+def bulk_records(
     units: Array,
-    count_max: int,
-    bytes_max: int,
-    tags: frozenset[int] | None,
-    log_min_offset: int,
-) -> tuple[Array, int]:
-    """Indexes of the wanted units that fit, at least one if any, and the number scanned."""
-    if tags is None:
-        # An estimate of what fits, by the first size; fewer may come back after a large record.
-        units = units[: max(2 * bytes_max // max(int(units["size"][0]), 1), 1)]
-    is_wanted = (units["size"] != BLANK_SIZE) & (units["physical_offset"] >= log_min_offset)
-    if tags is not None:
-        is_wanted &= np.isin(units["tags_code"], list(tags))
-    numbers = np.flatnonzero(is_wanted)
-    ends = np.cumsum(units["size"][numbers], dtype=np.int64)
-    count = min(max(int(np.searchsorted(ends, bytes_max, "right")), 1), count_max)
-    if count < len(numbers):
-        return numbers[:count], int(numbers[count])
-    return numbers, len(units)
+    read: Callable[[list[tuple[int, int]]], Sequence[Buffer]],
+    file_bytes: int = ONE_FILE,
+) -> tuple[Layout, list[Buffer]]:
+    """The records of units: one range of the log if they fill most of it, else gathered.
 
-
-def take_units(units: Array, numbers: Array) -> Array:
-    """The units at ``numbers``; a view if these are consecutive."""
-    first, last = int(numbers[0]), int(numbers[-1])
-    if last - first == len(numbers) - 1:
-        return units[first : last + 1]
-    return units.take(numbers)
+    read: ranges of the log.
+    """
+    starts, sizes = units["physical_offset"].astype(np.int64), units["size"].astype(np.int64)
+    start, end = int(starts[0]), int(starts[-1] + sizes[-1])
+    body_bytes = int(sizes.sum())
+    is_one_file = start // file_bytes == (end - 1) // file_bytes
+    if body_bytes >= (end - start) * LOG_FILL_MIN and is_one_file:
+        return "log", [*read([(start, end)])]
+    pieces = read(adjoining(starts, sizes, file_bytes))
+    if body_bytes < len(pieces) * PIECE_BYTES_MIN:
+        return "gathered", [b"".join(pieces)]
+    return "gathered", [*pieces]

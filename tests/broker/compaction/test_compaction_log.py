@@ -24,10 +24,9 @@ from headrace_broker.store.files.page_cache import PageCache
 from headrace_broker.store.integrity.checkpoint import Checkpoint
 from headrace_broker.store.integrity.seal import Seals, Used
 from headrace_broker.store.store_source import GetResult, GetStatus
-from headrace_protocol.columns import RecordColumns
 from headrace_protocol.errors import NotReady
-from headrace_protocol.headers import BulkPullResponseHeader
-from headrace_protocol.message import decode_record, decode_records, tags_code
+from headrace_protocol.message import decode_record, decode_records
+from tests.support.bulk import columns_of
 from tests.support.compaction import (
     FIRST_MS,
     SIZES,
@@ -219,41 +218,10 @@ def offsets_of(result: GetResult, *, is_bulk: bool) -> list[int]:
     data = b"".join(result.buffers)
     if not is_bulk:
         return [message.queue_offset for message in decode_records(data)]
-    header = BulkPullResponseHeader(
-        count=result.count,
-        next_begin_offset=result.next_offset,
-        min_offset=result.min_offset,
-        max_offset=result.max_offset,
-        layout=result.layout,
-        first_physical_offset=result.first_physical_offset,
-        has_queue_offsets=result.has_queue_offsets,
-    )
-    columns = RecordColumns.from_bulk(header, data)
-    columns.check_bodies()
+    columns = columns_of(result)
     numbers = range(len(columns))
     assert [columns.message(n).queue_offset for n in numbers] == columns.queue_offset.tolist()
     return list(columns.queue_offset)
-
-
-@pytest.mark.parametrize("read", ["get", "get_bulk"])
-def test_a_read_filters_by_tags_and_respects_the_bytes(tmp_path: Path, read: str) -> None:
-    log, offsets = gappy(tmp_path)
-    reader, wanted = reader_of(log), frozenset((tags_code("t1"),))
-    tagged = [offset for offset in offsets if offset % 3 == 1]
-    found = []
-    at = 0
-    while at <= reader.last_offset:
-        result = ready(partial(getattr(reader, read), at, 32, 400, wanted, 99))
-        assert result.body_bytes <= 400
-        if result.count:
-            found += offsets_of(result, is_bulk=read == "get_bulk")
-        at = result.next_offset
-    assert found == tagged
-    nothing = ready(partial(getattr(reader, read), 0, 32, 400, frozenset((12345,)), 99))
-    assert (nothing.status, nothing.buffers) == (GetStatus.NO_MATCHED_MESSAGE, [])
-    assert nothing.next_offset > 0
-    first = ready(partial(getattr(reader, read), 0, 32, 1, None, 99))
-    assert first.count == 1  # whatever its size
 
 
 def test_a_lookup_finds_the_next_unit_and_the_exact_record(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from headrace import blocking
@@ -18,9 +17,8 @@ from headrace_broker.settings.files import load_config
 from headrace_broker.store.retention.topic_floors import TopicLimit
 from headrace_protocol.admin_headers import DeleteTopicHeader
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.columns import UNIT_DTYPE, RecordColumns
 from headrace_protocol.headers import QueryMessageHeader
-from headrace_protocol.message import decode_records, tags_code
+from headrace_protocol.message import decode_records
 from headrace_protocol.tier.place import Place
 from tests.broker.tiered.test_tiered_processes import read_all as consume_all
 from tests.broker.tiered.test_tiered_processes import send, wait_until
@@ -82,18 +80,12 @@ async def test_old_messages_come_from_objects_and_new_ones_from_the_log(tmp_path
     assert read_all(broker) == [*range(30)]
 
 
-async def test_bulk_reads_and_tags(tmp_path: Path) -> None:
+async def test_offsets_by_time_are_in_order(tmp_path: Path) -> None:
     broker = start(tmp_path)
     for first in (0, 5, 10, 15):
         put(broker, first, 5)
         upload(broker)
     await expire_log(broker)
-    result = ready(lambda: source(broker).get_bulk(2, 4, 100_000, frozenset({tags_code("odd")})))
-    data = b"".join(map(bytes, result.buffers))
-    units = np.frombuffer(data, UNIT_DTYPE, result.count)
-    assert np.frombuffer(data, ">i8", result.count, units.nbytes).tolist() == [3, 5, 7, 9]
-    records = RecordColumns.from_records(data[units.nbytes + 8 * result.count :])
-    assert records.size.tolist() == units["size"].tolist()
     begin_ms = broker.clock.ms - (1 << 40) - 20_000
     found = [
         ready(partial(source(broker).offset_by_time, begin_ms + 1000 * number, "LOWER"))

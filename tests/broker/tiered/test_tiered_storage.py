@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from headrace_broker.queue_directory import Source, Use
@@ -21,7 +20,6 @@ from headrace_protocol import fastjson
 from headrace_protocol.admin_headers import DeleteTopicHeader, GetTopicStatsHeader
 from headrace_protocol.bodies import TopicStatsTable
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.columns import UNIT_DTYPE, RecordColumns
 from headrace_protocol.errors import NotReady, RequestError
 from headrace_protocol.message import decode_records, tags_code
 from headrace_protocol.tier.driver import Failure, FailureKind
@@ -379,28 +377,6 @@ async def test_levels(tmp_path: Path, level: str) -> None:
         assert reader.get(18, 5, 100_000, None).count == 2
         assert await expire_log(broker) > 10
         assert reader.get(0, 3, 1000, None).status is GetStatus.OFFSET_TOO_SMALL
-
-
-async def test_bulk_reads_and_tags(broker: BrokerUnderTest) -> None:
-    put(broker, 0, 20)
-    upload(broker)
-    await expire_log(broker)
-    wanted = frozenset({tags_code("odd")})
-    result = ready(lambda: source(broker).get_bulk(2, 4, 100_000, wanted))
-    assert (result.count, result.has_queue_offsets) == (4, True)
-    data = b"".join(map(bytes, result.buffers))
-    units = np.frombuffer(data, UNIT_DTYPE, result.count)
-    at = units.nbytes
-    offsets = np.frombuffer(data, ">i8", result.count, at)
-    assert offsets.tolist() == [3, 5, 7, 9]
-    records = RecordColumns.from_records(data[at + offsets.nbytes :])
-    assert records.queue_offset.tolist() == [3, 5, 7, 9]
-    assert records.size.tolist() == units["size"].tolist()
-    rest = ready(lambda: source(broker).get(result.next_offset, 32, 100_000, wanted))
-    assert next(m.queue_offset for b in rest.buffers for m in decode_records(b)) == 11
-    none = ready(lambda: source(broker).get(0, 3, 100_000, frozenset({12345})))
-    assert none.status is GetStatus.NO_MATCHED_MESSAGE
-    assert none.next_offset > 0
 
 
 async def test_a_block_by_tag_holds_no_more_with_what_lies_between_its_messages(

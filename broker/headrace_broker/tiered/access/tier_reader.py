@@ -16,6 +16,7 @@ from headrace_broker.tiered.access.read_blocks import (
     ReadBlock,
     ReadBlocks,
 )
+from headrace_protocol.choose import choose
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import Lane, NotReady, RequestError
 from headrace_protocol.tier.driver import Failure
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from headrace_broker.tiered.access.read_cursors import Stream
     from headrace_broker.tiered.access.settings import TierSettings
     from headrace_broker.tiered.access.tier_access import TierAccess
-    from headrace_protocol.columns import Array
-    from headrace_protocol.tier.stored_queue import UnitRange
 
 # Apart from the threads that read the local disk: a slow store must not take those.
 TIERED_DATA: Final = Lane("messages of the tier", threads=8)
@@ -135,27 +134,14 @@ class TierReader:
                 f"the tier has nothing from queue offset {queue_offset} of {queue.name.path} on: "
                 "its messages have expired meanwhile",
             )
-        units, offsets, end = self._choose(found, tags, count)
+        bytes_max = min(self._settings.window_bytes, BLOCK_BYTES_MAX)
+        where, _, seen = choose(found.units, tags, count, bytes_max, bytes_of=read_bytes)
+        end = found.first + seen
+        units, offsets = found.units[where], np.arange(found.first, end)[where]
         records = queue.records(units, offsets, check_bodies=self._settings.checks_bodies)
         if isinstance(records, Failure):
             return records
         return ReadBlock(queue_offset, end, offsets, units, records)
-
-    def _choose(
-        self, found: UnitRange, tags: frozenset[int] | None, count: int
-    ) -> tuple[Array, Array, int]:
-        """The units that match and fit, their queue offsets, and where those not seen begin."""
-        units, end = found.units, found.first + len(found.units)
-        offsets = np.arange(found.first, end)
-        if tags is not None:
-            matching = np.isin(units["tags_code"], list(tags))
-            units, offsets = units[matching], offsets[matching]
-        ends = read_bytes(units)
-        bytes_max = min(self._settings.window_bytes, BLOCK_BYTES_MAX)
-        fitting = min(max(int(np.searchsorted(ends, bytes_max, "right")), 1), count)
-        if fitting < len(units):
-            return units[:fitting], offsets[:fitting], int(offsets[fitting])
-        return units, offsets, end
 
     def _fetch_answer(self, key: Hashable, read: Callable[[], T | Failure]) -> None:
         self._answers[key] = self.result(read())

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from headrace.spark.tier.places import expect
+from headrace_protocol.choose import choose
 from headrace_protocol.tier.stored_queue import read_bytes
 
 if TYPE_CHECKING:
@@ -67,19 +68,8 @@ def _jobs(
         first, units = expect(queue.units(start, min(end - start, _WINDOW_UNITS)))
         if first > start or not len(units):
             return
-        start += len(units)
-        offsets = np.arange(first, start)
-        if tags is not None:
-            matching = np.isin(units["tags_code"], list(tags))
-            units, offsets = units[matching], offsets[matching]
-        if not len(units):
-            yield _Job(start, units, offsets)
-            continue
-        ends = read_bytes(units)
-        at = 0
-        while at < len(units):
-            before = int(ends[at - 1]) if at else 0
-            upto = max(int(np.searchsorted(ends, before + slice_bytes, "right")), at + 1)
-            after = int(offsets[upto]) if upto < len(units) else start
-            yield _Job(after, units[at:upto], offsets[at:upto])
-            at = upto
+        while len(units):
+            where, _, seen = choose(units, tags, len(units), slice_bytes, bytes_of=read_bytes)
+            offsets = np.arange(start, start + seen)[where]
+            yield _Job(start + seen, units[where], offsets)
+            start, units = start + seen, units[seen:]
