@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager, suppress
+from functools import partial
 
 import pytest
 import trio
@@ -15,6 +16,7 @@ import trio
 from headrace_broker.serving.readiness import Readiness
 from headrace_daemon.monitor import Monitor
 from headrace_daemon.serving.listen import listen
+from tests.support.running import in_background
 
 HOST = "127.0.0.1"
 
@@ -67,14 +69,12 @@ async def test_the_oldest_silent_client_makes_room() -> None:
 async def test_half_a_request_has_a_second(autojump_clock: object) -> None:
     with listen(HOST, 0) as bound:
         port = bound.getsockname()[1]
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(Monitor(Readiness(), HOST, port).serve, bound)
+        async with in_background(partial(Monitor(Readiness(), HOST, port).serve, bound)):
             began = trio.current_time()
             async with await trio.open_tcp_stream(HOST, port) as stream:
                 await stream.send_all(b"GET /live HTTP/1.1\r\n")
                 assert await stream.receive_some() == b""
             assert trio.current_time() - began == pytest.approx(1)
-            nursery.cancel_scope.cancel()
 
 
 class LargePage(Readiness):
@@ -91,8 +91,7 @@ class LargePage(Readiness):
 async def test_who_does_not_read_a_page_has_eleven_seconds(autojump_clock: object) -> None:
     with listen(HOST, 0) as bound:
         port = bound.getsockname()[1]
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(Monitor(LargePage(), HOST, port).serve, bound)
+        async with in_background(partial(Monitor(LargePage(), HOST, port).serve, bound)):
             async with await trio.open_tcp_stream(HOST, port) as stream:
                 await stream.send_all(b"GET /metrics HTTP/1.1\r\n\r\n")
                 await trio.sleep(12)
@@ -101,7 +100,6 @@ async def test_who_does_not_read_a_page_has_eleven_seconds(autojump_clock: objec
                     async for data in stream:
                         received += len(data)
             assert received < LargePage.page_bytes
-            nursery.cancel_scope.cancel()
 
 
 async def test_slow_readers_of_pages_make_room_and_do_not_stop_health_checks() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgpack
 import pytest
@@ -30,6 +31,7 @@ from tests.broker.serving.test_bad_input import (
     topic_fields,
 )
 from tests.support.channel import MemoryChannel
+from tests.support.running import in_background, running
 
 NESTED = 990
 
@@ -118,14 +120,12 @@ async def serve(
     """Let ``talk`` use two connections to a server with the handler."""
     server = RemotingServer(handler)
     listener = network.listen("127.0.0.1", 0)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(network.serve, listener, server)
-        async with (
-            await network.connect(listener.address) as bad,
-            await network.connect(listener.address) as good,
-        ):
-            await talk(Wire(bad), Wire(good))  # type: ignore[misc]
-        nursery.cancel_scope.cancel()
+    async with (
+        running(partial(network.serve, listener, server)),
+        await network.connect(listener.address) as bad,
+        await network.connect(listener.address) as good,
+    ):
+        await talk(Wire(bad), Wire(good))  # type: ignore[misc]
     return server
 
 
@@ -190,12 +190,10 @@ async def test_a_fetch_that_fails_is_answered() -> None:
     registry = Registry(lambda _, error: unexpected.append(error))
     registry.route(RequestCode.GET_MIN_OFFSET, never_ready)
     registry.run_fetch = fetches.start
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(fetches.run)
+    async with in_background(fetches.run):
         registry.handle(channel, FrameReader().feed(request(31)))
         while not channel.written:
             await trio.lowlevel.checkpoint()
-        nursery.cancel_scope.cancel()
     ((command, _),) = channel.replies()
     assert command.code == ResponseCode.SYSTEM_ERROR
     assert [str(error) for error in unexpected] == ["no such place"]

@@ -8,6 +8,7 @@ from anyio.abc import ByteStream
 
 from headrace_protocol.connection import Connection, RequestReceived
 from headrace_protocol.drivers.aio import AsyncConnection
+from tests.support.running import in_background
 
 ANSWER = bytes(100_000)
 COUNT = 1000
@@ -46,9 +47,7 @@ async def test_unread_answers_do_not_pile_up() -> None:
 
     _, frame = Connection[None]().request(307, waiter=None)
     connection = AsyncConnection(Stuck(b"".join(frame), COUNT), "10.0.0.1:1", answer)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(connection.run)
+    async with in_background(connection.run):
         await trio.testing.wait_all_tasks_blocked()
         assert len(asked) == COUNT
         assert sum(map(len, connection._outgoing)) < 2 * 1024 * 1024
-        nursery.cancel_scope.cancel()

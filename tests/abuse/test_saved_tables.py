@@ -22,6 +22,7 @@ from headrace_protocol.codes import RequestCode, ResponseCode
 from tests.broker.consumer.test_subscriptions import open_groups
 from tests.support.broker import BrokerUnderTest
 from tests.support.channel import MemoryChannel
+from tests.support.running import in_background
 
 
 def policy(depth: int) -> bytes:
@@ -131,8 +132,7 @@ async def test_an_unexpected_error_refuses_the_change_and_leaves_the_service_run
     monkeypatch.setattr(persistence, "_UNEXPECTED_RETRY_S", 0.001)
     table = Broken(tmp_path)
     told: list[Exception | None] = []
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(table.saved.run)
+    async with in_background(table.saved.run):
         await trio.testing.wait_all_tasks_blocked()
         with structlog.testing.capture_logs() as lines:
             table.saved.changed()
@@ -146,19 +146,16 @@ async def test_an_unexpected_error_refuses_the_change_and_leaves_the_service_run
         with trio.fail_after(5):
             while not (tmp_path / "table.json").exists():  # noqa: ASYNC110 - nobody is told
                 await trio.sleep(0.001)
-        nursery.cancel_scope.cancel()
 
 
 async def test_the_refusal_names_the_entry(broker: BrokerUnderTest) -> None:
     broker.groups._groups["poison"] = SubscriptionGroupConfig(group_retry_policy=too_deep().value)
     channel = MemoryChannel()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(broker.groups.saved.run)
+    async with in_background(broker.groups.saved.run):
         await trio.testing.wait_all_tasks_blocked()
         code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
         broker.send(code, None, b'{"groupName":"other"}', channel)
         await broker.groups.saved.wait_saved()
-        nursery.cancel_scope.cancel()
     ((answer, _),) = channel.replies()
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert "poison can't be encoded" in (answer.remark or "")

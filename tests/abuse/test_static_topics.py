@@ -19,6 +19,7 @@ from headrace_protocol.statictopic.mapping import TopicMapping, encode_detail
 from tests.broker.serving.test_bad_input import pull_fields, request, send_fields
 from tests.support.broker import BrokerUnderTest, broker_config
 from tests.support.channel import MemoryChannel
+from tests.support.running import in_background
 from tests.support.static_brokers import TOPIC, Brokers, item, response
 from tests.support.wire import pull_header, send_header
 
@@ -152,12 +153,10 @@ async def test_brokers_that_name_each_other_do_not_pass_requests_around(
     brokers.map((B, item("a", 2, 9, 1)), only="b")
     forwarding = brokers["a"].traffic.forwarding
     channel = MemoryChannel()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(forwarding.run)
+    async with in_background(forwarding.run):
         brokers["a"].send(RequestCode.SEND_MESSAGE_V2, send_header(), b"x", channel)
         while not channel.written:  # noqa: ASYNC110 - the mock clock jumps
             await trio.sleep(0.01)
-        nursery.cancel_scope.cancel()
     ((command, _),) = channel.replies()
     assert command.code == ResponseCode.SERVICE_NOT_AVAILABLE
     assert TOPIC in (command.remark or "")

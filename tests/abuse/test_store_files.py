@@ -20,6 +20,7 @@ from headrace_broker.store.integrity.checkpoint import Checkpoint
 from headrace_broker.store.integrity.lock import StoreLock
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.upkeep import LOCK_CHECK_S
+from tests.support.running import running
 from tests.support.stores import open_store, put
 
 
@@ -53,11 +54,9 @@ async def test_a_store_whose_lock_is_lost_soon_stops_writing(
     store: MessageStore, lose: Callable[..., Any], autojump_clock: object
 ) -> None:
     with structlog.testing.capture_logs() as logs:
-        async with trio.open_nursery() as nursery:
-            await nursery.start(store.run)
+        async with running(store.run):
             lose(store.root / "lock")
             await trio.sleep(2 * LOCK_CHECK_S)
-            nursery.cancel_scope.cancel()
     with pytest.raises(StoreNotWritable, match="lock was removed or replaced while this broker"):
         put(store, store.queue("T", 0), b"body")
     assert "lock was removed or replaced" in (store.failure() or "")

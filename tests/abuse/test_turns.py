@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 
 import pytest
 import trio
@@ -18,6 +19,7 @@ from headrace_protocol.frame import Frame, FrameReader
 from headrace_protocol.serving import Registry, Reply, Request
 from tests.broker.serving.test_bad_input import Wire, framed, request
 from tests.support.channel import MemoryChannel
+from tests.support.running import running
 
 COSTLY, CHEAP = RequestCode.GET_BROKER_RUNTIME_INFO, RequestCode.GET_MIN_OFFSET
 COUNT = 100
@@ -68,10 +70,8 @@ async def listening(
         async with await network.connect(listener.address) as stream:
             yield stream
 
-    async with trio.open_nursery() as nursery:
-        await nursery.start(network.serve, listener, daemon.server)
+    async with running(partial(network.serve, listener, daemon.server)):
         yield connect
-        nursery.cancel_scope.cancel()
 
 
 def pipeline(count: int = COUNT) -> bytes:

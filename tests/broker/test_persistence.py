@@ -18,6 +18,7 @@ from headrace_broker.store.files.config_file import ConfigFile
 from headrace_broker.store.files.filesystem import Files
 from headrace_protocol import fastjson
 from headrace_protocol.bodies import TopicConfig
+from tests.support.running import in_background
 
 
 class SlowFiles(Files):
@@ -74,8 +75,7 @@ def test_without_a_loop_a_change_is_written_at_once(a_table: Table) -> None:
 
 async def test_a_burst_of_changes_is_few_writes_in_a_thread(a_table: Table) -> None:
     told: list[tuple[int, Exception | None]] = []
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(a_table.saved.run)
+    async with in_background(a_table.saved.run):
         await trio.testing.wait_all_tasks_blocked()
         a_table.files.may_write.clear()
         for _ in range(1000):
@@ -85,7 +85,6 @@ async def test_a_burst_of_changes_is_few_writes_in_a_thread(a_table: Table) -> N
         assert not told
         a_table.files.may_write.set()
         await a_table.saved.wait_saved()
-        nursery.cancel_scope.cancel()
     assert told == [(1000, None)]
     assert len(a_table.files.writers) == 2
     assert threading.get_ident() not in a_table.files.writers
@@ -97,8 +96,7 @@ async def test_a_failure_is_told_and_tried_again(
     monkeypatch.setattr(persistence, "_RETRY_S", 0.001)
     told: list[Exception | None] = []
     a_table.files.problem = full = OSError(28, "No space left on device")
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(a_table.saved.run)
+    async with in_background(a_table.saved.run):
         await trio.testing.wait_all_tasks_blocked()
         a_table.change()
         a_table.saved.when_saved(told.append)
@@ -110,15 +108,12 @@ async def test_a_failure_is_told_and_tried_again(
                 await trio.sleep(0.001)
         await a_table.saved.wait_saved()
         assert a_table.on_disk() == 1
-        nursery.cancel_scope.cancel()
 
 
 async def test_what_was_not_written_is_written_at_the_end(a_table: Table) -> None:
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(a_table.saved.run)
+    async with in_background(a_table.saved.run):
         await trio.testing.wait_all_tasks_blocked()
         a_table.change()
-        nursery.cancel_scope.cancel()
     a_table.saved.finish()
     assert a_table.on_disk() == 1
     writes = len(a_table.files.writers)

@@ -16,6 +16,7 @@ from headrace_broker.store.log import log_rows
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.recovery import LoadStage
 from headrace_daemon.network import MemoryNetwork
+from tests.support.running import in_background
 from tests.support.stores import crash, put
 
 RECORDS = 5000
@@ -46,11 +47,9 @@ async def test_progress_is_told_and_a_stop_is_obeyed(
     monkeypatch.setattr(server, "_PROGRESS_S", 0.0)
     config = config_of_a_crashed_store(tmp_path)
     with structlog.testing.capture_logs() as logs, trio.fail_after(30):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(Broker(config, MemoryNetwork()).run)
+        async with in_background(Broker(config, MemoryNetwork()).run):
             while not any(entry["event"] == "reading the log" for entry in logs):  # noqa: ASYNC110
                 await trio.sleep(0.001)  # the thread that loads tells by its log alone
-            nursery.cancel_scope.cancel()
     last = next(entry for entry in logs if entry["event"] == "store not opened")
     assert "checking 1 of 1 queues and reading 0 MiB of the log" in last["reason"]
     assert not any(entry["event"] == "store open" for entry in logs)

@@ -12,6 +12,7 @@ import headrace
 from headrace import Message
 from headrace.embedded import Embedded
 from headrace.errors import ConfigurationError, InvalidValue, RouteNotFound
+from tests.support.running import in_background
 
 QUEUES = 4
 
@@ -87,12 +88,9 @@ async def test_queues_that_move_to_another_member_bring_their_progress(mq: Embed
                 if len(set(seen)) >= 40:
                     both.set()
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(member)
-        nursery.start_soon(member)
+    async with in_background(member, member):
         with trio.fail_after(60):
             await both.wait()
-        nursery.cancel_scope.cancel()
     assert set(seen) == first
     assert sum(n for key, n in (await offsets(mq)).items() if "/visits/" in key) == 40
 

@@ -18,6 +18,7 @@ from headrace_broker import main as broker_main
 from headrace_daemon.process import give_back_freed_memory, prepare
 from headrace_nameserver import main as nameserver_main
 from tests.soak.holdings import holding
+from tests.support.running import in_background
 
 FREED_PIECES, PIECE_BYTES = 400, 100_000
 
@@ -48,8 +49,7 @@ def use_and_free() -> bytes:
 
 
 async def watch(freed: float) -> None:
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(give_back_freed_memory)
+    async with in_background(give_back_freed_memory):
         await trio.sleep(59)
         sys.stdout.write(f"{freed} {memory_mb()} ")
         # The clock does not wait for the thread that does it.
@@ -57,7 +57,6 @@ async def watch(freed: float) -> None:
             while memory_mb() > freed - 30:  # noqa: ASYNC110 - the heap tells nobody
                 await trio.sleep(60)
         sys.stdout.write(f"{memory_mb()}\n")
-        nursery.cancel_scope.cancel()
 
 
 def show_arenas(*_: Any) -> None:

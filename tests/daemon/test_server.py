@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import anyio
@@ -27,6 +28,7 @@ from headrace_daemon.serving.socket_loop import serve_sockets
 from headrace_daemon.serving.stream_transport import serve_stream
 from headrace_protocol.drivers.address import pack_host
 from headrace_protocol.frame import Frame, FrameReader, frame_prefix
+from tests.support.running import running
 
 HEADER = b'{"code":10}'
 
@@ -87,9 +89,7 @@ async def serving(
     server = RemotingServer(echo, limits)
     network = TcpNetwork()
     listener = network.listen("127.0.0.1", 0)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(network.serve, listener, server)
-
+    async with running(partial(network.serve, listener, server)):
         streams: list[trio.SocketStream] = []
 
         async def connect() -> trio.SocketStream:
@@ -97,7 +97,6 @@ async def serving(
             return streams[-1]
 
         yield server, echo, connect
-        nursery.cancel_scope.cancel()
     for stream in streams:
         stream.socket.close()
 
@@ -350,10 +349,8 @@ async def memory_client(
     server = RemotingServer(echo, limits)
     network = MemoryNetwork()
     listener = network.listen("127.0.0.1", 0)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(network.serve, listener, server)
+    async with running(partial(network.serve, listener, server)):
         yield server, echo, await network.connect(listener.address)
-        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize(("first", "silence_s"), [(b"", 30), (frame(b"hello"), 120)])
@@ -457,12 +454,10 @@ def waiting_clients(*data: bytes) -> Iterator[tuple[socket.socket, list[socket.s
 
 
 async def serve_until(ledger: Ledger, listener: socket.socket, is_done: Callable[[], bool]) -> None:
-    async with trio.open_nursery() as nursery:
-        await nursery.start(serve_sockets, RemotingServer(ledger), [listener])
+    async with running(partial(serve_sockets, RemotingServer(ledger), [listener])):
         with trio.fail_after(20):
             while not is_done():  # noqa: ASYNC110 - the ledger tells nobody
                 await trio.sleep(0.001)
-        nursery.cancel_scope.cancel()
 
 
 async def test_floods_take_turns_and_nobody_waits_for_more_than_one_turn() -> None:
@@ -578,8 +573,7 @@ async def test_what_a_handler_keeps_for_a_client_counts() -> None:
     network = TcpNetwork()
     listener = network.listen("127.0.0.1", 0)
     with structlog.testing.capture_logs() as logs:
-        async with trio.open_nursery() as nursery:
-            await nursery.start(network.serve, listener, server)
+        async with running(partial(network.serve, listener, server)):
             modest = await trio.open_tcp_stream("127.0.0.1", listener.port)
             greedy = await trio.open_tcp_stream("127.0.0.1", listener.port)
             async with modest, greedy:
@@ -593,7 +587,6 @@ async def test_what_a_handler_keeps_for_a_client_counts() -> None:
                 assert server.held_bytes == 200_000
                 await modest.send_all(frame(b"1"))
                 assert await receive_frames(modest, 1) == [b"kept"]
-            nursery.cancel_scope.cancel()
     (warning,) = (line for line in logs if line["event"] == "client closed")
     assert "800001 of waiting requests" in warning["reason"]
     assert "over the limit of 1000000" in warning["reason"]
@@ -606,14 +599,12 @@ async def test_those_turned_away_get_a_line_for_all_of_a_host(
     network = MemoryNetwork()
     listener = network.listen("127.0.0.1", 0)
     with structlog.testing.capture_logs() as logs:
-        async with trio.open_nursery() as nursery:
-            await nursery.start(network.serve, listener, server)
+        async with running(partial(network.serve, listener, server)):
             streams = [await network.connect(listener.address) for _ in range(500)]
             half = await network.connect(listener.address)
             await half.send(frame(b"half")[:-1])
             await trio.sleep(20)
             assert server.channels == set()
-            nursery.cancel_scope.cancel()
         for stream in streams:
             await stream.aclose()
     lines = [(line["host"], line["count"], line["reason"]) for line in logs]
@@ -652,15 +643,13 @@ async def test_a_client_cut_off_amid_its_frames_leaves_nothing_on_the_account() 
     server = RemotingServer(Bouncer())
     network = TcpNetwork()
     listener = network.listen("127.0.0.1", 0)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(network.serve, listener, server)
+    async with running(partial(network.serve, listener, server)):
         for _ in range(5):
             async with await trio.open_tcp_stream("127.0.0.1", listener.port) as stream:
                 # The second frame is under way when the first ends it all.
                 await stream.send_all(frame(b"first") + frame(b"x" * 1000)[:-1])
                 await until_closed(stream)
         assert server.held_bytes == 0
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_stream_that_ends_amid_an_answer_leaves_nothing_on_the_account() -> None:

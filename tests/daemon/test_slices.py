@@ -15,6 +15,7 @@ import trio.testing
 from headrace_daemon.slices import Fetches, SlicedWork
 from headrace_protocol.errors import Lane, NotReady
 from tests.support.channel import MemoryChannel
+from tests.support.running import in_background
 
 
 def long_work(steps: int, done: list[str], name: str) -> Iterator[None]:
@@ -29,14 +30,12 @@ def long_work(steps: int, done: list[str], name: str) -> Iterator[None]:
 async def test_others_have_their_turns_between_slices() -> None:
     work, turns = SlicedWork(), 0
     done: list[Any] = []
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(work.run)
+    async with in_background(work.run):
         work.start(long_work(60, done, "long"))
         work.start(long_work(3, done, "short"))
         while len(done) < 2:
             turns += 1
             await trio.lowlevel.checkpoint()
-        nursery.cancel_scope.cancel()
     assert done == ["short", "long"]
     assert turns >= 10
 
@@ -50,15 +49,13 @@ async def test_short_work_is_done_at_once() -> None:
 async def test_what_comes_at_once_does_not_keep_the_loop_piece_by_piece() -> None:
     work = SlicedWork()
     done: list[Any] = []
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(work.run)
+    async with in_background(work.run):
         for number in range(60):
             work.start(long_work(1, done, str(number)))
         assert len(done) < 20
         with trio.fail_after(5):
             while len(done) < 60:
                 await trio.lowlevel.checkpoint()
-        nursery.cancel_scope.cancel()
 
 
 class Held:
@@ -116,11 +113,9 @@ async def test_fetches_leave_the_loop_alone() -> None:
     threads: list[int] = []
     fetches, is_done = Fetches(), trio.Event()
     wait = NotReady(lambda: threads.append(threading.get_ident()), Lane("tests", 1))
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(fetches.run)
+    async with in_background(fetches.run):
         fetches.start(MemoryChannel(), wait, lambda _: is_done.set())
         await is_done.wait()
-        nursery.cancel_scope.cancel()
     assert len(threads) == 1
     assert threading.get_ident() not in threads
 
@@ -220,10 +215,8 @@ async def test_a_disk_that_fails_is_told_to_who_asked() -> None:
         problems.append(problem)
         is_told.set()
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(fetches.run)
+    async with in_background(fetches.run):
         fetches.start(MemoryChannel(), NotReady(fail, Lane("tests", 1)), then)
         with trio.fail_after(5):
             await is_told.wait()
-        nursery.cancel_scope.cancel()
     assert problems == [error]

@@ -13,6 +13,7 @@ import trio
 
 from headrace_daemon import watchdog as module
 from headrace_daemon.watchdog import STALL_MS, Watchdog
+from tests.support.running import running
 
 
 @pytest.fixture(autouse=True)
@@ -23,10 +24,8 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 @asynccontextmanager
 async def watching() -> AsyncIterator[Watchdog]:
     watchdog = Watchdog()
-    async with trio.open_nursery() as nursery:
-        await nursery.start(watchdog.run)
+    async with running(watchdog.run):
         yield watchdog
-        nursery.cancel_scope.cancel()
 
 
 def compute(seconds: float) -> None:

@@ -33,6 +33,7 @@ from headrace_protocol.frame import Buffer
 from headrace_protocol.header_codecs import SerializeType, encode_frame
 from headrace_protocol.headers import GetMinOffsetHeader, OffsetResponseHeader
 from headrace_protocol.serving import Reply
+from tests.support.running import in_background
 from tests.support.scripted import Scripted, close, scripted, scripted_in_thread
 
 CODE = RequestCode.GET_MIN_OFFSET
@@ -345,15 +346,13 @@ async def test_what_comes_before_the_writer_is_free_goes_into_one_write() -> Non
         connection.send_soon(b"".join(waiting))
         waiting.clear()
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(connection.run)
+    async with in_background(connection.run):
         await trio.testing.wait_all_tasks_blocked()
         waiting.append(b"a")
         connection.before_write(fill)
         waiting.append(b"b")
         connection.send_soon(b"!")
         assert await theirs.receive_some() == b"!ab"
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_fill_of_a_connection_that_ends_finds_it_closed() -> None:

@@ -22,6 +22,7 @@ from headrace_broker.store.retention.topic_floors import TopicLimit
 from headrace_broker.store.settings import Retention
 from headrace_broker.store.store_source import GetStatus
 from tests.support.quota_files import QuotaFiles
+from tests.support.running import running
 from tests.support.stores import (
     FaultyFiles,
     SetClock,
@@ -163,12 +164,10 @@ async def test_asking_is_good_for_twenty_rounds(tmp_path: Path) -> None:
 
 async def test_it_cleans_by_itself(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
     store = aged_store(tmp_path, [100])
-    async with trio.open_nursery() as nursery:
-        await nursery.start(store.run)
+    async with running(store.run):
         # No limit of the clock, which goes on while a thread flushes.
         while store.commit_log.min_offset != FILE_BYTES:  # noqa: ASYNC110
             await trio.sleep(1)
-        nursery.cancel_scope.cancel()
 
 
 # --- copies and clocks ----------------------------------------------------------------------
@@ -371,11 +370,9 @@ async def test_an_error_of_a_round_does_not_end_the_broker(
 
     store = aged_store(tmp_path, [1], files=NoStatistics())
     with structlog.testing.capture_logs() as logs:
-        async with trio.open_nursery() as nursery:
-            await nursery.start(store.run)
+        async with running(store.run):
             await trio.sleep(25)
             put(store, store.queue("T", 0), b"goes on")
-            nursery.cancel_scope.cancel()
     assert [e["event"] for e in logs].count("clean-up failed, retrying") == 2
 
 
@@ -491,12 +488,10 @@ async def test_stopping_while_it_refuses_is_a_clean_stop(
 ) -> None:
     store, files = small_disk(tmp_path, 20)
     assert try_put(store) == ""
-    async with trio.open_nursery() as nursery:
-        await nursery.start(store.run)
+    async with running(store.run):
         files.others_bytes = 17 * FILE_BYTES
         await trio.sleep(10.5)
         assert "messages are refused" in try_put(store)
-        nursery.cancel_scope.cancel()
     store.close()
     assert not (tmp_path / "abort").exists()
 

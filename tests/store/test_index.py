@@ -35,6 +35,7 @@ from headrace_protocol.message import (
     index_key_hash,
     java_hash,
 )
+from tests.support.running import running
 from tests.support.stores import (
     FaultyFiles,
     SetClock,
@@ -301,8 +302,7 @@ async def test_a_thread_indexes_while_the_loop_asks(
     store = open_store(tmp_path, index_tick_ms=0, **sizes)
     store.use_threads = True
     offsets: list[int] = []
-    async with trio.open_nursery() as nursery:
-        await nursery.start(store.run)
+    async with running(store.run):
         while len(offsets) < 8000:
             for _ in range(random.randrange(1, 500)):
                 number = len(offsets)
@@ -317,7 +317,6 @@ async def test_a_thread_indexes_while_the_loop_asks(
                 asked = random.randrange(len(offsets))
                 found = query_index(store, "T", f"k{asked}", 9, 0, 1 << 62)
                 assert found == [offsets[asked]], f"seed {seed}"
-        nursery.cancel_scope.cancel()
     store.index_tick()
     assert entry_count(store) == 3 * len(offsets), f"seed {seed}"
     for number in random.sample(range(len(offsets)), 200):
@@ -334,8 +333,7 @@ async def test_a_full_disk_in_the_thread_refuses_and_heals(
     store = open_store(tmp_path, files=files, index_tick_ms=0)
     store.use_threads = True
     put(store, store.queue("T", 0), KEYS="k0")
-    async with trio.open_nursery() as nursery:
-        await nursery.start(store.run)
+    async with running(store.run):
         files.is_full = True
         with trio.fail_after(5):
             while store.commit_log.life.refusal is None:  # noqa: ASYNC110 - a thread finds out
@@ -345,7 +343,6 @@ async def test_a_full_disk_in_the_thread_refuses_and_heals(
         with trio.fail_after(5):
             while store.indexer.waiting_count:  # noqa: ASYNC110 - see above
                 await trio.sleep(0.001)
-        nursery.cancel_scope.cancel()
     assert len(query_index(store, "T", "k0", 9, 0, 1 << 62)) == 1
 
 

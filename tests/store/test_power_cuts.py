@@ -17,6 +17,7 @@ from headrace_broker.store.retention import cleaner
 from headrace_broker.store.retention.topic_floors import TopicLimit
 from headrace_broker.store.settings import Retention
 from tests.support.faulty_files import FaultRates, FaultyFiles, PowerCut, next_life
+from tests.support.running import running
 from tests.support.stores import FaultyFiles as BrokenFiles
 from tests.support.stores import SetClock, crash, open_store, put, read_all, small_settings
 
@@ -201,8 +202,7 @@ def test_after_a_failed_flush_no_other_one_counts_its_pages_as_on_disk(tmp_path:
 async def test_after_a_failed_flush_the_loop_rests(tmp_path: Path) -> None:
     files = BrokenFiles()
     store = open_store(tmp_path, files=files, flush="sync")
-    async with trio.open_nursery() as nursery:
-        await nursery.start(store.run)
+    async with running(store.run):
         files.is_broken = True
         put(store, store.queue("Topic", 0))
         tell, told = trio.open_memory_channel[bool](1)
@@ -210,7 +210,6 @@ async def test_after_a_failed_flush_the_loop_rests(tmp_path: Path) -> None:
         with trio.fail_after(5):
             assert await told.receive() is False
             await trio.testing.wait_all_tasks_blocked(0.001)  # never, if it asked again and again
-        nursery.cancel_scope.cancel()
     crash(store)
 
 

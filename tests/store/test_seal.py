@@ -15,6 +15,7 @@ from headrace_broker.store.store_source import GetResult
 from headrace_broker.store_tools.directory import open_directory
 from headrace_broker.store_tools.fsck import check
 from headrace_protocol.errors import NotReady
+from tests.support.running import running
 from tests.support.stores import crash, open_store, put, query_index, small_settings
 
 FILE_BYTES = 3 * BLOCK_BYTES
@@ -25,14 +26,12 @@ async def test_a_daemon_seals_the_logs_files_as_they_fill_up(tmp_path: Path) -> 
     store = open_store(tmp_path, commit_log_file_bytes=FILE_BYTES)
     store.use_threads = True
     queue = store.queue("T", 0)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(store.run)
+    async with running(store.run):
         while len(store.commit_log.files.files) < 3:
             put(store, queue, bytes(300_000))
         with trio.fail_after(10):
             while store.commit_log.files.files[1].seal is None:  # noqa: ASYNC110 - a thread's work
                 await trio.sleep(0.001)
-        nursery.cancel_scope.cancel()
     *full, last = store.commit_log.files.files
     assert [len(file.seal.kept(FILE_BYTES)) for file in full if file.seal] == [3, 3]
     assert last.seal is None

@@ -18,6 +18,7 @@ from headrace_broker.store.errors import StoreNotWritable
 from headrace_broker.store.files.filesystem import Files
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.settings import Retention, StoreSettings
+from tests.support.running import running
 from tests.support.stores import put, read_all
 
 PATIENCE_S = 30
@@ -73,8 +74,7 @@ class FullDisk:
 
     async def run(self) -> str:
         """All of it; says what it saw."""
-        async with trio.open_nursery() as nursery:
-            await nursery.start(self.store.run)
+        async with running(self.store.run):
             self.try_put("other")
             await self.put_until(is_accepted=False)
             full_offset = self.queue.consume_queue.max_offset
@@ -88,7 +88,6 @@ class FullDisk:
                 self.consumed = self.queue.consume_queue.max_offset
                 await self.put_until(is_accepted=True)
                 await trio.lowlevel.checkpoint()
-            nursery.cancel_scope.cancel()
         self.store.close()
         end_offset = self.queue.next_offset
         self._open()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-import trio
 
 from headrace_daemon.network import Network
 from headrace_protocol.codes import RequestCode
@@ -17,6 +16,7 @@ from headrace_protocol.headers import (
     PullMessageHeader,
     SendMessageHeaderV2,
 )
+from tests.support.running import in_background
 
 _SENDER: dict[str, Any] = {
     "producer_group": "p",
@@ -36,11 +36,8 @@ async def ask(
 ) -> Response:
     """The answer of the daemon at ``host:port``."""
     connection = AsyncConnection(await network.connect(address), address)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(connection.run)
-        response = await connection.request(code, header, body, timeout_ms=10_000)
-        nursery.cancel_scope.cancel()
-    return response
+    async with in_background(connection.run):
+        return await connection.request(code, header, body, timeout_ms=10_000)
 
 
 def send_header(queue_id: int = 0, **fields: Any) -> SendMessageHeaderV2:

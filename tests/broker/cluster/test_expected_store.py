@@ -23,6 +23,7 @@ from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.drivers.aio import AsyncConnection, open_stream
 from headrace_protocol.drivers.errors import BrokerError
 from headrace_protocol.serving import Reply
+from tests.support.running import in_background, running
 from tests.support.scripted import scripted
 from tests.support.wire import send_header
 
@@ -48,21 +49,17 @@ async def nameserver(network: MemoryNetwork, memory: Path | None = None) -> Asyn
     """One of the two; the other one is away. memory: its folder, if it remembers."""
     kept = None if memory is None else str(memory / "kvConfig.json")
     at = NameServerConfig(bind_address="127.0.0.1", listen_port=9877, kv_config_path=kept)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(NameServer(at, network).run)
+    async with running(NameServer(at, network).run):
         yield
-        nursery.cancel_scope.cancel()
 
 
 async def run_once(network: MemoryNetwork, settings: BrokerConfig, *topics: str) -> None:
     """Start a broker, create topics on it, and stop it in order."""
-    async with trio.open_nursery() as nursery:
-        await nursery.start(Broker(settings, network).run)
+    async with running(Broker(settings, network).run):
         if topics:
             async with Admin(nameserver=NAMESERVERS[1], connect=network.connect) as admin:
                 for topic in topics:
                     await admin.create_topic(topic)
-        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("left", [False, True], ids=["no folder", "an empty folder"])
@@ -207,11 +204,9 @@ async def send(network: MemoryNetwork, address: str, topic: str) -> None:
     """Send to a broker as a client does that knows its address."""
     stream = await open_stream(network.connect, address)
     connection = AsyncConnection(stream, address)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(connection.run)
+    async with in_background(connection.run):
         header = send_header(producer_group="g", topic=topic)
         response = await connection.request(
             RequestCode.SEND_MESSAGE_V2, header, b"x", timeout_ms=5000
         )
-        nursery.cancel_scope.cancel()
     response.expect()

@@ -22,6 +22,7 @@ from headrace_protocol.admin_headers import CreateTopicHeader, DeleteTopicHeader
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.drivers.aio import AsyncConnection
 from headrace_protocol.nameserver_headers import GetRouteInfoHeader
+from tests.support.running import running
 
 NAMESERVER = "127.0.0.1:9876"
 
@@ -29,10 +30,8 @@ NAMESERVER = "127.0.0.1:9876"
 @asynccontextmanager
 async def nameserver(network: MemoryNetwork) -> AsyncIterator[None]:
     config = NameServerConfig(bind_address="127.0.0.1", listen_port=9876)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(NameServer(config, network).run)
+    async with running(NameServer(config, network).run):
         yield
-        nursery.cancel_scope.cancel()
 
 
 async def run_broker(

@@ -33,6 +33,7 @@ from tests.support.channel import MemoryChannel
 from tests.support.compaction import SIZES as LOG_SIZES
 from tests.support.compaction import block, open_log
 from tests.support.faulty_files import FaultyFiles, PowerCut
+from tests.support.running import in_background
 from tests.support.stores import crash
 
 COUNT = 100
@@ -74,12 +75,10 @@ def serve(broker: BrokerUnderTest, *clients: Client) -> None:
     """Run the builds until all clients are answered."""
 
     async def run() -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(broker.compaction.index_builds.run)
+        async with in_background(broker.compaction.index_builds.run):
             with trio.fail_after(60):
                 for client in clients:
                     await client.is_answered.wait()
-            nursery.cancel_scope.cancel()
 
     trio.run(run)
 
@@ -142,15 +141,13 @@ def test_a_late_request_gets_the_progress(
     builds.prepare((C, 0))
 
     async def run() -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(builds.run)
+        async with in_background(builds.run):
             await client.is_answered.wait()
             progress.append(builds.runtime_info()["keyIndexProgress"])
             monkeypatch.setattr(index_builds, "HOLD_S", 60.0)
             again.ask(broker, key("k5"))
             is_answered.set()
             await again.is_answered.wait()
-            nursery.cancel_scope.cancel()
 
     trio.run(run)
     assert progress == ["C/0 50 %"]
@@ -173,10 +170,8 @@ def test_sealed_files_are_entered_without_a_request(
     use(broker, index)
 
     async def run() -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(builds.run)
+        async with in_background(builds.run):
             await entered.wait()
-            nursery.cancel_scope.cancel()
 
     trio.run(run)
     segments = broker.compaction.queues.open(C, 0).log.segments
@@ -326,10 +321,8 @@ def test_a_stop_ends_a_build_and_the_next_start_resumes(
     client.ask(broker, key("k5"))
 
     async def run() -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(broker.compaction.index_builds.run)
+        async with in_background(broker.compaction.index_builds.run):
             await began.wait()
-            nursery.cancel_scope.cancel()
 
     trio.run(run)
     assert not client.written

@@ -17,6 +17,7 @@ from headrace_protocol.serving import Reply
 from tests.broker.compaction.test_compaction_rebuild import POLICY, fill, found, lose, start
 from tests.broker.compaction.test_compaction_source import C, follow
 from tests.support.broker import BrokerUnderTest
+from tests.support.running import in_background
 from tests.support.scripted import Asked, close, scripted
 from tests.support.wire import pull_header
 
@@ -71,13 +72,10 @@ async def rebuild(broker: BrokerUnderTest, network: MemoryNetwork, address: str)
         2000,
     )
     rebuilds.request(C, address)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(peers.run)
-        nursery.start_soon(rebuilds.run)
+    async with in_background(peers.run, rebuilds.run):
         with trio.fail_after(60):
             while rebuilds.is_pending(C):
                 await trio.lowlevel.checkpoint()
-        nursery.cancel_scope.cancel()
     return rebuilds.problem(C)
 
 

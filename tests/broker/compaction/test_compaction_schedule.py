@@ -29,6 +29,7 @@ from headrace_broker.compaction.worker import Task, run_here
 from headrace_broker.store.files.filesystem import Files
 from headrace_broker.topics.attributes import CompactionPolicy
 from tests.support.compaction_entries import SMALL, TOPIC, Entry, fill, read_entries
+from tests.support.running import in_background
 
 POLICY = CompactionPolicy(delete_retention_ms=1_000, min_lag_ms=0, max_lag_ms=500)
 NAME = (TOPIC, 0)
@@ -263,13 +264,11 @@ async def test_a_request_compacts_at_once(tmp_path: Path) -> None:
     fill(store.log, some(10))
     schedule, totals = make_schedule(store, 1_000_000)
     assert schedule.request("other") == 0
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(schedule.run)
+    async with in_background(schedule.run):
         assert schedule.request(TOPIC) == 1
         assert schedule.is_pending(TOPIC)
         await until(lambda: totals.run_count == 1)
         assert not schedule.is_pending(TOPIC)
-        nursery.cancel_scope.cancel()
     assert len(store.entries) == 5
     assert totals.run_s > 0
     assert totals.runtime_info()["compactionDropped"] == "5"
@@ -280,12 +279,10 @@ async def test_each_queue_is_compacted_at_intervals(tmp_path: Path) -> None:
     store = Store(tmp_path)
     fill(store.log, some(100))
     schedule, totals = make_schedule(store, 20)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(schedule.run)
+    async with in_background(schedule.run):
         await until(lambda: totals.run_count == 1)
         fill(store.log, some(200, 100))
         await until(lambda: totals.run_count == 2)
-        nursery.cancel_scope.cancel()
     assert totals.kept_count == 10
 
 
@@ -301,11 +298,9 @@ async def test_a_stop_ends_a_run_on_the_way(tmp_path: Path) -> None:
             store.throttle.pace(0)
 
     store.during = wait
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(schedule.run)
+    async with in_background(schedule.run):
         schedule.request(TOPIC)
         await until(is_running.is_set)
-        nursery.cancel_scope.cancel()
     assert totals == RunTotals()
     assert len(store.entries) == 100
 
@@ -321,8 +316,6 @@ async def test_a_run_that_fails_is_retried(tmp_path: Path) -> None:
             raise OSError(28, "No space left on device")
 
     store.during = fail
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(schedule.run)
+    async with in_background(schedule.run):
         await until(lambda: totals.run_count == 1)
-        nursery.cancel_scope.cancel()
     assert totals.failure_count == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import trio
 from trio.testing import MockClock
@@ -15,6 +17,7 @@ from headrace_protocol.headers import UnregisterClientHeader
 from tests.broker.consumer.test_groups import notices
 from tests.support.broker import BrokerUnderTest
 from tests.support.channel import MemoryChannel
+from tests.support.running import in_background
 
 HOST = Host(b"\x7f\0\0\1")
 Q0, Q1 = QUEUES = [MessageQueue("t", "b", queue_id) for queue_id in range(2)]
@@ -138,10 +141,8 @@ async def test_expired_locks_are_reported_within_a_second(
 ) -> None:
     _, two = two_members(broker)
     broker.clock.ms += LOCK_LIFE_MS + 1
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(upkeep.expire_locks, broker.consumers, broker.clock)
+    async with in_background(partial(upkeep.expire_locks, broker.consumers, broker.clock)):
         await trio.sleep(1.5)
-        nursery.cancel_scope.cancel()
     assert set(notices(two)) == {"g"}
 
 
@@ -152,11 +153,10 @@ async def test_members_and_locks_stay_when_the_wall_clock_is_set(
     two_members(broker)
     broker.clock.jump(jump_ms)
     expiry = upkeep.ClientExpiry(broker.consumers, broker.producers, broker.changes, broker.clock)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(upkeep.expire_locks, broker.consumers, broker.clock)
-        nursery.start_soon(expiry.run)
+    async with in_background(
+        partial(upkeep.expire_locks, broker.consumers, broker.clock), expiry.run
+    ):
         await trio.sleep(15)
-        nursery.cancel_scope.cancel()
     assert {member.client_id for member in broker.consumers.members("g")} == {"c1", "c2"}
     assert ask_locks(broker, "c2") == []
     broker.clock.ms += LOCK_LIFE_MS + 1

@@ -16,6 +16,7 @@ from headrace_broker.store.store_queue import StoreQueue
 from headrace_protocol.command import Command
 from headrace_protocol.serving import Request
 from tests.support.channel import MemoryChannel
+from tests.support.running import in_background
 from tests.support.stores import SetClock, open_store
 
 HELD_BYTES = 3000
@@ -103,8 +104,7 @@ async def test_a_deadline_ends_the_wait_even_amid_slices(
     held, channel = Held(), MemoryChannel()
     works: list[Iterator[None]] = []
     held.polling.run_long = works.append
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(held.polling.run)
+    async with in_background(held.polling.run):
         await trio.testing.wait_all_tasks_blocked()
         for number in range(100):
             held.hold(queue, number, channel, 2)
@@ -115,7 +115,6 @@ async def test_a_deadline_ends_the_wait_even_amid_slices(
         (deadline,) = works
         assert sum(1 for _ in deadline) == 99
         assert sum(1 for _ in arrival) == 99
-        nursery.cancel_scope.cancel()
     assert held.told == [(0, True), *((number, False) for number in range(1, 100))]
     assert held.polling.held_count == channel.charged_bytes == 0
     assert not queue.waiting
@@ -188,8 +187,7 @@ async def test_who_waits_at_several_queues_leaves_all(
 ) -> None:
     held, channel = Held(), MemoryChannel()
     held.polling.hold(Numbered(held, 1, channel), queues, 2)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(held.polling.run)
+    async with in_background(held.polling.run):
         if end == "deadline":
             await trio.sleep(3)
         elif end == "deleted queue":
@@ -199,7 +197,6 @@ async def test_who_waits_at_several_queues_leaves_all(
         else:
             held.polling.answer_all()
         await trio.sleep(10)
-        nursery.cancel_scope.cancel()
     assert held.told == ([] if end == "client gone" else [(1, False)])
     assert not any(queue.waiting for queue in queues)
     assert held.polling.held_count == channel.charged_bytes == 0

@@ -13,6 +13,7 @@ from headrace_protocol.codes import RequestCode
 from headrace_protocol.serving import run_at_once
 from tests.support.broker import BrokerUnderTest
 from tests.support.channel import MemoryChannel
+from tests.support.running import in_background
 from tests.support.wire import pull_header
 
 
@@ -103,9 +104,7 @@ def test_groups_that_left_are_forgotten(broker: BrokerUnderTest) -> None:
 async def test_it_looks_all_the_time(broker: BrokerUnderTest, autojump_clock: MockClock) -> None:
     broker.join("g", "c1", "t")
     with capture_logs() as logs:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(broker.pull_watch.run)
+        async with in_background(broker.pull_watch.run):
             await trio.sleep(60)
-            nursery.cancel_scope.cancel()
     found = next(line for line in logs if line.get("topic") == "t")
     assert (found["group"], found["queues"], found["members"]) == ("g", [0, 1, 2], 1)

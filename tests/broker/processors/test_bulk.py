@@ -32,6 +32,7 @@ from headrace_protocol.message import (
 from tests.support.batches import block
 from tests.support.broker import Answer, BrokerUnderTest, broker_config
 from tests.support.channel import MemoryChannel
+from tests.support.running import in_background
 from tests.support.stores import HOST, read_all
 
 SUCCESS = ResponseCode.SUCCESS
@@ -147,14 +148,12 @@ async def test_with_sync_flush_the_answer_waits_for_the_disk(tmp_path: Path) -> 
     broker.send(RequestCode.BULK_SEND, send_header(count=2), bytes(sent.body), channel)
     assert channel.replies() == []
     assert pull(broker).code == ResponseCode.PULL_NOT_FOUND
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(broker.store.flusher.run_group_commit)
+    async with in_background(broker.store.flusher.run_group_commit):
         flushed = trio.Event()
         broker.store.flusher.when_flushed(
             broker.store.commit_log.max_offset, lambda _: flushed.set()
         )
         await flushed.wait()
-        nursery.cancel_scope.cancel()
     broker.store.write_path.publish()
     assert [command.code for command, _ in channel.replies()] == [SUCCESS]
     assert columns(pull(broker)).bodies() == [b"a", b"b"]

@@ -17,6 +17,7 @@ from headrace_broker.serving.readiness import Readiness, State
 from headrace_daemon.monitor import Monitor
 from headrace_daemon.network import MemoryNetwork
 from tests.broker.processors.test_send import frame
+from tests.support.running import running
 from tests.support.stores import FaultyFiles
 
 
@@ -98,8 +99,7 @@ def config(folder: Path, **changes: Any) -> BrokerConfig:
 async def test_a_broker_is_ready_until_its_disk_fails(tmp_path: Path) -> None:
     files, network = FaultyFiles(), MemoryNetwork()
     broker = Broker(config(tmp_path, flush_disk_type="SYNC_FLUSH"), network, files=files)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(broker.run)
+    async with running(broker.run):
         port = int(broker.monitor_address.rpartition(":")[2])
         status, report = await get(port, "/ready")
         assert (status, report["state"], [*report["followers"]]) == (200, "serving", ["compaction"])
@@ -113,7 +113,6 @@ async def test_a_broker_is_ready_until_its_disk_fails(tmp_path: Path) -> None:
         assert (status, report["state"]) == (503, "serving")
         assert "a flush failed, so messages may be lost" in report["failure"]
         assert await get(port, "/live") == (200, {})
-        nursery.cancel_scope.cancel()
 
 
 async def test_it_answers_while_the_store_is_opened(tmp_path: Path) -> None:

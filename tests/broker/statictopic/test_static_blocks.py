@@ -18,6 +18,7 @@ from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.drivers.errors import ConnectFailed
 from headrace_protocol.headers import BulkPullResponseHeader
 from tests.support.channel import MemoryChannel
+from tests.support.running import in_background
 from tests.support.seeds import seeds
 from tests.support.static_brokers import Brokers, item, response
 from tests.support.wire import bulk_pull_header, pull_header
@@ -90,8 +91,7 @@ def test_what_is_no_block(body: bytes) -> None:
 
 async def test_a_block_that_nobody_reads_is_dropped(autojump_clock: object) -> None:
     blocks, channel = Blocks(), MemoryChannel()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(blocks.run)
+    async with in_background(blocks.run):
         blocks.put("key", block_of(0, 1, end=2), channel, None)
         held_bytes = blocks.held_bytes
         assert channel.charged_bytes == held_bytes > 200
@@ -102,7 +102,6 @@ async def test_a_block_that_nobody_reads_is_dropped(autojump_clock: object) -> N
         await trio.sleep(LOOK_S)
         assert blocks.get("key", 1, 1, 1000) is None
         assert channel.charged_bytes == blocks.held_bytes == 0
-        nursery.cancel_scope.cancel()
 
 
 def test_a_reader_keeps_few_blocks() -> None:

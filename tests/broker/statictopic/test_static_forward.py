@@ -18,6 +18,7 @@ from headrace_protocol.headers import (
 )
 from headrace_protocol.statictopic.mapping import MappingInfo
 from tests.support.channel import MemoryChannel
+from tests.support.running import in_background
 from tests.support.static_brokers import GROUP, TOPIC, Brokers, item
 from tests.support.wire import pull_header, send_header
 
@@ -84,13 +85,11 @@ async def test_a_wait_ends_after_a_second(
 ) -> None:
     close_a(brokers)
     forwarding = brokers["a"].traffic.forwarding
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(forwarding.run)
+    async with in_background(forwarding.run):
         channel, began = send(brokers, b"2"), trio.current_time()
         while not channel.written:  # noqa: ASYNC110 - the mock clock jumps
             await trio.sleep(0.01)
         assert 1 <= trio.current_time() - began < 1.1
-        nursery.cancel_scope.cancel()
     ((command, _),) = channel.replies()
     assert command.code == ResponseCode.SERVICE_NOT_AVAILABLE, "Java's clients repeat such sends"
 

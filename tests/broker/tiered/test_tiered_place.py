@@ -37,6 +37,7 @@ from tests.broker.tiered.test_tiered_storage import (
 )
 from tests.support.broker import BrokerUnderTest
 from tests.support.object_server import ACCESS_KEY, BUCKET, SECRET_KEY, serving
+from tests.support.running import in_background
 from tests.support.stores import ready
 from tests.support.until import until
 
@@ -274,13 +275,11 @@ async def test_the_place_is_looked_for_each_minute(
     tier = tier_of(broker)
     retried: list[bool] = []
     monkeypatch.setattr(tier.state.following, "retry", lambda: retried.append(True))
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(tier._run_watch)
+    async with in_background(tier._run_watch):
         take_away(tmp_path, empty)
         await until(lambda: "lacks the mark" in ask(broker).place_problem)
         bring_back(tmp_path)
         await until(lambda: (ask(broker).place_problem, retried) == ("", [True]))
-        nursery.cancel_scope.cancel()
 
 
 async def test_tables_merges_and_clean_up_report_one_outage(

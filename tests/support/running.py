@@ -1,0 +1,29 @@
+"""Services that run as long as a block."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import trio
+
+
+@asynccontextmanager
+async def running(*services: Callable[..., Awaitable[Any]]) -> AsyncIterator[None]:
+    """Start each and wait until it has started; cancel them at the end."""
+    async with trio.open_nursery() as nursery:
+        for service in services:
+            await nursery.start(service)
+        yield
+        nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def in_background(*works: Callable[[], Awaitable[Any]]) -> AsyncIterator[None]:
+    """Begin each without waiting for it; cancel them at the end."""
+    async with trio.open_nursery() as nursery:
+        for work in works:
+            nursery.start_soon(work)
+        yield
+        nursery.cancel_scope.cancel()
