@@ -11,7 +11,6 @@ import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
-from trio.testing import MockClock
 
 from headrace import Consumer, MessageQueue
 from headrace.consumer.assignment import LOCK_TRUST_S
@@ -81,7 +80,7 @@ NOTHING = {
 
 @pytest.mark.parametrize("answer", NOTHING.values(), ids=NOTHING.keys())
 async def test_empty_pulls_are_spaced_out(
-    peer: Apache | Headrace, answer: Callable[..., Any], autojump_clock: MockClock
+    peer: Apache | Headrace, answer: Callable[..., Any], autojump_clock: object
 ) -> None:
     async with Member(peer) as member:
         member.broker.answer(peer.pull_code, answer(peer))
@@ -95,7 +94,7 @@ async def test_empty_pulls_are_spaced_out(
 
 
 async def test_pulls_that_a_broker_held_are_followed_by_the_next_at_once(
-    peer: Apache, autojump_clock: MockClock
+    peer: Apache, autojump_clock: object
 ) -> None:
     began = []
 
@@ -123,7 +122,7 @@ async def test_pulls_that_a_broker_held_are_followed_by_the_next_at_once(
     ]
 
 
-async def test_progress_costs_no_pause(peer: Apache, autojump_clock: MockClock) -> None:
+async def test_progress_costs_no_pause(peer: Apache, autojump_clock: object) -> None:
     """Empty answers that advance, as with a filter that matches nothing."""
     async with Member(peer) as member:
 
@@ -193,7 +192,7 @@ LOCK = RequestCode.LOCK_BATCH_MQ
 
 
 async def test_notices_without_a_change_do_not_keep_a_member_busy(
-    peer: Apache | Headrace, autojump_clock: MockClock
+    peer: Apache | Headrace, autojump_clock: object
 ) -> None:
     async with Member(peer) as member, member.consumer:
         await member.take(1)
@@ -205,10 +204,7 @@ async def test_notices_without_a_change_do_not_keep_a_member_busy(
 
 @pytest.mark.parametrize("body", [b"", b"{", b'{"consumerIdList":{"a":1}}', b"[[["])
 async def test_a_malformed_list_of_members_leaves_the_queues_as_they_are(
-    peer: Apache | Headrace,
-    body: bytes,
-    autojump_clock: MockClock,
-    caplog: pytest.LogCaptureFixture,
+    peer: Apache | Headrace, body: bytes, autojump_clock: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with Member(peer) as member, member.consumer as consumer:
         await member.take(1)
@@ -224,7 +220,7 @@ async def test_a_malformed_list_of_members_leaves_the_queues_as_they_are(
 
 
 async def test_only_locks_that_were_asked_for_are_taken(
-    peer: Apache | Headrace, autojump_clock: MockClock
+    peer: Apache | Headrace, autojump_clock: object
 ) -> None:
     async with Member(peer, ordered=True) as member:
         granted = LockBatchResponseBody(lock_ok_mq_set=[QUEUE, OTHER_QUEUE])
@@ -235,10 +231,7 @@ async def test_only_locks_that_were_asked_for_are_taken(
 
 @pytest.mark.parametrize("body", [b"", b'{"lockOKMQSet":[{"queueId":"x"}]}', b'{"lockOKMQSet":7}'])
 async def test_malformed_answers_about_locks_are_logged_and_asked_again(
-    peer: Apache | Headrace,
-    body: bytes,
-    autojump_clock: MockClock,
-    caplog: pytest.LogCaptureFixture,
+    peer: Apache | Headrace, body: bytes, autojump_clock: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     def granted(asked: Asked) -> Reply:
         wanted = LockBatchRequestBody.decode(asked.body).mq_set
@@ -256,7 +249,7 @@ async def test_malformed_answers_about_locks_are_logged_and_asked_again(
 
 
 async def test_a_route_without_brokers_does_not_end_a_consumer(
-    peer: Apache | Headrace, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+    peer: Apache | Headrace, autojump_clock: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with Member(peer) as member, member.consumer as consumer:
         await member.take(1)
@@ -320,7 +313,7 @@ async def test_a_failing_broker_does_not_affect_the_others(
     code: RequestCode,
     answer: Callable[..., Any] | Reply | None,
     bad: int,
-    autojump_clock: MockClock,
+    autojump_clock: object,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     nameserver, brokers, network = two_brokers
@@ -342,7 +335,7 @@ async def test_a_failing_broker_does_not_affect_the_others(
 
 async def test_a_broker_that_fails_later_keeps_its_queues_while_its_locks_last(
     two_brokers: tuple[Scripted, list[Scripted], MemoryNetwork],
-    autojump_clock: MockClock,
+    autojump_clock: object,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     nameserver, brokers, network = two_brokers
@@ -359,7 +352,7 @@ async def test_a_broker_that_fails_later_keeps_its_queues_while_its_locks_last(
 
 
 async def test_an_error_is_raised_if_all_brokers_fail(
-    two_brokers: tuple[Scripted, list[Scripted], MemoryNetwork], autojump_clock: MockClock
+    two_brokers: tuple[Scripted, list[Scripted], MemoryNetwork], autojump_clock: object
 ) -> None:
     nameserver, brokers, network = two_brokers
     for broker in brokers:

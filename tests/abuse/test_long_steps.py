@@ -143,7 +143,7 @@ async def test_decisions_that_are_remembered(paced: BrokerUnderTest) -> None:
 # -- locks -----------------------------------------------------------------------------------------
 
 
-async def test_locks(paced: BrokerUnderTest, autojump_clock: trio.testing.MockClock) -> None:
+async def test_locks(paced: BrokerUnderTest, autojump_clock: object) -> None:
     locks = paced.locks
     locks._budget = HostBudget(1 << 40)
     queues = [MessageQueue("t", "b", number) for number in range(1000)]
@@ -161,9 +161,7 @@ async def test_locks(paced: BrokerUnderTest, autojump_clock: trio.testing.MockCl
 # -- offsets ---------------------------------------------------------------------------------------
 
 
-async def test_offsets_of_many_groups(
-    paced: BrokerUnderTest, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_offsets_of_many_groups(paced: BrokerUnderTest, autojump_clock: object) -> None:
     offsets = paced.offsets
     for number in range(COUNT):
         offsets.commit(f"g{number}", f"t{number % 100}", 0, 1)
@@ -171,9 +169,7 @@ async def test_offsets_of_many_groups(
         await trio.sleep(3)
 
 
-async def test_offsets_of_many_queues(
-    paced: BrokerUnderTest, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_offsets_of_many_queues(paced: BrokerUnderTest, autojump_clock: object) -> None:
     offsets = paced.offsets
     for number in range(10 * COUNT):
         offsets.commit(f"g{number % 15}", "t", number // 15, 1)
@@ -348,7 +344,7 @@ class Held(HeldRequest):
 
 
 async def test_held_requests_that_expire_together(
-    paced: BrokerUnderTest, autojump_clock: trio.testing.MockClock
+    paced: BrokerUnderTest, autojump_clock: object
 ) -> None:
     paced.create_topic("t", 1)
     queue, channel = paced.store.queue("t", 0), MemoryChannel()
@@ -364,7 +360,7 @@ async def test_held_requests_that_expire_together(
 
 
 async def test_members_whose_heartbeats_stop(
-    paced: BrokerUnderTest, autojump_clock: trio.testing.MockClock
+    paced: BrokerUnderTest, autojump_clock: object
 ) -> None:
     for number in range(COUNT // 2):  # of a consumer group and a producer group each
         member, now_ms = Member(MemoryChannel(), f"c{number}", "JAVA", 0), paced.clock.steady_ms()
@@ -378,9 +374,7 @@ async def test_members_whose_heartbeats_stop(
     assert paced.consumers.names() == []
 
 
-async def test_a_look_at_all_pulls(
-    paced: BrokerUnderTest, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_a_look_at_all_pulls(paced: BrokerUnderTest, autojump_clock: object) -> None:
     watch = paced.pull_watch
     for number in range(COUNT):
         watch.last_pull(f"g{number % 100}", f"t{number % 1000}", number // 1000)

@@ -6,7 +6,6 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-import trio.testing
 
 from headrace_broker.host_budget import Host, HostBudget
 from headrace_broker.transaction import service
@@ -40,7 +39,7 @@ def test_a_host_is_charged_what_open_halves_take(copies: int, ended: int) -> Non
 
 
 async def test_many_new_halves_count_at_once(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service, "_UNSEEN_MAX", 20)
     ledger = Ledger(tmp_path)
@@ -59,7 +58,7 @@ async def test_many_new_halves_count_at_once(
 
 
 async def test_halves_that_a_host_leaves_undecided_are_bounded(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock
+    tmp_path: Path, autojump_clock: object
 ) -> None:
     ledger = Ledger(tmp_path)
     broker = ledger.broker

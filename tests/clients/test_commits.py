@@ -18,8 +18,6 @@ from tests.support.scripted import close, scripted_cluster, static_route
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from trio.testing import MockClock
-
     from headrace.errors import HeadraceError
     from tests.support.scripted import Asked, Scripted
 
@@ -66,7 +64,7 @@ async def test_a_queue_that_fails_holds_up_no_other(
     error: type[HeadraceError],
     is_oneway: bool,
     committed: list[list[int]],
-    autojump_clock: MockClock,
+    autojump_clock: object,
 ) -> None:
     """committed: by broker, the numbers of the queues whose commits arrive, refused or not."""
     async with scripted_cluster(2, queues=2) as (nameserver, brokers, network):

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 import trio
 import trio.testing
-from trio.testing import MockClock
 
 from headrace import MessageQueue, PullConsumer
 from headrace_protocol import fastjson
@@ -33,7 +32,7 @@ def peer(request: pytest.FixtureRequest) -> Apache | Headrace:
 
 
 async def test_progress_is_committed_regularly_and_on_leaving(
-    peer: Apache | Headrace, autojump_clock: MockClock
+    peer: Apache | Headrace, autojump_clock: object
 ) -> None:
     async with Member(peer) as member, member.consumer:
         await member.take(4)
@@ -84,7 +83,7 @@ async def test_heartbeats_tell_the_subscription(peer: Apache | Headrace) -> None
 async def test_a_failed_pull_is_tried_again_and_nothing_is_lost(
     peer: Apache | Headrace,
     failure: Callable[..., Any],
-    autojump_clock: MockClock,
+    autojump_clock: object,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with Member(peer) as member:
@@ -98,7 +97,7 @@ async def test_a_failed_pull_is_tried_again_and_nothing_is_lost(
 
 
 async def test_an_absent_broker_is_one_line_when_it_goes_and_one_when_it_is_back(
-    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+    autojump_clock: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     peer = Apache()
     async with Member(peer) as member:
@@ -166,7 +165,7 @@ async def test_an_offset_that_does_not_exist_is_corrected(
 
 
 async def test_what_a_filter_skipped_counts_as_processed(
-    peer: Apache | Headrace, autojump_clock: MockClock
+    peer: Apache | Headrace, autojump_clock: object
 ) -> None:
     async with Member(peer) as member:
         nothing = Reply(peer.pulled(10, 10), code=ResponseCode.PULL_RETRY_IMMEDIATELY)
@@ -177,7 +176,7 @@ async def test_what_a_filter_skipped_counts_as_processed(
 
 
 async def test_held_pulls_outlive_their_suspension(
-    peer: Apache | Headrace, autojump_clock: MockClock
+    peer: Apache | Headrace, autojump_clock: object
 ) -> None:
     async with Member(peer, count=0) as member, member.consumer:
         await trio.sleep(100)
@@ -224,7 +223,7 @@ async def test_administrators_can_ask_what_a_member_is_doing(peer: Apache | Head
 
 
 async def test_queues_without_their_lock_are_not_read(
-    peer: Apache | Headrace, autojump_clock: MockClock
+    peer: Apache | Headrace, autojump_clock: object
 ) -> None:
     async with Member(peer, ordered=True) as member:
         lock = RequestCode.LOCK_BATCH_MQ
@@ -269,7 +268,7 @@ async def test_locks_are_given_back_on_leaving(peer: Apache | Headrace) -> None:
 
 
 async def test_a_group_that_cannot_be_looked_up_keeps_its_queues(
-    peer: Apache | Headrace, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+    peer: Apache | Headrace, autojump_clock: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with Member(peer) as member, member.consumer as consumer:
         await member.take(1)
@@ -282,7 +281,7 @@ async def test_a_group_that_cannot_be_looked_up_keeps_its_queues(
 
 
 async def test_a_member_that_a_broker_has_forgotten_keeps_its_queues(
-    peer: Apache | Headrace, autojump_clock: MockClock
+    peer: Apache | Headrace, autojump_clock: object
 ) -> None:
     async with Member(peer) as member, member.consumer as consumer:
         await member.take(1)
@@ -295,7 +294,7 @@ async def test_a_member_that_a_broker_has_forgotten_keeps_its_queues(
         assert all(is_oneway for _, is_oneway in member.committed()), "nothing was released"
 
 
-async def test_the_replica_that_the_broker_suggests_is_asked(autojump_clock: MockClock) -> None:
+async def test_the_replica_that_the_broker_suggests_is_asked(autojump_clock: object) -> None:
     peer = Apache()
     async with Member(peer) as member:
         member.broker.answer(
@@ -331,7 +330,7 @@ async def test_a_queues_limit_in_bytes_bounds_what_is_asked_for(peer: Apache) ->
         assert [int(each.ext["maxMsgBytes"]) for each in pulls if each.ext["topic"] == "T"] == [500]
 
 
-async def test_offsets_of_a_static_topics_answer_are_moved(autojump_clock: MockClock) -> None:
+async def test_offsets_of_a_static_topics_answer_are_moved(autojump_clock: object) -> None:
     peer = Apache()
     async with Member(peer) as member:
         header = peer.pulled(103, 103)

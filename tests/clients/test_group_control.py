@@ -72,7 +72,7 @@ async def test_a_paused_member_gets_nothing_until_it_resumes(
 
 
 async def test_other_queues_continue_while_one_is_paused(
-    mq: Embedded, autojump_clock: MockClock
+    mq: Embedded, autojump_clock: object
 ) -> None:
     await produce(mq, 20, queues=2)
     async with mq.consumer("g", "T") as consumer:
@@ -87,7 +87,7 @@ async def test_other_queues_continue_while_one_is_paused(
     assert await lag(mq) == 0
 
 
-async def test_resume_leaves_the_delay_of_a_retry(mq: Embedded, autojump_clock: MockClock) -> None:
+async def test_resume_leaves_the_delay_of_a_retry(mq: Embedded, autojump_clock: object) -> None:
     await produce(mq, 1)
     async with mq.consumer("g", "T", ordered=True) as consumer:
         async for message in consumer:
@@ -99,7 +99,7 @@ async def test_resume_leaves_the_delay_of_a_retry(mq: Embedded, autojump_clock: 
         assert await consumer.receive(timeout_ms=10_000) is not None
 
 
-async def test_a_member_moves_within_its_queue(mq: Embedded, autojump_clock: MockClock) -> None:
+async def test_a_member_moves_within_its_queue(mq: Embedded, autojump_clock: object) -> None:
     await produce(mq, 10)
     async with mq.consumer("g", "T") as consumer:
         queue = next(queue for queue in consumer.assignment if queue.topic == "T")
@@ -116,9 +116,7 @@ async def test_a_member_moves_within_its_queue(mq: Embedded, autojump_clock: Moc
                 call()
 
 
-async def test_a_wrong_place_is_refused_in_the_call(
-    mq: Embedded, autojump_clock: MockClock
-) -> None:
+async def test_a_wrong_place_is_refused_in_the_call(mq: Embedded, autojump_clock: object) -> None:
     await produce(mq, 10)
     async with mq.consumer("g", "T") as consumer:
         queue = next(queue for queue in consumer.assignment if queue.topic == "T")
@@ -142,7 +140,7 @@ async def test_another_loop_cannot_steer_a_member(mq: Embedded) -> None:
 
 
 async def test_a_member_hears_of_queues_whose_locks_ended(
-    mq: Embedded, autojump_clock: MockClock
+    mq: Embedded, autojump_clock: object
 ) -> None:
     await produce(mq, 1)
     events: list[str] = []
@@ -162,7 +160,7 @@ async def test_a_member_hears_of_queues_whose_locks_ended(
 
 
 async def test_members_hear_of_the_queues_that_they_get_and_lose(
-    mq: Embedded, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+    mq: Embedded, autojump_clock: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     await produce(mq, 8, queues=4)
     events: list[tuple[str, str, int]] = []
@@ -193,7 +191,7 @@ async def test_members_hear_of_the_queues_that_they_get_and_lose(
     assert await lag(mq) == 0
 
 
-async def test_on_assigned_may_choose_the_start(mq: Embedded, autojump_clock: MockClock) -> None:
+async def test_on_assigned_may_choose_the_start(mq: Embedded, autojump_clock: object) -> None:
     await produce(mq, 10)
 
     def move(queue: MessageQueue) -> None:

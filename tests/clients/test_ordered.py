@@ -91,7 +91,7 @@ async def test_deliveries_of_a_queue_keep_their_order_while_others_overtake_them
     assert taken == [(2, 0), (1, 1), (1, 2)]
 
 
-async def test_no_message_is_handed_out_without_the_lock(autojump_clock: MockClock) -> None:
+async def test_no_message_is_handed_out_without_the_lock(autojump_clock: object) -> None:
     inbox, queue = opened_inbox(), process_queue(1)
     queue.locked_until = trio.current_time() + LOCK_TRUST_S
     inbox.put(queue.add(batch(queue.queue, 0, 10)))
@@ -104,7 +104,7 @@ async def test_no_message_is_handed_out_without_the_lock(autojump_clock: MockClo
     assert inbox.take_ready() is None
 
 
-async def test_a_queue_yields_to_others_after_a_minute(autojump_clock: MockClock) -> None:
+async def test_a_queue_yields_to_others_after_a_minute(autojump_clock: object) -> None:
     inbox, one, two = opened_inbox(), process_queue(1), process_queue(2)
     for queue, offset, count in ((one, 0, 5), (one, 5, 1), (two, 0, 1)):
         queue.locked_until = math.inf
@@ -123,7 +123,7 @@ async def test_a_queue_yields_to_others_after_a_minute(autojump_clock: MockClock
 
 
 async def test_a_message_is_retried_before_the_next_one(
-    mq: Embedded, autojump_clock: MockClock
+    mq: Embedded, autojump_clock: object
 ) -> None:
     await produce(mq, 10, queues=1)
     seen, times = [], []
@@ -139,9 +139,7 @@ async def test_a_message_is_retried_before_the_next_one(
     assert times[4] - times[3] == pytest.approx(7, abs=0.1)
 
 
-async def test_other_queues_continue_during_a_retry(
-    mq: Embedded, autojump_clock: MockClock
-) -> None:
+async def test_other_queues_continue_during_a_retry(mq: Embedded, autojump_clock: object) -> None:
     await produce(mq, 40, queues=4)
     seen: list[tuple[int, bytes]] = []
     retried = None
@@ -159,9 +157,7 @@ async def test_other_queues_continue_during_a_retry(
     assert len(set(seen)) == 40
 
 
-async def test_a_batch_is_retried_from_a_message_on(
-    mq: Embedded, autojump_clock: MockClock
-) -> None:
+async def test_a_batch_is_retried_from_a_message_on(mq: Embedded, autojump_clock: object) -> None:
     await produce(mq, 10, queues=1)
     seen = []
     async with mq.consumer("g", "T", ordered=True) as consumer:
@@ -175,9 +171,7 @@ async def test_a_batch_is_retried_from_a_message_on(
     assert seen == [[0, 1, 2, 3], [1, 2, 3, 4], [5, 6, 7, 8], [9]]
 
 
-async def test_the_last_attempt_makes_a_dead_letter(
-    mq: Embedded, autojump_clock: MockClock
-) -> None:
+async def test_the_last_attempt_makes_a_dead_letter(mq: Embedded, autojump_clock: object) -> None:
     await produce(mq, 3, queues=1)
     seen = []
     async with mq.consumer("g", "T", ordered=True, max_attempts=3) as consumer:

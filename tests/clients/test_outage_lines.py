@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import trio
 from anyio.abc import ByteStream
-from trio.testing import MockClock
 
 from headrace import Consumer, Message, Producer, PullConsumer, Table
 from headrace.errors import HeadraceError
@@ -155,7 +154,7 @@ def nothing_found(asked: Asked) -> Reply:
 @pytest.mark.parametrize("client", CLIENTS)
 async def test_an_outage_is_a_line_per_half_minute_and_one_at_its_end(
     client: Callable[..., Coroutine[Any, Any, None]],
-    autojump_clock: MockClock,
+    autojump_clock: object,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with (

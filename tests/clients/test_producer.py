@@ -15,7 +15,6 @@ import trio
 import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trio.testing import MockClock
 
 from headrace import Message, MessageQueue, Producer, SendResult
 from headrace.errors import (
@@ -190,7 +189,7 @@ async def test_the_broker_hears_of_the_producer_and_of_its_end() -> None:
         assert broker.last(RequestCode.UNREGISTER_CLIENT).ext["producerGroup"] == "pg"
 
 
-async def test_heartbeats_go_on(autojump_clock: MockClock) -> None:
+async def test_heartbeats_go_on(autojump_clock: object) -> None:
     async with scripted_cluster() as (nameserver, (broker,), network):
         async with producer(nameserver, network) as p:
             await p.send(Message("T", b"x"))
@@ -222,7 +221,7 @@ async def test_a_chosen_queue_gets_the_message() -> None:
         assert [broker.count(SEND) for broker in brokers] == [0, 1]
 
 
-async def test_a_chosen_queue_that_is_not_there_is_an_error(autojump_clock: MockClock) -> None:
+async def test_a_chosen_queue_that_is_not_there_is_an_error(autojump_clock: object) -> None:
     async with (
         scripted_cluster() as (nameserver, _, network),
         producer(nameserver, network) as p,
@@ -244,7 +243,7 @@ async def test_oneway_sends_ask_for_no_answer() -> None:
 
 @pytest.mark.parametrize("failure", [BUSY, close, None], ids=["busy", "closed", "silent"])
 async def test_another_broker_gets_what_one_could_not_take(
-    failure: Callable[..., Any] | Reply | None, autojump_clock: MockClock
+    failure: Callable[..., Any] | Reply | None, autojump_clock: object
 ) -> None:
     async with scripted_cluster(2) as (nameserver, (bad, good), network):
         bad.answer(SEND, failure)
@@ -271,7 +270,7 @@ async def test_a_broker_that_is_gone_is_replaced_by_another() -> None:
         assert result.queue.broker_name == "broker-1"
 
 
-async def test_a_key_stays_on_its_queue_also_in_retries(autojump_clock: MockClock) -> None:
+async def test_a_key_stays_on_its_queue_also_in_retries(autojump_clock: object) -> None:
     async with scripted_cluster(2) as (nameserver, brokers, network):
         home = queue_index("k", 2)
         brokers[home].answer(SEND, BUSY, BUSY, stored())
@@ -281,7 +280,7 @@ async def test_a_key_stays_on_its_queue_also_in_retries(autojump_clock: MockCloc
         assert brokers[home].count(SEND) == 3
 
 
-async def test_the_last_error_is_raised_when_retries_do_not_help(autojump_clock: MockClock) -> None:
+async def test_the_last_error_is_raised_when_retries_do_not_help(autojump_clock: object) -> None:
     async with scripted_cluster() as (nameserver, (broker,), network):
         broker.answer(SEND, BUSY)
         async with producer(nameserver, network, delivery_timeout_ms=5000) as p:
@@ -302,7 +301,7 @@ async def test_what_no_broker_would_take_is_not_tried_again() -> None:
         assert broker.count(SEND) == 1
 
 
-async def test_no_answer_is_a_timeout_per_attempt(autojump_clock: MockClock) -> None:
+async def test_no_answer_is_a_timeout_per_attempt(autojump_clock: object) -> None:
     async with scripted_cluster() as (nameserver, (broker,), network):
         broker.answer(SEND, None)
         async with producer(nameserver, network, timeout_ms=2000, delivery_timeout_ms=0) as p:
@@ -357,7 +356,7 @@ async def test_a_topic_whose_broker_comes_back_between_two_questions_is_not_take
 
 
 async def test_a_sender_waits_until_the_topic_that_it_made_has_a_route(
-    autojump_clock: MockClock,
+    autojump_clock: object,
 ) -> None:
     async with scripted_cluster() as (nameserver, (broker,), network):
         sent_at = math.inf
@@ -394,7 +393,7 @@ async def test_a_topic_that_nobody_would_make_is_an_error_with_the_way_out() -> 
 
 @pytest.mark.parametrize("answer", [no_topic(awaits_broker=True), NO_TOPIC], ids=["ours", "apache"])
 async def test_a_route_that_is_not_there_yet_is_waited_for(
-    answer: Reply, autojump_clock: MockClock
+    answer: Reply, autojump_clock: object
 ) -> None:
     async with scripted_cluster() as (nameserver, (broker,), network):
 
@@ -408,7 +407,7 @@ async def test_a_route_that_is_not_there_yet_is_waited_for(
 
 
 async def test_no_topic_is_to_be_created_while_its_broker_is_expected(
-    autojump_clock: MockClock,
+    autojump_clock: object,
 ) -> None:
     async with scripted_cluster() as (nameserver, _, network):
         nameserver.answer(RequestCode.GET_ROUTEINFO_BY_TOPIC, no_topic(awaits_broker=True))
@@ -420,7 +419,7 @@ async def test_no_topic_is_to_be_created_while_its_broker_is_expected(
 
 
 async def test_a_nameserver_that_tells_nothing_is_believed_once_it_was_up_for_a_period(
-    autojump_clock: MockClock,
+    autojump_clock: object,
 ) -> None:
     async with (
         scripted_cluster() as (nameserver, _, network),
@@ -440,7 +439,7 @@ async def test_a_nameserver_that_tells_nothing_is_believed_once_it_was_up_for_a_
             await p.queues("Known")
 
 
-async def test_a_topic_without_write_permission_has_no_queue(autojump_clock: MockClock) -> None:
+async def test_a_topic_without_write_permission_has_no_queue(autojump_clock: object) -> None:
     async with scripted_cluster() as (nameserver, (broker,), network):
         nameserver.answer(RequestCode.GET_ROUTEINFO_BY_TOPIC, route(broker, perm=4))
         async with producer(nameserver, network) as p:
@@ -456,7 +455,7 @@ async def test_the_second_nameserver_answers_for_a_dead_first_one() -> None:
         assert nameserver.count(RequestCode.GET_ROUTEINFO_BY_TOPIC) == 1
 
 
-async def test_dead_nameservers_are_all_named(autojump_clock: MockClock) -> None:
+async def test_dead_nameservers_are_all_named(autojump_clock: object) -> None:
     async with (
         scripted_cluster() as (_, _, network),
         Producer(nameserver="127.0.0.1:65001;127.0.0.1:65002", connect=network.connect) as p,
@@ -465,7 +464,7 @@ async def test_dead_nameservers_are_all_named(autojump_clock: MockClock) -> None
             await p.send(Message("T", b"x"))
 
 
-async def test_a_known_route_outlives_its_nameserver(autojump_clock: MockClock) -> None:
+async def test_a_known_route_outlives_its_nameserver(autojump_clock: object) -> None:
     async with scripted_cluster() as (nameserver, (broker,), network):
         async with producer(nameserver, network) as p:
             await p.send(Message("T", b"x"))
@@ -574,7 +573,7 @@ async def test_what_the_block_raises_comes_out_as_it_is() -> None:
                 raise KeyError("mine")
 
 
-async def test_a_time_limit_around_the_block_works(autojump_clock: MockClock) -> None:
+async def test_a_time_limit_around_the_block_works(autojump_clock: object) -> None:
     async with scripted_cluster() as (nameserver, _, network):
         with trio.move_on_after(7) as scope:
             async with producer(nameserver, network):
@@ -783,7 +782,7 @@ def with_properties(asked: Asked) -> list[tuple[bytes, bytes]]:
 @both_kinds
 @pytest.mark.parametrize("failure", [BUSY, close, None], ids=["busy", "closed", "silent"])
 async def test_another_broker_gets_the_batch_that_one_could_not_take(
-    failure: Callable[..., Any] | Reply | None, ours: bool, autojump_clock: MockClock
+    failure: Callable[..., Any] | Reply | None, ours: bool, autojump_clock: object
 ) -> None:
     async with scripted_cluster(2, headrace=ours) as (nameserver, (bad, good), network):
         bad.answer_sends(failure)
@@ -797,7 +796,7 @@ async def test_another_broker_gets_the_batch_that_one_could_not_take(
 
 @both_kinds
 async def test_a_batch_that_is_lost_for_good_is_an_error(
-    ours: bool, autojump_clock: MockClock
+    ours: bool, autojump_clock: object
 ) -> None:
     async with scripted_cluster(queues=2, headrace=ours) as (nameserver, (broker,), network):
         broker.answer_sends(BUSY)
@@ -812,7 +811,7 @@ async def test_a_batch_that_is_lost_for_good_is_an_error(
         )
 
 
-async def test_a_cancelled_batch_leaves_a_producer_that_works(autojump_clock: MockClock) -> None:
+async def test_a_cancelled_batch_leaves_a_producer_that_works(autojump_clock: object) -> None:
     async with (
         scripted_cluster(queues=2, headrace=True) as (nameserver, (broker,), network),
         producer(nameserver, network, timeout_ms=60_000) as p,
@@ -864,7 +863,7 @@ async def test_a_pipeline_sends_what_is_there_as_one_request(ours: bool) -> None
         assert broker.sent == [b"%d" % n for n in range(203)]
 
 
-async def test_a_lone_message_of_a_pipeline_does_not_wait(autojump_clock: MockClock) -> None:
+async def test_a_lone_message_of_a_pipeline_does_not_wait(autojump_clock: object) -> None:
     async with (
         scripted_cluster(headrace=True) as (nameserver, (broker,), network),
         producer(nameserver, network) as p,
@@ -904,7 +903,7 @@ async def test_a_pipeline_reports_where_each_message_went(ours: bool) -> None:
 
 @both_kinds
 async def test_keys_of_a_pipeline_stay_in_order_also_in_retries(
-    ours: bool, autojump_clock: MockClock
+    ours: bool, autojump_clock: object
 ) -> None:
     async with scripted_cluster(2, queues=2, headrace=ours) as (nameserver, brokers, network):
         ok, stored_bodies = stored(), []
@@ -973,7 +972,7 @@ async def test_retry_topics_get_messages_singly() -> None:
     ("limits", "body_bytes"), [({"max_in_flight": 3}, 1), ({"max_bytes": 3000}, 1000)]
 )
 async def test_a_full_pipeline_makes_its_sender_wait(
-    limits: dict[str, Any], body_bytes: int, ours: bool, autojump_clock: MockClock
+    limits: dict[str, Any], body_bytes: int, ours: bool, autojump_clock: object
 ) -> None:
     async with scripted_cluster(queues=3, headrace=ours) as (nameserver, (broker,), network):
         broker.answer_sends(None)
@@ -991,7 +990,7 @@ async def test_a_full_pipeline_makes_its_sender_wait(
 @both_kinds
 @pytest.mark.parametrize("failure", [BUSY, close, None], ids=["busy", "closed", "silent"])
 async def test_a_pipeline_tries_again_what_failed(
-    failure: Callable[..., Any] | Reply | None, ours: bool, autojump_clock: MockClock
+    failure: Callable[..., Any] | Reply | None, ours: bool, autojump_clock: object
 ) -> None:
     async with scripted_cluster(2, headrace=ours) as (nameserver, (bad, good), network):
         bad.answer_sends(failure)
@@ -1012,9 +1011,7 @@ async def test_a_broker_that_is_gone_does_not_stop_a_pipeline(ours: bool) -> Non
 
 
 @both_kinds
-async def test_a_pipeline_follows_a_broker_that_moved(
-    ours: bool, autojump_clock: MockClock
-) -> None:
+async def test_a_pipeline_follows_a_broker_that_moved(ours: bool, autojump_clock: object) -> None:
     async with scripted_cluster(2, queues=4, headrace=ours) as (nameserver, (old, new), network):
         nameserver.answer(RequestCode.GET_ROUTEINFO_BY_TOPIC, route(old, queues=4))
 
@@ -1063,9 +1060,7 @@ async def test_a_pipeline_stops_at_the_first_loss() -> None:
 
 
 @both_kinds
-async def test_losses_go_to_on_result_when_there_is_one(
-    ours: bool, autojump_clock: MockClock
-) -> None:
+async def test_losses_go_to_on_result_when_there_is_one(ours: bool, autojump_clock: object) -> None:
     async with scripted_cluster(headrace=ours) as (nameserver, (broker,), network):
         broker.answer_sends(ILLEGAL, BUSY)
         outcomes = []
@@ -1096,7 +1091,7 @@ class Outcomes:
         return {body: type(outcomes[0]) for body, outcomes in self.of.items()}
 
 
-async def test_on_result_gets_what_could_not_even_be_accepted(autojump_clock: MockClock) -> None:
+async def test_on_result_gets_what_could_not_even_be_accepted(autojump_clock: object) -> None:
     async with scripted_cluster() as (nameserver, (broker,), network):
         broker.address = "127.0.0.1:65001"
         nameserver.answer(
@@ -1118,7 +1113,7 @@ async def test_on_result_gets_what_could_not_even_be_accepted(autojump_clock: Mo
 
 @both_kinds
 async def test_messages_of_a_pipeline_share_the_time_of_an_outage(
-    ours: bool, autojump_clock: MockClock
+    ours: bool, autojump_clock: object
 ) -> None:
     async with scripted_cluster(headrace=ours) as (nameserver, (broker,), network):
         broker.answer_sends(BUSY)
@@ -1140,7 +1135,7 @@ async def test_messages_of_a_pipeline_share_the_time_of_an_outage(
 
 @both_kinds
 async def test_on_result_hears_of_all_when_an_exception_ends_the_block(
-    ours: bool, autojump_clock: MockClock
+    ours: bool, autojump_clock: object
 ) -> None:
     async with scripted_cluster(2, queues=2, headrace=ours) as (nameserver, brokers, network):
         brokers[0].answer_sends(stored(), BUSY)
@@ -1179,9 +1174,7 @@ async def test_several_tasks_share_a_pipeline(ours: bool) -> None:
             assert of_it == [b"%s %d" % (name, n) for n in range(50)]
 
 
-async def test_leaving_a_pipeline_by_an_exception_waits_for_nothing(
-    autojump_clock: MockClock,
-) -> None:
+async def test_leaving_a_pipeline_by_an_exception_waits_for_nothing(autojump_clock: object) -> None:
     async with scripted_cluster() as (nameserver, (broker,), network):
         broker.answer(SEND, None)
         async with producer(nameserver, network) as p:
@@ -1194,7 +1187,7 @@ async def test_leaving_a_pipeline_by_an_exception_waits_for_nothing(
 
 
 async def test_a_pipeline_to_nobody_fails_after_the_delivery_timeout(
-    autojump_clock: MockClock,
+    autojump_clock: object,
 ) -> None:
     async with scripted_cluster() as (nameserver, (broker,), network):
         broker.address = "127.0.0.1:65001"

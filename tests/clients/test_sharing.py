@@ -13,7 +13,6 @@ import anyio
 import pytest
 import trio
 import trio.testing
-from trio.testing import MockClock
 
 import headrace
 from headrace import Message
@@ -55,7 +54,7 @@ def opened(*, ordered: bool = False) -> tuple[Inbox, ProcessQueue]:
 
 
 @pytest.mark.parametrize("count", [TASKS, 100, 2000])
-async def test_tasks_share_one_batch_fairly(autojump_clock: MockClock, count: int) -> None:
+async def test_tasks_share_one_batch_fairly(autojump_clock: object, count: int) -> None:
     inbox, queue = opened()
     taken: list[list[int]] = [[] for _ in range(TASKS)]
 
@@ -77,7 +76,7 @@ async def test_tasks_share_one_batch_fairly(autojump_clock: MockClock, count: in
         nursery.cancel_scope.cancel()
 
 
-async def test_a_fast_task_takes_over_what_a_slow_one_would_do(autojump_clock: MockClock) -> None:
+async def test_a_fast_task_takes_over_what_a_slow_one_would_do(autojump_clock: object) -> None:
     inbox, queue = opened()
     taken: dict[float, list[int]] = {1000: [], 1: []}
 
@@ -98,7 +97,7 @@ async def test_a_fast_task_takes_over_what_a_slow_one_would_do(autojump_clock: M
         nursery.cancel_scope.cancel()
 
 
-async def test_parts_of_batches_are_shared(autojump_clock: MockClock) -> None:
+async def test_parts_of_batches_are_shared(autojump_clock: object) -> None:
     inbox, queue = opened()
     taken: list[list[int]] = []
 
@@ -133,7 +132,7 @@ async def test_an_ordered_queue_stays_with_one_task() -> None:
 
 @pytest.mark.parametrize("seed", seeds(20))
 async def test_whatever_tasks_do_each_message_is_handed_out_once_and_none_is_skipped(
-    autojump_clock: MockClock, seed: int
+    autojump_clock: object, seed: int
 ) -> None:
     random = Random(seed)
     inbox, queue = opened()
@@ -204,7 +203,7 @@ async def test_a_later_task_does_not_inherit_what_a_failed_one_held() -> None:
 
 @pytest.mark.parametrize("ordered", [False, True])
 async def test_a_waiting_task_gets_what_an_ended_one_held(
-    autojump_clock: MockClock, ordered: bool
+    autojump_clock: object, ordered: bool
 ) -> None:
     inbox, queue = opened(ordered=ordered)
     inbox.put(queue.add(fetched(queue, 3)))
@@ -232,7 +231,7 @@ async def test_a_waiting_task_gets_what_an_ended_one_held(
         nursery.cancel_scope.cancel()
 
 
-async def test_a_stop_does_not_wait_for_tasks_that_have_ended(autojump_clock: MockClock) -> None:
+async def test_a_stop_does_not_wait_for_tasks_that_have_ended(autojump_clock: object) -> None:
     inbox, queue = opened()
     inbox.put(queue.add(fetched(queue, 3)))
 
@@ -294,7 +293,7 @@ def test_calls_at_once_get_messages_of_their_own() -> None:
 
 
 @pytest.mark.slow  # the mock clock waits for threads
-async def test_reads_end_in_time(mq: Embedded, autojump_clock: MockClock) -> None:
+async def test_reads_end_in_time(mq: Embedded, autojump_clock: object) -> None:
     async with mq.producer() as producer:
         await producer.send_many([Message("T", b"%d" % number, key="k") for number in range(5)])
     async with mq.consumer("g", "T") as consumer:
@@ -316,9 +315,7 @@ async def test_reads_end_in_time(mq: Embedded, autojump_clock: MockClock) -> Non
 
 
 @pytest.mark.slow  # the mock clock waits for threads
-async def test_until_hands_out_nothing_after_its_time(
-    mq: Embedded, autojump_clock: MockClock
-) -> None:
+async def test_until_hands_out_nothing_after_its_time(mq: Embedded, autojump_clock: object) -> None:
     async with mq.producer() as producer:
         await producer.send_many([Message("T", b"%d" % number, key="k") for number in range(5)])
     async with mq.consumer("g", "T") as consumer:

@@ -15,7 +15,6 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
-from trio.testing import MockClock
 
 import headrace
 from headrace import Message, Producer, PullConsumer, blocking
@@ -242,7 +241,7 @@ async def test_a_failed_send_is_an_error(way: str, spans: Spans) -> None:
 
 @pytest.mark.parametrize("way", ["send", "send_many", "pipeline"])
 async def test_retries_belong_to_one_span_and_keep_its_context(
-    way: str, spans: Spans, autojump_clock: MockClock
+    way: str, spans: Spans, autojump_clock: object
 ) -> None:
     async with scripted_cluster() as (nameserver, (broker,), network):
         answer = broker.answers[RequestCode.SEND_MESSAGE_V2][0]
@@ -262,7 +261,7 @@ def contexts_of(broker: Scripted) -> list[str]:
     return [text["traceparent"] for text in texts]
 
 
-async def test_what_a_pipeline_abandons_is_traced(spans: Spans, autojump_clock: MockClock) -> None:
+async def test_what_a_pipeline_abandons_is_traced(spans: Spans, autojump_clock: object) -> None:
     async with scripted_cluster() as (nameserver, (broker,), network):
         broker.answer_sends(None)
         async with Producer(nameserver=nameserver.address, connect=network.connect) as producer:

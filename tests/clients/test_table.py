@@ -13,7 +13,6 @@ import pydantic
 import pytest
 import trio
 import trio.testing
-from trio.testing import MockClock
 
 import headrace
 from headrace import Message, MessageQueue, SendResult, Table, blocking
@@ -68,7 +67,7 @@ class Point:
 
 
 async def test_no_reader_of_a_copy_that_cannot_load_waits_for_others(
-    mq: Embedded, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    mq: Embedded, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await create(mq)
 
@@ -445,7 +444,7 @@ async def test_changes_that_nobody_reads_any_more_are_not_kept() -> None:
 
 
 async def test_a_write_that_the_copy_cannot_read_is_reported(
-    mq: Embedded, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    mq: Embedded, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await create(mq)
     async with mq.table("users", local=True) as table:
@@ -470,7 +469,7 @@ async def test_a_write_that_the_copy_cannot_read_is_reported(
 
 
 async def test_a_write_into_a_topic_that_is_created_again_is_not_waited_for(
-    mq: Embedded, autojump_clock: MockClock
+    mq: Embedded, autojump_clock: object
 ) -> None:
     await create(mq)
     async with mq.table("users", local=True) as table:

@@ -355,7 +355,7 @@ async def memory_client(
 
 @pytest.mark.parametrize(("first", "silence_s"), [(b"", 30), (frame(b"hello"), 120)])
 async def test_silent_clients_are_closed(
-    first: bytes, silence_s: float, autojump_clock: trio.testing.MockClock
+    first: bytes, silence_s: float, autojump_clock: object
 ) -> None:
     async with memory_client() as (_, echo, stream):
         start = trio.current_time()
@@ -367,9 +367,7 @@ async def test_silent_clients_are_closed(
         assert len(echo.closed_channels) == 1
 
 
-async def test_half_a_frame_does_not_keep_a_client(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
+async def test_half_a_frame_does_not_keep_a_client(autojump_clock: object) -> None:
     async with memory_client() as (server, echo, stream):
         start = trio.current_time()
         data = frame(b"x" * 100)
@@ -592,9 +590,7 @@ async def test_what_a_handler_keeps_for_a_client_counts() -> None:
     assert "over the limit of 1000000" in warning["reason"]
 
 
-async def test_those_turned_away_get_a_line_for_all_of_a_host(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
+async def test_those_turned_away_get_a_line_for_all_of_a_host(autojump_clock: object) -> None:
     server = RemotingServer(Echo(), ServerLimits(half_frame_s=10))
     network = MemoryNetwork()
     listener = network.listen("127.0.0.1", 0)

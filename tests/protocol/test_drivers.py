@@ -11,7 +11,6 @@ import anyio
 import pytest
 import trio
 import trio.testing
-from trio.testing import MockClock
 
 from headrace_daemon.network import MemoryByteStream, MemoryNetwork
 from headrace_protocol.codes import RequestCode, ResponseCode
@@ -268,7 +267,7 @@ async def test_a_cancelled_request_leaves_the_connection_usable() -> None:
         assert bytes(answer.body) == b"second"
 
 
-async def test_a_late_answer_goes_to_nobody(autojump_clock: MockClock) -> None:
+async def test_a_late_answer_goes_to_nobody(autojump_clock: object) -> None:
     async with Running() as (server, connection):
         server.answer(CODE, None)
         with pytest.raises(RequestTimeout):
@@ -314,7 +313,7 @@ async def test_headers_become_msgpack_with_a_server_of_ours() -> None:
 
 @pytest.mark.parametrize("ours", [True, False])
 async def test_the_first_answer_tells_of_what_kind_the_server_is(
-    ours: bool, autojump_clock: MockClock
+    ours: bool, autojump_clock: object
 ) -> None:
     async with Running() as (server, connection):
         server.is_headrace = ours
@@ -328,7 +327,7 @@ async def test_the_first_answer_tells_of_what_kind_the_server_is(
 
 
 async def test_nobody_waits_for_the_greeting_of_a_connection_that_ended(
-    autojump_clock: MockClock,
+    autojump_clock: object,
 ) -> None:
     running = Running()
     async with running as (_, connection):
@@ -404,7 +403,7 @@ async def test_a_stream_that_breaks_while_writing_ends_the_connection() -> None:
     assert not connection.is_open
 
 
-async def test_connecting_takes_a_limited_time(autojump_clock: MockClock) -> None:
+async def test_connecting_takes_a_limited_time(autojump_clock: object) -> None:
     async def never(_address: str) -> NoReturn:
         await trio.sleep_forever()
 

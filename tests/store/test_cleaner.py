@@ -162,7 +162,7 @@ async def test_asking_is_good_for_twenty_rounds(tmp_path: Path) -> None:
     assert await clean(store) == [1]
 
 
-async def test_it_cleans_by_itself(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
+async def test_it_cleans_by_itself(tmp_path: Path, autojump_clock: object) -> None:
     store = aged_store(tmp_path, [100])
     async with running(store.run):
         # No limit of the clock, which goes on while a thread flushes.
@@ -197,9 +197,7 @@ async def test_times_in_the_future_keep(tmp_path: Path) -> None:
     assert await clean(store) == [0, 1, 2]
 
 
-async def test_a_clock_that_jumps_removes_nothing(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_a_clock_that_jumps_removes_nothing(tmp_path: Path, autojump_clock: object) -> None:
     store = aged_store(tmp_path, [3, 2])
     store.cleaner.topic_limits = lambda: {"T": TopicLimit(HOUR_MS * 24, None)}
     await clean(store)
@@ -221,7 +219,7 @@ async def test_a_clock_that_jumps_removes_nothing(
 
 
 async def test_a_clock_that_stays_where_it_jumped_is_believed(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock
+    tmp_path: Path, autojump_clock: object
 ) -> None:
     store = aged_store(tmp_path, [3, 2])
     await clean(store)
@@ -362,7 +360,7 @@ async def test_files_that_somebody_else_removed(tmp_path: Path) -> None:
 
 
 async def test_an_error_of_a_round_does_not_end_the_broker(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock
+    tmp_path: Path, autojump_clock: object
 ) -> None:
     class NoStatistics(FaultyFiles):
         def disk_usage(self, path: Path) -> DiskUsage:
@@ -377,7 +375,7 @@ async def test_an_error_of_a_round_does_not_end_the_broker(
 
 
 async def test_a_long_round_delays_the_next_by_no_more_than_the_interval(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cleaner = aged_store(tmp_path, []).cleaner
     began_s: list[float] = []
@@ -484,7 +482,7 @@ async def test_a_quota_that_the_disk_does_not_show(tmp_path: Path) -> None:
 
 
 async def test_stopping_while_it_refuses_is_a_clean_stop(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock
+    tmp_path: Path, autojump_clock: object
 ) -> None:
     store, files = small_disk(tmp_path, 20)
     assert try_put(store) == ""
@@ -497,7 +495,7 @@ async def test_stopping_while_it_refuses_is_a_clean_stop(
 
 
 async def test_the_alarm_comes_before_the_disk_is_full(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock
+    tmp_path: Path, autojump_clock: object
 ) -> None:
     store, _files = small_disk(tmp_path, 60)
     store.cleaner.unconsumed = lambda: unconsumed({"T": {0: 0}})
@@ -516,7 +514,7 @@ async def test_the_alarm_comes_before_the_disk_is_full(
 
 
 async def test_the_alarm_blames_no_group_for_files_of_other_programs(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock
+    tmp_path: Path, autojump_clock: object
 ) -> None:
     store, files = small_disk(tmp_path, 60)
     store.cleaner.unconsumed = lambda: unconsumed({"T": {0: 0}})
@@ -531,9 +529,7 @@ async def test_the_alarm_blames_no_group_for_files_of_other_programs(
     assert "waits_for" not in alarm
 
 
-async def test_no_alarm_when_consumers_keep_up(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_no_alarm_when_consumers_keep_up(tmp_path: Path, autojump_clock: object) -> None:
     store, _files = small_disk(tmp_path, 20)
     queue = store.queue("T", 0)
     store.cleaner.unconsumed = lambda: unconsumed({"T": {0: queue.next_offset}})
@@ -552,7 +548,7 @@ async def test_no_alarm_when_consumers_keep_up(
 
 @pytest.mark.parametrize("seed", range(5))
 async def test_at_random_nothing_needed_is_lost(
-    tmp_path: Path, seed: int, autojump_clock: trio.testing.MockClock
+    tmp_path: Path, seed: int, autojump_clock: object
 ) -> None:
     dice = random.Random(seed)
     store, files = small_disk(tmp_path, 30)

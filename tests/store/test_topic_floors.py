@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping
     from pathlib import Path
 
-    import trio.testing
-
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.store.retention.disk_forecast import LowestUnconsumed
 
@@ -220,9 +218,7 @@ async def test_what_left_with_the_log_is_not_counted_any_more(tmp_path: Path) ->
     assert firsts(store) == begun
 
 
-async def test_a_clock_that_jumps_hides_nothing(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_a_clock_that_jumps_hides_nothing(tmp_path: Path, autojump_clock: object) -> None:
     store = timed_store(tmp_path)
     limit(store, minutes=120)
     await store.cleaner.round()

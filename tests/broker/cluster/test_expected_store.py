@@ -93,7 +93,7 @@ async def test_an_unmounted_store_does_not_become_an_empty_one(
 
 
 async def test_a_broker_that_is_forgotten_begins_anew(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock
+    tmp_path: Path, autojump_clock: object
 ) -> None:
     network = MemoryNetwork()
     async with nameserver(network):
@@ -113,10 +113,7 @@ async def test_a_broker_that_is_forgotten_begins_anew(
     ids=["without topics", "another name", "another cluster"],
 )
 async def test_a_new_broker_begins_an_empty_store(
-    tmp_path: Path,
-    autojump_clock: trio.testing.MockClock,
-    topics: tuple[str, ...],
-    other: dict[str, str],
+    tmp_path: Path, autojump_clock: object, topics: tuple[str, ...], other: dict[str, str]
 ) -> None:
     network = MemoryNetwork()
     async with nameserver(network):
@@ -135,7 +132,7 @@ async def test_a_new_broker_begins_an_empty_store(
     ids=["no-json", "wrong-types", "refused", "silent"],
 )
 async def test_a_nameserver_that_can_not_tell_is_a_warning(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock, answer: Reply | None
+    tmp_path: Path, autojump_clock: object, answer: Reply | None
 ) -> None:
     network = MemoryNetwork()
     with structlog.testing.capture_logs() as logs:
@@ -185,7 +182,7 @@ async def test_a_store_that_began_alone_is_given_up_when_a_nameserver_remembers(
 
 
 async def test_a_store_that_began_alone_stays_when_no_nameserver_remembers(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock
+    tmp_path: Path, autojump_clock: object
 ) -> None:
     network, root = MemoryNetwork(), tmp_path / "store"
     only = config(root, namesrv_addr=NAMESERVERS[1])

@@ -57,7 +57,7 @@ async def registered(network: MemoryNetwork) -> list[str]:
 
 
 async def test_a_nameserver_that_starts_again_hears_of_the_broker_at_once(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock
+    tmp_path: Path, autojump_clock: object
 ) -> None:
     network = MemoryNetwork()
     with structlog.testing.capture_logs() as logs:
@@ -88,7 +88,7 @@ async def test_a_nameserver_that_starts_again_hears_of_the_broker_at_once(
 
 
 async def test_two_brokers_with_one_identity_are_told_apart(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock
+    tmp_path: Path, autojump_clock: object
 ) -> None:
     network = MemoryNetwork()
     async with trio.open_nursery() as nursery, nameserver(network):
@@ -104,7 +104,7 @@ async def test_two_brokers_with_one_identity_are_told_apart(
 
 
 async def test_a_topic_is_known_everywhere_when_its_making_is_answered(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock
+    tmp_path: Path, autojump_clock: object
 ) -> None:
     network = MemoryNetwork()
     async with trio.open_nursery() as nursery, nameserver(network):
@@ -139,7 +139,7 @@ async def test_a_topic_is_known_everywhere_when_its_making_is_answered(
 
 
 async def test_a_topic_is_made_without_a_nameserver_too(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock
+    tmp_path: Path, autojump_clock: object
 ) -> None:
     network = MemoryNetwork()
     async with trio.open_nursery() as nursery:

@@ -99,7 +99,7 @@ async def test_thousands_at_one_queue_are_answered_in_slices(queue: StoreQueue) 
 
 
 async def test_a_deadline_ends_the_wait_even_amid_slices(
-    queue: StoreQueue, autojump_clock: trio.testing.MockClock
+    queue: StoreQueue, autojump_clock: object
 ) -> None:
     held, channel = Held(), MemoryChannel()
     works: list[Iterator[None]] = []
@@ -183,7 +183,7 @@ async def test_who_finds_nothing_in_one_queue_waits_on_at_all(
 
 @pytest.mark.parametrize("end", ["deadline", "deleted queue", "client gone", "stop"])
 async def test_who_waits_at_several_queues_leaves_all(
-    queues: tuple[StoreQueue, ...], end: str, autojump_clock: trio.testing.MockClock
+    queues: tuple[StoreQueue, ...], end: str, autojump_clock: object
 ) -> None:
     held, channel = Held(), MemoryChannel()
     held.polling.hold(Numbered(held, 1, channel), queues, 2)

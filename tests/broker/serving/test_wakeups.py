@@ -169,7 +169,7 @@ async def test_an_offset_is_committed_once_when_the_disk_must_be_asked(
 
 
 async def test_what_came_before_garbage_is_handed_out(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock
+    tmp_path: Path, autojump_clock: object
 ) -> None:
     network = MemoryNetwork()
     async with run_daemons(tmp_path, network=network) as daemons:

@@ -267,7 +267,7 @@ async def test_the_first_start_with_a_mark_makes_none_in_an_empty_folder(tmp_pat
 
 
 async def test_the_place_is_looked_for_each_minute(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker = begin(tmp_path, "posix")
     put(broker, 0, 5)
@@ -283,7 +283,7 @@ async def test_the_place_is_looked_for_each_minute(
 
 
 async def test_tables_merges_and_clean_up_report_one_outage(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for pause in ("_TABLES_S", "_CHANGED_TABLES_S", "_MERGE_S", "_RETRY_S"):
         monkeypatch.setattr(tiered_storage, pause, 0.1)

@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import trio
-import trio.testing
 
 from headrace_broker.store_tools.timer_log import timer_units
 from headrace_broker.timer.wheel import SLOT, UNIT, WHEEL_SLOTS
@@ -88,7 +86,7 @@ def clockwork(tmp_path: Path) -> Clockwork:
 
 
 async def test_each_slot_leads_to_what_waits(
-    clockwork: Clockwork, tmp_path: Path, autojump_clock: trio.testing.MockClock
+    clockwork: Clockwork, tmp_path: Path, autojump_clock: object
 ) -> None:
     delays_ms = [2000 + number % 7 * 500 for number in range(3 * _LOG_UNITS)]
     async with clockwork.running():
@@ -114,7 +112,7 @@ async def test_each_slot_leads_to_what_waits(
 
 
 async def test_the_last_unit_is_of_the_last_message(
-    clockwork: Clockwork, tmp_path: Path, autojump_clock: trio.testing.MockClock
+    clockwork: Clockwork, tmp_path: Path, autojump_clock: object
 ) -> None:
     async with clockwork.running():
         clockwork.send(b"1", TIMER_DELAY_SEC=60)
@@ -131,7 +129,7 @@ async def test_the_last_unit_is_of_the_last_message(
 
 
 async def test_a_stop_leaves_no_delivered_timer(
-    clockwork: Clockwork, autojump_clock: trio.testing.MockClock
+    clockwork: Clockwork, autojump_clock: object
 ) -> None:
     async with clockwork.running():
         for delay_ms in (1000, 1100, 1700):
@@ -149,7 +147,7 @@ async def test_a_stop_leaves_no_delivered_timer(
 
 
 async def test_a_stop_keeps_timers_to_roll_in_the_slot_of_a_delivered_one(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock
+    tmp_path: Path, autojump_clock: object
 ) -> None:
     clockwork = Clockwork(
         tmp_path, mapped_file_size_timer_log=_LOG_BYTES, timer_roll_window_slot=10
@@ -168,7 +166,7 @@ async def test_a_stop_keeps_timers_to_roll_in_the_slot_of_a_delivered_one(
 
 
 async def test_an_idle_broker_saves_that_a_slot_with_deliveries_is_over(
-    clockwork: Clockwork, autojump_clock: trio.testing.MockClock
+    clockwork: Clockwork, autojump_clock: object
 ) -> None:
     root = clockwork.broker.config.store_path_root_dir
     async with clockwork.running():
@@ -182,7 +180,7 @@ async def test_an_idle_broker_saves_that_a_slot_with_deliveries_is_over(
 
 
 async def test_a_slot_leads_to_as_many_recalls_as_timers(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock
+    tmp_path: Path, autojump_clock: object
 ) -> None:
     clockwork = Clockwork(
         tmp_path, mapped_file_size_timer_log=_LOG_BYTES, timer_roll_window_slot=10
@@ -233,7 +231,7 @@ def _no_check(root: Path) -> None:
 
 @pytest.mark.parametrize("harm", [_remove, _cut, _damage, _from_the_future, _no_check])
 async def test_files_that_are_missing_or_damaged_are_made_again(
-    clockwork: Clockwork, tmp_path: Path, autojump_clock: trio.testing.MockClock, harm: Any
+    clockwork: Clockwork, tmp_path: Path, autojump_clock: object, harm: Any
 ) -> None:
     async with clockwork.running():
         for number in range(5):
@@ -255,7 +253,7 @@ async def test_files_that_are_missing_or_damaged_are_made_again(
 
 @pytest.mark.parametrize("name", ["clean", "kill9"])
 async def test_the_timers_of_an_apache_broker_wait_on(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock, name: str
+    tmp_path: Path, autojump_clock: object, name: str
 ) -> None:
     root = copy_golden_store(name, tmp_path / "store")
     peer = _slots(golden_store(name), 1 << 20)

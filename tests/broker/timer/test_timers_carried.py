@@ -74,7 +74,7 @@ def aging(tmp_path: Path) -> Aging:
 
 
 async def test_a_timer_outlives_its_log_file(
-    aging: Aging, tmp_path: Path, autojump_clock: trio.testing.MockClock
+    aging: Aging, tmp_path: Path, autojump_clock: object
 ) -> None:
     async with aging.running():
         aging.send(b"late", TIMER_DELAY_SEC=9000, KEYS="k")
@@ -93,7 +93,7 @@ async def test_a_timer_outlives_its_log_file(
 
 
 async def test_one_file_at_a_time_and_some_records_each_round(
-    aging: Aging, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+    aging: Aging, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service, "_CARRIED_BYTES", 1500)
     async with aging.running():
@@ -108,7 +108,7 @@ async def test_one_file_at_a_time_and_some_records_each_round(
 
 
 async def test_nothing_is_stored_again_while_something_else_keeps_the_file(
-    aging: Aging, autojump_clock: trio.testing.MockClock
+    aging: Aging, autojump_clock: object
 ) -> None:
     async with aging.running():
         aging.send(b"by level", DELAY=1)
@@ -118,9 +118,7 @@ async def test_nothing_is_stored_again_while_something_else_keeps_the_file(
         assert aging.copies == []
 
 
-async def test_delivery_comes_before_storing_again(
-    aging: Aging, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_delivery_comes_before_storing_again(aging: Aging, autojump_clock: object) -> None:
     async with aging.running():
         for number in range(1000):
             aging.send(b"%d" % number, TIMER_DELAY_SEC=9000)
@@ -134,7 +132,7 @@ async def test_delivery_comes_before_storing_again(
 
 
 async def test_a_recall_is_stored_again_too(
-    aging: Aging, tmp_path: Path, autojump_clock: trio.testing.MockClock
+    aging: Aging, tmp_path: Path, autojump_clock: object
 ) -> None:
     async with aging.running():
         handle = send_for_handle(aging, b"gone", "A1", TIMER_DELAY_SEC=9000)
@@ -155,9 +153,7 @@ async def test_a_recall_is_stored_again_too(
         assert again.timers.waiting.count == 0
 
 
-async def test_an_apache_broker_finds_the_copy_only(
-    aging: Aging, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_an_apache_broker_finds_the_copy_only(aging: Aging, autojump_clock: object) -> None:
     async with aging.running():
         aging.send(b"late", TIMER_DELAY_SEC=9000)
         aging.fill()
@@ -170,7 +166,7 @@ async def test_an_apache_broker_finds_the_copy_only(
 
 
 async def test_once_after_a_kill_when_the_files_of_the_last_save_are_gone(
-    aging: Aging, tmp_path: Path, autojump_clock: trio.testing.MockClock
+    aging: Aging, tmp_path: Path, autojump_clock: object
 ) -> None:
     aging.store.cleaner.retention = any_hour(reserved_ms=0, files_max=1)
     async with aging.running():
@@ -191,9 +187,7 @@ async def test_once_after_a_kill_when_the_files_of_the_last_save_are_gone(
 
 
 @pytest.mark.parametrize("seed", [0, 3, 9, 10])
-async def test_once_across_kills(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock, seed: int
-) -> None:
+async def test_once_across_kills(tmp_path: Path, autojump_clock: object, seed: int) -> None:
     print(f"seed {seed}")  # noqa: T201
     chance = random.Random(seed)
     ms, kept, sent = NOW_MS, [], 0

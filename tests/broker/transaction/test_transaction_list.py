@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import trio
 
 from headrace_protocol.bodies import WaitingList
 from headrace_protocol.codes import RequestCode
@@ -21,9 +20,7 @@ def ledger(tmp_path: Path) -> Ledger:
     return ledger
 
 
-async def test_open_transactions_are_listed(
-    ledger: Ledger, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_open_transactions_are_listed(ledger: Ledger, autojump_clock: object) -> None:
     def listed(group: str | None = None, count: int = 10) -> tuple[list[int], int]:
         header = ListTransactionsHeader(producer_group=group, max_num=count)
         answer = ledger.broker.ask(RequestCode.LIST_TRANSACTIONS, header)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import trio.testing
 
 from headrace_broker.store.write.confirmation import Gate
 from headrace_protocol.admin_headers import ResumeCheckHalfMessageHeader
@@ -37,7 +36,7 @@ async def test_a_rollback_succeeds_only_once_the_log_says_so(ledger: Ledger) -> 
 
 
 async def test_a_discarded_half_is_resumed_once_before_it_is_indexed(
-    ledger: Ledger, autojump_clock: trio.testing.MockClock
+    ledger: Ledger, autojump_clock: object
 ) -> None:
     store, channel = ledger.broker.store, MemoryChannel()
     ledger.broker.config.transaction_check_max = 0
@@ -56,7 +55,7 @@ async def test_a_discarded_half_is_resumed_once_before_it_is_indexed(
 
 
 async def test_a_half_is_given_up_once_across_a_kill(
-    ledger: Ledger, tmp_path: Path, autojump_clock: trio.testing.MockClock
+    ledger: Ledger, tmp_path: Path, autojump_clock: object
 ) -> None:
     ledger.broker.store_message("U", 0)  # at the offset that stands for none
     half = ledger.send(b"forgotten")

@@ -6,8 +6,6 @@ import random
 from pathlib import Path
 
 import pytest
-import trio
-import trio.testing
 
 from headrace_protocol import fastjson
 from headrace_protocol.codes import ResponseCode
@@ -43,7 +41,7 @@ def ledger(tmp_path: Path) -> Ledger:
 
 
 async def test_both_offsets_are_saved_together(
-    ledger: Ledger, tmp_path: Path, autojump_clock: trio.testing.MockClock
+    ledger: Ledger, tmp_path: Path, autojump_clock: object
 ) -> None:
     def saved() -> tuple[int | None, int | None]:
         offsets = ledger.broker.offsets
@@ -68,10 +66,7 @@ async def test_both_offsets_are_saved_together(
 
 @pytest.mark.parametrize("is_killed", [True, False])
 async def test_a_start_knows_what_was_decided(
-    ledger: Ledger,
-    tmp_path: Path,
-    autojump_clock: trio.testing.MockClock,
-    is_killed: bool,
+    ledger: Ledger, tmp_path: Path, autojump_clock: object, is_killed: bool
 ) -> None:
     async with ledger.running():
         committed, dropped = ledger.send(b"a"), ledger.send(b"b")
@@ -101,7 +96,7 @@ async def test_a_start_knows_what_was_decided(
 
 
 async def test_a_commit_without_its_op_record_gets_it_at_the_start(
-    ledger: Ledger, tmp_path: Path, autojump_clock: trio.testing.MockClock
+    ledger: Ledger, tmp_path: Path, autojump_clock: object
 ) -> None:
     async with ledger.running():
         half = ledger.send(b"paid")
@@ -120,9 +115,7 @@ async def test_a_commit_without_its_op_record_gets_it_at_the_start(
 
 
 @pytest.mark.parametrize("seed", seeds(12))
-async def test_once_across_kills(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock, seed: int
-) -> None:
+async def test_once_across_kills(tmp_path: Path, autojump_clock: object, seed: int) -> None:
     print(f"seed {seed}")  # noqa: T201
     chance = random.Random(seed)
     ms, sent = 1_700_000_000_000, 0
@@ -220,7 +213,7 @@ def _golden(folder: Path, name: str, half: int, op: int) -> Ledger:
 
 @pytest.mark.parametrize("name", ["clean", "kill9"])
 async def test_apaches_halves_are_taken_up(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock, name: str
+    tmp_path: Path, autojump_clock: object, name: str
 ) -> None:
     ledger = _golden(tmp_path, name, 0, 0)
     async with ledger.running():
@@ -242,7 +235,7 @@ async def test_apaches_halves_are_taken_up(
 
 
 async def test_commits_whose_op_records_apache_lost_are_found(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock
+    tmp_path: Path, autojump_clock: object
 ) -> None:
     ledger = _golden(tmp_path, "kill9", 0, 2)  # as if the op records did not count
     async with ledger.running():
