@@ -450,7 +450,7 @@ def test_one_module_of_the_broker_connects_to_others() -> None:
 
 @pytest.mark.parametrize("folder", ["headrace_broker.processors", STORE])
 def test_no_processor_asks_whether_a_topic_is_static(folder: str) -> None:
-    asked = {"is_static", "MappingTable", "TopicMapping", "BrokerMapping", "Leaders"}
+    asked = {"is_static", "MappingTable", "TopicMapping", "Leaders"}
     inside = [module for module in modules() if is_within(module, folder)]
     assert len(inside) > 10
     for module in inside:

@@ -13,7 +13,6 @@ from headrace_broker.staging.query import Attempt
 from headrace_broker.staging.state import QueryState
 from headrace_broker.statictopic.cleanup import MappingCleanup
 from headrace_broker.statictopic.fence import Fence
-from headrace_broker.statictopic.packed import BrokerMapping
 from headrace_broker.statictopic.undecided import UndecidedQueues
 from headrace_daemon.slices import in_slices
 from headrace_protocol.admin_headers import CloneGroupOffsetHeader, ResetOffsetHeader
@@ -93,7 +92,7 @@ async def test_batches_that_are_decided(paced: BrokerUnderTest) -> None:
 # -- static topics ---------------------------------------------------------------------------------
 
 
-def mapping(broker: BrokerUnderTest, topic: str = "big", queues: int = QUEUES) -> BrokerMapping:
+def mapping(broker: BrokerUnderTest, topic: str = "big", queues: int = QUEUES) -> TopicMapping:
     """A topic whose queues have moved from physical ones of this broker to others of it."""
     ours = broker.config.broker_name
     old = MappingItem(bname=ours, gen=0, logic_offset=0, end_offset=0)
@@ -103,9 +102,7 @@ def mapping(broker: BrokerUnderTest, topic: str = "big", queues: int = QUEUES) -
         queue: (replace(old, queue_id=queues + queue), replace(new, queue_id=queue))
         for queue in range(queues)
     }
-    return BrokerMapping(
-        TopicMapping(topic=topic, bname=ours, epoch=1, total_queues=queues, hosted=hosted)
-    )
+    return TopicMapping(topic=topic, bname=ours, epoch=1, total_queues=queues, hosted=hosted)
 
 
 async def test_the_clean_up_of_mappings(

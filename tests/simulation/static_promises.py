@@ -24,10 +24,9 @@ from typing import Any, NamedTuple
 import msgspec
 import trio
 
-from headrace_broker.statictopic.packed import BrokerMapping
 from headrace_broker.statictopic.table import MappingTable
 from headrace_protocol.bodies import MessageQueue
-from headrace_protocol.statictopic.mapping import MappingItem
+from headrace_protocol.statictopic.mapping import MappingItem, TopicMapping
 from tests.simulation.cluster import BrokerMachine
 from tests.simulation.history import History, Place, PromiseBroken
 from tests.support.faulty_files import FaultyFiles
@@ -231,7 +230,7 @@ class MappingWatch:
         self._lives: dict[str, _Life] = {}
         # By queue and gen, the fields that have been decided; own ones by broker besides.
         self._decided: dict[tuple[Any, ...], int | str] = {}
-        self._before: dict[str, BrokerMapping] = {}
+        self._before: dict[str, TopicMapping] = {}
         self._broken: PromiseBroken | None = None
 
     def check(self) -> None:
@@ -250,7 +249,7 @@ class MappingWatch:
         mapping = table.get(self._topic)
         if mapping is None:
             return
-        hosted = mapping.unpacked().hosted
+        hosted = mapping.hosted
         before = self._before.get(table.broker_name)
         self._before[table.broker_name] = mapping
         if before is not None and before.epoch == mapping.epoch:

@@ -108,7 +108,7 @@ class Brokers(dict[str, BrokerUnderTest]):
     async def infos(self, topic: str) -> list[MappingInfo]:
         """What a nameserver's route says of the topic."""
         mappings = (broker.mappings.get(topic) for broker in self.values())
-        return [mapping.unpacked().info() for mapping in mappings if mapping is not None]
+        return [mapping.info() for mapping in mappings if mapping is not None]
 
     # -- mappings ----------------------------------------------------------------------------------
 

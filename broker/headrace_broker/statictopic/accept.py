@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from headrace_broker.statictopic.packed import BrokerMapping
 from headrace_broker.topics.attributes import is_compacted
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import RequestError
@@ -42,7 +41,7 @@ class Accepted(NamedTuple):
     queue -> empty item that left the chain.
     """
 
-    mapping: BrokerMapping
+    mapping: TopicMapping
     closed: dict[int, int]
     opened: tuple[int, ...]
     begun: frozenset[int]
@@ -58,7 +57,7 @@ class Situation(NamedTuple):
     """
 
     broker_name: str
-    old: BrokerMapping | None
+    old: TopicMapping | None
     config: TopicConfig | None
     range_of: Callable[[int], tuple[int, int]]
     now_ms: int
@@ -70,7 +69,7 @@ def accept(header: CreateStaticTopicHeader, body: Buffer, found: Situation) -> A
         new = decode_detail(body)
         _check_topic(header, new)
         check_detail(new, found.broker_name)
-        old = found.old.unpacked() if found.old is not None else None
+        old = found.old
         check_epoch(new, old.epoch if old else 0, found.now_ms)
         stored = check_change(old, new, force=bool(header.force))
         _check_read_epoch(header, old)
@@ -188,7 +187,7 @@ def _accepted(
     begun = frozenset(opened.keys() | undecided & after.keys())
     known = found.config.write_queue_nums if found.config else 0
     return Accepted(
-        BrokerMapping(stored),
+        stored,
         closed={queue: at for queue, at in before.items() if after.get(queue) != at},
         opened=tuple(opened),
         begun=begun,
@@ -206,7 +205,7 @@ def _completed(old: TopicMapping | None, stored: TopicMapping, found: Situation)
     before = old.led() if old else {}
     hosted = {
         queue: _completed_chain(chain, before.get(queue), found)
-        for queue, chain in stored.hosted.items()
+        for queue, chain in sorted(stored.hosted.items())
     }
     return msgspec.structs.replace(stored, hosted=hosted)
 

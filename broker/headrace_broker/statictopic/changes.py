@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from headrace_broker.consumer.subscriptions import SubscriptionGroups
     from headrace_broker.queue_directory import QueueDirectory
     from headrace_broker.statictopic.founders import Founder, Founders
-    from headrace_broker.statictopic.packed import BrokerMapping
     from headrace_broker.statictopic.table import MappingTable
     from headrace_broker.statictopic.work import Workers
     from headrace_broker.store.message_store import MessageStore
@@ -52,7 +51,7 @@ if TYPE_CHECKING:
     from headrace_broker.topics.table import TopicTable
     from headrace_daemon.host_log import HostLog
     from headrace_protocol.serving import LongWork, Registry, Request
-    from headrace_protocol.statictopic.mapping import MappingItem
+    from headrace_protocol.statictopic.mapping import MappingItem, TopicMapping
 
 # Calls back when the work is done, or with the error that prevented it.
 Wait = Callable[[Then], None]
@@ -331,7 +330,7 @@ class StaticTopicChanges:
                 self._table.stop(topic, queue, _BEGINNING)
         self._table.leads_changed()
 
-    def _mark(self, mapping: BrokerMapping, config: TopicConfig, then: Then) -> None:
+    def _mark(self, mapping: TopicMapping, config: TopicConfig, then: Then) -> None:
         """Mark a new topic with the id that other brokers have for it, and take its attributes."""
 
         def on_found(founder: Founder | None) -> None:
@@ -400,7 +399,7 @@ class StaticTopicChanges:
     def restore_topics(self) -> None:
         """After a crash: topics have the queues of their mappings, and the ids of their marks."""
         for mapping in self._table.all():
-            topic, queues = mapping.topic, max(mapping.own_queues(), default=-1) + 1
+            topic, queues = mapping.topic, max(mapping.logic_queues(), default=-1) + 1
             incarnation = self._table.marks.incarnation(topic)
             assert incarnation is not None
             known = self._topics.get(topic)

@@ -18,7 +18,6 @@ import trio
 
 from headrace_broker.peers.callers import CLEANUP
 from headrace_broker.peers.peers import Ask
-from headrace_broker.statictopic.packed import BrokerMapping
 from headrace_daemon.slices import Breaks
 from headrace_protocol.bodies import TopicConfigAndQueueMapping, TopicStatsTable
 from headrace_protocol.codes import RequestCode
@@ -93,12 +92,12 @@ class MappingCleanup:
             await self._clean_topic(mapping)
             await trio.lowlevel.checkpoint()
 
-    async def _clean_topic(self, mapping: BrokerMapping) -> None:
+    async def _clean_topic(self, mapping: TopicMapping) -> None:
         others = _Others(self._peers, mapping.topic)
         look = _Look(mapping, others, self._oldest_waiting())
         kept: dict[int, Chain] = {}
         dropped, breaks = 0, Breaks()
-        for queue in mapping.queues():
+        for queue in sorted(mapping.hosted):
             chain = tuple(mapping.chain(queue) or ())
             needed = await self._rest(look, queue, chain)
             dropped += len(chain) - len(needed)
@@ -194,8 +193,8 @@ class MappingCleanup:
             return 0
 
 
-def _with_chains(mapping: BrokerMapping, hosted: dict[int, Chain]) -> BrokerMapping:
-    return BrokerMapping(msgspec.structs.replace(mapping.unpacked(), hosted=hosted))
+def _with_chains(mapping: TopicMapping, hosted: dict[int, Chain]) -> TopicMapping:
+    return msgspec.structs.replace(mapping, hosted=hosted)
 
 
 class _Look(NamedTuple):
@@ -204,7 +203,7 @@ class _Look(NamedTuple):
     oldest_waiting: see ``MappingCleanup``; later messages can't name an item that has ended.
     """
 
-    mapping: BrokerMapping
+    mapping: TopicMapping
     others: _Others
     oldest_waiting: int | None
 

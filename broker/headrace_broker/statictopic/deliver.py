@@ -65,7 +65,9 @@ class Deliveries:
             self._change_count = mappings.change_count
         if key not in self._queues:
             mapping = mappings.get(topic)
-            self._queues[key] = mapping.logic_queue_of(queue_id) if mapping is not None else None
+            self._queues[key] = (
+                mapping.logic_queues().get(queue_id) if mapping is not None else None
+            )
         return self._queues[key]
 
     async def _deliver(self, topic: str, logic_queue: int, message: InnerMessage) -> str:

@@ -24,11 +24,10 @@ if TYPE_CHECKING:
 
     from headrace_broker.consumer.long_polling import LongPolling
     from headrace_broker.peers.nameservers import Nameservers
-    from headrace_broker.statictopic.packed import BrokerMapping
     from headrace_broker.statictopic.table import MappingTable
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.topics.table import TopicTable
-    from headrace_protocol.statictopic.mapping import MappingInfo
+    from headrace_protocol.statictopic.mapping import MappingInfo, TopicMapping
 
 log = structlog.get_logger("headrace.broker")
 
@@ -81,7 +80,7 @@ class Fence:
 
     async def look(self, nameserver: str) -> None:
         """Compare all mappings with the routes that a nameserver has. Raises HeadraceError."""
-        led = [mapping.topic for mapping in self._table.all() if mapping.led_count]
+        led = [mapping.topic for mapping in self._table.all() if mapping.led()]
         for topic, infos in (await self._nameservers.infos(nameserver, led)).items():
             await in_slices(self.compare(topic, infos))
         self._has_looked.set()
@@ -101,7 +100,7 @@ class Fence:
             yield from self._stop(mapping, info)
         yield
 
-    def _stop(self, mapping: BrokerMapping, info: MappingInfo) -> Generator[None, None, None]:
+    def _stop(self, mapping: TopicMapping, info: MappingInfo) -> Generator[None, None, None]:
         """Stop the queues that another broker claims, unless a newer mapping comes meanwhile."""
         topic, led = mapping.topic, mapping.led()
         claimed = iter(info.curr_id_map.keys() & led.keys())

@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from headrace_broker.statictopic.leaders import Leaders
-    from headrace_broker.statictopic.offsets import Chain
     from headrace_broker.statictopic.work import Work, Workers
     from headrace_protocol.key_lookup import Found
     from headrace_protocol.serving import Registry, Request
+    from headrace_protocol.statictopic.mapping import Chain
 
 # Queue id, flag, and queue offset of a record.
 _PLACE: Final = struct.Struct(">iiq")

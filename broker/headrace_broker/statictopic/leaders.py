@@ -17,10 +17,9 @@ from headrace_protocol.serving import ServedElsewhere
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from headrace_broker.statictopic.packed import BrokerMapping, PackedChain
     from headrace_broker.statictopic.table import MappingTable
     from headrace_protocol.serving import Request
-    from headrace_protocol.statictopic.mapping import MappingInfo
+    from headrace_protocol.statictopic.mapping import Chain, MappingInfo, TopicMapping
 
 # Passes a request for a topic's logic queue to its leader.
 PassOn = Callable[[str, int, "Request"], None]
@@ -44,7 +43,7 @@ class Leaders:
         self._routed: dict[tuple[str, int], str] = {}
         self._change_count = -1
 
-    def led(self, mapping: BrokerMapping) -> list[int]:
+    def led(self, mapping: TopicMapping) -> list[int]:
         """The logic queues of a topic that take messages here, if any. Raises RequestError."""
         if led := list(self.mappings.led(mapping.topic)):
             return led
@@ -54,7 +53,7 @@ class Leaders:
             "the route again",
         )
 
-    def chain(self, topic: str, queue: int) -> PackedChain:
+    def chain(self, topic: str, queue: int) -> Chain:
         """The chain of a logic queue that this broker leads.
 
         Raises ServedElsewhere for a queue of another leader, RequestError for one without.
@@ -117,7 +116,7 @@ class Leaders:
                         routed[topic, queue] = info.bname
 
 
-def _unknown(mapping: BrokerMapping, queue: int) -> RequestError:
+def _unknown(mapping: TopicMapping, queue: int) -> RequestError:
     topic, total = mapping.topic, mapping.total_queues
     if not 0 <= queue < total:
         return RequestError(

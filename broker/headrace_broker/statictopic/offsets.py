@@ -15,12 +15,10 @@ from headrace_protocol.drivers.errors import NEXT_ITEM
 from headrace_protocol.statictopic.offsets import decided, extent_of, offset_delta
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from headrace_broker.statictopic.work import Work
-    from headrace_protocol.statictopic.mapping import MappingItem
-
-    Chain = Sequence[MappingItem]
+    from headrace_protocol.statictopic.mapping import Chain, MappingItem
 
 _NO_OFFSET: Final = Answer(ResponseCode.SUCCESS, fields={"offset": -1})
 _NO_TIME: Final = Answer(ResponseCode.SUCCESS, fields={"timestamp": -1})

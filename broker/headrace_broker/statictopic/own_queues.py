@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from headrace_broker.statictopic.table import MappingTable
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.store.store_queue import StoreQueue
+    from headrace_protocol.statictopic.mapping import TopicMapping
 
 
 _ALL: Final = range(1 << 31)
@@ -38,6 +39,9 @@ class OwnQueues:
     def __init__(self, mappings: MappingTable, store: MessageStore) -> None:
         self._mappings = mappings
         self._store = store
+        # By topic: a keyed message of a compacted topic asks for its queue.
+        self._logic_queues: dict[str, dict[int, int]] = {}
+        mappings.subscribe(self._logic_queues.clear)
 
     def is_static(self, topic: str) -> bool:
         """Whether a topic is static, also one whose mapping is lost."""
@@ -48,15 +52,22 @@ class OwnQueues:
         mapping = self._mappings.get(topic)
         if mapping is None:
             return queue_id, queue_count
-        queue = mapping.logic_queue_of(queue_id)
+        queue = self._logic_queue_of(mapping, queue_id)
         return (-1 if queue is None else queue), mapping.total_queues
+
+    def _logic_queue_of(self, mapping: TopicMapping, physical: int) -> int | None:
+        """The logic queue of one of this broker's physical queues; None if it has none."""
+        queues = self._logic_queues.get(mapping.topic)
+        if queues is None:
+            queues = self._logic_queues[mapping.topic] = mapping.logic_queues()
+        return queues.get(physical)
 
     def has_older(self, topic: str, queue_id: int) -> bool:
         """Whether older items of the chain may have messages; True while that is not known."""
         mapping = self._mappings.get(topic)
         if mapping is None:
             return self._mappings.is_static(topic)
-        queue = mapping.logic_queue_of(queue_id)
+        queue = self._logic_queue_of(mapping, queue_id)
         chain = None if queue is None else mapping.chain(queue)
         if chain is None:
             return True

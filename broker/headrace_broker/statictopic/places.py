@@ -17,9 +17,9 @@ from headrace_protocol.statictopic.offsets import offset_delta
 if TYPE_CHECKING:
     from headrace_broker.queue_directory import Place, Progress, QueueDirectory, Source
     from headrace_broker.statictopic.leaders import Leaders
-    from headrace_broker.statictopic.packed import BrokerMapping
     from headrace_broker.statictopic.reader import MakeReader
     from headrace_protocol.bodies import TopicConfig
+    from headrace_protocol.statictopic.mapping import TopicMapping
 
 
 class StaticPlaces:
@@ -44,7 +44,7 @@ class StaticPlaces:
             return directory.local(lookup)._replace(no_progress=-1)
         return None
 
-    def _writable(self, directory: QueueDirectory, lookup: Lookup, mapping: BrokerMapping) -> Place:
+    def _writable(self, directory: QueueDirectory, lookup: Lookup, mapping: TopicMapping) -> Place:
         queue_id = lookup.queue_id
         if queue_id < 0:
             queue_id = random.choice(self._leaders.led(mapping))
@@ -53,7 +53,7 @@ class StaticPlaces:
         delta = None if leader.logic_offset < 0 else offset_delta(leader)
         return here._replace(queue_id=queue_id, offset_delta=delta)
 
-    def _readable(self, directory: QueueDirectory, lookup: Lookup, mapping: BrokerMapping) -> Place:
+    def _readable(self, directory: QueueDirectory, lookup: Lookup, mapping: TopicMapping) -> Place:
         leader = self._leaders.chain(mapping.topic, lookup.queue_id)[-1]
         here = directory.local(lookup._replace(queue_id=leader.queue_id))
         find_source = partial(_source, directory, lookup.topic)

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from headrace_broker.host_budget import Host
     from headrace_broker.peers.peers import Outcome, Peers
     from headrace_broker.statictopic.leaders import Leaders
-    from headrace_broker.statictopic.packed import PackedChain
-    from headrace_protocol.statictopic.mapping import MappingItem
+    from headrace_protocol.statictopic.mapping import Chain, MappingItem
 
 _WITHDRAWN: Final = -1
 # About 200 bytes each.
@@ -65,19 +64,19 @@ class StaticProgress:
         self._change_count = -1
         self._resets = offsets.logic_resets
 
-    def known(self, key: Key, chain: PackedChain) -> int | None:
+    def known(self, key: Key, chain: Chain) -> int | None:
         """The last offset of a group that this leader knows. All commits come to the leader."""
         group, topic, queue_id = key
         gen, offset = self._offsets.logic_known.get((topic, group), {}).get(queue_id, (-1, 0))
         return offset if gen == chain[-1].gen else None
 
-    def note(self, key: Key, chain: PackedChain, offset: int) -> None:
+    def note(self, key: Key, chain: Chain, offset: int) -> None:
         """Remember the offset of a group."""
         group, topic, queue_id = key
         known = self._offsets.logic_known.setdefault((topic, group), {})
         known[queue_id] = chain[-1].gen, offset
 
-    def learn(self, key: Key, chain: PackedChain, offset: int) -> None:
+    def learn(self, key: Key, chain: Chain, offset: int) -> None:
         """Remember an offset that an item's broker reported; on disk if it is in an item here."""
         self.note(key, chain, offset)
         item = chain[index_of(chain, offset)]
@@ -111,7 +110,7 @@ class StaticProgress:
             physical = max(offset - pulled.delta, 0)
             self._offsets.commit_pull(group, topic, pulled.queue_id, physical)
 
-    def make_room(self, key: Key, chain: PackedChain, host: Host) -> None:
+    def make_room(self, key: Key, chain: Chain, host: Host) -> None:
         """Count the memory of a group that is expected here. Raises RequestError."""
         group, topic, _ = key
         self._offsets.make_room(group, topic, chain[-1].queue_id, host)
@@ -131,7 +130,7 @@ class StaticProgress:
         group, topic, queue_id = key
         return bool(self._resets) and queue_id in self._resets.get((topic, group), ())
 
-    def place(self, topic: str, queue_id: int, offset: int) -> tuple[PackedChain, int, int] | None:
+    def place(self, topic: str, queue_id: int, offset: int) -> tuple[Chain, int, int] | None:
         """The chain, the index of the item that holds a static offset, and the offset there.
 
         None if this broker does not lead the queue, or its offsets are undecided.
@@ -158,7 +157,7 @@ class StaticProgress:
         queue_id_here = item.queue_id if is_here else None
         return _Pulled(item.logic_offset, stop, offset_delta(item), queue_id_here)
 
-    def moved(self, key: Key, chain: PackedChain, index: int) -> None:
+    def moved(self, key: Key, chain: Chain, index: int) -> None:
         """Adapt the other items after a commit at another item than the last time."""
         group, topic, queue_id = key
         # The item of the last commit; its neighbours need no change.

@@ -23,8 +23,7 @@ from headrace_protocol.statictopic.offsets import end_of, index_of
 if TYPE_CHECKING:
     from headrace_broker.queue_directory import Reader, Source
     from headrace_broker.statictopic.leaders import Leaders
-    from headrace_broker.statictopic.packed import PackedChain
-    from headrace_protocol.statictopic.mapping import MappingItem
+    from headrace_protocol.statictopic.mapping import Chain, MappingItem
 
 # How long the end of an item on another broker is believed while it may still be written.
 _END_LIFE_S: Final = 1.0
@@ -126,7 +125,7 @@ class StaticReader:
         "topic",
     )
 
-    _chain: PackedChain
+    _chain: Chain
     # The part that was read last.
     _current: Part
     _first: Part

@@ -30,11 +30,10 @@ if TYPE_CHECKING:
 
     from headrace_broker.statictopic.answer import Answer
     from headrace_broker.statictopic.leaders import Leaders
-    from headrace_broker.statictopic.offsets import Chain
-    from headrace_broker.statictopic.packed import PackedChain
     from headrace_broker.statictopic.progress import Key, StaticProgress
     from headrace_broker.statictopic.work import Work, Workers
     from headrace_protocol.serving import Registry, Request
+    from headrace_protocol.statictopic.mapping import Chain
 
 _WORKS: Final[Mapping[RequestCode, Callable[[Chain, Mapping[str, str]], Work]]] = {
     RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: offsets.search_offset,
@@ -84,7 +83,7 @@ class StaticRequests:
 
     # -- QUERY_CONSUMER_OFFSET ---------------------------------------------------------------------
 
-    def _query(self, key: Key, chain: PackedChain, fields: Mapping[str, str]) -> Work:
+    def _query(self, key: Key, chain: Chain, fields: Mapping[str, str]) -> Work:
         """The offset of a group. What this leader has known before needs no other broker."""
         answer = yield from offsets.committed_offset(chain, fields)
         if answer.code == ResponseCode.SUCCESS:

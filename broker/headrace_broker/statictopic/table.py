@@ -17,7 +17,6 @@ import structlog
 
 from headrace_broker.persistence import SavedFile, load_table, next_version, with_breaks
 from headrace_broker.statictopic.mark import MARK_NAME, StaticMarks
-from headrace_broker.statictopic.packed import BrokerMapping
 from headrace_broker.store.errors import StoreFormatError
 from headrace_broker.store.files.config_file import ConfigSource
 from headrace_protocol.bodies import DataVersion
@@ -88,7 +87,7 @@ class MappingTable:
         self.marks = StaticMarks(file.beside(MARK_NAME))
         self._now_ms = now_ms
         self._subscribers: list[Callable[[], None]] = []
-        self._mappings: dict[str, BrokerMapping] = {}
+        self._mappings: dict[str, TopicMapping] = {}
         self._unusable: dict[str, Unusable] = {}
         # By topic and logic queue, those that the mapping leads and that take no messages.
         self._stopped: dict[tuple[str, int], Stop] = {}
@@ -110,14 +109,14 @@ class MappingTable:
             found, lost = None, str(error)
             # So that the first save keeps the damaged file.
             file.source = ConfigSource.BACKUP
-        entries: dict[str, BrokerMapping | Unusable] = {}
+        entries: dict[str, TopicMapping | Unusable] = {}
         if found is not None:
             entries, self.data_version = found
         for topic, entry in entries.items():
-            if isinstance(entry, BrokerMapping):
-                self._mappings[topic] = entry
-            else:
+            if isinstance(entry, Unusable):
                 self._unusable[topic] = entry
+            else:
+                self._mappings[topic] = entry
         for name in self.marks:
             if name not in entries:
                 self._unusable[name] = Unusable(None, lost)
@@ -129,24 +128,25 @@ class MappingTable:
         for topic in self._mappings:
             self._note_undecided(topic)
 
-    def _decode(self, data: Buffer) -> tuple[dict[str, BrokerMapping | Unusable], DataVersion]:
+    def _decode(self, data: Buffer) -> tuple[dict[str, TopicMapping | Unusable], DataVersion]:
         """The entries of the file. Raises ValueError."""
         return decode_entries(data, self._entry)
 
-    def _entry(self, topic: str, mapping: TopicMapping) -> BrokerMapping | Unusable:
-        mapping = msgspec.structs.replace(mapping, topic=topic)
+    def _entry(self, topic: str, mapping: TopicMapping) -> TopicMapping | Unusable:
+        hosted = dict(sorted(mapping.hosted.items()))
+        mapping = msgspec.structs.replace(mapping, topic=topic, hosted=hosted)
         try:
             check_detail(mapping, self.broker_name)
         except BadMapping as error:
             return Unusable(mapping, str(error))
-        return BrokerMapping(mapping)
+        return mapping
 
     def __len__(self) -> int:
         return len(self._mappings) + len(self._unusable)
 
     # -- lookups -----------------------------------------------------------------------------------
 
-    def get(self, topic: str) -> BrokerMapping | None:
+    def get(self, topic: str) -> TopicMapping | None:
         """The mapping of a static topic; None for other topics, and if it can't be used."""
         return self._mappings.get(topic)
 
@@ -155,7 +155,7 @@ class MappingTable:
         """Whether no mapping can be used."""
         return not self._mappings
 
-    def all(self) -> list[BrokerMapping]:
+    def all(self) -> list[TopicMapping]:
         """The mappings that can be used."""
         return list(self._mappings.values())
 
@@ -208,7 +208,7 @@ class MappingTable:
         """The number of logic queues that take messages here."""
         if not self.is_verified:
             return 0
-        return sum(mapping.led_count for mapping in self._mappings.values()) - len(self._stopped)
+        return sum(len(mapping.led()) for mapping in self._mappings.values()) - len(self._stopped)
 
     def stopped(self, topic: str, queue: int) -> str | None:
         """Why a logic queue takes no messages although it is this broker's by the mapping."""
@@ -222,7 +222,7 @@ class MappingTable:
         mapping = self._mappings.get(topic)
         if mapping is None:
             return None
-        return Written((encode_detail(mapping.unpacked(), strict=True),))
+        return Written((encode_detail(mapping, strict=True),))
 
     def details(self, topics: Iterable[str]) -> Generator[None, None, Written]:
         """The mappings of topics as JSON, with a break after each."""
@@ -242,7 +242,7 @@ class MappingTable:
                 yield
         return (yield from dumps_sliced(found.items()))
 
-    def _info(self, mapping: BrokerMapping) -> MappingInfo:
+    def _info(self, mapping: TopicMapping) -> MappingInfo:
         return MappingInfo(
             topic=mapping.topic,
             scope=mapping.scope,
@@ -262,7 +262,7 @@ class MappingTable:
         """Call ``subscriber`` after every change of ``change_count``."""
         self._subscribers.append(subscriber)
 
-    def put(self, mapping: BrokerMapping) -> None:
+    def put(self, mapping: TopicMapping) -> None:
         """Create or replace a checked mapping."""
         self._unusable.pop(mapping.topic, None)
         self._mappings[mapping.topic] = mapping
@@ -356,22 +356,21 @@ class MappingTable:
     # -- the file ----------------------------------------------------------------------------------
 
     def _snapshot(self) -> Callable[[], bytes]:
-        entries: dict[str, BrokerMapping | TopicMapping] = dict(self._mappings)
+        entries = dict(self._mappings)
         for topic, unusable in self._unusable.items():
             if unusable.mapping is not None:
                 entries[topic] = unusable.mapping
         version = self.data_version
         return lambda: file_text(self._entry_texts(entries), version)
 
-    def _entry_texts(self, entries: dict[str, BrokerMapping | TopicMapping]) -> Iterator[bytes]:
+    def _entry_texts(self, entries: dict[str, TopicMapping]) -> Iterator[bytes]:
         """The texts of all entries; encodes only those that changed since the last call."""
         texts = self._texts
         for topic in texts.keys() - entries.keys():
             del texts[topic]
         changed = [each for each in entries.items() if texts.get(each[0], _NONE)[0] is not each[1]]
-        for topic, entry in with_breaks(changed):
-            mapping = entry.unpacked() if isinstance(entry, BrokerMapping) else entry
-            texts[topic] = entry, zlib.compress(entry_text(mapping), 1)
+        for topic, mapping in with_breaks(changed):
+            texts[topic] = mapping, zlib.compress(entry_text(mapping), 1)
         return (zlib.decompress(text) for _, text in with_breaks(texts.values()))
 
 

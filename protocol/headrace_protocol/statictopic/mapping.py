@@ -17,7 +17,7 @@ from headrace_protocol import fastjson
 from headrace_protocol.headers import Int32, Int64  # noqa: TC001 - msgspec reads annotations
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from headrace_protocol.fastjson import Buffer
 
@@ -92,6 +92,37 @@ class TopicMapping(msgspec.Struct, rename="camel", frozen=True, kw_only=True):
             for queue, chain in self.hosted.items()
             if chain and chain[-1].bname == self.bname
         }
+
+    @property
+    def item_count(self) -> int:
+        """The number of items of all chains."""
+        return sum(map(len, self.hosted.values()))
+
+    def chain(self, queue: int) -> Chain | None:
+        """The chain of a logic queue; None if this broker does not have it."""
+        return self.hosted.get(queue) or None
+
+    def logic_queues(self) -> dict[int, int]:
+        """Logic queue of each physical queue of this broker that has an item."""
+        return {item.queue_id: queue for queue, item in self._own_items()}
+
+    def later_queues(self) -> set[int]:
+        """The physical queues of this broker that do not begin their logic queue."""
+        return {item.queue_id for _, item in self._own_items() if item.logic_offset != 0}
+
+    def _own_items(self) -> Iterator[tuple[int, MappingItem]]:
+        for queue, chain in self.hosted.items():
+            for item in chain:
+                if item.bname == self.bname:
+                    yield queue, item
+
+    def undecided(self) -> list[int]:
+        """The logic queues whose last item has no logicOffset yet."""
+        return [
+            queue
+            for queue, chain in self.hosted.items()
+            if chain and chain[-1].logic_offset == UNDECIDED
+        ]
 
     def info(self) -> MappingInfo:
         """The form for nameservers, with the queues that this broker leads."""

@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 from headrace_broker.consumer.long_polling import HeldRequest
-from headrace_broker.statictopic.packed import BrokerMapping
 from headrace_broker.statictopic.undecided import UndecidedQueues
 from headrace_broker.store.files.config_file import ConfigFile, unsealed
 from headrace_protocol import fastjson
@@ -96,7 +95,7 @@ def header(topic: str, queues: int, **fields: Any) -> CreateStaticTopicHeader:
 def stored(broker: BrokerUnderTest, topic: str = "T") -> TopicMapping:
     found = broker.mappings.get(topic)
     assert found is not None
-    return found.unpacked()
+    return found
 
 
 def assert_refused(answer: Answer, *texts: str) -> None:
@@ -366,9 +365,7 @@ def test_a_queue_that_comes_back_after_its_items_were_cleaned_up(broker: BrokerU
     away = moved(0, item(1, 5, -1, bname="broker-b"), led_here())
     assert change(broker, away).code == ResponseCode.SUCCESS
     mappings = broker.mappings
-    mappings.put(
-        BrokerMapping(msgspec.structs.replace(stored(broker), hosted={1: led_here().hosted[1]}))
-    )
+    mappings.put(msgspec.structs.replace(stored(broker), hosted={1: led_here().hosted[1]}))
     chain = (*led_here().hosted[0], item(1, 0, 5, bname="broker-b"), item(2, 2, -1))
     back = msgspec.structs.replace(away, epoch=away.epoch + 1000, hosted={0: chain})
     answer = change(broker, back, 3)

@@ -13,7 +13,6 @@ import trio.testing
 from headrace_broker.config import BrokerConfig
 from headrace_broker.server import Broker
 from headrace_broker.statictopic.fence import Fence
-from headrace_broker.statictopic.packed import BrokerMapping
 from headrace_broker.statictopic.table import MAPPING_NAME, MappingTable
 from headrace_broker.store.files.config_file import ConfigFile
 from headrace_daemon.network import MemoryNetwork
@@ -134,7 +133,7 @@ def store_with_mapping(folder: Path, *topics: str) -> None:
     """A store that has the topic T, behind others of these names."""
     table = MappingTable("broker-a", ConfigFile(folder / "config" / MAPPING_NAME), lambda: EPOCH)
     for topic in (*topics, "T"):
-        table.put(BrokerMapping(msgspec.structs.replace(led_here(), topic=topic)))
+        table.put(msgspec.structs.replace(led_here(), topic=topic))
         table.marks.add(topic, "static-1")
 
 

@@ -52,7 +52,7 @@ class Brokers(StaticBrokers):
         topic = self[name].topics.get(TOPIC)
         mapping = self[name].mappings.get(TOPIC)
         return BrokerTopic(
-            mapping=mapping.unpacked() if mapping else None,
+            mapping=mapping,
             read_queues=topic.read_queue_nums if topic else 0,
             write_queues=topic.write_queue_nums if topic else 0,
             is_lost=mapping is None and topic is not None,

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from headrace_broker.statictopic.packed import BrokerMapping
+from headrace_broker.statictopic import table as table_module
 from headrace_broker.statictopic.table import MAPPING_NAME, MappingTable
 from headrace_broker.store.errors import StoreFormatError
 from headrace_broker.store.files.config_file import ConfigFile, unsealed
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
 from headrace_protocol.statictopic.mapping import MappingItem, TopicMapping, encode_detail
+from headrace_protocol.statictopic.mapping_file import entry_text
 from headrace_protocol.statictopic.offsets import index_of
 from tests.support.broker import BrokerUnderTest
 from tests.support.golden import STORES, copy_golden_store
@@ -42,30 +43,13 @@ def mark(table: MappingTable, topic: str) -> None:
     table.marks.add(topic, "static-1")
 
 
-def test_a_mapping_is_packed_and_unpacked() -> None:
-    packed = BrokerMapping(mapping())
-    assert packed.unpacked() == mapping()
-    assert packed.queues() == [1, 3]
-    assert packed.led() == {1: 0}
-    assert packed.own_queues() == [0, 1]
-    assert packed.undecided() == []
-    assert [packed.logic_queue_of(physical) for physical in (0, 1, 2)] == [1, 3, None]
-    assert packed.chain(0) is None
-    assert packed.chain(4) is None
-    assert packed.chain(-1) is None
-    chain = packed.chain(3)
-    assert chain is not None
-    assert tuple(chain) == CHAIN
-    assert chain[-1] == CHAIN[-1]
-    assert chain[:2] == CHAIN[:2]
-    assert [index_of(chain, at) for at in (0, 9999, 10_000, 19_999, 20_000)] == [0, 0, 1, 1, 2]
-
-
-def test_a_mapping_without_queues_here() -> None:
-    packed = BrokerMapping(TopicMapping(topic="T", bname="broker-a", epoch=1, total_queues=4))
-    assert (packed.led(), packed.own_queues(), packed.queues()) == ({}, [], [])
-    assert packed.logic_queue_of(0) is None
-    assert packed.unpacked().hosted == {}
+def test_a_mapping_knows_its_queues() -> None:
+    ours = mapping()
+    assert ours.led() == {1: 0}
+    assert ours.logic_queues() == {0: 1, 1: 3}
+    assert ours.undecided() == []
+    assert [ours.chain(queue) for queue in (-1, 0, 3, 4)] == [None, None, CHAIN, None]
+    assert [index_of(CHAIN, at) for at in (0, 9999, 10_000, 19_999, 20_000)] == [0, 0, 1, 1, 2]
 
 
 @pytest.mark.parametrize("store", STORES)
@@ -81,12 +65,12 @@ def test_the_peers_file_is_written_back_byte_for_byte(tmp_path: Path, store: str
 
 def test_changes_are_there_after_a_restart(tmp_path: Path) -> None:
     table = table_in(tmp_path)
-    table.put(BrokerMapping(mapping()))
+    table.put(mapping())
     mark(table, "T")
     again = table_in(tmp_path)
     found = again.get("T")
     assert found is not None
-    assert found.unpacked() == mapping()
+    assert found == mapping()
     assert again.data_version == table.data_version
     assert again.data_version.counter == 1
     assert (again.leads("T", 1), again.leads("T", 3), again.leads("T", 0)) == (0, None, None)
@@ -96,7 +80,7 @@ def test_changes_are_there_after_a_restart(tmp_path: Path) -> None:
 
 def test_a_stopped_queue_is_not_led(tmp_path: Path) -> None:
     table = table_in(tmp_path)
-    table.put(BrokerMapping(mapping()))
+    table.put(mapping())
     calls: list[int] = []
     table.subscribe(lambda: calls.append(table.change_count))
     table.stop("T", 1, "a reason")
@@ -122,7 +106,7 @@ def torn(folder: Path) -> None:
 
 def copied(folder: Path) -> None:
     other = MappingTable("broker-b", ConfigFile(folder / "b" / "config" / MAPPING_NAME), lambda: 1)
-    other.put(BrokerMapping(mapping(bname="broker-b")))
+    other.put(mapping(bname="broker-b"))
     (folder / "b" / "config" / MAPPING_NAME).replace(folder / "config" / MAPPING_NAME)
 
 
@@ -139,7 +123,7 @@ def test_a_topic_whose_mapping_is_unusable_is_refused_by_name(
 ) -> None:
     folder = tmp_path / "store"
     table = table_in(folder)
-    table.put(BrokerMapping(mapping()))
+    table.put(mapping())
     mark(table, "T")
     damage(folder)
     broken = table_in(folder)
@@ -182,10 +166,10 @@ def test_another_name_of_the_broker_serves_nothing_until_it_is_changed_back(tmp_
 
 def test_an_unusable_mapping_stays_in_the_file(tmp_path: Path) -> None:
     table = table_in(tmp_path)
-    table.put(BrokerMapping(mapping()))
+    table.put(mapping())
     copied(tmp_path)
     broken = table_in(tmp_path)
-    broken.put(BrokerMapping(mapping("NEW")))
+    broken.put(mapping("NEW"))
     path = tmp_path / "config" / MAPPING_NAME
     assert b'"bname":"broker-b"' in path.read_bytes()
     again = table_in(tmp_path)
@@ -195,12 +179,12 @@ def test_an_unusable_mapping_stays_in_the_file(tmp_path: Path) -> None:
 
 def test_a_damaged_file_is_kept_when_it_is_replaced(tmp_path: Path) -> None:
     table = table_in(tmp_path)
-    table.put(BrokerMapping(mapping()))
+    table.put(mapping())
     mark(table, "T")
     torn(tmp_path)
     path = tmp_path / "config" / MAPPING_NAME
     damaged = path.read_bytes()
-    table_in(tmp_path).put(BrokerMapping(mapping("NEW")))
+    table_in(tmp_path).put(mapping("NEW"))
     assert path.with_name(MAPPING_NAME + ".damaged").read_bytes() == damaged
 
 
@@ -216,7 +200,7 @@ def test_a_mark_that_is_lost_twice_stops_the_start(tmp_path: Path) -> None:
 
 def test_what_is_written_in_answers(tmp_path: Path) -> None:
     table = table_in(tmp_path)
-    table.put(BrokerMapping(mapping()))
+    table.put(mapping())
     detail = table.detail("T")
     assert detail is not None
     assert b"".join(detail.parts) == encode_detail(mapping(), strict=True)
@@ -228,14 +212,13 @@ def test_only_changed_entries_are_encoded_again(
 ) -> None:
     table = table_in(tmp_path)
     for number in range(3):
-        table.put(BrokerMapping(mapping(f"T{number}")))
-    unpacked: list[str] = []
-    unpack = BrokerMapping.unpacked
+        table.put(mapping(f"T{number}"))
+    encoded: list[str] = []
 
-    def count(self: BrokerMapping) -> TopicMapping:
-        unpacked.append(self.topic)
-        return unpack(self)
+    def count(one: TopicMapping) -> bytes:
+        encoded.append(one.topic)
+        return entry_text(one)
 
-    monkeypatch.setattr(BrokerMapping, "unpacked", count)
-    table.put(BrokerMapping(mapping("T1", epoch=2000)))
-    assert unpacked == ["T1"]
+    monkeypatch.setattr(table_module, "entry_text", count)
+    table.put(mapping("T1", epoch=2000))
+    assert encoded == ["T1"]
