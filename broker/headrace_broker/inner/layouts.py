@@ -1,6 +1,6 @@
 """Layouts: properties that messages have in common are read once.
 
-Source: tests/broker/transaction/test_transaction_layouts.py, tests/broker/inner/test_delivery.py.
+Source: tests/broker/inner/test_delivery.py.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ class Layouts(Generic[L]):
         self,
         read: Callable[[bytes, bytes], L],
         id_names: Sequence[bytes],
-        is_lasting: Callable[[L], bool] = lambda _layout: True,
     ) -> None:
         r"""Create the table.
 
@@ -35,11 +34,9 @@ class Layouts(Generic[L]):
         first, and the UNIQ_KEY's value as ``\x01value\x02``. The result may depend on any other
         value and on the places of this one.
         id_names: the properties with this value, in their order, in each layout that is kept.
-        is_lasting: whether other messages will have the layout.
         """
         self._read = read
         self._id_names = list(id_names)
-        self._is_lasting = is_lasting
         self._known: dict[tuple[bytes, ...], L] = {}
 
     def __len__(self) -> int:
@@ -57,7 +54,7 @@ class Layouts(Generic[L]):
         layout = self._known.get(parts)
         if layout is None:
             layout = self._read(rest, mark)
-            if self._is_kept(parts) and self._is_lasting(layout):
+            if self._is_kept(parts):
                 if len(self._known) >= _KEPT:
                     self._known.clear()
                 self._known[parts] = layout

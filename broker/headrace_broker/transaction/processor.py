@@ -13,10 +13,11 @@ from headrace_broker.store.errors import StoreError
 from headrace_broker.store.log.record_checksum import without_checksum
 from headrace_broker.transaction.halves import (
     Decision,
+    HalfNames,
     committed,
+    committed_properties,
     resumed,
 )
-from headrace_broker.transaction.layouts import HalfLayouts
 from headrace_protocol import fastjson
 from headrace_protocol.admin_headers import ResumeCheckHalfMessageHeader
 from headrace_protocol.bodies import WaitingMessage
@@ -30,6 +31,7 @@ from headrace_protocol.message import (
     UNIQ_KEY,
     decode_offset_message_id,
     decode_record,
+    tags_code_of,
 )
 from headrace_protocol.serving import Reply, all_ready, until_done
 from headrace_protocol.system_topics import CHECK_MAX_TIME_TOPIC, HALF_TOPIC
@@ -41,7 +43,6 @@ if TYPE_CHECKING:
     from headrace_broker.inner.writer import InnerMessage, InnerWriter
     from headrace_broker.message_demands import MessageDemands
     from headrace_broker.store.message_store import MessageStore
-    from headrace_broker.transaction.layouts import HalfLayout
     from headrace_broker.transaction.service import Transactions
     from headrace_protocol.errors import NotReady
     from headrace_protocol.message import StoredMessage
@@ -88,7 +89,6 @@ class TransactionProcessor:
         self._writer = writer
         self._delivery = delivery
         self._delays = delays
-        self._layouts = HalfLayouts(delays.concerns)
         self._reply_confirmed = reply_confirmed
         self._rejection = rejection
 
@@ -113,16 +113,17 @@ class TransactionProcessor:
                 f"{TRANSACTION_ROLLBACK} or {_UNKNOWN}",
             )
         half = self._find(header)
-        layout, properties = self._layouts.read(without_checksum(half.raw_properties))
-        _check(header, half, layout)
+        properties = without_checksum(half.raw_properties)
+        names = HalfNames(properties)
+        _check(header, half, names)
         table = self._transactions.table
-        first = table.first_of(half.queue_offset, layout.first_offset)
+        first = table.first_of(half.queue_offset, names.first_offset)
         if not table.is_open(first):
             self._check_same(half, decision)
             return self._decided(request, decision)
         if decision is Decision.COMMIT:
             source = table.newest_place(first, half.physical_offset)
-            self._commit(half, layout, properties, source)
+            self._commit(half, names, committed_properties(properties), source)
         self._transactions.ended(first, half.queue_offset, decision)
         return self._decided(request, decision)
 
@@ -162,21 +163,20 @@ class TransactionProcessor:
             )
 
     def _commit(
-        self, half: StoredMessage, layout: HalfLayout, properties: bytes, source: int
+        self, half: StoredMessage, names: HalfNames, properties: bytes, source: int
     ) -> None:
         """Append the message to its topic, or to where it waits. Raises RequestError, NotReady.
 
         properties: of the message. source: physical offset of the newest copy; a start reads that
         copy in any case.
         """
-        topic = layout.topic
-        queue_id, reason = self._delivery.find(topic, layout.queue_id, half.physical_offset)
-        record = committed(half, topic, queue_id, properties, layout.tags_code, source)
+        topic = names.topic
+        queue_id, reason = self._delivery.find(topic, names.queue_id, half.physical_offset)
+        record = committed(half, topic, queue_id, properties, tags_code_of(properties), source)
         if reason:
             record = self._delivery.redirect(record, reason)
         else:
-            if layout.may_wait:
-                record = self._delayed(record)
+            record = self._delayed(record)
             if not isinstance(self._writer.find_target(record.topic, record.queue_id), int):
                 # The schedule delivers to other brokers, and repeats that until they have it.
                 record = self._delayed(record._replace(properties=_SOON + record.properties))
@@ -186,7 +186,7 @@ class TransactionProcessor:
             raise self._rejection(error, record.topic) from None
 
     def _delayed(self, record: InnerMessage) -> InnerMessage:
-        """A committed message, redirected to where it waits. Raises RequestError."""
+        """A committed message, redirected to where it waits if it does. Raises RequestError."""
         message = SentMessage(
             record.topic,
             record.queue_id,
@@ -195,6 +195,8 @@ class TransactionProcessor:
             record.sys_flag,
             record.reconsume_times,
         )
+        if not self._delays.concerns(message):
+            return record
         self._delays.apply(message)
         return record._replace(
             topic=message.topic,
@@ -264,9 +266,9 @@ class TransactionProcessor:
         return record
 
 
-def _check(header: EndTransactionHeader, half: StoredMessage, layout: HalfLayout) -> None:
+def _check(header: EndTransactionHeader, half: StoredMessage, names: HalfNames) -> None:
     """Raise RequestError unless a half is its producer's and at the offset of the request."""
-    if layout.group != header.producer_group:
+    if names.group != header.producer_group:
         raise _failed(
             f"The producer group wrong: {header.producer_group}, the half message is of another one"
         )
