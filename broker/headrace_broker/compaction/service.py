@@ -138,7 +138,7 @@ class Compaction:
         """For GET_BROKER_RUNTIME_INFO."""
         lost = self.queues.lost()
         return {
-            **self.totals.runtime_info(),
+            "compactionDropped": str(self.totals.dropped_count),
             **self.index_builds.runtime_info(),
             "compactionLostQueues": str(len(lost)),
             "compactionLostReason": lost[0] if lost else "",
