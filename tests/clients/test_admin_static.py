@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -219,82 +218,31 @@ async def test_a_topic_is_listed_with_its_logic_queues(mq: Brokers, admin: Admin
 # -- tools that die --------------------------------------------------------------------------------
 
 
-class DyingAdmin(Admin):
-    """A tool that dies after so many changes of mappings."""
+class CutOffAdmin(Admin):
+    """A tool that loses its connections after so many changes of mappings."""
 
-    requests_left = 0
+    requests_left = 4
 
     async def _ask(self, address: str, code: int, *args: Any) -> Any:
         if code == RequestCode.UPDATE_AND_CREATE_STATIC_TOPIC:
             if not self.requests_left:
-                raise ConnectionLost(address, "the tool died")
+                raise ConnectionLost(address, "cut off")
             self.requests_left -= 1
         return await super()._ask(address, code, *args)
 
 
-Change = tuple[int, "Callable[[Admin, str], Awaitable[Any]]"]
-# Name -> most requests of the change, and the change.
-CHANGES: dict[str, Change] = {
-    "create": (6, lambda admin, topic: admin.create_static_topic(topic, 3)),
-    "grow": (6, lambda admin, topic: admin.create_static_topic(topic, 5)),
-    "strict": (7, lambda admin, topic: admin.remap_static_topic(topic, ["b", "c"])),
-    "available": (
-        9,
-        lambda admin, topic: admin.remap_static_topic(topic, ["b", "c"], mode=Mode.AVAILABLE),
-    ),
-    "rebalance": (7, lambda admin, topic: admin.rebalance_static_topic(topic)),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CHANGES)
-async def test_a_tool_that_dies_between_any_two_requests(
-    mq: Brokers, admin: Admin, name: str
-) -> None:
-    requests, change = CHANGES[name]
-    connect = mq.network.connect
-    async with DyingAdmin(nameserver=mq.nameserver, connect=connect) as dying:
-        for count in range(1, requests + 1):
-            topic = f"T{count}"
-            if name != "create":
-                await admin.create_static_topic(topic, 2, brokers=["a"])
-                await send(mq, topic, 6)
-            dying.requests_left = count
-            try:
-                await change(dying, topic)
-            except HalfDone:
-                with suppress(UnchangedTopic):  # the tool has only claimed the topic
-                    await admin.repair_static_topic(topic)
-            else:
-                assert count == requests
-            with pytest.raises(UnchangedTopic):
-                await admin.repair_static_topic(topic)
-            if name != "create":
-                assert messages(await admin.logic_queues(topic)) == 6
-            await send(mq, topic, 6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["strict", "available"])
-@pytest.mark.parametrize("dead", ["a", "b"])
-async def test_a_broker_dies_with_the_tool(mq: Brokers, admin: Admin, name: str, dead: str) -> None:
-    requests, change = CHANGES[name]
-    async with DyingAdmin(nameserver=mq.nameserver, connect=mq.network.connect) as dying:
-        for count in range(1, requests):
-            topic = f"T{count}"
-            await admin.create_static_topic(topic, 2, brokers=["a"])
-            await send(mq, topic, 6)
-            dying.requests_left = count
-            with suppress(HalfDone):
-                await change(dying, topic)
-            await mq.stop(dead)
-            with pytest.raises(StaticTopicError, match=f"{dead} is away|is whole|no leader"):
-                await admin.repair_static_topic(topic)
-            await mq.start(dead)
-            with suppress(UnchangedTopic):
-                await admin.repair_static_topic(topic)
-            assert messages(await admin.logic_queues(topic)) == 6
-            await send(mq, topic, 6)
+async def test_a_tool_that_is_cut_off_says_how_to_finish(mq: Brokers, admin: Admin) -> None:
+    await admin.create_static_topic("T", 2, brokers=["a"])
+    async with CutOffAdmin(nameserver=mq.nameserver, connect=mq.network.connect) as cut_off:
+        with pytest.raises(HalfDone, match="headrace topic repair T"):
+            await cut_off.remap_static_topic("T", ["b", "c"])
+    await mq.stop("a")
+    with pytest.raises(StaticTopicError, match="a is away"):
+        await admin.repair_static_topic("T")
+    await mq.start("a")
+    await admin.repair_static_topic("T")
+    with pytest.raises(UnchangedTopic):
+        await admin.repair_static_topic("T")
 
 
 async def test_a_delete_that_dies(mq: Brokers, admin: Admin) -> None:

@@ -1,9 +1,8 @@
-"""Repair of static topics: tools that die between any two requests, and brokers that are gone."""
+"""Repair of static topics: changes that ended in the middle, and brokers that are gone."""
 
 from __future__ import annotations
 
 import copy
-import random
 
 import msgspec
 import pytest
@@ -20,7 +19,6 @@ from headrace_protocol.statictopic.plans import (
     plan_remap,
 )
 from headrace_protocol.statictopic.repair import LOST_OFFSETS, plan_repair
-from tests.support.seeds import seeds
 from tests.support.static_cluster import Cluster
 
 NOW = 1_700_000_000_000
@@ -38,8 +36,6 @@ def written(queues: int = 4, brokers: str = "abc", targets: str = "ab") -> Clust
 
 def change(cluster: Cluster, name: str) -> Plan:
     brokers = cluster.brokers()
-    if name == "create":
-        return plan_create("T", 4, "ab", brokers, NOW)
     if name == "grow":
         return plan_create("T", 7, "abc", brokers, NOW)
     if name == "rebalance":
@@ -48,33 +44,9 @@ def change(cluster: Cluster, name: str) -> Plan:
     return plan_remap("T", ["c", "b"], brokers, NOW, mode=mode)
 
 
-def start(name: str) -> Cluster:
-    return Cluster("abc") if name == "create" else written()
-
-
-CHANGES = ("create", "grow", "strict", "available", "rebalance")
-
-
 def requests_of(name: str) -> int:
-    cluster = start(name)
+    cluster = written()
     return cluster.carry_out(change(cluster, name))
-
-
-@pytest.mark.parametrize("name", CHANGES)
-@pytest.mark.parametrize("is_written", [False, True])
-def test_a_tool_that_dies_between_any_two_requests(name: str, *, is_written: bool) -> None:
-    for sent in range(1, requests_of(name)):
-        cluster = start(name)
-        cluster.carry_out(change(cluster, name), requests=sent)
-        if is_written:
-            write_to_leaders(cluster)
-        before = decided_ends(cluster)
-        repair(cluster)
-        is_claimed = sent <= len(cluster.brokers())
-        assert len(cluster.whole()) == (7 if name == "grow" and not is_claimed else 4)
-        cluster.check_readable()
-        for queue, end in before.items():
-            assert cluster.end(cluster.whole()[queue]) >= end
 
 
 def test_a_creation_that_only_claimed_its_name_is_finished() -> None:
@@ -86,38 +58,10 @@ def test_a_creation_that_only_claimed_its_name_is_finished() -> None:
     assert len(cluster.whole()) == 4
 
 
-@pytest.mark.parametrize("name", CHANGES)
-def test_a_repair_that_dies_between_any_two_requests(name: str) -> None:
-    for sent in range(1, requests_of(name)):
-        for again in range(1, 12):
-            cluster = start(name)
-            cluster.carry_out(change(cluster, name), requests=sent)
-            write_to_leaders(cluster)
-            try:
-                cluster.carry_out(plan_repair("T", cluster.brokers(), LATER), requests=again)
-                write_to_leaders(cluster)
-                repair(cluster)
-            except NoChange:
-                pass
-            cluster.whole()
-            cluster.check_readable()
-
-
 def write_to_leaders(cluster: Cluster) -> None:
     for places in cluster.leaders().values():
         for broker, physical in places:
             cluster.write(broker, physical, 3)
-
-
-def decided_ends(cluster: Cluster) -> dict[int, int]:
-    """Ends of the queues that have one decided leader."""
-    ends: dict[int, int] = {}
-    for topic in cluster.brokers().values():
-        for queue in topic.mapping.led() if topic.mapping else ():
-            chain = topic.mapping.hosted[queue]  # type: ignore[union-attr]
-            if chain[-1].logic_offset >= 0:
-                ends[queue] = max(ends.get(queue, 0), cluster.end(chain))
-    return ends
 
 
 def repair(cluster: Cluster, forget: str = "", now: int = LATER + 60_000) -> Plan | None:
@@ -245,11 +189,11 @@ def test_a_queue_that_only_a_forgotten_broker_knew_starts_anew() -> None:
     assert cluster.whole()[1][-1].logic_offset > LOST_OFFSETS
 
 
-@pytest.mark.parametrize("name", CHANGES[1:])
+@pytest.mark.parametrize("name", ["grow", "strict", "available", "rebalance"])
 @pytest.mark.parametrize("dead", ["a", "b", "c"])
 def test_a_broker_dies_with_the_tool(name: str, dead: str) -> None:
     for sent in range(1, requests_of(name)):
-        cluster = start(name)
+        cluster = written()
         cluster.carry_out(change(cluster, name), requests=sent)
         write_to_leaders(cluster)
         saved = copy.deepcopy(cluster)
@@ -283,29 +227,3 @@ def test_a_half_done_delete_names_the_broker() -> None:
         BadMapping, match=r"queueId 0 is gone on b.*topic delete T.*forget-broker b"
     ):
         repair(cluster)
-
-
-@pytest.mark.parametrize("seed", seeds(60))
-def test_random_deaths(seed: int) -> None:
-    """Changes that die, repairs that die: the topic always ends whole, with all its messages."""
-    choice = random.Random(seed)
-    cluster = written(choice.randint(1, 6))
-    now = NOW
-    for _ in range(8):
-        now += choice.choice([1, 5000])
-        targets = choice.sample("abc", choice.randint(1, 3))
-        mode = choice.choice([*Mode])
-        write_to_leaders(cluster)
-        try:
-            plan = plan_remap("T", targets, cluster.brokers(), now, mode=mode)
-            cluster.carry_out(plan, requests=choice.randint(0, 8))
-            write_to_leaders(cluster)
-            while choice.random() < 0.5:
-                plan = plan_repair("T", cluster.brokers(), now)
-                cluster.carry_out(plan, requests=choice.randint(0, 8))
-                write_to_leaders(cluster)
-        except NoChange:
-            pass
-        repair(cluster, now=now)
-        cluster.whole()
-        cluster.check_readable()
