@@ -12,13 +12,10 @@ from headrace_broker.feature import merge
 from headrace_broker.message_demands import Demand, MessageDemands, SentMessage
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
-from headrace_protocol.header_codecs import SerializeType, encode_frame
 from headrace_protocol.headers import BulkSendHeader, StageSendHeader
-from headrace_protocol.message import TRANSACTION_MASK, StoredMessage, encode_batch
+from headrace_protocol.message import TRANSACTION_MASK, encode_batch
 from tests.support.batches import block
 from tests.support.broker import Answer, BrokerUnderTest
-from tests.support.channel import MemoryChannel
-from tests.support.stores import read_all
 
 DELAYED = "SCHEDULE_TOPIC_XXXX"
 HALF = "RMQ_SYS_TRANS_HALF_TOPIC"
@@ -67,42 +64,12 @@ def broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BrokerUnderTest:
     return broker
 
 
-def send(
-    broker: BrokerUnderTest,
-    *all_properties: str,
-    topic: str = "T",
-    body: bytes = b"body",
-    **fields: Any,
-) -> list[tuple[int, str]]:
-    """Codes and remarks of the answers to messages that a client sends at once."""
-    frames = b""
-    for opaque, properties in enumerate(all_properties):
-        ext = {"a": "g", "b": topic, "c": "TBW102", "d": 4, "e": 1, "f": 0, "g": 1, "h": 0}
-        frame = encode_frame(
-            SerializeType.JSON,
-            RequestCode.SEND_MESSAGE_V2,
-            opaque,
-            fields={**ext, "i": properties, **fields},
-            body_bytes=len(body),
-        )
-        frames += frame + body
-    channel = MemoryChannel()
-    channel.is_greeted = True
-    broker.take(frames, channel)
-    answers = sorted((reply for reply, _ in channel.replies()), key=lambda reply: reply.opaque)
-    return [(reply.code, reply.remark or "") for reply in answers]
-
-
-def stored(broker: BrokerUnderTest, topic: str, queue_id: int) -> list[StoredMessage]:
-    return read_all(broker.store, broker.store.queue(topic, queue_id))
-
-
 def test_a_row_chooses_queue_properties_and_tags_code(broker: BrokerUnderTest) -> None:
     plain, late = f"{UNIQ_KEY}TAGS\x01a\x02", f"{UNIQ_KEY}TAGS\x01a\x02DELAY\x013\x02"
     # Also right after plain messages that come at once.
-    assert send(broker, plain, plain, late, plain) == [(0, "")] * 4
-    assert len(stored(broker, "T", 1)) == 3
-    (message,) = stored(broker, DELAYED, 2)
+    assert broker.send_at_once(plain, plain, late, plain) == [(0, "")] * 4
+    assert len(broker.stored("T", 1)) == 3
+    (message,) = broker.stored(DELAYED, 2)
     names = dict(message.properties)
     assert (names["REAL_TOPIC"], names["REAL_QID"], names["DELAY"]) == ("T", "1", "3")
     unit = broker.store.source(broker.store.queue(DELAYED, 2)).unit(0)
@@ -136,26 +103,26 @@ def test_properties_that_are_no_text_stay_as_they_are() -> None:
 
 
 def test_flags_make_demands_too(broker: BrokerUnderTest) -> None:
-    assert send(broker, UNIQ_KEY, f=4) == [(0, "")]
-    (message,) = stored(broker, HALF, 0)
+    assert broker.send_at_once(UNIQ_KEY, f=4) == [(0, "")]
+    (message,) = broker.stored(HALF, 0)
     assert message.sys_flag & TRANSACTION_MASK == 0
 
 
 @pytest.mark.parametrize("value", ["", "0", "false"])
 def test_some_values_ask_for_nothing(broker: BrokerUnderTest, value: str) -> None:
-    assert send(broker, f"{UNIQ_KEY}DELAY\x01{value}\x02") == [(0, "")]
-    assert len(stored(broker, "T", 1)) == 1
+    assert broker.send_at_once(f"{UNIQ_KEY}DELAY\x01{value}\x02") == [(0, "")]
+    assert len(broker.stored("T", 1)) == 1
 
 
 def test_a_row_may_refuse(broker: BrokerUnderTest) -> None:
-    assert send(broker, f"{UNIQ_KEY}DELAY\x01late\x02") == [
+    assert broker.send_at_once(f"{UNIQ_KEY}DELAY\x01late\x02") == [
         (ResponseCode.MESSAGE_ILLEGAL, "DELAY=late: expected a number")
     ]
     assert broker.store.commit_log.max_offset == 0
 
 
 def test_what_no_row_serves_is_refused(broker: BrokerUnderTest) -> None:
-    ((code, remark),) = send(broker, f"{UNIQ_KEY}RECALL\x01yes\x02")
+    ((code, remark),) = broker.send_at_once(f"{UNIQ_KEY}RECALL\x01yes\x02")
     assert code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
     assert remark.startswith("recalled messages are not served by this broker")
     assert "property RECALL=yes" in remark
@@ -165,10 +132,10 @@ def test_what_no_row_serves_is_refused(broker: BrokerUnderTest) -> None:
 def test_each_message_to_some_topics_is_looked_at(broker: BrokerUnderTest) -> None:
     keyed = f"KEYS\x01k\x02{UNIQ_KEY}"
     refused = (ResponseCode.MESSAGE_ILLEGAL, "a message without key")
-    answers = send(broker, keyed, UNIQ_KEY, keyed, UNIQ_KEY, topic="Compacted")
+    answers = broker.send_at_once(keyed, UNIQ_KEY, keyed, UNIQ_KEY, topic="Compacted")
     assert answers == [(0, ""), refused, (0, ""), refused]
-    assert send(broker, keyed, UNIQ_KEY) == [(0, "")] * 2
-    assert len(stored(broker, "Compacted", 1)) == 2
+    assert broker.send_at_once(keyed, UNIQ_KEY) == [(0, "")] * 2
+    assert len(broker.stored("Compacted", 1)) == 2
 
 
 @pytest.mark.parametrize(
@@ -184,7 +151,7 @@ def test_a_batch_that_would_be_changed_is_refused(
     broker: BrokerUnderTest, fields: dict[str, Any], properties: str, words: str
 ) -> None:
     body = encode_batch([(0, b"one", b""), (0, b"two", b"")])
-    ((code, remark),) = send(broker, UNIQ_KEY + properties, body=body, m=True, **fields)
+    ((code, remark),) = broker.send_at_once(UNIQ_KEY + properties, body=body, m=True, **fields)
     assert code in {ResponseCode.MESSAGE_ILLEGAL, ResponseCode.REQUEST_CODE_NOT_SUPPORTED}
     assert words in remark
     assert broker.store.commit_log.max_offset == 0

@@ -32,10 +32,11 @@ from headrace_protocol.command import VERSION, Command, header_fields
 from headrace_protocol.errors import NotReady
 from headrace_protocol.frame import FrameReader
 from headrace_protocol.header_codecs import SerializeType, encode_frame
+from headrace_protocol.message import StoredMessage
 from headrace_protocol.serving import Channel, Then, fetch_at_once, run_at_once
 from tests.support.channel import MemoryChannel
 from tests.support.features import part
-from tests.support.stores import SetClock, close_stores, open_store, put
+from tests.support.stores import SetClock, close_stores, open_store, put, read_all
 
 _T = TypeVar("_T")
 
@@ -200,6 +201,27 @@ class BrokerUnderTest:
         )
         self.take(frame + body, channel)
 
+    def send_at_once(
+        self, *all_properties: str, topic: str = "T", body: bytes = b"body", **fields: Any
+    ) -> list[tuple[int, str]]:
+        """Codes and remarks of the answers to messages that a client sends at once, to queue 1."""
+        frames = b""
+        for opaque, properties in enumerate(all_properties):
+            ext = {"a": "g", "b": topic, "c": "TBW102", "d": 4, "e": 1, "f": 0, "g": 1, "h": 0}
+            frame = encode_frame(
+                SerializeType.JSON,
+                RequestCode.SEND_MESSAGE_V2,
+                opaque,
+                fields={**ext, "i": properties, **fields},
+                body_bytes=len(body),
+            )
+            frames += frame + body
+        channel = MemoryChannel()
+        channel.is_greeted = True
+        self.take(frames, channel)
+        answers = sorted((reply for reply, _ in channel.replies()), key=lambda reply: reply.opaque)
+        return [(reply.code, reply.remark or "") for reply in answers]
+
     # -- what is there -----------------------------------------------------------------------------
 
     def create_topic(self, name: str, queue_nums: int = 2, **fields: Any) -> TopicConfig:
@@ -216,6 +238,10 @@ class BrokerUnderTest:
         physical_offset = put(self.store, self.store.queue(topic, queue_id), body, **properties)
         self.clock.ms += 1000
         return physical_offset
+
+    def stored(self, topic: str = "T", queue_id: int = 0) -> list[StoredMessage]:
+        """What a queue of the store holds, for any reader."""
+        return read_all(self.store, self.store.queue(topic, queue_id))
 
     def join(
         self, group: str, client_id: str, *topics: str, channel: MemoryChannel | None = None

@@ -8,6 +8,10 @@ from typing import Any
 
 import trio
 
+from headrace_daemon.network import MemoryNetwork
+from headrace_nameserver.config import NameServerConfig
+from headrace_nameserver.server import NameServer
+
 
 @asynccontextmanager
 async def running(*services: Callable[..., Awaitable[Any]]) -> AsyncIterator[None]:
@@ -27,3 +31,11 @@ async def in_background(*works: Callable[[], Awaitable[Any]]) -> AsyncIterator[N
             nursery.start_soon(work)
         yield
         nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def nameserver(network: MemoryNetwork) -> AsyncIterator[None]:
+    """One at 127.0.0.1:9876."""
+    config = NameServerConfig(bind_address="127.0.0.1", listen_port=9876)
+    async with running(NameServer(config, network).run):
+        yield

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -16,22 +14,13 @@ from headrace_broker.cluster.registration import IdentityTaken
 from headrace_broker.config import BrokerConfig
 from headrace_broker.server import Broker
 from headrace_daemon.network import MemoryNetwork
-from headrace_nameserver.config import NameServerConfig
-from headrace_nameserver.server import NameServer
 from headrace_protocol.admin_headers import CreateTopicHeader, DeleteTopicHeader
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.drivers.aio import AsyncConnection
 from headrace_protocol.nameserver_headers import GetRouteInfoHeader
-from tests.support.running import running
+from tests.support.running import nameserver
 
 NAMESERVER = "127.0.0.1:9876"
-
-
-@asynccontextmanager
-async def nameserver(network: MemoryNetwork) -> AsyncIterator[None]:
-    config = NameServerConfig(bind_address="127.0.0.1", listen_port=9876)
-    async with running(NameServer(config, network).run):
-        yield
 
 
 async def run_broker(

@@ -14,13 +14,10 @@ from headrace_broker.compaction.keys import KeyDemand, queue_of_key
 from headrace_broker.compaction.queues import CompactedQueues
 from headrace_broker.topics.attributes import CompactionPolicy
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.header_codecs import SerializeType, encode_frame
 from headrace_protocol.headers import BulkSendHeader, StageSendHeader
 from headrace_protocol.message import StoredMessage, encode_batch
 from tests.support.batches import block
 from tests.support.broker import Answer, BrokerUnderTest, broker_config
-from tests.support.channel import MemoryChannel
-from tests.support.stores import read_all
 
 UNIQ_KEY = "UNIQ_KEY\x010123456789ABCDEF0123456789ABCDEF\x02"
 KEYED = f"KEYS\x01k\x02{UNIQ_KEY}"
@@ -42,27 +39,11 @@ def create(broker: BrokerUnderTest, name: str, queue_nums: int = 2, **attributes
 def send(
     broker: BrokerUnderTest, *all_properties: str, topic: str = "C", body: bytes = b"b", **more: Any
 ) -> list[tuple[int, str]]:
-    """Codes and remarks of the answers to messages that a client sends at once, to queue 1."""
-    frames = b""
-    for opaque, properties in enumerate(all_properties):
-        ext = {"a": "g", "b": topic, "c": "TBW102", "d": 4, "e": 1, "f": 0, "g": 1, "h": 0}
-        frame = encode_frame(
-            SerializeType.JSON,
-            RequestCode.SEND_MESSAGE_V2,
-            opaque,
-            fields={**ext, "i": properties, **more},
-            body_bytes=len(body),
-        )
-        frames += frame + body
-    channel = MemoryChannel()
-    channel.is_greeted = True
-    broker.take(frames, channel)
-    answers = sorted((reply for reply, _ in channel.replies()), key=lambda reply: reply.opaque)
-    return [(reply.code, reply.remark or "") for reply in answers]
+    return broker.send_at_once(*all_properties, topic=topic, body=body, **more)
 
 
 def stored(broker: BrokerUnderTest, topic: str = "C", queue_id: int = 1) -> list[StoredMessage]:
-    return read_all(broker.store, broker.store.queue(topic, queue_id))
+    return broker.stored(topic, queue_id)
 
 
 def test_messages_need_a_key(broker: BrokerUnderTest) -> None:

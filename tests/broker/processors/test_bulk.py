@@ -33,7 +33,7 @@ from tests.support.batches import block
 from tests.support.broker import Answer, BrokerUnderTest, broker_config
 from tests.support.channel import MemoryChannel
 from tests.support.running import in_background
-from tests.support.stores import HOST, read_all
+from tests.support.stores import HOST
 
 SUCCESS = ResponseCode.SUCCESS
 COMMIT_OFFSET, SUSPEND, SUBSCRIPTION = 1, 2, 4
@@ -97,7 +97,7 @@ def test_the_answer_says_where_all_records_are(broker: BrokerUnderTest) -> None:
     assert (header.queue_id, header.queue_offset) == (0, 2)
     store_host, physical_offset = decode_offset_message_id(header.msg_id)
     assert store_host == broker.store.settings.store_host
-    messages = read_all(broker.store, broker.store.queue("T", 0))[2:]
+    messages = broker.stored("T", 0)[2:]
     assert [m.body for m in messages] == [b"one", b"two", b"three"]
     assert [m.queue_offset for m in messages] == [2, 3, 4]
     assert messages[0].physical_offset == physical_offset
@@ -116,13 +116,13 @@ def test_a_block_damaged_on_its_way_is_refused(broker: BrokerUnderTest) -> None:
     answer = send(broker, damaged, body_crc32=crc)
     assert answer.code == ResponseCode.MESSAGE_ILLEGAL
     assert f"not {crc}; nothing was stored" in (answer.remark or "")
-    assert len(read_all(broker.store, broker.store.queue("T", 0))) == 2
+    assert len(broker.stored("T", 0)) == 2
 
 
 def test_the_topic_is_made_on_the_first_send(broker: BrokerUnderTest) -> None:
     assert send(broker, block(b"a", topic="New"), topic="New", queue_id=2).code == SUCCESS
     assert broker.topics.check_readable("New").write_queue_nums == 3
-    assert len(read_all(broker.store, broker.store.queue("New", 2))) == 1
+    assert len(broker.stored("New", 2)) == 1
 
 
 def test_oneway_stores_without_an_answer(broker: BrokerUnderTest) -> None:
@@ -137,7 +137,7 @@ def test_oneway_stores_without_an_answer(broker: BrokerUnderTest) -> None:
     )
     broker.take(frame + bytes(sent.body), channel)
     assert channel.replies() == []
-    assert len(read_all(broker.store, broker.store.queue("T", 0))) == 2
+    assert len(broker.stored("T", 0)) == 2
 
 
 async def test_with_sync_flush_the_answer_waits_for_the_disk(tmp_path: Path) -> None:

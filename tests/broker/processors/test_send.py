@@ -16,7 +16,6 @@ from headrace_protocol.message import encode_batch
 from headrace_protocol.system_topics import HALF_TOPIC, SCHEDULE_TOPIC
 from tests.support.broker import BrokerUnderTest, broker_config
 from tests.support.channel import MemoryChannel
-from tests.support.stores import read_all
 
 UNIQ_KEYS = st.sampled_from(["7F00000133E730946E0967FBFA710001", "A", "no letters", "é", ""])
 BEFORE = st.lists(
@@ -153,7 +152,7 @@ def outcome(messages: list[dict[str, Any]], *, at_once: bool) -> tuple[object, .
             )
             for queue_id in range(8)
             for topic in ("T", "Other", HALF_TOPIC, SCHEDULE_TOPIC)
-            for message in read_all(broker.store, broker.store.queue(topic, queue_id))
+            for message in broker.stored(topic, queue_id)
         ]
         puts = broker.statistics.puts
         broker.close()
@@ -198,7 +197,7 @@ def test_a_message_without_room_is_refused_among_others(broker: BrokerUnderTest)
         2: ResponseCode.MESSAGE_ILLEGAL,
         3: ResponseCode.SUCCESS,
     }
-    stored = read_all(broker.store, broker.store.queue("T", 0))
+    stored = broker.stored("T", 0)
     assert [message.body for message in stored] == [b"first", b"second", b"third"]
 
 

@@ -15,7 +15,7 @@ from headrace_protocol.header_codecs import SerializeType, decode_header, encode
 from headrace_protocol.serving import Channel, Then
 from tests.support.broker import BrokerUnderTest
 from tests.support.features import add_parts
-from tests.support.stores import FaultyFiles, read_all
+from tests.support.stores import FaultyFiles
 
 BODY = b"body"
 SEND = (
@@ -112,7 +112,7 @@ async def test_it_is_written_then_answered_then_published(
     broker.clock.ms += 5000
     waits.resume()
     assert (wire.codes, wire.unwritten) == ([ResponseCode.SUCCESS], [0])
-    (message,) = read_all(broker.store, broker.store.queue("T", 0))
+    (message,) = broker.stored("T", 0)
     assert message.store_timestamp == broker.clock.ms
 
 

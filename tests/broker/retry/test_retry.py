@@ -13,11 +13,11 @@ from headrace_daemon.host_log import LINES_MAX
 from headrace_protocol.bodies import LockBatchRequestBody, MessageQueue, SubscriptionGroupConfig
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import ConsumerSendMsgBackHeader, SendMessageHeaderV2
-from headrace_protocol.message import TRANSACTION_COMMIT, StoredMessage, encode_properties
+from headrace_protocol.message import TRANSACTION_COMMIT, encode_properties
 from headrace_protocol.system_topics import SCHEDULE_TOPIC
 from tests.support.broker import Answer, BrokerUnderTest, broker_config
 from tests.support.channel import MemoryChannel
-from tests.support.stores import HOST, put, read_all
+from tests.support.stores import HOST, put
 
 RETRY, DEAD = "%RETRY%g", "%DLQ%g"
 
@@ -28,10 +28,6 @@ def broker(tmp_path: Path) -> BrokerUnderTest:
     broker.create_topic("T")
     broker.groups.put(SubscriptionGroupConfig(group_name="g", retry_queue_nums=2))
     return broker
-
-
-def stored(broker: BrokerUnderTest, topic: str, queue_id: int = 0) -> list[StoredMessage]:
-    return read_all(broker.store, broker.store.queue(topic, queue_id))
 
 
 def send_back(broker: BrokerUnderTest, offset: int, level: int = 0, **fields: Any) -> Answer:
@@ -63,8 +59,8 @@ def test_a_message_waits_longer_each_time(
 ) -> None:
     answer = send_back(broker, write(broker, times=times, TAGS="a", KEYS="k"), level)
     assert answer.code == ResponseCode.SUCCESS, answer.remark
-    (first,) = stored(broker, "T")
-    (message,) = stored(broker, SCHEDULE_TOPIC, expected - 1)
+    (first,) = broker.stored("T")
+    (message,) = broker.stored(SCHEDULE_TOPIC, expected - 1)
     assert (message.body, message.reconsume_times) == (b"body", times + 1)
     assert (message.flag, message.sys_flag) == (5, TRANSACTION_COMMIT)
     assert (message.born_timestamp, message.born_host) == (17, HOST)
@@ -80,7 +76,7 @@ def test_the_first_topic_and_id_are_kept(broker: BrokerUnderTest) -> None:
     broker.topics.create_retry_topic("g", 2)
     offset = write(broker, RETRY, 1, RETRY_TOPIC="T", ORIGIN_MESSAGE_ID="first", REAL_TOPIC=RETRY)
     assert send_back(broker, offset).code == ResponseCode.SUCCESS
-    (message,) = stored(broker, SCHEDULE_TOPIC, 3)
+    (message,) = broker.stored(SCHEDULE_TOPIC, 3)
     assert message.properties["RETRY_TOPIC"] == "T"
     assert message.properties["ORIGIN_MESSAGE_ID"] == "first"
 
@@ -98,7 +94,7 @@ def test_what_was_tried_too_often_is_a_dead_letter(
     broker: BrokerUnderTest, times: int, fields: dict[str, Any]
 ) -> None:
     assert send_back(broker, write(broker, times=times), **fields).code == ResponseCode.SUCCESS
-    (message,) = stored(broker, DEAD)
+    (message,) = broker.stored(DEAD)
     assert message.reconsume_times == min(times + 1, 2**31 - 1)
     assert message.properties["DELAY"] == "0"
     assert message.properties["RETRY_TOPIC"] == "T"
@@ -110,7 +106,7 @@ def test_a_group_says_how_often(broker: BrokerUnderTest) -> None:
     broker.groups.put(SubscriptionGroupConfig(group_name="g", retry_max_times=2))
     assert send_back(broker, write(broker, times=1)).code == ResponseCode.SUCCESS
     assert send_back(broker, write(broker, times=2)).code == ResponseCode.SUCCESS
-    assert len(stored(broker, SCHEDULE_TOPIC, 3)) == len(stored(broker, DEAD)) == 1
+    assert len(broker.stored(SCHEDULE_TOPIC, 3)) == len(broker.stored(DEAD)) == 1
 
 
 def test_an_unknown_group_is_refused(broker: BrokerUnderTest) -> None:
@@ -161,7 +157,7 @@ def test_an_expired_message_is_not_sent_back(broker: BrokerUnderTest) -> None:
 def test_an_absurd_level_counts_as_the_last(broker: BrokerUnderTest) -> None:
     assert send_back(broker, write(broker), 2**31 - 1).code == ResponseCode.SUCCESS
     last = len(broker.store.settings.delay_levels_ms)
-    (message,) = stored(broker, SCHEDULE_TOPIC, last - 1)
+    (message,) = broker.stored(SCHEDULE_TOPIC, last - 1)
     assert message.properties["DELAY"] == str(last)
 
 
@@ -214,7 +210,7 @@ def send(broker: BrokerUnderTest, times: int, times_max: int | None = 3, **field
 
 def test_a_retry_that_a_client_stores_itself_waits(broker: BrokerUnderTest) -> None:
     assert send(broker, 3).code == ResponseCode.SUCCESS
-    (message,) = stored(broker, SCHEDULE_TOPIC, 3)
+    (message,) = broker.stored(SCHEDULE_TOPIC, 3)
     assert message.properties["REAL_TOPIC"] == RETRY
     assert message.reconsume_times == 3
 
@@ -224,7 +220,7 @@ def test_one_retry_too_many_is_a_dead_letter(
     broker: BrokerUnderTest, times: int, times_max: int | None
 ) -> None:
     assert send(broker, times, times_max).code == ResponseCode.SUCCESS
-    (message,) = stored(broker, DEAD)
+    (message,) = broker.stored(DEAD)
     assert (message.topic, message.properties["DELAY"]) == (DEAD, "0")
 
 
@@ -232,14 +228,14 @@ def test_what_an_orderly_group_sends_there_is_given_up(broker: BrokerUnderTest) 
     member = broker.join("g", "me", "T")
     lock(broker, member, "me", "T")
     assert send(broker, 1).code == ResponseCode.SUCCESS
-    assert len(stored(broker, DEAD)) == 1
+    assert len(broker.stored(DEAD)) == 1
     broker.clock.ms += 60_001  # the lock has ended
     assert [*broker.locks.expire(broker.clock.ms)] == ["g"]
     assert send(broker, 1).code == ResponseCode.SUCCESS
     lock(broker, member, "me", "T")
     lock(broker, member, "me", "T", RequestCode.UNLOCK_BATCH_MQ)
     assert send(broker, 1).code == ResponseCode.SUCCESS
-    assert (len(stored(broker, DEAD)), len(stored(broker, SCHEDULE_TOPIC, 3))) == (1, 2)
+    assert (len(broker.stored(DEAD)), len(broker.stored(SCHEDULE_TOPIC, 3))) == (1, 2)
 
 
 def lock(
@@ -264,7 +260,7 @@ def test_locks_of_strangers_make_no_dead_letters(
     lock(broker, stranger, client_id, topic)
     lock(broker, member, "me", "invented")
     assert send(broker, 1).code == ResponseCode.SUCCESS
-    assert stored(broker, DEAD) == []
+    assert broker.stored(DEAD) == []
 
 
 def test_a_lock_of_another_host_says_nothing_about_this_one(broker: BrokerUnderTest) -> None:
@@ -273,7 +269,7 @@ def test_a_lock_of_another_host_says_nothing_about_this_one(broker: BrokerUnderT
     broker.join("g", "me", "T", channel=other)
     lock(broker, other, "me", "T")
     assert send(broker, 1).code == ResponseCode.SUCCESS
-    assert stored(broker, DEAD) == []
+    assert broker.stored(DEAD) == []
 
 
 def test_a_retry_of_an_unknown_group_is_refused(broker: BrokerUnderTest) -> None:

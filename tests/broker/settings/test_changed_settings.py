@@ -13,7 +13,6 @@ from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import ConsumerSendMsgBackHeader, EndTransactionHeader
 from headrace_protocol.message import TRANSACTION_COMMIT, decode_offset_message_id
 from headrace_protocol.system_topics import UNDELIVERED_TOPIC
-from tests.support.stores import read_all
 from tests.support.waiting_broker import WaitingBroker
 
 QUEUES = 8
@@ -123,9 +122,7 @@ async def test_what_was_accepted_arrives(
     def arrived() -> list[bytes]:
         queues = range(broker.topics.readable_queues(topic))
         return sorted(
-            message.body
-            for queue_id in queues
-            for message in read_all(broker.store, broker.store.queue(topic, queue_id))
+            message.body for queue_id in queues for message in broker.stored(topic, queue_id)
         )
 
     async with waiting.running():

@@ -36,7 +36,7 @@ from headrace_protocol.staging import Decision, StagedAttempt, encode_names
 from tests.support.batches import block
 from tests.support.broker import Answer, BrokerUnderTest, broker_config
 from tests.support.channel import MemoryChannel
-from tests.support.stores import HOST, FaultyFiles, crash, read_all
+from tests.support.stores import HOST, FaultyFiles, crash
 
 SUCCESS = ResponseCode.SUCCESS
 REFUSED = ResponseCode.ILLEGAL_OPERATION
@@ -158,7 +158,7 @@ def abort(broker: BrokerUnderTest, *attempts: str, batch: int = 0) -> Answer:
 
 
 def bodies(broker: BrokerUnderTest, queue_id: int = 0) -> list[bytes]:
-    return [m.body for m in read_all(broker.store, broker.store.queue("T", queue_id))]
+    return [m.body for m in broker.stored("T", queue_id)]
 
 
 def staged_files(broker: BrokerUnderTest) -> list[str]:

@@ -16,8 +16,6 @@ from headrace_broker.statictopic.fence import Fence
 from headrace_broker.statictopic.table import MAPPING_NAME, MappingTable
 from headrace_broker.store.files.config_file import ConfigFile
 from headrace_daemon.network import MemoryNetwork
-from headrace_nameserver.config import NameServerConfig
-from headrace_nameserver.server import NameServer
 from headrace_protocol.bodies import (
     DataVersion,
     TopicConfig,
@@ -33,6 +31,7 @@ from headrace_protocol.statictopic.mapping import MappingInfo
 from tests.broker.statictopic.test_static_changes import EPOCH, change, led_here, stored
 from tests.support.broker import BrokerUnderTest
 from tests.support.nameserver import HA_ADDRESS
+from tests.support.running import nameserver
 from tests.support.wire import send_header
 
 if TYPE_CHECKING:
@@ -85,15 +84,6 @@ def test_a_newer_claim_stops_a_queue_until_the_mapping_is_newer_still(
     at_once(fence.compare("PLAIN", {"broker-b": claim(0)}))
     assert table.led("T") == {0: 0, 1: 1}
     assert stored(broker).epoch == EPOCH + 2000
-
-
-@asynccontextmanager
-async def nameserver(network: MemoryNetwork) -> AsyncIterator[None]:
-    config = NameServerConfig(bind_address="127.0.0.1", listen_port=9876)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(NameServer(config, network).run)
-        yield
-        nursery.cancel_scope.cancel()
 
 
 @asynccontextmanager

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from headrace_protocol.tier.place import Place
 from tests.broker.tiered.test_tiered_storage import start
 from tests.support.broker import BrokerUnderTest
+from tests.support.object_server import serving
 
 
 @pytest.fixture
 def broker(tmp_path: Path) -> BrokerUnderTest:
     return start(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    with serving(tmp_path_factory.mktemp("s3")) as place:
+        yield place

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -21,18 +20,12 @@ from headrace_protocol.tier.objects import ObjectDriver, open_objects
 from headrace_protocol.tier.place import Place
 from headrace_protocol.tier.time_limits import TimeLimits
 from tests.support.faulty_files import FaultRates, FaultyFiles, PowerCut
-from tests.support.object_server import SECRET_KEY, below, serving
+from tests.support.object_server import SECRET_KEY, below
 from tests.support.seeds import seeds
 from tests.support.simulated_store import SimulatedStore, StoreClient, StoreWeather
 from tests.support.stores import SetClock
 
 PATH = "a/%RETRY%group/0/one object"
-
-
-@pytest.fixture(scope="module")
-def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    with serving(tmp_path_factory.mktemp("s3")) as place:
-        yield place
 
 
 def make(name: str, request: pytest.FixtureRequest) -> Any:

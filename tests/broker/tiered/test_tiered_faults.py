@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -21,7 +20,7 @@ from tests.broker.tiered.test_tiered_bucket import start as start_objects
 from tests.broker.tiered.test_tiered_storage import expire_log, put, read_all, tier_of, upload
 from tests.broker.tiered.test_tiered_storage import start as start_files
 from tests.support.faulty_proxy import Fault, faulty_proxy
-from tests.support.object_server import below, serving
+from tests.support.object_server import below
 from tests.support.object_tiers import append_next, open_objects_tier
 from tests.support.stores import FaultyFiles
 from tests.support.tiers import BEGIN_MS, TOPIC
@@ -31,12 +30,6 @@ LAYOUTS = pytest.mark.parametrize("start", [start_files, start_objects], ids=["f
 
 
 # -- a proxy in front of a real server -------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    with serving(tmp_path_factory.mktemp("s3")) as place:
-        yield place
 
 
 class Weather:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from random import Random
 from typing import Any
 
@@ -22,9 +21,8 @@ from headrace_protocol.columns import UNIT_DTYPE, RecordColumns
 from headrace_protocol.message import encode_host, encode_record
 from headrace_protocol.tier.driver import Failure, FailureKind
 from headrace_protocol.tier.objects import ObjectDriver, open_objects
-from headrace_protocol.tier.place import Place
 from headrace_protocol.tier.rows import FINAL, ObjectRow, Part
-from tests.support.object_server import below, serving
+from tests.support.object_server import below
 from tests.support.object_tiers import (
     HOME,
     Fault,
@@ -38,12 +36,6 @@ from tests.support.seeds import seeds
 from tests.support.tiers import BEGIN_MS, TAGS, TOPIC, block, read, read_all, store_ms
 
 DAY_MS = 24 * 3600 * 1000
-
-
-@pytest.fixture(scope="module")
-def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    with serving(tmp_path_factory.mktemp("s3")) as place:
-        yield place
 
 
 @pytest.fixture(params=["file", "obstore", pytest.param("s3", marks=pytest.mark.slow)])

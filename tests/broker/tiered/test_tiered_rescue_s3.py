@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +16,7 @@ from tests.broker.tiered.test_tiered_restore import consume, is_uploaded
 from tests.support import tiers
 from tests.support.cli import headrace, succeed
 from tests.support.cluster import Cluster
-from tests.support.object_server import SECRET_KEY, below, bucket_settings, serving
+from tests.support.object_server import SECRET_KEY, below, bucket_settings
 from tests.support.object_tiers import open_objects_tier
 from tests.support.rescued_tiers import LIMITS, QUEUES, fill, fill_objects, write_config
 from tests.support.tiers import open_tier
@@ -30,12 +29,6 @@ COMMANDS = (
     ("restore",),
     ("sweep", "--yes"),
 )
-
-
-@pytest.fixture(scope="module")
-def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    with serving(tmp_path_factory.mktemp("s3")) as place:
-        yield place
 
 
 class Bucket(NamedTuple):

@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
 from headrace_protocol.bodies import WaitingList
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.headers import ListTransactionsHeader
 from headrace_protocol.message import TRANSACTION_COMMIT
 from tests.support.ledger import GROUP, Ledger
-
-
-@pytest.fixture
-def ledger(tmp_path: Path) -> Ledger:
-    ledger = Ledger(tmp_path)
-    ledger.broker.create_topic("T")
-    return ledger
 
 
 async def test_open_transactions_are_listed(ledger: Ledger, autojump_clock: object) -> None:

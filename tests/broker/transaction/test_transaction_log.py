@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from headrace_broker.store.write.confirmation import Gate
 from headrace_protocol.admin_headers import ResumeCheckHalfMessageHeader
 from headrace_protocol.codes import RequestCode, ResponseCode
@@ -15,13 +13,6 @@ from headrace_protocol.system_topics import CHECK_MAX_TIME_TOPIC
 from tests.support.channel import MemoryChannel
 from tests.support.ledger import Ledger
 from tests.support.stores import crash
-
-
-@pytest.fixture
-def ledger(tmp_path: Path) -> Ledger:
-    ledger = Ledger(tmp_path)
-    ledger.broker.create_topic("T")
-    return ledger
 
 
 async def test_a_rollback_succeeds_only_once_the_log_says_so(ledger: Ledger) -> None:

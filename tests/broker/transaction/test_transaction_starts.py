@@ -33,13 +33,6 @@ _GOLDEN_SIZES = {
 }
 
 
-@pytest.fixture
-def ledger(tmp_path: Path) -> Ledger:
-    ledger = Ledger(tmp_path)
-    ledger.broker.create_topic("T")
-    return ledger
-
-
 async def test_both_offsets_are_saved_together(
     ledger: Ledger, tmp_path: Path, autojump_clock: object
 ) -> None:

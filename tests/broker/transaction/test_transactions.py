@@ -42,13 +42,6 @@ if TYPE_CHECKING:
 COMMIT, ROLLBACK, UNKNOWN = TRANSACTION_COMMIT, TRANSACTION_ROLLBACK, 0
 
 
-@pytest.fixture
-def ledger(tmp_path: Path) -> Ledger:
-    ledger = Ledger(tmp_path)
-    ledger.broker.create_topic("T")
-    return ledger
-
-
 # --- decisions -----------------------------------------------------------------------------
 
 
