@@ -107,6 +107,7 @@ MAY_IMPORT = {
     },
     "headrace_broker.cluster": SERVICE
     | {"headrace_broker.config", "headrace_broker.peers", "headrace_broker.topics"},
+    "headrace_broker.cold": {STORE, "headrace_protocol", "numpy"},
     "headrace_broker.compaction": INNER
     | {"headrace_broker.config", "headrace_broker.message_demands", "headrace_broker.peers"},
     "headrace_broker.consumer": SERVICE,
@@ -161,6 +162,7 @@ MAY_IMPORT = {
         "headrace_broker.statistics",
     },
     "headrace_broker.tiered": {
+        "headrace_broker.cold",
         "headrace_broker.settings.setting",
         "headrace_broker.tiered.access",
         "headrace_broker.tiered.container",
@@ -170,6 +172,7 @@ MAY_IMPORT = {
     },
     "headrace_broker.tiered.access": INNER
     | {
+        "headrace_broker.cold",
         "headrace_broker.tiered.container",
         "headrace_broker.tiered.driver",
         "headrace_broker.tiered.objects",
@@ -177,6 +180,7 @@ MAY_IMPORT = {
     "headrace_broker.tiered.container": {
         f"{STORE}.files",
         f"{STORE}.index",
+        "headrace_broker.cold",
         "headrace_broker.persistence",
         "headrace_protocol.tier",
         "headrace_protocol.tier_bodies",

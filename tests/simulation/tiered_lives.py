@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
+from headrace_broker.cold.breaker import Breaker
 from headrace_broker.queue_directory import Use
 from headrace_broker.store.files.filesystem import DiskUsage
 from headrace_broker.store.settings import Retention
 from headrace_broker.store.store_source import GetStatus
 from headrace_broker.tiered.access import tier_access
-from headrace_broker.tiered.access.breaker import Breaker
 from headrace_broker.tiered.container.tier import Tier
 from headrace_protocol.errors import RequestError
 from headrace_protocol.message import decode_records, tags_code
@@ -84,7 +84,7 @@ class TieredLife(Life):
         tier = self.broker.tier
         assert tier is not None
         self.tier = tier
-        tier.reader.breaker = Breaker(self.clock.current_time)
+        tier.reader.breaker = Breaker("the tier", self.clock.current_time)
         self.steps = [
             *[self.send] * 6,
             self.flush,

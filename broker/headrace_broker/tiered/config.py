@@ -213,6 +213,7 @@ class TierConfig(BaseModel):
         """Settings of tiered storage; None if it is off. root: the store's directory."""
         if not self.message_store_plug_in:
             return None
+        from headrace_broker.cold.reader import ReadAhead
         from headrace_broker.tiered.access.settings import StorageLevel, TierSettings
         from headrace_broker.tiered.container.flat_queue import SegmentLimits
         from headrace_broker.tiered.container.index_file import IndexSize
@@ -242,11 +243,13 @@ class TierConfig(BaseModel):
             reserved_ms=self.tiered_store_file_reserved_time * _HOUR_MS,
             deletes=self.tiered_store_delete_file_enable,
             clean_ms=self.tiered_store_delete_file_interval,
-            checks_bodies=self.tiered_store_crc_check_enable,
-            reads_ahead=self.read_ahead_cache_enable,
-            window_count=self.read_ahead_message_count_threshold,
-            window_bytes=self.read_ahead_message_size_threshold,
-            expire_ms=self.read_ahead_cache_expire_duration,
+            read_ahead=ReadAhead(
+                self.read_ahead_message_count_threshold,
+                self.read_ahead_message_size_threshold,
+                self.read_ahead_cache_expire_duration / 1000,
+                self.read_ahead_cache_enable,
+                self.tiered_store_crc_check_enable,
+            ),
         )
 
     def _place(self, kind: str) -> Place | None:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from headrace_broker.cold.breaker import Breaker
 from headrace_broker.store.files.filesystem import Files
 from headrace_broker.tiered.access import tier_access, tier_reader, tiered_storage
-from headrace_broker.tiered.access.breaker import Breaker
 from headrace_broker.tiered.driver.posix import PosixDriver
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import NotReady, RequestError
@@ -45,7 +45,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def breaker(clock: Clock) -> Breaker:
-    return Breaker(clock)
+    return Breaker("the tier", clock)
 
 
 def wait_s(breaker: Breaker) -> int:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from headrace_broker.cold import reader as reader_module
 from headrace_broker.queue_directory import Source, Use
 from headrace_broker.store.files.filesystem import Files
 from headrace_broker.store.retention.topic_floors import TopicLimit
 from headrace_broker.store.store_source import GetStatus
-from headrace_broker.tiered.access import tier_reader
 from headrace_broker.tiered.access.tiered_storage import TieredStorage
 from headrace_broker.tiered.container.tier import Tier
 from headrace_broker.tiered.driver.posix import PosixDriver
@@ -382,7 +382,7 @@ async def test_levels(tmp_path: Path, level: str) -> None:
 async def test_a_block_by_tag_holds_no_more_with_what_lies_between_its_messages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tier_reader, "BLOCK_BYTES_MAX", 10 * BODY_BYTES)
+    monkeypatch.setattr(reader_module, "BLOCK_BYTES_MAX", 10 * BODY_BYTES)
     broker = start(tmp_path)
     put(broker, 0, 40)
     upload(broker)

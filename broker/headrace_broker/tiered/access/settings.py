@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from headrace_broker.cold.reader import ReadAhead
     from headrace_broker.tiered.container.flat_queue import SegmentLimits
     from headrace_broker.tiered.container.index_file import IndexSize
     from headrace_broker.tiered.container.tier import Home
@@ -38,8 +39,6 @@ class TierSettings:
     long, or once so many of them or so many bytes wait.
     reserved_ms: age at which messages expire. deletes: whether they do. clean_ms: time between
     clean-ups.
-    window_count, window_bytes: most messages and bytes that are read at once. expire_ms: how long
-    messages that were read stay in memory.
     """
 
     root: Path
@@ -56,11 +55,7 @@ class TierSettings:
     reserved_ms: int
     deletes: bool
     clean_ms: int
-    checks_bodies: bool
-    reads_ahead: bool
-    window_count: int
-    window_bytes: int
-    expire_ms: int
+    read_ahead: ReadAhead
 
     @property
     def is_lasting(self) -> bool:

@@ -6,27 +6,23 @@ of them: the tier, as far as it has the messages and the level permits it, else 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from headrace_broker.store.store_source import GetResult, GetStatus
+from headrace_broker.cold.queue import Wanted
+from headrace_broker.store.store_source import GetStatus
 from headrace_broker.tiered.access.settings import StorageLevel
-from headrace_protocol.choose import adjoining, choose
 from headrace_protocol.codes import ResponseCode
-from headrace_protocol.columns import QUEUE_OFFSET_DTYPE
 from headrace_protocol.errors import NotReady, RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from headrace_broker.store.store_queue import StoreQueue
-    from headrace_broker.store.store_source import Boundary, StoreSource
-    from headrace_broker.tiered.access.read_blocks import ReadBlock
+    from headrace_broker.store.store_source import Boundary, GetResult, StoreSource
     from headrace_broker.tiered.access.tier_reader import TierReader
     from headrace_broker.tiered.container.stored_tier import TierQueue
-    from headrace_protocol.columns import Array
-    from headrace_protocol.message import Buffer
 
 # What the local store answers for messages that have left it.
 _NOT_LOCAL: Final = {
@@ -34,24 +30,6 @@ _NOT_LOCAL: Final = {
     GetStatus.NO_MESSAGE_IN_QUEUE,
     GetStatus.MESSAGE_WAS_REMOVING,
 }
-
-
-class _Wanted(NamedTuple):
-    """The arguments of ``StoreSource.get``."""
-
-    queue_offset: int
-    count_max: int
-    bytes_max: int
-    tags: frozenset[int] | None
-
-
-class _Part(NamedTuple):
-    """Some records of a block, as columns. starts, sizes: where they are in its data."""
-
-    offsets: Array
-    units: Array
-    starts: Array
-    sizes: Array
 
 
 class TieredSource:
@@ -117,18 +95,18 @@ class TieredSource:
         self, queue_offset: int, count_max: int, bytes_max: int, tags: frozenset[int] | None
     ) -> GetResult:
         """As ``StoreSource.get``."""
-        wanted = _Wanted(queue_offset, count_max, bytes_max, tags)
+        wanted = Wanted(queue_offset, count_max, bytes_max, tags)
         return self._read(wanted, self._local.get, is_bulk=False)
 
     def get_bulk(
         self, queue_offset: int, count_max: int, bytes_max: int, tags: frozenset[int] | None
     ) -> GetResult:
         """As ``StoreSource.get_bulk``."""
-        wanted = _Wanted(queue_offset, count_max, bytes_max, tags)
+        wanted = Wanted(queue_offset, count_max, bytes_max, tags)
         return self._read(wanted, self._local.get_bulk, is_bulk=True)
 
     def _read(
-        self, wanted: _Wanted, read_local: Callable[..., GetResult], *, is_bulk: bool
+        self, wanted: Wanted, read_local: Callable[..., GetResult], *, is_bulk: bool
     ) -> GetResult:
         queue, is_open = self._known(), self._reader.access.is_open
         is_trusted = self._name in self._reader.access.standings.trusted
@@ -150,34 +128,10 @@ class TieredSource:
                 return self._read_tier(queue, wanted, is_bulk)
         return result if queue is None else _widened(result, queue, wanted.queue_offset)
 
-    def _read_tier(self, queue: TierQueue, wanted: _Wanted, is_bulk: bool) -> GetResult:
-        stream = queue, wanted.tags
-        count_asked = max(wanted.count_max, 1)
-        block = self._reader.block(stream, wanted.queue_offset, count_asked)
-        part, next_offset = _choose(block, wanted)
-        self._reader.note_read(stream, wanted.queue_offset, next_offset, count_asked)
-        range_shown = queue.min_offset, self._local.max_offset()
-        count = len(part.offsets)
-        if not count:
-            status = GetStatus.NO_MATCHED_MESSAGE
-            return GetResult(status, [], 0, 0, next_offset, *range_shown)
-        self._reader.message_counts[self._queue.topic] += count
-        data = memoryview(block.records.data)
-        front: list[Buffer] = []
-        has_gaps = next_offset - int(part.offsets[0]) != count
-        if is_bulk:
-            front.append(part.units.view(np.uint8).data)
-            if has_gaps:
-                front.append(part.offsets.astype(QUEUE_OFFSET_DTYPE).tobytes())
-        return GetResult(
-            GetStatus.FOUND,
-            [*front, *(data[start:end] for start, end in adjoining(part.starts, part.sizes))],
-            count,
-            int(part.sizes.sum()),
-            next_offset,
-            *range_shown,
-            has_queue_offsets=is_bulk and has_gaps,
-        )
+    def _read_tier(self, queue: TierQueue, wanted: Wanted, is_bulk: bool) -> GetResult:
+        stream, shown = (queue, wanted.tags), (queue.min_offset, self._local.max_offset())
+        wanted = wanted._replace(count_max=max(wanted.count_max, 1))
+        return self._reader.get(stream, self._queue.topic, wanted, shown, is_bulk=is_bulk)
 
     def min_offset(self) -> int:
         """The oldest queue offset of both tiers. Raises NotReady."""
@@ -252,7 +206,7 @@ class TieredSource:
         return self._reader.answer((queue, queue_offset), lambda: queue.store_time(queue_offset))
 
 
-def _has(queue: TierQueue, wanted: _Wanted) -> bool:
+def _has(queue: TierQueue, wanted: Wanted) -> bool:
     return queue.min_offset <= wanted.queue_offset < queue.commit_offset
 
 
@@ -264,14 +218,3 @@ def _widened(result: GetResult, queue: TierQueue, queue_offset: int) -> GetResul
     if queue_offset < low:
         return result._replace(status=GetStatus.OFFSET_TOO_SMALL, min_offset=low, next_offset=low)
     return result._replace(min_offset=low)
-
-
-def _choose(block: ReadBlock, wanted: _Wanted) -> tuple[_Part, int]:
-    """The records to return, at least one if any matches, and the next queue offset."""
-    begin = int(np.searchsorted(block.offsets, wanted.queue_offset))
-    count_max = max(wanted.count_max, 1)
-    where, _, seen = choose(block.units[begin:], wanted.tags, count_max, wanted.bytes_max)
-    columns = block.offsets, block.units, block.records.start, block.records.size
-    offsets, *rest = (column[begin:] for column in columns)
-    next_offset = int(offsets[seen]) if seen < len(offsets) else block.end
-    return _Part(offsets[where], *[column[where] for column in rest]), next_offset

@@ -229,7 +229,7 @@ class TieredStorage:
     async def _run_expiry(self) -> None:
         """Drop what was read and is not read any further."""
         while True:
-            await trio.sleep(self.settings.expire_ms / 2000)
+            await trio.sleep(self.settings.read_ahead.expire_s / 2)
             await trio.to_thread.run_sync(self.reader.expire)
 
     async def _run_merges(self) -> None:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from headrace_protocol.tier.driver import Failure
-from headrace_protocol.tier.stored_queue import StoredQueue
+import numpy as np
+
+from headrace_broker.cold.queue import ReadBlock
+from headrace_protocol.choose import choose
+from headrace_protocol.tier.driver import Failure, FailureKind
+from headrace_protocol.tier.stored_queue import StoredQueue, read_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from headrace_broker.cold.queue import Wanted
     from headrace_broker.tiered.container.tier_index import IndexHit
     from headrace_protocol.columns import Array, RecordColumns
     from headrace_protocol.tier.driver import Buffer, Range
@@ -19,6 +24,8 @@ if TYPE_CHECKING:
     from headrace_protocol.tier_bodies import LogSpan, UnitSpan
 
 Name = tuple[str, int]
+# Of a read by tags.
+_SCANNED_UNITS: Final = 16_384
 
 
 class Spans(NamedTuple):
@@ -67,6 +74,28 @@ class TierQueue(StoredQueue):
 
         Reads nothing.
         """
+
+    def fetch(self, wanted: Wanted, /, *, check_bodies: bool) -> ReadBlock | Failure:
+        """As ``ColdQueue.fetch``.
+
+        Which messages match is in their units, so the bodies of others are not read.
+        """
+        count = wanted.count_max if wanted.tags is None else max(wanted.count_max, _SCANNED_UNITS)
+        found = self.units(wanted.queue_offset, count)
+        if isinstance(found, Failure):
+            return found
+        if not len(found.units):
+            reason = f"messages from queue offset {wanted.queue_offset} on have expired meanwhile"
+            return Failure(FailureKind.MISSING, self.path, reason)
+        where, _, seen = choose(
+            found.units, wanted.tags, wanted.count_max, wanted.bytes_max, bytes_of=read_bytes
+        )
+        end = found.first + seen
+        units, offsets = found.units[where], np.arange(found.first, end)[where]
+        records = self.records(units, offsets, check_bodies=check_bodies)
+        if isinstance(records, Failure):
+            return records
+        return ReadBlock(wanted.queue_offset, end, offsets, units, records)
 
     def record(self, place: int, size: int) -> Buffer | Failure | None:
         """The bytes of a record at a place in the log; None if it has expired."""

@@ -1,4 +1,4 @@
-"""Where readers of the tier continue, how fast they are, and how much is read ahead for them.
+"""Positions of readers, their speeds, and how much is read ahead for them.
 
 A reader is known by where it continues, so each group counts, each client of a
 broadcasting group, and each reader without a group.
@@ -13,10 +13,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from headrace_broker.tiered.container.stored_tier import TierQueue
-
-# A queue, and the tags codes of the messages that are read of it; None for all.
-Stream = tuple["TierQueue", frozenset[int] | None]
+    from headrace_broker.cold.queue import ColdQueue, Stream
 
 # A reader's speed is that of a second, or of more until it reads again.
 _SPEED_S: Final = 1.0
@@ -77,7 +74,7 @@ class ReadCursors:
         # Those that were seen longest ago first, also of a queue.
         self._cursors: OrderedDict[ReadCursor, None] = OrderedDict()
         self._at: defaultdict[tuple[Stream, int], list[ReadCursor]] = defaultdict(list)
-        self._of_queue: defaultdict[TierQueue, dict[ReadCursor, None]] = defaultdict(dict)
+        self._of_queue: defaultdict[ColdQueue, dict[ReadCursor, None]] = defaultdict(dict)
 
     def find(self, stream: Stream, position: int) -> ReadCursor | None:
         """A reader that continues at a position."""
@@ -98,7 +95,7 @@ class ReadCursors:
         self._at[stream, end].append(cursor)
         return cursor
 
-    def _make_room(self, queue: TierQueue) -> None:
+    def _make_room(self, queue: ColdQueue) -> None:
         if len(self._cursors) >= _CURSORS_MAX:
             self._forget(next(iter(self._cursors)))
         if len(self._of_queue.get(queue, ())) >= _QUEUE_CURSORS_MAX:

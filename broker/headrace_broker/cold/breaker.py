@@ -28,7 +28,9 @@ class Breaker:
     to a quarter at random.
     """
 
-    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, place: str, monotonic: Callable[[], float] = time.monotonic) -> None:
+        """place: a noun for messages, such as "the tier"."""
+        self._place = place
         self._monotonic = monotonic
         self._lock = Lock()
         self._failure_count = 0
@@ -70,7 +72,7 @@ class Breaker:
             return self.unreachable(str(failure))
         self.succeeded()
         return RequestError(
-            ResponseCode.SYSTEM_ERROR, f"the tier can't serve this read: {failure}; try again"
+            ResponseCode.SYSTEM_ERROR, f"{self._place} can't serve this read: {failure}; try again"
         )
 
     def unreachable(self, reason: str) -> RequestError:
@@ -95,5 +97,5 @@ class Breaker:
 
     def _rejection(self, wait_s: float) -> RequestError:
         return RequestError(
-            ResponseCode.SYSTEM_BUSY, f"the tier is {self.problem}; next try in {wait_s:.0f} s"
+            ResponseCode.SYSTEM_BUSY, f"{self._place} is {self.problem}; next try in {wait_s:.0f} s"
         )

@@ -1,4 +1,4 @@
-"""Messages read from the tier, kept in memory for those who are about to read them."""
+"""Blocks of messages, kept in memory for those who are about to read them."""
 
 from __future__ import annotations
 
@@ -7,41 +7,24 @@ from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
 from itertools import islice
 from threading import Lock
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
-from headrace_broker.tiered.access.read_cursors import ReadCursors
+from headrace_broker.cold.cursors import ReadCursors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from headrace_broker.tiered.access.read_cursors import Stream
-    from headrace_protocol.columns import Array, RecordColumns
+    from headrace_broker.cold.queue import ReadBlock, Stream
 
 # Of all blocks together. Requests run again after their read, so this has room for many blocks of
 # the largest size.
 BLOCKS_BYTES_MAX: Final = 64 << 20
 BLOCK_BYTES_MAX: Final = BLOCKS_BYTES_MAX // 16
-# Unit, position, size and queue offset of a message.
-_UNIT_BYTES: Final = 44
 # The block to drop is chosen among so many of those that were used longest ago.
 _CANDIDATES: Final = 64
 _JUST_FETCHED_S: Final = 1.0
 # A reader that pauses finds its window after so many times the life of a block.
 _CURSOR_LIVES: Final = 4
-
-
-class ReadBlock(NamedTuple):
-    """The messages of a stream in a range of queue offsets.
-
-    asked, end: the range, without ``end``. The tier has no other message of the stream in it.
-    offsets: queue offset of each message. units: with places in the tier's log.
-    """
-
-    asked: int
-    end: int
-    offsets: Array
-    units: Array
-    records: RecordColumns
 
 
 _Key = tuple["Stream", int]
@@ -119,7 +102,7 @@ class ReadBlocks:
                 self._drop(key)
             self._blocks[key] = block, now_s
             insort(self._asked.setdefault(stream, []), block.asked)
-            self.byte_count += block_bytes(block)
+            self.byte_count += block.held_bytes
             self.message_count += len(block.units)
             while self.byte_count > BLOCKS_BYTES_MAX and len(self._blocks) > 1:
                 others = islice(self._blocks, min(len(self._blocks) - 1, _CANDIDATES))
@@ -167,14 +150,9 @@ class ReadBlocks:
     def _drop(self, key: _Key) -> None:
         stream, at = key
         block, _ = self._blocks.pop(key)
-        self.byte_count -= block_bytes(block)
+        self.byte_count -= block.held_bytes
         self.message_count -= len(block.units)
         asked = self._asked[stream]
         asked.remove(at)
         if not asked:
             del self._asked[stream]
-
-
-def block_bytes(block: ReadBlock) -> int:
-    """Memory of a block."""
-    return len(block.records.data) + _UNIT_BYTES * len(block.units)

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace_broker.tiered.access import read_blocks
-from headrace_broker.tiered.access.read_blocks import ReadBlock, ReadBlocks, block_bytes
+from headrace_broker.cold import blocks as blocks_module
+from headrace_broker.cold.blocks import ReadBlocks
+from headrace_broker.cold.queue import ReadBlock
 from headrace_protocol.columns import UNIT_DTYPE, RecordColumns
 
 EXPIRE_S = 15.0
@@ -121,7 +122,7 @@ def test_the_window_grows_by_a_batch_with_each_read_and_halves_with_an_expired_b
 def test_a_new_scan_takes_no_block_that_another_reader_needs_sooner(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(read_blocks, "BLOCKS_BYTES_MAX", 3 * block_bytes(block(0)))
+    monkeypatch.setattr(blocks_module, "BLOCKS_BYTES_MAX", 3 * block(0).held_bytes)
     blocks = new_blocks()
     read(blocks, 0, 50, 0)
     read(blocks, 50, 100, 2)  # 25 messages/s
