@@ -12,7 +12,13 @@ import pytest
 from msgspec import Struct
 
 from headrace_protocol import fastjson
-from headrace_protocol.bodies import Body, ConsumerData, SubscriptionGroupConfig, TopicConfig
+from headrace_protocol.bodies import (
+    Body,
+    ConsumerData,
+    SubscriptionGroupConfig,
+    TopicConfig,
+    TopicRouteData,
+)
 from headrace_protocol.fastjson import MalformedJson
 from headrace_protocol.java_values import ConsumeFromWhere, ConsumeType, MessageModel
 from tests.protocol.test_bodies import body_type, json_frames
@@ -81,6 +87,11 @@ def test_values_are_read_as_java_reads_them(
     kind: type[Body], field: str, text: str, name: str, value: Any
 ) -> None:
     assert getattr(kind.decode(f'{{"{field}":{text}}}'.encode()), name) == value
+
+
+def test_a_value_that_may_be_missing_is_read_as_others_are() -> None:
+    assert TopicRouteData.decode(b'{"orderTopicConf":5.5}').order_topic_conf == "5.5"
+    assert TopicRouteData.decode(b'{"orderTopicConf":null}').order_topic_conf is None
 
 
 @pytest.mark.parametrize(("kind", "field", "text"), REJECTS)

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import structlog.testing
+import trio
+from trio.testing import MockClock
 
 from headrace_broker.statictopic.undecided import UndecidedQueues
-from headrace_protocol.serving import at_once
 from tests.broker.statictopic.test_static_changes import EPOCH, change, item, led_here, moved
 from tests.support.broker import BrokerUnderTest
 
@@ -18,14 +19,14 @@ def info(broker: BrokerUnderTest) -> dict[str, str]:
     return {**broker.mapping_changes.runtime_info(), **undecided.runtime_info()}
 
 
-def looked(broker: BrokerUnderTest) -> list[Any]:
-    with structlog.testing.capture_logs() as logs:
-        at_once(broker.part(UndecidedQueues).look())
+async def looked(broker: BrokerUnderTest) -> list[Any]:
+    with structlog.testing.capture_logs() as logs, trio.move_on_after(1.5):
+        await broker.part(UndecidedQueues).run()
     return [(line["topic"], line["queues"]) for line in logs]
 
 
-def test_undecided_queues_are_listed_with_their_age_and_logged_once(
-    broker: BrokerUnderTest,
+async def test_undecided_queues_are_listed_with_their_age_and_logged_once(
+    broker: BrokerUnderTest, autojump_clock: MockClock
 ) -> None:
     broker.clock.ms = EPOCH
     change(broker, led_here())
@@ -35,10 +36,10 @@ def test_undecided_queues_are_listed_with_their_age_and_logged_once(
     broker.clock.ms += 9000
     assert info(broker)["staticQueuesUndecided"] == "T/0 for 9 s"
     assert info(broker)["staticQueuesLed"] == "1"
-    assert looked(broker) == []
+    assert await looked(broker) == []
     broker.clock.ms += 1000
-    assert looked(broker) == [("T", [0])]
-    assert looked(broker) == []
+    assert await looked(broker) == [("T", [0])]
+    assert await looked(broker) == []
     change(broker, moved(0, item(1, 5, 10_000, bname="broker-b"), led_here()))
     assert info(broker)["staticQueuesUndecided"] == ""
     change(broker, led_here(epoch=1))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from headrace_broker.inner.delivery import REASON
 from headrace_broker.store.files.config_file import ConfigFile
+from headrace_broker.topics.incarnations import Incarnations
 from headrace_broker.topics.table import TopicTable
 from headrace_protocol.admin_headers import GetTopicConfigHeader, TopicConfigResponseHeader
 from headrace_protocol.bodies import TopicConfig
@@ -48,6 +49,14 @@ def test_a_topic_that_is_made_anew_has_another_id(tmp_path: Path) -> None:
     topics.put(TopicConfig(topic_name="a"))
     assert ids(topics, "a") not in ([first], [None])
     assert ids(table(tmp_path), "a") == ids(topics, "a")
+
+
+def test_only_the_topic_made_for_a_lost_one_takes_the_messages_before_it(tmp_path: Path) -> None:
+    made = Incarnations(ConfigFile(tmp_path / "ids.json"), [], lambda: 70, lost=["a"])
+    for created_at in (0, 70):
+        made.created(["a"])
+        assert made.created_at("a") == created_at
+        made.deleted("a")
 
 
 def test_topics_that_another_broker_has_made_get_ids_at_the_start(tmp_path: Path) -> None:
