@@ -99,6 +99,7 @@ def test_ranges_are_read(driver: Any) -> None:
 def test_a_range_that_ends_behind_the_data_is_short(driver: Any, wanted: tuple[int, int]) -> None:
     driver.put(PATH, b"12345")
     assert fails(driver.read(PATH, [(0, 1), wanted]), FailureKind.SHORT)
+    assert fails(driver.read(PATH, [wanted]), FailureKind.SHORT)
 
 
 def test_a_missing_path_is_missing(driver: Any) -> None:
