@@ -183,10 +183,6 @@ class MessageDemands:
             if sys_flag & demand.sys_flags and demand.apply is None:
                 raise _not_served(demand, _flags_text(topic, sys_flag))
 
-    def concerns(self, message: SentMessage) -> bool:
-        """Whether a message makes any demand."""
-        return any(demand.cause(message) for demand in self._demands)
-
     def apply(self, message: SentMessage) -> None:
         """Change a message as it demands. Raises RequestError."""
         for demand in self._demands:

@@ -195,9 +195,9 @@ class TransactionProcessor:
             record.sys_flag,
             record.reconsume_times,
         )
-        if not self._delays.concerns(message):
-            return record
         self._delays.apply(message)
+        if message.topic == record.topic:
+            return record
         return record._replace(
             topic=message.topic,
             queue_id=message.queue_id,
