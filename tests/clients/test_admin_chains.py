@@ -27,12 +27,12 @@ async def mq(tmp_path: Path) -> AsyncIterator[Brokers]:
 
 @pytest.fixture
 async def admin(mq: Brokers) -> AsyncIterator[Admin]:
-    async with Admin(nameserver=mq.nameserver, connect=mq.network.connect) as admin:
+    async with Admin(**mq.at) as admin:
         yield admin
 
 
 async def send(mq: Brokers, count: int) -> None:
-    async with Producer(nameserver=mq.nameserver, connect=mq.network.connect) as producer:
+    async with Producer(**mq.at) as producer:
         for _ in range(count):
             await producer.send(Message("T", b"x"))
 
@@ -99,7 +99,7 @@ async def test_a_reset_names_logic_queues(mq: Brokers, admin: Admin) -> None:
 async def test_messages_are_found_in_their_logic_queues(mq: Brokers, admin: Admin) -> None:
     await admin.create_static_topic("T", 2, brokers=["a"])
     results = []
-    async with Producer(nameserver=mq.nameserver, connect=mq.network.connect) as producer:
+    async with Producer(**mq.at) as producer:
         for target in ("b", "a"):
             results += [await producer.send(Message("T", b"x", key=f"k{n}")) for n in range(4)]
             await admin.remap_static_topic("T", [target], mode=Mode.AVAILABLE)
@@ -118,7 +118,7 @@ async def test_found_messages_are_in_logic_queues(mq: Brokers, admin: Admin) -> 
     await admin.create_static_topic("T", 1, brokers=["a"])
     sent = []
     for target in ("b", "a"):
-        async with Producer(nameserver=mq.nameserver, connect=mq.network.connect) as producer:
+        async with Producer(**mq.at) as producer:
             sent.append(await producer.send(Message("T", b"x", key="k")))
         await admin.remap_static_topic("T", [target], mode=Mode.AVAILABLE)
     found = await admin.query_by_key("T", "k")

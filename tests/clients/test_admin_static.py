@@ -37,7 +37,7 @@ async def mq(tmp_path: Path) -> AsyncIterator[Brokers]:
 
 @pytest.fixture
 async def admin(mq: Brokers) -> AsyncIterator[Admin]:
-    async with Admin(nameserver=mq.nameserver, connect=mq.network.connect) as admin:
+    async with Admin(**mq.at) as admin:
         yield admin
 
 
@@ -47,7 +47,7 @@ async def leaders(admin: Admin, topic: str = "T") -> list[str]:
 
 async def send(mq: Brokers, topic: str = "T", count: int = 12) -> None:
     """Messages to all queues, by their keys."""
-    async with Producer(nameserver=mq.nameserver, connect=mq.network.connect) as producer:
+    async with Producer(**mq.at) as producer:
         for number in range(count):
             await producer.send(Message(topic, b"x", key=f"k{number}"))
 
@@ -233,7 +233,7 @@ class CutOffAdmin(Admin):
 
 async def test_a_tool_that_is_cut_off_says_how_to_finish(mq: Brokers, admin: Admin) -> None:
     await admin.create_static_topic("T", 2, brokers=["a"])
-    async with CutOffAdmin(nameserver=mq.nameserver, connect=mq.network.connect) as cut_off:
+    async with CutOffAdmin(**mq.at) as cut_off:
         with pytest.raises(HalfDone, match="headrace topic repair T"):
             await cut_off.remap_static_topic("T", ["b", "c"])
     await mq.stop("a")
@@ -280,7 +280,7 @@ async def test_two_tools_at_once(mq: Brokers, admin: Admin) -> None:
             await admin.remap_static_topic("T", ["b"])
             return found
 
-    async with SlowAdmin(nameserver=mq.nameserver, connect=mq.network.connect) as slow:
+    async with SlowAdmin(**mq.at) as slow:
         with pytest.raises(BrokerError, match="another tool"):
             await slow.remap_static_topic("T", ["c"])
     assert await leaders(admin) == ["b", "b"]

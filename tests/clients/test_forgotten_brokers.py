@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 async def test_a_departed_broker_is_forgotten(tmp_path: Path) -> None:
     async with (
         brokers(tmp_path, ["a", "b"]) as mq,
-        Admin(nameserver=mq.nameserver, connect=mq.network.connect) as admin,
+        Admin(**mq.at) as admin,
     ):
         assert await admin.departed_brokers() == []
         with pytest.raises(BrokerError, match="broker b is registered: stop it first"):

@@ -28,12 +28,12 @@ async def mq(tmp_path: Path) -> AsyncIterator[Brokers]:
 
 @pytest.fixture
 async def admin(mq: Brokers) -> AsyncIterator[Admin]:
-    async with Admin(nameserver=mq.nameserver, connect=mq.network.connect) as admin:
+    async with Admin(**mq.at) as admin:
         yield admin
 
 
 def table(mq: Brokers, *, local: bool) -> Table[str]:
-    return Table("T", model=str, local=local, nameserver=mq.nameserver, connect=mq.network.connect)
+    return Table("T", model=str, local=local, **mq.at)
 
 
 async def compact(admin: Admin, kept: int) -> None:
@@ -113,9 +113,7 @@ async def test_a_push_consumer_gets_the_newest_values(mq: Brokers, admin: Admin)
     await compact(admin, 14)
     seen: dict[str, list[str]] = {}
     for part in (1, 2):
-        async with Consumer(
-            "g", "T", nameserver=mq.nameserver, connect=mq.network.connect
-        ) as consumer:
+        async with Consumer("g", "T", **mq.at) as consumer:
             async for message in consumer:
                 seen.setdefault(message.key, []).append(message.body.decode())
                 if sum(map(len, seen.values())) == 7 * part:
@@ -143,7 +141,7 @@ async def test_a_broker_that_joins_compacts_too(mq: Brokers, admin: Admin) -> No
     assert {config.attributes == attributes for config in (await admin.topic("T")).values()} == {
         True
     }
-    async with Producer(nameserver=mq.nameserver, connect=mq.network.connect) as producer:
+    async with Producer(**mq.at) as producer:
         for number in range(20):
             await producer.send(Message("T", b"x", key=f"k{number}"))
 

@@ -90,7 +90,7 @@ class Flow:
 async def test_nothing_is_lost_or_doubled_while_queues_move(
     mq: Brokers, mode: Mode, ordered: bool
 ) -> None:
-    async with Admin(nameserver=mq.nameserver, connect=mq.network.connect) as admin:
+    async with Admin(**mq.at) as admin:
         await admin.create_static_topic("T", QUEUES, brokers=["a"])
         flow = Flow(mq, ordered=ordered)
         with trio.fail_after(30):

@@ -25,23 +25,19 @@ async def mq(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[B
     async with brokers(tmp_path, []) as running:
         for name in ("a", "b"):
             await running.start(name, **SIZES, compaction_schedule_internal=100)
-        async with Admin(**at(running)) as admin:
+        async with Admin(**running.at) as admin:
             attributes = {"cleanup.policy": "COMPACTION", "delete.retention.ms": "0"}
             await admin.create_topic(TOPIC, queues=2, attributes=attributes)
         yield running
 
 
-def at(mq: Brokers) -> dict[str, Any]:
-    return {"nameserver": mq.nameserver, "connect": mq.network.connect}
-
-
 def table(mq: Brokers, **options: Any) -> Table[str]:
-    return Table(TOPIC, model=str, **at(mq), **options)
+    return Table(TOPIC, model=str, **mq.at, **options)
 
 
 async def dropped(mq: Brokers) -> int:
     """Messages that compactions have removed."""
-    async with Admin(**at(mq)) as admin:
+    async with Admin(**mq.at) as admin:
         infos = [await admin.runtime_info(broker.address) for broker in mq.brokers.values()]
     return sum(int(info["compactionDropped"]) for info in infos)
 
@@ -81,7 +77,7 @@ async def test_every_table_is_right_while_its_queues_are_compacted(mq: Brokers) 
 @pytest.mark.slow
 async def test_many_keys_and_large_values_by_lookup(mq: Brokers) -> None:
     expected = {f"user-{number}": str(number) * 3500 for number in range(1500)}
-    async with Producer(**at(mq)) as producer:
+    async with Producer(**mq.at) as producer:
         await producer.send_many(
             Message(TOPIC, value.encode(), key=key) for key, value in expected.items()
         )
@@ -92,7 +88,7 @@ async def test_many_keys_and_large_values_by_lookup(mq: Brokers) -> None:
 
 
 async def test_a_key_in_another_queue_than_the_usual_one_is_found(mq: Brokers) -> None:
-    async with Producer(**at(mq)) as producer:
+    async with Producer(**mq.at) as producer:
         queues = await producer.queues(TOPIC)
         for number in range(8):
             queue = queues[number % len(queues)]
@@ -103,9 +99,9 @@ async def test_a_key_in_another_queue_than_the_usual_one_is_found(mq: Brokers) -
 
 
 async def test_a_topic_that_is_not_compacted_needs_a_local_copy(mq: Brokers) -> None:
-    async with Admin(**at(mq)) as admin:
+    async with Admin(**mq.at) as admin:
         await admin.create_topic("plain")
-    async with Table("plain", local=False, **at(mq)) as remote:
+    async with Table("plain", local=False, **mq.at) as remote:
         with pytest.raises(KeyLookupUnsupported, match="plain is not compacted"):
             await remote.get("a")
 

@@ -36,28 +36,24 @@ AWAY = r"broker b \(queues 0 to 1\) was shut down \d+ s ago \(since 20..-..-..T.
 async def mq(tmp_path: Path) -> AsyncIterator[Brokers]:
     """The brokers a and b, of which b has stopped, with a plain compacted topic on both."""
     async with brokers(tmp_path, ["a", "b"]) as running:
-        async with Admin(**at(running)) as admin:
+        async with Admin(**running.at) as admin:
             for name in ("a", "b"):
                 await admin.create_topic("users", queues=2, attributes=COMPACTED, broker=name)
-        async with Producer(**at(running)) as producer:
+        async with Producer(**running.at) as producer:
             for key in KEYS:
                 await producer.send(Message("users", b"old", key=key))
         await running.stop("b")
         yield running
 
 
-def at(mq: Brokers) -> dict[str, Any]:
-    return {"nameserver": mq.nameserver, "connect": mq.network.connect}
-
-
 async def table_get(mq: Brokers, key: str, **options: Any) -> bytes | None:
-    async with Table("users", local=False, delivery_timeout_ms=50, **at(mq), **options) as table:
+    async with Table("users", local=False, delivery_timeout_ms=50, **mq.at, **options) as table:
         return await table.get(key)
 
 
 async def homes(mq: Brokers) -> dict[str, str]:
     """The broker whose queue each key has."""
-    async with Producer(**at(mq)) as producer:
+    async with Producer(**mq.at) as producer:
         queues = await producer.queues("users")
     found = {key: queues[queue_index(key, len(queues))].broker_name for key in KEYS}
     assert set(found.values()) == {"a", "b"}
@@ -78,10 +74,10 @@ async def test_a_lookup_says_that_it_does_not_know(mq: Brokers) -> None:
 
 async def test_a_write_waits_for_the_key_s_queue(mq: Brokers) -> None:
     key = next(key for key, home in (await homes(mq)).items() if home == "b")
-    async with Table("users", local=False, delivery_timeout_ms=50, **at(mq)) as table:
+    async with Table("users", local=False, delivery_timeout_ms=50, **mq.at) as table:
         with pytest.raises(NoQueue, match="broker b was shut down"):
             await table.put(key, b"new")
-    async with trio.open_nursery() as nursery, Table("users", local=False, **at(mq)) as table:
+    async with trio.open_nursery() as nursery, Table("users", local=False, **mq.at) as table:
         nursery.start_soon(mq.start, "b")
         result = await table.put(key, b"new")
         assert result.queue.broker_name == "b"
@@ -89,7 +85,7 @@ async def test_a_write_waits_for_the_key_s_queue(mq: Brokers) -> None:
 
 
 async def test_other_keys_are_written_meanwhile(mq: Brokers) -> None:
-    async with Producer(delivery_timeout_ms=50, **at(mq)) as producer:
+    async with Producer(delivery_timeout_ms=50, **mq.at) as producer:
         for key, home in (await homes(mq)).items():
             message = Message("users", b"new", key=key)
             if home == "b":
@@ -101,9 +97,9 @@ async def test_other_keys_are_written_meanwhile(mq: Brokers) -> None:
 
 async def test_a_copy_is_not_loaded_from_a_part(mq: Brokers) -> None:
     with pytest.raises(PartialAnswer, match=AWAY):
-        async with Table("users", delivery_timeout_ms=50, **at(mq)):
+        async with Table("users", delivery_timeout_ms=50, **mq.at):
             pass
-    async with Table("users", allow_partial=True, **at(mq)) as table:
+    async with Table("users", allow_partial=True, **mq.at) as table:
         await table.synced()
         assert 0 < len(table) < len(KEYS)
 
@@ -111,7 +107,7 @@ async def test_a_copy_is_not_loaded_from_a_part(mq: Brokers) -> None:
 async def test_a_copy_waits_for_a_broker_that_comes_back(mq: Brokers) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(mq.start, "b")
-        async with Table("users", **at(mq)) as table:
+        async with Table("users", **mq.at) as table:
             assert await table.get(KEYS[0]) == b"old"
             assert len(table) == len(KEYS)
 
@@ -121,28 +117,28 @@ async def test_a_copy_that_cannot_load_says_so(
 ) -> None:
     """The leader of a static topic's queue goes while the copy is loaded."""
     async with brokers(tmp_path, ["a", "b"]) as mq:
-        async with Admin(**at(mq)) as admin:
+        async with Admin(**mq.at) as admin:
             await admin.create_static_topic("S", 2, brokers=["a", "b"], attributes=COMPACTED)
-        async with Table("S", local=False, **at(mq)) as table:
+        async with Table("S", local=False, **mq.at) as table:
             for key in KEYS:
                 await table.put(key, b"1")
         await mq.stop("b")
-        async with Table("S", delivery_timeout_ms=50, allow_partial=True, **at(mq)) as table:
+        async with Table("S", delivery_timeout_ms=50, allow_partial=True, **mq.at) as table:
             assert await table.get("no such key") is None
             assert 0 < len(table) < len(KEYS)
         with pytest.raises(PartialAnswer, match=r"broker b \(queue \d\) was shut down"):
-            async with Table("S", delivery_timeout_ms=50, **at(mq)):
+            async with Table("S", delivery_timeout_ms=50, **mq.at):
                 pass
         assert sum("table S" in record.getMessage() for record in caplog.records) <= 2
 
 
 async def test_a_leader_is_named_after_a_restart_of_the_nameserver(tmp_path: Path) -> None:
     async with brokers(tmp_path, ["a", "b"]) as mq:
-        async with Admin(**at(mq)) as admin:
+        async with Admin(**mq.at) as admin:
             await admin.create_static_topic("S", 2, brokers=["b"], attributes=COMPACTED)
         await mq.stop("b")
         await mq.restart_nameserver()
-        async with Table("S", local=False, delivery_timeout_ms=50, **at(mq)) as table:
+        async with Table("S", local=False, delivery_timeout_ms=50, **mq.at) as table:
             with pytest.raises(PartialAnswer, match=r"broker b \(queues 0 to 1\) was shut down"):
                 await table.get("k")
             with pytest.raises(NoQueue, match="no master of its leader b is up: broker b was shut"):
@@ -181,7 +177,7 @@ async def message(admin: Admin, **options: Any) -> object:
 async def test_an_administrator_s_question_about_a_topic(
     mq: Brokers, ask: Callable[..., Awaitable[object]]
 ) -> None:
-    async with Admin(**at(mq)) as admin:
+    async with Admin(**mq.at) as admin:
         with pytest.raises(PartialAnswer, match=AWAY):
             await ask(admin)
         problems: list[Any] = []
@@ -193,7 +189,7 @@ async def test_an_administrator_s_question_about_a_topic(
 
 
 async def test_the_list_of_topics(mq: Brokers) -> None:
-    async with Admin(**at(mq)) as admin:
+    async with Admin(**mq.at) as admin:
         with pytest.raises(PartialAnswer, match=r"the list of topics .* broker b was shut down"):
             await admin.topic_totals()
         problems: list[Any] = []
@@ -203,10 +199,10 @@ async def test_the_list_of_topics(mq: Brokers) -> None:
 
 async def test_a_message_of_a_broker_that_left(mq: Brokers) -> None:
     await mq.start("b")
-    async with Producer(**at(mq)) as producer:
+    async with Producer(**mq.at) as producer:
         sent = [await producer.send(Message("users", b"x", key=key)) for key in KEYS]
     of_b = next(each for each in sent if each.queue.broker_name == "b")
-    async with Admin(**at(mq)) as admin:
+    async with Admin(**mq.at) as admin:
         assert await admin.message(of_b.offset_message_id)
         await mq.stop("b")
         with pytest.raises(PartialAnswer, match="broker b was shut down"):
@@ -217,7 +213,7 @@ async def test_a_message_of_a_broker_that_left(mq: Brokers) -> None:
 
 
 async def test_a_consumer_can_ask(mq: Brokers) -> None:
-    async with PullConsumer(**at(mq)) as consumer:
+    async with PullConsumer(**mq.at) as consumer:
         (part,) = await consumer.missing("users")
         assert (part.broker, part.queue_ids, part.reason) == ("b", range(2), "was shut down")
         await mq.start("b")

@@ -32,6 +32,11 @@ class Brokers:
         self.nameserver = ""
         self.brokers: dict[str, Broker] = {}
 
+    @property
+    def at(self) -> dict[str, Any]:
+        """How clients find them."""
+        return {"nameserver": self.nameserver, "connect": self.network.connect}
+
     async def start_nameserver(self) -> NameServer:
         config = NameServerConfig(
             bind_address="127.0.0.1",

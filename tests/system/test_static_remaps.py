@@ -25,7 +25,7 @@ async def mq(tmp_path: Path) -> AsyncIterator[Brokers]:
 
 @pytest.fixture
 async def admin(mq: Brokers) -> AsyncIterator[Admin]:
-    async with Admin(nameserver=mq.nameserver, connect=mq.network.connect) as admin:
+    async with Admin(**mq.at) as admin:
         yield admin
 
 
@@ -38,7 +38,7 @@ async def test_nothing_is_lost_while_queues_move(mq: Brokers, admin: Admin, mode
     is_written = trio.Event()
 
     async def write() -> None:
-        async with Producer(nameserver=mq.nameserver, connect=mq.network.connect) as producer:
+        async with Producer(**mq.at) as producer:
             for number in range(COUNT):
                 body = b"%d %d" % (number % KEYS, number)
                 sent = await producer.send(Message("T", body, key=str(number % KEYS)))
@@ -48,7 +48,7 @@ async def test_nothing_is_lost_while_queues_move(mq: Brokers, admin: Admin, mode
         is_written.set()
 
     async def read_all() -> None:
-        consumer = Consumer("g", "T", nameserver=mq.nameserver, connect=mq.network.connect)
+        consumer = Consumer("g", "T", **mq.at)
         async with consumer:
             async for message in consumer:
                 place = message.queue.queue_id, message.queue_offset

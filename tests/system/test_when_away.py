@@ -9,7 +9,6 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trio
@@ -86,18 +85,14 @@ def test_a_row_names_tests_that_exist(row: str) -> None:
 async def mq(tmp_path: Path) -> AsyncIterator[Brokers]:
     """The brokers a and b with a topic on both."""
     async with brokers(tmp_path, ["a", "b"]) as running:
-        async with Admin(**at(running)) as admin:
+        async with Admin(**running.at) as admin:
             await admin.create_topic(TOPIC, queues=1)
         yield running
 
 
-def at(mq: Brokers) -> dict[str, Any]:
-    return {"nameserver": mq.nameserver, "connect": mq.network.connect}
-
-
 async def send_each_key(mq: Brokers) -> dict[str, str]:
     """The broker that each key's message went to."""
-    async with Producer(**at(mq)) as producer:
+    async with Producer(**mq.at) as producer:
         sent = [(key, await producer.send(Message(TOPIC, b"x", key=key))) for key in KEYS]
     return {key: result.queue.broker_name for key, result in sent}
 
@@ -124,7 +119,7 @@ async def test_a_group_reads_the_others_and_then_the_broker_that_is_back(
         return [text for text in caplog.messages if text.startswith(f"broker b {words}")]
 
     await send_each_key(mq)
-    async with Consumer("g", TOPIC, start="earliest", **at(mq)) as consumer:
+    async with Consumer("g", TOPIC, start="earliest", **mq.at) as consumer:
         messages = aiter(consumer)
         assert await read(messages, len(KEYS)) == KEYS
         await mq.stop("b")
@@ -141,8 +136,8 @@ async def test_a_group_reads_the_others_and_then_the_broker_that_is_back(
 @pytest.mark.slow
 async def test_running_clients_need_no_nameserver(mq: Brokers) -> None:
     async with (
-        Producer(**at(mq)) as producer,
-        Consumer("g", TOPIC, start="earliest", **at(mq)) as consumer,
+        Producer(**mq.at) as producer,
+        Consumer("g", TOPIC, start="earliest", **mq.at) as consumer,
     ):
         messages = aiter(consumer)
         for is_away in (False, True):
@@ -151,11 +146,11 @@ async def test_running_clients_need_no_nameserver(mq: Brokers) -> None:
             for key in KEYS:
                 await producer.send(Message(TOPIC, b"x", key=key))
             assert await read(messages, len(KEYS)) == KEYS
-        async with Producer(delivery_timeout_ms=0, **at(mq)) as new:
+        async with Producer(delivery_timeout_ms=0, **mq.at) as new:
             with pytest.raises(NameserverUnavailable, match=mq.nameserver):
                 await new.send(Message(TOPIC, b"x"))
         with pytest.raises(NameserverUnavailable, match=mq.nameserver):
-            await Consumer("h", TOPIC, **at(mq)).__aenter__()
+            await Consumer("h", TOPIC, **mq.at).__aenter__()
         await mq.start_nameserver()
 
 
@@ -165,12 +160,12 @@ async def test_clients_that_start_without_a_broker(mq: Brokers) -> None:
         await mq.stop(name)
     words = "broker . .* was shut down .*; a broker may yet register it"
     with pytest.raises(RouteNotFound, match=words) as raised:
-        await Consumer("h", TOPIC, **at(mq)).__aenter__()
+        await Consumer("h", TOPIC, **mq.at).__aenter__()
     assert raised.value.retryable
-    async with Producer(delivery_timeout_ms=100, **at(mq)) as producer:
+    async with Producer(delivery_timeout_ms=100, **mq.at) as producer:
         with pytest.raises(RouteNotFound, match=words):
             await producer.send(Message(TOPIC, b"x"))
-    async with Producer(**at(mq)) as producer, trio.open_nursery() as nursery:
+    async with Producer(**mq.at) as producer, trio.open_nursery() as nursery:
         nursery.start_soon(mq.start, "a")
         assert (await producer.send(Message(TOPIC, b"x"))).queue.broker_name == "a"
 

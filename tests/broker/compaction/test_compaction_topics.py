@@ -23,13 +23,13 @@ async def mq(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[B
     monkeypatch.setattr(following, "TICK_S", 0.01)
     async with brokers(tmp_path, []) as running:
         await running.start("a", **SIZES)
-        async with Admin(nameserver=running.nameserver, connect=running.network.connect) as admin:
+        async with Admin(**running.at) as admin:
             await admin.create_topic(TOPIC, queues=2, attributes={"cleanup.policy": "COMPACTION"})
         yield running
 
 
 async def send(mq: Brokers, **values: int) -> None:
-    async with Producer(nameserver=mq.nameserver, connect=mq.network.connect) as producer:
+    async with Producer(**mq.at) as producer:
         for key, value in values.items():
             await producer.send(Message(TOPIC, b"%d" % value, key=key))
 
@@ -38,8 +38,8 @@ async def read(mq: Brokers) -> dict[str, int]:
     """The newest value of each key, after reading all messages from the beginning."""
     table: dict[str, int] = {}
     async with (
-        Admin(nameserver=mq.nameserver, connect=mq.network.connect) as admin,
-        PullConsumer(nameserver=mq.nameserver, connect=mq.network.connect) as consumer,
+        Admin(**mq.at) as admin,
+        PullConsumer(**mq.at) as consumer,
     ):
         ends = {queue: at.max_offset for queue, at in (await admin.topic_stats(TOPIC)).items()}
         await consumer.assign(await consumer.queues(TOPIC))
@@ -71,7 +71,7 @@ async def test_the_values_of_all_keys_survive_a_restart(mq: Brokers) -> None:
 
 
 async def test_messages_need_keys(mq: Brokers) -> None:
-    async with Producer(nameserver=mq.nameserver, connect=mq.network.connect) as producer:
+    async with Producer(**mq.at) as producer:
         with pytest.raises(BrokerError, match="has no key"):
             await producer.send(Message(TOPIC, b"1"))
 
@@ -94,5 +94,5 @@ async def test_runs_keep_the_newest_value_of_each_key(mq: Brokers) -> None:
 
 
 async def stored_bytes(mq: Brokers) -> int:
-    async with Admin(nameserver=mq.nameserver, connect=mq.network.connect) as admin:
+    async with Admin(**mq.at) as admin:
         return (await admin.topic_totals())[0].record_bytes or 0

@@ -28,7 +28,7 @@ async def incarnation(mq: Brokers, name: str) -> str | None:
 
 async def test_a_broker_that_joins_later_asks_another(tmp_path: Path) -> None:
     async with brokers(tmp_path, ["a", "b"]) as mq:
-        async with Admin(nameserver=mq.nameserver, connect=mq.network.connect) as admin:
+        async with Admin(**mq.at) as admin:
             await admin.create_static_topic("T", 2, brokers=["a", "b"])
             first = {await incarnation(mq, name) for name in "ab"}
             assert len(first) == 1
@@ -42,7 +42,7 @@ async def test_a_broker_that_joins_by_a_tool_without_attributes(
 ) -> None:
     attributes = {"cleanup.policy": "COMPACTION", "key.queue": "java"}
     async with brokers(tmp_path, ["a", "b"]) as mq:
-        async with Admin(nameserver=mq.nameserver, connect=mq.network.connect) as admin:
+        async with Admin(**mq.at) as admin:
             await admin.create_static_topic("T", 2, attributes=attributes)
             await mq.start("c")
             monkeypatch.setattr(statictopic, "_attributes", lambda _configs: {})
