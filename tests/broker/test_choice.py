@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -12,7 +14,7 @@ from headrace_broker.compaction.log_reader import LogReader
 from headrace_broker.statictopic.blocks import RecordBlock
 from headrace_broker.store.files.filesystem import Files
 from headrace_broker.store.files.page_cache import PageCache
-from headrace_broker.store.store_source import GetStatus
+from headrace_broker.store.store_source import GetResult, GetStatus
 from headrace_protocol.message import decode_records, tags_code
 from headrace_protocol.tier.folder import FolderDriver
 from headrace_protocol.tier.span_queue import SpanQueue
@@ -21,12 +23,6 @@ from tests.broker.tiered import test_tiered_storage as files
 from tests.support.bulk import columns_of
 from tests.support.compaction import block, open_log
 from tests.support.stores import open_store, put, ready
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from headrace_broker.store.store_source import GetResult
 
 COUNT = 58
 BODIES = [bytes(number * 37 % 400) for number in range(COUNT)]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
 
 import trio
 
@@ -15,11 +18,6 @@ from tests.simulation.determinism import START_MS
 from tests.simulation.history import History, Life
 from tests.simulation.network import FaultyNetwork, LifeNetwork
 from tests.support.faulty_files import FaultRates, FaultyFiles, PowerCut, next_life
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-    from random import Random
 
 NAMESERVER = "127.0.0.1:9876"
 RESTART_PAUSE_S_MAX = 3.0

@@ -7,27 +7,22 @@ key last, and GET_BY_KEY finds the same. A seed decides everything.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from headrace_broker.compaction import follower
 from headrace_broker.compaction.compactor import Request
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import GetByKeyHeader, GetByKeyResponseHeader
 from headrace_protocol.key_lookup import NoRecord, WantedKey, decode_found, encode_keys
 from headrace_protocol.message import decode_record, decode_records
+from headrace_protocol.statictopic.mapping import MappingItem
 from headrace_protocol.statictopic.offsets import round_up
 from tests.broker.compaction.test_compaction_source import SIZES
 from tests.simulation.compacted_lives import KEYS, POLICY, Table
 from tests.simulation.history import PromiseBroken
-from tests.simulation.world import Kind
+from tests.simulation.totals import Outcome
+from tests.simulation.world import Kind, World
 from tests.support.static_brokers import TOPIC, Brokers, item
 from tests.support.stores import crash
 from tests.support.wire import pull_header, send_header
-
-if TYPE_CHECKING:
-    from headrace_protocol.statictopic.mapping import MappingItem
-    from tests.simulation.totals import Outcome
-    from tests.simulation.world import World
 
 NAMES = "abc"
 QUEUES = 2

@@ -10,7 +10,6 @@ empty. A seed decides everything.
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from headrace_broker.compaction import follower, rebuilds
 from headrace_broker.compaction.compactor import Request
@@ -26,12 +25,9 @@ from headrace_protocol.message import decode_record
 from tests.broker.compaction.test_compaction_lookups import get, key
 from tests.broker.compaction.test_compaction_source import SIZES, C, create, follow_unsaved, read
 from tests.simulation.history import PromiseBroken
-from tests.simulation.world import Life, Lives
+from tests.simulation.world import Life, Lives, World
 from tests.support.broker import BrokerUnderTest, broker_config
-
-if TYPE_CHECKING:
-    from tests.simulation.world import World
-    from tests.support.faulty_files import FaultRates, FaultyFiles
+from tests.support.faulty_files import FaultRates, FaultyFiles
 
 QUEUE = (C, 0)
 OTHER = "OTHER"

@@ -14,10 +14,10 @@ import secrets
 import sys
 import time
 import zlib
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 
 import pytest
 from trio._core import _run
@@ -25,9 +25,6 @@ from trio._core import _run
 from headrace_broker.store.queues.consume_queue import ConsumeQueue
 from headrace_broker.store.store_queue import StoreQueue
 from headrace_daemon.serving.server_channel import ServerChannel
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 START_MS = 1_700_000_000_000
 MEMORY = Path("/dev/shm")

@@ -8,19 +8,15 @@ totals are kept.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
+from headrace_broker.store.followers.following import Following
 from headrace_broker.store.queues import queue_blocks
 from headrace_protocol.message import CorruptRecord
 from tests.simulation.history import PromiseBroken
 from tests.simulation.store_lives import StoreLife, StoreLives
+from tests.support.faulty_files import FaultyFiles
 from tests.support.followers import CopyingFollower
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from headrace_broker.store.followers.following import Following
-    from tests.support.faulty_files import FaultyFiles
 
 # Some records, so that a life has many blocks.
 BLOCK_BYTES = 2000

@@ -8,7 +8,10 @@ when the broker has taken the tier back. Whatever happens, the manifest names on
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any, Final
 
 import msgspec
 
@@ -16,26 +19,18 @@ from headrace_broker.store.files.cold_files import ColdFiles
 from headrace_broker.store.followers.following import _view
 from headrace_broker.store.queues.queue_blocks import read_block
 from headrace_broker.tiered.access import tier_access, upload
-from headrace_broker.tiered.container.stored_tier import Group
+from headrace_broker.tiered.container.stored_tier import Group, Name
+from headrace_broker.tiered.container.tier import Home
 from headrace_broker.tiered.objects import inventory, merge, object_tier, part_reader
 from headrace_broker.tiered.objects.object_tier import CATALOGS, DATA, ObjectTier
 from headrace_broker.tiered.rescue.verify import _verify_objects
 from headrace_protocol.tier.rows import Manifest, ObjectRow
 from tests.simulation.history import PromiseBroken
 from tests.simulation.tiered_lives import PAUSE_MS, TIER_HOURS, TieredLife, TieredLives
-from tests.simulation.world import HOUR_MS
+from tests.simulation.world import HOUR_MS, LifeClock, World
+from tests.support.faulty_files import FaultyFiles
 from tests.support.simulated_store import TROUBLES, SimulatedStore, StoreClient, StoreWeather
 from tests.support.tiers import block
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-    from random import Random
-
-    from headrace_broker.tiered.container.stored_tier import Name
-    from headrace_broker.tiered.container.tier import Home
-    from tests.simulation.world import LifeClock, World
-    from tests.support.faulty_files import FaultyFiles
 
 # Of the requests of a broker.
 TAKEOVER_RATE: Final = 0.02

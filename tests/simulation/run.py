@@ -14,7 +14,6 @@ import sys
 import tempfile
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import structlog
 
@@ -29,9 +28,7 @@ from tests.simulation.store_lives import StoreLives
 from tests.simulation.tiered_lives import TieredLives
 from tests.simulation.totals import Outcome, Totals
 from tests.simulation.waiting_lives import WaitingLives
-
-if TYPE_CHECKING:
-    from tests.simulation.world import Kind
+from tests.simulation.world import Kind
 
 # A cluster takes as long as a dozen stores.
 CLUSTER_EVERY = 8

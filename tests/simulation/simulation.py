@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from random import Random
+from typing import Any, ClassVar, TypeVar
 
 import trio
 import trio.testing
@@ -28,16 +30,10 @@ from tests.simulation.cluster import (
 )
 from tests.simulation.history import History, PromiseBroken
 from tests.simulation.network import FaultyNetwork
+from tests.simulation.totals import Outcome
 from tests.simulation.workload import TOPIC, Workload
-from tests.simulation.world import Kind
+from tests.simulation.world import Kind, World
 from tests.support.faulty_files import FaultRates
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from random import Random
-
-    from tests.simulation.totals import Outcome
-    from tests.simulation.world import World
 
 T = TypeVar("T")
 

@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import math
 import tempfile
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pytest
 import trio
 
-from headrace import Admin
-from headrace.admin.statictopic import HalfDone, UnchangedTopic
+from headrace import Admin, Message, SendResult
+from headrace.admin.statictopic import Change, HalfDone, UnchangedTopic
 from headrace.consumer import offset_store
 from headrace.consumer.offset_store import OffsetStore
 from headrace.errors import HeadraceError, NoQueue
@@ -34,16 +36,8 @@ from tests.simulation.network import LifeNetwork
 from tests.simulation.simulation import Simulation
 from tests.simulation.static_promises import MappingWatch, OffsetWatch, StaticHistory
 from tests.simulation.workload import TOPIC, Workload
+from tests.simulation.world import World
 from tests.support.faulty_files import FaultRates
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    import pytest
-
-    from headrace import Message, SendResult
-    from headrace.admin.statictopic import Change
-    from tests.simulation.world import World
 
 BROKERS = 3
 QUEUES = 3

@@ -19,10 +19,13 @@ after that must say so, or serve all the same.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
 
 import trio
 
@@ -33,12 +36,19 @@ from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.retention import cleaner
 from headrace_broker.store.retention.rules import TRUST_S
 from headrace_broker.store.retention.topic_floors import TopicLimit
-from headrace_broker.store.settings import Retention
+from headrace_broker.store.settings import Retention, StoreSettings
+from headrace_broker.store.store_queue import StoreQueue
 from headrace_broker.store.store_source import GetStatus
-from headrace_protocol.message import CorruptRecord, decode_records, encode_properties
-from tests.simulation.expiry import Appended, Facts, Record
+from headrace_protocol.frame import Buffer
+from headrace_protocol.message import (
+    CorruptRecord,
+    StoredMessage,
+    decode_records,
+    encode_properties,
+)
+from tests.simulation.expiry import Appended, Facts, Name, Record
 from tests.simulation.history import PromiseBroken
-from tests.simulation.world import DISK_FILES, HOUR_MS, MINUTE_MS, Life, Lives
+from tests.simulation.world import DISK_FILES, HOUR_MS, MINUTE_MS, Life, Lives, World
 from tests.support.batches import block
 from tests.support.faulty_files import FaultRates, FaultyFiles, PowerCut
 from tests.support.stores import (
@@ -49,18 +59,6 @@ from tests.support.stores import (
     ready,
     small_settings,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Mapping, Sequence
-    from pathlib import Path
-    from random import Random
-
-    from headrace_broker.store.settings import StoreSettings
-    from headrace_broker.store.store_queue import StoreQueue
-    from headrace_protocol.frame import Buffer
-    from headrace_protocol.message import StoredMessage
-    from tests.simulation.expiry import Name
-    from tests.simulation.world import World
 
 TOPICS = ("One", "Two")
 QUEUES = 2

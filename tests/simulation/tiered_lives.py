@@ -9,41 +9,35 @@ that have not expired, once, in order and at their offsets. A seed decides every
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import trio
 
 from headrace_broker.cold.breaker import Breaker
-from headrace_broker.queue_directory import Use
+from headrace_broker.queue_directory import Source, Use
 from headrace_broker.store.files.filesystem import DiskUsage
+from headrace_broker.store.followers.following import Following
 from headrace_broker.store.settings import Retention
 from headrace_broker.store.store_source import GetStatus
 from headrace_broker.tiered.access import tier_access
+from headrace_broker.tiered.container.stored_tier import StoredTier
 from headrace_broker.tiered.container.tier import Tier
 from headrace_protocol.errors import RequestError
 from headrace_protocol.message import decode_records, tags_code
 from headrace_protocol.tier.driver import Failure
 from tests.simulation.history import PromiseBroken
-from tests.simulation.tiered_model import QueueModel, Sent
-from tests.simulation.world import DISK_FILES, HOUR_MS, Life, Lives
+from tests.simulation.tiered_model import Name, QueueModel, Sent
+from tests.simulation.world import DISK_FILES, HOUR_MS, Life, Lives, World
 from tests.support.broker import BrokerUnderTest, broker_config
+from tests.support.faulty_files import FaultyFiles
+from tests.support.simulated_store import StoreWeather
 from tests.support.stores import put, ready
 from tests.support.troubled_driver import TROUBLES, TroubledDriver, Weather
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    from headrace_broker.queue_directory import Source
-    from headrace_broker.store.followers.following import Following
-    from headrace_broker.tiered.container.stored_tier import StoredTier
-    from tests.simulation.tiered_model import Name
-    from tests.simulation.world import World
-    from tests.support.faulty_files import FaultyFiles
-    from tests.support.simulated_store import StoreWeather
 
 TOPICS: Final = ("One", "Two")
 # A start makes the unit of the last record anew, also if its topic was deleted, and all units if

@@ -12,9 +12,10 @@ and all transactions are decided.
 from __future__ import annotations
 
 import math
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import trio
 
@@ -29,15 +30,10 @@ from headrace_protocol.message import TRANSACTION_COMMIT
 from headrace_protocol.system_topics import TIMER_TOPIC
 from tests.simulation.waiting_clients import GROUPS, TOPICS, Clients, Told
 from tests.simulation.waiting_promises import LEVELS_MS, Jump, WaitingLog, timer_due_ms
-from tests.simulation.world import HOUR_MS, Life, LifeClock, Lives
+from tests.simulation.world import HOUR_MS, Life, LifeClock, Lives, World
 from tests.support.broker import BrokerUnderTest, broker_config
 from tests.support.faulty_files import FaultRates, FaultyFiles, PowerCut
 from tests.support.features import services_of
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from tests.simulation.world import World
 
 CLIENTS: Final = 2
 # Enough for a producer that answers each check.

@@ -9,26 +9,22 @@ disk. Clusters have the same world, and a network besides (``simulation``).
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
+import pytest
 import trio
 
 from headrace_broker.store.errors import StoreError, StoreFormatError
+from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.retention import cleaner
 from tests.simulation.determinism import decided_by, temporary_folder
 from tests.simulation.totals import Outcome
 from tests.support.faulty_files import FaultRates, FaultyFiles, PowerCut, next_life
 from tests.support.stores import SetClock
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    import pytest
-
-    from headrace_broker.store.message_store import MessageStore
 
 MINUTE_MS = 60_000
 HOUR_MS = 60 * MINUTE_MS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from zlib_ng.zlib_ng import crc32
@@ -10,7 +10,7 @@ from zlib_ng.zlib_ng import crc32
 from headrace_broker.store.errors import StoreError, StoreLocked
 from headrace_broker.store.files.config_file import ConfigFile
 from headrace_broker.store.message_store import MessageStore
-from headrace_broker.store_tools.copy import copy_topics
+from headrace_broker.store_tools.copy import CopyReport, copy_topics
 from headrace_broker.store_tools.directory import open_directory
 from headrace_broker.store_tools.dump import Wanted, dump
 from headrace_broker.store_tools.fsck import check
@@ -35,11 +35,6 @@ from tests.support.stores import (
     read_all,
     small_settings,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from headrace_broker.store_tools.copy import CopyReport
 
 
 def copied(root: Path, *topics: str) -> CopyReport:

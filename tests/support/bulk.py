@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from headrace_broker.store.store_source import GetResult
 from headrace_protocol.columns import RecordColumns
 from headrace_protocol.headers import BulkPullResponseHeader
-
-if TYPE_CHECKING:
-    from headrace_broker.store.store_source import GetResult
 
 
 def columns_of(result: GetResult) -> RecordColumns:
