@@ -23,6 +23,7 @@ from headrace_broker.host_budget import Host
 from headrace_broker.queue_directory import Lookup, Use
 from headrace_broker.statictopic.accept import Accepted, Situation, accept
 from headrace_broker.statictopic.close import answer_held, wake_held, when_on_disk
+from headrace_broker.statictopic.queue_life import Event
 from headrace_broker.statictopic.table import new_incarnation
 from headrace_broker.statictopic.takeover import LeftOffsets
 from headrace_broker.topics.attributes import apply_changes, parse_changes
@@ -62,8 +63,6 @@ _AT_ONCE_BYTES: Final = 64 * 1024
 _AT_ONCE_ITEMS: Final = 500
 _CHECKS: Final = Lane("checks of mappings", threads=1)
 _SAVES: Final = Lane("saves of mappings", threads=1, outlives_client=True)
-OPENING: Final = "its mapping is not on disk yet"
-_BEGINNING: Final = "it asks where groups continue"
 
 
 class Registered(Protocol):
@@ -253,7 +252,7 @@ class StaticTopicChanges:
 
     def _end(self, request: Request, topic: str, held_bytes: int) -> None:
         self._changing.discard(topic)
-        self._table.resume_all(topic, _BEGINNING)
+        self._table.apply_to_all(topic, Event.ABANDON)
         request.channel.charge(-held_bytes)
 
     def _steps(self, request: Request, accepted: Accepted, config: TopicConfig) -> Steps:
@@ -326,8 +325,7 @@ class StaticTopicChanges:
 
     def _stop_beginning(self, topic: str, queues: Iterable[int]) -> None:
         for queue in queues:
-            if self._table.stopped(topic, queue) is None:
-                self._table.stop(topic, queue, _BEGINNING)
+            self._table.apply(topic, queue, Event.BEGIN)
         self._table.leads_changed()
 
     def _mark(self, mapping: TopicMapping, config: TopicConfig, then: Then) -> None:
@@ -346,7 +344,7 @@ class StaticTopicChanges:
         """In one step: sends stop, and held pulls of the closed queues are answered."""
         topic = accepted.mapping.topic
         for opened in accepted.opened:
-            self._table.stop(topic, opened, OPENING)
+            self._table.apply(topic, opened, Event.OPEN)
         self._table.put(accepted.mapping)
         self._table.claim(topic, accepted.closed)
         for physical in accepted.closed.values():
@@ -359,7 +357,7 @@ class StaticTopicChanges:
 
     def _open(self, accepted: Accepted, config: TopicConfig) -> None:
         topic = accepted.mapping.topic
-        self._table.resume_all(topic, OPENING, _BEGINNING)
+        self._table.apply_to_all(topic, Event.SAVED)
         incarnation = self._table.marks.incarnation(topic)
         assert incarnation is not None
         self._topics.put_changed(config, incarnation)

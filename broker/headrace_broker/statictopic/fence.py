@@ -16,7 +16,7 @@ import structlog
 import trio
 
 from headrace_broker.statictopic.close import answer_held
-from headrace_broker.statictopic.table import fence_reason
+from headrace_broker.statictopic.queue_life import Claim, Event, State, Stop
 from headrace_daemon.slices import in_slices
 
 if TYPE_CHECKING:
@@ -103,14 +103,13 @@ class Fence:
     def _stop(self, mapping: TopicMapping, info: MappingInfo) -> Generator[None, None, None]:
         """Stop the queues that another broker claims, unless a newer mapping comes meanwhile."""
         topic, led = mapping.topic, mapping.led()
+        claim = Claim(info.epoch, info.bname)
         claimed = iter(info.curr_id_map.keys() & led.keys())
         count = 0
         while some := list(islice(claimed, _QUEUES_AT_ONCE)):
             if self._table.get(topic) is not mapping:
                 break
-            new = [
-                queue for queue in some if self._table.fence(topic, queue, info.epoch, info.bname)
-            ]
+            new = [queue for queue in some if self._table.apply(topic, queue, Event.CLAIM, claim)]
             count += len(new)
             for queue in new:
                 answer_held(self._store, self._long_polling, topic, led[queue])
@@ -122,6 +121,6 @@ class Fence:
                 "static topic's queues stopped",
                 topic=topic,
                 count=count,
-                reason=fence_reason(info.epoch, info.bname),
+                reason=Stop(State.FENCED, claim).reason,
             )
             self._topics.registration_changed()

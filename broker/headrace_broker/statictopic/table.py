@@ -17,6 +17,7 @@ import structlog
 
 from headrace_broker.persistence import SavedFile, load_table, next_version, with_breaks
 from headrace_broker.statictopic.mark import MARK_NAME, StaticMarks
+from headrace_broker.statictopic.queue_life import NO_CLAIM, TRANSITIONS, Claim, Event, State, Stop
 from headrace_broker.store.errors import StoreFormatError
 from headrace_broker.store.files.config_file import ConfigSource
 from headrace_protocol.bodies import DataVersion
@@ -54,18 +55,6 @@ class Unusable(NamedTuple):
 
     mapping: TopicMapping | None
     reason: str
-
-
-class Stop(NamedTuple):
-    """Why a queue takes no messages; until_epoch: ends with a newer mapping than this, if not 0."""
-
-    reason: str
-    until_epoch: int = 0
-
-
-def fence_reason(epoch: int, broker: str) -> str:
-    """Why a queue is stopped that another broker claims with a newer epoch."""
-    return f"broker {broker} leads it since epoch {epoch}; if it should not, repair the topic"
 
 
 class MappingTable:
@@ -267,10 +256,11 @@ class MappingTable:
         self._unusable.pop(mapping.topic, None)
         self._mappings[mapping.topic] = mapping
         led = mapping.led()
-        self._drop_stops(
-            mapping.topic,
-            lambda queue, stop: queue not in led or 0 < stop.until_epoch < mapping.epoch,
-        )
+        for queue, stop in self._stops_of(mapping.topic):
+            if queue not in led:
+                self.apply(mapping.topic, queue, Event.LOSE)
+            elif stop.claim.epoch < mapping.epoch:
+                self.apply(mapping.topic, queue, Event.RENEW)
         self._note_undecided(mapping.topic)
         self._drop_claims(
             lambda place, _: place[0] == mapping.topic and place not in self.undecided
@@ -281,14 +271,40 @@ class MappingTable:
         """Remove the mapping of a topic that is deleted; its mark stays."""
         was_usable = self._mappings.pop(topic, None) is not None
         if self._unusable.pop(topic, None) is not None or was_usable:
-            self._drop_stops(topic, lambda _queue, _stop: True)
+            for queue, _ in self._stops_of(topic):
+                self.apply(topic, queue, Event.LOSE)
             self._note_undecided(topic)
             self._drop_claims(lambda place, _: place[0] == topic)
             self._saved_changed()
 
-    def stop(self, topic: str, queue: int, reason: str) -> None:
-        """Take no messages for a logic queue; ``leads`` returns None for it."""
-        self._stopped[topic, queue] = Stop(reason)
+    def state(self, topic: str, queue: int) -> State:
+        """Whether a logic queue that the mapping gives to this broker takes messages."""
+        stop = self._stopped.get((topic, queue))
+        return stop.state if stop else State.SERVING
+
+    def apply(self, topic: str, queue: int, event: Event, claim: Claim = NO_CLAIM) -> bool:
+        """Change a queue's state; return whether it has changed.
+
+        Call ``leads_changed`` afterwards. claim: for CLAIM.
+        """
+        before = self.state(topic, queue)
+        after = TRANSITIONS[before, event]
+        if after is before:
+            return False
+        if after is State.SERVING:
+            del self._stopped[topic, queue]
+        else:
+            self._stopped[topic, queue] = Stop(after, claim)
+        return True
+
+    def apply_to_all(self, topic: str, event: Event) -> None:
+        """Change the states of a topic's queues that take no messages."""
+        for queue, _ in self._stops_of(topic):
+            self.apply(topic, queue, event)
+        self.leads_changed()
+
+    def _stops_of(self, topic: str) -> list[tuple[int, Stop]]:
+        return [(place[1], stop) for place, stop in self._stopped.items() if place[0] == topic]
 
     def claim(self, topic: str, closed: Mapping[int, int]) -> None:
         """Keep closed queues registered while their new leader is undecided.
@@ -311,27 +327,6 @@ class MappingTable:
             del self._claims[place]
         return bool(over)
 
-    def fence(self, topic: str, queue: int, epoch: int, broker: str) -> bool:
-        """Take no messages for a queue until the mapping is newer; return whether that is new."""
-        if (topic, queue) in self._stopped:
-            return False
-        self._stopped[topic, queue] = Stop(fence_reason(epoch, broker), epoch)
-        return True
-
-    def resume_all(self, topic: str, *reasons: str) -> None:
-        """Take messages for a topic's logic queues that were stopped for one of ``reasons``."""
-        self._drop_stops(topic, lambda _queue, stop: stop.reason in reasons)
-        self.leads_changed()
-
-    def _drop_stops(self, topic: str, is_over: Callable[[int, Stop], bool]) -> None:
-        over = [
-            place
-            for place, stop in self._stopped.items()
-            if place[0] == topic and is_over(place[1], stop)
-        ]
-        for place in over:
-            del self._stopped[place]
-
     def _note_undecided(self, topic: str) -> None:
         """Note since when queues of a topic are undecided."""
         mapping = self._mappings.get(topic)
@@ -343,7 +338,7 @@ class MappingTable:
             self.undecided.setdefault(place, self._now_ms())
 
     def leads_changed(self) -> None:
-        """Invalidate lookups after ``stop`` or a change of ``is_verified``."""
+        """Invalidate lookups after ``apply`` or a change of ``is_verified``."""
         self.change_count += 1
         for subscriber in self._subscribers:
             subscriber()

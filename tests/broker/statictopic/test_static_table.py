@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from headrace_broker.statictopic import table as table_module
+from headrace_broker.statictopic.queue_life import TRANSITIONS, Claim, Event, State
 from headrace_broker.statictopic.table import MAPPING_NAME, MappingTable
 from headrace_broker.store.errors import StoreFormatError
 from headrace_broker.store.files.config_file import ConfigFile, unsealed
@@ -78,20 +80,61 @@ def test_changes_are_there_after_a_restart(tmp_path: Path) -> None:
     assert table_in(tmp_path).get("T") is None
 
 
-def test_a_stopped_queue_is_not_led(tmp_path: Path) -> None:
+CLAIM = Claim(2000, "broker-b")
+TO_REACH = {
+    State.SERVING: None,
+    State.BEGINNING: Event.BEGIN,
+    State.OPENING: Event.OPEN,
+    State.FENCED: Event.CLAIM,
+}
+# A claim ends only with a newer mapping.
+TO_SERVING = {
+    State.SERVING: {*Event} - {Event.BEGIN, Event.OPEN, Event.CLAIM},
+    State.BEGINNING: {Event.SAVED, Event.ABANDON, Event.LOSE},
+    State.OPENING: {Event.SAVED, Event.LOSE},
+    State.FENCED: {Event.RENEW, Event.LOSE},
+}
+
+
+@pytest.mark.parametrize(("state", "event"), [*itertools.product(State, Event)])
+def test_a_queue_is_led_unless_it_is_stopped(tmp_path: Path, state: State, event: Event) -> None:
+    table = table_in(tmp_path)
+    table.put(mapping())
+    if (before := TO_REACH[state]) is not None:
+        assert table.apply("T", 1, before, CLAIM)
+    assert table.state("T", 1) is state
+    after = TRANSITIONS[state, event]
+    assert table.apply("T", 1, event, CLAIM) is (after is not state)
+    assert table.state("T", 1) is after
+    is_led = event in TO_SERVING[state]
+    assert (after is State.SERVING) is is_led
+    assert (table.leads("T", 1) == 0) is is_led
+    assert table.led("T") == ({1: 0} if is_led else {})
+    assert table.led_count() == is_led
+    assert (table.stopped("T", 1) is None) is is_led
+    # The chain that another broker leads has no state here.
+    assert table.leads("T", 3) is None
+
+
+def test_a_mapping_ends_older_claims(tmp_path: Path) -> None:
     table = table_in(tmp_path)
     table.put(mapping())
     calls: list[int] = []
     table.subscribe(lambda: calls.append(table.change_count))
-    table.stop("T", 1, "a reason")
-    table.leads_changed()
+    table.apply("T", 1, Event.CLAIM, CLAIM)
+    assert table.stopped("T", 1) == (
+        "broker broker-b leads it since epoch 2000; if it should not, repair the topic"
+    )
+    table.put(mapping(epoch=2000))
     assert table.leads("T", 1) is None
-    assert table.led("T") == {}
-    table.resume_all("T", "another reason")
+    table.apply_to_all("T", Event.SAVED)
     assert table.leads("T", 1) is None
-    table.resume_all("T", "a reason")
+    table.put(mapping(epoch=2001))
     assert table.leads("T", 1) == 0
-    assert len(calls) == 3
+    table.apply("T", 1, Event.OPEN)
+    table.remove("T")
+    assert table.state("T", 1) is State.SERVING
+    assert len(calls) == 4
 
 
 def lost(folder: Path) -> None:
