@@ -41,6 +41,7 @@ STORE_BASE = {
     f"{STORE}.settings",
     f"{STORE}.store_queue",
     "headrace_protocol.errors",
+    "headrace_protocol.waiting",
     *RECORDS,
 }
 # What a service of the broker may know: the store, how tables are kept, and the time.
@@ -214,6 +215,7 @@ MAY_IMPORT = {
         "headrace_broker.clock",
         "headrace_protocol.errors",
         "headrace_protocol.system_topics",
+        "headrace_protocol.waiting",
         *RECORDS,
     },
     f"{STORE}.files": {f"{STORE}.errors", "headrace_protocol.errors", "msgspec", *RECORDS},

@@ -276,7 +276,7 @@ def _serving(
         server.request_failed,
         run_long=pace.sliced_work.start,
         run_fetch=pace.fetches.start,
-        serve_again=partial(frames.serve_again, server),
+        in_turn=partial(frames.in_turn, server),
         turn_s=pace.turn_s,
         answered=clients.requests.answered,
         on_slow=watchdog.note,

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from headrace_broker.store.store_source import Boundary, GetResult
     from headrace_broker.topics.table import TopicTable
     from headrace_protocol.bodies import TopicConfig
-    from headrace_protocol.serving import Request
+    from headrace_protocol.serving import Request, Work
 
 
 class Use(enum.Enum):
@@ -166,7 +166,7 @@ class Elsewhere(NamedTuple):
 
     broker_name: str
     address: str
-    pass_on: Callable[[Request], None] | None = None
+    pass_on: Callable[[Request], Work] | None = None
 
     def rejection(self, topic: str, queue_id: int) -> RequestError:
         """The error for any request for the queue; it passes the request on if that is possible.
@@ -242,7 +242,7 @@ class QueueDirectory:
     def resolve(
         self, topic: str, queue_id: int, use: Use, before_create: BeforeCreate = _allow
     ) -> Place:
-        """The place of a queue, or why it has none. Raises NotReady.
+        """The place of a queue, or why it has none.
 
         before_create: see ``Lookup``.
         """
@@ -271,7 +271,7 @@ class QueueDirectory:
     def serve(
         self, topic: str, queue_id: int, use: Use, before_create: BeforeCreate = _allow
     ) -> Here:
-        """A queue that must be here. Raises RequestError, NotReady.
+        """A queue that must be here. Raises RequestError.
 
         before_create: see ``Lookup``.
         """
@@ -283,7 +283,7 @@ class QueueDirectory:
     def find(self, topic: str, queue_id: int, use: Use) -> Here | None:
         """A queue that need not exist; None if it doesn't, or may not be used.
 
-        Raises RequestError only if another broker serves the queue; NotReady.
+        Raises RequestError only if another broker serves the queue.
         """
         place = self.resolve(topic, queue_id, use)
         if isinstance(place, Elsewhere):
@@ -293,7 +293,7 @@ class QueueDirectory:
     def source_to_list(self, topic: str, queue_id: int) -> Source | None:
         """The source of a queue for LIST; None if another broker serves the queue.
 
-        Raises RequestError, NotReady.
+        Raises RequestError.
         """
         place = self.resolve(topic, queue_id, Use.LIST)
         if isinstance(place, RequestError):

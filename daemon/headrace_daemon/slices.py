@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections import deque
 from time import perf_counter
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 import trio
 
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import RequestError
+from headrace_protocol.serving import SLICE_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
+    from collections.abc import Callable, Coroutine, Generator, Iterator
 
     from headrace_protocol.errors import Lane, NotReady
     from headrace_protocol.serving import Channel, Then
@@ -22,16 +23,15 @@ log = structlog.get_logger("headrace.server")
 
 Result = TypeVar("Result")
 
-# Duration of a slice, which delays the requests of all clients.
-_SLICE_S = 0.002
 
-
-async def in_slices(work: Generator[None, None, Result]) -> Result:
+async def in_slices(
+    work: Generator[None, None, Result] | Coroutine[None, Any, Result],
+) -> Result:
     """Run a task's own work to its end, in slices, and return its result."""
     breaks = Breaks()
     while True:
         try:
-            next(work)
+            work.send(None)
         except StopIteration as ended:
             result: Result = ended.value
             return result
@@ -42,13 +42,13 @@ class Breaks:
     """The breaks of a task whose loop need not wait: others run when its slice is over."""
 
     def __init__(self) -> None:
-        self._end = perf_counter() + _SLICE_S
+        self._end = perf_counter() + SLICE_S
 
     async def take(self) -> None:
         """Let others run if the slice is over."""
         if perf_counter() > self._end:
             await trio.lowlevel.checkpoint()
-            self._end = perf_counter() + _SLICE_S
+            self._end = perf_counter() + SLICE_S
 
 
 class SlicedWork:
@@ -94,7 +94,7 @@ class SlicedWork:
 
 def _run_slice(work: Iterator[None]) -> bool:
     """Run one slice; returns whether the work is finished."""
-    end = perf_counter() + _SLICE_S
+    end = perf_counter() + SLICE_S
     return all(perf_counter() < end for _ in work)
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headrace_daemon.metrics.samples import Metric
+from headrace_protocol.waiting import take_break
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from headrace_daemon.metrics.samples import Samples
     from headrace_nameserver.routes import RouteTable
@@ -41,15 +42,15 @@ class NameServerMetrics:
         self._table = table
         self._now_ms = now_ms
 
-    def __call__(self, samples: Samples) -> Iterator[None]:
+    async def __call__(self, samples: Samples) -> None:
         """See ``Collect``."""
         live, now_ms = self._table.live(), self._now_ms()
         samples.add(BROKERS, len(live))
         samples.add(TOPICS, self._table.topic_count)
         samples.add(LOST_BROKERS, self._table.lost_count)
         samples.add(DEPARTED_BROKERS, len(self._table.departed))
-        yield
+        await take_break()
         for broker in live:
             silence_s = max(now_ms - broker.last_heard_ms, 0) / 1000
             samples.add(SILENCE, silence_s, broker.cluster, broker.name, broker.address)
-            yield
+            await take_break()

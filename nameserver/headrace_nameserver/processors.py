@@ -26,7 +26,7 @@ from headrace_protocol.bodies import (
 from headrace_protocol.bounds import NAME_CHARS_MAX, check_name, check_text
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.departed import ClusterInfoHeader, DepartedBroker, ForgetBrokerHeader
-from headrace_protocol.errors import Lane, NotReady, RequestError
+from headrace_protocol.errors import Lane, RequestError
 from headrace_protocol.nameserver_headers import (
     REGISTRATION_PERIOD_MS,
     AddWritePermOfBrokerResponseHeader,
@@ -50,15 +50,16 @@ from headrace_protocol.nameserver_headers import (
 )
 from headrace_protocol.serving import Reply, Request
 from headrace_protocol.system_topics import RETRY_PREFIX, user_topics
+from headrace_protocol.waiting import fetch, take_break
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable
+    from collections.abc import Callable, Iterable
     from concurrent.futures import Future
 
     from headrace_nameserver.departed import Departed
     from headrace_nameserver.kv_config import KVConfig
     from headrace_nameserver.routes import RouteTable
-    from headrace_protocol.serving import LongFunction, LongWork, Registry, RequestFunction
+    from headrace_protocol.serving import LongFunction, Registry, RequestFunction
 
 log = structlog.get_logger("headrace.nameserver")
 
@@ -146,23 +147,23 @@ class NameServerProcessor:
 
     # -- brokers -----------------------------------------------------------------------------------
 
-    def register_broker(self, request: Request) -> LongWork:
+    async def register_broker(self, request: Request) -> Reply | None:
         """REGISTER_BROKER (103)."""
         header = request.header(RegisterBrokerHeader)
         try:
-            return (yield from self._register(header, request))
+            return await self._register(header, request)
         except RequestError as error:
             client = request.channel.address
             self.log.warning(client, "broker not registered", reason=error.remark)
             raise
 
-    def _register(self, header: RegisterBrokerHeader, request: Request) -> LongWork:
+    async def _register(self, header: RegisterBrokerHeader, request: Request) -> Reply | None:
         channel = request.channel
         registrations.check_header(header)
         if self._register_from_own_address:
             check_own_address(header.broker_addr, channel.address)
         self._table.check_place(header, channel)
-        topics = yield from registrations.read(header, request)
+        topics = await registrations.read(header, request)
         if (
             not channel.is_open
         ):  # already handled as closed, so nothing would remove this broker again
@@ -215,22 +216,22 @@ class NameServerProcessor:
             QueryDataVersionResponseHeader(changed=changed), (ours.encode(),) if ours else ()
         )
 
-    def get_cluster_info(self, request: Request) -> LongWork:
+    async def get_cluster_info(self, request: Request) -> Reply | None:
         """GET_BROKER_CLUSTER_INFO (106)."""
         header = request.header(ClusterInfoHeader)
-        yield None
+        await take_break()
         departed: list[DepartedBroker] = []
         for each in list(self._table.departed) if header.departed else ():
             departed.append(self._departed(each))
-            yield None
+            await take_break()
         info = self._table.cluster_info()
         info.departed_brokers = departed if header.departed else None
         return _body(info)
 
-    def get_member_group(self, request: Request) -> LongWork:
+    async def get_member_group(self, request: Request) -> Reply | None:
         """GET_BROKER_MEMBER_GROUP (901)."""
         header = request.header(GetBrokerMemberGroupHeader)
-        yield None
+        await take_break()
         group = self._table.member_group(header.cluster_name, header.broker_name)
         return _body(GetBrokerMemberGroupResponseBody(broker_member_group=group))
 
@@ -274,8 +275,8 @@ class NameServerProcessor:
             return None
         return self._route_reply(header, request, route)
 
-    def _route_later(self, header: GetRouteInfoHeader, request: Request) -> LongWork:
-        yield None
+    async def _route_later(self, header: GetRouteInfoHeader, request: Request) -> Reply | None:
+        await take_break()
         route = self._table.route(header.topic)
         if route is None:
             return self._no_route_reply(header.topic)
@@ -374,45 +375,45 @@ class NameServerProcessor:
         self.log.info(request.channel.address, "topic added", topic=header.topic, brokers=brokers)
         return Reply()
 
-    def get_topics(self, _request: Request) -> LongWork:
+    async def get_topics(self, _request: Request) -> Reply | None:
         """GET_ALL_TOPIC_LIST_FROM_NAMESERVER (206)."""
-        return _topic_list(self._table.topics())
+        return await _topic_list(self._table.topics())
 
-    def get_topics_by_cluster(self, request: Request) -> LongWork:
+    async def get_topics_by_cluster(self, request: Request) -> Reply | None:
         """GET_TOPICS_BY_CLUSTER (224)."""
         cluster = request.header(GetTopicsByClusterHeader).cluster
-        return (yield from _topic_list(self._table.topics(cluster)))
+        return await _topic_list(self._table.topics(cluster))
 
-    def get_system_topics(self, _request: Request) -> LongWork:
+    async def get_system_topics(self, _request: Request) -> Reply | None:
         """GET_SYSTEM_TOPIC_LIST_FROM_NS (304)."""
-        return _topic_list(self._table.system_topics(), self._table.any_address())
+        return await _topic_list(self._table.system_topics(), self._table.any_address())
 
-    def get_unit_topics(self, _request: Request) -> LongWork:
+    async def get_unit_topics(self, _request: Request) -> Reply | None:
         """GET_UNIT_TOPIC_LIST (311)."""
-        return _topic_list(self._table.unit_topics(unit=True))
+        return await _topic_list(self._table.unit_topics(unit=True))
 
-    def get_unit_sub_topics(self, _request: Request) -> LongWork:
+    async def get_unit_sub_topics(self, _request: Request) -> Reply | None:
         """GET_HAS_UNIT_SUB_TOPIC_LIST (312)."""
-        return _topic_list(self._table.unit_topics(unit_sub=True))
+        return await _topic_list(self._table.unit_topics(unit_sub=True))
 
-    def get_unit_sub_ununit_topics(self, _request: Request) -> LongWork:
+    async def get_unit_sub_ununit_topics(self, _request: Request) -> Reply | None:
         """GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST (313)."""
-        return _topic_list(self._table.unit_topics(unit=False, unit_sub=True))
+        return await _topic_list(self._table.unit_topics(unit=False, unit_sub=True))
 
     # -- key-value table ---------------------------------------------------------------------------
 
-    def put_kv_config(self, request: Request) -> LongWork:
+    async def put_kv_config(self, request: Request) -> Reply | None:
         """PUT_KV_CONFIG (100): answered once the change is on disk."""
         header = request.header(PutKVConfigHeader)
-        yield from self._saved(self._kv_config.put(header.namespace, header.key, header.value))
+        await self._saved(self._kv_config.put(header.namespace, header.key, header.value))
         client = request.channel.address
         self.log.info(client, "key-value set", namespace=header.namespace, key=header.key)
         return Reply()
 
-    def _saved(self, change: Future[None]) -> Generator[NotReady, None, None]:
+    async def _saved(self, change: Future[None]) -> None:
         """Wait until a change is on disk. Raises the error of a failed save."""
         if not change.done():
-            yield NotReady(self._kv_config.save, _KEY_VALUES)
+            await fetch(self._kv_config.save, _KEY_VALUES)
         change.result()
 
     def get_kv_config(self, request: Request) -> Reply:
@@ -426,18 +427,18 @@ class NameServerProcessor:
             )
         return Reply(GetKVConfigResponseHeader(value=value))
 
-    def delete_kv_config(self, request: Request) -> LongWork:
+    async def delete_kv_config(self, request: Request) -> Reply | None:
         """DELETE_KV_CONFIG (102): answered once the change is on disk."""
         header = request.header(KVKeyHeader)
-        yield from self._saved(self._kv_config.delete(header.namespace, header.key))
+        await self._saved(self._kv_config.delete(header.namespace, header.key))
         client = request.channel.address
         self.log.info(client, "key-value deleted", namespace=header.namespace, key=header.key)
         return Reply()
 
-    def get_kv_list(self, request: Request) -> LongWork:
+    async def get_kv_list(self, request: Request) -> Reply | None:
         """GET_KVLIST_BY_NAMESPACE (219)."""
         namespace = request.header(KVNamespaceHeader).namespace
-        yield None
+        await take_break()
         table = self._kv_config.namespace(namespace)
         if table is None:
             raise RequestError(ResponseCode.QUERY_NOT_FOUND, f"namespace {namespace} is empty")
@@ -454,9 +455,9 @@ def _body(body: Body) -> Reply:
     return Reply(body=(body.encode(),))
 
 
-def _topic_list(topics: Iterable[str], broker_addr: str | None = None) -> LongWork:
+async def _topic_list(topics: Iterable[str], broker_addr: str | None = None) -> Reply | None:
     """A TopicList reply, encoded in slices."""
-    names = yield from fastjson.dumps_list_sliced(topics)
+    names = await fastjson.dumps_list_sliced(topics)
     return Reply(body=fastjson.dumps_parts({"brokerAddr": broker_addr, "topicList": names}))
 
 

@@ -8,7 +8,6 @@ Source: docs/protocol.md "Registration"; tests/abuse/test_registration.py.
 from __future__ import annotations
 
 import zlib
-from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -29,12 +28,11 @@ from headrace_protocol.bounds import (
     check_text,
 )
 from headrace_protocol.codes import ResponseCode
-from headrace_protocol.errors import Lane, NotReady, RequestError
+from headrace_protocol.errors import Lane, RequestError
 from headrace_protocol.registration import RegisterBrokerBody, Registration
+from headrace_protocol.waiting import fetch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-
     from headrace_protocol.bodies import TopicConfig
     from headrace_protocol.nameserver_headers import RegisterBrokerHeader
     from headrace_protocol.registration import RegisteredTopic
@@ -81,9 +79,7 @@ def check_header(header: RegisterBrokerHeader) -> None:
         )
 
 
-def read(
-    header: RegisterBrokerHeader, request: Request
-) -> Generator[NotReady | None, None, BrokerTopics]:
+async def read(header: RegisterBrokerHeader, request: Request) -> BrokerTopics:
     """The topics in the body of a registration. Raises RequestError, MalformedJson."""
     data = bytes(request.body)
     if not data:
@@ -91,13 +87,13 @@ def read(
     _check_crc(header, data)
     if header.compressed:
         has_mappings = request.command.version >= _MAPPINGS_VERSION
-        return (yield from _in_thread(lambda: _read_compressed(header, data, has_mappings)))
+        return await fetch(lambda: _read_compressed(header, data, has_mappings), _REGISTRATIONS)
     _check_size(data)
     if len(data) <= _AT_ONCE_BYTES:
         body = fastjson.decode_plain(data, Registration)
         if body is not None:
             return check(header, body)
-    return (yield from _in_thread(lambda: check(header, _read_plain(data))))
+    return await fetch(lambda: check(header, _read_plain(data)), _REGISTRATIONS)
 
 
 def _read_plain(data: bytes) -> Registration:
@@ -135,21 +131,6 @@ def _check_size(data: bytes) -> None:
 
 def _read_compressed(header: RegisterBrokerHeader, data: bytes, has_mappings: bool) -> BrokerTopics:
     return check(header, RegisterBrokerBody.decode_compressed(data, has_mappings=has_mappings))
-
-
-def _in_thread(
-    work: Callable[[], BrokerTopics],
-) -> Generator[NotReady | None, None, BrokerTopics]:
-    done: Future[BrokerTopics] = Future()
-
-    def run() -> None:
-        try:
-            done.set_result(work())
-        except Exception as error:  # noqa: BLE001 - raised where the request is served
-            done.set_exception(error)
-
-    yield NotReady(run, _REGISTRATIONS)
-    return done.result()
 
 
 def check(header: RegisterBrokerHeader, body: Registration | RegisterBrokerBody) -> BrokerTopics:

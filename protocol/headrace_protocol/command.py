@@ -75,8 +75,8 @@ def to_text_fields(fields: Mapping[str, Any]) -> dict[str, str]:
     return {name: _to_text(value) for name, value in fields.items() if value is not None}
 
 
-def header_fields(header: msgspec.Struct | None) -> dict[str, Any] | None:
-    """A header struct as a map by wire names; None stays None."""
+def header_fields(header: msgspec.Struct | Mapping[str, object] | None) -> dict[str, Any] | None:
+    """A header as a map by wire names; None stays None."""
     return None if header is None else msgspec.to_builtins(header)
 
 

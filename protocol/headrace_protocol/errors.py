@@ -6,7 +6,7 @@ import copyreg
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
 
 
 class PortableError(Exception):
@@ -61,21 +61,19 @@ class Lane:
 
 
 class NotReady(Exception):
-    """A request needs data that must be fetched first.
+    """A read of data that must be fetched first; after its wait it is repeated.
 
     fetch: fetches it in any thread, however long that takes. lane: the lane whose threads run it.
-
-    Read first, change later: a function that raises this runs again from its start, so it must
-    not change anything before its last read. Two kinds of changes are exceptions: one that a
-    second run finds done (a decision that waits to be saved), and one made only while
-    ``Request.is_retry`` is False because it can't wait for the disk (the offset that comes with a
-    pull: the next commit must not overtake it).
     """
 
     def __init__(self, fetch: Callable[[], None], lane: Lane) -> None:
         super().__init__(f"must be fetched first: {lane.name}")
         self.fetch = fetch
         self.lane = lane
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        """Wait for the fetch; raises its error."""
+        yield self
 
 
 class RequestError(PortableError):

@@ -14,7 +14,7 @@ import functools
 import json.encoder
 import math
 import re
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from itertools import islice
 from typing import Any, TypeVar, get_type_hints
@@ -24,6 +24,7 @@ import msgspec
 from headrace_protocol.bounds import INTEGER_DIGITS_MAX
 from headrace_protocol.errors import PortableError
 from headrace_protocol.java_values import java_value
+from headrace_protocol.waiting import take_break
 
 T = TypeVar("T")
 Buffer = bytes | bytearray | memoryview
@@ -408,7 +409,7 @@ class Written(msgspec.Struct):
     parts: tuple[bytes, ...]
 
 
-def dumps_sliced(items: Iterable[tuple[Any, Any]]) -> Generator[None, None, Written]:
+async def dumps_sliced(items: Iterable[tuple[Any, Any]]) -> Written:
     """Encode a map in slices, for a caller that interleaves other work.
 
     Yields after each slice, which takes about a millisecond; returns the encoded map.
@@ -416,24 +417,24 @@ def dumps_sliced(items: Iterable[tuple[Any, Any]]) -> Generator[None, None, Writ
     parts, table = [b"{"], dict[Any, Any]()
     for key, value in items:
         if isinstance(value, dict) and len(value) > _SLICE_ITEMS:
-            table[key] = yield from dumps_sliced(value.items())
+            table[key] = await dumps_sliced(value.items())
         else:
             table[key] = value
         if len(table) == _SLICE_ITEMS:
             _extend(parts, table)
             table = {}
-            yield
+            await take_break()
     _extend(parts, table)
     return Written((*parts, b"}"))
 
 
-def dumps_list_sliced(items: Iterable[Any]) -> Generator[None, None, Written]:
+async def dumps_list_sliced(items: Iterable[Any]) -> Written:
     """Encode a list in slices; see ``dumps_sliced``."""
     remaining = iter(items)
     parts = [b"["]
     while some := list(islice(remaining, _SLICE_ITEMS)):
         _extend(parts, some)
-        yield
+        await take_break()
     return Written((*parts, b"]"))
 
 

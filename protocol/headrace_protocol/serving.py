@@ -9,10 +9,9 @@ import contextlib
 import functools
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
-from inspect import GEN_CREATED, getgeneratorstate
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
 from time import perf_counter
-from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import msgspec
 
@@ -32,6 +31,7 @@ from headrace_protocol.header_codecs import (
     decode_header,
     encode_frame,
 )
+from headrace_protocol.waiting import Effect, Run, State
 from headrace_protocol.waits import Waits
 
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ Header = TypeVar("Header", bound=msgspec.Struct)
 Result = TypeVar("Result")
 
 _SLOW_S = 0.005
+# Duration of a slice of a request that waits, which delays the requests of all clients.
+SLICE_S = 0.002
 # Time for one client's requests before a daemon serves the others.
 TURN_S = 0.005
 # A body up to this size is within every bound.
@@ -86,10 +88,11 @@ class Channel(Protocol):
 class Reply(msgspec.Struct, gc=False):
     """An answer on its way out.
 
+    header: its fields by their names on the wire, or a struct of them.
     body: buffers, sent in order without being joined or copied.
     """
 
-    header: msgspec.Struct | None = None
+    header: msgspec.Struct | Mapping[str, object] | None = None
     body: tuple[Buffer, ...] = ()
     code: int = ResponseCode.SUCCESS
     remark: str | None = None
@@ -99,7 +102,6 @@ class Request(msgspec.Struct):
     """One request with its channel.
 
     header_bytes: size of the header as received.
-    is_retry: the request is served once more, after waiting; the changes of its first run stand.
     waits: see ``Registry.note_wait``.
 
     Not gc=False: a held request and its channel's owner refer to each other.
@@ -110,7 +112,6 @@ class Request(msgspec.Struct):
     command: Command
     body: Buffer
     header_bytes: int
-    is_retry: bool = False
     waits: Waits | None = None
 
     @property
@@ -145,31 +146,31 @@ class Request(msgspec.Struct):
 
 
 class ServedElsewhere(RequestError):
-    """A request that another part of this daemon takes over, or another daemon serves.
+    """A request that another daemon serves.
 
-    pass_on: takes the request over, and answers it now or later. Where a request can't be passed
-    on, this is a rejection like any other.
+    serve: the rest of the request. Where it can't be passed on, this is a rejection like any other.
     """
 
-    def __init__(self, code: int, remark: str, pass_on: Callable[[Request], None]) -> None:
+    def __init__(self, code: int, remark: str, serve: Callable[[Request], Work]) -> None:
         super().__init__(code, remark)
-        self.pass_on = pass_on
+        self.serve = serve
 
 
-# Returns None to accept a request, or the answer that rejects it; may raise RequestError, and
-# ServedElsewhere to take the request over.
-Guard = Callable[[Request], Reply | None]
-# Returns the answer, or None if it has answered itself or holds the request to answer later.
-RequestFunction = Callable[[Request], Reply | None]
-# A request in slices: yields None where others may run, NotReady where it must wait.
-LongWork = Generator[NotReady | None, None, Reply | None]
-LongFunction = Callable[[Request], LongWork]
+# The rest of a request that can't be answered at once; see ``waiting``.
+Work = Coroutine[Effect, Any, "Reply | None"]
+# Returns the answer, None if it has answered itself or holds the request to answer later, or the
+# rest of the request: it may be an ``async`` function.
+# May raise RequestError, and ServedElsewhere to pass the request on.
+RequestFunction = Callable[[Request], "Reply | Work | None"]
+LongFunction = Callable[[Request], Work]
+# Returns None to accept a request, or what its function would return, which is not called then.
+Guard = RequestFunction
 # Called after a fetch, with its error or None.
 Then = Callable[[Exception | None], None]
 # Runs the fetch of a client's request, then calls back.
 RunFetch = Callable[[Channel, NotReady, Then], None]
-# Serves a request again after its fetch, outside of ``Registry.handle``.
-ServeAgain = Callable[[Channel, Callable[[], object]], None]
+# Runs a step of a client's request outside of ``Registry.handle``.
+InTurn = Callable[[Channel, Callable[[], object]], None]
 # Serves several frames of one client; passes those that need more to ``Registry.serve``.
 ReadyFunction = Callable[["Channel", "list[Frame]"], None]
 # Runs work in slices.
@@ -212,8 +213,7 @@ class Registry:
     unexpected: called with the request and its exception, for exceptions of other types than
     those with a response code.
     run_long: runs long work. run_fetch: runs fetches, which wait for the disk.
-    serve_again: serves requests after a fetch; a LongFunction is resumed without it and must not
-    store messages.
+    in_turn: runs a step of a request that has waited, in a turn of the server.
     on_slow: called after a slow request with the name of its code and its seconds.
     on_late: called with a request whose answer took over ``late_s``, and with the seconds by what
     it waited for. Pulls may wait for messages.
@@ -229,7 +229,7 @@ class Registry:
         *,
         run_long: RunLong = run_at_once,
         run_fetch: RunFetch = fetch_at_once,
-        serve_again: ServeAgain = serve_at_once,
+        in_turn: InTurn = serve_at_once,
         turn_s: float = math.inf,
         answered: Answered = reject_answer,
         on_slow: Callable[[str, float], None] = lambda _name, _seconds: None,
@@ -242,15 +242,18 @@ class Registry:
         self.refusals: Counter[tuple[Stage, int]] = Counter()
         self.run_long = run_long
         self.run_fetch = run_fetch
-        self._serve_again = serve_again
+        self.in_turn = in_turn
         self.turn_s = turn_s
+        self.slice_s = SLICE_S
         self.on_slow = on_slow
         self._late_s = late_s
         self._on_late = on_late
         self._on_refused = on_refused
         self.answered = answered
+        # Requests whose functions are coroutines, until their ends.
+        self.running: set[Run] = set()
         # Unfinished long requests of each client, the running one first.
-        self._long: dict[Channel, deque[tuple[LongWork, Request]]] = {}
+        self._long: dict[Channel, deque[Run]] = {}
         self._guards: dict[int, tuple[Guard, ...]] = {}
         self._ready_code = 0
         self._ready_start = b""
@@ -278,9 +281,8 @@ class Registry:
     def guard(self, guard: Guard, codes: Collection[RequestCode] = frozenset(RequestCode)) -> None:
         """Call ``guard`` before each routed request of ``codes``.
 
-        If it returns an answer or raises, the request gets that answer and is not served. It sees
-        each request by itself, so ``route_ready`` no longer applies to these codes; and once, but
-        for ``admit_again``.
+        If it returns something or raises, the request is served by that. It sees each request by
+        itself, so ``route_ready`` no longer applies to these codes; and once, but for ``admit``.
         """
         for code in codes:
             self._guards[code] = (*self._guards.get(code, ()), guard)
@@ -343,16 +345,12 @@ class Registry:
             for guard in self._guards[code]:
                 if (reply := guard(request)) is not None:
                     break
-        except ServedElsewhere as elsewhere:
-            self.fail(request, elsewhere)
-            return True
         except Exception as error:  # noqa: BLE001 - as in serve_request
-            reply = self._refuse("guard", request, error)
-        else:
-            if reply is not None:
-                self.refusals["guard", reply.code] += 1
-        if reply is not None:
-            self._send(request, reply)
+            self._fail("guard", request, error)
+            return True
+        if isinstance(reply, Reply):
+            self.refusals["guard", reply.code] += 1
+        self._answer(request, reply)
         return reply is not None
 
     def _has_good_body(self, request: Request) -> bool:
@@ -366,8 +364,19 @@ class Registry:
 
     def fail(self, request: Request, error: Exception) -> None:
         """Answer a held request with an error, or pass it on."""
-        if (reply := self._unserved(request, error)) is not None:
+        self._fail("request", request, error)
+
+    def _fail(self, stage: Stage, request: Request, error: Exception) -> None:
+        if isinstance(error, ServedElsewhere):
+            self.start(request, error.serve(request))
+        else:
+            self._send(request, self._refuse(stage, request, error))
+
+    def _answer(self, request: Request, reply: Reply | Work | None) -> None:
+        if isinstance(reply, Reply):
             self._send(request, reply)
+        elif reply is not None:
+            self.start(request, reply)
 
     def serve_request(self, request: Request) -> float:
         """Serve a request that has passed the guards; returns the time afterwards."""
@@ -375,19 +384,13 @@ class Registry:
         code = request.command.code
         try:
             reply = self._functions.get(code, _unknown)(request)
-        except NotReady as wait:
-            held_bytes = request.held_bytes
-            request.channel.charge(held_bytes)
-            self.note_wait(request, wait.lane.name)
-            then = functools.partial(self._fetched, request, held_bytes)
-            self.run_fetch(request.channel, wait, then)
-            return perf_counter()
         except Exception as error:  # noqa: BLE001 - one bad request must not end the daemon
-            reply = self._unserved(request, error)
+            reply = None
+            self.fail(request, error)
         if reply is not None:
-            self._send(request, reply)
+            self._answer(request, reply)
         elif request.waits is None and code not in _LONG_POLLS:
-            self.note_wait(request, "a flush, a save or a client")
+            self.note_wait(request, _UNKNOWN)
         now = perf_counter()
         if now - began > _SLOW_S:
             self.on_slow(code_name(code), now - began)
@@ -406,89 +409,90 @@ class Registry:
         if sum(waited_s.values()) > self._late_s:
             self._on_late(request, waited_s)
 
-    def _fetched(self, request: Request, held_bytes: int, problem: Exception | None) -> None:
-        request.channel.charge(-held_bytes)
-        if problem is None:
-            self.serve_again(request)
-        else:
-            self.fail(request, problem)
-
-    def serve_again(self, request: Request) -> None:
-        """Serve a request that has waited once more, from its start."""
-        request.is_retry = True
-        self._serve_again(request.channel, functools.partial(self.serve_request, request))
-
-    def admit_again(self, request: Request) -> None:
-        """Serve a request that was passed on once more, from its guards on.
+    def admit(self, request: Request) -> None:
+        """Serve a request from its guards on; in a turn.
 
         A guard may have taken it over; its function alone would not do what the guard does.
         """
-        self._serve_again(request.channel, functools.partial(self._admit, request))
-
-    def _admit(self, request: Request) -> None:
         if request.command.code not in self._guards or not self._is_refused(request):
             self.serve_request(request)
 
+    # -- requests that wait ------------------------------------------------------------------------
+
+    def start(self, request: Request, work: Work) -> None:
+        """Run the rest of a request, in this turn up to its first wait."""
+        run = Run(self, request, lambda: work)
+        self.running.add(run)
+        run.step()
+        if run.state is State.READY:
+            self.run_long(run.slices())
+
     def begin_long(self, function: LongFunction, request: Request) -> None:
         """Serve a request with ``function`` in slices, after the client's other long requests."""
+        run = Run(self, request, functools.partial(function, request), is_long=True)
+        self.running.add(run)
+        run.hold()
         channel = request.channel
-        channel.charge(request.held_bytes)
         self.note_wait(request, "its turn")
         waiting = self._long.setdefault(channel, deque())
-        waiting.append((function(request), request))
+        waiting.append(run)
         # One at a time, since each unfinished answer takes memory.
         if len(waiting) == 1:
-            self.run_long(self._serve_all_long(channel))
+            self.run_long(self._serve_long(channel))
 
-    def _serve_all_long(self, channel: Channel, problem: Exception | None = None) -> Iterator[None]:
+    def _serve_long(self, channel: Channel) -> Iterator[None]:
         """Serve the client's long requests in order until one must wait.
 
-        It may wait for the disk, or for the client to read its answers.
-        problem: the error of the fetch for which the first request has waited.
+        It may wait for another part, or for the client to read its answers.
         """
         waiting = self._long[channel]
         while waiting:
+            run = waiting[0]
             if channel.is_open and channel.is_slow:
-                channel.on_drained = functools.partial(self._resume, channel, problem)
-                self.note_wait(waiting[0][1], "the client's reads")
+                channel.on_drained = functools.partial(self.resumed, run)
+                self.note_wait(run.request, "the client's reads")
                 return
-            work, request = waiting[0]
-            self.note_wait(request, "slices")
             # A closed client needs no answer, but a change that has begun must not stop halfway.
-            if channel.is_open or getgeneratorstate(work) != GEN_CREATED:
-                wait = yield from self._serve_long(work, request, problem)
-                if wait is not None:
-                    self.note_wait(request, wait.lane.name)
-                    self.run_fetch(channel, wait, functools.partial(self._resume, channel))
+            if channel.is_open or run.is_begun:
+                yield from run.slices()
+                if run.state is State.WAITING:
                     return
-            problem = None
+            else:
+                self._forget(run)
             waiting.popleft()
-            channel.charge(-request.held_bytes)
             if waiting:
                 yield
         del self._long[channel]
 
-    def _serve_long(
-        self, work: LongWork, request: Request, problem: Exception | None
-    ) -> Generator[None, None, NotReady | None]:
-        """Run one long request until it must wait: returns the wait, or None once answered."""
-        try:
-            wait = work.throw(problem) if problem else next(work)
-            while wait is None:
-                yield
-                wait = next(work)
-        except StopIteration as end:
-            reply = end.value
-        except Exception as error:  # noqa: BLE001 - as in serve_request
-            reply = self._unserved(request, error)
-        else:
-            return wait
-        if reply is not None:
-            self._send(request, reply)
-        return None
+    def resumed(self, run: Run) -> None:
+        """Continue a run whose wait is over."""
+        if run.is_long:
+            self.run_long(self._serve_long(run.request.channel))
+            return
+        self.in_turn(run.request.channel, run.step)
+        if run.state is State.READY:
+            self.run_long(run.slices())
 
-    def _resume(self, channel: Channel, problem: Exception | None) -> None:
-        self.run_long(self._serve_all_long(channel, problem))
+    def ended(self, run: Run, reply: Reply | None, error: Exception | None) -> None:
+        """Answer the request of a run that has ended."""
+        request = run.request
+        self._forget(run)
+        if error is not None:
+            self.fail(request, error)
+        elif reply is not None:
+            self._send(request, reply)
+        elif request.command.code in _LONG_POLLS:
+            request.waits = None  # from now on it waits for messages
+        else:
+            self.note_wait(request, _UNKNOWN)
+
+    def _forget(self, run: Run) -> None:
+        self.running.discard(run)
+        run.release()
+
+    def waiting(self) -> Counter[str]:
+        """The number of requests that wait, by what they wait for."""
+        return Counter(run.waits_for for run in self.running if run.waits_for)
 
     def _send(self, request: Request, reply: Reply) -> None:
         try:
@@ -498,18 +502,6 @@ class Registry:
         except Exception as error:  # noqa: BLE001 - a held request has no other handler
             self._unexpected(request, error)
             request.reply(Reply(code=ResponseCode.SYSTEM_ERROR, remark=_UNENCODABLE))
-
-    def _unserved(self, request: Request, error: Exception) -> Reply | None:
-        """The reply for an error of a request; None if the error passes the request on."""
-        if isinstance(error, ServedElsewhere):
-            if request.command.code not in _LONG_POLLS:
-                self.note_wait(request, "another broker")
-            try:
-                error.pass_on(request)
-            except Exception as failure:  # noqa: BLE001 - as in serve_request
-                return self._unserved(request, failure)
-            return None
-        return self._refuse("request", request, error)
 
     def _refuse(self, stage: Stage, request: Request, error: Exception) -> Reply:
         """The reply for an error, which is counted."""
@@ -552,51 +544,11 @@ def _too_large(code: int, body_bytes: int, bytes_max: int) -> str:
     return f"{code_name(code)} with a body of {body_bytes} bytes: {bytes_max} is the most"
 
 
-def at_once(work: Generator[object, None, Result]) -> Result:
-    """Run long work in one slice and return its result; the work must never wait."""
-    while True:
-        try:
-            next(work)
-        except StopIteration as end:
-            result: Result = end.value
-            return result
-
-
-def all_ready(
-    reads: Iterable[Callable[[], Result]],
-) -> Generator[NotReady | None, None, list[Result]]:
-    """The results of ``reads``, for a LongFunction; a read that must wait is called again."""
-    results: list[Result] = []
-    for read in reads:
-        while (wait := _try_to(read, results)) is not None:
-            yield wait
-        yield None
-    return results
-
-
 def drained(rows: list[Result]) -> Iterator[Result]:
     """The rows in order, each freed before the next: freeing many at once takes long."""
     rows.reverse()
     while rows:
         yield rows.pop()
-
-
-def until_done(step: Callable[[], bool]) -> Generator[NotReady | None, None, None]:
-    """Call ``step`` until it returns False, for a LongFunction.
-
-    step: may raise NotReady, and resumes at its next call.
-    """
-    is_more = True
-    while is_more:
-        (is_more,) = yield from all_ready([step])
-
-
-def _try_to(read: Callable[[], Result], results: list[Result]) -> NotReady | None:
-    try:
-        results.append(read())
-    except NotReady as wait:
-        return wait
-    return None
 
 
 def notice(
@@ -635,5 +587,7 @@ def _malformed(request: Request, error: msgspec.MsgspecError) -> str:
     return f"malformed request {name} ({code}): {error}"
 
 
+# What a request waits for whose function has returned without an answer.
+_UNKNOWN = "a flush, a save or a client"
 _UNENCODABLE = "the answer can't be encoded (see the log of this daemon)"
 _KNOWN_CODES = frozenset(RequestCode)

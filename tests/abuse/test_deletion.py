@@ -24,6 +24,7 @@ class Slices:
     def __init__(self, broker: BrokerUnderTest) -> None:
         self.waiting: list[Iterator[None]] = []
         broker.registry.run_long = self.waiting.append
+        broker.registry.slice_s = 0.0
 
     def step(self) -> None:
         """One slice of each."""

@@ -46,6 +46,7 @@ from headrace_protocol.headers import (
 from headrace_protocol.message import java_hash
 from headrace_protocol.serving import run_at_once
 from headrace_protocol.staging import Decision, StagedAttempt, encode_names
+from headrace_protocol.waiting import at_once
 from tests.broker.consumer.test_groups import notices
 from tests.broker.staging import test_staging
 from tests.support.broker import BrokerUnderTest
@@ -307,6 +308,7 @@ def test_locks_beyond_the_bound_of_a_host_are_not_granted(broker: BrokerUnderTes
 def test_locking_many_queues_lets_others_have_their_turn(broker: BrokerUnderTest) -> None:
     works: list[Iterator[None]] = []
     broker.registry.run_long = works.append
+    broker.registry.slice_s = 0.0
     body = LockBatchRequestBody(consumer_group="g", client_id="c", mq_set=queues(0, 4000))
     channel = MemoryChannel()
     broker.send(RequestCode.LOCK_BATCH_MQ, None, body.encode(), channel)
@@ -501,8 +503,7 @@ def test_a_host_is_charged_what_empty_queues_take(broker: BrokerUnderTest) -> No
 
     taken = kept_bytes(pull_all)
     assert 0 < taken <= broker.budget.kept_bytes(HOST) - before
-    for _ in broker.store.delete_queues("t"):
-        pass
+    at_once(broker.store.delete_queues("t"))
     run_at_once(broker.offsets.delete_topic("t"))
     assert broker.budget.kept_bytes(HOST) < before
 
@@ -735,6 +736,7 @@ def test_giving_up_thousands_of_attempts_lets_others_have_their_turn(
 ) -> None:
     works: list[Iterator[None]] = []
     broker.registry.run_long = works.append
+    broker.registry.slice_s = 0.0
     channel = MemoryChannel()
     names = encode_names([f"a{number}" for number in range(5000)])
     header = StageAbortHeader(query_id="q", batch_id=0)
@@ -744,6 +746,7 @@ def test_giving_up_thousands_of_attempts_lets_others_have_their_turn(
     assert answer.code == ResponseCode.SUCCESS
     too_many = encode_names([f"a{number}" for number in range(bounds.ITEMS_MAX + 1)])
     broker.registry.run_long = to_the_end
+    broker.registry.slice_s = 0.0
     assert broker.ask(RequestCode.STAGE_ABORT, header, too_many).code == (
         ResponseCode.INVALID_PARAMETER
     )

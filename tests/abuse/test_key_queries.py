@@ -73,6 +73,7 @@ def test_a_query_lets_others_have_their_turn(broker: BrokerUnderTest) -> None:
     store(broker, 100, *KEYS[:-1])
     works: list[Iterator[None]] = []
     broker.registry.run_long = works.append
+    broker.registry.slice_s = 0.0
     channel = MemoryChannel()
     broker.send(RequestCode.QUERY_MESSAGE, header(KEYS[-1]), b"", channel)
     (work,) = works
@@ -129,6 +130,7 @@ def test_a_query_indexes_what_is_waiting_in_slices(broker: BrokerUnderTest) -> N
         put(broker.store, queue, KEYS="wanted " + "k" * 30_000)
     works: list[Iterator[None]] = []
     broker.registry.run_long = works.append
+    broker.registry.slice_s = 0.0
     channel = MemoryChannel()
     broker.send(RequestCode.QUERY_MESSAGE, header("wanted", max_num=1), b"", channel)
     waiting = [broker.store.indexer.waiting_count]

@@ -25,11 +25,12 @@ from headrace_protocol.bodies import (
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.fastjson import Written
 from headrace_protocol.serving import Reply
+from headrace_protocol.waiting import take_break
 from tests.support.nameserver import frame, register_header
 from tests.support.scripted import Scripted, scripted
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Generator, MutableMapping
+    from collections.abc import AsyncIterator, MutableMapping
 
 MEMBERS = RequestCode.GET_BROKER_MEMBER_GROUP
 REGISTER = RequestCode.REGISTER_BROKER
@@ -50,8 +51,8 @@ class NoMappings:
 
     data_version = DataVersion()
 
-    def infos(self) -> Generator[None, None, Written]:
-        yield
+    async def infos(self) -> Written:
+        await take_break()
         return Written((b"{}",))
 
 

@@ -400,6 +400,7 @@ def test_topic_lists_are_written_in_slices() -> None:
     register(server, server.channel, *topics)
     begun: list[Iterator[None]] = []
     server.registry.run_long = begun.append
+    server.registry.slice_s = 0.0
     pipelined = frame(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER) * 34
     assert server.take(pipelined) == []
     (work,) = begun
@@ -426,6 +427,7 @@ def test_one_long_answer_of_a_client_is_made_at_a_time(
 ) -> None:
     begun: list[Iterator[None]] = []
     server.registry.run_long = begun.append
+    server.registry.slice_s = 0.0
     pipelined = frame(code, register_header(address=REAL)) * 3
     assert server.take(pipelined) == []
     assert len(begun) == 1
@@ -438,6 +440,7 @@ def test_a_route_of_many_brokers_is_written_in_turn(server: NameServerUnderTest)
         register(server, client(), name=f"e{number}", address=f"10.0.0.1:{number + 1}")
     begun: list[Iterator[None]] = []
     server.registry.run_long = begun.append
+    server.registry.slice_s = 0.0
     asked = frame(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteInfoHeader(topic="T"))
     assert server.take(asked * 2) == []
     assert sum(1 for _ in begun[0]) >= 2

@@ -340,8 +340,8 @@ async def test_a_transaction_ends_where_its_message_is(autojump_clock: MockClock
         def at_old(asked: Asked) -> Reply:
             reply = answer(asked)
             host, port = old.address.rsplit(":", 1)
-            assert reply.header is not None
-            reply.header.msg_id = encode_offset_message_id(encode_host(host, int(port)), 777)  # type: ignore[attr-defined]
+            header: Any = reply.header
+            header.msg_id = encode_offset_message_id(encode_host(host, int(port)), 777)
             return reply
 
         old.answer_sends(at_old)

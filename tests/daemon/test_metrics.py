@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -18,6 +18,7 @@ from headrace_daemon.metrics.histogram import Histogram
 from headrace_daemon.metrics.samples import Collect, Metric, Samples
 from headrace_daemon.metrics.scrapes import NotServing, Scrapes
 from headrace_protocol.errors import Lane, NotReady
+from headrace_protocol.waiting import take_break
 from tests.support.metrics import parse, value
 
 COUNTED = Metric("h_counted_total", "counter", "Counted", ("what",))
@@ -69,12 +70,12 @@ def test_a_page_is_read_by_prometheus_parser() -> None:
 
 
 async def test_others_have_their_turns_while_a_page_is_collected() -> None:
-    def collect(samples: Samples) -> Iterator[None]:
+    async def collect(samples: Samples) -> None:
         for _ in range(300):
             end = time.perf_counter() + 0.0002
             while time.perf_counter() < end:
                 pass
-            yield
+            await take_break()
         samples.add(MEASURED, 1)
 
     turns = 0
@@ -95,10 +96,10 @@ async def test_others_have_their_turns_while_a_page_is_collected() -> None:
 async def test_many_scrapes_share_a_page() -> None:
     calls: list[int] = []
 
-    def collect(samples: Samples) -> Iterator[None]:
+    async def collect(samples: Samples) -> None:
         calls.append(1)
         samples.add(MEASURED, len(calls))
-        yield
+        await take_break()
 
     now = 1000.0
     async with running(collect) as scrapes:
@@ -113,11 +114,11 @@ async def test_a_page_that_takes_long_is_kept_for_longer() -> None:
     calls: list[int] = []
     now = 1000.0
 
-    def collect(samples: Samples) -> Iterator[None]:
+    async def collect(samples: Samples) -> None:
         nonlocal now
         calls.append(1)
         now += 0.5
-        yield
+        await take_break()
 
     async with running(collect) as scrapes:
         scrapes._clock = lambda: now
@@ -133,9 +134,9 @@ async def test_a_page_that_takes_long_is_kept_for_longer() -> None:
 async def test_what_waits_for_the_disk_is_read_in_a_thread() -> None:
     fetched: list[int] = []
 
-    def collect(samples: Samples) -> Iterator[NotReady]:
+    async def collect(samples: Samples) -> None:
         while not fetched:
-            yield NotReady(partial(fetched.append, 1), LANE)
+            await NotReady(partial(fetched.append, 1), LANE)
         samples.add(MEASURED, 1)
 
     async with running(collect) as scrapes:
@@ -146,9 +147,9 @@ async def test_a_disk_that_fails_costs_only_what_needs_it() -> None:
     def fail() -> None:
         raise OSError("broken")
 
-    def collect(samples: Samples) -> Iterator[NotReady]:
+    async def collect(samples: Samples) -> None:
         while samples.may_wait:
-            yield NotReady(fail, LANE)
+            await NotReady(fail, LANE)
         samples.add(MEASURED, 2)
 
     async with running(collect) as scrapes:
@@ -165,10 +166,10 @@ async def test_there_is_no_page_before_and_after() -> None:
 async def test_a_stop_leaves_nobody_waiting() -> None:
     begun = trio.Event()
 
-    def collect(_samples: Samples) -> Iterator[None]:
+    async def collect(_samples: Samples) -> None:
         while True:
             begun.set()
-            yield
+            await take_break()
 
     scrapes = Scrapes({})
     scrapes.collectors = (collect,)

@@ -51,5 +51,5 @@ async def test_it_counts_its_brokers() -> None:
         assert silence_s is not None
         assert silence_s < 60
         names = {metric.name for metric in (*DAEMON_METRICS, *NAMESERVER_METRICS)}
-        assert names <= page.keys()
+        assert names - {"headrace_waiting_requests"} <= page.keys()  # none waits
         nursery.cancel_scope.cancel()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 import weakref
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -24,9 +24,10 @@ from headrace_protocol.serving import (
     Request,
     ServedElsewhere,
     Then,
-    all_ready,
+    Work,
     notice,
 )
+from headrace_protocol.waiting import Run, Until, now_or_later, ready, take_break
 from tests.support.channel import MemoryChannel
 
 LANE = Lane("tests", threads=1)
@@ -164,10 +165,10 @@ def test_a_notice_reaches_the_client() -> None:
 # -- requests that take long -----------------------------------------------------------------------
 
 
-def counted(request: Request) -> Generator[None, None, Reply]:
+async def counted(request: Request) -> Reply:
     """As ``offset``, in as many slices as the queue id says."""
     for _ in range(request.header(GetMinOffsetHeader).queue_id):
-        yield
+        await take_break()
     return offset(request)
 
 
@@ -177,6 +178,7 @@ def long_service() -> tuple[Service, list[Iterator[None]]]:
     service.registry = Registry(lambda _, error: service.unexpected.append(str(error)))
     service.registry.route_long(RequestCode.GET_MIN_OFFSET, counted)
     service.registry.run_long = works.append
+    service.registry.slice_s = 0.0
     return service, works
 
 
@@ -246,6 +248,9 @@ class Disk:
         self.missing = fetches
         self.problem = problem
 
+    def serve(self, request: Request) -> Reply | Work | None:
+        return now_or_later(partial(self.offset, request))
+
     def offset(self, request: Request) -> Reply:
         if self.missing:
             raise NotReady(self.fetch, LANE)
@@ -264,7 +269,7 @@ class Disk:
 def test_what_must_be_fetched_is_served_then(fetches: int, is_aside: bool) -> None:
     service, disk = Service(), Disk(fetches)
     service.registry = Registry(lambda _, error: service.unexpected.append(str(error)))
-    service.registry.route(RequestCode.GET_MIN_OFFSET, disk.offset)
+    service.registry.route(RequestCode.GET_MIN_OFFSET, disk.serve)
     if is_aside:
         service.registry.run_fetch = disk.run
     (event,) = ask(service, Connection(SerializeType.JSON), "t")
@@ -275,7 +280,7 @@ def test_what_must_be_fetched_is_served_then(fetches: int, is_aside: bool) -> No
 def test_what_waits_for_the_disk_is_charged_to_its_client() -> None:
     service, disk, waiting = Service(), Disk(1), []
     service.registry = Registry(lambda _, error: service.unexpected.append(str(error)))
-    service.registry.route(RequestCode.GET_MIN_OFFSET, disk.offset)
+    service.registry.route(RequestCode.GET_MIN_OFFSET, disk.serve)
     service.registry.run_fetch = lambda _, wait, then: waiting.append((wait.fetch, then))
     ask(service, Connection(SerializeType.JSON), "t")
     assert service.channel.charged_bytes > 2048
@@ -289,15 +294,15 @@ def test_what_waits_for_the_disk_is_charged_to_its_client() -> None:
 def test_what_can_not_be_fetched_is_told() -> None:
     service, disk = Service(), Disk(1, OSError(5, "Input/output error"))
     service.registry = Registry(lambda _, error: service.unexpected.append(str(error)))
-    service.registry.route(RequestCode.GET_MIN_OFFSET, disk.offset)
+    service.registry.route(RequestCode.GET_MIN_OFFSET, disk.serve)
     service.registry.run_fetch = disk.run
     (event,) = ask(service, Connection(SerializeType.JSON), "t")
     assert event.command.code == ResponseCode.SYSTEM_ERROR
     assert "Input/output error" in (event.command.remark or "")
 
 
-def each_offset(disk: Disk, request: Request) -> Generator[NotReady | None, None, Reply]:
-    replies = yield from all_ready([partial(disk.offset, request)] * 3)
+async def each_offset(disk: Disk, request: Request) -> Reply:
+    replies = [await ready(partial(disk.offset, request)) for _ in range(3)]
     assert len(replies) == 3
     return replies[-1]
 
@@ -308,6 +313,7 @@ def long_disk_service(disk: Disk) -> tuple[Service, list[Iterator[None]]]:
     service.registry = Registry(lambda _, error: service.unexpected.append(str(error)))
     service.registry.route_long(RequestCode.GET_MIN_OFFSET, partial(each_offset, disk))
     service.registry.run_long = works.append
+    service.registry.slice_s = 0.0
     service.registry.run_fetch = disk.run
     return service, works
 
@@ -360,9 +366,9 @@ def test_long_work_that_waits_for_the_disk_keeps_its_turn() -> None:
 def test_long_work_of_a_client_that_has_left_ends_if_it_has_begun(is_begun: bool) -> None:
     steps: list[str] = []
 
-    def change(_: Request) -> Generator[NotReady | None, None, Reply]:
+    async def change(_: Request) -> Reply:
         steps.append("begun")
-        yield NotReady(lambda: None, LANE)
+        await NotReady(lambda: None, LANE)
         steps.append("ended")
         return Reply()
 
@@ -370,6 +376,7 @@ def test_long_work_of_a_client_that_has_left_ends_if_it_has_begun(is_begun: bool
     service.registry = Registry(lambda _, error: service.unexpected.append(str(error)))
     service.registry.route_long(RequestCode.GET_MIN_OFFSET, change)
     service.registry.run_long = works.append
+    service.registry.slice_s = 0.0
     service.registry.run_fetch = lambda _channel, _wait, then: waiting.append(then)
     ask(service, Connection(SerializeType.JSON), "t")
     if is_begun:
@@ -395,8 +402,12 @@ def run_all(works: list[Iterator[None]]) -> None:
         list(works.pop())
 
 
-def pass_on(_: Request) -> Reply:
-    raise ServedElsewhere(1, "another broker leads", lambda request: request.reply(Reply()))
+def pass_on(runs: list[Run], _: Request) -> Reply:
+    async def serve(_: Request) -> Reply:
+        await Until("another broker", runs.append)
+        return Reply()
+
+    raise ServedElsewhere(1, "another broker leads", serve)
 
 
 @pytest.mark.parametrize(
@@ -415,18 +426,19 @@ def test_late_answers_are_reported_with_their_waits(
     code: RequestCode, late_s: float, reported: list[str]
 ) -> None:
     service, works, waits, disk = Service(), list[Iterator[None]](), list[str](), Disk(1)
+    fetches, runs = list[tuple[NotReady, Then]](), list[Run]()
     service.registry = registry = Registry(
         lambda _, error: service.unexpected.append(str(error)),
         run_long=works.append,
         late_s=late_s,
         on_late=lambda _, waited_s: waits.extend(waited_s),
     )
-    registry.run_fetch = disk.run
-    registry.route(RequestCode.GET_MIN_OFFSET, disk.offset)
+    registry.run_fetch = lambda _, wait, then: fetches.append((wait, then))
+    registry.route(RequestCode.GET_MIN_OFFSET, disk.serve)
     registry.route(RequestCode.GET_CONSUMER_LIST_BY_GROUP, lambda _: work_for(0.006))
     registry.route(RequestCode.GET_MAX_OFFSET, service.hold)
     registry.route(RequestCode.PULL_MESSAGE, service.hold)
-    registry.route(RequestCode.END_TRANSACTION, pass_on)
+    registry.route(RequestCode.END_TRANSACTION, partial(pass_on, runs))
     registry.route_long(RequestCode.QUERY_MESSAGE, partial(each_offset, disk))
     service.channel.is_slow = True
     service.take(encode_frame(0, code, 1, fields={"topic": "t", "queueId": 3}))
@@ -435,6 +447,11 @@ def test_late_answers_are_reported_with_their_waits(
     if service.channel.on_drained:
         service.channel.on_drained()
     run_all(works)
+    for wait, then in fetches:
+        disk.run(service.channel, wait, then)
+    run_all(works)
+    for run in runs:
+        run.resume()
     for request in service.held:
         request.reply(Reply())
     assert sorted(waits) == sorted(reported)

@@ -17,6 +17,7 @@ from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.queues.dispatch import BLOCK_ROWS
 from headrace_broker.store.write.confirmation import Confirmation, Gate, OnConfirmed
 from headrace_protocol.message import encode_batch
+from headrace_protocol.waiting import at_once
 from tests.support.batches import block
 from tests.support.stores import HOST, FaultyFiles, open_store, put, query_index, read_all
 
@@ -271,8 +272,7 @@ def test_a_deletion_confirms_nothing_after_a_failed_flush(tmp_path: Path) -> Non
     with pytest.raises(OSError, match="Input/output error"):
         store.flusher.flush_log_now()
     files.is_broken = False
-    for _ in store.delete_queues("other"):
-        pass
+    at_once(store.delete_queues("other"))
     called: list[bool] = []
     store.when_all_flushed(lambda: called.append(True))
     assert called

@@ -6,6 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from headrace_daemon.metrics.exposition import Encoder
 from headrace_daemon.metrics.samples import Collect, Samples
+from headrace_protocol.waiting import at_once
 
 # By name of the sample, and by label.
 Page = dict[str, dict[frozenset[tuple[str, str]], float]]
@@ -16,10 +17,7 @@ def collect(*collectors: Collect, may_wait: bool = True) -> Page:
     samples = Samples()
     samples.may_wait = may_wait
     for collector in collectors:
-        for wait in collector(samples):
-            if wait is not None:
-                assert may_wait
-                wait.fetch()
+        at_once(collector(samples))
     return parse(Encoder({}).encode(samples))
 
 

@@ -25,7 +25,7 @@ from headrace_protocol.nameserver_headers import RegisterBrokerHeader, Unregiste
 from headrace_protocol.outages import Outages
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Generator
+    from collections.abc import Awaitable, Callable
 
     from headrace_broker.config import BrokerConfig
     from headrace_broker.peers.nameservers import Nameservers
@@ -55,7 +55,7 @@ class Mappings(Protocol):
 
     data_version: DataVersion
 
-    def infos(self) -> Generator[None, None, fastjson.Written]:
+    async def infos(self) -> fastjson.Written:
         """By topic, the queues that are led here, encoded in slices."""
 
 

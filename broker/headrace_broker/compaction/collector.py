@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headrace_broker.metrics import table
+from headrace_protocol.waiting import take_break
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from headrace_broker.compaction.metrics import RunTotals
     from headrace_daemon.metrics.samples import Samples
-    from headrace_protocol.errors import NotReady
 
 
 class CompactionMetrics:
@@ -20,7 +18,7 @@ class CompactionMetrics:
     def __init__(self, totals: RunTotals) -> None:
         self._totals = totals
 
-    def __call__(self, samples: Samples) -> Iterator[NotReady | None]:
+    async def __call__(self, samples: Samples) -> None:
         """See ``Collect``."""
         totals = self._totals
         samples.add(table.COMPACTION_RUNS, totals.run_count)
@@ -28,4 +26,4 @@ class CompactionMetrics:
         samples.add(table.COMPACTION_SECONDS, totals.run_s)
         samples.add(table.COMPACTION_DROPPED, totals.dropped_count)
         samples.add(table.COMPACTION_WRITTEN, totals.bytes_written)
-        yield None
+        await take_break()

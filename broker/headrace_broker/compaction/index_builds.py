@@ -23,7 +23,7 @@ from headrace_broker.compaction.worker import IndexTask
 from headrace_broker.store.errors import StoreError
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import RequestError
-from headrace_protocol.serving import ServedElsewhere
+from headrace_protocol.waiting import NotHere, Until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from headrace_broker.compaction.queues import CompactedQueue, CompactedQueues, Name
     from headrace_broker.compaction.segments import Segment
     from headrace_broker.compaction.throttle import Throttle
-    from headrace_protocol.serving import Registry, Request
+    from headrace_protocol.waiting import Run
 
     Indexer = Callable[[IndexTask, Callable[[int], None]], None]
 
@@ -47,12 +47,6 @@ _LATE_TICK_S: Final = 0.2
 
 class _PlanAgain(Exception):
     """The segments that a process reads are no longer those of the queue, or a request waits."""
-
-
-class _Held(NamedTuple):
-    request: Request
-    held_bytes: int
-    until_s: float
 
 
 class _Plan(NamedTuple):
@@ -78,8 +72,6 @@ class _Build:
 class IndexBuilds:
     """Runs on the loop, but for ``prepare`` and what ``run`` does in threads."""
 
-    registry: Registry
-
     def __init__(
         self, queues: CompactedQueues, indexer: Indexer | None, throttle: Throttle
     ) -> None:
@@ -88,7 +80,8 @@ class IndexBuilds:
         self._indexer = indexer
         self._throttle = throttle
         self._builds: dict[Name, _Build] = {}
-        self._held: dict[Name, list[_Held]] = {}
+        # Requests that wait, each until a time.
+        self._held: dict[Name, list[tuple[float, Run]]] = {}
         # The end of the sealed segments of a queue when it was looked at last.
         self._sealed_ends: dict[Name, int] = {}
         self._limiter = trio.CapacityLimiter(1)
@@ -108,12 +101,9 @@ class IndexBuilds:
     # --- requests ----------------------------------------------------------------------------
 
     def check(self, name: Name) -> None:
-        """Raise ServedElsewhere, which holds the request, if a key index is being built."""
-        build = self._builds.get(name)
-        if build is not None:
-            raise ServedElsewhere(
-                ResponseCode.SYSTEM_BUSY, self._remark(name), partial(self._hold, name)
-            )
+        """Raise NotHere if a key index is being built."""
+        if name in self._builds:
+            raise NotHere(Until("a key index", partial(self._hold, name)))
 
     def _remark(self, name: Name) -> str:
         build = self._builds.get(name)
@@ -143,32 +133,19 @@ class IndexBuilds:
         if not queue.key_index.is_loaded:
             queue.key_index.load(queue.log.end_offset)
 
-    def _hold(self, name: Name, request: Request) -> None:
-        held_bytes = request.held_bytes
-        request.channel.charge(held_bytes)
-        held = _Held(request, held_bytes, monotonic() + HOLD_S)
-        self._held.setdefault(name, []).append(held)
-        if (build := self._builds.get(name)) is not None:
-            build.is_wanted = True
+    def _hold(self, name: Name, run: Run) -> None:
+        self._builds[name].is_wanted = True
+        self._held.setdefault(name, []).append((monotonic() + HOLD_S, run))
         self._wakeup.set()
 
     def _answer_late(self) -> None:
         now_s = monotonic()
         for name, waiting in self._held.items():
-            late = [held for held in waiting if held.until_s <= now_s]
-            self._held[name] = [held for held in waiting if held.until_s > now_s]
-            self._answer(late, RequestError(ResponseCode.SYSTEM_BUSY, self._remark(name)))
-
-    def _answer(self, waiting: list[_Held], problem: Exception | None) -> None:
-        """Reject requests, or serve them again."""
-        for held in waiting:
-            held.request.channel.charge(-held.held_bytes)
-            if not held.request.channel.is_open:
-                continue
-            if problem is None:
-                self.registry.serve_again(held.request)
-            else:
-                self.registry.fail(held.request, problem)
+            late = [run for until_s, run in waiting if until_s <= now_s]
+            self._held[name] = [(until_s, run) for until_s, run in waiting if until_s > now_s]
+            problem = RequestError(ResponseCode.SYSTEM_BUSY, self._remark(name))
+            for run in late:
+                run.called_back(problem)
 
     # --- building ----------------------------------------------------------------------------
 
@@ -219,7 +196,8 @@ class IndexBuilds:
             log.error("key index not made", queue=name, reason=str(error))
             problem = error
         del self._builds[name]
-        self._answer(self._held.pop(name, []), problem)
+        for _, run in self._held.pop(name, []):
+            run.called_back(problem)
 
     def _bring_up(self, name: Name, build: _Build) -> None:
         """In a thread. Raises OSError, StoreError, RunStopped."""

@@ -32,10 +32,11 @@ from headrace_protocol.key_lookup import (
     encode_found,
 )
 from headrace_protocol.message import CorruptRecord, decode_record, property_value
-from headrace_protocol.serving import Reply, ServedElsewhere, all_ready, until_done
+from headrace_protocol.serving import Reply
+from headrace_protocol.waiting import now_or_later, ready
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable
 
     from headrace_broker.compaction.index_builds import IndexBuilds
     from headrace_broker.compaction.queues import CompactedQueue, CompactedQueues
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from headrace_broker.topics.table import TopicTable
     from headrace_protocol.bodies import TopicConfig
     from headrace_protocol.key_lookup import Found
-    from headrace_protocol.serving import LongFunction, LongWork, Registry, Request
+    from headrace_protocol.serving import LongFunction, Registry, Request, Work
 
 # A longer answer would hold up other clients; the asker sends the rest of its keys again.
 _ANSWER_S: Final = 0.002
@@ -189,7 +190,6 @@ class KeyLookups:
 
     def register(self, registry: Registry) -> None:
         """Route the request."""
-        self._index_builds.registry = registry
         self._begin_long = registry.begin_long
         registry.route(RequestCode.GET_BY_KEY, self.get)
 
@@ -197,31 +197,36 @@ class KeyLookups:
         if topic is None:
             self._tails.drop_topics(lambda name: self._topics.get(name) is not None)
 
-    def get(self, request: Request) -> Reply | None:
+    def get(self, request: Request) -> Reply | Work | None:
         """Answer for as many keys as fit, the first ones.
 
         One to be looked up in all queues takes slices.
         """
         header = request.header(GetByKeyHeader)
-        topic = self._topics.check_readable(header.topic)
-        if not is_compacted(topic):
-            raise _invalid(f"topic {header.topic} is not compacted: keys have no newest message")
+        self._compacted(header.topic)
         keys = decode_keys(header.count, request.body)
         bytes_max = min(header.max_msg_bytes, ANSWER_BYTES_MAX)
         if keys and keys[0].queue_id == ANY_QUEUE:
-            work = partial(self._get_anywhere, topic.topic_name, keys, bytes_max)
+            work = partial(self._get_anywhere, header.topic, keys, bytes_max)
             self._begin_long(work, request)
             return None
-        return self._get_each(topic, keys, bytes_max)
+        return now_or_later(partial(self._get_each, header.topic, keys, bytes_max))
 
-    def _get_each(self, topic: TopicConfig, keys: list[WantedKey], bytes_left: int) -> Reply:
-        """The answer for keys with a queue, up to the first without one."""
+    def _compacted(self, name: str) -> TopicConfig:
+        topic = self._topics.check_readable(name)
+        if not is_compacted(topic):
+            raise _invalid(f"topic {name} is not compacted: keys have no newest message")
+        return topic
+
+    def _get_each(self, name: str, keys: list[WantedKey], bytes_left: int) -> Reply:
+        """The answer for keys with a queue, up to the first without one. Raises NotReady."""
+        topic = self._compacted(name)
         until_s = monotonic() + _ANSWER_S
         found: list[Found] = []
         for wanted in takewhile(lambda each: each.queue_id != ANY_QUEUE, keys):
             try:
                 result = self._find(topic, wanted, until_s)
-            except (NotReady, ServedElsewhere):
+            except NotReady:
                 if not found:
                     raise
                 break
@@ -234,17 +239,17 @@ class KeyLookups:
         self._tails.bound()
         return _answer(found)
 
-    def _get_anywhere(
+    async def _get_anywhere(
         self, topic: str, keys: list[WantedKey], bytes_left: int, _request: Request
-    ) -> LongWork:
+    ) -> Reply | None:
         """The answer for keys that may be in any queue, up to the first with a queue."""
         until_s = monotonic() + _ANSWER_S
         found: list[Found] = []
         for wanted in takewhile(lambda each: each.queue_id == ANY_QUEUE, keys):
             newest = _Newest()
             try:
-                yield from self._find_in_each(topic, wanted, newest.take)
-            except ServedElsewhere:
+                await self._find_in_each(topic, wanted, newest.take)
+            except RequestError:
                 if not found:
                     raise
                 break
@@ -260,23 +265,23 @@ class KeyLookups:
         """Whether a topic is compacted: its messages may have been copied from another broker."""
         return self._queues.wants(topic)
 
-    def find(self, wanted: WantedMessages) -> Generator[NotReady | None, None, list[bytes]]:
+    async def find(self, wanted: WantedMessages) -> list[bytes]:
         """The newest message of a key in each queue; or, without any yet, messages with an id."""
         if wanted.index_type in _TYPES_OF_KEYS:
-            return (yield from self._newest(wanted.topic, wanted.key))
+            return await self._newest(wanted.topic, wanted.key)
         if wanted.index_type == "U" and not wanted.found_count:
-            return (yield from self._with_id(wanted.topic, wanted.key, wanted.begin_ms))
+            return await self._with_id(wanted.topic, wanted.key, wanted.begin_ms)
         return []
 
-    def _newest(self, topic: str, key: str) -> Generator[NotReady | None, None, list[bytes]]:
+    async def _newest(self, topic: str, key: str) -> list[bytes]:
         records: list[bytes] = []
         wanted = WantedKey(key.encode(errors="surrogatepass"))
-        yield from self._find_in_each(topic, wanted, records.append)
+        await self._find_in_each(topic, wanted, records.append)
         return records
 
-    def _find_in_each(
+    async def _find_in_each(
         self, topic: str, wanted: WantedKey, take: Callable[[bytes], None]
-    ) -> Generator[NotReady | None, None, None]:
+    ) -> None:
         """Pass the newest message of a key in each queue that has one to ``take``."""
         config = self._topics.get(topic)
         if config is None or not is_compacted(config):
@@ -288,13 +293,11 @@ class KeyLookups:
                 take(bytes(found))
 
         for queue_id in range(_queue_count(config)):
-            yield from all_ready([partial(find_in, queue_id)])
+            await ready(partial(find_in, queue_id))
             if not queue_id % _QUEUES_PER_BOUND:
                 self._tails.bound()
 
-    def _with_id(
-        self, topic: str, message_id: str, begin_ms: int
-    ) -> Generator[NotReady | None, None, list[bytes]]:
+    async def _with_id(self, topic: str, message_id: str, begin_ms: int) -> list[bytes]:
         """Messages with the id that their producer gave them, stored from a time on.
 
         Those that the CommitLog has lost are in no index, so the compaction logs are searched, up
@@ -308,7 +311,8 @@ class KeyLookups:
             if compacted is not None:
                 compacted.require_whole()
                 search.begin(compacted.reader)
-                yield from until_done(search.step)
+                while await ready(search.step):
+                    pass
         return search.found
 
     def _find(self, topic: TopicConfig, wanted: WantedKey, until_s: float) -> Found:
@@ -339,7 +343,7 @@ class KeyLookups:
         return record if is_found and record is not None else NoRecord.NEVER
 
     def _indexed(self, queue: StoreQueue) -> CompactedQueue:
-        """A queue whose key index can be read. Raises NotReady, ServedElsewhere, RequestError."""
+        """A queue whose key index can be read. Raises NotReady, RequestError."""
         compacted = self._queues.find(queue)
         if compacted is not None:
             compacted.require_whole()

@@ -14,10 +14,9 @@ from headrace_protocol.drivers.address import split_address
 from headrace_protocol.errors import RequestError
 from headrace_protocol.headers import CompactTopicHeader
 from headrace_protocol.serving import Reply
+from headrace_protocol.waiting import take_break
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-
     from headrace_broker.compaction.queues import CompactedQueue
     from headrace_broker.compaction.service import Compaction
     from headrace_broker.topics.table import TopicTable
@@ -38,7 +37,7 @@ class CompactionRequests:
         """Route the request."""
         registry.route_long(RequestCode.COMPACT_TOPIC, self.compact)
 
-    def compact(self, request: Request) -> Generator[None, None, Reply]:
+    async def compact(self, request: Request) -> Reply:
         """Have the queues of a topic compacted or rebuilt if the request says so.
 
         The answer is their state.
@@ -63,7 +62,7 @@ class CompactionRequests:
         for (name, queue_id), queue in sorted(self._queues.all().items()):
             if name == header.topic:
                 state.queues.append(_state(queue_id, queue))
-                yield None
+                await take_break()
         return Reply(body=(state.encode(),))
 
     def _rebuild(self, topic: str, address: str) -> None:

@@ -11,7 +11,7 @@ import trio
 from headrace_protocol.serving import run_at_once
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Generator, Iterable, Iterator, Mapping
 
     from headrace_broker.store.store_queue import StoreQueue
     from headrace_protocol.serving import Channel, Request, RunLong
@@ -129,7 +129,7 @@ class LongPolling:
                 if due := self._due.pop(tick, None):
                     self.run_long(self._answer_each(due))
 
-    def queue_gone(self, queue: StoreQueue) -> Iterator[None]:
+    def queue_gone(self, queue: StoreQueue) -> Generator[None, None, None]:
         """Answer all requests at a queue that will be deleted; yields after each."""
         yield from self._answer_each(list(queue.waiting or ()))
 
@@ -165,7 +165,7 @@ class LongPolling:
                 self._release(held)
             yield
 
-    def _answer_each(self, requests: Iterable[HeldRequest]) -> Iterator[None]:
+    def _answer_each(self, requests: Iterable[HeldRequest]) -> Generator[None, None, None]:
         for held in requests:
             self._answer_now(held)
             yield

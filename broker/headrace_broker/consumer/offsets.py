@@ -30,7 +30,7 @@ from headrace_daemon.slices import in_slices
 from headrace_protocol import fastjson
 from headrace_protocol.bodies import ConsumerOffsetSerializeWrapper, DataVersion
 from headrace_protocol.outages import Outages
-from headrace_protocol.serving import at_once
+from headrace_protocol.waiting import at_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -293,7 +293,9 @@ class ConsumerOffsets:
         """The offset at which a pull must resume after a reset, returned once; None without one."""
         return take_reset(self._resets, (topic, group), queue_id)
 
-    def clone(self, source_group: str, target_group: str, topic: str) -> Iterator[None]:
+    def clone(
+        self, source_group: str, target_group: str, topic: str
+    ) -> Generator[None, None, None]:
         """Copy the offsets of ``source_group`` to ``target_group``; yields now and then."""
         for number, (queue_id, offset) in enumerate(self.offsets_of(source_group, topic).items()):
             self._put((topic, target_group), queue_id, offset)

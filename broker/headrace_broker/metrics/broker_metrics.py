@@ -10,12 +10,10 @@ from headrace_broker.metrics import table
 from headrace_broker.metrics.table import PAIRS_MAX, TOPICS_MAX
 from headrace_broker.metrics.timed_frames import TimedFrameLoop
 from headrace_daemon.metrics.histogram import Histogram
-from headrace_protocol.errors import NotReady
 from headrace_protocol.system_topics import RETRY_PREFIX
+from headrace_protocol.waiting import take_break
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from headrace_broker.config import BrokerConfig
     from headrace_broker.consumer.groups import ProducerManager
     from headrace_broker.consumer.long_polling import LongPolling
@@ -28,6 +26,7 @@ if TYPE_CHECKING:
 
 _HOUR_S = 3600
 _STORAGE = "local", "disk"
+_UNKNOWN = -1
 
 
 class TrafficMetrics:
@@ -37,7 +36,7 @@ class TrafficMetrics:
         self._statistics = statistics
         self._topics = topics
 
-    def __call__(self, samples: Samples) -> Iterator[None]:
+    async def __call__(self, samples: Samples) -> None:
         """See ``Collect``."""
         statistics = self._statistics
         samples.add(table.STORED_MESSAGES, statistics.puts.count)
@@ -50,14 +49,14 @@ class TrafficMetrics:
             labels = topic, self._is_system(topic)
             samples.add(table.MESSAGES_IN, counter.count, *labels)
             samples.add(table.BYTES_IN, counter.body_bytes, *labels)
-            yield
+            await take_break()
         samples.add(table.OMITTED, max(len(group_gets) - PAIRS_MAX, 0), "readers")
         for (group, topic), counter in list(islice(group_gets.items(), PAIRS_MAX)):
             is_retry = "true" if topic.startswith(RETRY_PREFIX) else "false"
             reader = group, topic, is_retry, self._is_system(topic)
             samples.add(table.MESSAGES_OUT, counter.count, *reader)
             samples.add(table.BYTES_OUT, counter.body_bytes, *reader)
-            yield
+            await take_break()
 
     def _is_system(self, topic: str) -> str:
         return "true" if self._topics.is_system(topic) else "false"
@@ -71,7 +70,7 @@ class StoreMetrics:
         self._flushes = Histogram()
         store.flusher.on_log_flush = self._flushes.add
 
-    def __call__(self, samples: Samples) -> Iterator[NotReady | None]:
+    async def __call__(self, samples: Samples) -> None:
         """See ``Collect``."""
         store = self._store.statistics()
         full_in_hours = store.cleaner.full_in_hours
@@ -93,22 +92,12 @@ class StoreMetrics:
             samples.add(table.FOLLOWER_FAILING, follower.problem_seconds, follower.name)
         samples.add(table.REMOVED_FILES, store.cleaner.removed_files)
         samples.add_histogram(table.FLUSH_SECONDS, self._flushes)
-        yield None
-        yield from self._add_reserve_time(samples)
-
-    def _add_reserve_time(self, samples: Samples) -> Iterator[NotReady]:
+        await take_break()
         log = self._store.commit_log
-        while True:
-            try:
-                oldest_ms = log.store_timestamp_at(log.min_offset)
-            except NotReady as wait:
-                if not samples.may_wait:
-                    return
-                yield wait
-            else:
-                age_ms = 0 if oldest_ms is None else self._store.clock.now_ms() - oldest_ms
-                samples.add(table.RESERVE_TIME, max(age_ms, 0), *_STORAGE)
-                return
+        oldest_ms = await samples.read(lambda: log.store_timestamp_at(log.min_offset), _UNKNOWN)
+        if oldest_ms != _UNKNOWN:
+            age_ms = 0 if oldest_ms is None else self._store.clock.now_ms() - oldest_ms
+            samples.add(table.RESERVE_TIME, max(age_ms, 0), *_STORAGE)
 
 
 class ServingMetrics:
@@ -130,7 +119,7 @@ class ServingMetrics:
         self._long_polling = long_polling
         self._frames = frames
 
-    def __call__(self, samples: Samples) -> Iterator[None]:
+    async def __call__(self, samples: Samples) -> None:
         """See ``Collect``."""
         samples.add(table.TOPICS, len(self._topics))
         samples.add(table.GROUPS, len(self._groups))
@@ -139,4 +128,4 @@ class ServingMetrics:
         samples.add(table.HELD_PULLS, self._long_polling.held_count)
         if isinstance(self._frames, TimedFrameLoop):
             samples.add_histogram(table.SEND_SECONDS, self._frames.send_times)
-        yield
+        await take_break()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
@@ -14,12 +15,10 @@ from headrace_broker.metrics.table import (
 )
 from headrace_broker.queue_directory import Lookup, Use
 from headrace_broker.topics.attributes import is_compacted
-from headrace_protocol.errors import NotReady
 from headrace_protocol.system_topics import RETRY_PREFIX
+from headrace_protocol.waiting import take_break
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
-
     from headrace_broker.consumer.groups import ConsumerManager
     from headrace_broker.consumer.offsets import ConsumerOffsets
     from headrace_broker.consumer.unconsumed import UnconsumedOffsets
@@ -67,21 +66,21 @@ class GroupMetrics:
         self._known: dict[tuple[StoreQueue, str], tuple[int, int]] = {}
         self._found: dict[tuple[StoreQueue, str], tuple[int, int]] = {}
 
-    def __call__(self, samples: Samples) -> Iterator[NotReady | None]:
+    async def __call__(self, samples: Samples) -> None:
         """See ``Collect``."""
         for group, count in self._consumers.member_counts(PAIRS_MAX):
             samples.add(CONSUMERS, count, group)
-        yield None
-        pairs, omitted_count = yield from self._pairs()
+        await take_break()
+        pairs, omitted_count = await self._pairs()
         unknown_count = 0
         self._known, self._found = self._found, {}
         for topic, group in pairs:
-            is_known = yield from self._add(samples, topic, group)
+            is_known = await self._add(samples, topic, group)
             unknown_count += not is_known
         samples.add(OMITTED, omitted_count, "groups")
         samples.add(OMITTED, unknown_count, "lag_ages")
 
-    def _pairs(self) -> Generator[None, None, tuple[list[tuple[str, str]], int]]:
+    async def _pairs(self) -> tuple[list[tuple[str, str]], int]:
         """Topics with their groups, and how many more there are."""
         committed = self._offsets.pairs(_LOOKED_AT_MAX)
         connected = self._consumers.pairs(_LOOKED_AT_MAX)
@@ -89,7 +88,7 @@ class GroupMetrics:
         omitted_count = queue_count = 0
         for number, (topic, group) in enumerate(dict.fromkeys(chain(committed, connected))):
             if not number % _AT_ONCE:
-                yield None
+                await take_break()
             config = self._topics.get(topic)
             if config is None or not self._unconsumed.counts(group, topic):
                 continue
@@ -100,9 +99,7 @@ class GroupMetrics:
                 omitted_count += 1
         return pairs, omitted_count
 
-    def _add(
-        self, samples: Samples, topic: str, group: str
-    ) -> Generator[NotReady | None, None, bool]:
+    async def _add(self, samples: Samples, topic: str, group: str) -> bool:
         """Add what one group has yet to consume of a topic; returns whether its age is known."""
         config = self._topics.get(topic)
         is_in_log = config is None or not is_compacted(config)
@@ -110,13 +107,13 @@ class GroupMetrics:
         lag, first, is_known = 0, _NOTHING, True
         for queue_id in range(config.read_queue_nums if config else 0):
             if not queue_id % _AT_ONCE:
-                yield None
-            count, found = yield from look(samples, topic, group, queue_id)
+                await take_break()
+            count, found = await look(samples, topic, group, queue_id)
             lag += count
             is_known &= found != _UNKNOWN
             if found >= 0:
                 first = min(found, first) if first >= 0 else found
-        stored_ms = (yield from self._stored_ms(samples, first)) if is_in_log else first
+        stored_ms = (await self._stored_ms(samples, first)) if is_in_log else first
         labels = group, topic, *_flags(self._topics, topic)
         samples.add(LAG_MESSAGES, lag, *labels)
         if not is_known or stored_ms == _UNKNOWN:
@@ -125,49 +122,50 @@ class GroupMetrics:
         samples.add(LAG_LATENCY, max(age_ms, 0), *labels)
         return True
 
-    def _look(
+    async def _look(
         self, samples: Samples, topic: str, group: str, queue_id: int
-    ) -> Generator[NotReady, None, tuple[int, int]]:
+    ) -> tuple[int, int]:
         """How many messages of a queue the group has yet to consume, and the first one's place."""
-        while True:
+        count = 0
+
+        def look() -> tuple[int, int]:
+            nonlocal count
             # Anew each time: while it waited the topic may have been deleted.
             queue = self._store.find_queue(topic, queue_id)
             if queue is None:
                 return 0, _NOTHING
             low, end = self._store.source(queue).known_range()
             start = self._start(group, topic, queue_id, low)
-            if start >= end:
-                return 0, _NOTHING
-            try:
-                return end - start, self._place(queue, group, start)
-            except NotReady as wait:
-                if not samples.may_wait:
-                    return end - start, _UNKNOWN
-                yield wait
+            count = max(end - start, 0)
+            return (count, self._place(queue, group, start)) if count else (0, _NOTHING)
 
-    def _look_at_compacted(
+        found = await samples.read(look, None)
+        return (count, _UNKNOWN) if found is None else found
+
+    async def _look_at_compacted(
         self, samples: Samples, topic: str, group: str, queue_id: int
-    ) -> Generator[NotReady | None, None, tuple[int, int]]:
+    ) -> tuple[int, int]:
         """As ``_look``, with the store time of the first message, which may have left the log."""
-        yield None  # a search takes longer than a look at a plain queue
-        while True:
+        await take_break()  # a search takes longer than a look at a plain queue
+        count = 0
+
+        def look() -> tuple[int, int]:
+            nonlocal count
             config = self._topics.get(topic)
             if config is None:
                 return 0, _NOTHING
             source = self._directory.local(Lookup(config, queue_id, Use.LIST)).source
             low, end = source.known_range()
             start = max(self._start(group, topic, queue_id, low), low)
-            if start >= end:
+            count = max(end - start, 0)
+            if not count:
                 return 0, _NOTHING
-            try:
-                stored_ms = source.store_time_at(start)
-                count = end - start - source.missing_from(start)
-            except NotReady as wait:
-                if not samples.may_wait:
-                    return end - start, _UNKNOWN
-                yield wait
-            else:
-                return count, _NOTHING if stored_ms is None else stored_ms
+            stored_ms = source.store_time_at(start)
+            missing = source.missing_from(start)
+            return count - missing, _NOTHING if stored_ms is None else stored_ms
+
+        found = await samples.read(look, None)
+        return (count, _UNKNOWN) if found is None else found
 
     def _start(self, group: str, topic: str, queue_id: int, low: int) -> int:
         """The offset that a group has committed, else where it has pulled up to, else ``low``."""
@@ -196,17 +194,12 @@ class GroupMetrics:
         start = max(start, source.min_offset())
         return source.unit(start)[0] if source.has_unit(start) else _NOTHING
 
-    def _stored_ms(self, samples: Samples, place: int) -> Generator[NotReady, None, int]:
-        while place >= 0:
-            try:
-                stored_ms = self._store.commit_log.store_timestamp_at(place)
-            except NotReady as wait:
-                if not samples.may_wait:
-                    return _UNKNOWN
-                yield wait
-            else:
-                return _NOTHING if stored_ms is None else stored_ms
-        return _NOTHING
+    async def _stored_ms(self, samples: Samples, place: int) -> int:
+        if place < 0:
+            return _NOTHING
+        read = partial(self._store.commit_log.store_timestamp_at, place)
+        stored_ms = await samples.read(read, _UNKNOWN)
+        return _NOTHING if stored_ms is None else stored_ms
 
 
 def _flags(topics: TopicTable, topic: str) -> tuple[str, str]:

@@ -39,10 +39,10 @@ class TimedFrameLoop(FrameLoop):
             self._began, self._rows = perf_counter(), self._ring.written
         return FrameLoop.handle(self, channel, frames)
 
-    def _serve_storing(self, channel: ServerChannel, serve: Callable[[], object]) -> None:
+    def _run_storing(self, channel: ServerChannel, step: Callable[[], object]) -> None:
         if not self._producers_of_turn:
             self._began, self._rows = perf_counter(), self._ring.written
-        FrameLoop._serve_storing(self, channel, serve)
+        FrameLoop._run_storing(self, channel, step)
 
     def replied(self) -> None:
         """See FrameHandler."""

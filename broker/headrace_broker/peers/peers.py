@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from headrace_protocol.columns import Buffer
     from headrace_protocol.command import Command
     from headrace_protocol.drivers.aio import AsyncConnection, Connect
+    from headrace_protocol.serving import Channel
 
 log = structlog.get_logger("headrace.broker")
 
@@ -48,6 +49,7 @@ class Ask(NamedTuple):
 
     fields: sent as they are, in JSON; without, the header is sent in the connection's codec.
     answer_bytes: room to keep for the answer; the request waits until there is.
+    payer: the client that is charged with this room until the outcome.
     """
 
     peer: str
@@ -56,6 +58,7 @@ class Ask(NamedTuple):
     body: Buffer = b""
     answer_bytes: int = 0
     header: msgspec.Struct | None = None
+    payer: Channel | None = None
 
 
 # The answer, whatever its code, or the reason why there is none.
@@ -88,6 +91,11 @@ class Call:
     def is_done(self) -> bool:
         """Whether it has an outcome, or was dropped."""
         return self.then is None
+
+    def discharge(self) -> None:
+        """Take the charge of its client back."""
+        if self.ask.payer is not None:
+            self.ask.payer.charge(-self.ask.answer_bytes)
 
     def encode(self, opaque: int) -> list[Buffer]:
         """The frame of a request with fields."""
@@ -169,6 +177,8 @@ class Peers:
         name, timeout_ms, at_once = caller
         deadline = trio.current_time() + (timeout_ms or self._timeout_ms()) / 1000
         call = Call(caller, ask, peer, deadline, then)
+        if ask.payer is not None:
+            ask.payer.charge(ask.answer_bytes)
         self._waiting_count += 1
         if self._waiting_count == 1:
             self.on_waiting(True)
@@ -191,6 +201,7 @@ class Peers:
                 call.forget()
             call.then = None
             call.peer.under_way[call.caller.name] -= 1
+            call.discharge()
             self._release(call)
 
     async def ask(self, caller: Caller, ask: Ask) -> Response:
@@ -306,6 +317,7 @@ class Peers:
         if then is not None:
             call.then = None
             call.peer.under_way[call.caller.name] -= 1
+            call.discharge()
             then(outcome)
             self._release(call)
 

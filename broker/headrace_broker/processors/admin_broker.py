@@ -20,9 +20,10 @@ from headrace_protocol.bounds import check_items
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
 from headrace_protocol.serving import Reply
+from headrace_protocol.waiting import ready
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping
+    from collections.abc import Callable, Mapping
 
     from headrace_broker.config import BrokerConfig
     from headrace_broker.consumer.offsets import ConsumerOffsets
@@ -94,16 +95,19 @@ class AdminBrokerProcessor:
 
     # -- runtime info ------------------------------------------------------------------------------
 
-    def runtime_info(self, _request: Request) -> Reply:
+    async def runtime_info(self, _request: Request) -> Reply:
         """GET_BROKER_RUNTIME_INFO: values under the names that the peer's tools expect."""
-        table = {
+        table = await ready(self._runtime_info)
+        return Reply(body=(KVTable(table=table).encode(),))
+
+    def _runtime_info(self) -> dict[str, str]:
+        return {
             **_NO_QUEUES,
             **self._broker_info(),
             **self._message_info(),
             **self._store_info(),
             **self._health(),
         }
-        return Reply(body=(KVTable(table=table).encode(),))
 
     def _broker_info(self) -> dict[str, str]:
         running_ms = self._now_ms() - self._started_ms
@@ -193,14 +197,14 @@ class AdminBrokerProcessor:
 
     # -- tables ------------------------------------------------------------------------------------
 
-    def all_consumer_offsets(self, _request: Request) -> Generator[None, None, Reply]:
+    async def all_consumer_offsets(self, _request: Request) -> Reply:
         """GET_ALL_CONSUMER_OFFSET: progress of all groups, for slaves."""
         offsets = self._offsets
         body = {
             "dataVersion": offsets.data_version,
-            "groupTopicMap": (yield from fastjson.dumps_sliced(offsets.topics_by_group())),
-            "offsetTable": (yield from fastjson.dumps_sliced(offsets.committed())),
-            "pullOffsetTable": (yield from fastjson.dumps_sliced(offsets.pulled())),
+            "groupTopicMap": await fastjson.dumps_sliced(offsets.topics_by_group()),
+            "offsetTable": await fastjson.dumps_sliced(offsets.committed()),
+            "pullOffsetTable": await fastjson.dumps_sliced(offsets.pulled()),
         }
         return Reply(body=fastjson.dumps_parts(body))
 

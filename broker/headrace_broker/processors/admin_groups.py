@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from headrace_broker.consumer.seeks import request_seek
 from headrace_broker.host_budget import Host
-from headrace_broker.processors.not_saved import not_saved
+from headrace_broker.processors.saved import saved
 from headrace_broker.queue_directory import Here, Use
 from headrace_protocol import fastjson
 from headrace_protocol.admin_headers import (
@@ -37,11 +37,12 @@ from headrace_protocol.bodies import (
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
 from headrace_protocol.headers import ConsumerGroupHeader
-from headrace_protocol.serving import Reply, all_ready, drained
+from headrace_protocol.serving import Reply, drained
 from headrace_protocol.system_topics import GROUP_PREFIXES
+from headrace_protocol.waiting import ready, sliced, take_break
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Generator, Iterator
+    from collections.abc import Collection, Iterator
 
     from headrace_broker.config import BrokerConfig
     from headrace_broker.consumer.groups import ConsumerManager, Member, ProducerManager
@@ -54,7 +55,6 @@ if TYPE_CHECKING:
     from headrace_broker.topics.table import TopicTable
     from headrace_daemon.host_log import HostLog
     from headrace_protocol.bodies import TopicConfig
-    from headrace_protocol.errors import NotReady
     from headrace_protocol.serving import Registry, Request
 
 _UNITS_MAX = 10_000
@@ -99,7 +99,7 @@ class AdminGroupsProcessor:
         """Route the requests about groups."""
         registry.route(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, self.update_and_create)
         registry.route_long(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, self.all_configs)
-        registry.route_long(RequestCode.DELETE_SUBSCRIPTIONGROUP, self.delete)
+        registry.route(RequestCode.DELETE_SUBSCRIPTIONGROUP, self.delete)
         registry.route_long(RequestCode.GET_CONSUMER_CONNECTION_LIST, self.consumer_connections)
         registry.route_long(RequestCode.GET_PRODUCER_CONNECTION_LIST, self.producer_connections)
         registry.route_long(RequestCode.GET_CONSUME_STATS, self.consume_stats)
@@ -111,7 +111,7 @@ class AdminGroupsProcessor:
 
     # -- settings ----------------------------------------------------------------------------------
 
-    def update_and_create(self, request: Request) -> None:
+    async def update_and_create(self, request: Request) -> Reply:
         """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: one group, from the body."""
         group = SubscriptionGroupConfig.decode(request.body)
         self._groups.put(group)
@@ -119,14 +119,10 @@ class AdminGroupsProcessor:
         self._changes.info(
             request.channel.address, "group created or changed", group=group.group_name
         )
-        self._reply_when_saved(request)
+        await saved(self._groups.saved.when_saved)
+        return Reply()
 
-    def _reply_when_saved(self, request: Request) -> None:
-        self._groups.saved.when_saved(
-            lambda error: request.reply(not_saved(error) if error else Reply())
-        )
-
-    def all_configs(self, request: Request) -> Generator[None, None, Reply]:
+    async def all_configs(self, request: Request) -> Reply:
         """GET_ALL_SUBSCRIPTIONGROUP_CONFIG: all groups, or a range of them."""
         header = request.header(GetAllSubscriptionGroupHeader)
         wrapper = self._groups.wrapper()
@@ -136,24 +132,25 @@ class AdminGroupsProcessor:
         body = {
             "dataVersion": wrapper.data_version,
             "forbiddenTable": wrapper.forbidden_table,
-            "subscriptionGroupTable": (yield from fastjson.dumps_sliced(groups[start:end])),
+            "subscriptionGroupTable": await fastjson.dumps_sliced(groups[start:end]),
         }
         total = GetAllSubscriptionGroupResponseHeader(total_group_num=len(groups))
         return Reply(total, fastjson.dumps_parts(body))
 
-    def delete(self, request: Request) -> Generator[None, None, None]:
+    async def delete(self, request: Request) -> Reply:
         """DELETE_SUBSCRIPTIONGROUP: the settings and, on request, the progress."""
         header = request.header(DeleteSubscriptionGroupHeader)
         self._groups.delete(header.group_name)
         self._statistics.group_deleted(header.group_name)
         if header.clean_offset:
-            yield from self._offsets.delete_group(header.group_name)
+            await sliced(self._offsets.delete_group(header.group_name))
         self._changes.info(request.channel.address, "group deleted", group=header.group_name)
-        self._reply_when_saved(request)
+        await saved(self._groups.saved.when_saved)
+        return Reply()
 
     # -- members -----------------------------------------------------------------------------------
 
-    def consumer_connections(self, request: Request) -> Generator[None, None, Reply]:
+    async def consumer_connections(self, request: Request) -> Reply:
         """GET_CONSUMER_CONNECTION_LIST: members and subscriptions of a consumer group."""
         name = request.header(ConsumerGroupHeader).consumer_group
         group = self._consumers.group(name)
@@ -163,17 +160,15 @@ class AdminGroupsProcessor:
             )
         members = self._consumers.members(name)
         body = {
-            "connectionSet": (yield from fastjson.dumps_list_sliced(map(_connection, members))),
+            "connectionSet": await fastjson.dumps_list_sliced(map(_connection, members)),
             "consumeFromWhere": group.data.consume_from_where,
             "consumeType": group.data.consume_type,
             "messageModel": group.data.message_model,
-            "subscriptionTable": (
-                yield from fastjson.dumps_sliced(list(group.subscriptions.items()))
-            ),
+            "subscriptionTable": (await fastjson.dumps_sliced(list(group.subscriptions.items()))),
         }
         return Reply(body=fastjson.dumps_parts(body))
 
-    def producer_connections(self, request: Request) -> Generator[None, None, Reply]:
+    async def producer_connections(self, request: Request) -> Reply:
         """GET_PRODUCER_CONNECTION_LIST: members of a producer group."""
         name = request.header(GetProducerConnectionListHeader).producer_group
         members = self._producers.members(name)
@@ -182,12 +177,12 @@ class AdminGroupsProcessor:
                 ResponseCode.SYSTEM_ERROR,
                 f"the producer group[{name}] not exist: no member has sent a heartbeat",
             )
-        connections = yield from fastjson.dumps_list_sliced(map(_connection, members))
+        connections = await fastjson.dumps_list_sliced(map(_connection, members))
         return Reply(body=fastjson.dumps_parts({"connectionSet": connections}))
 
     # -- progress ----------------------------------------------------------------------------------
 
-    def consume_stats(self, request: Request) -> Generator[NotReady | None, None, Reply]:
+    async def consume_stats(self, request: Request) -> Reply:
         """GET_CONSUME_STATS: progress of a group, by queue."""
         header = request.header(GetConsumeStatsHeader)
         group = header.consumer_group
@@ -197,12 +192,12 @@ class AdminGroupsProcessor:
             for name in sorted(names)
             if (topic := self._topics.get(name)) and self._is_subscribed(group, name)
         ]
-        rows = yield from all_ready(
-            partial(self._progress, group, topic, queue_id)
+        rows = [
+            await ready(partial(self._progress, group, topic, queue_id))
             for topic in topics
             for queue_id in range(topic.read_queue_nums)
-        )
-        table = yield from fastjson.dumps_sliced(row for row in drained(rows) if row is not None)
+        ]
+        table = await fastjson.dumps_sliced(row for row in drained(rows) if row is not None)
         consume_tps = sum(self._statistics.group_rate(group, t.topic_name) for t in topics)
         return Reply(
             body=fastjson.dumps_parts({"consumeTps": float(consume_tps), "offsetTable": table})
@@ -230,24 +225,24 @@ class AdminGroupsProcessor:
             missing_count=missing_count or None,
         )
 
-    def groups_of_topic(self, request: Request) -> Generator[None, None, Reply]:
+    async def groups_of_topic(self, request: Request) -> Reply:
         """QUERY_TOPIC_CONSUME_BY_WHO: groups that read a topic now or have read it."""
         header = request.header(QueryTopicConsumeByWhoHeader)
         groups = self._offsets.groups_of(header.topic)
         if header.logical is not False:
             groups |= self._consumers.groups_of_topic(header.topic)
-        written = yield from fastjson.dumps_list_sliced(sorted(groups))
+        written = await fastjson.dumps_list_sliced(sorted(groups))
         return Reply(body=fastjson.dumps_parts({"groupList": written}))
 
-    def time_spans(self, request: Request) -> Generator[NotReady | None, None, Reply]:
+    async def time_spans(self, request: Request) -> Reply:
         """QUERY_CONSUME_TIME_SPAN: progress of a group in store times, by queue."""
         header = request.header(QueryConsumeTimeSpanHeader)
         topic = self._topics.expect(header.topic)
-        spans = yield from all_ready(
-            partial(self._time_span, header.group, topic, queue_id)
+        spans = [
+            await ready(partial(self._time_span, header.group, topic, queue_id))
             for queue_id in range(topic.write_queue_nums)
-        )
-        written = yield from fastjson.dumps_list_sliced(
+        ]
+        written = await fastjson.dumps_list_sliced(
             span for span in drained(spans) if span is not None
         )
         return Reply(body=fastjson.dumps_parts({"consumeTimeSpanSet": written}))
@@ -272,7 +267,7 @@ class AdminGroupsProcessor:
 
     # -- resets ------------------------------------------------------------------------------------
 
-    def reset_offset(self, request: Request) -> Generator[NotReady | None, None, Reply]:
+    async def reset_offset(self, request: Request) -> Reply:
         """INVOKE_BROKER_TO_RESET_OFFSET: takes effect at the next or held pull of each queue.
 
         Resets one queue or all to a time (-1: the end), or one queue to an offset. headrace's
@@ -289,20 +284,22 @@ class AdminGroupsProcessor:
             )
         if header.queue_id >= 0:
             queue_ids = range(header.queue_id, header.queue_id + 1)
-            offsets = yield from all_ready([partial(self._reset_target, header)])
+            offsets = [await ready(partial(self._reset_target, header))]
             self._offsets.make_room(header.group, header.topic, header.queue_id, host)
         else:
             queue_ids = range(topic.read_queue_nums)
-            offsets = yield from all_ready(
-                partial(self._offset_by_time, topic.topic_name, queue_id, header.timestamp)
+            offsets = [
+                await ready(
+                    partial(self._offset_by_time, topic.topic_name, queue_id, header.timestamp)
+                )
                 for queue_id in queue_ids
-            )
+            ]
             self._offsets.make_rooms(header.group, header.topic, len(queue_ids), host)
         for number, (queue_id, offset) in enumerate(zip(queue_ids, offsets, strict=True), 1):
             self._reset(header.group, header.topic, queue_id, offset)
             if not number % _QUEUES_AT_ONCE:
-                yield None
-        yield from self._request_seek(header, queue_ids, offsets)
+                await take_break()
+        await self._request_seek(header, queue_ids, offsets)
         self._changes.info(
             request.channel.address,
             "offsets reset",
@@ -311,7 +308,7 @@ class AdminGroupsProcessor:
             queues=len(queue_ids),
             offsets=dict(islice(zip(queue_ids, offsets, strict=True), _LOGGED_MAX)),
         )
-        written = yield from fastjson.dumps_sliced(self._rows(header.topic, queue_ids, offsets))
+        written = await fastjson.dumps_sliced(self._rows(header.topic, queue_ids, offsets))
         return Reply(body=fastjson.dumps_parts({"offsetTable": written}))
 
     def _reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
@@ -323,9 +320,9 @@ class AdminGroupsProcessor:
         if place is not None and place.queue is not None:
             self._long_polling.arrived((place.queue,))
 
-    def _request_seek(
+    async def _request_seek(
         self, header: ResetOffsetHeader, queue_ids: Collection[int], offsets: Collection[int]
-    ) -> Generator[None, None, None]:
+    ) -> None:
         """Send RESET_CONSUMER_CLIENT_OFFSET to headrace's members, or to all.
 
         Java's members stop for 10 s when they get it, so it is their last resort.
@@ -337,7 +334,7 @@ class AdminGroupsProcessor:
             if is_for_all or member.language == _HEADRACE
         ]
         rows = partial(self._rows, header.topic, queue_ids, offsets)
-        return request_seek(members, header, rows)
+        await request_seek(members, header, rows)
 
     def _rows(
         self, topic: str, queue_ids: Collection[int], offsets: Collection[int]
@@ -364,7 +361,7 @@ class AdminGroupsProcessor:
             return self._directory.serve(topic, queue_id, Use.INSPECT).source.max_offset()
         return self._directory.serve(topic, queue_id, Use.BEGIN).source.offset_by_time(timestamp_ms)
 
-    def clone_offset(self, request: Request) -> Generator[None, None, Reply]:
+    async def clone_offset(self, request: Request) -> Reply:
         """CLONE_GROUP_OFFSET: copy the progress of one group to another.
 
         If that has members, it is reset to it.
@@ -379,10 +376,10 @@ class AdminGroupsProcessor:
             self._offsets.make_rooms(target, topic, self._offsets.count(source, topic), host)
         for topic in topics:
             if self._consumers.group(target) is None:
-                yield from self._offsets.clone(source, target, topic)
+                await sliced(self._offsets.clone(source, target, topic))
             else:
-                yield from self._move_members(source, target, topic)
-            yield
+                await self._move_members(source, target, topic)
+            await take_break()
         self._changes.info(
             request.channel.address,
             "offsets cloned",
@@ -392,17 +389,17 @@ class AdminGroupsProcessor:
         )
         return Reply()
 
-    def _move_members(self, source: str, target: str, topic: str) -> Generator[None, None, None]:
+    async def _move_members(self, source: str, target: str, topic: str) -> None:
         table = self._offsets.offsets_of(source, topic)
         for queue_id, offset in table.items():
             self._reset(target, topic, queue_id, offset)
-            yield
+            await take_break()
         header = ResetOffsetHeader(topic=topic, group=target, timestamp=-1, is_force=True)
-        yield from self._request_seek(header, table.keys(), table.values())
+        await self._request_seek(header, table.keys(), table.values())
 
     # -- queues ------------------------------------------------------------------------------------
 
-    def consume_queue(self, request: Request) -> Generator[NotReady | None, None, Reply]:
+    async def consume_queue(self, request: Request) -> Reply:
         """QUERY_CONSUME_QUEUE: units of a queue."""
         header = request.header(QueryConsumeQueueHeader)
         place = self._directory.find(header.topic, header.queue_id, Use.INSPECT)
@@ -412,13 +409,13 @@ class AdminGroupsProcessor:
                 f"{header.queue_id}@{header.topic} is not exist! Nothing was written to it yet",
             )
         source = place.source
-        (min_offset,) = yield from all_ready([source.min_offset])
+        min_offset = await ready(source.min_offset)
         max_offset = source.max_offset()
         start = max(header.index, min_offset)
         end = min(header.index + min(header.count, _UNITS_MAX), max_offset)
-        units = yield from all_ready(
-            partial(source.unit, queue_offset) for queue_offset in range(start, end)
-        )
+        units = [
+            await ready(partial(source.unit, queue_offset)) for queue_offset in range(start, end)
+        ]
         queue_data = [
             ConsumeQueueData(physic_offset=offset, physic_size=size, tags_code=tags_code)
             for offset, size, tags_code in units
@@ -426,7 +423,7 @@ class AdminGroupsProcessor:
         body = {
             "maxQueueIndex": max_offset,
             "minQueueIndex": min_offset,
-            "queueData": (yield from fastjson.dumps_list_sliced(queue_data)),
+            "queueData": await fastjson.dumps_list_sliced(queue_data),
         }
         return Reply(body=fastjson.dumps_parts(body))
 

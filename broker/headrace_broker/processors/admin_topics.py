@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from headrace_broker.processors.not_saved import not_saved
+from headrace_broker.processors.saved import saved
 from headrace_broker.queue_directory import Use
 from headrace_broker.topics.attributes import (
     apply_changes,
@@ -37,10 +37,11 @@ from headrace_protocol.bodies import (
 from headrace_protocol.bounds import check_items, check_marks
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
-from headrace_protocol.serving import Reply, all_ready, drained
+from headrace_protocol.serving import Reply, drained
+from headrace_protocol.waiting import Until, ready, sliced, take_break
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable
+    from collections.abc import Callable, Iterable
 
     from headrace_broker.config import BrokerConfig
     from headrace_broker.consumer.long_polling import LongPolling
@@ -51,8 +52,7 @@ if TYPE_CHECKING:
     from headrace_broker.topics.table import TopicTable
     from headrace_daemon.host_log import HostLog
     from headrace_protocol.bodies import DataVersion
-    from headrace_protocol.errors import NotReady
-    from headrace_protocol.serving import LongWork, Registry, Request
+    from headrace_protocol.serving import Registry, Request
 
 _FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
 # Topics, warnings and groups named in an answer or in the log.
@@ -69,14 +69,14 @@ class Mappings(Protocol):
     def detail(self, topic: str) -> fastjson.Written | None:
         """The encoded mapping of a topic; None without one."""
 
-    def details(self, topics: Iterable[str]) -> Generator[None, None, fastjson.Written]:
+    async def details(self, topics: Iterable[str]) -> fastjson.Written:
         """The encoded mappings of topics, in slices."""
 
 
 class Deletion(Protocol):
     """What else is deleted with a topic."""
 
-    def before_delete(self, topic: str) -> Generator[NotReady | None, None, None]:
+    async def before_delete(self, topic: str) -> None:
         """Runs before the topic is deleted. Raises RequestError."""
 
     def after_delete(self, topic: str, then: Callable[[Exception | None], None]) -> None:
@@ -115,16 +115,16 @@ class AdminTopicsProcessor:
 
     def register(self, registry: Registry) -> None:
         """Route the requests about topics."""
-        registry.route_long(RequestCode.UPDATE_AND_CREATE_TOPIC, self.update_and_create)
-        registry.route_long(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, self.update_and_create_list)
-        registry.route_long(RequestCode.DELETE_TOPIC_IN_BROKER, self.delete)
+        registry.route(RequestCode.UPDATE_AND_CREATE_TOPIC, self.update_and_create)
+        registry.route(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, self.update_and_create_list)
+        registry.route(RequestCode.DELETE_TOPIC_IN_BROKER, self.delete)
         registry.route_long(RequestCode.GET_ALL_TOPIC_CONFIG, self.all_configs)
         registry.route(RequestCode.GET_TOPIC_CONFIG, self.config)
         registry.route_long(RequestCode.GET_TOPIC_STATS_INFO, self.stats)
 
     # -- changes -----------------------------------------------------------------------------------
 
-    def update_and_create(self, request: Request) -> LongWork:
+    async def update_and_create(self, request: Request) -> Reply | None:
         """UPDATE_AND_CREATE_TOPIC: one topic, from the header."""
         header = request.header(CreateTopicHeader)
         topic = TopicConfig(
@@ -139,9 +139,9 @@ class AdminTopicsProcessor:
         )
         if not header.force:
             check_queue_nums_of_keys(self._topics.get(topic.topic_name), topic)
-        return (yield from self._put([topic], request))
+        return await self._put([topic], request)
 
-    def update_and_create_list(self, request: Request) -> LongWork:
+    async def update_and_create_list(self, request: Request) -> Reply | None:
         """UPDATE_AND_CREATE_TOPIC_LIST: all or none, from the body."""
         check_marks("topics", request.body, b"{", 2)  # one of the two for the attributes
         topics = CreateTopicListRequestBody.decode(request.body).topic_config_list
@@ -150,18 +150,19 @@ class AdminTopicsProcessor:
             raise RequestError(ResponseCode.INVALID_PARAMETER, "topicConfigList is empty")
         for topic in topics:
             check_queue_nums_of_keys(self._topics.get(topic.topic_name), topic)
-        return (yield from self._put(topics, request))
+        return await self._put(topics, request)
 
-    def _put(self, topics: list[TopicConfig], request: Request) -> LongWork:
+    async def _put(self, topics: list[TopicConfig], request: Request) -> Reply | None:
         merged, warnings = [], []
         for topic in topics:
             merged.append(self._merged(topic))
-            warnings += yield from self._warnings(topic)
-            yield None
+            warnings += await self._warnings(topic)
+            await take_break()
         self._topics.put_all(merged)
         self._log_put(merged, warnings, request.channel.address)
-        self._reply_when_registered(request, Reply(remark="; ".join(warnings[:_NAMED_MAX]) or None))
-        return None
+        await saved(self._topics.when_saved)
+        await self._registered()
+        return Reply(remark="; ".join(warnings[:_NAMED_MAX]) or None)
 
     def _log_put(self, topics: list[TopicConfig], warnings: list[str], client: str) -> None:
         for topic in topics[:_NAMED_MAX]:
@@ -180,30 +181,9 @@ class AdminTopicsProcessor:
         for warning in warnings[:_NAMED_MAX]:
             self._changes.warning(client, "topic has unreachable messages", reason=warning)
 
-    def _reply_when_registered(
-        self,
-        request: Request,
-        reply: Reply,
-        then: Callable[[Callable[[Exception | None], None]], None] | None = None,
-    ) -> None:
-        """Reply once the change is on disk and registered at the nameservers.
-
-        then: run between the two.
-        """
-
-        def on_saved(error: Exception | None) -> None:
-            if error is None:
-                self._when_registered(functools.partial(request.reply, reply))
-            else:
-                request.reply(not_saved(error))
-
-        def on_topics_saved(error: Exception | None) -> None:
-            if error is None and then is not None:
-                then(on_saved)
-            else:
-                on_saved(error)
-
-        self._topics.when_saved(on_topics_saved)
+    async def _registered(self) -> None:
+        """Wait until all changes so far are registered at the nameservers."""
+        await Until("the registration", lambda run: self._when_registered(run.resume))
 
     def _merged(self, topic: TopicConfig) -> TopicConfig:
         """A topic with its attribute changes applied. Raises RequestError if it is invalid."""
@@ -222,28 +202,26 @@ class AdminTopicsProcessor:
         )
         return msgspec.structs.replace(topic, attributes=attributes)
 
-    def _warnings(self, topic: TopicConfig) -> Generator[NotReady | None, None, list[str]]:
+    async def _warnings(self, topic: TopicConfig) -> list[str]:
         warnings = [unread_warning(topic)]
         known = self._topics.get(topic.topic_name)
         if known and topic.read_queue_nums < known.read_queue_nums:
-            warnings.append((yield from self._unconsumed_warning(topic, known.read_queue_nums)))
+            warnings.append(await self._unconsumed_warning(topic, known.read_queue_nums))
         return [warning for warning in warnings if warning]
 
-    def _unconsumed_warning(
-        self, topic: TopicConfig, old_queue_nums: int
-    ) -> Generator[NotReady | None, None, str | None]:
+    async def _unconsumed_warning(self, topic: TopicConfig, old_queue_nums: int) -> str | None:
         """A warning about messages that become unreachable with fewer read queues, if any."""
         name = topic.topic_name
         groups = sorted(self._offsets.groups_of(name))
         lost_queues: list[int] = []
         lagging_groups: dict[str, None] = {}
         for queue_id in range(topic.read_queue_nums, old_queue_nums):
-            group = yield from self._lagging_group(name, queue_id, groups)
+            group = await self._lagging_group(name, queue_id, groups)
             if group is not None:
                 lost_queues.append(queue_id)
                 lagging_groups[group] = None
             if not queue_id % _QUEUES_AT_ONCE:
-                yield None
+                await take_break()
         if not lost_queues:
             return None
         return (
@@ -252,24 +230,22 @@ class AdminTopicsProcessor:
             f"read queues back to {old_queue_nums} until they are consumed"
         )
 
-    def _lagging_group(
-        self, topic: str, queue_id: int, groups: list[str]
-    ) -> Generator[NotReady | None, None, str | None]:
+    async def _lagging_group(self, topic: str, queue_id: int, groups: list[str]) -> str | None:
         """The first group that has not consumed all of a queue."""
         place = self._directory.find(topic, queue_id, Use.LIST)
         if place is None or not place.source.max_offset():
             return None
         source = place.source
-        (min_offset,) = yield from all_ready([source.min_offset])
+        min_offset = await ready(source.min_offset)
         for number, group in enumerate(groups, 1):
             consumed = self._offsets.query(group, topic, queue_id) or 0
             if max(consumed, min_offset) < source.max_offset():
                 return group
             if not number % _QUEUES_AT_ONCE:
-                yield None
+                await take_break()
         return None
 
-    def delete(self, request: Request) -> LongWork:
+    async def delete(self, request: Request) -> Reply | None:
         """DELETE_TOPIC_IN_BROKER: the topic, its queues and the groups' progress in it."""
         name = request.header(DeleteTopicHeader).topic
         if not name.strip():
@@ -277,53 +253,49 @@ class AdminTopicsProcessor:
                 ResponseCode.INVALID_PARAMETER, "The specified topic is blank: name the topic"
             )
         self._topics.check_deletable(name)
-        yield from self._deletion.before_delete(name)
+        await self._deletion.before_delete(name)
         # The table first, so that the topic can't be written or read while the rest is deleted.
         with self._topics.deleting(name) as existed:
             if existed:
-                yield from self._delete_queues(name)
-                yield from self._offsets.delete_topic(name)
+                await self._delete_queues(name)
+                await sliced(self._offsets.delete_topic(name))
                 self._statistics.topic_deleted(name)
                 self._changes.info(request.channel.address, "topic deleted", topic=name)
-        after = functools.partial(self._deletion.after_delete, name)
+        await Until("the flush of the log", lambda run: self._store.when_all_flushed(run.resume))
+        life = self._store.commit_log.life
+        if not life.is_writable:
+            raise RequestError(ResponseCode.SYSTEM_ERROR, _unsaved(name, life.refusal))
+        self._topics.deleted(name)
+        await saved(self._topics.when_saved)
+        await saved(functools.partial(self._deletion.after_delete, name))
+        await self._registered()
+        return Reply()
 
-        def on_flushed() -> None:
-            life = self._store.commit_log.life
-            if not life.is_writable:
-                remark = _unsaved(name, life.refusal)
-                request.reply(Reply(code=ResponseCode.SYSTEM_ERROR, remark=remark))
-                return
-            self._topics.deleted(name)
-            self._reply_when_registered(request, Reply(), after)
-
-        self._store.when_all_flushed(on_flushed)
-        return None
-
-    def _delete_queues(self, topic: str) -> Generator[NotReady | None, None, None]:
+    async def _delete_queues(self, topic: str) -> None:
         for queue in self._store.queues_of(topic):
-            yield from self._long_polling.queue_gone(queue)
+            await sliced(self._long_polling.queue_gone(queue))
         try:
-            yield from self._store.delete_queues(topic)
+            await self._store.delete_queues(topic)
         except OSError as error:
             raise RequestError(ResponseCode.SYSTEM_ERROR, _unsaved(topic, error)) from error
 
     # -- reads -------------------------------------------------------------------------------------
 
-    def all_configs(self, request: Request) -> Generator[None, None, Reply]:
+    async def all_configs(self, request: Request) -> Reply:
         """GET_ALL_TOPIC_CONFIG: all topics, or a range of them."""
         header = request.header(GetAllTopicConfigHeader)
         wrapper = self._topics.wrapper()
         topics = list(wrapper.topic_config_table.items())
         start = header.topic_seq or 0
         end = start + header.max_topic_num if header.max_topic_num else None
-        table = yield from fastjson.dumps_sliced(topics[start:end])
-        details = yield from self._mappings.details(name for name, _ in topics[start:end])
+        table = await fastjson.dumps_sliced(topics[start:end])
+        details = await self._mappings.details(name for name, _ in topics[start:end])
         wrapper.mapping_data_version = self._mappings.data_version
         body = wrapper.with_table(table, details)
         total = GetAllTopicConfigResponseHeader(total_topic_num=len(topics))
         return Reply(total, body.parts)
 
-    def config(self, request: Request) -> None:
+    async def config(self, request: Request) -> Reply:
         """GET_TOPIC_CONFIG: one topic, with its mapping if the request asks for it."""
         header = request.header(GetTopicConfigHeader)
         topic = self._topics.expect(header.topic)
@@ -333,24 +305,23 @@ class AdminTopicsProcessor:
             body = fastjson.dumps(dict(sorted(fields.items())))
         incarnation = self._topics.incarnations.of(topic.topic_name)
 
-        def on_saved(error: Exception | None) -> None:
-            # An id that is not on disk would change after a crash.
-            header = TopicConfigResponseHeader(incarnation=None if error else incarnation)
-            request.reply(Reply(header, (body,)))
+        # An id that is not on disk would change after a crash.
+        when_saved = self._topics.incarnations.saved.when_saved
+        error = await Until("saves of tables", lambda run: when_saved(run.resume))
+        return Reply(TopicConfigResponseHeader(incarnation=None if error else incarnation), (body,))
 
-        self._topics.incarnations.saved.when_saved(on_saved)
-
-    def stats(self, request: Request) -> Generator[NotReady | None, None, Reply]:
+    async def stats(self, request: Request) -> Reply:
         """GET_TOPIC_STATS_INFO: offsets and the time of the last message, by queue."""
         header = request.header(GetTopicStatsHeader)
         topic = self._topics.expect(header.topic)
         name = topic.topic_name
         queue_nums = max(topic.read_queue_nums, topic.write_queue_nums)
-        rows = yield from all_ready(
-            functools.partial(self._queue_stats, name, queue_id, with_bytes=bool(header.with_bytes))
+        with_bytes = bool(header.with_bytes)
+        rows = [
+            await ready(functools.partial(self._queue_stats, name, queue_id, with_bytes=with_bytes))
             for queue_id in range(queue_nums)
-        )
-        table = yield from fastjson.dumps_sliced(row for row in drained(rows) if row is not None)
+        ]
+        table = await fastjson.dumps_sliced(row for row in drained(rows) if row is not None)
         body = {"offsetTable": table, "topicPutTps": self._statistics.topic_rate(name)}
         return Reply(body=fastjson.dumps_parts(body))
 

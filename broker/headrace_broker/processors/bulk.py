@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from headrace_broker.statistics import BrokerStatistics
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.store.store_source import GetResult
-    from headrace_protocol.serving import Registry, Request
+    from headrace_protocol.serving import Registry, Request, Work
 
 # Half of the dispatch ring.
 _COUNT_MAX = 65_536
@@ -119,7 +119,7 @@ class BulkProcessor:
 
     # -- BULK_PULL ---------------------------------------------------------------------------------
 
-    def pull(self, request: Request) -> Reply | None:
+    def pull(self, request: Request) -> Reply | Work | None:
         """Answer with records and their positions, or hold the request until some arrive."""
         header = request.header(BulkPullHeader)
         target = self._pulls.target(request, header, header.subscription)

@@ -32,7 +32,8 @@ from headrace_protocol.headers import (
     UnregisterClientHeader,
     UpdateConsumerOffsetHeader,
 )
-from headrace_protocol.serving import Reply, at_once
+from headrace_protocol.serving import Reply
+from headrace_protocol.waiting import at_once, ready, take_break
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from headrace_broker.topics.table import TopicTable
     from headrace_daemon.host_log import HostLog
     from headrace_protocol.bodies import ConsumerData, MessageQueue
-    from headrace_protocol.serving import Channel, LongFunction, LongWork, Registry, Request
+    from headrace_protocol.serving import Channel, LongFunction, Registry, Request
 
 # Like the peer, call a queue young if its first message is no further from the end of the log than
 # this share of the machine's memory.
@@ -126,13 +127,13 @@ class ClientProcessor:
             return None
         return at_once(self._handle_heartbeat(data, request))
 
-    def _handle_heartbeat(self, data: HeartbeatData, request: Request) -> LongWork:
+    async def _handle_heartbeat(self, data: HeartbeatData, request: Request) -> Reply | None:
         channel, command = request.channel, request.command
         member = Member(channel, data.client_id, command.language, command.version)
         now_ms = self._steady_ms()
         for producer in data.producer_data_set:
             self._producers.heartbeat(member, producer.group_name, now_ms)
-            yield None
+            await take_break()
             if not channel.is_open:  # closed meanwhile, and removed from its groups
                 return None
         rejection: RequestError | None = None
@@ -146,7 +147,7 @@ class ClientProcessor:
                 conflicts.append(self._consumers.conflict(consumer.group_name))
             except RequestError as error:
                 rejection = error
-            yield None
+            await take_break()
             if not channel.is_open:
                 return None
         if rejection is not None:
@@ -189,7 +190,7 @@ class ClientProcessor:
 
     # -- queue locks -------------------------------------------------------------------------------
 
-    def lock(self, request: Request) -> LongWork:
+    async def lock(self, request: Request) -> Reply | None:
         """LOCK_BATCH_MQ: take or renew locks."""
         body = LockBatchRequestBody.decode(request.body)
         check_items("queues to lock", body.mq_set)
@@ -199,8 +200,8 @@ class ClientProcessor:
         for queues in _slices(body.mq_set):
             consumed = self._consumers.topics_of(group, request.channel, client_id)
             held += self._locks.lock(group, client_id, queues, self._steady_ms(), host, consumed)
-            yield None
-        written = yield from fastjson.dumps_list_sliced(held)
+            await take_break()
+        written = await fastjson.dumps_list_sliced(held)
         return Reply(body=fastjson.dumps_parts({"lockOKMQSet": written}))
 
     def unlock(self, request: Request) -> Reply:
@@ -213,7 +214,7 @@ class ClientProcessor:
 
     # -- progress ----------------------------------------------------------------------------------
 
-    def query_offset(self, request: Request) -> Reply:
+    async def query_offset(self, request: Request) -> Reply:
         """QUERY_CONSUMER_OFFSET: the offset from which a group resumes.
 
         A group that has committed nothing starts an empty or young queue at offset 0; in an older
@@ -224,7 +225,11 @@ class ClientProcessor:
         offset = self._offsets.query(header.consumer_group, header.topic, header.queue_id)
         if offset is None:
             may_be_zero = header.set_zero_if_not_found is not False
-            if not may_be_zero or place is None or not self._is_young(place.source):
+            if (
+                place is None
+                or not may_be_zero
+                or not await ready(functools.partial(self._is_young, place.source))
+            ):
                 raise RequestError(
                     ResponseCode.QUERY_NOT_FOUND,
                     f"Not found: group {header.consumer_group} has committed nothing in "

@@ -5,7 +5,6 @@ Source: docs/protocol.md "Members"; tests/broker/processors/test_members.py.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from headrace_protocol import fastjson
@@ -14,9 +13,10 @@ from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
 from headrace_protocol.headers import ConsumerGroupHeader, GetConsumerRunningInfoHeader
 from headrace_protocol.serving import Reply
+from headrace_protocol.waiting import Until, take_break
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable
 
     from headrace_broker.consumer.groups import ConsumerManager
     from headrace_broker.consumer.locks import QueueLocks
@@ -57,7 +57,7 @@ class MembersProcessor:
 
     # -- queues ------------------------------------------------------------------------------------
 
-    def describe(self, request: Request) -> Generator[None, None, Reply]:
+    async def describe(self, request: Request) -> Reply:
         """DESCRIBE_GROUP: the queues of a group with their owners, pulls and locks."""
         name = request.header(ConsumerGroupHeader).consumer_group
         queues: dict[tuple[str, int], GroupQueue] = {}
@@ -66,16 +66,14 @@ class MembersProcessor:
             for queue_id in range(self._queue_count(topic)):
                 queues[topic, queue_id] = GroupQueue(topic=topic, queue_id=queue_id)
                 if not queue_id % _QUEUES_AT_ONCE:
-                    yield
-        yield from self._add_pulls(name, queues)
-        yield from self._add_locks(name, queues)
+                    await take_break()
+        await self._add_pulls(name, queues)
+        await self._add_locks(name, queues)
         conflict = self._consumers.conflict(name)
-        rows = yield from fastjson.dumps_list_sliced(queues.values())
+        rows = await fastjson.dumps_list_sliced(queues.values())
         return Reply(body=fastjson.dumps_parts({"queues": rows, "conflict": conflict}))
 
-    def _add_pulls(
-        self, name: str, queues: dict[tuple[str, int], GroupQueue]
-    ) -> Generator[None, None, None]:
+    async def _add_pulls(self, name: str, queues: dict[tuple[str, int], GroupQueue]) -> None:
         group, watch = self._consumers.group(name), self._watch
         if group is None:
             return
@@ -88,22 +86,20 @@ class MembersProcessor:
                     queue.owner = members.get(pull.address, pull.address)
                     queue.pulled_ms_ago = int(watch.age_s(pull) * 1000)
             if not number % _QUEUES_AT_ONCE:
-                yield
+                await take_break()
 
-    def _add_locks(
-        self, name: str, queues: dict[tuple[str, int], GroupQueue]
-    ) -> Generator[None, None, None]:
+    async def _add_locks(self, name: str, queues: dict[tuple[str, int], GroupQueue]) -> None:
         locks = self._locks.of_group(name, self._steady_ms())
         for number, (queue, client_id, ms_left) in enumerate(locks):
             key = queue.topic, queue.queue_id
             row = queues.setdefault(key, GroupQueue(topic=queue.topic, queue_id=queue.queue_id))
             row.lock_owner, row.lock_ms_left = client_id, ms_left
             if not number % _QUEUES_AT_ONCE:
-                yield
+                await take_break()
 
     # -- members -----------------------------------------------------------------------------------
 
-    def running_info(self, request: Request) -> None:
+    async def running_info(self, request: Request) -> Reply:
         """GET_CONSUMER_RUNNING_INFO: passed to the member, whose answer is passed back."""
         header = request.header(GetConsumerRunningInfoHeader)
         name, client_id = header.consumer_group, header.client_id
@@ -118,21 +114,15 @@ class MembersProcessor:
                 ResponseCode.SYSTEM_BUSY,
                 f"consumer <{name}> <{client_id}> has {_ASKED_MAX} requests to answer, retry later",
             )
-        self._client_requests.ask(
-            member.channel,
-            RequestCode.GET_CONSUMER_RUNNING_INFO,
-            header,
-            b"",
-            partial(_pass_back, request, f"consumer <{name}> <{client_id}>"),
+        code, channel = RequestCode.GET_CONSUMER_RUNNING_INFO, member.channel
+        answer: Answer | None = await Until(
+            "a consumer",
+            lambda run: self._client_requests.ask(channel, code, header, b"", run.resume),
         )
-
-
-def _pass_back(request: Request, member: str, answer: Answer | None) -> None:
-    if not request.channel.is_open:
-        return
-    if answer is None:
-        remark = f"{member} did not answer in time, or has left"
-        request.reply(Reply(code=ResponseCode.CONSUME_MSG_TIMEOUT, remark=remark))
-    else:
+        if answer is None:
+            raise RequestError(
+                ResponseCode.CONSUME_MSG_TIMEOUT,
+                f"consumer <{name}> <{client_id}> did not answer in time, or has left",
+            )
         command = answer.command
-        request.reply(Reply(None, (bytes(answer.body),), command.code, command.remark))
+        return Reply(None, (bytes(answer.body),), command.code, command.remark)

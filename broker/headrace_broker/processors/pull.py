@@ -27,6 +27,7 @@ from headrace_protocol.headers import (
 )
 from headrace_protocol.quick_frames import pull_found
 from headrace_protocol.serving import Reply
+from headrace_protocol.waiting import later, now_or_later
 
 if TYPE_CHECKING:
     from headrace_broker.config import BrokerConfig
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from headrace_broker.store.store_queue import StoreQueue
     from headrace_broker.topics.table import TopicTable
     from headrace_protocol.bodies import SubscriptionGroupConfig
-    from headrace_protocol.serving import Registry, Request
+    from headrace_protocol.serving import Registry, Request, Work
 
 _COMMIT_OFFSET = 0x1
 _SUSPEND = 0x2
@@ -133,10 +134,12 @@ class _HeldPull(HeldRequest, Generic[Header]):
         position, header, target = self.position, self._header, self._target
         try:
             result = take_reset(header, target) or self._get(header, target, position)
-        except NotReady:
-            # The messages have left memory meanwhile; the client's next pull waits for the disk.
-            result = _no_match(target.reader, position)
-            may_wait = False
+        except NotReady as away:
+            # The messages have left memory meanwhile, or are those of another broker.
+            processor = self._processor
+            read = partial(processor.read, self.request, header, target, self._get, self._answer)
+            processor.registry.start(self.request, later(away, partial(read, may_hold=may_wait)))
+            return True
         is_at_end = result.next_offset >= result.max_offset
         if may_wait and is_at_end and result.status not in _ANSWERED_AT_END:
             # The next attempt starts after the messages that the filter rejected.
@@ -185,7 +188,7 @@ class PullProcessor:
         registry.route(RequestCode.PULL_MESSAGE, self.pull)
         registry.route(RequestCode.LITE_PULL_MESSAGE, self.pull)
 
-    def pull(self, request: Request) -> Reply | None:
+    def pull(self, request: Request) -> Reply | Work | None:
         """Answer with records, or hold the request until some arrive."""
         header = request.header(PullMessageHeader)
         is_in_request = header.sys_flag & _SUBSCRIPTION
@@ -211,13 +214,12 @@ class PullProcessor:
         target: PullTarget,
         get: Get[Header],
         answer: AnswerResult,
-    ) -> Reply | None:
+    ) -> Reply | Work | None:
         """Serve a pull of any kind: commit if asked to, read, then answer or hold.
 
         answer: builds the reply from what was read.
         """
-        commits = header.sys_flag & _COMMIT_OFFSET and not request.is_retry
-        if commits and header.commit_offset >= 0:
+        if header.sys_flag & _COMMIT_OFFSET and header.commit_offset >= 0:
             target.progress.commit(
                 header.consumer_group,
                 header.topic,
@@ -226,9 +228,22 @@ class PullProcessor:
             )
         last_pull = target.last_pull
         last_pull.look, last_pull.address = self._watch.look, request.channel.address
+        return now_or_later(partial(self.read, request, header, target, get, answer))
+
+    def read(
+        self,
+        request: Request,
+        header: Header,
+        target: PullTarget,
+        get: Get[Header],
+        answer: AnswerResult,
+        *,
+        may_hold: bool = True,
+    ) -> Reply | None:
+        """Read, then answer or hold. Raises NotReady."""
         position = header.queue_offset
         result = take_reset(header, target) or get(header, target, position)
-        if header.sys_flag & _SUSPEND and _is_held(result.status, position):
+        if header.sys_flag & _SUSPEND and may_hold and _is_held(result.status, position):
             self._hold(request, header, target, get, answer)
             return None
         return self.answer(request, header, target, position, result, answer)
@@ -373,11 +388,6 @@ def _answer(request: Request, code: ResponseCode, result: GetResult) -> Reply | 
         code,
         result.status.name,
     )
-
-
-def _no_match(reader: Reader, position: int) -> GetResult:
-    min_offset, max_offset = reader.known_range()
-    return GetResult(GetStatus.NO_MATCHED_MESSAGE, [], 0, 0, position, min_offset, max_offset)
 
 
 def _is_held(status: GetStatus, queue_offset: int) -> bool:

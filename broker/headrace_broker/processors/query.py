@@ -24,16 +24,16 @@ from headrace_protocol.headers import (
     ViewMessageHeader,
 )
 from headrace_protocol.message import decode_record
-from headrace_protocol.serving import Reply, all_ready, until_done
+from headrace_protocol.serving import Reply
+from headrace_protocol.waiting import ready
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable, Sequence
 
     from headrace_broker.queue_directory import QueueDirectory
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.store.reader import IndexType, KeyQuery, KeySource
     from headrace_broker.store.store_source import Boundary
-    from headrace_protocol.errors import NotReady
     from headrace_protocol.message import Buffer
     from headrace_protocol.serving import Registry, Request
 
@@ -70,19 +70,19 @@ class QueryProcessor:
         registry.route(RequestCode.GET_MIN_OFFSET, self.min_offset)
         registry.route(RequestCode.GET_EARLIEST_MSG_STORETIME, self.earliest_store_time)
 
-    def query_message(self, request: Request) -> Generator[NotReady | None, None, Reply]:
+    async def query_message(self, request: Request) -> Reply:
         """QUERY_MESSAGE: records by key."""
         header = request.header(QueryMessageHeader)
         query = self._query(header)
-        yield from until_done(query.step)
-        records = yield from all_ready(
-            functools.partial(self._store.commit_log.record_at, offset) for offset in query.found
-        )
+        while await ready(query.step):
+            pass
+        read = self._store.commit_log.record_at
+        records = [await ready(functools.partial(read, offset)) for offset in query.found]
         found: list[Buffer] = [record for record in records if record is not None]
         for source in self._sources():
             if len(found) >= header.max_num or (header.unique_key_query and found):
                 break
-            more = yield from source.find(_wanted(header, len(found)))
+            more = await source.find(_wanted(header, len(found)))
             found += _missing(more, found, header)
         if not found:
             raise _not_found(header, query)
@@ -112,11 +112,11 @@ class QueryProcessor:
             index_last_update_phyoffset=last.end_physical_offset,
         )
 
-    def view_message(self, request: Request) -> Reply:
+    async def view_message(self, request: Request) -> Reply:
         """VIEW_MESSAGE_BY_ID: the record at a physical offset."""
         header = request.header(ViewMessageHeader)
         physical_offset = header.offset
-        record = self._store.message_at(physical_offset)
+        record = await ready(functools.partial(self._store.message_at, physical_offset))
         if record is None or self._is_of_another(record, header.topic):
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR,
@@ -132,7 +132,7 @@ class QueryProcessor:
             return False
         return decode_record(record).topic != topic
 
-    def search_offset(self, request: Request) -> Reply:
+    async def search_offset(self, request: Request) -> Reply:
         """SEARCH_OFFSET_BY_TIMESTAMP: the queue offset for a store time."""
         header = request.header(SearchOffsetHeader)
         boundary = _BOUNDARIES.get((header.boundary_type or "LOWER").upper())
@@ -142,26 +142,26 @@ class QueryProcessor:
                 f"boundaryType {header.boundary_type!r}: expected LOWER or UPPER",
             )
         place = self._directory.serve(header.topic, header.queue_id, Use.BEGIN)
-        offset = place.source.offset_by_time(header.timestamp, boundary)
-        return Reply(OffsetResponseHeader(offset=offset))
+        find = functools.partial(place.source.offset_by_time, header.timestamp, boundary)
+        return Reply(OffsetResponseHeader(offset=await ready(find)))
 
-    def max_offset(self, request: Request) -> Reply:
+    async def max_offset(self, request: Request) -> Reply:
         """GET_MAX_OFFSET: one past the newest message."""
         header = request.header(GetMaxOffsetHeader)
         place = self._directory.serve(header.topic, header.queue_id, Use.INSPECT)
-        return Reply(OffsetResponseHeader(offset=place.source.max_offset()))
+        return Reply(OffsetResponseHeader(offset=await ready(place.source.max_offset)))
 
-    def min_offset(self, request: Request) -> Reply:
+    async def min_offset(self, request: Request) -> Reply:
         """GET_MIN_OFFSET: the oldest message."""
         header = request.header(GetMinOffsetHeader)
         place = self._directory.serve(header.topic, header.queue_id, Use.BEGIN)
-        return Reply(OffsetResponseHeader(offset=place.source.min_offset()))
+        return Reply(OffsetResponseHeader(offset=await ready(place.source.min_offset)))
 
-    def earliest_store_time(self, request: Request) -> Reply:
+    async def earliest_store_time(self, request: Request) -> Reply:
         """GET_EARLIEST_MSG_STORETIME: when the oldest message was stored; -1 if there is none."""
         header = request.header(GetEarliestMsgStoretimeHeader)
         source = self._directory.serve(header.topic, header.queue_id, Use.BEGIN).source
-        timestamp = source.store_time_at(source.min_offset())
+        timestamp = await ready(lambda: source.store_time_at(source.min_offset()))
         return Reply(TimestampResponseHeader(timestamp=-1 if timestamp is None else timestamp))
 
 

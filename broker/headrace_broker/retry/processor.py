@@ -6,6 +6,7 @@ Source: docs/protocol.md "Retries"; tests/broker/retry/test_retry.py.
 from __future__ import annotations
 
 import random
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from headrace_broker.message_demands import SentMessage
@@ -24,6 +25,7 @@ from headrace_protocol.message import (
     tags_code_of,
 )
 from headrace_protocol.serving import Reply
+from headrace_protocol.waiting import ready
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,7 +80,7 @@ class SendBackProcessor:
         """Serve the code."""
         registry.route(RequestCode.CONSUMER_SEND_MSG_BACK, self.send_back)
 
-    def send_back(self, request: Request) -> Reply | None:
+    async def send_back(self, request: Request) -> Reply | None:
         """CONSUMER_SEND_MSG_BACK: store the message again; the one that was consumed stays."""
         header = request.header(ConsumerSendMsgBackHeader)
         group = self._groups.get(header.group)
@@ -95,7 +97,7 @@ class SendBackProcessor:
             return Reply()
         retry_topic = self._topics.create_retry_topic(header.group, group.retry_queue_nums)
         self._topics.check_deliverable(retry_topic)
-        stored = self._find(header)
+        stored = await ready(partial(self._find, header))
         message = self._again(stored, retry_topic)
         if header.delay_level < 0 or stored.reconsume_times >= _times_max(request, header, group):
             self._dead_letters.bury(message, header.group)

@@ -82,18 +82,18 @@ class FrameLoop:
             if commit_log.max_offset != end:
                 self._producers_of_turn.append(channel)
 
-    def serve_again(
-        self, server: RemotingServer, channel: ServerChannel, serve: Callable[[], object]
+    def in_turn(
+        self, server: RemotingServer, channel: ServerChannel, step: Callable[[], object]
     ) -> None:
-        """Serve a request that had to wait; its messages are published like those of ``handle``."""
-        server.alone(channel, partial(self._serve_storing, channel, serve))
+        """Run a step of a request that had to wait; its messages are published as in ``handle``."""
+        server.alone(channel, partial(self._run_storing, channel, step))
 
-    def _serve_storing(self, channel: ServerChannel, serve: Callable[[], object]) -> None:
+    def _run_storing(self, channel: ServerChannel, step: Callable[[], object]) -> None:
         commit_log = self._commit_log
         self._write_path.begin()
         end = commit_log.max_offset
         try:
-            serve()
+            step()
         finally:
             if commit_log.max_offset != end:
                 self._producers_of_turn.append(channel)

@@ -13,7 +13,7 @@ from headrace_broker.processors.send import rejection
 from headrace_broker.store.errors import RecordTooLarge, StoreNotWritable
 from headrace_broker.store.log.commit_log import BLANK_BYTES
 from headrace_protocol.bounds import check_items, check_marks
-from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.codes import RequestCode
 from headrace_protocol.headers import (
     StageAbortHeader,
     StageCommitHeader,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from headrace_broker.staging.service import Staging
     from headrace_broker.store.log.encoded_records import EncodedRecords
     from headrace_broker.store.message_store import MessageStore
-    from headrace_protocol.serving import LongWork, Registry, Request
+    from headrace_protocol.serving import Registry, Request
 
 
 class StagingProcessor:
@@ -50,11 +50,11 @@ class StagingProcessor:
         registry.route(RequestCode.STAGE_SEAL, self.seal)
         registry.route(RequestCode.STAGE_STATE, self.state)
         registry.route(RequestCode.STAGE_DECIDE, self.decide)
-        registry.route_long(RequestCode.STAGE_COMMIT, self.commit)
+        registry.route(RequestCode.STAGE_COMMIT, self.commit)
         registry.route_long(RequestCode.STAGE_ABORT, self.abort)
         registry.route(RequestCode.STAGE_FORGET, self.forget)
 
-    def send(self, request: Request) -> Reply:
+    async def send(self, request: Request) -> Reply:
         """Keep a block that BULK_SEND would store at once."""
         header = request.header(StageSendHeader)
         records, target = self._bulk.check(request, header)
@@ -63,7 +63,7 @@ class StagingProcessor:
             self._store.commit_log.check_room(len(request.body))
         except StoreNotWritable as error:
             raise rejection(error, header.topic) from error
-        self._staging.stage(header, request.body, target.sys_flag, Host.of(request.channel))
+        await self._staging.stage(header, request.body, target.sys_flag, Host.of(request.channel))
         return Reply()
 
     def _check_fits(self, records: EncodedRecords, topic: str) -> None:
@@ -76,24 +76,24 @@ class StagingProcessor:
             if part_bytes > bytes_max:
                 raise rejection(RecordTooLarge(part, part_bytes, bytes_max), topic)
 
-    def seal(self, request: Request) -> Reply:
+    async def seal(self, request: Request) -> Reply:
         """Answer once an attempt is on disk."""
-        attempt = self._staging.seal(request.header(StageSealHeader))
+        attempt = await self._staging.seal(request.header(StageSealHeader))
         return Reply(
             StageSealResponseHeader(
                 file_bytes=attempt.file_bytes, record_count=attempt.record_count
             )
         )
 
-    def state(self, request: Request) -> Reply:
+    async def state(self, request: Request) -> Reply:
         """The state of a query, with the decision that holds."""
-        state = self._staging.state(request.header(StageQueryHeader).query_id)
+        state = await self._staging.state(request.header(StageQueryHeader).query_id)
         header = StageStateResponseHeader(
             broker_name=self._staging.broker_name, applied_batch_id=state.applied_batch_id
         )
         return Reply(header, (state.decision.encode(),) if state.decision else ())
 
-    def decide(self, request: Request) -> Reply:
+    async def decide(self, request: Request) -> Reply:
         """Adopt a decision unless another one holds; answer with the one that holds."""
         header = request.header(StageDecideHeader)
         check_marks("attempts of a decision", request.body, b",", 3)
@@ -101,44 +101,25 @@ class StagingProcessor:
         check_items("brokers of a decision", decision.attempts)
         check_items("attempts of a decision", list(chain(*decision.attempts.values())))
         host = Host.of(request.channel)
-        held = self._staging.decide(header.query_id, decision, header.replaces, host)
+        held = await self._staging.decide(header.query_id, decision, header.replaces, host)
         return Reply(None, (held.encode(),))
 
-    def commit(self, request: Request) -> LongWork:
+    async def commit(self, request: Request) -> Reply:
         """Answer once a decided batch is in the log and on disk."""
-        header, held_bytes = request.header(StageCommitHeader), request.held_bytes
+        header = request.header(StageCommitHeader)
+        was_done = await self._staging.commit(header.query_id, header.batch_id, header.decision_id)
+        return Reply(StageCommitResponseHeader(already_done=was_done))
 
-        def on_done(problem: Exception | None) -> None:
-            request.channel.charge(-held_bytes)
-            request.reply(_committed() if problem is None else _stopped(problem))
-
-        is_done = yield from self._staging.commit(
-            header.query_id, header.batch_id, header.decision_id, on_done
-        )
-        if is_done:
-            return _committed(already_done=True)
-        request.channel.charge(held_bytes)
-        return None
-
-    def abort(self, request: Request) -> LongWork:
+    async def abort(self, request: Request) -> Reply | None:
         """Remove attempts, except those that the pending decision names."""
         header = request.header(StageAbortHeader)
         check_marks("attempts to abort", request.body, b",", 1)
         names = decode_names(request.body)
         check_items("attempts to abort", names)
-        yield from self._staging.abort(header.query_id, header.batch_id, names)
+        await self._staging.abort(header.query_id, header.batch_id, names)
         return Reply()
 
-    def forget(self, request: Request) -> Reply:
+    async def forget(self, request: Request) -> Reply:
         """Remove the state of a query."""
-        self._staging.forget(request.header(StageQueryHeader).query_id)
+        await self._staging.forget(request.header(StageQueryHeader).query_id)
         return Reply()
-
-
-def _committed(*, already_done: bool = False) -> Reply:
-    return Reply(StageCommitResponseHeader(already_done=already_done))
-
-
-def _stopped(problem: Exception) -> Reply:
-    remark = f"the batch is decided, but can't be completed now: {problem}; commit it again"
-    return Reply(code=ResponseCode.SERVICE_NOT_AVAILABLE, remark=remark)

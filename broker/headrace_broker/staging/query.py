@@ -146,8 +146,6 @@ class Query:
     problem: why the state is unknown in phase DAMAGED.
     applied_records: number of records of the pending decision in the log. It is a count and not a
     phase: it stays when applying stops, and from the first record on the decision is final.
-    failure: error of a thread that worked for a request, raised in the next request. It may happen
-    in any phase, for a block as well as for a decision.
     """
 
     def __init__(
@@ -165,7 +163,6 @@ class Query:
         self.phase = Phase.SETTLED
         self.applied_records = 0
         self.problem: Exception | None = None
-        self.failure: OSError | None = None
         self.attempts: dict[tuple[int, str], Attempt] = {}
         # Called when applying ends, with None or the error that stopped it.
         self.waiters: list[Callable[[Exception | None], None]] = []
@@ -185,7 +182,7 @@ class Query:
     def is_idle(self) -> bool:
         """Whether the query has no state worth keeping."""
         is_undecided = self.phase is Phase.SETTLED and self.state == QueryState()
-        return is_undecided and not (self.attempts or self.failure)
+        return is_undecided and not self.attempts
 
     @property
     def is_saved(self) -> bool:

@@ -1,8 +1,7 @@
 """Staged writes: blocks kept aside until their micro-batch is decided, then appended exactly once.
 
-"Batch" in this folder is a micro-batch. Requests are served on the loop; one that must wait for the
-disk raises NotReady with the work for a thread, and is served again afterwards. ``run`` applies
-decided batches one after the other.
+"Batch" in this folder is a micro-batch. Requests are served on the loop, and await what a thread
+does with files. ``run`` applies decided batches one after the other.
 Source: docs/protocol.md "Staged writes".
 """
 
@@ -15,7 +14,7 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import structlog
 import trio
@@ -31,9 +30,10 @@ from headrace_broker.store.files.filesystem import make_private
 from headrace_daemon.slices import in_slices
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.columns import HEAD_PLACES
-from headrace_protocol.errors import Lane, NotReady, RequestError
+from headrace_protocol.errors import Lane, RequestError
 from headrace_protocol.message import BORN_HOST_V6, STORE_HOST_V6, SYS_FLAG_AT
 from headrace_protocol.serving import run_at_once
+from headrace_protocol.waiting import Until, fetch, take_break
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
@@ -49,6 +49,9 @@ if TYPE_CHECKING:
     from headrace_protocol.headers import StageSealHeader, StageSendHeader
     from headrace_protocol.serving import RunLong
     from headrace_protocol.staging import Decision, StagedAttempt
+    from headrace_protocol.waiting import Run
+
+Result = TypeVar("Result")
 
 log = structlog.get_logger("headrace.broker")
 
@@ -153,10 +156,10 @@ class Staging:
 
     # -- staging -----------------------------------------------------------------------------------
 
-    def stage(self, header: StageSendHeader, body: Buffer, sys_flag: int, host: Host) -> None:
+    async def stage(self, header: StageSendHeader, body: Buffer, sys_flag: int, host: Host) -> None:
         """Keep a checked block; ignore one that is there already. Raises RequestError."""
         query = self._query(header.query_id)
-        attempt = self._attempt(query, header) or self._begin(query, header, host)
+        attempt = await self._attempt(query, header) or self._begin(query, header, host)
         if header.block_number < attempt.block_count:
             return  # sent again because its answer was lost
         if header.block_number > attempt.block_count:
@@ -177,20 +180,21 @@ class Staging:
             self._to_flush.append((query, attempt))
             self._flush_requested.set()
 
-    def seal(self, header: StageSealHeader) -> Attempt:
-        """An attempt that is completely on disk. Raises RequestError, NotReady."""
-        query = self._query(header.query_id)
-        attempt = self._attempt(query, header)
-        if attempt is None:
-            raise self._unknown_attempt(header.attempt)
-        if attempt.block_count != header.block_count:
-            raise _rejected(
-                f"attempt {header.attempt} has {attempt.block_count} blocks at this broker, not "
-                f"{header.block_count}; begin another attempt"
-            )
-        if not attempt.is_on_disk:
-            raise self._in_thread(query, partial(self._sync, query, attempt))
-        return attempt
+    async def seal(self, header: StageSealHeader) -> Attempt:
+        """An attempt, once it is completely on disk. Raises RequestError."""
+        while True:
+            query = self._query(header.query_id)
+            attempt = await self._attempt(query, header)
+            if attempt is None:
+                raise self._unknown_attempt(header.attempt)
+            if attempt.block_count != header.block_count:
+                raise _rejected(
+                    f"attempt {header.attempt} has {attempt.block_count} blocks at this broker, "
+                    f"not {header.block_count}; begin another attempt"
+                )
+            if attempt.is_on_disk:
+                return attempt
+            await self._in_thread(partial(self._sync, query, attempt))
 
     def _sync(self, query: Query, attempt: Attempt) -> None:
         try:
@@ -201,14 +205,15 @@ class Staging:
             query.void([attempt.path])
             raise
 
-    def _attempt(self, query: Query, header: StageSendHeader | StageSealHeader) -> Attempt | None:
-        """An attempt, or None if it is unknown. Raises NotReady."""
+    async def _attempt(
+        self, query: Query, header: StageSendHeader | StageSealHeader
+    ) -> Attempt | None:
+        """An attempt, or None if it is unknown."""
         key = header.batch_id, header.attempt
-        attempt = query.attempts.get(key)
-        if attempt is None and query.path(*key).exists():
+        if key not in query.attempts and query.path(*key).exists():
             self._queries[header.query_id] = query
-            raise self._in_thread(query, partial(query.recover_attempt, *key))
-        return attempt
+            await self._in_thread(partial(query.recover_attempt, *key))
+        return query.attempts.get(key)
 
     def _begin(self, query: Query, header: StageSendHeader, host: Host) -> Attempt:
         if header.block_number:
@@ -227,39 +232,47 @@ class Staging:
 
     # -- deciding ----------------------------------------------------------------------------------
 
-    def state(self, query_id: str) -> QueryState:
-        """The state of a query, once it is on disk. Raises RequestError, NotReady."""
-        return self._saved(self._query(query_id)).state
+    async def state(self, query_id: str) -> QueryState:
+        """The state of a query, once it is on disk. Raises RequestError."""
+        return (await self._saved(query_id)).state
 
-    def decide(
+    async def decide(
         self, query_id: str, decision: Decision, replaces: str | None, host: Host
     ) -> Decision:
         """The decision that holds, on disk: the first for its batch, or that of a later batch.
 
-        replaces: id of the decision that this one replaces. Raises RequestError, NotReady.
+        replaces: id of the decision that this one replaces. Raises RequestError.
         """
-        query = self._saved(self._query(query_id))
-        held = query.state.decision
-        if held is None or _may_replace(query, held, decision, replaces):
+        while True:
+            query = await self._saved(query_id)
+            held = query.state.decision
+            if held is not None and not _may_replace(query, held, decision, replaces):
+                return held
             self._check_complete(query, decision)
+            if (unread := self._unread(query, decision)) is not None:
+                await self._in_thread(partial(query.recover_attempt, *unread))
+                continue
             self._check_led(query, decision)
             self._register(query, host)
             self._budget.keep(host, ("decision", query_id), _decision_bytes(decision))
             applied = query.state.applied_batch_id
             tag = secrets.randbits(_TAG_BITS) + 1
             query.decide(QueryState(applied, decision, tag, self._store.commit_log.max_offset))
-            raise self._in_thread(query, query.save)
-        return held
+
+    def _unread(self, query: Query, decision: Decision) -> tuple[int, str] | None:
+        """An attempt from before a restart, whose queues may have moved; None without one."""
+        if self._queues.can_move():
+            for staged in decision.part(self.broker_name):
+                if (decision.batch_id, staged.attempt) not in query.attempts:
+                    return decision.batch_id, staged.attempt
+        return None
 
     def _check_led(self, query: Query, decision: Decision) -> None:
-        """Reject a decision for queues that have moved, or are about to. Raises NotReady."""
+        """Reject a decision for queues that have moved, or are about to."""
         if not self._queues.can_move():
             return
         for staged in decision.part(self.broker_name):
-            key = decision.batch_id, staged.attempt
-            if key not in query.attempts:
-                raise self._in_thread(query, partial(query.recover_attempt, *key))
-            for topic, queue_id in query.attempts[key].queues:
+            for topic, queue_id in query.attempts[decision.batch_id, staged.attempt].queues:
                 is_closing = (topic, queue_id) in self._settlements.closing
                 if is_closing or self._queues.has_moved(topic, queue_id):
                     raise _rejected(
@@ -277,27 +290,17 @@ class Staging:
                     "the batch again"
                 )
 
-    def commit(
-        self,
-        query_id: str,
-        batch_id: int,
-        decision_id: str,
-        on_done: Callable[[Exception | None], None],
-    ) -> Generator[NotReady | None, None, bool]:
-        """Append the decided records; return True if they were, else call ``on_done`` later.
+    async def commit(self, query_id: str, batch_id: int, decision_id: str) -> bool:
+        """Append the decided records; return once they are in the log and on disk.
 
-        on_done: called with None once everything is in the log and on disk, or with the error that
-        stopped it; a later commit then resumes. Raises RequestError.
+        Returns whether they were before. Raises RequestError; a later commit then resumes.
         """
-        query = self._query(query_id)
-        while not query.is_saved:
-            yield self._in_thread(query, query.save)
-            query = self._query(query_id)
-        if query.state.applied_batch_id >= batch_id:
-            paths: list[Path] = []
-            upto = query.state.applied_batch_id
-            yield self._in_thread(query, lambda: paths.extend(query.paths_up_to(upto)))
-            yield from self._remove_sliced(query, paths)
+        query = await self._saved(query_id)
+        upto = query.state.applied_batch_id
+        if upto >= batch_id:
+            await self._remove_sliced(
+                query, await self._in_thread(partial(query.paths_up_to, upto))
+            )
             return True
         held = query.state.decision
         if held is None or (held.batch_id, held.decision_id) != (batch_id, decision_id):
@@ -305,38 +308,44 @@ class Staging:
                 f"broker {self.broker_name} holds another decision for batch {batch_id} of query "
                 f"{query_id}: ask for its state and follow that decision"
             )
-        query.waiters.append(on_done)
-        self._start_applying(query)
+        problem = await Until("the records of a batch", partial(self._apply_for, query))
+        if problem is not None:
+            raise RequestError(
+                ResponseCode.SERVICE_NOT_AVAILABLE,
+                f"the batch is decided, but can't be completed now: {problem}; commit it again",
+            )
         return False
 
-    def abort(
-        self, query_id: str, batch_id: int, attempts: Iterable[str]
-    ) -> Generator[NotReady | None, None, None]:
+    def _apply_for(self, query: Query, run: Run) -> None:
+        query.waiters.append(run.resume)
+        self._start_applying(query)
+
+    async def abort(self, query_id: str, batch_id: int, attempts: Iterable[str]) -> None:
         """Remove attempts, except those that the pending decision names. Raises RequestError."""
         query = self._query(query_id)
-        yield from self._remove_sliced(query, (query.path(batch_id, name) for name in attempts))
+        await self._remove_sliced(query, (query.path(batch_id, name) for name in attempts))
 
-    def _remove_sliced(
-        self, query: Query, paths: Iterable[Path]
-    ) -> Generator[NotReady | None, None, None]:
+    async def _remove_sliced(self, query: Query, paths: Iterable[Path]) -> None:
         has_voided = False
         remaining = iter(paths)
         while some := list(islice(remaining, _VOIDED_AT_ONCE)):
             has_voided |= query.void(some)
-            yield None
+            await take_break()
         if has_voided:
-            yield self._in_thread(query, query.remove_void)
-        self._raise_failure(query)
+            await self._in_thread(query.remove_void)
 
-    def forget(self, query_id: str) -> None:
-        """Remove the state of a query that won't come back. Raises RequestError, NotReady."""
-        query = self._saved(self._query(query_id))
-        if query.state.pending:
-            raise _rejected(
-                f"query {query_id} has a pending batch {query.state.pending.batch_id}: commit it"
-            )
-        if query_id in self._known:
-            raise self._in_thread(query, partial(self._known.drop, query_id))
+    async def forget(self, query_id: str) -> None:
+        """Remove the state of a query that won't come back. Raises RequestError."""
+        while True:
+            query = await self._saved(query_id)
+            if query.state.pending:
+                raise _rejected(
+                    f"query {query_id} has a pending batch {query.state.pending.batch_id}: commit "
+                    "it"
+                )
+            if query_id not in self._known:
+                break
+            await self._in_thread(partial(self._known.drop, query_id))
         self._drop(query)
         try:
             query.forget()
@@ -413,29 +422,20 @@ class Staging:
         query = self._queries.get(query_id) or self._new(query_id)
         if query.phase is Phase.DAMAGED:
             raise RequestError(ResponseCode.SYSTEM_ERROR, str(query.problem))
-        self._raise_failure(query)
         return query
 
-    def _raise_failure(self, query: Query) -> None:
-        if query.failure:
-            failure, query.failure = query.failure, None
-            raise self._unavailable(failure)
-
-    def _saved(self, query: Query) -> Query:
-        if not query.is_saved:
-            raise self._in_thread(query, query.save)
+    async def _saved(self, query_id: str) -> Query:
+        """A query whose state is on disk. Raises RequestError."""
+        while not (query := self._query(query_id)).is_saved:
+            await self._in_thread(query.save)
         return query
 
-    def _in_thread(self, query: Query, work: Callable[[], None]) -> NotReady:
-        """NotReady until a thread has run ``work``; its error is raised when served again."""
-
-        def fetch() -> None:
-            try:
-                work()
-            except OSError as error:
-                query.failure = error
-
-        return NotReady(fetch, STAGED_WRITES)
+    async def _in_thread(self, work: Callable[[], Result]) -> Result:
+        """The result of work on files. Raises RequestError."""
+        try:
+            return await fetch(work, STAGED_WRITES)
+        except OSError as error:
+            raise self._unavailable(error) from error
 
     def _unavailable(self, error: OSError) -> RequestError:
         return RequestError(

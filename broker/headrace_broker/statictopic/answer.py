@@ -9,6 +9,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from headrace_protocol.codes import ResponseCode
+from headrace_protocol.errors import RequestError
+from headrace_protocol.serving import Reply
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -34,6 +38,11 @@ class Answer(NamedTuple):
             fields = {}
         return cls(command.code, command.remark, fields, (body,) if len(body) else ())
 
+    @property
+    def reply(self) -> Reply:
+        """The same, as the answer to a client."""
+        return Reply(self.fields or None, self.body, self.code, self.remark)
+
     def number(self, name: str) -> int:
         """A field that is an integer. Raises MalformedField."""
         value = self.fields.get(name)
@@ -43,5 +52,8 @@ class Answer(NamedTuple):
             raise MalformedField(f"{name}={value} in the answer of a broker") from None
 
 
-class MalformedField(Exception):
+class MalformedField(RequestError):
     """The answer of another broker lacks a field, or has a value of another type."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(ResponseCode.SYSTEM_ERROR, problem)

@@ -11,9 +11,7 @@ tests/broker/statictopic/test_static_changes.py.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Generator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -25,20 +23,20 @@ from headrace_broker.statictopic.accept import Accepted, Situation, accept
 from headrace_broker.statictopic.close import answer_held, wake_held, when_on_disk
 from headrace_broker.statictopic.queue_life import Event
 from headrace_broker.statictopic.table import new_incarnation
-from headrace_broker.statictopic.takeover import LeftOffsets
+from headrace_broker.statictopic.takeover import find_left
 from headrace_broker.topics.attributes import apply_changes, parse_changes
-from headrace_broker.topics.rules import Then
 from headrace_broker.topics.table import check_config
 from headrace_protocol.admin_headers import CreateStaticTopicHeader
 from headrace_protocol.bodies import TopicConfig
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.errors import Lane, NotReady, RequestError
+from headrace_protocol.errors import Lane, RequestError
 from headrace_protocol.fastjson import MalformedJson
 from headrace_protocol.serving import Reply
 from headrace_protocol.statictopic.offsets import offset_delta
+from headrace_protocol.waiting import Until, fetch, until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from headrace_broker.consumer.long_polling import LongPolling
     from headrace_broker.consumer.offsets import ConsumerOffsets
@@ -48,21 +46,17 @@ if TYPE_CHECKING:
     from headrace_broker.statictopic.table import MappingTable
     from headrace_broker.statictopic.work import Workers
     from headrace_broker.store.message_store import MessageStore
-    from headrace_broker.topics.rules import QueueMove
+    from headrace_broker.topics.rules import QueueMove, Then
     from headrace_broker.topics.table import TopicTable
     from headrace_daemon.host_log import HostLog
-    from headrace_protocol.serving import LongWork, Registry, Request
+    from headrace_protocol.serving import Registry, Request
     from headrace_protocol.statictopic.mapping import MappingItem, TopicMapping
-
-# Calls back when the work is done, or with the error that prevented it.
-Wait = Callable[[Then], None]
-Steps = Generator[Wait, None, None]
 
 # Changes up to this size are checked at once, in some 5 ms.
 _AT_ONCE_BYTES: Final = 64 * 1024
 _AT_ONCE_ITEMS: Final = 500
 _CHECKS: Final = Lane("checks of mappings", threads=1)
-_SAVES: Final = Lane("saves of mappings", threads=1, outlives_client=True)
+_SAVED: Final = "saves of tables"
 
 
 class Registered(Protocol):
@@ -92,7 +86,6 @@ class StaticTopicChanges:
         workers: Workers,
         changes: HostLog,
         registration: Registered,
-        registry: Registry,
     ) -> None:
         self.refused_count = 0
         self._table = table
@@ -107,13 +100,12 @@ class StaticTopicChanges:
         self._groups = groups
         self._changes = changes
         self._when_registered = registration.when_registered
-        self._fail = registry.fail
         # Topics with a change that is not answered yet.
         self._changing: set[str] = set()
 
     def register(self, registry: Registry) -> None:
         """Route the request."""
-        registry.route_long(RequestCode.UPDATE_AND_CREATE_STATIC_TOPIC, self.update)
+        registry.route(RequestCode.UPDATE_AND_CREATE_STATIC_TOPIC, self.update)
 
     def runtime_info(self) -> dict[str, str]:
         """For GET_BROKER_RUNTIME_INFO: queues that this broker leads, refused mappings."""
@@ -122,22 +114,33 @@ class StaticTopicChanges:
             "staticMappingsRefused": str(self.refused_count),
         }
 
-    def update(self, request: Request) -> LongWork:
+    async def update(self, request: Request) -> Reply:
         """UPDATE_AND_CREATE_STATIC_TOPIC: one broker's mapping, from the body."""
         header = request.header(CreateStaticTopicHeader)
-        self._check_not_changing(header.topic)
+        topic = header.topic
+        self._check_not_changing(topic)
+        with self._change_of(topic):
+            try:
+                config = self._config(header)
+                accepted = await self._accepted(header, request)
+            except (RequestError, MalformedJson):
+                self.refused_count += 1
+                raise
+            try:
+                await self._carry_out(request, accepted, config)
+            except OSError as error:
+                raise _not_saved(topic, error) from error
+            finally:
+                self._table.apply_to_all(topic, Event.ABANDON)
+        return Reply()
+
+    @contextmanager
+    def _change_of(self, topic: str) -> Iterator[None]:
+        self._changing.add(topic)
         try:
-            config = self._config(header)
-            self._changing.add(header.topic)
-            accepted = yield from self._accepted(header, request)
-        except (RequestError, MalformedJson):
-            self.refused_count += 1
-            self._changing.discard(header.topic)
-            raise
-        held_bytes = request.held_bytes
-        request.channel.charge(held_bytes)
-        self._advance(request, header.topic, self._steps(request, accepted, config), held_bytes)
-        return None
+            yield
+        finally:
+            self._changing.discard(topic)
 
     def is_changing(self, topic: str) -> bool:
         """Whether a change of a topic is not answered yet."""
@@ -188,9 +191,7 @@ class StaticTopicChanges:
                     "had messages: choose another name, or delete the topic on all brokers",
                 )
 
-    def _accepted(
-        self, header: CreateStaticTopicHeader, request: Request
-    ) -> Generator[NotReady | None, None, Accepted]:
+    async def _accepted(self, header: CreateStaticTopicHeader, request: Request) -> Accepted:
         """The accepted mapping; a large one is checked in a thread.
 
         Raises RequestError, MalformedJson.
@@ -206,18 +207,7 @@ class StaticTopicChanges:
         is_old_small = old is None or old.item_count <= _AT_ONCE_ITEMS
         if is_old_small and len(request.body) <= _AT_ONCE_BYTES:
             return accept(header, request.body, found)
-        outcome: list[Accepted | Exception] = []
-
-        def check() -> None:
-            try:
-                outcome.append(accept(header, request.body, found))
-            except (RequestError, MalformedJson) as error:
-                outcome.append(error)
-
-        yield NotReady(check, _CHECKS)
-        if isinstance(outcome[0], Exception):
-            raise outcome[0]
-        return outcome[0]
+        return await fetch(partial(accept, header, request.body, found), _CHECKS)
 
     def _range_of(self, topic: str, queue_id: int) -> tuple[int, int]:
         queue, config = self._store.find_queue(topic, queue_id), self._topics.get(topic)
@@ -228,56 +218,30 @@ class StaticTopicChanges:
 
     # -- the steps of a change ---------------------------------------------------------------------
 
-    def _advance(
-        self,
-        request: Request,
-        topic: str,
-        steps: Steps,
-        held_bytes: int,
-        problem: Exception | None = None,
-    ) -> None:
-        """Run a change up to its next wait; answer at its end."""
-        try:
-            wait = steps.throw(problem) if problem else next(steps)
-            wait(partial(self._advance, request, topic, steps, held_bytes))
-        except StopIteration:
-            self._end(request, topic, held_bytes)
-            request.reply(Reply())
-        except OSError as error:
-            self._end(request, topic, held_bytes)
-            self._fail(request, _not_saved(topic, error))
-        except Exception as error:  # noqa: BLE001 - a held request has no other handler
-            self._end(request, topic, held_bytes)
-            self._fail(request, error)
-
-    def _end(self, request: Request, topic: str, held_bytes: int) -> None:
-        self._changing.discard(topic)
-        self._table.apply_to_all(topic, Event.ABANDON)
-        request.channel.charge(-held_bytes)
-
-    def _steps(self, request: Request, accepted: Accepted, config: TopicConfig) -> Steps:
+    async def _carry_out(self, request: Request, accepted: Accepted, config: TopicConfig) -> None:
+        """The steps of a change. Raises OSError if a table can't be saved."""
         mapping, table = accepted.mapping, self._table
         topic = mapping.topic
-        yield from self._begin_offsets(request, accepted)
+        await self._begin_offsets(request, accepted)
         if accepted.closed:
             try:
-                yield partial(self._moves.settle, topic, accepted.closed)
+                await until("decided batches", partial(self._moves.settle, topic, accepted.closed))
                 self._close(accepted)
             finally:
                 self._moves.moved(topic, accepted.closed)
-            yield partial(when_on_disk, self._store)
+            await until("the flush of the log", partial(when_on_disk, self._store))
         else:
             self._close(accepted)
-        yield table.saved.when_saved
+        await until(_SAVED, table.saved.when_saved)
         if topic not in table.marks:
-            yield partial(self._mark, mapping, config)
-        yield table.marks.saved.when_saved
+            await self._mark(mapping, config)
+        await until(_SAVED, table.marks.saved.when_saved)
         self._log(request, accepted)
         self._open(accepted, config)
-        yield self._topics.when_saved
-        yield lambda then: self._when_registered(partial(then, None))
+        await until(_SAVED, self._topics.when_saved)
+        await until("the registration", lambda then: self._when_registered(partial(then, None)))
 
-    def _begin_offsets(self, request: Request, accepted: Accepted) -> Steps:
+    async def _begin_offsets(self, request: Request, accepted: Accepted) -> None:
         """Give new physical queues the groups of the items that they replace.
 
         Those of an empty item, which leaves the chain, and those at the end of another one. All
@@ -288,15 +252,14 @@ class StaticTopicChanges:
         stops meanwhile, since it stores the offsets of groups in the empty item until then.
         """
         topic, led = accepted.mapping.topic, accepted.mapping.led()
-        left = LeftOffsets(self._workers, request, topic, accepted.emptied)
         if accepted.emptied:
             self._stop_beginning(topic, accepted.emptied)
-            yield left.find
+        left = await find_left(self._workers, topic, accepted.emptied)
+        if left.problem is not None:
+            raise left.problem
         before = _items_before(accepted)
-        ended = LeftOffsets(self._workers, request, topic, before)
-        if before:
-            # Without an answer the offsets are asked for when they are needed.
-            yield lambda then: ended.find(lambda _problem: then(None))
+        # Without an answer the offsets are asked for when they are needed.
+        ended = await find_left(self._workers, topic, before)
         for group in self._offsets.groups_of(topic):
             for physical in {*accepted.new, *(led[queue] for queue in accepted.emptied)}:
                 self._offsets.withdraw(group, topic, physical)
@@ -312,8 +275,8 @@ class StaticTopicChanges:
         for queue, group in sorted(places):
             self._offsets.commit(group, topic, led[queue], 0)
         if names:
-            yield self._groups.saved.when_saved
-            yield self._offsets.when_saved
+            await until(_SAVED, self._groups.saved.when_saved)
+            await until(_SAVED, self._offsets.when_saved)
 
     def _expect_groups(self, topic: str, names: set[str], host: Host) -> None:
         """Keep messages for groups that have yet to read those of other brokers."""
@@ -328,17 +291,15 @@ class StaticTopicChanges:
             self._table.apply(topic, queue, Event.BEGIN)
         self._table.leads_changed()
 
-    def _mark(self, mapping: TopicMapping, config: TopicConfig, then: Then) -> None:
+    async def _mark(self, mapping: TopicMapping, config: TopicConfig) -> None:
         """Mark a new topic with the id that other brokers have for it, and take its attributes."""
-
-        def on_found(founder: Founder | None) -> None:
-            incarnation = founder.incarnation if founder else new_incarnation(mapping.epoch)
-            self._table.marks.add(mapping.topic, incarnation)
-            if founder is not None and self._topics.get(mapping.topic) is None:
-                config.attributes = {**founder.attributes, **config.attributes}
-            then(None)
-
-        self._founders.find(mapping.topic, on_found)
+        founder: Founder | None = await Until(
+            "the topic's id", lambda run: self._founders.find(mapping.topic, run.resume)
+        )
+        incarnation = founder.incarnation if founder else new_incarnation(mapping.epoch)
+        self._table.marks.add(mapping.topic, incarnation)
+        if founder is not None and self._topics.get(mapping.topic) is None:
+            config.attributes = {**founder.attributes, **config.attributes}
 
     def _close(self, accepted: Accepted) -> None:
         """In one step: sends stop, and held pulls of the closed queues are answered."""
@@ -411,33 +372,21 @@ class StaticTopicChanges:
 
     # -- deletion ----------------------------------------------------------------------------------
 
-    def before_delete(self, topic: str) -> Generator[NotReady | None, None, None]:
+    async def before_delete(self, topic: str) -> None:
         """Remove the mapping of a topic, on disk; its mark stays. Raises RequestError."""
         if not self._table.is_static(topic):
             return
         self._check_not_changing(topic)
         self._table.remove(topic)
-        is_saved = threading.Event()
-        problems: list[Exception] = []
-
-        def on_saved(problem: Exception | None) -> None:
-            problems.extend([problem] if problem else [])
-            is_saved.set()
-
-        self._table.saved.when_saved(on_saved)
-        if not is_saved.is_set():
-            yield NotReady(partial(_wait, is_saved), _SAVES)
-        if problems:
-            raise _not_saved(topic, problems[0])
+        try:
+            await until(_SAVED, self._table.saved.when_saved)
+        except OSError as error:
+            raise _not_saved(topic, error) from error
 
     def after_delete(self, topic: str, then: Then) -> None:
         """Remove the mark of a topic whose deletion is on disk, then call back."""
         self._table.marks.remove(topic)
         self._table.marks.saved.when_saved(then)
-
-
-def _wait(event: threading.Event) -> None:
-    event.wait()
 
 
 def _with_queues(topic: TopicConfig, queues: int) -> TopicConfig:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headrace_broker.metrics import table
+from headrace_protocol.waiting import take_break
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from headrace_broker.statictopic.traffic import StaticTraffic
     from headrace_daemon.metrics.samples import Samples
-    from headrace_protocol.errors import NotReady
 
 
 class StaticTopicMetrics:
@@ -20,11 +18,11 @@ class StaticTopicMetrics:
     def __init__(self, traffic: StaticTraffic) -> None:
         self._traffic = traffic
 
-    def __call__(self, samples: Samples) -> Iterator[NotReady | None]:
+    async def __call__(self, samples: Samples) -> None:
         """See ``Collect``."""
         traffic = self._traffic
         samples.add(table.STATIC_LED, traffic.mappings.led_count())
         samples.add(table.STATIC_READS, traffic.relay.relayed_count)
         samples.add(table.STATIC_BYTES, traffic.relay.relayed_bytes)
         samples.add(table.STATIC_FORWARDED, traffic.forwarding.forwarded_count)
-        yield None
+        await take_break()

@@ -90,7 +90,7 @@ def _shared(core: Core) -> _Shared:
 
     forwarding = Forwarding(peers, core.nameservers.find_infos, subscription, timeout_ms)
     relay, workers = Relay(peers, subscription), Workers(config.broker_name, peers)
-    forwarding.registry = relay.registry = workers.registry = core.serving.registry
+    forwarding.registry = workers.registry = core.serving.registry
     leaders = Leaders(core.tables.mappings, peers.known_address, forwarding.pass_on)
     forwarding.leaders = leaders
     progress = StaticProgress(core.tables.offsets, leaders, peers)
@@ -113,7 +113,6 @@ def _changes(core: Core, founders: Founders, workers: Workers) -> StaticTopicCha
         workers,
         core.changes,
         core.registration,
-        core.serving.registry,
     )
 
 

@@ -21,12 +21,10 @@ from headrace_broker.peers.peers import Ask
 from headrace_broker.statictopic.answer import Answer
 from headrace_broker.statictopic.rows import FORWARDED, LEADER, ROWS, add_subscription
 from headrace_protocol.codes import ResponseCode
-from headrace_protocol.command import FLAG_RESPONSE
 from headrace_protocol.drivers.errors import ConnectFailed, HeadraceError
 from headrace_protocol.errors import RequestError
-from headrace_protocol.header_codecs import encode_frame
 from headrace_protocol.outages import Outages
-from headrace_protocol.serving import Reply
+from headrace_protocol.waiting import Until
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -34,8 +32,9 @@ if TYPE_CHECKING:
     from headrace_broker.peers.peers import Outcome, Peers
     from headrace_broker.statictopic.leaders import Leaders
     from headrace_broker.statictopic.rows import Subscription
-    from headrace_protocol.serving import Registry, Request
+    from headrace_protocol.serving import Registry, Reply, Request
     from headrace_protocol.statictopic.mapping import MappingInfo
+    from headrace_protocol.waiting import Run
 
     FindInfos = Callable[[str], Awaitable[Iterable[MappingInfo]]]
 
@@ -48,6 +47,8 @@ _RETRY_S: Final = 0.02
 # A forwarded pull may be held at the leader for this part of the time that the answer may take.
 _HELD_PART: Final = 0.5
 _SUSPEND: Final = "suspendTimeoutMillis"
+# The name of the wait, for logs.
+_WAIT: Final = "the leader of a static topic's queue"
 _NO_LEADER: Final = Answer(
     ResponseCode.NOT_LEADER_FOR_QUEUE, "no broker leads the queue now: ask for the route again"
 )
@@ -70,9 +71,21 @@ class _Passed:
     """A request that is passed on.
 
     leader: the broker that was asked last. number: its place among the sends of its queue.
+    then: gets the outcome of a send; None if it is to be served here.
     """
 
-    __slots__ = ("deadline", "held_bytes", "leader", "number", "queue_id", "request", "topic")
+    __slots__ = (
+        "deadline",
+        "held_bytes",
+        "leader",
+        "number",
+        "queue_id",
+        "request",
+        "then",
+        "topic",
+    )
+
+    then: Callable[[Answer | HeadraceError | None], None]
 
     def __init__(self, request: Request, topic: str, queue_id: int) -> None:
         self.request = request
@@ -82,11 +95,6 @@ class _Passed:
         self.deadline = trio.current_time() + WAIT_S
         self.leader = ""
         self.number = 0
-        request.channel.charge(self.held_bytes)
-
-    def release(self) -> None:
-        """Release its memory, because it gets an answer."""
-        self.request.channel.charge(-self.held_bytes)
 
     def may_come(self, outcome: Answer | HeadraceError) -> bool:
         """Whether it was not served, and its leader may be ready soon."""
@@ -97,12 +105,13 @@ class _Passed:
         )
         return is_unserved and trio.current_time() < self.deadline
 
-    def finish(self, outcome: Answer | HeadraceError) -> None:
-        """Answer it, and name the broker that has answered."""
-        self.release()
-        if isinstance(outcome, Answer) and self.leader:
+    def reply(self, outcome: Answer | HeadraceError) -> Reply:
+        """The answer, which names the broker that has answered."""
+        if isinstance(outcome, HeadraceError):
+            outcome = Answer(ResponseCode.SYSTEM_ERROR, f"another broker is needed: {outcome}")
+        elif self.leader:
             outcome = outcome._replace(fields={**outcome.fields, LEADER: self.leader})
-        reply_with(self.request, outcome)
+        return outcome.reply
 
 
 class _Sends:
@@ -175,23 +184,24 @@ class Forwarding:
         self._waiting: list[Callable[[], None]] = []
         self._has_waiting = trio.Event()
 
-    def pass_on(self, topic: str, queue_id: int, request: Request) -> None:
-        """Take a request over, and answer it with the leader's answer."""
+    async def pass_on(self, topic: str, queue_id: int, request: Request) -> Reply | None:
+        """The answer of the leader of a queue; None if this broker has become the leader."""
         row = ROWS.get(request.command.code)
         if row is None or FORWARDED in request.command.ext():
-            request.reply(
-                Reply(
-                    code=ResponseCode.NOT_LEADER_FOR_QUEUE,
-                    remark=f"queue {queue_id} of the static topic {topic} is not led here: ask for "
-                    "the route again",
-                )
+            raise RequestError(
+                ResponseCode.NOT_LEADER_FOR_QUEUE,
+                f"queue {queue_id} of the static topic {topic} is not led here: ask for the route "
+                "again",
             )
-            return
         passed = _Passed(request, topic, queue_id)
         if row.is_send:
-            self._put(passed)
+            outcome = await Until(_WAIT, partial(self._put, passed))
         else:
-            self._try(passed)
+            outcome = await self._outcome(passed)
+        if outcome is None:
+            self.registry.admit(request)
+            return None
+        return passed.reply(outcome)
 
     async def run(self) -> None:
         """Try waiting requests again at intervals, until cancelled."""
@@ -224,6 +234,9 @@ class Forwarding:
         self._waiting.append(attempt)
         self._has_waiting.set()
 
+    def _ask_for(self, passed: _Passed, leader: str, run: Run) -> None:
+        self._ask(passed, leader, run.resume)
+
     def _ask(
         self, passed: _Passed, leader: str, then: Callable[[Answer | HeadraceError], None]
     ) -> None:
@@ -251,40 +264,36 @@ class Forwarding:
             fields[_SUSPEND] = str(min(int(fields[_SUSPEND]), longest_ms))
         return fields
 
-    def _serve_here(self, passed: _Passed) -> None:
-        """Serve a request here, because this broker has become the leader."""
-        passed.release()
-        self.registry.admit_again(passed.request)
-
     def _doubt(self, passed: _Passed) -> None:
         if passed.leader:
             self._denied.setdefault(passed.topic, {})[passed.queue_id] = passed.leader
 
     # -- single requests ---------------------------------------------------------------------------
 
-    def _try(self, passed: _Passed) -> None:
-        leader = self.leaders.leader_of(passed.topic, passed.queue_id)
-        if leader is None:
-            self._answered(passed, _NO_LEADER)
-        elif leader == self.leaders.mappings.broker_name:
-            self._serve_here(passed)
-        else:
-            self._ask(passed, leader, partial(self._answered, passed))
-
-    def _answered(self, passed: _Passed, outcome: Answer | HeadraceError) -> None:
-        if passed.may_come(outcome):
+    async def _outcome(self, passed: _Passed) -> Answer | HeadraceError | None:
+        """The outcome of a request that keeps no order; None if it is to be served here."""
+        may_hold = _SUSPEND in passed.request.command.ext()
+        while True:
+            leader = self.leaders.leader_of(passed.topic, passed.queue_id)
+            if leader == self.leaders.mappings.broker_name:
+                return None
+            outcome: Answer | HeadraceError = _NO_LEADER
+            if leader is not None:
+                begin = partial(self._ask_for, passed, leader)
+                outcome = await Until(f"broker {leader}", begin, may_hold)
+            if not passed.may_come(outcome):
+                return outcome
             self._doubt(passed)
-            self._later(partial(self._try, passed))
-        else:
-            passed.finish(outcome)
+            await Until(_WAIT, lambda run: self._later(run.resume))
 
     # -- sends -------------------------------------------------------------------------------------
 
-    def _put(self, passed: _Passed) -> None:
+    def _put(self, passed: _Passed, run: Run) -> None:
+        passed.then = run.resume
         key = passed.topic, passed.queue_id
         sends = self._sends.get(key) or self._sends.setdefault(key, _Sends())
         if sends.held_bytes + passed.held_bytes > WAITING_BYTES_MAX:
-            passed.finish(_FULL)
+            run.resume(_FULL)
             return
         sends.put(passed)
         self._advance(sends)
@@ -301,7 +310,7 @@ class Forwarding:
                 self._sent(sends, passed, _NO_LEADER)
             elif leader == self.leaders.mappings.broker_name:
                 sends.held_bytes -= passed.held_bytes
-                self._serve_here(passed)
+                passed.then(None)
             else:
                 sends.trying = None if leader == sends.open_leader else passed
                 self._ask(passed, leader, partial(self._sent, sends, passed))
@@ -324,28 +333,9 @@ class Forwarding:
         if isinstance(outcome, Answer) and outcome.code == ResponseCode.NOT_LEADER_FOR_QUEUE:
             # Java's client sends again at this code, and fails at the other.
             outcome = outcome._replace(code=ResponseCode.SERVICE_NOT_AVAILABLE)
-        passed.finish(outcome)
+        passed.then(outcome)
         self._advance(sends)
 
     def _resume(self, sends: _Sends) -> None:
         sends.is_paused = False
         self._advance(sends)
-
-
-def reply_with(request: Request, outcome: Answer | HeadraceError) -> None:
-    """Answer a request with what another broker answered, or with why it did not."""
-    if isinstance(outcome, HeadraceError):
-        outcome = Answer(ResponseCode.SYSTEM_ERROR, f"another broker is needed: {outcome}")
-    command = request.command
-    if command.is_oneway:
-        return
-    frame = encode_frame(
-        request.serialize_type,
-        outcome.code,
-        command.opaque,
-        flag=FLAG_RESPONSE,
-        fields=outcome.fields or None,
-        remark=outcome.remark,
-        body_bytes=sum(map(len, outcome.body)),
-    )
-    request.channel.write(frame, *outcome.body)

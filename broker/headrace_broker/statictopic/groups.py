@@ -13,7 +13,6 @@ from headrace_broker.consumer.seeks import request_seek
 from headrace_broker.host_budget import Host
 from headrace_broker.peers.peers import Ask
 from headrace_broker.statictopic import offsets
-from headrace_broker.statictopic.answer import Answer
 from headrace_broker.statictopic.rows import ROWS, physical_fields
 from headrace_protocol import fastjson
 from headrace_protocol.admin_headers import (
@@ -25,20 +24,22 @@ from headrace_protocol.admin_headers import (
 from headrace_protocol.bodies import MessageQueue, QueryConsumeTimeSpanBody, QueueTimeSpan
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
-from headrace_protocol.serving import ServedElsewhere, drained
+from headrace_protocol.serving import Reply, drained
 from headrace_protocol.statictopic.mapping import logic_broker_name
 from headrace_protocol.statictopic.offsets import end_of, index_of, offset_delta
+from headrace_protocol.waiting import take_break
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from headrace_broker.consumer.groups import ConsumerManager
     from headrace_broker.consumer.offsets import ConsumerOffsets
     from headrace_broker.consumer.subscriptions import SubscriptionGroups
+    from headrace_broker.statictopic.answer import Answer
     from headrace_broker.statictopic.leaders import Leaders
     from headrace_broker.statictopic.progress import StaticProgress
-    from headrace_broker.statictopic.work import Work, Workers
-    from headrace_protocol.serving import Registry, Request
+    from headrace_broker.statictopic.work import Workers
+    from headrace_protocol.serving import Registry, Request, Work
 
 _LOGIC_BROKER: Final = logic_broker_name()
 # Offsets stored per slice, half a millisecond.
@@ -84,18 +85,16 @@ class StaticGroups:
 
     # -- INVOKE_BROKER_TO_RESET_OFFSET -------------------------------------------------------------
 
-    def guard_reset(self, request: Request) -> None:
+    def guard_reset(self, request: Request) -> Work | None:
         """Take over a reset of a static topic; see ``Guard``."""
         if self._leaders.mappings.is_empty:
-            return
+            return None
         header = request.header(ResetOffsetHeader)
         if self._is_static(header.topic):
-            raise _taken(partial(self._begin_reset, header))
+            return self._reset(header, Host.of(request.channel))
+        return None
 
-    def _begin_reset(self, header: ResetOffsetHeader, request: Request) -> None:
-        self._workers.serve(self._reset(header, Host.of(request.channel)), request)
-
-    def _reset(self, header: ResetOffsetHeader, host: Host) -> Work:
+    async def _reset(self, header: ResetOffsetHeader, host: Host) -> Reply:
         if self._groups.get(header.group) is None:
             raise RequestError(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
@@ -104,23 +103,21 @@ class StaticGroups:
         led = sorted(self._leaders.mappings.led(header.topic))
         table: dict[int, int] = {}
         for queue_id in [header.queue_id] if header.queue_id >= 0 else led:
-            table[queue_id] = yield from self._reset_target(header, queue_id)
+            table[queue_id] = await self._reset_target(header, queue_id)
         self._kept.make_rooms(header.group, header.topic, len(table), host)
-        yield from self._move(header, table)
-        written = yield from fastjson.dumps_sliced(_rows(header.topic, table))
-        return Answer(ResponseCode.SUCCESS, body=fastjson.dumps_parts({"offsetTable": written}))
+        await self._move(header, table)
+        written = await fastjson.dumps_sliced(_rows(header.topic, table))
+        return Reply(body=fastjson.dumps_parts({"offsetTable": written}))
 
-    def _reset_target(
-        self, header: ResetOffsetHeader, queue_id: int
-    ) -> Generator[Ask | None, Answer, int]:
+    async def _reset_target(self, header: ResetOffsetHeader, queue_id: int) -> int:
         chain = self._leaders.chain(header.topic, queue_id)
         fields = {"topic": header.topic, "timestamp": str(header.timestamp)}
         if header.offset is None or header.offset < 0:
             is_end = header.timestamp < 0
             search = offsets.max_offset if is_end else offsets.search_offset
-            return _expect((yield from search(chain, fields)))
-        lowest = _expect((yield from offsets.min_offset(chain, fields)))
-        highest = _expect((yield from offsets.max_offset(chain, fields)))
+            return _expect(await search(self._workers.ask, chain, fields))
+        lowest = _expect(await offsets.min_offset(self._workers.ask, chain, fields))
+        highest = _expect(await offsets.max_offset(self._workers.ask, chain, fields))
         if not lowest <= header.offset <= highest:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR,
@@ -129,9 +126,7 @@ class StaticGroups:
             )
         return header.offset
 
-    def _move(
-        self, header: ResetOffsetHeader, table: Mapping[int, int]
-    ) -> Generator[None, None, None]:
+    async def _move(self, header: ResetOffsetHeader, table: Mapping[int, int]) -> None:
         """Store the new offsets, and tell the members if they are to seek themselves."""
         topic = header.topic
         for number, (queue_id, offset) in enumerate(table.items(), 1):
@@ -143,50 +138,43 @@ class StaticGroups:
             else:
                 self._progress.commit(header.group, topic, queue_id, offset)
             if not number % _QUEUES_AT_ONCE:
-                yield
+                await take_break()
         if not self._resets_here():
             members = self._consumers.members(header.group)
-            yield from request_seek(members, header, partial(_rows, topic, table))
+            await request_seek(members, header, partial(_rows, topic, table))
 
     # -- CLONE_GROUP_OFFSET ------------------------------------------------------------------------
 
-    def guard_clone(self, request: Request) -> None:
+    def guard_clone(self, request: Request) -> Work | None:
         """Take over a copy of progress that includes static topics; see ``Guard``."""
         if self._leaders.mappings.is_empty:
-            return
+            return None
         header = request.header(CloneGroupOffsetHeader)
         topics = {header.topic} if header.topic else self._kept.topics_of(header.src_group)
         if any(map(self._is_static, topics)):
-            raise _taken(partial(self._begin_clone, header, sorted(topics)))
+            return self._clone(header, sorted(topics), Host.of(request.channel))
+        return None
 
-    def _begin_clone(
-        self, header: CloneGroupOffsetHeader, topics: list[str], request: Request
-    ) -> None:
-        host = Host.of(request.channel)
+    async def _clone(self, header: CloneGroupOffsetHeader, topics: list[str], host: Host) -> Reply:
         self._groups.get_or_create(header.dest_group, host)
-        self._workers.serve(self._clone(header, topics, host), request)
-
-    def _clone(self, header: CloneGroupOffsetHeader, topics: list[str], host: Host) -> Work:
         here = self._leaders.mappings.broker_name
         named = {"srcGroup": header.src_group, "destGroup": header.dest_group}
         for topic in topics:
             if self._is_static(topic):
-                yield from self._clone_static(header, topic, host)
+                await self._clone_static(header, topic, host)
             else:
                 fields = {**named, "topic": topic}
-                answer = yield Ask(here, RequestCode.CLONE_GROUP_OFFSET, fields)
+                answer = await self._workers.ask(Ask(here, RequestCode.CLONE_GROUP_OFFSET, fields))
                 if answer.code != ResponseCode.SUCCESS:
-                    return answer
-        return Answer(ResponseCode.SUCCESS)
+                    return answer.reply
+        return Reply()
 
-    def _clone_static(
-        self, header: CloneGroupOffsetHeader, topic: str, host: Host
-    ) -> Generator[Ask | None, Answer, None]:
+    async def _clone_static(self, header: CloneGroupOffsetHeader, topic: str, host: Host) -> None:
         table: dict[int, int] = {}
         fields = {"topic": topic, "consumerGroup": header.src_group, "setZeroIfNotFound": "false"}
         for queue_id in sorted(self._leaders.mappings.led(topic)):
             chain = self._leaders.chain(topic, queue_id)
-            answer = yield from offsets.query_offset(chain, fields)
+            answer = await offsets.query_offset(self._workers.ask, chain, fields)
             if answer.code != ResponseCode.QUERY_NOT_FOUND:
                 table[queue_id] = _expect(answer)
         self._kept.make_rooms(header.dest_group, topic, len(table), host)
@@ -194,27 +182,25 @@ class StaticGroups:
             reset = ResetOffsetHeader(
                 topic=topic, group=header.dest_group, timestamp=-1, is_force=True
             )
-            yield from self._move(reset, table)
+            await self._move(reset, table)
             return
         for number, (queue_id, offset) in enumerate(table.items(), 1):
             self._progress.commit(header.dest_group, topic, queue_id, offset)
             if not number % _QUEUES_AT_ONCE:
-                yield None
+                await take_break()
 
     # -- QUERY_CONSUME_QUEUE -----------------------------------------------------------------------
 
-    def guard_units(self, request: Request) -> None:
+    def guard_units(self, request: Request) -> Work | None:
         """Take over a request for the units of a logic queue; see ``Guard``."""
         if self._leaders.mappings.is_empty:
-            return
+            return None
         header = request.header(QueryConsumeQueueHeader)
         if header.logical is not False and self._is_static(header.topic):
-            raise _taken(partial(self._begin_units, header))
+            return self._units(header, request.command.ext())
+        return None
 
-    def _begin_units(self, header: QueryConsumeQueueHeader, request: Request) -> None:
-        self._workers.serve(self._units(header, request.command.ext()), request)
-
-    def _units(self, header: QueryConsumeQueueHeader, fields: dict[str, str]) -> Work:
+    async def _units(self, header: QueryConsumeQueueHeader, fields: dict[str, str]) -> Reply:
         """The units of the item that holds the index; its range is that of the item."""
         code = RequestCode.QUERY_CONSUME_QUEUE
         chain = self._leaders.chain(header.topic, header.queue_id)
@@ -226,25 +212,26 @@ class StaticGroups:
         )
         if end is not None:
             asked["count"] = str(min(header.count, max(end - header.index + delta, 0)))
-        answer = yield Ask(item.bname, code, asked)
+        answer = await self._workers.ask(Ask(item.bname, code, asked))
         if answer.code != ResponseCode.SUCCESS:
-            return answer
+            return answer.reply
         body = fastjson.loads(b"".join(answer.body))
         for name in ("maxQueueIndex", "minQueueIndex"):
             body[name] += delta
-        return answer._replace(body=(fastjson.dumps(body),))
+        return answer._replace(body=(fastjson.dumps(body),)).reply
 
     # -- QUERY_CONSUME_TIME_SPAN -------------------------------------------------------------------
 
-    def guard_spans(self, request: Request) -> None:
+    def guard_spans(self, request: Request) -> Work | None:
         """Take over a request for the progress of a group in store times; see ``Guard``."""
         if self._leaders.mappings.is_empty:
-            return
+            return None
         header = request.header(QueryConsumeTimeSpanHeader)
         if header.logical is not False and self._is_static(header.topic):
-            raise _taken(lambda request: self._workers.serve(self._spans(header), request))
+            return self._spans(header)
+        return None
 
-    def _spans(self, header: QueryConsumeTimeSpanHeader) -> Work:
+    async def _spans(self, header: QueryConsumeTimeSpanHeader) -> Reply:
         """One span per logic queue led here, from the spans of its items."""
         topic = header.topic
         chains = {
@@ -255,24 +242,26 @@ class StaticGroups:
         fields = {"topic": topic, "group": header.group, "lo": "false"}
         parts: dict[tuple[str, int], QueueTimeSpan] = {}
         for broker in sorted(brokers):
-            answer = yield Ask(broker, RequestCode.QUERY_CONSUME_TIME_SPAN, fields)
+            answer = await self._workers.ask(
+                Ask(broker, RequestCode.QUERY_CONSUME_TIME_SPAN, fields)
+            )
             if answer.code != ResponseCode.SUCCESS:
-                return answer
+                return answer.reply
             body = b"".join(answer.body)
             for part in QueryConsumeTimeSpanBody.decode(body).consume_time_span_set:
                 parts[broker, part.message_queue.queue_id] = part
         group = {"topic": topic, "consumerGroup": header.group, "setZeroIfNotFound": "false"}
         spans = []
         for queue_id, chain in chains.items():
-            answer = yield from offsets.query_offset(chain, group)
+            answer = await offsets.query_offset(self._workers.ask, chain, group)
             is_known = answer.code == ResponseCode.SUCCESS
             index = index_of(chain, answer.number("offset") if is_known else 0)
             found = [parts.get((item.bname, item.queue_id)) for item in chain]
             queue = MessageQueue(topic, _LOGIC_BROKER, queue_id)
             spans.append(_joined(queue, found[: index + 1], found[index:]))
-        written = yield from fastjson.dumps_list_sliced(drained(spans))
+        written = await fastjson.dumps_list_sliced(drained(spans))
         parts_of_body = fastjson.dumps_parts({"consumeTimeSpanSet": written})
-        return Answer(ResponseCode.SUCCESS, body=parts_of_body)
+        return Reply(body=parts_of_body)
 
 
 def _rows(topic: str, table: Mapping[int, int]) -> Iterator[tuple[MessageQueue, int]]:
@@ -301,10 +290,6 @@ def _joined(
 def _first(times_ms: Iterable[int]) -> int:
     """The first time that is known, otherwise 0."""
     return next((time_ms for time_ms in times_ms if time_ms), 0)
-
-
-def _taken(serve: Callable[[Request], None]) -> ServedElsewhere:
-    return ServedElsewhere(ResponseCode.NOT_LEADER_FOR_QUEUE, "the topic is static", serve)
 
 
 def _expect(answer: Answer) -> int:

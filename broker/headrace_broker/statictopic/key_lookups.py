@@ -35,9 +35,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from headrace_broker.statictopic.leaders import Leaders
-    from headrace_broker.statictopic.work import Work, Workers
+    from headrace_broker.statictopic.offsets import AskBroker
+    from headrace_broker.statictopic.work import Workers
     from headrace_protocol.key_lookup import Found
-    from headrace_protocol.serving import Registry, Request
+    from headrace_protocol.serving import Registry, Reply, Request, Work
     from headrace_protocol.statictopic.mapping import Chain
 
 # Queue id, flag, and queue offset of a record.
@@ -60,42 +61,40 @@ class StaticKeyLookups:
         """Stand in front of the processors."""
         registry.guard(self.guard, {RequestCode.GET_BY_KEY})
 
-    def guard(self, request: Request) -> None:
+    def guard(self, request: Request) -> Work | None:
         """Take over a request for logic queues; see ``Guard``."""
         mappings = self._leaders.mappings
         if not mappings.is_empty:
             header = request.header(GetByKeyHeader)
             if header.logical is not False and mappings.get(header.topic) is not None:
-                raise ServedElsewhere(
-                    ResponseCode.NOT_LEADER_FOR_QUEUE, "the topic is static", self._serve
-                )
+                return self._serve(header, request)
+        return None
 
-    def _serve(self, request: Request) -> None:
-        header = request.header(GetByKeyHeader)
+    async def _serve(self, header: GetByKeyHeader, request: Request) -> Reply:
         wanted = decode_keys(header.count, request.body)
         bytes_max = min(header.max_msg_bytes, ANSWER_BYTES_MAX)
-        self._workers.serve(self._find(header.topic, wanted, bytes_max), request)
+        return (await self._find(header.topic, wanted, bytes_max)).reply
 
-    def _find(self, topic: str, wanted: list[WantedKey], bytes_max: int) -> Work:
+    async def _find(self, topic: str, wanted: list[WantedKey], bytes_max: int) -> Answer:
         """The results of the first keys, as many as fit and take few searches."""
         mapping = self._leaders.mappings.get(topic)
         led: list[int] = []
         if mapping is not None and any(each.queue_id == ANY_QUEUE for each in wanted):
             led = sorted(self._leaders.led(mapping))
             if len(led) > _SEARCHES_MAX:
-                return (yield from self._find_anywhere(topic, wanted[0], led, bytes_max))
+                return await self._find_anywhere(topic, wanted[0], led, bytes_max)
             wanted = wanted[: _SEARCHES_MAX // len(led)]
         searches = [self._searches(topic, each, led) for each in wanted]
-        return (yield from _find(topic, searches, bytes_max))
+        return await _find(self._workers.ask, topic, searches, bytes_max)
 
-    def _find_anywhere(
+    async def _find_anywhere(
         self, topic: str, wanted: WantedKey, led: Sequence[int], bytes_max: int
-    ) -> Work:
+    ) -> Answer:
         """The result of one key, from some queues at a time."""
         newest: list[_Search] = []
         for start in range(0, len(led), _SEARCHES_MAX):
             some = self._searches(topic, wanted, led[start : start + _SEARCHES_MAX])
-            answer = yield from _find(topic, [[*newest, *some]], bytes_max)
+            answer = await _find(self._workers.ask, topic, [[*newest, *some]], bytes_max)
             if answer.code != ResponseCode.SUCCESS or wanted.queue_id != ANY_QUEUE:
                 break
             result = _newest([*newest, *some])
@@ -159,7 +158,9 @@ def _placed(record: bytes | memoryview, queue: int, delta: int) -> bytes:
     return bytes(placed)
 
 
-def _find(topic: str, searches: Sequence[Sequence[_Search]], bytes_max: int) -> Work:
+async def _find(
+    ask: AskBroker, topic: str, searches: Sequence[Sequence[_Search]], bytes_max: int
+) -> Answer:
     """The results of the first keys, as many as fit.
 
     searches: of each key. Each round asks each broker once for all that is to be found there.
@@ -177,7 +178,7 @@ def _find(topic: str, searches: Sequence[Sequence[_Search]], bytes_max: int) -> 
         for search in under_way:
             by_broker.setdefault(search.broker, []).append(search)
         for broker, some in by_broker.items():
-            answer = yield _ask(topic, broker, some, bytes_max - found_bytes)
+            answer = await ask(_ask(topic, broker, some, bytes_max - found_bytes))
             if answer.code != ResponseCode.SUCCESS:
                 return _answer(found, bytes_max) if found else answer
             found_bytes += sum(map(len, answer.body))

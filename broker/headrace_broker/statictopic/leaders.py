@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from headrace_broker.statictopic.table import MappingTable
-    from headrace_protocol.serving import Request
+    from headrace_protocol.serving import Request, Work
     from headrace_protocol.statictopic.mapping import Chain, MappingInfo, TopicMapping
 
 # Passes a request for a topic's logic queue to its leader.
-PassOn = Callable[[str, int, "Request"], None]
+PassOn = Callable[[str, int, "Request"], "Work"]
 
 
 class Leaders:

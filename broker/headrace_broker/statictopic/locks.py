@@ -8,30 +8,29 @@ Source: docs/static-topics.md "Requests"; tests/broker/statictopic/test_static_l
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from headrace_broker.consumer.locks import LOCK_LIFE_MS
 from headrace_broker.peers.peers import Ask
-from headrace_broker.statictopic.answer import Answer
 from headrace_broker.statictopic.rows import FORWARDED
 from headrace_protocol import fastjson
 from headrace_protocol.bodies import LockBatchRequestBody, LockBatchResponseBody
 from headrace_protocol.bounds import check_items
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import LockBatchHeader
-from headrace_protocol.serving import ServedElsewhere
+from headrace_protocol.serving import Reply
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from headrace_broker.persistence import NowMs
+    from headrace_broker.statictopic.answer import Answer
     from headrace_broker.statictopic.leaders import Leaders
-    from headrace_broker.statictopic.work import Work, Workers
+    from headrace_broker.statictopic.work import Workers
     from headrace_protocol.bodies import MessageQueue
-    from headrace_protocol.serving import Registry, Request
+    from headrace_protocol.serving import Registry, Request, Work
 
 
 class StaticLocks:
@@ -49,11 +48,11 @@ class StaticLocks:
         """Stand in front of the processor."""
         registry.guard(self.guard, {RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ})
 
-    def guard(self, request: Request) -> None:
+    def guard(self, request: Request) -> Work | None:
         """Take over a request that another broker must grant too; see ``Guard``."""
         self._forget_deleted()
         if self._leaders.mappings.is_empty or request.header(LockBatchHeader).forwarded:
-            return
+            return None
         body = LockBatchRequestBody.decode(request.body)
         check_items("queues to lock", body.mq_set)
         others: dict[str, list[MessageQueue]] = {}
@@ -61,11 +60,9 @@ class StaticLocks:
             if (other := self._other(queue)) is not None:
                 others.setdefault(other, []).append(queue)
         if others:
-            raise ServedElsewhere(
-                ResponseCode.NOT_LEADER_FOR_QUEUE,
-                f"queues of {', '.join(others)}",
-                partial(self._serve, body, others),
-            )
+            is_lock = request.command.code == RequestCode.LOCK_BATCH_MQ
+            return self._lock(body, others) if is_lock else self._unlock(body, others)
+        return None
 
     def _forget_deleted(self) -> None:
         mappings = self._leaders.mappings
@@ -92,38 +89,35 @@ class StaticLocks:
         before = chain[-2].bname if has_moved else mapping.bname
         return before if before != mapping.bname else None
 
-    def _serve(
-        self,
-        body: LockBatchRequestBody,
-        others: dict[str, list[MessageQueue]],
-        request: Request,
-    ) -> None:
-        is_lock = request.command.code == RequestCode.LOCK_BATCH_MQ
-        work = self._lock(body, others) if is_lock else self._unlock(body, others)
-        self._workers.serve(work, request)
-
-    def _lock(self, body: LockBatchRequestBody, others: dict[str, list[MessageQueue]]) -> Work:
+    async def _lock(
+        self, body: LockBatchRequestBody, others: dict[str, list[MessageQueue]]
+    ) -> Reply:
         here = self._leaders.mappings.broker_name
-        answer = yield _ask(here, RequestCode.LOCK_BATCH_MQ, body, body.mq_set)
+        answer = await self._workers.ask(_ask(here, RequestCode.LOCK_BATCH_MQ, body, body.mq_set))
         if answer.code != ResponseCode.SUCCESS:
-            return answer
+            return answer.reply
         held = _locked(answer)
         for broker, queues in others.items():
             mine = held.intersection(queues)
             if mine:
-                answer = yield _ask(broker, RequestCode.LOCK_BATCH_MQ, body, mine)
+                answer = await self._workers.ask(
+                    _ask(broker, RequestCode.LOCK_BATCH_MQ, body, mine)
+                )
                 refused = mine - _locked(answer)
                 if refused:
                     held -= refused
-                    yield _ask(here, RequestCode.UNLOCK_BATCH_MQ, body, refused)
+                    await self._workers.ask(_ask(here, RequestCode.UNLOCK_BATCH_MQ, body, refused))
         written = fastjson.dumps({"lockOKMQSet": sorted(held)})
-        return Answer(ResponseCode.SUCCESS, body=(written,))
+        return Reply(body=(written,))
 
-    def _unlock(self, body: LockBatchRequestBody, others: dict[str, list[MessageQueue]]) -> Work:
+    async def _unlock(
+        self, body: LockBatchRequestBody, others: dict[str, list[MessageQueue]]
+    ) -> Reply:
         for broker, queues in others.items():
-            yield _ask(broker, RequestCode.UNLOCK_BATCH_MQ, body, queues)
+            await self._workers.ask(_ask(broker, RequestCode.UNLOCK_BATCH_MQ, body, queues))
         here = self._leaders.mappings.broker_name
-        return (yield _ask(here, RequestCode.UNLOCK_BATCH_MQ, body, body.mq_set))
+        answer = await self._workers.ask(_ask(here, RequestCode.UNLOCK_BATCH_MQ, body, body.mq_set))
+        return answer.reply
 
 
 def _ask(broker: str, code: int, body: LockBatchRequestBody, queues: Iterable[MessageQueue]) -> Ask:

@@ -1,4 +1,4 @@
-"""Offsets of logic queues: works that ask the physical queues of a chain.
+"""Offsets of logic queues: coroutines that ask the physical queues of a chain.
 
 Source: docs/static-topics.md "Offsets"; tests/broker/statictopic/test_static_offsets.py.
 """
@@ -15,10 +15,12 @@ from headrace_protocol.drivers.errors import NEXT_ITEM
 from headrace_protocol.statictopic.offsets import decided, extent_of, offset_delta
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
-    from headrace_broker.statictopic.work import Work
     from headrace_protocol.statictopic.mapping import Chain, MappingItem
+
+    # Asks the broker of an item.
+    AskBroker = Callable[[Ask], Awaitable[Answer]]
 
 _NO_OFFSET: Final = Answer(ResponseCode.SUCCESS, fields={"offset": -1})
 _NO_TIME: Final = Answer(ResponseCode.SUCCESS, fields={"timestamp": -1})
@@ -44,19 +46,19 @@ def offset_answer(static: int) -> Answer:
     return Answer(ResponseCode.SUCCESS, fields={"offset": static})
 
 
-def query_offset(chain: Chain, fields: Mapping[str, str]) -> Work:
+async def query_offset(ask: AskBroker, chain: Chain, fields: Mapping[str, str]) -> Answer:
     """QUERY_CONSUMER_OFFSET: the leader's first, then that of the newest item that has one."""
-    answer = yield from committed_offset(chain, fields)
+    answer = await committed_offset(ask, chain, fields)
     if answer.code != ResponseCode.QUERY_NOT_FOUND:
         return answer
-    return (yield from first_offset(chain, fields))
+    return await first_offset(ask, chain, fields)
 
 
-def committed_offset(chain: Chain, fields: Mapping[str, str]) -> Work:
+async def committed_offset(ask: AskBroker, chain: Chain, fields: Mapping[str, str]) -> Answer:
     """The offset that a group has committed; QUERY_NOT_FOUND if there is none."""
     for index, item in reversed([*enumerate(decided(chain))]):
         code = RequestCode.QUERY_CONSUMER_OFFSET
-        answer = yield _ask(code, fields, item, setZeroIfNotFound="false")
+        answer = await ask(_ask(code, fields, item, setZeroIfNotFound="false"))
         if answer.code == ResponseCode.SUCCESS:
             return offset_answer(_at(item, answer))
         if answer.code != ResponseCode.QUERY_NOT_FOUND:
@@ -64,13 +66,13 @@ def committed_offset(chain: Chain, fields: Mapping[str, str]) -> Work:
     return _NOT_FOUND
 
 
-def first_offset(chain: Chain, fields: Mapping[str, str]) -> Work:
+async def first_offset(ask: AskBroker, chain: Chain, fields: Mapping[str, str]) -> Answer:
     """The start of a group without a committed offset; QUERY_NOT_FOUND if it chooses one."""
     items = decided(chain)
     if not items or items[0].logic_offset > 0:
         return _NOT_FOUND
     # It depends on the earliest messages.
-    return (yield _ask(RequestCode.QUERY_CONSUMER_OFFSET, fields, items[0]))
+    return await ask(_ask(RequestCode.QUERY_CONSUMER_OFFSET, fields, items[0]))
 
 
 def away(broker: str, start: int, stop: int, reason: object) -> Answer:
@@ -96,13 +98,13 @@ _NOT_FOUND: Final = Answer(
 )
 
 
-def max_offset(chain: Chain, fields: Mapping[str, str]) -> Work:
+async def max_offset(ask: AskBroker, chain: Chain, fields: Mapping[str, str]) -> Answer:
     """GET_MAX_OFFSET: the end of the newest item with static offsets."""
     code = RequestCode.GET_MAX_OFFSET
     items = decided(chain)
     if not items:
         return _no_offsets(chain)
-    answer = yield _ask(code, fields, items[-1])
+    answer = await ask(_ask(code, fields, items[-1]))
     if answer.code != ResponseCode.SUCCESS:
         return answer
     return offset_answer(_end(chain, len(items) - 1, answer))
@@ -122,7 +124,7 @@ def _no_offsets(chain: Chain) -> Answer:
     )
 
 
-def min_offset(chain: Chain, fields: Mapping[str, str]) -> Work:
+async def min_offset(ask: AskBroker, chain: Chain, fields: Mapping[str, str]) -> Answer:
     """GET_MIN_OFFSET: the beginning of the earliest item; -1 while that is undecided.
 
     Its first offset, which may have expired, while its broker is away.
@@ -130,43 +132,43 @@ def min_offset(chain: Chain, fields: Mapping[str, str]) -> Work:
     first = chain[0]
     if first.logic_offset < 0:
         return _NO_OFFSET
-    answer = yield _ask(RequestCode.GET_MIN_OFFSET, fields, first)
+    answer = await ask(_ask(RequestCode.GET_MIN_OFFSET, fields, first))
     # Not more than the true one, so a reader that begins there misses nothing.
     return offset_answer(
         _at(first, answer) if answer.code == ResponseCode.SUCCESS else first.logic_offset
     )
 
 
-def earliest_time(chain: Chain, fields: Mapping[str, str]) -> Work:
+async def earliest_time(ask: AskBroker, chain: Chain, fields: Mapping[str, str]) -> Answer:
     """GET_EARLIEST_MSG_STORETIME: of the earliest item that has messages."""
     for item in chain:
-        answer = yield _ask(RequestCode.GET_EARLIEST_MSG_STORETIME, fields, item)
+        answer = await ask(_ask(RequestCode.GET_EARLIEST_MSG_STORETIME, fields, item))
         if answer.code != ResponseCode.SUCCESS or answer.number("timestamp") >= 0:
             return answer
     return _NO_TIME
 
 
-def search_offset(chain: Chain, fields: Mapping[str, str]) -> Work:
+async def search_offset(ask: AskBroker, chain: Chain, fields: Mapping[str, str]) -> Answer:
     """SEARCH_OFFSET_BY_TIMESTAMP, through the items, up to the first that has the offset."""
     if (fields.get("boundaryType") or "LOWER").upper() == "UPPER":
-        return (yield from _search_upper(chain, fields))
-    return (yield from _search_lower(chain, fields))
+        return await _search_upper(ask, chain, fields)
+    return await _search_lower(ask, chain, fields)
 
 
-def _search_lower(chain: Chain, fields: Mapping[str, str]) -> Work:
+async def _search_lower(ask: AskBroker, chain: Chain, fields: Mapping[str, str]) -> Answer:
     code, items = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, decided(chain)
     timestamp = int(fields.get("timestamp") or 0)
     for index, item in enumerate(items):
         is_last = index == len(items) - 1
         if 0 <= item.time_of_end < timestamp and not is_last:
             continue
-        answer = yield _ask(code, fields, item)
+        answer = await ask(_ask(code, fields, item))
         if answer.code != ResponseCode.SUCCESS:
             return _away(chain, index, answer)
         found = _at(item, answer)
         if is_last:
             return offset_answer(found)
-        end = yield _ask(RequestCode.GET_MAX_OFFSET, fields, item)
+        end = await ask(_ask(RequestCode.GET_MAX_OFFSET, fields, item))
         if end.code != ResponseCode.SUCCESS:
             return _away(chain, index, end)
         if found < _end(chain, index, end):
@@ -174,15 +176,15 @@ def _search_lower(chain: Chain, fields: Mapping[str, str]) -> Work:
     return _no_offsets(chain)
 
 
-def _search_upper(chain: Chain, fields: Mapping[str, str]) -> Work:
+async def _search_upper(ask: AskBroker, chain: Chain, fields: Mapping[str, str]) -> Answer:
     """The last message at or before the time: the one before the first message after it."""
     code, items = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, decided(chain)
     after = {"timestamp": str(int(fields.get("timestamp") or 0) + 1), "boundaryType": "LOWER"}
     for item in reversed(items):
-        answer = yield _ask(code, fields, item, **after)
+        answer = await ask(_ask(code, fields, item, **after))
         if answer.code != ResponseCode.SUCCESS:
             return answer
-        lowest = yield _ask(RequestCode.GET_MIN_OFFSET, fields, item)
+        lowest = await ask(_ask(RequestCode.GET_MIN_OFFSET, fields, item))
         if lowest.code != ResponseCode.SUCCESS:
             return lowest
         if answer.number("offset") > lowest.number("offset"):

@@ -1,8 +1,7 @@
 """Reads a logic queue: the items of its chain, one after the other.
 
 Items of this broker are read through their sources, those on other brokers from what was fetched
-there. A read of what was not fetched raises ServedElsewhere, which fetches it and serves the pull
-again.
+there. A read of what was not fetched raises NotReady, whose wait fetches it.
 
 OFFSET_MOVED, which makes clients reset their offset, comes from two places only: the leader for an
 offset behind its end, and the earliest item for one before its beginning. Anywhere else a client
@@ -95,7 +94,7 @@ class Relay(Protocol):
         bytes_max: int,
         wanted: Wanted,
     ) -> GetResult:
-        """Records that were fetched. Raises ServedElsewhere, which fetches them, without any."""
+        """Records that were fetched. Raises NotReady without any."""
 
 
 # The source of one of this broker's physical queues of a topic.
@@ -220,7 +219,7 @@ class StaticReader:
     def _elsewhere(
         self, part: Part, offset: int, count_max: int, bytes_max: int, wanted: Wanted
     ) -> GetResult:
-        """A read of another broker's part. Raises ServedElsewhere if it must be asked first."""
+        """A read of another broker's part. Raises NotReady if it must be asked first."""
         if part.next_start is None and offset >= self._known_end(part):
             return _EMPTY.get(offset, count_max, bytes_max, None)
         return self._relay.read(self, part, offset, count_max, bytes_max, wanted)

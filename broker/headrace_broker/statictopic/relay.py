@@ -24,7 +24,6 @@ from headrace_broker.statictopic.blocks import (
     RecordBlock,
     records_of,
 )
-from headrace_broker.statictopic.forward import reply_with
 from headrace_broker.statictopic.offsets import away
 from headrace_broker.statictopic.rows import ROWS, add_subscription, physical_fields
 from headrace_broker.store.store_source import GetResult, GetStatus
@@ -32,14 +31,15 @@ from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.columns import UNIT_DTYPE
 from headrace_protocol.drivers.errors import HeadraceError
 from headrace_protocol.errors import RequestError
-from headrace_protocol.serving import ServedElsewhere
+from headrace_protocol.waiting import NotHere, Until
 
 if TYPE_CHECKING:
     from headrace_broker.peers.peers import Outcome, Peers
     from headrace_broker.statictopic.blocks import Block
     from headrace_broker.statictopic.reader import Part, StaticReader, Wanted
     from headrace_broker.statictopic.rows import Subscription
-    from headrace_protocol.serving import Channel, Registry, Request
+    from headrace_protocol.serving import Channel, Request
+    from headrace_protocol.waiting import Run
 
 _COMMIT_OFFSET: Final = 0x1
 _SUSPEND: Final = 0x2
@@ -67,8 +67,7 @@ class _Pull(NamedTuple):
     reader: StaticReader
     part: Part
     offset: int
-    request: Request
-    held_bytes: int
+    run: Run
 
 
 class _Fetch(NamedTuple):
@@ -103,8 +102,6 @@ class Relay:
     relayed_count, relayed_bytes: pulls, and bytes fetched for them, for the runtime info.
     """
 
-    registry: Registry
-
     def __init__(self, peers: Peers, subscription: Subscription) -> None:
         self.relayed_count = self.relayed_bytes = 0
         self.blocks = Blocks()
@@ -122,34 +119,28 @@ class Relay:
         bytes_max: int,
         wanted: Wanted,
     ) -> GetResult:
-        """Records that were fetched. Raises ServedElsewhere, which fetches them, without any."""
+        """Records that were fetched. Raises NotHere without any."""
         found = self.blocks.get(wanted, offset, count_max, bytes_max)
         if found is None:
-            raise ServedElsewhere(
-                ResponseCode.SYSTEM_ERROR,
-                f"offset {offset + part.delta} of queue {reader.queue_id} of the static topic "
-                f"{reader.topic} is on broker {part.item.bname}, and can't be read from there for "
-                "this request",
-                partial(self._pull, reader, part, offset, wanted),
-            )
+            begin = partial(self._pull, reader, part, offset, wanted)
+            raise NotHere(Until(f"broker {part.item.bname}", begin))
         self.relayed_count += 1
         return found
 
     # -- requests ----------------------------------------------------------------------------------
 
     def _pull(
-        self, reader: StaticReader, part: Part, offset: int, wanted: Wanted, request: Request
+        self, reader: StaticReader, part: Part, offset: int, wanted: Wanted, run: Run
     ) -> None:
-        """Take a pull over, and answer it once the item's broker has answered."""
+        """Have a pull wait for the answer of the item's broker."""
+        request = run.request
         waiting = self._waiting.get((wanted, offset))
         ask = None
         if waiting is None:
             fields = self._fields(part, offset, request)
             ask = _Fetch(wanted, part, offset, request.command.code, fields, request.channel)
             waiting = []
-        held_bytes = request.held_bytes
-        request.channel.charge(held_bytes)
-        waiting.append(_Pull(reader, part, offset, request, held_bytes))
+        waiting.append(_Pull(reader, part, offset, run))
         if ask is not None:
             self._fetch(ask, waiting)
 
@@ -169,8 +160,13 @@ class Relay:
 
     def _fetch(self, ask: _Fetch, waiting: list[_Pull]) -> None:
         self._waiting[ask.wanted, ask.offset] = waiting
-        ask.channel.charge(ask.answer_bytes)
-        asked = Ask(ask.part.item.bname, ask.code, ask.fields, answer_bytes=ask.answer_bytes)
+        asked = Ask(
+            ask.part.item.bname,
+            ask.code,
+            ask.fields,
+            answer_bytes=ask.answer_bytes,
+            payer=ask.channel,
+        )
         self._peers.begin(ITEMS, asked, partial(self._fetched, ask))
 
     def _fetch_ahead(self, ask: _Fetch, offset: int) -> None:
@@ -189,7 +185,6 @@ class Relay:
     # -- answers -----------------------------------------------------------------------------------
 
     def _fetched(self, ask: _Fetch, outcome: Outcome) -> None:
-        ask.channel.charge(-ask.answer_bytes)
         pulls = self._waiting.pop((ask.wanted, ask.offset))
         found = outcome if isinstance(outcome, HeadraceError) else Answer.of(outcome)
         if isinstance(found, Answer):
@@ -198,7 +193,7 @@ class Relay:
                 try:
                     self._keep(ask, found)
                 except MalformedField as error:
-                    found = Answer(ResponseCode.SYSTEM_ERROR, str(error))
+                    found = Answer(error.code, error.remark)
         for pull in pulls:
             self._answer(pull, found)
 
@@ -219,10 +214,10 @@ class Relay:
         self.blocks.put(ask.wanted, block, ask.channel, fetch_next)
 
     def _answer(self, pull: _Pull, outcome: Answer | HeadraceError) -> None:
-        """Answer a pull, or serve it here with what is known now."""
-        request = pull.request
-        request.channel.charge(-pull.held_bytes)
-        if not request.channel.is_open:
+        """Answer a pull, or have it read again what is known now."""
+        if not pull.run.request.channel.is_open:
+            gone = RequestError(ResponseCode.SYSTEM_ERROR, "the client has disconnected")
+            pull.run.called_back(gone)
             return
         answer: Answer | None
         if isinstance(outcome, HeadraceError):
@@ -232,14 +227,11 @@ class Relay:
             try:
                 answer = self._static(pull, outcome)
             except MalformedField as error:
-                answer = Answer(ResponseCode.SYSTEM_ERROR, str(error))
+                answer = Answer(error.code, error.remark)
             except RequestError:  # this broker no longer leads the queue
                 answer = None
-        if answer is None:
-            self.registry.serve_again(request)
-        else:
-            self.relayed_count += 1
-            reply_with(request, answer)
+        self.relayed_count += answer is not None
+        pull.run.resume(answer and answer.reply)
 
     def _static(self, pull: _Pull, answer: Answer) -> Answer | None:
         """An answer with static offsets; None if it has records, or the pull must wait.

@@ -27,9 +27,10 @@ from headrace_protocol.fastjson import Written, dumps_sliced
 from headrace_protocol.statictopic.checks import BadMapping, check_detail
 from headrace_protocol.statictopic.mapping import MappingInfo, encode_detail
 from headrace_protocol.statictopic.mapping_file import decode_entries, entry_text, file_text
+from headrace_protocol.waiting import take_break
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from headrace_broker.persistence import NowMs
     from headrace_broker.queue_directory import Lookup, QueueDirectory
@@ -213,23 +214,23 @@ class MappingTable:
             return None
         return Written((encode_detail(mapping, strict=True),))
 
-    def details(self, topics: Iterable[str]) -> Generator[None, None, Written]:
+    async def details(self, topics: Iterable[str]) -> Written:
         """The mappings of topics as JSON, with a break after each."""
         found: dict[str, Written] = {}
         for topic in topics:
             if (detail := self.detail(topic)) is not None:
                 found[topic] = detail
-                yield
-        return (yield from dumps_sliced(found.items()))
+                await take_break()
+        return await dumps_sliced(found.items())
 
-    def infos(self) -> Generator[None, None, Written]:
+    async def infos(self) -> Written:
         """By topic, the queues led here, as nameservers get them: JSON, with breaks in between."""
         found: dict[str, Written] = {}
         for number, mapping in enumerate(self.all(), 1):
             found[mapping.topic] = Written((msgspec.json.encode(self._info(mapping)),))
             if not number % _INFOS_AT_ONCE:
-                yield
-        return (yield from dumps_sliced(found.items()))
+                await take_break()
+        return await dumps_sliced(found.items())
 
     def _info(self, mapping: TopicMapping) -> MappingInfo:
         return MappingInfo(

@@ -14,11 +14,9 @@ tests/broker/statictopic/test_static_takeover.py.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from headrace_broker.peers.peers import Ask
-from headrace_broker.statictopic.answer import MalformedField
 from headrace_broker.statictopic.rows import ROWS, physical_fields
 from headrace_protocol.bodies import GroupList
 from headrace_protocol.codes import RequestCode, ResponseCode
@@ -26,85 +24,70 @@ from headrace_protocol.errors import RequestError
 from headrace_protocol.fastjson import MalformedJson
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping
 
     from headrace_broker.statictopic.answer import Answer
     from headrace_broker.statictopic.work import Workers
-    from headrace_protocol.serving import Request
     from headrace_protocol.statictopic.mapping import MappingItem
-
-    Then = Callable[[Exception | None], None]
 
 
 class LeftOffsets:
-    """Finds the groups of the brokers of several items, and their offsets there.
+    """The groups of the brokers of several items, and their offsets there.
 
-    names: of the groups. offsets: logic queue, group and its physical offset, in the order of the
-    answers.
+    names: of the groups. offsets: logic queue, group and its physical offset. problem: the answer
+    to a request that needs all of them, if a broker does not tell.
     """
 
-    def __init__(
-        self, workers: Workers, request: Request, topic: str, items: Mapping[int, MappingItem]
-    ) -> None:
-        """request: on whose behalf the brokers are asked. items: by logic queue."""
+    def __init__(self) -> None:
         self.names: set[str] = set()
         self.offsets: list[tuple[int, str, int]] = []
-        self._workers = workers
-        self._request = request
-        self._topic = topic
-        self._items = items
-        self._asked_count = 0
-        self._problem: Exception | None = None
-        self._then: Then
+        self.problem: Exception | None = None
 
-    def find(self, then: Then) -> None:
-        """Ask the brokers of the items; call back at the end, or with why one did not answer."""
-        self._then = then
-        code, fields = RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, {"topic": self._topic, "lo": "false"}
-        brokers = sorted({item.bname for item in self._items.values()})
-        self._ask([(Ask(broker, code, fields), partial(self._named, broker)) for broker in brokers])
 
-    def _named(self, broker: str, answer: Answer) -> None:
-        """A broker has named the groups of the topic: ask for their offsets in its items."""
-        if answer.code != ResponseCode.SUCCESS:
-            self._fail(broker, answer)
-            return
-        code = RequestCode.QUERY_CONSUMER_OFFSET
-        asks: list[tuple[Ask, Callable[[Answer], None]]] = []
-        groups = GroupList.decode(b"".join(answer.body)).group_list
-        self.names.update(groups)
-        for group in groups:
-            named = {"consumerGroup": group, "topic": self._topic, "setZeroIfNotFound": "false"}
-            for queue, item in self._items.items():
-                if item.bname == broker:
-                    fields = physical_fields(ROWS[code], named, broker, item.queue_id)
-                    asks.append((Ask(broker, code, fields), partial(self._found, queue, group)))
-        self._ask(asks)
-
-    def _found(self, queue: int, group: str, answer: Answer) -> None:
-        if answer.code == ResponseCode.SUCCESS:
-            self.offsets.append((queue, group, answer.number("offset")))
-        elif answer.code != ResponseCode.QUERY_NOT_FOUND:
-            self._fail(self._items[queue].bname, answer)
-
-    def _ask(self, asks: Sequence[tuple[Ask, Callable[[Answer], None]]]) -> None:
-        self._asked_count += len(asks)
-        for ask, then in asks:
-            self._workers.ask(ask, self._request, partial(self._answered, then))
-
-    def _answered(self, then: Callable[[Answer], None], answer: Answer) -> None:
+async def find_left(workers: Workers, topic: str, items: Mapping[int, MappingItem]) -> LeftOffsets:
+    """Ask the brokers of items, by logic queue, at the same time."""
+    left, fields = LeftOffsets(), {"topic": topic, "lo": "false"}
+    brokers = sorted({item.bname for item in items.values()})
+    answers = await workers.ask_many(
+        [Ask(broker, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, fields) for broker in brokers]
+    )
+    places: list[tuple[int, str]] = []
+    for broker, answer in zip(brokers, answers, strict=True):
         try:
-            then(answer)
-        except (MalformedJson, MalformedField) as error:
-            self._problem = error
-        self._asked_count -= 1
-        if not self._asked_count:
-            self._then(self._problem)
+            groups = _groups(topic, broker, answer)
+        except (RequestError, MalformedJson) as error:
+            left.problem = error
+            continue
+        left.names.update(groups)
+        queues = [queue for queue, item in items.items() if item.bname == broker]
+        places += [(queue, group) for group in groups for queue in queues]
+    asks = [_ask_offset(topic, group, items[queue]) for queue, group in places]
+    for (queue, group), answer in zip(places, await workers.ask_many(asks), strict=True):
+        try:
+            if answer.code == ResponseCode.SUCCESS:
+                left.offsets.append((queue, group, answer.number("offset")))
+            elif answer.code != ResponseCode.QUERY_NOT_FOUND:
+                raise _unknown(topic, items[queue].bname, answer)
+        except RequestError as error:
+            left.problem = error
+    return left
 
-    def _fail(self, broker: str, answer: Answer) -> None:
-        self._problem = RequestError(
-            ResponseCode.SYSTEM_ERROR,
-            f"broker {broker} does not tell the offsets of groups in its empty queues of the "
-            f"static topic {self._topic}: {answer.remark}; once it does, run `headrace topic "
-            f"repair {self._topic}`",
-        )
+
+def _groups(topic: str, broker: str, answer: Answer) -> list[str]:
+    if answer.code != ResponseCode.SUCCESS:
+        raise _unknown(topic, broker, answer)
+    return GroupList.decode(b"".join(answer.body)).group_list
+
+
+def _ask_offset(topic: str, group: str, item: MappingItem) -> Ask:
+    code = RequestCode.QUERY_CONSUMER_OFFSET
+    named = {"consumerGroup": group, "topic": topic, "setZeroIfNotFound": "false"}
+    return Ask(item.bname, code, physical_fields(ROWS[code], named, item.bname, item.queue_id))
+
+
+def _unknown(topic: str, broker: str, answer: Answer) -> RequestError:
+    return RequestError(
+        ResponseCode.SYSTEM_ERROR,
+        f"broker {broker} does not tell the offsets of groups in its empty queues of the static "
+        f"topic {topic}: {answer.remark}; once it does, run `headrace topic repair {topic}`",
+    )

@@ -19,9 +19,10 @@ from headrace_broker.store.opening import Opening
 from headrace_broker.store.parts import StoreParts
 from headrace_broker.store.statistics import StoreStatistics
 from headrace_broker.store.upkeep import StartSoon, Upkeep
+from headrace_protocol.waiting import at_once, take_break
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
     from contextlib import AbstractContextManager
 
     from headrace_broker.clock import Clock
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from headrace_broker.store.retention.disk_forecast import LowestUnconsumed
     from headrace_broker.store.retention.topic_floors import TopicLimit
     from headrace_broker.store.settings import StoreSettings
-    from headrace_protocol.errors import NotReady
     from headrace_protocol.message import StoredMessage
 
 # A directory with files but none of these is not a store.
@@ -184,25 +184,24 @@ class MessageStore(StoreParts):
 
     def delete_topic(self, topic: str) -> None:
         """As ``delete_queues`` in one step, then flush. Raises OSError."""
-        for wait in filter(None, self.delete_queues(topic)):
-            wait.fetch()
+        at_once(self.delete_queues(topic))
         self.flusher.flush_now()
 
-    def delete_queues(self, topic: str) -> Iterator[NotReady | None]:
+    async def delete_queues(self, topic: str) -> None:
         """Remove the topic's ConsumeQueues; its records stay in the log but become unreachable.
 
-        Yields a wait if the store uses threads, and None after each queue. A crash leaves the topic
+        Others may run in between. A crash leaves the topic
         whole or empty. The StoreQueue objects must not be used afterwards. Raises OSError.
         """
         self._finish_dispatch()
         log_end = self.commit_log.max_offset
-        yield from self.dispatcher.deletions.note(topic, log_end, use_threads=self.use_threads)
+        await self.dispatcher.deletions.note(topic, log_end, use_threads=self.use_threads)
         folder = self.root / "consumequeue"
         for queue in self.queues_of(topic):
             self.forget_queue(queue)
             queue.consume_queue.delete()
             self.fs.mark_names_unsynced(folder / topic)
-            yield None
+            await take_break()
         with suppress(OSError):  # the topic may have new queues by now, or never had any
             (folder / topic).rmdir()
             self.fs.mark_names_unsynced(folder)

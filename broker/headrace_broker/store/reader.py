@@ -17,12 +17,11 @@ from headrace_protocol.message import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from headrace_broker.store.index.index_file import IndexFiles
     from headrace_broker.store.log.commit_log import CommitLog
     from headrace_broker.store.store_queue import StoreQueue
-    from headrace_protocol.errors import NotReady
     from headrace_protocol.message import Buffer, StoredMessage
 
 QUERY_COUNT_MAX: Final = 64
@@ -194,7 +193,7 @@ class WantedMessages(NamedTuple):
 class KeySource(Protocol):
     """Messages that may have left the log, and so its index."""
 
-    def find(self, wanted: WantedMessages, /) -> Generator[NotReady | None, None, Sequence[Buffer]]:
+    async def find(self, wanted: WantedMessages, /) -> Sequence[Buffer]:
         """Messages of the key; some may be known, or outside the range. Raises RequestError."""
 
     def has_foreign_ids(self, topic: str, /) -> bool:

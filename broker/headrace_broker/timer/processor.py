@@ -24,9 +24,10 @@ from headrace_protocol.message import encode_properties, tags_code
 from headrace_protocol.recall_handle import RecallHandle, decode_recall_handle
 from headrace_protocol.serving import Reply
 from headrace_protocol.system_topics import TIMER_TOPIC
+from headrace_protocol.waiting import sliced
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable
 
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.timer.service import Timers
@@ -71,18 +72,18 @@ class TimerProcessor:
         registry.route(RequestCode.GET_TIMER_METRICS, self.metrics)
         registry.route(RequestCode.GET_TIMER_CHECK_POINT, self.checkpoint)
 
-    def list_timers(self, request: Request) -> Generator[None, None, Reply]:
+    async def list_timers(self, request: Request) -> Reply:
         """LIST_TIMERS: the first timers that wait, and how many there are."""
         header = request.header(ListTimersHeader)
         topic = header.topic.encode() if header.topic else None
         until_ms = _FOREVER_MS if header.until_timestamp is None else header.until_timestamp
         waiting, count = self._timers.waiting, min(max(header.max_num, 0), ITEMS_MAX)
-        rows = yield from waiting.first_due(topic, until_ms, count)
+        rows = await sliced(waiting.first_due(topic, until_ms, count))
         messages = [
             WaitingMessage(physical_offset=int(row["physical_offset"]), due_ms=int(row["due_ms"]))
             for row in rows
         ]
-        written = yield from fastjson.dumps_list_sliced(messages)
+        written = await fastjson.dumps_list_sliced(messages)
         total = waiting.count if topic is None else waiting.counts().get(topic, 0)
         return Reply(body=fastjson.dumps_parts({"messages": written, "count": total}))
 

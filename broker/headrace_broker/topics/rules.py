@@ -7,10 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
     from headrace_protocol.bodies import TopicConfig
-    from headrace_protocol.errors import NotReady
 
 Then = Callable[[Exception | None], None]
 
@@ -24,7 +23,7 @@ class TopicRule(Protocol):
         new: None for the settings that a first message gives it.
         """
 
-    def before_delete(self, topic: str, /) -> Generator[NotReady | None, None, None]:
+    async def before_delete(self, topic: str, /) -> None:
         """Run before a topic is deleted. Raises RequestError."""
 
     def after_delete(self, topic: str, then: Then, /) -> None:
@@ -47,10 +46,10 @@ class TopicRules:
     def __init__(self, rules: Callable[[], Iterable[TopicRule]]) -> None:
         self._rules = rules
 
-    def before_delete(self, topic: str) -> Generator[NotReady | None, None, None]:
+    async def before_delete(self, topic: str) -> None:
         """See ``TopicRule``."""
         for rule in self._rules():
-            yield from rule.before_delete(topic)
+            await rule.before_delete(topic)
 
     def after_delete(self, topic: str, then: Then) -> None:
         """See ``TopicRule``."""

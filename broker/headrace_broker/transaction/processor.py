@@ -33,20 +33,21 @@ from headrace_protocol.message import (
     decode_record,
     tags_code_of,
 )
-from headrace_protocol.serving import Reply, all_ready, until_done
+from headrace_protocol.serving import Reply
 from headrace_protocol.system_topics import CHECK_MAX_TIME_TOPIC, HALF_TOPIC
+from headrace_protocol.waiting import Until, now_or_later, ready, take_break
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Generator
+    from collections.abc import Callable, Collection
 
     from headrace_broker.inner.delivery import Delivery
     from headrace_broker.inner.writer import InnerMessage, InnerWriter
     from headrace_broker.message_demands import MessageDemands
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.transaction.service import Transactions
-    from headrace_protocol.errors import NotReady
     from headrace_protocol.message import StoredMessage
-    from headrace_protocol.serving import LongWork, Registry, Request
+    from headrace_protocol.serving import Registry, Request, Work
+    from headrace_protocol.waiting import Run
 
 _UNKNOWN: Final = 0
 # Each check adds a copy with the same key.
@@ -96,11 +97,11 @@ class TransactionProcessor:
         """Serve the codes."""
         registry.route(RequestCode.END_TRANSACTION, self.end)
         registry.route_long(RequestCode.LIST_TRANSACTIONS, self.list_open)
-        registry.route_long(RequestCode.RESUME_CHECK_HALF_MESSAGE, self.resume)
+        registry.route(RequestCode.RESUME_CHECK_HALF_MESSAGE, self.resume)
 
     # -- decisions ---------------------------------------------------------------------------------
 
-    def end(self, request: Request) -> Reply | None:
+    def end(self, request: Request) -> Reply | Work | None:
         """END_TRANSACTION: the first decision about any copy of the half wins."""
         header = request.header(EndTransactionHeader)
         if header.commit_or_rollback == _UNKNOWN:
@@ -112,6 +113,12 @@ class TransactionProcessor:
                 f"commitOrRollback={header.commit_or_rollback}: expected {TRANSACTION_COMMIT}, "
                 f"{TRANSACTION_ROLLBACK} or {_UNKNOWN}",
             )
+        return now_or_later(partial(self._end, request, header, decision))
+
+    def _end(
+        self, request: Request, header: EndTransactionHeader, decision: Decision
+    ) -> Reply | None:
+        """Carry a decision out. Raises NotReady before it has changed anything."""
         half = self._find(header)
         properties = without_checksum(half.raw_properties)
         names = HalfNames(properties)
@@ -165,7 +172,7 @@ class TransactionProcessor:
     def _commit(
         self, half: StoredMessage, names: HalfNames, properties: bytes, source: int
     ) -> None:
-        """Append the message to its topic, or to where it waits. Raises RequestError, NotReady.
+        """Append the message to its topic, or to where it waits. Raises RequestError.
 
         properties: of the message. source: physical offset of the newest copy; a start reads that
         copy in any case.
@@ -208,7 +215,7 @@ class TransactionProcessor:
 
     # -- what waits --------------------------------------------------------------------------------
 
-    def list_open(self, request: Request) -> Generator[None, None, Reply]:
+    async def list_open(self, request: Request) -> Reply:
         """LIST_TRANSACTIONS: the oldest halves that are not decided, and how many there are."""
         header = request.header(ListTransactionsHeader)
         group, count = header.producer_group, min(max(header.max_num, 0), ITEMS_MAX)
@@ -220,37 +227,36 @@ class TransactionProcessor:
                     place = half.physical_offset
                     messages.append(WaitingMessage(physical_offset=place, due_ms=half.due_ms))
             if not number % _HALVES_AT_ONCE:
-                yield
-        written = yield from fastjson.dumps_list_sliced(messages)
+                await take_break()
+        written = await fastjson.dumps_list_sliced(messages)
         return Reply(body=fastjson.dumps_parts({"messages": written, "count": found}))
 
     # -- second chances ----------------------------------------------------------------------------
 
-    def resume(self, request: Request) -> LongWork:
+    async def resume(self, request: Request) -> Reply | None:
         """RESUME_CHECK_HALF_MESSAGE: a discarded half is checked again from the start."""
         message_id = request.header(ResumeCheckHalfMessageHeader).msg_id or ""
-        (record,) = yield from all_ready([partial(self._find_discarded, message_id)])
+        record = await ready(partial(self._find_discarded, message_id))
         self._transactions.admit(record.born_host)
-        sources = yield from self._resumed_sources(record)
+        sources = await self._resumed_sources(record)
         half = resumed(record, without_checksum(record.raw_properties))
-        place, then = record.physical_offset, partial(self._confirm, request)
-        if place in sources or not self._transactions.resume(place, half, then):
-            raise _failed(f"msgId {message_id}: was resumed before, and is checked or decided")
-        return None
+        place = record.physical_offset
 
-    def _confirm(self, request: Request) -> None:
-        if (reply := self._reply_confirmed(request, Reply())) is not None:
-            request.reply(reply)
+        def begin(run: Run) -> None:
+            if place in sources or not self._transactions.resume(place, half, run.resume):
+                raise _failed(f"msgId {message_id}: was resumed before, and is checked or decided")
 
-    def _resumed_sources(
-        self, record: StoredMessage
-    ) -> Generator[NotReady | None, None, Collection[int]]:
+        await Until("a write", begin)
+        return self._reply_confirmed(request, Reply())
+
+    async def _resumed_sources(self, record: StoredMessage) -> Collection[int]:
         """Physical offsets of the discarded halves of a record's key that were resumed."""
         key = record.properties.get(UNIQ_KEY, "")
         query = self._store.query_index(HALF_TOPIC, key, _INDEXED_MAX, 0, _FOREVER_MS, "U")
-        yield from until_done(query.step)
+        while await ready(query.step):
+            pass
         read = self._store.commit_log.record_at
-        found = yield from all_ready(partial(read, offset) for offset in query.found)
+        found = [await ready(partial(read, offset)) for offset in query.found]
         return {decode_record(half).prepared_transaction_offset for half in found if half}
 
     def _find_discarded(self, message_id: str) -> StoredMessage:

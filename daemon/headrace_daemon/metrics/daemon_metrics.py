@@ -8,9 +8,10 @@ from headrace_daemon.logs import dropped_log_lines
 from headrace_daemon.metrics.samples import Metric
 from headrace_protocol import __version__
 from headrace_protocol.codes import ResponseCode
+from headrace_protocol.waiting import take_break
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from headrace_daemon.metrics.samples import Samples
     from headrace_daemon.serving.server import RemotingServer
@@ -49,6 +50,12 @@ LATE = Metric(
 ERRORS = Metric(
     "headrace_unexpected_errors_total", "counter", "Faults of headrace, each with a log line"
 )
+WAITING = Metric(
+    "headrace_waiting_requests",
+    "gauge",
+    "Requests that wait for the disk, another broker or another part, by that part",
+    ("waits_for",),
+)
 DROPPED_LINES = Metric(
     "headrace_dropped_log_lines_total", "counter", "Log lines that standard error did not take"
 )
@@ -64,6 +71,7 @@ DAEMON_METRICS = (
     LONGEST_COLLECTION,
     LATE,
     ERRORS,
+    WAITING,
     DROPPED_LINES,
 )
 
@@ -83,7 +91,7 @@ class DaemonMetrics:
         self._watchdog = watchdog
         self._unexpected_errors = unexpected_errors
 
-    def __call__(self, samples: Samples) -> Iterator[None]:
+    async def __call__(self, samples: Samples) -> None:
         """See ``Collect``."""
         watchdog = self._watchdog
         samples.add(BUILD, 1, __version__)
@@ -96,8 +104,10 @@ class DaemonMetrics:
         samples.add(LONGEST_COLLECTION, watchdog.longest_collection_ms / 1000)
         samples.add(LATE, self._server.late.counts.total())
         samples.add(ERRORS, self._unexpected_errors())
+        for waits_for, count in self._registry.waiting().items():
+            samples.add(WAITING, count, waits_for)
         samples.add(DROPPED_LINES, dropped_log_lines())
-        yield
+        await take_break()
 
     def _add_refusals(self, samples: Samples) -> None:
         server = self._server

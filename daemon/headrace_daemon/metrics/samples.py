@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+
+from headrace_protocol.errors import NotReady
 
 if TYPE_CHECKING:
     from headrace_daemon.metrics.histogram import Histogram
-    from headrace_protocol.errors import NotReady
+
+Result = TypeVar("Result")
+Missing = TypeVar("Missing")
 
 Labels = tuple[str, ...]
 
@@ -38,13 +42,23 @@ Value = float | HistogramValue
 class Samples:
     """Values by metric and label values.
 
-    may_wait: whether a collector may yield a read that must wait for the disk; once it is False, a
+    may_wait: whether a collector may await a read that must wait for the disk; once it is False, a
     value that needs one is left out.
     """
 
     def __init__(self) -> None:
         self.values: dict[Metric, list[tuple[Labels, Value]]] = {}
         self.may_wait = True
+
+    async def read(self, read: Callable[[], Result], missing: Missing) -> Result | Missing:
+        """The result of a read; ``missing`` if it must wait, and there is no time for the disk."""
+        while True:
+            try:
+                return read()
+            except NotReady as away:
+                if not self.may_wait:
+                    return missing
+                await away
 
     def add(self, metric: Metric, value: float, *labels: str) -> None:
         """Add one value. labels: as many as the metric's row names."""
@@ -58,6 +72,5 @@ class Samples:
         self.values.setdefault(metric, []).append((labels, value))
 
 
-# Adds samples in the daemon's loop. Yields None where others may have a turn, and the error of a
-# read that must wait for the disk, which is repeated after that.
-Collect = Callable[[Samples], Iterator["NotReady | None"]]
+# Adds samples in the daemon's loop; awaits breaks and reads that must wait for the disk.
+Collect = Callable[[Samples], Coroutine[NotReady | None, Any, None]]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from concurrent.futures import Future
+from contextlib import suppress
+from itertools import chain
 from time import perf_counter
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 import trio
@@ -13,7 +15,7 @@ import trio
 from headrace_daemon.metrics.samples import Metric, Samples
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 
     from headrace_daemon.metrics.samples import Collect
     from headrace_protocol.errors import NotReady
@@ -127,18 +129,17 @@ class Scrapes:
         deadline = trio.current_time() + _DISK_S
         self._loop_s = 0.0
         began = self._clock()
-        for collect in self.collectors:
-            for wait in collect(samples):
-                now = self._clock()
-                if wait is None and now - began < _SLICE_S:
-                    continue
-                self._loop_s += now - began
-                if wait is None:
-                    await trio.lowlevel.checkpoint()
-                else:
-                    is_read = await self._fetch(wait)
-                    samples.may_wait = is_read and trio.current_time() < deadline
-                began = self._clock()
+        for wait in chain.from_iterable(_steps(collect(samples)) for collect in self.collectors):
+            now = self._clock()
+            if wait is None and now - began < _SLICE_S:
+                continue
+            self._loop_s += now - began
+            if wait is None:
+                await trio.lowlevel.checkpoint()
+            else:
+                is_read = await self._fetch(wait)
+                samples.may_wait = is_read and trio.current_time() < deadline
+            began = self._clock()
         samples.add(SCRAPE_SECONDS, self._page_s)
         self._loop_s += self._clock() - began
         return samples
@@ -150,6 +151,13 @@ class Scrapes:
             log.error("metrics left out", what=wait.lane.name, reason=str(error))
             return False
         return True
+
+
+def _steps(work: Coroutine[NotReady | None, Any, None]) -> Iterator[NotReady | None]:
+    """The breaks and waits of a collector."""
+    with suppress(StopIteration):
+        while True:
+            yield work.send(None)
 
 
 def _give_up(request: Future[Samples]) -> None:

@@ -16,7 +16,8 @@ from headrace_broker.store.files.config_file import ConfigFile, unsealed
 from headrace_daemon import slices
 from headrace_protocol import fastjson
 from headrace_protocol.bodies import ConsumerOffsetSerializeWrapper
-from headrace_protocol.serving import at_once, run_at_once
+from headrace_protocol.serving import run_at_once
+from headrace_protocol.waiting import at_once
 from tests.support.golden import STORES, golden_store
 
 NOW_MS = 1_700_000_000_000
@@ -206,7 +207,7 @@ async def test_a_stop_during_a_save_loses_no_offset(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(offsets_module, "_COPIED_AT_ONCE", 1)
-    monkeypatch.setattr(slices, "_SLICE_S", -1.0)  # a break after each pair
+    monkeypatch.setattr(slices, "SLICE_S", -1.0)  # a break after each pair
     offsets = open_offsets(tmp_path)
     for topic in "abcdefgh":
         offsets.commit("g", topic, 0, 1)

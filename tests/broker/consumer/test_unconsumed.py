@@ -19,7 +19,8 @@ from headrace_protocol.bodies import (
     TopicConfig,
 )
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.serving import at_once, run_at_once
+from headrace_protocol.serving import run_at_once
+from headrace_protocol.waiting import at_once
 from tests.broker.statictopic.test_static_cleanup import expire
 from tests.support.broker import BrokerUnderTest, broker_config
 from tests.support.channel import MemoryChannel

@@ -278,7 +278,7 @@ def longest_step_ms(collectors: tuple[Any, ...]) -> float:
     """CPU time between two places where others may have a turn."""
     longest, samples = 0.0, Samples()
     for collector in collectors:
-        steps: Iterator[NotReady | None] = collector(samples)
+        steps: Iterator[NotReady | None] = collector(samples).__await__()
         began = time.thread_time()
         for wait in steps:
             longest = max(longest, time.thread_time() - began)
@@ -352,6 +352,7 @@ async def test_a_running_broker_serves_its_metrics(tmp_path: Path) -> None:
             "rocketmq_messages_out_total",
             "rocketmq_throughput_out_total",
             "rocketmq_consumer_connections",
+            "headrace_waiting_requests",
             LAG,
             AGE,
         }

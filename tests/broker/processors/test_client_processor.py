@@ -100,6 +100,7 @@ def begun_heartbeat(broker: BrokerUnderTest) -> tuple[MemoryChannel, Iterator[No
     )
     works: list[Iterator[None]] = []
     broker.registry.run_long = works.append
+    broker.registry.slice_s = 0.0
     channel = MemoryChannel()
     broker.send(RequestCode.HEART_BEAT, None, data.encode(), channel)
     (work,) = works

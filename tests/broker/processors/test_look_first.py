@@ -1,4 +1,4 @@
-"""Look first, change after: a request that must wait at any of its looks leaves no trace of it.
+"""A request that waits at any of its looks has changed nothing yet, and ends as any other.
 
 Every request that looks at the store is run with each of its looks failing once, in turn.
 """

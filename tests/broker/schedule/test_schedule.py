@@ -23,8 +23,8 @@ from headrace_protocol import fastjson
 from headrace_protocol.bodies import KVTable
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.message import encode_batch, encode_properties, tags_code
-from headrace_protocol.serving import at_once
 from headrace_protocol.system_topics import HALF_TOPIC, SCHEDULE_TOPIC, UNDELIVERED_TOPIC
+from headrace_protocol.waiting import at_once
 from tests.support.seeds import seeds
 from tests.support.stores import crash
 from tests.support.waiting_broker import WaitingBroker

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from headrace_broker.core import Core
 from headrace_daemon.metrics.samples import Metric, Samples
+from headrace_protocol.waiting import take_break
 
 LETTERS = Metric("feature_letters", "gauge", "Letters of the name of a topic", ("topic",))
 
@@ -16,7 +15,7 @@ class TopicLetters:
     def __init__(self, core: Core) -> None:
         self.core = core
 
-    def collect(self, samples: Samples) -> Iterator[None]:
+    async def collect(self, samples: Samples) -> None:
         for topic in list(self.core.tables.topics.all()):
             samples.add(LETTERS, len(topic.topic_name), topic.topic_name)
-            yield
+            await take_break()

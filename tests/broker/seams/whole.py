@@ -21,10 +21,11 @@ from headrace_daemon.services import Service
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
 from headrace_protocol.serving import Reply
+from headrace_protocol.waiting import take_break
 from tests.support.followers import CopyingFollower
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator
+    from collections.abc import Iterable
 
     from headrace_broker.core import Core
     from headrace_broker.message_demands import SentMessage
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from headrace_broker.topics.rules import Then
     from headrace_daemon.metrics.samples import Samples
     from headrace_protocol.bodies import TopicConfig
-    from headrace_protocol.errors import NotReady
     from headrace_protocol.message import Buffer
     from headrace_protocol.serving import Registry, Request
 
@@ -94,9 +94,9 @@ class Drawer:
         self.used.add("sources")
         return EmptySource() if self.is_locked and lookup.topic.topic_name == DRAWER else None
 
-    def find(self, wanted: WantedMessages) -> Generator[NotReady | None, None, list[Buffer]]:
+    async def find(self, wanted: WantedMessages) -> list[Buffer]:
         self.used.add("key_sources")
-        yield None
+        await take_break()
         found = self._store.source(self._store.queue(DRAWER, 0)).get(0, 1, 1 << 20, None)
         return [bytes(b"".join(found.buffers))] if wanted.key == DRAWER else []
 
@@ -133,8 +133,8 @@ class Drawer:
     def check_plain_change(self, _topic: str, _new: TopicConfig | None) -> None:
         self.used.add("topic_rules")
 
-    def before_delete(self, topic: str) -> Generator[NotReady | None, None, None]:
-        yield None
+    async def before_delete(self, topic: str) -> None:
+        await take_break()
         if topic == DRAWER:
             raise RequestError(ResponseCode.NO_PERMISSION, LOCKED)
 
@@ -177,10 +177,9 @@ class Drawer:
                 self.count = count
                 self._saved.changed()
 
-    def _collect(self, samples: Samples) -> Iterator[None]:
+    async def _collect(self, samples: Samples) -> None:
         self.used.add("collectors")
         samples.add(IN_DRAWER, self.count)
-        yield
 
     def _info(self) -> dict[str, str]:
         self.used.add("runtime_info")

@@ -33,6 +33,7 @@ from headrace_protocol.headers import (
 )
 from headrace_protocol.message import encode_host
 from headrace_protocol.staging import Decision, StagedAttempt, encode_names
+from headrace_protocol.waiting import at_once
 from tests.support.batches import block
 from tests.support.broker import Answer, BrokerUnderTest, broker_config
 from tests.support.channel import MemoryChannel
@@ -540,7 +541,7 @@ async def test_a_log_that_lost_its_end_with_the_power_is_searched_from_there(
     decide(broker, decision(stage(broker, "one", (b"a",), (b"b",))))
     cut_log(broker, 0, 0)
     broker = restart(broker, tmp_path)
-    assert broker.staging.state(QUERY).from_offset == 0
+    assert at_once(broker.staging.state(QUERY)).from_offset == 0
 
 
 async def test_a_torn_state_stops_its_query_and_no_other(tmp_path: Path) -> None:

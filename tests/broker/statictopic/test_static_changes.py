@@ -22,7 +22,6 @@ from headrace_protocol.admin_headers import (
     TopicConfigResponseHeader,
 )
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.serving import at_once
 from headrace_protocol.statictopic.mapping import (
     MappingInfo,
     MappingItem,
@@ -30,11 +29,11 @@ from headrace_protocol.statictopic.mapping import (
     decode_detail,
     encode_detail,
 )
+from headrace_protocol.waiting import at_once
 from tests.support.broker import Answer, BrokerUnderTest
 from tests.support.channel import MemoryChannel
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
     from pathlib import Path
 
     from headrace_protocol.statictopic.mapping import Chain
@@ -229,17 +228,8 @@ def test_an_end_is_written_only_before_a_jump(
 
 def registered(broker: BrokerUnderTest) -> dict[str, int]:
     """The queues that nameservers know this broker to lead."""
-    infos = run_at_end(broker.mappings.infos())
+    infos = at_once(broker.mappings.infos())
     return msgspec.json.decode(b"".join(infos.parts))["T"]["currIdMap"]
-
-
-def run_at_end(slices: Generator[None, None, fastjson.Written]) -> fastjson.Written:
-    try:
-        while True:
-            next(slices)
-    except StopIteration as end:
-        written: fastjson.Written = end.value
-        return written
 
 
 def test_a_closed_queue_stays_registered_until_its_leader_is_decided(
@@ -259,7 +249,7 @@ def test_a_broker_does_not_pass_requests_to_itself(broker: BrokerUnderTest) -> N
     change(broker, away)
     leaders = broker.traffic.forwarding.leaders
     info = msgspec.json.decode(
-        b"".join(run_at_end(broker.mappings.infos()).parts),
+        b"".join(at_once(broker.mappings.infos()).parts),
         type=dict[str, MappingInfo],
     )["T"]
     assert info.curr_id_map == {0: 0, 1: 1}

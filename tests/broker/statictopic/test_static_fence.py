@@ -26,8 +26,8 @@ from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.drivers.aio import AsyncConnection, open_stream
 from headrace_protocol.nameserver_headers import GetRouteInfoHeader, RegisterBrokerHeader
 from headrace_protocol.registration import RegisterBrokerBody
-from headrace_protocol.serving import at_once
 from headrace_protocol.statictopic.mapping import MappingInfo
+from headrace_protocol.waiting import at_once
 from tests.broker.statictopic.test_static_changes import EPOCH, change, led_here, stored
 from tests.support.broker import BrokerUnderTest
 from tests.support.nameserver import HA_ADDRESS

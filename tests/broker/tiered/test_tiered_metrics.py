@@ -11,7 +11,8 @@ import pytest
 from headrace_broker.metrics import table
 from headrace_broker.tiered.access.collector import TierMetrics
 from headrace_daemon.metrics.samples import Metric, Samples
-from headrace_protocol.errors import NotReady, RequestError
+from headrace_protocol.errors import RequestError
+from headrace_protocol.waiting import at_once
 from tests.broker.tiered.test_tiered_storage import (
     TOPIC,
     expire_log,
@@ -28,9 +29,7 @@ from tests.support.stores import ready
 
 def collect(broker: BrokerUnderTest) -> dict[Metric, dict[tuple[str, ...], Any]]:
     samples = Samples()
-    for wait in TierMetrics(tier_of(broker).state)(samples):
-        if isinstance(wait, NotReady):
-            wait.fetch()
+    at_once(TierMetrics(tier_of(broker).state)(samples))
     assert {*samples.values} - {table.OMITTED, table.STORAGE_SIZE} <= {*table.TIER_METRICS}
     return {metric: dict(rows) for metric, rows in samples.values.items()}
 

@@ -23,8 +23,8 @@ from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import ListTimersHeader, RecallMessageHeader
 from headrace_protocol.message import PROPERTIES_BYTES_MAX, encode_batch, encode_properties
 from headrace_protocol.recall_handle import RecallHandle, decode_recall_handle
-from headrace_protocol.serving import at_once
 from headrace_protocol.system_topics import SCHEDULE_TOPIC, TIMER_TOPIC, UNDELIVERED_TOPIC
+from headrace_protocol.waiting import at_once
 from tests.support.seeds import seeds
 from tests.support.stores import crash
 from tests.support.waiting_broker import WaitingBroker

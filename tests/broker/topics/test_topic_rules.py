@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from headrace_broker.topics.rules import QueueMoves, Then, TopicRules
+from headrace_protocol.waiting import at_once
 from tests.broker.statictopic.test_static_changes import EPOCH, change, item, led_here, moved
 from tests.support.broker import BrokerUnderTest
 from tests.support.features import add_parts
@@ -26,9 +26,8 @@ class Noting:
     def check_plain_change(self, topic: str, new: object) -> None:
         self._notes.append(f"{self._name} checks {topic} for {new}")
 
-    def before_delete(self, topic: str) -> Iterator[Any]:
+    async def before_delete(self, topic: str) -> None:
         self._notes.append(f"{self._name} before {topic}")
-        yield None
 
     def after_delete(self, topic: str, then: Then) -> None:
         self._notes.append(f"{self._name} after {topic}")
@@ -49,8 +48,8 @@ def notes() -> list[str]:
 
 def test_each_rule_ends_before_the_next_begins(notes: list[str]) -> None:
     first, last = Noting("first", notes), Noting("last", notes)
-    rules, ended = TopicRules(lambda: (first, last)), list[Exception | None]()  # type: ignore[arg-type, return-value]
-    list(rules.before_delete("T"))
+    rules, ended = TopicRules(lambda: (first, last)), list[Exception | None]()
+    at_once(rules.before_delete("T"))
     rules.after_delete("T", ended.append)
     assert notes == ["first before T", "last before T", "first after T"]
     first.then[0](None)

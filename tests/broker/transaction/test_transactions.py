@@ -22,7 +22,6 @@ from headrace_protocol.message import (
     encode_batch,
     encode_properties,
 )
-from headrace_protocol.serving import at_once
 from headrace_protocol.system_topics import (
     CHECK_MAX_TIME_TOPIC,
     HALF_TOPIC,
@@ -30,6 +29,7 @@ from headrace_protocol.system_topics import (
     SCHEDULE_TOPIC,
     UNDELIVERED_TOPIC,
 )
+from headrace_protocol.waiting import at_once
 from tests.support.channel import MemoryChannel
 from tests.support.ledger import GROUP, Half, Ledger, checks
 from tests.support.stores import crash
@@ -418,6 +418,7 @@ async def test_two_who_resume_a_half_at_once_resume_it_once(
         (kept,) = ledger.stored(CHECK_MAX_TIME_TOPIC, 0)
         header = ResumeCheckHalfMessageHeader(msg_id=kept.offset_message_id)
         ledger.broker.registry.run_long = works.append
+        ledger.broker.registry.slice_s = 0.0
         for channel in channels:
             ledger.broker.send(RequestCode.RESUME_CHECK_HALF_MESSAGE, header, channel=channel)
         slices = [sum(1 for _ in work) for work in works]

@@ -16,10 +16,10 @@ import threading
 from typing import TYPE_CHECKING, Final
 
 from headrace_broker.store.files.positions import FOLDER, PositionFile
-from headrace_protocol.errors import Lane, NotReady
+from headrace_protocol.errors import Lane
+from headrace_protocol.waiting import fetch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from headrace_broker.store.files.filesystem import Files
@@ -45,14 +45,14 @@ class Deletions:
         self._saved = self._file.load() or {}
         self.ends = dict(self._saved)
 
-    def note(self, topic: str, log_end: int, *, use_threads: bool) -> Iterator[NotReady]:
+    async def note(self, topic: str, log_end: int, *, use_threads: bool) -> None:
         """Save that a topic is deleted, whose records are below ``log_end``. Raises OSError.
 
-        use_threads: yield the wait for the save instead of saving immediately.
+        use_threads: save in a thread.
         """
         self.ends[topic] = log_end
         if use_threads:
-            yield NotReady(self.save, _SAVES)
+            await fetch(self.save, _SAVES)
         else:
             self.save()
 

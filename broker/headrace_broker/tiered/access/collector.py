@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from headrace_broker.metrics import table
 from headrace_broker.metrics.table import PAIRS_MAX, TOPICS_MAX
-from headrace_protocol.errors import NotReady
+from headrace_protocol.waiting import take_break
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from headrace_broker.tiered.access.status import Behind, TierState
     from headrace_daemon.metrics.samples import Metric, Samples
@@ -25,7 +26,7 @@ class TierMetrics:
     def __init__(self, state: TierState) -> None:
         self._state = state
 
-    def __call__(self, samples: Samples) -> Iterator[NotReady | None]:
+    async def __call__(self, samples: Samples) -> None:
         """See ``Collect``."""
         state = self._state
         operations, reader = state.operations, state.reader
@@ -42,34 +43,28 @@ class TierMetrics:
         samples.add(table.TIER_CACHE_HIT, reader.hit_count)
         _add_by_topic(samples, table.TIER_MESSAGES_UPLOADED, state.upload.message_counts)
         _add_by_topic(samples, table.TIER_MESSAGES_OUT, reader.message_counts)
-        yield None
-        yield from self._add_queues(samples)
+        await take_break()
+        await self._add_queues(samples)
 
-    def _add_queues(self, samples: Samples) -> Iterator[NotReady | None]:
+    async def _add_queues(self, samples: Samples) -> None:
         queue_count = stored_bytes = 0
         for queues in self._state.behind():
             for behind in queues:
                 queue_count += 1
                 stored_bytes += self._state.stored_bytes(behind.queue)
                 if queue_count <= PAIRS_MAX:
-                    yield from self._add_behind(samples, behind)
-            yield None
+                    await self._add_behind(samples, behind)
+            await take_break()
         samples.add(table.OMITTED, max(queue_count - PAIRS_MAX, 0), "tiered queues")
         samples.add(table.STORAGE_SIZE, stored_bytes, *_STORAGE)
 
-    def _add_behind(self, samples: Samples, behind: Behind) -> Iterator[NotReady]:
+    async def _add_behind(self, samples: Samples, behind: Behind) -> None:
         labels = behind.queue.topic, str(behind.queue.queue_id), _FILE_TYPE
         samples.add(table.TIER_BEHIND, behind.message_count, *labels)
-        while True:
-            try:
-                age_ms = self._state.age_ms(behind) if behind.message_count else 0
-            except NotReady as wait:
-                if not samples.may_wait:
-                    return
-                yield wait
-            else:
-                samples.add(table.TIER_BEHIND_MS, age_ms, *labels)
-                return
+        read = partial(self._state.age_ms, behind)
+        age_ms = await samples.read(read, None) if behind.message_count else 0
+        if age_ms is not None:
+            samples.add(table.TIER_BEHIND_MS, age_ms, *labels)
 
 
 def _add_by_topic(samples: Samples, metric: Metric, counts: Mapping[str, int]) -> None:

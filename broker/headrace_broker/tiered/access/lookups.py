@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Final
 from headrace_broker.store.index.index_keys import TAGS_MARK
 from headrace_broker.store.reader import CANDIDATES_MAX, QUERY_COUNT_MAX, has_key
 from headrace_broker.tiered.access.tier_reader import TIERED_DATA
-from headrace_protocol.errors import NotReady, RequestError
+from headrace_protocol.errors import RequestError
 from headrace_protocol.message import CorruptRecord, decode_record
-from headrace_protocol.serving import all_ready
 from headrace_protocol.tier.driver import Failure, FailureKind
+from headrace_protocol.waiting import fetch, ready
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable
+    from collections.abc import Callable, Iterable
 
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.store.reader import WantedMessages
@@ -36,34 +36,32 @@ class TierLookups:
         """No: the tier has this broker's own records."""
         return False
 
-    def find(self, wanted: WantedMessages) -> Generator[NotReady | None, None, list[Buffer]]:
+    async def find(self, wanted: WantedMessages) -> list[Buffer]:
         """The newest messages of a key that are older than the log.
 
         If the tier can't be read, what was found elsewhere is the answer. Raises RequestError if
         nothing was.
         """
         log = self._log
-        (oldest_ms,) = yield from all_ready([lambda: log.store_timestamp_at(log.min_offset)])
+        oldest_ms = await ready(lambda: log.store_timestamp_at(log.min_offset))
         end_ms = wanted.end_ms if oldest_ms is None else min(wanted.end_ms, oldest_ms)
         if end_ms < wanted.begin_ms:  # the log has them all
             return []
         try:
-            return (yield from self._find(wanted._replace(end_ms=end_ms)))
+            return await self._find(wanted._replace(end_ms=end_ms))
         except RequestError:
             if not wanted.found_count:
                 raise
             return []
 
-    def _find(self, wanted: WantedMessages) -> Generator[NotReady | None, None, list[Buffer]]:
+    async def _find(self, wanted: WantedMessages) -> list[Buffer]:
         topic, key, index_type, begin_ms, end_ms, count_max, _ = wanted
 
         def is_wanted(message: StoredMessage) -> bool:
             is_in_range = begin_ms <= message.store_timestamp <= end_ms
             return is_in_range and message.topic == topic and has_key(message, key, index_type)
 
-        found: list[list[Buffer]] = []
-
-        def fetch() -> None:
+        def find() -> list[Buffer]:
             self._reader.open()
             index = self._reader.access.tier.index
             assert index is not None
@@ -71,11 +69,10 @@ class TierLookups:
             hits = index.query(topic, text, begin_ms, end_ms, CANDIDATES_MAX)
             hits = self._reader.result(hits)
             records = self._records(topic, hits, is_wanted, min(count_max, QUERY_COUNT_MAX))
-            found.append(self._reader.result(records))
+            return self._reader.result(records)
 
         self._reader.breaker.check()
-        yield NotReady(fetch, TIERED_DATA)
-        return found[0]
+        return await fetch(find, TIERED_DATA)
 
     def _records(
         self,

@@ -33,7 +33,7 @@ class TierPlanRequests:
         """Route the request."""
         registry.route(RequestCode.TIER_PLAN, self.plan)
 
-    def plan(self, request: Request) -> Reply:
+    async def plan(self, request: Request) -> Reply:
         """The place of the tier, and the spans of a range in it."""
         header, reader = request.header(TierPlanHeader), self._reader
         self._topics.expect(header.topic)
@@ -41,7 +41,7 @@ class TierPlanRequests:
         if place is None:
             raise RequestError(ResponseCode.INVALID_PARAMETER, "this tier is kept in memory")
         if not reader.access.is_open:
-            raise reader.open_first()
+            await reader.open_first()
         url, endpoint, region = place
         plan = TierPlan(url=url, endpoint=endpoint, region=region, next_offset=header.end_offset)
         queue = reader.access.queue(header.topic, header.queue_id)

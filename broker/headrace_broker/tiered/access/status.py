@@ -14,12 +14,13 @@ from headrace_protocol import fastjson
 from headrace_protocol.bounds import ITEMS_MAX
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.errors import NotReady
-from headrace_protocol.serving import Reply, all_ready
+from headrace_protocol.serving import Reply
 from headrace_protocol.tier_bodies import TierQueueStatus
 from headrace_protocol.tier_headers import TierStatusHeader
+from headrace_protocol.waiting import ready, take_break
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Iterator
 
     from headrace_broker.store.followers.following import Following
     from headrace_broker.store.message_store import MessageStore
@@ -184,7 +185,7 @@ class TierStatusRequests:
         """Route the request."""
         registry.route_long(RequestCode.TIER_STATUS, self.status)
 
-    def status(self, request: Request) -> Generator[NotReady | None, None, Reply]:
+    async def status(self, request: Request) -> Reply:
         """The queues that are furthest behind, and how many there are."""
         header, state = request.header(TierStatusHeader), self._state
         count_max = min(max(header.max_num, 0), ITEMS_MAX)
@@ -197,9 +198,9 @@ class TierStatusRequests:
                 heapq.heappush(furthest, (behind.message_count, -queue_count, behind))
                 if len(furthest) > count_max:
                     heapq.heappop(furthest)
-            yield None
+            await take_break()
         furthest.sort(reverse=True)
-        found = yield from all_ready(partial(state.of_queue, behind) for _, _, behind in furthest)
-        written = yield from fastjson.dumps_list_sliced(found)
+        found = [await ready(partial(state.of_queue, behind)) for _, _, behind in furthest]
+        written = await fastjson.dumps_list_sliced(found)
         body = {**state.of_broker(), "queueCount": queue_count, "queues": written}
         return Reply(body=fastjson.dumps_parts(body))

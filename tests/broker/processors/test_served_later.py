@@ -1,4 +1,4 @@
-"""A request that had to wait keeps every promise when it is served again, outside of its batch."""
+"""A request that had to wait keeps every promise when it is served later, outside of its turn."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import Lane, NotReady
 from headrace_protocol.frame import FrameReader
 from headrace_protocol.header_codecs import SerializeType, decode_header, encode_frame
-from headrace_protocol.serving import Channel, Then
+from headrace_protocol.serving import Channel, Registry, Request, ServedElsewhere, Then
 from tests.support.broker import BrokerUnderTest
 from tests.support.features import add_parts
 from tests.support.stores import FaultyFiles
@@ -36,11 +36,16 @@ class Waits:
     def __init__(self) -> None:
         self.is_known = False
         self.then: Then
+        self.registry: Registry
 
     def place(self, _directory: QueueDirectory, lookup: Lookup) -> Place | None:
         if lookup.use is Use.SEND and not self.is_known:
-            raise NotReady(lambda: None, Lane("tests", 1))
+            raise ServedElsewhere(ResponseCode.SYSTEM_BUSY, "not known yet", self.serve)
         return None
+
+    async def serve(self, request: Request) -> None:
+        await NotReady(lambda: None, Lane("tests", 1))
+        self.registry.admit(request)
 
     def run_fetch(self, _channel: Channel, _wait: NotReady, then: Then) -> None:
         self.then = then
@@ -91,6 +96,7 @@ def broker(
     broker = BrokerUnderTest(tmp_path, files=files)
     broker.create_topic("T", 1)
     broker.registry.run_fetch = waits.run_fetch
+    waits.registry = broker.registry
     return broker
 
 
