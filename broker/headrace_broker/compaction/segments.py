@@ -133,7 +133,7 @@ class SegmentFile(MappedFile):
 
 
 def look_again() -> NotReady:
-    """The error for a request to be served again, which then finds the current segments."""
+    """The error for a read to be repeated, which then finds the current segments."""
     return NotReady(lambda: None, OLD_DATA)
 
 
