@@ -89,16 +89,7 @@ def headers(code: int) -> Iterator[dict[str, Any]]:
     plain = plain_fields(code)
     yield NO_FIELDS
     yield plain
-    for text in (
-        "x" * 30_000,
-        "\x1b[2J",
-        "../../../etc",
-        "%n%s{0}",
-        "ä" * 500,
-        " ",
-        "-1",
-        "a\x01b\x02",
-    ):
+    for text in FOREIGN_TEXTS:
         yield {name: text if value == "Foreign" else value for name, value in plain.items()}
     for number in (-1, 2**31 - 1, -(2**31), 2**63 - 1, -(2**63), 10**30, 1.5):
         yield {name: number if isinstance(value, int) else value for name, value in plain.items()}

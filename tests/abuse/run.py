@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -33,13 +32,12 @@ from tests.broker.serving.test_bad_input import (
 )
 from tests.soak.holdings import CLIENTS, holding
 from tests.support.cluster import Cluster, Daemon
+from tests.support.kinds_at_work import LEAVE_S, KindsAtWork
 
-ROOT = Path(__file__).resolve().parents[2]
 BROKER = "innocent"
 TOPIC = "Alive"
 PAUSE_S = 0.02
 LOOK_S = 10.0
-LEAVE_S = 60.0
 # Daemons give freed memory back to the system once a minute.
 GIVE_BACK_S = 70.0
 # The first attacks fill tables and caches that have a bound.
@@ -116,51 +114,13 @@ class AbuseFailed(Exception):
     """A daemon ended, or an innocent client was refused."""
 
 
-@contextmanager
-def attackers(cluster: Cluster, seed: int, kinds: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Some kinds at work; the dict says what each did once they have left."""
-    addresses = cluster.nameserver.address, cluster.brokers[BROKER].address
-    processes = {
-        kind: subprocess.Popen(
-            [sys.executable, "-m", "tests.abuse.attackers", kind, *addresses, str(seed)],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for kind in kinds
-    }
-    did: dict[str, Any] = {}
-    try:
-        for process in processes.values():
-            assert process.stdout
-            process.stdout.readline()
-        yield did
-        for process in processes.values():
-            process.terminate()
-        did |= {kind: end(process) for kind, process in processes.items()}
-    finally:
-        for process in processes.values():
-            process.kill()
-            process.wait()
-            assert process.stdout
-            process.stdout.close()
-
-
-def end(process: subprocess.Popen[str]) -> dict[str, int]:
-    """What an attacker did, which may still have to wait for somebody."""
-    try:
-        printed, _ = process.communicate(timeout=LEAVE_S)
-    except subprocess.TimeoutExpired:
-        return {"fault: does not end": 1}
-    did: dict[str, int] = json.loads(printed) if printed else {"fault: ended early": 1}
-    return did
-
-
 def attacked(
     cluster: Cluster, innocent: Innocent, seconds: float, seed: int, kinds: Sequence[str]
 ) -> dict[str, Any]:
     """Attack for so long; what the attackers did. Raises AbuseFailed."""
-    with attackers(cluster, seed, kinds) as did:
+    words = cluster.nameserver.address, cluster.brokers[BROKER].address, str(seed)
+    with KindsAtWork("tests.abuse.attackers", dict.fromkeys(kinds, words)) as attackers:
+        attackers.wait_begun()
         until, look_at = time.monotonic() + seconds, 0.0
         while (now := time.monotonic()) < until:
             innocent.work()
@@ -169,6 +129,7 @@ def attacked(
                 check_alive(cluster)
                 say(f"{until - now:.0f} s to go; slowest answers in ms: {innocent.slowest_ms}")
             time.sleep(PAUSE_S)
+        did = attackers.finish()
     check_alive(cluster)
     return did
 

@@ -10,23 +10,22 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from headrace.blocking import Admin
 from tests.bench.results import stamp
 from tests.soak.holdings import Sample, Trend, look, trends
 from tests.soak.workers import BATCHES, BULK, QUIET, READERS, SINGLES, WORK
 from tests.support.cluster import Cluster
+from tests.support.kinds_at_work import LEAVE_S, KindsAtWork
 from tests.support.own_disk import OwnDisk, may_mount
 
-ROOT = Path(__file__).resolve().parents[2]
 RESULT = Path(__file__).resolve().with_name("result.json")
 BROKER = "broker-a"
 # Full before the part that counts begins, so that the clean-up has much to do.
@@ -42,47 +41,16 @@ SETTINGS = {
 PEAK_S = 15.0
 LOOK_S = 5.0
 QUEUES = 8
-LEAVE_S = 60.0
 # What a daemon's own memory may seem to grow by in an hour, and its files and maps.
 MEMORY_MB_PER_HOUR = 10.0
 COUNT_PER_HOUR = 60.0
 
 
-class Workers:
-    """One process for each kind of work; use it in a ``with`` block."""
-
-    def __init__(self, cluster: Cluster, rates: dict[str, float]) -> None:
-        addresses = cluster.nameserver.address, cluster.brokers[BROKER].address
-        self._processes = {
-            name: subprocess.Popen(
-                [sys.executable, "-m", "tests.soak.workers", name, *addresses, str(rate)],
-                cwd=ROOT,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for name, rate in rates.items()
-        }
-
-    def check_alive(self) -> None:
-        for name, process in self._processes.items():
-            if process.poll() is not None:
-                raise SoakFailed(f"{name} ended with {process.returncode}")
-
-    def finish(self) -> dict[str, Any]:
-        """Let them leave; what each did."""
-        for process in self._processes.values():
-            process.terminate()
-        return {name: json.loads(each.communicate()[0]) for name, each in self._processes.items()}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for process in self._processes.values():
-            process.kill()
-            process.wait()
-            assert process.stdout
-            process.stdout.close()
+def workers(cluster: Cluster, rates: dict[str, float]) -> KindsAtWork:
+    """One process for each kind of work."""
+    addresses = cluster.nameserver.address, cluster.brokers[BROKER].address
+    kinds = {name: (*addresses, str(rate)) for name, rate in rates.items()}
+    return KindsAtWork("tests.soak.workers", kinds)
 
 
 class SoakFailed(Exception):
@@ -105,9 +73,9 @@ def cluster() -> Iterator[Cluster]:
 
 def peak() -> dict[str, float]:
     """Turns a second of each kind of work when nothing holds them back."""
-    with cluster() as running, Workers(running, dict.fromkeys(WORK, math.inf)) as workers:
+    with cluster() as running, workers(running, dict.fromkeys(WORK, math.inf)) as at_work:
         time.sleep(PEAK_S)
-        done = workers.finish()
+        done = at_work.finish()
     return {name: each["turns"] / each["seconds"] for name, each in done.items()}
 
 
@@ -126,13 +94,14 @@ def soak(seconds: float, rates: dict[str, float]) -> dict[str, Any]:
         with Admin(nameserver=running.nameserver.address) as admin:
             before = look(0, pids, admin)
             began, samples = time.monotonic(), []
-            with Workers(running, rates) as workers:
+            with workers(running, rates) as at_work:
                 while (now := time.monotonic() - began) < seconds:
                     time.sleep(LOOK_S)
-                    workers.check_alive()
+                    if ended := at_work.ended():
+                        raise SoakFailed(f"ended with exit codes: {ended}")
                     samples.append(look(now, pids, admin))
                     say(samples[-1])
-                work = workers.finish()
+                work = at_work.finish()
             after = wait_until_left(before, pids, admin)
     return {"work": work, "before": before, "samples": samples, "after": after}
 
@@ -158,8 +127,8 @@ def problems(seen: dict[str, Any], grown: dict[str, Trend]) -> list[str]:
         limit = MEMORY_MB_PER_HOUR if name.endswith("memory_mb") else COUNT_PER_HOUR
         if trend.is_growth(limit):
             found.append(f"{name} grows by {trend.per_hour:.1f} an hour, {limit:g} may be chance")
-    errors = {name: each for name, each in seen["work"].items() if each["errors"]}
-    return [*found, *(f"{name}: {each['said']}" for name, each in errors.items())]
+    errors = {name: each for name, each in seen["work"].items() if each.get("errors", 1)}
+    return [*found, *(f"{name}: {each.get('said', each)}" for name, each in errors.items())]
 
 
 def say(line: object) -> None:
