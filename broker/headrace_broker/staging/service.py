@@ -66,7 +66,7 @@ _BLOCKS_AT_ONCE = 4
 _VOIDED_AT_ONCE = 32
 # Looked at per slice, a quarter of a millisecond.
 _QUERIES_AT_ONCE = 128
-# Memory of each, measured by tests/abuse/test_kept_memory.py.
+# Memory of each, measured by tests/abuse/test_kept_for_hosts.py.
 _QUERY_BYTES = 4096
 _ATTEMPT_BYTES = 2048
 _DECIDED_BYTES = 512
