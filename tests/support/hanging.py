@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Event, Semaphore
 from typing import Any
 
-from headrace_broker.tiered.driver.metered import MeteredAppends, MeteredPuts, Operations
+from headrace_broker.tiered.driver.metered import Metered, Operations
 from headrace_protocol.tier.time_limits import TimeLimits
 
 _LONG_S = 1000.0
@@ -83,13 +83,9 @@ class Patience:
         self.limits = limits or TimeLimits()
         self.limits._monotonic = lambda: self.now_s
 
-    def appends(self, driver: Any) -> MeteredAppends:
-        """A driver of files within these limits."""
-        return MeteredAppends(driver, Operations(), self.limits)
-
-    def puts(self, driver: Any) -> MeteredPuts:
-        """A driver of objects within these limits."""
-        return MeteredPuts(driver, Operations(), self.limits)
+    def limited(self, driver: Any) -> Metered:
+        """A driver within these limits."""
+        return Metered(driver, Operations(), self.limits)
 
     def give_up(self) -> None:
         """Let the time of all operations pass."""

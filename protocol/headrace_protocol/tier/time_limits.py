@@ -17,45 +17,19 @@ import math
 import time
 from functools import partial
 from threading import Condition, Lock, Thread
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from headrace_protocol.tier.driver import Failure, FailureKind
+from headrace_protocol.tier.operations import Wrapped
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
-    from headrace_protocol.tier.driver import Buffer, Entry, Range, Readable
+    from headrace_protocol.tier.operations import Operation
 
 T = TypeVar("T")
 
 _ABANDONED_MAX: Final = 8
-# A read is shorter than the 10 s after which the peer's pull consumers give up. A listing walks
-# through all files of a broker.
-_LIMITS_S: Final = {"read": 5.0, "size": 5.0, "etag": 5.0, "list": 300.0}
-_WRITE_LIMIT_S: Final = 30.0
-_MIB: Final = 1 << 20
-
-
-class Operation(NamedTuple):
-    """What is asked of a place.
-
-    path: of a listing, the folder. byte_count: bytes that it moves. changes: paths that it writes
-    or deletes. Each MiB and each of these paths takes a second more.
-    """
-
-    name: str
-    path: str
-    byte_count: int = 0
-    changes: tuple[str, ...] = ()
-
-    @property
-    def limit_s(self) -> float:
-        """The time after which it is abandoned."""
-        limit_s = _LIMITS_S.get(self.name, _WRITE_LIMIT_S)
-        return limit_s + self.byte_count / _MIB + max(len(self.changes) - 1, 0)
-
-    def __str__(self) -> str:
-        return f"{self.name} of {self.path}"
 
 
 class _Running:
@@ -165,25 +139,12 @@ def _raise(error: BaseException) -> object:
     raise error
 
 
-class Limited:
+class Limited(Wrapped):
     """A driver within limits of time."""
 
-    def __init__(self, driver: Readable, limits: TimeLimits) -> None:
-        self._driver = driver
+    def __init__(self, driver: Any, limits: TimeLimits) -> None:
+        super().__init__(driver)
         self._limits = limits
 
     def _run(self, operation: Operation, operate: Callable[[], T]) -> T | Failure:
         return self._limits.run(operation, operate)
-
-    def read(self, path: str, ranges: Sequence[Range]) -> list[Buffer] | Failure:
-        """As ``Driver.read``."""
-        operation = Operation("read", path, sum(end - start for start, end in ranges))
-        return self._run(operation, lambda: self._driver.read(path, ranges))
-
-    def size(self, path: str) -> int | Failure:
-        """As ``Driver.size``."""
-        return self._run(Operation("size", path), lambda: self._driver.size(path))
-
-    def entries(self, folder: str) -> list[Entry] | Failure:
-        """As ``Driver.entries``."""
-        return self._run(Operation("list", folder), lambda: self._driver.entries(folder))

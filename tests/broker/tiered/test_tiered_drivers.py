@@ -13,7 +13,7 @@ from obstore.store import MemoryStore
 
 from headrace_broker.tiered.driver import posix
 from headrace_broker.tiered.driver.memory import MemoryDriver
-from headrace_broker.tiered.driver.metered import MeteredAppends, MeteredPuts, Operations
+from headrace_broker.tiered.driver.metered import Metered, Operations
 from headrace_broker.tiered.driver.posix import PosixDriver
 from headrace_protocol.tier.driver import AppendDriver, Entry, Failure, FailureKind, PutDriver
 from headrace_protocol.tier.objects import ObjectDriver, open_objects
@@ -31,8 +31,7 @@ PATH = "a/%RETRY%group/0/one object"
 def make(name: str, request: pytest.FixtureRequest) -> Any:
     if name.startswith("limited "):
         inner = make(name.partition(" ")[2], request)
-        kind = MeteredAppends if request.fixturename == "files" else MeteredPuts
-        return kind(inner, Operations(), TimeLimits())
+        return Metered(inner, Operations(), TimeLimits())
     if name == "posix":
         return PosixDriver(request.getfixturevalue("tmp_path"))
     if name == "memory":

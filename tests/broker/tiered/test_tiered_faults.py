@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headrace_broker.tiered.driver.metered import MeteredPuts, Operations
+from headrace_broker.tiered.driver.metered import Metered, Operations
 from headrace_broker.tiered.driver.posix import PosixDriver
 from headrace_protocol.tier import objects
 from headrace_protocol.tier.driver import Failure, FailureKind
@@ -58,7 +58,7 @@ def test_nothing_is_lost_or_twice_behind_a_faulty_proxy(
     place = below(bucket, f"{seed}-{retries}")
     with faulty_proxy(bucket.endpoint) as (proxy, endpoint):
         inner = objects.open_objects(place._replace(endpoint=endpoint))
-        driver = MeteredPuts(inner, Operations(), TimeLimits())
+        driver = Metered(inner, Operations(), TimeLimits())
         tier = open_objects_tier(driver)
         proxy.choose = weather
         done = 0

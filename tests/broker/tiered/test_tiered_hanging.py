@@ -41,7 +41,7 @@ def fails(result: object) -> None:
 
 def files_tier(tmp_path: Path, limits: SegmentLimits | None = None) -> Any:
     place, patience = Hanging(MemoryDriver()), Patience()
-    tier = open_tier(tmp_path, patience.appends(place), limits=limits or SegmentLimits())
+    tier = open_tier(tmp_path, patience.limited(place), limits=limits or SegmentLimits())
     return place, patience, tier
 
 
@@ -103,7 +103,7 @@ def test_a_late_part_of_an_index_file_is_not_in_the_next_one(
     tmp_path: Path, number: int, when: When
 ) -> None:
     place, patience = Hanging(MemoryDriver()), Patience()
-    tier = open_tier(tmp_path, patience.appends(place), limits=SegmentLimits(), has_index=True)
+    tier = open_tier(tmp_path, patience.limited(place), limits=SegmentLimits(), has_index=True)
     queue_of(tier)
     assert tier.index is not None
     for first in range(0, 60, 20):
@@ -152,7 +152,7 @@ def test_files_whatever_hangs(tmp_path: Path, seed: int) -> None:
 
 def objects_tier() -> Any:
     place, patience = Hanging(MemoryDriver()), Patience()
-    return place, patience, open_objects_tier(patience.puts(place))
+    return place, patience, open_objects_tier(patience.limited(place))
 
 
 @pytest.mark.parametrize("when", When)

@@ -11,9 +11,10 @@ import pytest
 
 from headrace_broker.tiered.driver.memory import MemoryDriver
 from headrace_broker.tiered.driver.posix import PosixDriver
-from headrace_protocol.tier import time_limits
+from headrace_protocol.tier import operations
 from headrace_protocol.tier.driver import Failure, FailureKind
-from headrace_protocol.tier.time_limits import Operation, TimeLimits
+from headrace_protocol.tier.operations import Operation
+from headrace_protocol.tier.time_limits import TimeLimits
 from tests.support.cli import fail
 from tests.support.hanging import Hanging, Patience, When
 from tests.support.rescued_tiers import Layout, fill, folder, write_config
@@ -29,7 +30,7 @@ def reason_of(result: object) -> str:
 
 def test_an_operation_that_does_not_return_is_unreachable() -> None:
     place, patience = Hanging(MemoryDriver()), Patience()
-    driver = patience.puts(place)
+    driver = patience.limited(place)
     assert isinstance(driver.put(PATH, b"12345"), str)
     place.hang("read")
     found = patience.abandon(place, lambda: driver.read(PATH, [(0, 5)]))
@@ -44,7 +45,7 @@ def test_an_operation_that_does_not_return_is_unreachable() -> None:
 @pytest.mark.parametrize("name", ["append", "cut", "delete"])
 def test_nothing_else_changes_a_path_until_a_late_write_has_returned(name: str, when: When) -> None:
     place, patience = Hanging(MemoryDriver()), Patience()
-    driver = patience.appends(place)
+    driver = patience.limited(place)
     assert driver.append(PATH, 0, b"12345") is None
     works = {
         "append": lambda: driver.append(PATH, 5, b"6"),
@@ -71,7 +72,7 @@ def test_nothing_else_changes_a_path_until_a_late_write_has_returned(name: str, 
 
 def test_so_many_threads_hang_and_no_more() -> None:
     place, patience = Hanging(MemoryDriver()), Patience()
-    driver = patience.puts(place)
+    driver = patience.limited(place)
     driver.put(PATH, b"12345")
     place.hang("read", "size")
     for _ in range(8):
@@ -90,7 +91,7 @@ def test_so_many_threads_hang_and_no_more() -> None:
 
 def test_a_stop_ends_what_waits_and_what_comes_later() -> None:
     place, limits = Hanging(MemoryDriver()), TimeLimits()
-    driver = Patience(limits).puts(place)
+    driver = Patience(limits).limited(place)
     driver.put(PATH, b"12345")
     place.hang("read")
     with ThreadPoolExecutor(1) as thread:
@@ -109,7 +110,7 @@ def test_unexpected_errors_are_those_of_the_caller() -> None:
             raise ZeroDivisionError(path)
 
     with pytest.raises(ZeroDivisionError, match="segment"):
-        Patience().puts(Broken()).size(PATH)
+        Patience().limited(Broken()).size(PATH)
 
 
 def test_large_operations_have_more_time() -> None:
@@ -133,8 +134,8 @@ def test_a_command_that_meets_a_hanging_folder_says_so_and_ends(
     (tmp_path / "c").mkdir()
     for name in ("read", "entries", "size"):
         monkeypatch.setattr(PosixDriver, name, lambda *_: released.wait())
-    limits_s = dict.fromkeys(time_limits._LIMITS_S, 0.05)
-    monkeypatch.setattr(time_limits, "_LIMITS_S", limits_s)
+    limits_s = dict.fromkeys(operations._LIMITS_S, 0.05)
+    monkeypatch.setattr(operations, "_LIMITS_S", limits_s)
     options = {"restore": ["-c", str(empty)], "copy": ["--from", str(config), "--to", str(target)]}
     said = fail(1, "tier", command, *options.get(command, ["-c", str(config)]))
     released.set()

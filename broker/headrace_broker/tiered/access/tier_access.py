@@ -16,14 +16,13 @@ from headrace_broker.tiered.access.standings import Standings
 from headrace_broker.tiered.container.metadata import TierMetadata
 from headrace_broker.tiered.container.place_mark import (
     PLACE_FILE,
-    MarkedAppends,
-    MarkedPuts,
+    Marked,
     PlaceMark,
 )
 from headrace_broker.tiered.container.tier import Tier
 from headrace_broker.tiered.container.tier_index import TierIndex
 from headrace_broker.tiered.driver.memory import MemoryDriver
-from headrace_broker.tiered.driver.metered import MeteredAppends, MeteredPuts, Operations
+from headrace_broker.tiered.driver.metered import Metered, Operations
 from headrace_broker.tiered.driver.posix import PosixDriver
 from headrace_broker.tiered.objects.object_tier import ObjectTier
 from headrace_protocol.tier.paths import cluster_folder
@@ -145,15 +144,15 @@ class TierAccess:
 
         Raises ValueError for a bucket that can't be addressed.
         """
-        driver = MeteredPuts(
+        driver = Metered(
             open_place(self._settings, self._place_files), self.operations, self.limits
         )
-        return MarkedPuts(driver, self.mark) if self.mark is not None else driver
+        return Marked(driver, self.mark) if self.mark is not None else driver
 
     def _open_unmarked(self) -> PutDriver:
         is_folder = not self._settings.keeps_objects
         place = self._folder if is_folder else open_place(self._settings, self._place_files)
-        return MeteredPuts(place, self.operations, self.limits)
+        return Metered(place, self.operations, self.limits)
 
     def _new_tier(self) -> StoredTier:
         settings = self._settings
@@ -161,9 +160,9 @@ class TierAccess:
             return ObjectTier(self.open_place(), settings.home)
         metadata = TierMetadata(metadata_path(settings.root), self._files)
         self._has_segments = metadata.has_segments
-        driver: AppendDriver = MeteredAppends(self._folder, self.operations, self.limits)
+        driver: AppendDriver = Metered(self._folder, self.operations, self.limits)
         if self.mark is not None:
-            driver = MarkedAppends(driver, self.mark)
+            driver = Marked(driver, self.mark)
         return open_files(settings, driver, metadata, self._files)
 
     def look(self, wait_s: float) -> None:

@@ -14,30 +14,23 @@ from __future__ import annotations
 import secrets
 from threading import Lock
 from time import monotonic
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from headrace_protocol.tier.driver import Failure, FailureKind
+from headrace_protocol.tier.operations import Operation, Wrapped
 from headrace_protocol.tier.paths import cluster_folder
-from headrace_protocol.tier.time_limits import Operation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from pathlib import Path
     from typing import TypeVar
 
     from headrace_broker.store.files.config_file import ConfigFile
     from headrace_broker.store.files.filesystem import Files
     from headrace_broker.tiered.container.tier import Home
-    from headrace_protocol.tier.driver import (
-        AppendDriver,
-        Buffer,
-        Driver,
-        Entry,
-        PutDriver,
-        Range,
-    )
+    from headrace_protocol.tier.driver import Driver, PutDriver
     from headrace_protocol.tier.time_limits import TimeLimits
 
     T = TypeVar("T")
@@ -235,74 +228,27 @@ class PlaceMark:
         )
 
 
-class _Marked:
-    """The operations of a place, unless it lacks the mark; see ``Driver``."""
+class Marked(Wrapped):
+    """A driver that fails with UNREACHABLE while its place lacks the mark."""
 
-    def __init__(self, driver: Driver, mark: PlaceMark) -> None:
-        self._driver = driver
+    def __init__(self, driver: Any, mark: PlaceMark) -> None:
+        super().__init__(driver)
         self._mark = mark
+
+    def _run(self, operation: Operation, operate: Callable[[], T]) -> T | Failure:
+        if operation.name == "list":
+            found = operate()
+            return found if isinstance(found, Failure) else self._mark.check() or found
+        if not operation.changes:
+            return self._believed(operate())
+        # What is replaced is in the right place.
+        failure = None if operation.replaces else self._mark.check()
+        if failure is not None:
+            return failure
+        result = self._believed(operate())
+        return result if isinstance(result, Failure) else self._mark.check_device() or result
 
     def _believed(self, result: T) -> T | Failure:
         """A result that a missing mark explains is that the place is away."""
         is_doubtful = isinstance(result, Failure) and result.kind in _DOUBTFUL
         return (self._mark.check() if is_doubtful else None) or result
-
-    def _write(self, write: Callable[[], T], *, looks_first: bool = True) -> T | Failure:
-        failure = self._mark.check() if looks_first else None
-        if failure is not None:
-            return failure
-        result = self._believed(write())
-        return result if isinstance(result, Failure) else self._mark.check_device() or result
-
-    def read(self, path: str, ranges: Sequence[Range]) -> list[Buffer] | Failure:
-        """As ``Driver.read``."""
-        return self._believed(self._driver.read(path, ranges))
-
-    def size(self, path: str) -> int | Failure:
-        """As ``Driver.size``."""
-        return self._believed(self._driver.size(path))
-
-    def entries(self, folder: str) -> list[Entry] | Failure:
-        """As ``Driver.entries``."""
-        found = self._driver.entries(folder)
-        return found if isinstance(found, Failure) else self._mark.check() or found
-
-    def delete(self, paths: Sequence[str]) -> Failure | None:
-        """As ``Driver.delete``."""
-        return self._write(lambda: self._driver.delete(paths)) if paths else None
-
-
-class MarkedAppends(_Marked):
-    """See ``AppendDriver``."""
-
-    def __init__(self, driver: AppendDriver, mark: PlaceMark) -> None:
-        super().__init__(driver, mark)
-        self._appends = driver
-
-    def append(self, path: str, position: int, data: Buffer) -> Failure | None:
-        """As ``AppendDriver.append``."""
-        return self._write(lambda: self._appends.append(path, position, data))
-
-    def cut(self, path: str, size: int) -> Failure | None:
-        """As ``AppendDriver.cut``."""
-        return self._write(lambda: self._appends.cut(path, size))
-
-    def rewrite(self, path: str, start: int) -> Failure | None:
-        """As ``AppendDriver.rewrite``."""
-        return self._write(lambda: self._appends.rewrite(path, start))
-
-
-class MarkedPuts(_Marked):
-    """See ``PutDriver``."""
-
-    def __init__(self, driver: PutDriver, mark: PlaceMark) -> None:
-        super().__init__(driver, mark)
-        self._puts = driver
-
-    def put(self, path: str, data: Buffer, replaces: str = "") -> str | Failure:
-        """As ``PutDriver.put``; what is replaced is in the right place."""
-        return self._write(lambda: self._puts.put(path, data, replaces), looks_first=not replaces)
-
-    def etag(self, path: str) -> str | Failure:
-        """As ``PutDriver.etag``."""
-        return self._believed(self._puts.etag(path))

@@ -8,8 +8,8 @@ from headrace_broker.store.errors import StoreError
 from headrace_broker.store.files.filesystem import Files
 from headrace_broker.tiered.access.tier_access import open_place, place_file
 from headrace_broker.tiered.container.flat_file import Place
-from headrace_broker.tiered.container.place_mark import MarkedAppends, MarkedPuts, PlaceMark
-from headrace_broker.tiered.driver.metered import MeteredAppends, MeteredPuts, Operations
+from headrace_broker.tiered.container.place_mark import Marked, PlaceMark
+from headrace_broker.tiered.driver.metered import Metered, Operations
 from headrace_broker.tiered.driver.posix import PosixDriver
 from headrace_broker.tiered.objects.object_tier import CATALOGS, DATA
 from headrace_protocol.tier.driver import Failure
@@ -39,9 +39,9 @@ def open_folder(settings: TierSettings) -> AppendDriver:
     if settings.folder is None:
         raise StoreError("tieredBackendServiceProvider=memory: nothing of it outlives its broker")
     limits = TimeLimits()
-    driver = MeteredAppends(PosixDriver(settings.folder), Operations(), limits)
+    driver = Metered(PosixDriver(settings.folder), Operations(), limits)
     mark = _mark(settings, limits)
-    return driver if mark is None else MarkedAppends(driver, mark)
+    return driver if mark is None else Marked(driver, mark)
 
 
 def open_objects(settings: TierSettings) -> PutDriver:
@@ -51,13 +51,13 @@ def open_objects(settings: TierSettings) -> PutDriver:
     """
     limits = TimeLimits()
     driver, mark = open_unmarked(settings, limits), _mark(settings, limits)
-    return driver if mark is None else MarkedPuts(driver, mark)
+    return driver if mark is None else Marked(driver, mark)
 
 
 def open_unmarked(settings: TierSettings, limits: TimeLimits | None = None) -> PutDriver:
     """As ``open_objects``, whether or not the place has the store's mark."""
     try:
-        return MeteredPuts(open_place(settings, Files()), Operations(), limits or TimeLimits())
+        return Metered(open_place(settings, Files()), Operations(), limits or TimeLimits())
     except (ValueError, ImportError) as error:
         raise StoreError(str(error)) from error
 
