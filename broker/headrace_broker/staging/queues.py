@@ -84,23 +84,8 @@ class Settlements:
     def begin(self, places: Places, then: Callable[[Exception | None], None]) -> None:
         """Call back once nothing is pending."""
         self.closing |= places
-        self._run_long(self._first_look(places, then))
-
-    def _first_look(
-        self, places: Places, then: Callable[[Exception | None], None]
-    ) -> Iterator[None]:
-        is_pending = False
-        for query in self._pending(places):
-            if query is None:
-                yield
-            else:
-                is_pending = True
-                self._resume(query)
-        if is_pending:
-            self._waiting.append(Settling(places, trio.current_time() + _PENDING_S, then))
-            self._has_work.set()
-        else:
-            then(None)
+        settling = Settling(places, trio.current_time() + _PENDING_S, then)
+        self._run_long(self._look(settling, resumes=True))
 
     def end(self, places: Places) -> None:
         """The queues have moved, or will not."""
@@ -115,19 +100,24 @@ class Settlements:
                 await trio.sleep(_POLL_S)
                 waiting, self._waiting = self._waiting, []
                 for each in waiting:
-                    self._run_long(self._look(each))
+                    self._run_long(self._look(each, resumes=False))
 
-    def _look(self, settling: Settling) -> Iterator[None]:
+    def _look(self, settling: Settling, *, resumes: bool) -> Iterator[None]:
+        """Call back unless a batch is pending. resumes: have each pending batch applied."""
+        pending: Query | None = None
         for query in self._pending(settling.places):
-            if query is not None:
+            if query is None:
+                yield
+                continue
+            pending = query
+            if not resumes:
                 break
-            yield
-        else:
+            self._resume(query)
+        if pending is None:
             settling.then(None)
-            return
-        if trio.current_time() < settling.deadline:
+        elif trio.current_time() < settling.deadline:
             self._waiting.append(settling)
             self._has_work.set()
         else:
             topic = next(iter(settling.places))[0]
-            settling.then(PendingBatch(query.folder.name, topic, str(query.folder)))
+            settling.then(PendingBatch(pending.folder.name, topic, str(pending.folder)))

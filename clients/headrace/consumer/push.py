@@ -168,10 +168,9 @@ class Consumer(Startable):
     def _retries(self, max_attempts: int | None, retry_delay: float | None) -> Returns:
         return Returns(
             self._instance,
-            self.group,
+            self._member,
             self._inbox,
             self._assignment,
-            ordered=self._member.ordered,
             max_attempts=max_attempts,
             retry_delay=retry_delay,
         )

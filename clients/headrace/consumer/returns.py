@@ -11,7 +11,7 @@ from headrace_protocol.codes import RequestCode
 from headrace_protocol.headers import ConsumerSendMsgBackHeader
 
 if TYPE_CHECKING:
-    from headrace.consumer.assignment import Assignment
+    from headrace.consumer.assignment import Assignment, Membership
     from headrace.consumer.inbox import Inbox
     from headrace.instance import ClientInstance
     from headrace.messages import ReceivedMessage
@@ -54,19 +54,18 @@ class Returns:
     def __init__(
         self,
         instance: ClientInstance,
-        group: str,
+        member: Membership,
         inbox: Inbox,
         assignment: Assignment,
         *,
-        ordered: bool,
         max_attempts: int | None,
         retry_delay: float | None,
     ) -> None:
         self._instance = instance
-        self._group = group
+        self._group = member.group
         self._inbox = inbox
         self._assignment = assignment
-        self._ordered = ordered
+        self._ordered = member.ordered
         self._max_attempts = max_attempts
         self._retry_delay = retry_delay
         if retry_delay is not None:
