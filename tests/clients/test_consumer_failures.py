@@ -68,6 +68,17 @@ async def test_heartbeats_tell_the_subscription(peer: Apache | Headrace) -> None
     assert goodbye == {"clientID": heartbeat.client_id, "consumerGroup": "g"}
 
 
+async def take_ten(
+    peer: Apache | Headrace, caplog: pytest.LogCaptureFixture, *failures: Any
+) -> None:
+    """Ten messages, the pulls of which fail first."""
+    async with Member(peer) as member:
+        member.broker.answer(peer.pull_code, *failures, member.log.pull)
+        with caplog.at_level(logging.WARNING):
+            async with member.consumer:
+                assert await member.take(10) == list(range(10))
+
+
 @pytest.mark.parametrize(
     "failure",
     [
@@ -86,11 +97,7 @@ async def test_a_failed_pull_is_tried_again_and_nothing_is_lost(
     autojump_clock: object,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with Member(peer) as member:
-        member.broker.answer(peer.pull_code, failure(peer), member.log.pull)
-        with caplog.at_level(logging.WARNING):
-            async with member.consumer:
-                assert await member.take(10) == list(range(10))
+    await take_ten(peer, caplog, failure(peer))
     assert caplog.messages[0].startswith(
         ("topic T on broker broker-0 is unavailable", "broker broker-0 is unavailable")
     )
@@ -99,12 +106,7 @@ async def test_a_failed_pull_is_tried_again_and_nothing_is_lost(
 async def test_an_absent_broker_is_one_line_when_it_goes_and_one_when_it_is_back(
     autojump_clock: object, caplog: pytest.LogCaptureFixture
 ) -> None:
-    peer = Apache()
-    async with Member(peer) as member:
-        member.broker.answer(peer.pull_code, *[close] * 3, member.log.pull)
-        with caplog.at_level(logging.WARNING):
-            async with member.consumer:
-                assert await member.take(10) == list(range(10))
+    await take_ten(Apache(), caplog, *[close] * 3)
     assert [text.partition(":")[0] for text in caplog.messages] == [
         "broker broker-0 is unavailable, retrying",
         "broker broker-0 is available again after 3 s",
@@ -114,12 +116,8 @@ async def test_an_absent_broker_is_one_line_when_it_goes_and_one_when_it_is_back
 async def test_a_move_within_the_queue_is_no_warning(
     peer: Apache | Headrace, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with Member(peer) as member:
-        reset = Reply(peer.pulled(0, 10), code=ResponseCode.PULL_OFFSET_MOVED)
-        member.broker.answer(peer.pull_code, reset, member.log.pull)
-        with caplog.at_level(logging.WARNING):
-            async with member.consumer:
-                assert await member.take(10) == list(range(10))
+    reset = Reply(peer.pulled(0, 10), code=ResponseCode.PULL_OFFSET_MOVED)
+    await take_ten(peer, caplog, reset)
     assert caplog.messages == []
 
 

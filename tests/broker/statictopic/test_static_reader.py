@@ -134,37 +134,22 @@ async def test_an_undecided_leader_takes_messages_and_is_not_read(brokers: Broke
     assert brokers.read_all("b") == [*sent, (10_000, b"3"), (10_001, b"4")]
 
 
+@pytest.mark.parametrize(("count", "end"), [(3, -1), (5, 3)], ids=["open", "closed, and longer"])
 async def test_a_reader_waits_at_the_end_of_an_item_until_the_next_is_decided(
-    brokers: Brokers,
+    brokers: Brokers, count: int, end: int
 ) -> None:
     brokers.map((item("a", 0, 0),))
-    fill(brokers, "a", 3)
-    brokers.map((item("a", 0, 0), item("b", 1, -1)), only="b")
-    fill(brokers, "b", 1, 3)
-    channel = MemoryChannel()
-    header = pull_header(3, sys_flag=SUSPEND)
-    brokers["b"].send(RequestCode.PULL_MESSAGE, header, channel=channel)
-    assert not channel.written
-    asked = len(brokers.asked)
-    brokers.map((item("a", 0, 0), item("b", 1, 10_000)))
-    (answer,) = channel.replies()
-    assert answer[0].header(PullMessageResponseHeader).next_begin_offset == 10_000
-    assert len(brokers.asked) - asked < 3
-
-
-async def test_a_reader_waits_at_the_end_of_a_closed_item_with_more_messages(
-    brokers: Brokers,
-) -> None:
-    brokers.map((item("a", 0, 0),))
-    fill(brokers, "a", 5)
-    brokers.map((item("a", 0, 0, end=3), item("b", 1, -1)), only="b")
-    fill(brokers, "b", 1, 5)
+    fill(brokers, "a", count)
+    brokers.map((item("a", 0, 0, end=end), item("b", 1, -1)), only="b")
+    fill(brokers, "b", 1, count)
     channel = MemoryChannel()
     brokers["b"].send(RequestCode.PULL_MESSAGE, pull_header(3, sys_flag=SUSPEND), channel=channel)
     assert not channel.written
-    brokers.map((item("a", 0, 0, end=3), item("b", 1, 10_000)))
+    asked = len(brokers.asked)
+    brokers.map((item("a", 0, 0, end=end), item("b", 1, 10_000)))
     (answer,) = channel.replies()
     assert answer[0].header(PullMessageResponseHeader).next_begin_offset == 10_000
+    assert len(brokers.asked) - asked < 3
 
 
 async def test_a_held_pull_follows_its_queue_to_the_new_leader(brokers: Brokers) -> None:

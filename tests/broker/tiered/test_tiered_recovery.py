@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable, Container
 from pathlib import Path
 from random import Random
 
@@ -218,35 +219,27 @@ def test_a_segment_missing_in_between_is_reported_by_reads(tmp_path: Path) -> No
     assert queue.commit_offset == 100
 
 
-def test_units_without_their_records_are_cut(tmp_path: Path) -> None:
-    tier = filled(tmp_path)
-    path = segment(tier, tmp_path, "log", -1)
-    path.write_bytes(path.read_bytes()[:-3])
-    queue = open_tier(tmp_path).queues[TOPIC, 0]
-    assert queue.commit_offset == 99
-    append(queue, 11)
-    assert read_all(queue) == list(range(110))
+DAMAGES: dict[str, tuple[dict[str, Callable[[bytes], bytes]], Container[int]]] = {
+    "a record is cut": ({"log": lambda data: data[:-3]}, {99}),
+    "records are zeros": ({"log": lambda data: bytes(len(data))}, range(81, 100)),
+    "both are torn": (
+        {"log": lambda data: data + b"torn record", "units": lambda data: data + b"torn unit"},
+        {100},
+    ),
+}
 
 
-def test_units_whose_records_were_overwritten_are_cut(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("damages", "ends"), DAMAGES.values(), ids=DAMAGES)
+def test_units_without_whole_records_are_cut(
+    tmp_path: Path, damages: dict[str, Callable[[bytes], bytes]], ends: Container[int]
+) -> None:
     tier = filled(tmp_path)
-    path = segment(tier, tmp_path, "log", -1)
-    path.write_bytes(bytes(path.stat().st_size))
+    for kind, damage in damages.items():
+        path = segment(tier, tmp_path, kind, -1)
+        path.write_bytes(damage(path.read_bytes()))
     queue = open_tier(tmp_path).queues[TOPIC, 0]
-    assert 80 < queue.commit_offset < 100
+    assert queue.commit_offset in ends
     append(queue, 110 - queue.commit_offset)
-    assert read_all(queue) == list(range(110))
-
-
-def test_a_torn_unit_does_not_shift_those_after_it(tmp_path: Path) -> None:
-    tier = filled(tmp_path)
-    path = segment(tier, tmp_path, "units", -1)
-    path.write_bytes(path.read_bytes() + b"torn unit")
-    log = segment(tier, tmp_path, "log", -1)
-    log.write_bytes(log.read_bytes() + b"torn record")
-    queue = open_tier(tmp_path).queues[TOPIC, 0]
-    assert queue.commit_offset == 100
-    append(queue, 10)
     assert read_all(queue) == list(range(110))
 
 
