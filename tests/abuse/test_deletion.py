@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.frame import FrameReader
 from tests.broker.serving.test_bad_input import pull_fields, request, send_fields
 from tests.support.broker import BrokerUnderTest
 from tests.support.channel import MemoryChannel
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 TOPIC = "Gone"
 QUEUES = 4

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -35,16 +37,10 @@ from headrace_protocol.serving import run_at_once
 from headrace_protocol.staging import Decision, StagedAttempt, encode_names
 from headrace_protocol.waiting import at_once
 from tests.broker.staging import test_staging
-from tests.support.broker import BrokerUnderTest
+from tests.support.broker import Answer, BrokerUnderTest
 from tests.support.channel import MemoryChannel
 from tests.support.memory import HOST, kept_bytes
 from tests.support.wire import send_header
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.support.broker import Answer
 
 # -- groups and topics -----------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@ refused."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import msgspec
 import pytest
@@ -31,15 +31,10 @@ from headrace_protocol.headers import (
     UnregisterClientHeader,
 )
 from tests.broker.consumer.test_groups import notices
-from tests.support.broker import BrokerUnderTest
+from tests.support.broker import Answer, BrokerUnderTest
 from tests.support.channel import MemoryChannel
 from tests.support.memory import HOST, kept_bytes
 from tests.support.wire import pull_header
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.support.broker import Answer
 
 # -- heartbeats ------------------------------------------------------------------------------------
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -16,10 +17,6 @@ from headrace_protocol.message import StoredMessage, decode_record, decode_recor
 from tests.support.broker import BrokerUnderTest
 from tests.support.channel import MemoryChannel
 from tests.support.stores import put
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 # 64 texts of one hash.
 KEYS = ["".join(parts) for parts in itertools.product(("Aa", "BB"), repeat=6)]

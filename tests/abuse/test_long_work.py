@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -51,9 +52,6 @@ from headrace_protocol.headers import ConsumerGroupHeader, StageAbortHeader, Sta
 from tests.daemon.test_server import frame, serving
 from tests.support.broker import Answer, BrokerUnderTest
 from tests.support.channel import MemoryChannel
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 QUEUES = 2000
 

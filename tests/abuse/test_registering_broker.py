@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, MutableMapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import structlog.testing
@@ -28,9 +29,6 @@ from headrace_protocol.serving import Reply
 from headrace_protocol.waiting import take_break
 from tests.support.nameserver import frame, register_header
 from tests.support.scripted import Scripted, scripted
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, MutableMapping
 
 MEMBERS = RequestCode.GET_BROKER_MEMBER_GROUP
 REGISTER = RequestCode.REGISTER_BROKER

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import zlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from headrace_nameserver import departed, registrations, routes
 from headrace_protocol import fastjson
 from headrace_protocol.bodies import QueueData, TopicConfig, TopicRouteData
 from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.command import Command
 from headrace_protocol.nameserver_headers import (
     GetRouteInfoHeader,
     TopicInNamesrvHeader,
@@ -25,11 +27,6 @@ from tests.support.nameserver import (
     register_body,
     register_header,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from headrace_protocol.command import Command
 
 REGISTER = RequestCode.REGISTER_BROKER
 REAL = "10.0.0.1:10911"

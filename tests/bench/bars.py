@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 from tests.bench.table import OURS, THEIRS, rows_as_table
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 SIZES = ("100 B", "1024 B")
 

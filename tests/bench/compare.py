@@ -8,22 +8,19 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tests.bench import regression
 from tests.bench.bars import COMPARE, bars_table
+from tests.bench.driver import Report
 from tests.bench.load import SENDS, Load, loaded, say
 from tests.bench.options import option_parser, parse
 from tests.bench.processes import idle_cpu_percent, resident_mb
 from tests.bench.results import keep, stamp
 from tests.bench.table import COLUMNS, case_table, heading, tables
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from tests.bench.driver import Report
 
 BODY_BYTES = (100, 1024)
 IDLE_S = 3.0

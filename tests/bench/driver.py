@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-from typing import TYPE_CHECKING, Any, Self
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
 
 from tests.conformance.peer import driver_command
-
-if TYPE_CHECKING:
-    from pathlib import Path
-    from types import TracebackType
 
 Report = dict[str, float]
 

@@ -7,11 +7,12 @@ when nobody asks for anything.
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tests.bench.charts import draw_growth
 from tests.bench.growth_cases import CASES, Point, Run, warm_up
@@ -23,9 +24,6 @@ from tests.bench.table import OURS, rows_as_table
 from tests.bench.wire import Refused
 from tests.conformance.peer import PeerError, running
 from tests.conformance.probe import wait_for_send
-
-if TYPE_CHECKING:
-    import argparse
 
 WARM_UP_S = 5.0
 DISK_RESERVE_BYTES = 10e9

@@ -6,9 +6,9 @@ import itertools
 import os
 import sys
 import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from headrace_protocol.message import encode_batch
 from tests.bench.processes import cpu_s, idle_cpu_percent, resident_mb
@@ -28,11 +28,7 @@ from tests.bench.wire import (
     send_frame,
     topic_frame,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.conformance.peer import Peer
+from tests.conformance.peer import Peer
 
 BODY = os.urandom(1024)
 IDLE_S = 2.0

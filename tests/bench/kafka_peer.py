@@ -13,14 +13,11 @@ import shutil
 import subprocess
 import tempfile
 import uuid
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tests.conformance.peer import HOST, ROOT, Daemon, PeerError, free_ports, missing_tools
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 PROJECT = Path(__file__).resolve().with_name("kafka")
 BUILD = ROOT / ".cache" / "kafka"

@@ -9,18 +9,16 @@ from __future__ import annotations
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headrace.blocking import Admin
 from tests.bench.bars import LATENCY, bars_table
 from tests.bench.charts import draw_latency
+from tests.bench.driver import Report
 from tests.bench.load import SENDS, Load, loaded, say
 from tests.bench.options import option_parser, parse
 from tests.bench.results import keep, stamp
 from tests.bench.table import OURS, heading, tables
-
-if TYPE_CHECKING:
-    from tests.bench.driver import Report
 
 SHARES = (10, 25, 50, 75, 90)
 BODY_BYTES = 1024

@@ -5,18 +5,14 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-from tests.bench.driver import Driver
+from tests.bench.driver import Driver, Report
 from tests.conformance.peer import Peer, running
 from tests.conformance.probe import wait_for_send
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
-
-    from tests.bench.driver import Report
 
 PEERS = ("apache", "headrace")
 FIRST_SEND_TIMEOUT_S = 60

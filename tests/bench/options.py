@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from tests.bench.load import PEERS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 
 def option_parser(

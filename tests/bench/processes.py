@@ -5,13 +5,10 @@ from __future__ import annotations
 import contextlib
 import resource
 import time
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from tests.conformance.peer import Peer
+from tests.conformance.peer import Peer
 
 OPEN_FILES = 1 << 18
 

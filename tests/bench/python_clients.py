@@ -12,9 +12,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -24,9 +25,6 @@ from tests.bench.load import say
 from tests.bench.results import keep, stamp
 from tests.bench.table import rows_as_table, spread
 from tests.conformance.peer import Daemon, PeerError, running
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
 
 BODY_BYTES = (100, 1024)
 JOB_TIMEOUT_S = 300

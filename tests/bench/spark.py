@@ -14,10 +14,11 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -29,9 +30,6 @@ from tests.bench.results import keep, stamp
 from tests.bench.spark_job import Case, Job, Report
 from tests.bench.table import rows_as_table, spread
 from tests.conformance.peer import ROOT, PeerError, missing_tools, running
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
 
 CORES = (1, 2)
 BODY_BYTES = (1024, 100)

@@ -15,9 +15,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import trio
@@ -31,9 +31,6 @@ from headrace_protocol.columns import HEAD, UNIT_DTYPE, encode_records
 from headrace_protocol.message import BLANK_RECORD, MAGIC_BLANK, encode_host, encode_record
 from tests.bench.processes import cpu_s
 from tests.conformance.peer import HOST, free_ports
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 GIB = 1 << 30
 RECORD_BYTES = 1024

@@ -6,21 +6,24 @@ was acknowledged must be there afterwards.
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import os
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headrace.blocking import Admin
 from headrace.errors import HeadraceError
 from headrace_protocol.message import encode_batch
 from tests.bench.bars import STORE, bars_table
+from tests.bench.driver import Report
 from tests.bench.growth import room_gb
 from tests.bench.growth_cases import QUEUES_PER_TOPIC, call_all, send_frames
 from tests.bench.load import FIRST_SEND_TIMEOUT_S, SENDS, Load, loaded, say
@@ -31,12 +34,6 @@ from tests.bench.table import heading, tables
 from tests.bench.wire import QUEUES, Client, call_until_accepted, send_frame, topic_frame
 from tests.conformance.peer import Peer, PeerError, running
 from tests.conformance.probe import wait_for_send
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterator
-
-    from tests.bench.driver import Report
 
 CRASH, RESTART, PACED = "crash", "clean restart", "sync flush, paced 50 %"
 FLUSHES = ("sync-32", "async-1000")

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from pathlib import Path
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
 
 OURS, THEIRS = "headrace", "apache"
 # Key of a report, heading, unit's divisor, digits.

@@ -1,19 +1,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import pytest
 
 import headrace
 from tests.bench.growth import markdown
 from tests.bench.growth_cases import CASES, Run
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.conformance.peer import Peer
+from tests.conformance.peer import Peer
 
 SIZES = {
     "connections": [1, 40],

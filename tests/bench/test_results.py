@@ -1,14 +1,11 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
+
+import pytest
 
 from tests.bench import results
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
 
 
 def test_what_is_kept_is_small_and_found_again(

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.bench.bars import STORE
 from tests.bench.store import CASES, COLUMNS, crashes, restarts
 from tests.conformance.peer import running
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.mark.slow

@@ -1,14 +1,12 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.bench.compare import markdown
 from tests.bench.table import replace_table
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def peer(rates: list[float], first_send_s: float) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
@@ -16,9 +16,6 @@ from tests.bench.wire import (
     send_frame,
     topic_frame,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @pytest.fixture(scope="module")

@@ -12,13 +12,11 @@ import socket
 import struct
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Any, Self
 
 from headrace_protocol.codes import RequestCode, ResponseCode
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from types import TracebackType
 
 IN_FLIGHT = 32
 QUEUES = 8

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -38,19 +39,14 @@ from headrace_broker.tiered.objects.object_tier import ObjectTier
 from headrace_broker.timer.arrivals import TIMER
 from headrace_broker.timer.waiting_timers import WaitingTimers
 from headrace_broker.transaction import rebuild
+from headrace_broker.transaction.halves import Decision
+from headrace_protocol.columns import Array
 from headrace_protocol.errors import RequestError
 from headrace_protocol.message import CorruptRecord
 from headrace_protocol.statictopic import plans
 from tests.simulation.history import PromiseBroken
 from tests.simulation.run import KINDS, run_seed
 from tests.support.followers import CopyingFollower
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from headrace_broker.store.retention.disk_forecast import LowestUnconsumed
-    from headrace_broker.transaction.halves import Decision
-    from headrace_protocol.columns import Array
 
 FLUSH_LOG = Flusher.flush_log
 DETACH_FIRST = MappedFileQueue.detach_first
@@ -74,7 +70,7 @@ def never(*_: Any) -> bool:
     return False
 
 
-def unwatched(*_: Any) -> LowestUnconsumed:
+def unwatched(*_: Any) -> Any:
     """As if no group had anything to consume."""
     return nothing_to_consume
 

@@ -7,10 +7,11 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from random import Random
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import trio
@@ -23,9 +24,6 @@ from tests.simulation.static_promises import StaticHistory
 from tests.simulation.totals import KindTotals, Totals
 from tests.simulation.workload import TOPIC, Workload
 from tests.support.stores import held
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
 
 # Each kind of seed; without what decides about chance, these differ.
 SEEDS = [
