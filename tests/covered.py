@@ -13,7 +13,7 @@ import sys
 import tomllib
 from collections import defaultdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import coverage
 import pytest
@@ -27,6 +27,8 @@ BOUNDS = ROOT / "tests" / "coverage.toml"
 KEPT = ROOT / ".coverage"
 # Their tests run the product in the tests' own process; daemons that a test starts don't count.
 FOLDERS = ("broker", "clients", "daemon", "nameserver", "protocol", "store", "store_tools")
+# Its tests share a JVM, and most of it runs in Spark's own processes.
+SPARK = "clients/headrace/spark"
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "tests.support.covering")
 QUICK = "not slow and not long"
 CORES = os.cpu_count() or 1
@@ -57,6 +59,7 @@ def run(folder: Path, *, is_by_test: bool) -> None:
     config.write_text(
         f"[run]\nbranch = {not is_by_test}\nparallel = true\nrelative_files = true\n"
         f"data_file = {folder}/data\nsource ={sources}\n"
+        f"omit = {ROOT / SPARK}/*\n"
     )
     done = subprocess.run(
         [*PYTEST, "-n", str(CORES), "-m", QUICK, *(f"tests/{each}" for each in FOLDERS)],
@@ -113,29 +116,28 @@ def lines_by_test(folder: Path) -> Iterator[tuple[str, dict[int, list[str]]]]:
         yield name, {line: [each for each in names if each] for line, names in tests.items()}
 
 
-def problems(found: Mapping[str, Share], bounds: Mapping[str, Any]) -> list[str]:
+def problems(found: Mapping[str, Share], bounds: Mapping[str, int]) -> list[str]:
     """What must change, a line each."""
+    stale = sorted(bounds.keys() - found.keys())
     return [
+        *(f"coverage.toml has a bound for no part: {name}" for name in stale),
         *(
-            f"coverage.toml has no bound for: {name}"
-            for name in sorted(found.keys() - bounds.keys())
-        ),
-        *(
-            f"coverage.toml has a bound for no part: {name}"
-            for name in sorted(bounds.keys() - found.keys())
-        ),
-        *(
-            f"{name}: {share.percent:.1f} % is below the bound of {bounds[name]} %"
+            f"{name}: {share.percent:.1f} % is below the bound of {bound_of(name, bounds)} %"
             for name, share in found.items()
-            if name in bounds and share.percent < bounds[name]
+            if share.percent < bound_of(name, bounds)
         ),
     ]
 
 
-def table(found: Mapping[str, Share], bounds: Mapping[str, Any]) -> list[str]:
+def bound_of(part: str, bounds: Mapping[str, int]) -> int:
+    """A new part has the bound of all until it gets its own."""
+    return bounds.get(part, bounds["all"])
+
+
+def table(found: Mapping[str, Share], bounds: Mapping[str, int]) -> list[str]:
     return [
         f"{name:24} {share.percent:5.1f} % of {share.total:>6,} lines and branches, "
-        f"bound {bounds.get(name, 0)} %"
+        f"at least {bound_of(name, bounds)} %"
         for name, share in found.items()
     ]
 

@@ -24,9 +24,14 @@ def test_files_belong_to_parts(path: str, part: str) -> None:
 
 
 def test_a_share_below_its_bound_is_reported() -> None:
-    found = {"daemon": Share(1000, 915), "protocol": Share(10, 10), "broker": Share(1, 1)}
-    assert covered.problems(found, {"daemon": 92, "protocol": 100, "gone": 1}) == [
-        "coverage.toml has no bound for: broker",
+    found = {
+        "daemon": Share(1000, 915),
+        "protocol": Share(10, 10),
+        "new": Share(100, 79),
+        "all": Share(9, 8),
+    }
+    assert covered.problems(found, {"daemon": 92, "protocol": 100, "gone": 1, "all": 80}) == [
         "coverage.toml has a bound for no part: gone",
         "daemon: 91.5 % is below the bound of 92 %",
+        "new: 79.0 % is below the bound of 80 %",
     ]
