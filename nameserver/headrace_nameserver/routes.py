@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from headrace_nameserver.departed import Departed, DepartedBrokers, Known, mapped_queues
+from headrace_nameserver.brokers import Broker, LiveBroker, host_of
+from headrace_nameserver.departed import Departed, DepartedBrokers, Known
 from headrace_protocol.bodies import (
     MASTER_ID,
     PERM_READ,
@@ -52,41 +53,6 @@ _UNIT = 1
 _UNIT_SUB = 2
 
 
-class LiveBroker(msgspec.Struct):
-    """A registered broker address."""
-
-    name: str
-    cluster: str
-    address: str
-    ha_address: str
-    data_version: DataVersion
-    channel: Channel
-    timeout_ms: int
-    last_heard_ms: int
-
-    @property
-    def expires_ms(self) -> int:
-        """The time at which the broker expires unless heard from."""
-        return self.last_heard_ms + self.timeout_ms
-
-
-class _Broker(msgspec.Struct):
-    """A broker, with the state shared by all of its addresses.
-
-    queues, mappings: by topic. compacted: the topics that keep the newest message of each key.
-    """
-
-    data: BrokerData
-    queues: dict[str, QueueData] = {}
-    mappings: dict[str, MappingInfo] = {}
-    compacted: frozenset[str] = frozenset()
-
-    @property
-    def size(self) -> int:
-        """The number of topics and mapped queues that counts towards the limits."""
-        return len(self.queues) + mapped_queues(self.mappings)
-
-
 class RouteTable:
     """Live brokers with their topics, and the memory of departed ones.
 
@@ -107,7 +73,7 @@ class RouteTable:
     ) -> None:
         self._broker_timeout_ms = broker_timeout_ms
         self._support_acting_master = support_acting_master
-        self._brokers: dict[str, _Broker] = {}
+        self._brokers: dict[str, Broker] = {}
         self.departed = DepartedBrokers(departed_ms)
         self._live: dict[str, LiveBroker] = {}
         self.lost_count = 0
@@ -193,7 +159,7 @@ class RouteTable:
     ) -> None:
         name = header.broker_name
         known = self._brokers.get(name)
-        size = _size_with(known or self._returning(name), topics)
+        size = (known or self._returning(name)).size_with(topics)
         added = size - (known.size if known else 0)
         host = [live for live in self._live.values() if _same_host(live.channel, channel)]
         for kind, brokers, brokers_max, topics_max in (
@@ -237,11 +203,11 @@ class RouteTable:
             broker.broker_addrs[header.broker_id] = address
         return is_new
 
-    def _returning(self, name: str) -> _Broker:
+    def _returning(self, name: str) -> Broker:
         """A broker without an address, with the mappings that it had when it went away."""
         departed = self.departed.get(name)
         mappings = dict(departed.mappings) if departed else {}
-        return _Broker(BrokerData(broker_name=name), mappings=mappings)
+        return Broker(BrokerData(broker_name=name), mappings=mappings)
 
     def _sets_topics(self, header: RegisterBrokerHeader) -> bool:
         return header.broker_id == MASTER_ID or self._is_prime_slave(header)
@@ -262,14 +228,14 @@ class RouteTable:
             # An acting master accepts no messages: the master may return with its own.
             _change_perm(topics.queues, lambda perm: perm & ~PERM_WRITE)
         self._topic_changes += 1
-        if not _fits(broker, topics):
+        if not broker.fits(topics):
             broker.queues, broker.mappings = topics.queues, topics.mappings
             broker.compacted = topics.compacted
         elif is_first or live is None or live.data_version != topics.data_version:
-            deleted = _deleted_static_topics(broker, topics)
+            deleted = broker.deleted_static_topics(topics)
             kept = {t: queues for t, queues in broker.queues.items() if t not in deleted}
             broker.queues = kept | topics.queues
-            broker.mappings = _mappings_after(broker, topics)
+            broker.mappings = broker.mappings_after(topics)
             broker.compacted = broker.compacted - topics.queues.keys() | topics.compacted
         elif added := topics.queues.keys() - broker.queues.keys():
             broker.queues |= {topic: topics.queues[topic] for topic in added}
@@ -433,7 +399,7 @@ class RouteTable:
             topic_queue_mapping_by_broker=self._mappings(topic, found) or None,
         )
 
-    def _mappings(self, topic: str, found: list[_Broker]) -> dict[str, MappingInfo]:
+    def _mappings(self, topic: str, found: list[Broker]) -> dict[str, MappingInfo]:
         """A topic's mappings by broker, including those of brokers that are away.
 
         Every broker of a cluster has one. If no live broker does, the topic is a plain one with
@@ -519,67 +485,16 @@ def _conflict(remark: str) -> RequestError:
     return RequestError(ResponseCode.SYSTEM_ERROR, remark)
 
 
-def _host(channel: Channel) -> str:
-    return channel.address.rpartition(":")[0]
-
-
 def _same_host(one: Channel, other: Channel) -> bool:
-    return _host(one) == _host(other)
+    return host_of(one) == host_of(other)
 
 
-def _fits(known: _Broker, topics: BrokerTopics) -> bool:
-    """Whether a broker's known and new topics together are within the limit.
-
-    A registration need not name all topics, so deleted topics stay until the limit is reached.
-    """
-    added = topics.queues.keys() - known.queues.keys()
-    return len(known.queues) + len(added) <= REGISTERED_TOPICS_MAX
-
-
-def _size_with(known: _Broker, topics: BrokerTopics) -> int:
-    """A broker's size after registering ``topics``. Raises OutOfBounds."""
-    fits = _fits(known, topics)
-    queues = known.queues.keys() | topics.queues.keys() if fits else topics.queues
-    mapped_count = mapped_queues(_mappings_after(known, topics))
-    # A single topic is an update, which must not replace the others.
-    if mapped_count > REGISTERED_TOPICS_MAX or not (fits or len(queues) > 1):
-        raise OutOfBounds(
-            f"broker {known.data.broker_name} with {len(known.queues)} topics: "
-            f"the maximum is {REGISTERED_TOPICS_MAX} topics and mapped queues"
-        )
-    return len(queues) + mapped_count
-
-
-def _names_all(known: _Broker, topics: BrokerTopics) -> bool:
-    """Whether a registration names all topics of a broker.
-
-    A change names only the topics that changed. Every broker has a topic of its own name, so a
-    registration that has it beside others names all.
-    """
-    return len(topics.queues) > 1 and known.data.broker_name in topics.queues
-
-
-def _mappings_after(known: _Broker, topics: BrokerTopics) -> dict[str, MappingInfo]:
-    """A broker's mappings after registering ``topics``: a topic without one is not static."""
-    if _names_all(known, topics):
-        return topics.mappings
-    others = {t: info for t, info in known.mappings.items() if t not in topics.queues}
-    return others | topics.mappings
-
-
-def _deleted_static_topics(known: _Broker, topics: BrokerTopics) -> set[str]:
-    """Static topics that a registration of all topics does not name; they must not look plain."""
-    if not _names_all(known, topics):
-        return set()
-    return known.mappings.keys() - topics.queues.keys()
-
-
-def _departed(live: LiveBroker, broker: _Broker, how: Departure, since_ms: int) -> Departed:
+def _departed(live: LiveBroker, broker: Broker, how: Departure, since_ms: int) -> Departed:
     return Departed(
         live.name,
         broker.data.cluster,
         live.address,
-        _host(live.channel),
+        host_of(live.channel),
         how,
         since_ms,
         broker.queues,

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from headrace_daemon.network import Listener, Network
+    from headrace_nameserver.brokers import LiveBroker
     from headrace_nameserver.config import NameServerConfig
-    from headrace_nameserver.routes import LiveBroker
     from headrace_protocol.frame import Frame
 
 log = structlog.get_logger("headrace.nameserver")

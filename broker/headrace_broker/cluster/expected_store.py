@@ -14,11 +14,9 @@ import trio
 
 from headrace_broker.config import ConfigError
 from headrace_broker.peers.connect import connected
+from headrace_broker.peers.nameservers import DEPARTED, departed_in
 from headrace_broker.store.errors import StoreMissing
 from headrace_broker.store.files.config_file import ConfigFile
-from headrace_protocol.bodies import ClusterInfo
-from headrace_protocol.codes import RequestCode
-from headrace_protocol.departed import ClusterInfoHeader
 from headrace_protocol.drivers.errors import BrokerError, HeadraceError, MalformedAnswer
 
 if TYPE_CHECKING:
@@ -158,12 +156,8 @@ async def _departed(
 ) -> DepartedBroker | None:
     """This broker as a nameserver remembers it. Raises HeadraceError."""
     async with connected(network.connect, nameserver) as connection:
-        response = await connection.request(
-            RequestCode.GET_BROKER_CLUSTER_INFO,
-            ClusterInfoHeader(departed=True),
-            timeout_ms=_TIMEOUT_S * 1000,
-        )
-    return _own(config, response.expect().decode(ClusterInfo).departed_brokers or [])
+        response = await connection.request(*DEPARTED, timeout_ms=_TIMEOUT_S * 1000)
+    return _own(config, departed_in(response))
 
 
 def _error(

@@ -34,6 +34,8 @@ T = TypeVar("T")
 Infos = dict[str, "MappingInfo"]
 
 _MASTER_ID: Final = 0
+# The request for the brokers that left.
+DEPARTED: Final = (RequestCode.GET_BROKER_CLUSTER_INFO, ClusterInfoHeader(departed=True))
 
 
 class Nameservers:
@@ -115,10 +117,9 @@ class Nameservers:
 
         Apache RocketMQ's nameservers remember none.
         """
-        header = ClusterInfoHeader(departed=True)
-        ask = Ask(nameserver, RequestCode.GET_BROKER_CLUSTER_INFO, header=header)
-        response = await self._peers.ask(LOOKUPS, ask)
-        return response.expect().decode(ClusterInfo).departed_brokers or []
+        code, header = DEPARTED
+        ask = Ask(nameserver, code, header=header)
+        return departed_in(await self._peers.ask(LOOKUPS, ask))
 
     async def infos(self, nameserver: str, topics: Sequence[str]) -> dict[str, Infos]:
         """The mappings of topics that a nameserver has. Raises HeadraceError."""
@@ -130,6 +131,11 @@ class Nameservers:
             if outcome.command.code == ResponseCode.SUCCESS:
                 found[topic] = _infos(outcome)
         return found
+
+
+def departed_in(response: Response) -> list[DepartedBroker]:
+    """The brokers that left, as the answer to DEPARTED names them. Raises HeadraceError."""
+    return response.expect().decode(ClusterInfo).departed_brokers or []
 
 
 def _route(nameserver: str, topic: str) -> Ask:

@@ -19,17 +19,16 @@ from headrace.errors import (
     NoQueue,
     OutcomeUnknown,
     PipelineError,
-    RequestTimeout,
 )
 from headrace.lifecycle import Startable
 from headrace.messages import BODY_BYTES_MAX, no_message, takes_batches
 from headrace.producer.backlogs import Backlog, Outlet, TopicBacklogs
 from headrace.producer.block import Block
+from headrace.producer.pipeline_request import Request
 from headrace.producer.retries import is_retryable
 from headrace.producer.selector import queue_index
 from headrace.tasks import Background
 from headrace_protocol.codes import ResponseCode
-from headrace_protocol.drivers.response import Response
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -40,11 +39,11 @@ if TYPE_CHECKING:
     from headrace.producer.encoding import Target
     from headrace.producer.publication import Publication
     from headrace.producer.retries import Retries
-    from headrace.producer.sender import AnyOutgoing, Sender
+    from headrace.producer.sender import Sender
     from headrace.spans import SendSpan, Tracing
     from headrace_protocol.bodies import MessageQueue
-    from headrace_protocol.command import Command
     from headrace_protocol.drivers.aio import AsyncConnection
+    from headrace_protocol.drivers.response import Response
 
 _log = logging.getLogger("headrace.producer")
 
@@ -92,8 +91,8 @@ class Pipeline(Startable):
         self._backlogs: dict[MessageQueue, Backlog] = {}
         self._outlets: dict[str, Outlet] = {}
         # In the order of sending, which is the order of their deadlines.
-        self._in_flight: dict[_Request, None] = {}
-        self._retrying: dict[_Request, None] = {}
+        self._in_flight: dict[Request, None] = {}
+        self._retrying: dict[Request, None] = {}
         self._tick = 0
         self._tick_s = sender.timeout_ms / 1000 / _TICKS_PER_TIMEOUT
         # Totals of messages accepted and done; ``send`` pauses once the first reach the third.
@@ -300,7 +299,7 @@ class Pipeline(Startable):
         messages = backlog.take(self._single_from_bytes(backlog.target, connection))
         block = self._block(messages)
         span = self._start_span(block)
-        request = _Request(self, outlet, backlog, messages, block, self._tick, span)
+        request = Request(self, outlet, backlog, messages, block, self._tick, span)
         self._in_flight[request] = None
         if connection is None:
             lost = ConnectionLost(address, "it closed before the message was sent")
@@ -331,7 +330,7 @@ class Pipeline(Startable):
 
     # -- responses ---------------------------------------------------------------------------------
 
-    def answered(self, request: _Request, response: Response | HeadraceError) -> None:
+    def answered(self, request: Request, response: Response | HeadraceError) -> None:
         """Handle the outcome of a request; called in the connection's reader task."""
         if isinstance(response, HeadraceError):
             self._failed(request, response)
@@ -348,7 +347,7 @@ class Pipeline(Startable):
         request.end_span(result)
         self._finish(request.messages, result)
 
-    def _failed(self, request: _Request, error: HeadraceError) -> None:
+    def _failed(self, request: Request, error: HeadraceError) -> None:
         self._remove(request)
         assert self._tasks is not None
         if is_retryable(error):
@@ -362,11 +361,11 @@ class Pipeline(Startable):
             request.end_span(error)
             self._finish(request.messages, error)
 
-    def _remove(self, request: _Request) -> None:
+    def _remove(self, request: Request) -> None:
         del self._in_flight[request]
         request.outlet.request_done()
 
-    async def _retry(self, request: _Request, error: HeadraceError) -> None:
+    async def _retry(self, request: Request, error: HeadraceError) -> None:
         """Retry a request ahead of the messages waiting in its backlog."""
         self._sender.note_failure(request.backlog.target, error)
         retries = self._sender.retries(
@@ -385,7 +384,7 @@ class Pipeline(Startable):
             self._finish_part(request, messages, outcome)
         self._end_retry(request)
 
-    def _age_s(self, request: _Request) -> float:
+    def _age_s(self, request: Request) -> float:
         return (self._tick - request.newest_tick) * self._tick_s
 
     async def _by_queue(self, messages: list[EncodedMessage]) -> list[list[EncodedMessage]]:
@@ -398,7 +397,7 @@ class Pipeline(Startable):
             parts.setdefault(queue, []).append(message)
         return list(parts.values())
 
-    async def _retry_singly(self, request: _Request) -> None:
+    async def _retry_singly(self, request: Request) -> None:
         """Send the messages one by one, to find the one that the broker refuses."""
         for message in request.messages:
             outcome = await self._outcome(message.key, self._block([message], request.span))
@@ -407,7 +406,7 @@ class Pipeline(Startable):
 
     def _finish_part(
         self,
-        request: _Request,
+        request: Request,
         messages: Sequence[EncodedMessage],
         outcome: SendResult | HeadraceError,
     ) -> None:
@@ -416,7 +415,7 @@ class Pipeline(Startable):
             request.outcome = outcome
         self._finish(messages, outcome)
 
-    def _end_retry(self, request: _Request) -> None:
+    def _end_retry(self, request: Request) -> None:
         del self._retrying[request]
         request.backlog.request_done()
         request.end_span(request.outcome)
@@ -499,7 +498,7 @@ class Pipeline(Startable):
                 request.forget()
                 self._failed(request, request.timeout(timeout_ms))
 
-    def _overdue(self) -> list[_Request]:
+    def _overdue(self) -> list[Request]:
         overdue = []
         for request in self._in_flight:
             if self._tick - request.tick <= _TICKS_PER_TIMEOUT:
@@ -530,88 +529,6 @@ class Pipeline(Startable):
         self._retrying.clear()
         if messages and self._on_result:
             self._report_failure(messages, OutcomeUnknown())
-
-
-class _Request:
-    """A request in flight; the connection calls it with the response.
-
-    tick: when it was sent. newest_tick: when its newest message was accepted, at the latest.
-    done_count: how many of the messages, from the first, have their outcome.
-    span: until its end. outcome: for the span, that of the parts of a retry; an error counts most.
-    """
-
-    __slots__ = (
-        "_connection",
-        "_opaque",
-        "_pipeline",
-        "backlog",
-        "block",
-        "done_count",
-        "messages",
-        "newest_tick",
-        "outcome",
-        "outgoing",
-        "outlet",
-        "span",
-        "tick",
-    )
-
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        outlet: Outlet,
-        backlog: Backlog,
-        messages: list[EncodedMessage],
-        block: Block,
-        tick: int,
-        span: SendSpan | None,
-    ) -> None:
-        self._pipeline = pipeline
-        self._connection: AsyncConnection
-        self._opaque = 0
-        self.outlet = outlet
-        self.backlog = backlog
-        self.messages = messages
-        self.block = block
-        self.tick = tick
-        self.newest_tick = backlog.newest_tick
-        self.done_count = 0
-        self.span = span
-        self.outcome: SendResult | HeadraceError | None = None
-        self.outgoing: AnyOutgoing
-
-    @property
-    def _code(self) -> int:
-        return self.outgoing.code(self.backlog.target)
-
-    def submit(self, connection: AsyncConnection, outgoing: AnyOutgoing) -> None:
-        """Submit the request to an open connection."""
-        self._connection, self.outgoing = connection, outgoing
-        encode = partial(outgoing.frame, self.backlog.target)
-        self._opaque = self._connection.submit_encoded(encode, self)
-
-    def __call__(
-        self, command: Command | None, body: memoryview | None, error: HeadraceError | None
-    ) -> None:
-        if command is None or body is None:
-            assert error is not None
-            self._pipeline.answered(self, error)
-            return
-        address = self._connection.address
-        self._pipeline.answered(self, Response(address, self._code, command, body))
-
-    def forget(self) -> None:
-        """Stop the connection from calling the pipeline with the response."""
-        self._connection.forget(self._opaque)
-
-    def end_span(self, outcome: SendResult | HeadraceError | None) -> None:
-        """End the span, if there is one."""
-        if self.span:
-            self.span.end(outcome)
-
-    def timeout(self, timeout_ms: float) -> RequestTimeout:
-        """The error to report for a missing response."""
-        return RequestTimeout(self._connection.address, self._code, timeout_ms)
 
 
 def _may_concern_one_message(error: HeadraceError) -> bool:
