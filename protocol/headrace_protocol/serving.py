@@ -237,7 +237,7 @@ class Registry:
         on_late: OnLate = lambda _request, _seconds: None,
         on_refused: Callable[[Request, Reply], None] = lambda _request, _reply: None,
     ) -> None:
-        self._functions: dict[int, RequestFunction] = {}
+        self.functions: dict[int, RequestFunction] = {}
         self._unexpected = unexpected
         self.refusals: Counter[tuple[Stage, int]] = Counter()
         self.run_long = run_long
@@ -261,8 +261,8 @@ class Registry:
 
     def route(self, code: RequestCode, function: RequestFunction) -> None:
         """Route ``code`` to ``function``; it must have a row in ``bounds.BODIES``."""
-        assert code not in self._functions, code
-        self._functions[code] = function
+        assert code not in self.functions, code
+        self.functions[code] = function
 
     def route_long(self, code: RequestCode, function: LongFunction) -> None:
         """Route ``code`` to ``function`` in slices, because its work grows with a table."""
@@ -338,7 +338,7 @@ class Registry:
     def _is_refused(self, request: Request) -> bool:
         """Whether a guard rejects the request, or takes it over; sends the answer if so."""
         code = request.command.code
-        if code not in self._functions:
+        if code not in self.functions:
             return False
         reply = None
         try:
@@ -383,7 +383,7 @@ class Registry:
         began = perf_counter()
         code = request.command.code
         try:
-            reply = self._functions.get(code, _unknown)(request)
+            reply = self.functions.get(code, _unknown)(request)
         except Exception as error:  # noqa: BLE001 - one bad request must not end the daemon
             reply = None
             self.fail(request, error)

@@ -166,5 +166,5 @@ def test_every_code_is_either_open_or_administration(tmp_path: Path) -> None:
     broker, nameserver = BrokerUnderTest(tmp_path), NameServerUnderTest()
     open_codes = {RequestCode[name] for names in OPEN.values() for name in names.split()}
     assert open_codes.isdisjoint(ADMINISTRATIVE)
-    served = {*broker.registry._functions, *nameserver.registry._functions}
+    served = {*broker.registry.functions, *nameserver.registry.functions}
     assert served == open_codes | ADMINISTRATIVE

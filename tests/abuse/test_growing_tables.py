@@ -120,7 +120,7 @@ def frame_of(code: int, group: str, topic: str, other: str, number: int = 0) -> 
 def strangers(broker: BrokerUnderTest) -> Iterator[bytes]:
     """Requests with another topic each time, another group, or others of everything else."""
     for _ in range(2):  # the second time, all names are known
-        for code in sorted(broker.registry._functions.keys() - ADMINISTRATIVE - UNLOCKS):
+        for code in sorted(broker.registry.functions.keys() - ADMINISTRATIVE - UNLOCKS):
             for number in range(COUNT):
                 yield frame_of(code, "g", f"n{number}", "other")
                 yield frame_of(code, f"n{number}", "T", "other")
@@ -130,7 +130,7 @@ def strangers(broker: BrokerUnderTest) -> Iterator[bytes]:
 
 def processors(broker: BrokerUnderTest) -> Iterator[object]:
     """The objects that serve requests."""
-    for function in broker.registry._functions.values():
+    for function in broker.registry.functions.values():
         for each in (function, *getattr(function, "args", ())):
             yield getattr(each, "__self__", None)
 

@@ -142,7 +142,7 @@ def own_state(broker: BrokerUnderTest) -> dict[str, Any]:
 
 
 def served(broker: BrokerUnderTest) -> list[int]:
-    return sorted(broker.registry._functions)
+    return sorted(broker.registry.functions)
 
 
 @pytest.mark.slow

@@ -43,9 +43,9 @@ def served(codes: Iterable[int]) -> set[int]:
 
 def test_every_request_of_the_broker_is_described(tmp_path: Path) -> None:
     broker = BrokerUnderTest(tmp_path)
-    assert documented("Broker") == served(broker.registry._functions)
+    assert documented("Broker") == served(broker.registry.functions)
     broker.close()
 
 
 def test_every_request_of_the_nameserver_is_described() -> None:
-    assert documented("Nameserver") == served(NameServerUnderTest().registry._functions)
+    assert documented("Nameserver") == served(NameServerUnderTest().registry.functions)

@@ -130,9 +130,9 @@ class _EveryCode(Registry):
             raise error
 
         super().__init__(unexpected)
-        self._functions = defaultdict(lambda: script.serve)
+        self.functions = defaultdict(lambda: script.serve)
         for code in RequestCode:
-            self._functions[code] = script.serve
+            self.functions[code] = script.serve
 
 
 def close(asked: Asked) -> Answer:

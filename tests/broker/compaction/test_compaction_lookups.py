@@ -237,7 +237,7 @@ def test_what_is_refused(broker: BrokerUnderTest) -> None:
 
 
 def tails_of(broker: BrokerUnderTest) -> lookups._Tails:
-    served = broker.registry._functions[RequestCode.GET_BY_KEY]
+    served = broker.registry.functions[RequestCode.GET_BY_KEY]
     kept: lookups._Tails = served.__self__._tails  # type: ignore[attr-defined]
     return kept
 

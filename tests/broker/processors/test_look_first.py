@@ -188,7 +188,7 @@ async def test_a_request_that_waits_at_any_look_has_changed_nothing(
 def test_no_other_request_looks(brokers: Brokers, looks: Looks) -> None:
     """One that does belongs into the list above."""
     broker = brokers.new()
-    for code in sorted(broker.registry._functions.keys() - LOOKING):
+    for code in sorted(broker.registry.functions.keys() - LOOKING):
         fields = {
             name: "t" if value == "Foreign" else value for name, value in plain_fields(code).items()
         }

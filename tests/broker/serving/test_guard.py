@@ -49,9 +49,9 @@ class Executed:
 
     def __init__(self, registry: Registry) -> None:
         self.codes: list[int] = []
-        self.routed = sorted(registry._functions)
-        for code, function in registry._functions.items():
-            registry._functions[code] = partial(self._note, code, function)
+        self.routed = sorted(registry.functions)
+        for code, function in registry.functions.items():
+            registry.functions[code] = partial(self._note, code, function)
 
     def _note(self, code: int, _function: Any, _request: Request) -> Reply:
         self.codes.append(code)
