@@ -1,8 +1,11 @@
 """How long a broker takes to start on a large store, and to stop: python -m tests.bench.start.
 
-The store is 100 GiB of 1 KiB records in 100 queues. Of the log only what a start looks at is there:
+One store is 100 GiB of 1 KiB records in 100 queues. Of the log only what a start looks at is there:
 the first record of each file, and the last file; the rest are holes. The queues are whole (2.1 GB).
-Before each start the kernel is asked to forget what it keeps of the files.
+Before each cold start the kernel is asked to forget what it keeps of the files.
+
+Other stores have a tail of the log that nothing derived from it has on disk: 1 GiB of messages, and
+200 MiB each of delayed messages, timers, transactions and a staged batch with their deliveries.
 """
 
 from __future__ import annotations
@@ -23,13 +26,14 @@ import numpy as np
 import trio
 
 from headrace_broker.store.files.filesystem import Files
-from headrace_broker.store.integrity.checkpoint import Checkpoint
+from headrace_broker.store.integrity.checkpoint import Checkpoint, IndexMark
 from headrace_broker.store.log.encoded_records import EncodedRecords
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.settings import StoreSettings
 from headrace_protocol.columns import HEAD, UNIT_DTYPE, encode_records
 from headrace_protocol.message import BLANK_RECORD, MAGIC_BLANK, encode_host, encode_record
 from tests.bench.processes import cpu_s
+from tests.bench.start_tails import TAILS, make_tail
 from tests.conformance.peer import HOST, free_ports
 
 GIB = 1 << 30
@@ -58,6 +62,12 @@ def make_store(root: Path, file_count: int) -> None:
     newest = _place(np.array([file_count * PER_FILE - 1]))
     saved = Checkpoint(START_MS, START_MS, 0, 0, 0, int(newest[0]))
     saved.save(root / "checkpoint", Files())
+    _save_mark(root, int(newest[0]))
+
+
+def _save_mark(root: Path, last_seen: int) -> None:
+    """Note how far the index is; no record has a key."""
+    IndexMark.file(root, Files()).save(IndexMark("", 0, 0, last_seen))
 
 
 def _place(number: np.ndarray) -> np.ndarray:
@@ -141,6 +151,7 @@ def starts(root: Path, last_file: int) -> Iterator[tuple[str, float, float]]:
     """After a clean stop; killed with all on disk; killed with the last file yet to be read."""
     log, abort = root.parent / "broker.log", root / "abort"
     whole = (root / "checkpoint").read_bytes()
+    newest = Checkpoint.load(root / "checkpoint").logics_physical_offset
     behind = Checkpoint(START_MS, START_MS, 0, 0, 0, last_file * GIB)
     for name, is_clean, is_behind in (
         ("after a clean stop", True, False),
@@ -150,8 +161,10 @@ def starts(root: Path, last_file: int) -> Iterator[tuple[str, float, float]]:
         for is_cold in (True, False):
             abort.unlink(missing_ok=True) if is_clean else abort.touch()
             (root / "checkpoint").write_bytes(whole)
+            _save_mark(root, newest)
             if is_behind:
                 behind.save(root / "checkpoint", Files())
+                _save_mark(root, last_file * GIB)
             if is_cold:
                 forget(root)
             yield f"start {name}, {'cold' if is_cold else 'cached'}", *start_s(root, log)
@@ -191,6 +204,12 @@ def main() -> None:
         for name, seconds, cpu in starts(folder / "store", files - 1):
             sys.stdout.write(f"{name:44}{seconds:8.2f} s{cpu:8.2f} s CPU\n")
         shutil.rmtree(folder / "store")
+        for kind, mib in TAILS.items():
+            make_tail(folder / kind, kind, mib)
+            name = f"start after a kill, {mib} MiB, {kind}"
+            seconds, cpu = start_s(folder / kind, folder / "broker.log")
+            sys.stdout.write(f"{name:44}{seconds:8.2f} s{cpu:8.2f} s CPU\n")
+            shutil.rmtree(folder / kind)
         for is_daemon in (False, True):
             seconds = trio.run(lambda: stop_s(folder / "store", gib, is_daemon=is_daemon))  # noqa: B023
             how = "sealed on the way" if is_daemon else "sealed at the stop"
