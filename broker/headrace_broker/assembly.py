@@ -77,12 +77,17 @@ def new_store(
     )
 
 
-def assemble(core: Core) -> tuple[Service, ...]:
-    """Add all features to a core; returns what to run, in the order of the start.
+def add_features(core: Core) -> None:
+    """Build all features; the store is open and not recovered, which takes their scans.
 
     Raises StoreFormatError if a position can't be read.
     """
     core.added = merge(build(core) for build in FEATURES)
+
+
+def connect(core: Core) -> tuple[Service, ...]:
+    """Connect the features, once the store is recovered; returns what to run, in that order."""
+    core.tables.topics.recovered(core.store.topics())
     _connect_messages(core)
     _connect_store(core)
     _connect_requests(core)

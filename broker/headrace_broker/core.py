@@ -238,7 +238,6 @@ def _tables(config: BrokerConfig, store: MessageStore, budget: HostBudget) -> Ta
             now_ms,
             budget,
             lambda: store.commit_log.max_offset,
-            store.topics(),
         ),
         MappingTable(config.broker_name, file(MAPPING_NAME), now_ms),
         SubscriptionGroups(config, file("subscriptionGroup.json"), now_ms, budget),

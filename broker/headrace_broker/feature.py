@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from headrace_broker.store.followers.follower_work import Follower
     from headrace_broker.store.followers.following import Following
     from headrace_broker.store.reader import KeySource
+    from headrace_broker.store.recovery import Scan
     from headrace_broker.store.retention.disk_forecast import LowestUnconsumed
     from headrace_broker.topics.rules import QueueMove, TopicRule
     from headrace_daemon.metrics.samples import Collect
@@ -55,6 +56,7 @@ class Feature(NamedTuple):
 
     places: find where a queue is served. sources: find where a queue served here is read.
     key_sources: have messages that are looked up by key and may have left the log.
+    scans: get the records that a start reads from the log, each from an offset on.
     followers: read whole queues in the background.
     inner_consumers: what messages in system topics wait for; their log files stay until then.
     unconsumed: change what must stay in the log until groups have consumed it.
@@ -72,6 +74,7 @@ class Feature(NamedTuple):
     places: tuple[FindPlace, ...] = ()
     sources: tuple[FindSource, ...] = ()
     key_sources: tuple[KeySource, ...] = ()
+    scans: tuple[Scan, ...] = ()
     followers: tuple[Followed, ...] = ()
     inner_consumers: tuple[InnerConsumer, ...] = ()
     unconsumed: tuple[Callable[[LowestUnconsumed], LowestUnconsumed], ...] = ()

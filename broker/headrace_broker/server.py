@@ -23,6 +23,7 @@ from headrace_protocol.drivers.address import pack_host
 if TYPE_CHECKING:
     from headrace_broker.clock import Clock
     from headrace_broker.config import BrokerConfig
+    from headrace_broker.core import Core
     from headrace_broker.store.files.filesystem import Files
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.store.recovery import OnProgress
@@ -113,7 +114,9 @@ class Broker:
             keep_begun_without(self.config, unasked)
             store = await self._open_store(listener, _LoadProgress(self, stop))
             try:
-                await self._serve(store, listener, stop, task_status)
+                core = self._build(store, listener)
+                await self._recover(core)
+                await self._serve(core, stop, task_status)
             finally:
                 store.close()
         except LoadInterrupted as error:
@@ -134,7 +137,19 @@ class Broker:
             owns_process=self._owns_process,
             on_progress=progress,
         )
-        report = await trio.to_thread.run_sync(store.load)
+        await trio.to_thread.run_sync(store.open)
+        return store
+
+    def _build(self, store: MessageStore, listener: Listener) -> Core:
+        # Answers that wait for a gate are sent by other tasks, which need the scheduler.
+        owns_loop = self._owns_process and store.write_path.confirmation.is_immediate
+        around = Surroundings(self._network, listener, self.services, Pace(), owns_loop)
+        core = build_core(self.config, store, around)
+        assembly.add_features(core)
+        return core
+
+    async def _recover(self, core: Core) -> None:
+        report = await trio.to_thread.run_sync(core.store.recover, core.added.scans)
         log.info("store open", path=str(self.config.store_path_root_dir), **report.as_log())
         if report.cut_count:
             log.error(
@@ -145,20 +160,14 @@ class Broker:
                 remedy="restore a copy; after another crash, run headrace store fsck and store copy"
                 " before the start: they find such damage and save the records behind it",
             )
-        return store
 
     async def _serve(
         self,
-        store: MessageStore,
-        listener: Listener,
+        core: Core,
         stop: trio.Event,
         task_status: trio.TaskStatus[None],
     ) -> None:
-        # Answers that wait for a gate are sent by other tasks, which need the scheduler.
-        owns_loop = self._owns_process and store.write_path.confirmation.is_immediate
-        around = Surroundings(self._network, listener, self.services, Pace(), owns_loop)
-        core = build_core(self.config, store, around)
-        running = assembly.assemble(core)
+        store, running = core.store, assembly.connect(core)
         _warn_about_peer_topics(core.tables.topics)
         await load_all(running)
         async with AsyncExitStack() as ended, trio.open_nursery() as nursery:

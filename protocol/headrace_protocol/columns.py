@@ -84,6 +84,7 @@ _MAGIC_END = 8
 _HOST_BYTES = 8
 _BORN_HOST_AT = HEAD_PLACES["born_host"][1]
 _STORE_HOST_AT = HEAD_PLACES["store_host"][1]
+_HASH_FACTOR: Final = np.uint64(0x9E3779B97F4A7C15)  # odd, so that no byte is lost
 # From this size on a view costs less than a copy.
 _VIEW_BYTES_MIN = 512
 # Up to this size copying equally long bodies twice, as rows, is faster than copying each once.
@@ -109,6 +110,19 @@ def split(data: Buffer, starts: Array, sizes: Array) -> list[bytes]:
     whole = data if isinstance(data, bytes) else bytes(memoryview(data)[first : ends.max()])
     bounds = zip((starts - first).tolist(), (ends - first).tolist(), strict=True)
     return [whole[start:end] for start, end in bounds]
+
+
+def distinct_rows(rows: Array) -> tuple[list[bytes], Array]:
+    """The distinct rows, shape (n, bytes), uint8, n > 0, and the number of each row among them."""
+    if (rows == rows[0]).all():
+        return [rows[0].tobytes()], np.zeros(len(rows), np.int64)
+    factors = np.cumprod(np.full(rows.shape[1], _HASH_FACTOR))
+    _, first, number = np.unique(rows @ factors, return_index=True, return_inverse=True)
+    if (rows[first[number]] == rows).all():
+        return [row.tobytes() for row in rows[first]], number
+    texts = [row.tobytes() for row in rows]  # two rows have the same hash
+    numbers = {text: number for number, text in enumerate(dict.fromkeys(texts))}
+    return [*numbers], np.array([numbers[text] for text in texts])
 
 
 def checksums(bodies: Sequence[Buffer]) -> Array:
@@ -403,6 +417,9 @@ class RecordColumns:
         for name, column in vars(self).items():
             if name != "data" and isinstance(column, np.ndarray):
                 vars(part)[name] = column[where]
+        if "topics" in vars(self):
+            names, numbers = self.topics
+            vars(part)["topics"] = names, numbers[where]
         return part
 
     # --- columns ---------------------------------------------------------------------------
@@ -507,6 +524,22 @@ class RecordColumns:
         return np.where(
             self._is_v2, self._column(SHORT_DTYPE, self._topic_at - SHORT_DTYPE.itemsize), of_v1
         )
+
+    @cached_property
+    def topics(self) -> tuple[list[bytes], Array]:
+        """Topics, without repetition, and for each record the number of its topic among them."""
+        names: list[bytes] = []
+        numbers = np.zeros(len(self), np.int64)
+        if len(self) and (first := self._shared(self._topic_at, _same(self.topic_bytes))):
+            return [first], numbers
+        text = np.frombuffer(self.data, np.uint8)
+        for size in np.unique(self.topic_bytes).tolist():
+            where = np.flatnonzero(self.topic_bytes == size)
+            rows = text[self.topic_start[where][:, None] + np.arange(size)]
+            distinct, number = distinct_rows(rows)
+            numbers[where] = number + len(names)
+            names += distinct
+        return names, numbers
 
     @cached_property
     def properties_start(self) -> Array:

@@ -54,7 +54,7 @@ async def test_delayed_messages_that_are_due_together(paced: BrokerUnderTest) ->
     schedule.load()
     await delay(paced, count)
     schedule._levels[1].known_end = count
-    schedule._delivered._left[b"1"].offsets.update(range(1 << 40, (1 << 40) + COUNT))
+    schedule._delivered._left[1].offsets.update(range(1 << 40, (1 << 40) + COUNT))
     paced.clock.ms += 2000
     async with running(paced, schedule.run, schedule.run_saving):
         await until(lambda: schedule.next_offset(0) == count)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from headrace_broker.assembly import assemble
+from headrace_broker.assembly import add_features, connect
 from headrace_broker.compaction.service import Compaction
 from headrace_broker.config import BrokerConfig
 from headrace_broker.core import Pace, Surroundings, build_core
@@ -157,7 +157,8 @@ async def test_a_broker_finishes_in_this_order(tmp_path: Path) -> None:
     store = open_store(config.store_path_root_dir)
     around = Surroundings(network, network.listen("127.0.0.1", 0), Services(), Pace())
     core = build_core(config, store, around)
-    listed = assemble(core)
+    add_features(core)
+    listed = connect(core)
     finishing = sorted(listed, key=lambda service: service.stage)
     topics, mappings, groups, offsets = core.tables
     assert [service.finish for service in finishing if service.finish] == [

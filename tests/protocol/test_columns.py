@@ -15,6 +15,7 @@ from headrace_protocol.columns import (
     UNIT_DTYPE,
     EncodedBlock,
     RecordColumns,
+    distinct_rows,
     encode_arrow,
     encode_records,
     encode_uniform,
@@ -308,3 +309,27 @@ def test_a_damaged_answer_is_corrupt_or_harmless(layout: str, data: st.DataObjec
         return
     for index in range(len(columns)):
         assert columns.message(index).stored_body == columns.stored_bodies()[index]
+
+
+@given(st.lists(st.sampled_from(["a", "b", "topic", "other", "x" * 127, "\u00fc"]), max_size=40))
+def test_topics_are_numbered(topics: list[str]) -> None:
+    data = b"".join(
+        encode_record(topic=topic, queue_id=0, body=b"b" * len(topic), born_host=HOST)
+        for topic in topics
+    )
+    records = RecordColumns.from_records(data)
+    for some in (records, records.select(slice(1, None))):
+        names, numbers = some.topics
+        expected = topics[len(topics) - len(some) :]
+        assert [names[number].decode() for number in numbers.tolist()] == expected
+    names, numbers = records.select(slice(1, None)).topics
+    assert [names[number].decode() for number in numbers.tolist()] == topics[1:]
+
+
+@pytest.mark.parametrize("have_equal_hashes", [False, True])
+def test_rows_are_told_apart(have_equal_hashes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if have_equal_hashes:
+        monkeypatch.setattr("headrace_protocol.columns._HASH_FACTOR", np.uint64(0))
+    names, numbers = distinct_rows(np.frombuffer(b"abacabba", np.uint8).reshape(4, 2))
+    assert [names[number] for number in numbers] == [b"ab", b"ac", b"ab", b"ba"]
+    assert sorted(names) == [b"ab", b"ac", b"ba"]

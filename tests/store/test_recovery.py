@@ -25,13 +25,16 @@ from headrace_broker.store.integrity.checkpoint import Checkpoint, IndexMark
 from headrace_broker.store.log import log_rows
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.recovery import (
+    NOTHING,
     FirstRecord,
     LoadStage,
     RecoveryPlan,
+    Scan,
     index_durable_offset,
     log_durable_offset,
     plan_recovery,
     queues_durable_offset,
+    read_log,
 )
 from headrace_protocol.message import encode_properties, encode_record
 from tests.support.stores import (
@@ -39,6 +42,7 @@ from tests.support.stores import (
     FaultyFiles,
     SetClock,
     crash,
+    new_store,
     open_store,
     put,
     query_index,
@@ -166,6 +170,39 @@ def fill(root: Path, count: int = 24) -> tuple[MessageStore, list[int]]:
         put(store, store.queue("AB"[number % 2], 0), b"%d" % number * 60, KEYS=str(number))
         ends.append(store.commit_log.max_offset)
     return store, ends
+
+
+def read_from(store: MessageStore, offset: int) -> list[int]:
+    found: list[int] = []
+    read_log(lambda some: found.extend(some.physical_offset.tolist()), store.commit_log, offset)
+    return found
+
+
+@pytest.mark.parametrize("is_clean", [False, True])
+@pytest.mark.parametrize("inside", [0, 1])
+@pytest.mark.parametrize("wanted", [0, 5, 12, 23, 24, 99])
+def test_a_scan_gets_all_records_from_its_offset_on(
+    wanted: int, inside: int, is_clean: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one pass with the takers, which need only some of them, or none."""
+    monkeypatch.setattr(log_rows, "SCAN_BYTES", 500)
+    store, _ = fill(tmp_path)
+    store.flusher.flush_now()
+    put(store, store.queue("C", 0))
+    starts = read_from(store, 0)
+    assert len(starts) == 25
+    store.close() if is_clean else crash(store)
+    offset = [*starts, NOTHING][min(wanted, 25)] + inside
+    found: list[int] = []
+    store = new_store(tmp_path)
+    store.open()
+    scan = Scan(lambda: offset, lambda some: found.extend(some.physical_offset.tolist()))
+    store.recover((scan, Scan(lambda: NOTHING, lambda _some: pytest.fail("not wanted"))))
+    assert found == starts[min(wanted, 25) + inside :]
+    assert read_from(store, starts[3]) == starts[3:]
+    assert read_from(store, store.commit_log.max_offset) == []
+    assert contents(store)["C", 0] == [b"body"]
+    store.close()
 
 
 @pytest.mark.slow

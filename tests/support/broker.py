@@ -36,7 +36,7 @@ from headrace_protocol.message import StoredMessage
 from headrace_protocol.serving import Channel, Then, fetch_at_once, run_at_once
 from tests.support.channel import MemoryChannel
 from tests.support.features import part
-from tests.support.stores import SetClock, close_stores, open_store, put, read_all
+from tests.support.stores import SetClock, close_stores, new_store, put, read_all
 
 _T = TypeVar("_T")
 
@@ -111,17 +111,16 @@ class BrokerUnderTest:
         _begun.append(self)
         self.config = config or broker_config(folder)
         self.clock = clock or SetClock()
-        self.store = open_store(
-            self.config.store_path_root_dir,
-            self.clock,
-            **store,
-        )
+        self.store = new_store(self.config.store_path_root_dir, self.clock, **store)
+        self.store.open()
         network = MemoryNetwork()
         listener = network.listen("127.0.0.1", 0)
         try:
             around = Surroundings(network, listener, Services(), pace or at_once())
             self.core = build_core(self.config, self.store, around)
-            self.services = assembly.assemble(self.core)
+            assembly.add_features(self.core)
+            self.store.recover(self.core.added.scans)
+            self.services = assembly.connect(self.core)
             self.staging = self.part(Staging)
             self.staging.load()
             self.compaction = self.part(Compaction)

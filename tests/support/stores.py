@@ -123,9 +123,16 @@ def open_store(
     **changes: Any,
 ) -> MessageStore:
     """A loaded store. ``close_stores`` closes it, if the test leaves it open."""
-    store = _OpenStore(small_settings(root, **changes), clock or SetClock(), files or FaultyFiles())
+    store = new_store(root, clock, files, **changes)
     store.load()
     return store
+
+
+def new_store(
+    root: Path, clock: Clock | None = None, files: Files | None = None, **changes: Any
+) -> MessageStore:
+    """A store that is not loaded; otherwise as ``open_store``."""
+    return _OpenStore(small_settings(root, **changes), clock or SetClock(), files or FaultyFiles())
 
 
 def crash(store: MessageStore) -> None:

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from headrace_broker.store.log.log_rows import scan_from
+from headrace_broker.store.log.property_columns import PropertyColumns
 from headrace_broker.store.recovery import first_records
-from headrace_protocol.columns import split
 from headrace_protocol.message import TRANSACTION_MASK, property_value
 from headrace_protocol.system_topics import CHECK_MAX_TIME_TOPIC, UNDELIVERED_TOPIC
 
@@ -17,13 +16,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from headrace_broker.inner.waiting import Waiting
-    from headrace_broker.store.log.log_blocks import LogBlock
     from headrace_broker.store.message_store import MessageStore
-    from headrace_protocol.columns import Array
+    from headrace_protocol.columns import Array, RecordColumns
 
 _UNDELIVERED = UNDELIVERED_TOPIC.encode()
 _DISCARDED = CHECK_MAX_TIME_TOPIC.encode()  # halves, which never waited for a time
-_MARK = b"REAL_TOPIC\x01"  # every delivered record has it
+_REAL = b"REAL_TOPIC"  # every delivered record has it
+_MARK = _REAL + b"\x01"
+_NO_QUEUE = -1
 _TELLING = (b"UNIQ_KEY", b"REAL_TOPIC", b"REAL_QID")
 _Name = tuple[bytes, ...]
 
@@ -54,11 +54,11 @@ class Delivered:
     """
 
     def __init__(self, system_topic: str, queue_key: bytes) -> None:
-        """system_topic: where they waited. queue_key: property that says in which queue."""
+        """system_topic: where they waited. queue_key: property with the number of the queue."""
         self._system_topic = system_topic.encode()
         self._queue_key = queue_key
         self.newest_ms = 0
-        self._left: defaultdict[bytes, _Left] = defaultdict(lambda: _Left(set(), set(), Counter()))
+        self._left: defaultdict[int, _Left] = defaultdict(lambda: _Left(set(), set(), Counter()))
 
     @property
     def is_empty(self) -> bool:
@@ -77,42 +77,45 @@ class Delivered:
             left.halves.clear()
         return np.fromiter(sources, np.int64, len(sources))
 
-    def scan(self, store: MessageStore, from_offset: int) -> None:
-        """Read the log from ``from_offset`` to its end. Raises OSError."""
-        if from_offset >= store.commit_log.max_offset:
-            return  # no record begins there, so that a scan would read the whole file
-        from_offset = max(from_offset, store.commit_log.min_offset)  # the files before may be gone
-        for block in scan_from(store.commit_log.files, from_offset):
-            self._note(block)
-
-    def _note(self, block: LogBlock) -> None:
-        columns = block.columns
-        self.newest_ms = max(self.newest_ms, int(columns.store_timestamp.max()))
-        if _MARK not in bytes(columns.data):  # no copy: it is bytes
-            return
-        topics = split(columns.data, columns.topic_start, columns.topic_bytes.astype(np.int64))
-        sources = columns.prepared_transaction_offset.tolist()
-        is_commit = (columns.sys_flag & TRANSACTION_MASK != 0).tolist()
-        times = columns.reconsume_times.tolist()
+    def take(self, records: RecordColumns) -> None:
+        """Note which of these records of the log were delivered."""
+        self.newest_ms = max(self.newest_ms, int(records.store_timestamp.max()))
+        names, topics = records.topics
         waiting = {self._system_topic, _DISCARDED}
-        numbers = [number for number, topic in enumerate(topics) if topic not in waiting]
-        starts, sizes = columns.properties_start[numbers], columns.properties_bytes[numbers]
-        for number, raw in zip(numbers, split(columns.data, starts, sizes), strict=True):
-            if _MARK not in raw or not (queue := property_value(raw, self._queue_key)):
-                continue
-            topic = topics[number]
-            left, source = self._left[queue], sources[number]
-            if not source:
-                # A half waits for its commit first, and has the same names.
-                if topic not in {property_value(raw, b"REAL_TOPIC"), _UNDELIVERED}:
-                    continue
-                left.names[_name(raw, times[number])] += 1
-            elif is_commit[number]:
-                left.halves.add(source)
-            else:
-                left.offsets.add(source)
+        is_elsewhere = np.array([name not in waiting for name in names])[topics]
+        sources = records.prepared_transaction_offset
+        for found in (is_elsewhere & (sources != 0), is_elsewhere & (sources == 0)):
+            if found.any():
+                self._take(records.select(np.flatnonzero(found)), topics[found], names)
 
-    def forget_before(self, queue: bytes, physical_offset: int) -> None:
+    def _take(self, records: RecordColumns, topics: Array, names: list[bytes]) -> None:
+        """Note records of which all name a source, or none does."""
+        texts = records.properties()
+        if _MARK not in b"".join(texts):
+            return
+        columns = PropertyColumns(texts)
+        in_queue = columns.find(self._queue_key)
+        queues = columns.integers(in_queue, _NO_QUEUE)
+        is_found = (queues != _NO_QUEUE) & np.isin(in_queue.records, columns.find(_REAL).records)
+        numbers, queues = in_queue.records[is_found], queues[is_found]
+        sources = records.prepared_transaction_offset[numbers]
+        if not len(numbers):
+            return
+        if not sources[0]:
+            times = records.reconsume_times.tolist()
+            for number, queue in zip(numbers.tolist(), queues.tolist(), strict=True):
+                # A half waits for its commit first, and has the same names.
+                real = property_value(texts[number], _REAL)
+                if names[topics[number]] in {real, _UNDELIVERED}:
+                    self._left[queue].names[_name(texts[number], times[number])] += 1
+            return
+        is_commit = records.sys_flag[numbers] & TRANSACTION_MASK != 0
+        for queue in np.unique(queues).tolist():
+            left, is_here = self._left[queue], queues == queue
+            left.halves.update(sources[is_here & is_commit].tolist())
+            left.offsets.update(sources[is_here & ~is_commit].tolist())
+
+    def forget_before(self, queue: int, physical_offset: int) -> None:
         """Forget what waited before an offset in the log.
 
         Halves stay: where the message waited that one was committed to is not known.
@@ -120,11 +123,11 @@ class Delivered:
         offsets = self._left[queue].offsets
         offsets -= {offset for offset in offsets if offset < physical_offset}
 
-    def forget(self, queue: bytes) -> None:
+    def forget(self, queue: int) -> None:
         """Forget what left a queue: all that waited there then was looked at."""
         self._left.pop(queue, None)
 
-    def among(self, queue: bytes, messages: Iterable[Waiting]) -> set[int]:
+    def among(self, queue: int, messages: Iterable[Waiting]) -> set[int]:
         """Queue offsets of those messages that were delivered; forgets nothing."""
         left = self._left.get(queue)
         if left is None:
@@ -142,7 +145,7 @@ class Delivered:
                     found.add(message.queue_offset)
         return found
 
-    def forget_each(self, queue: bytes, messages: Iterable[Waiting]) -> None:
+    def forget_each(self, queue: int, messages: Iterable[Waiting]) -> None:
         """Forget delivered messages, which the progress of their queue counts now."""
         left = self._left[queue]
         for message in messages:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -17,12 +18,14 @@ from headrace_broker.store.queues.queue_blocks import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.store.queues.queue_blocks import QueueBlock
     from headrace_protocol.columns import Array, RecordColumns
 
+# The numbers of the records that are wanted.
+Keep = Callable[["RecordColumns"], "Array"]
 # A thread that builds more objects than this keeps the interpreter from the loop.
 RECORDS_AT_ONCE: Final = 256
 UNITS_AT_ONCE: Final = 4096
@@ -114,15 +117,19 @@ class WaitingQueue:
         """
         return await trio.to_thread.run_sync(self._reader(first, end))
 
-    def read_now(self, first: int, end: int) -> list[Waiting | Unreadable]:
-        """``read``, in the caller's thread."""
-        return self._reader(first, end)()
+    def read_now(
+        self, first: int, end: int, keep: Keep | None = None
+    ) -> list[Waiting | Unreadable]:
+        """``read``, in the caller's thread. keep: which records become messages."""
+        return self._reader(first, end, keep)()
 
-    def _reader(self, first: int, end: int) -> Callable[[], list[Waiting | Unreadable]]:
+    def _reader(
+        self, first: int, end: int, keep: Keep | None = None
+    ) -> Callable[[], list[Waiting | Unreadable]]:
         view = self._view()._replace(end=min(end, first + RECORDS_AT_ONCE))
         log = self._store.commit_log
         cold_log = ColdFiles(log.files)
-        return lambda: list(_read(view, first, cold_log, log.max_offset))
+        return lambda: list(_read(view, first, cold_log, log.max_offset, keep))
 
     def block_now(self, first: int, count: int) -> QueueBlock | None:
         """The messages from ``first`` on, at most ``count``; None at the end.
@@ -151,7 +158,7 @@ class WaitingQueue:
 
 
 def _read(
-    view: QueueView, first: int, log: ColdFiles, log_end: int
+    view: QueueView, first: int, log: ColdFiles, log_end: int, keep: Keep | None
 ) -> Iterator[Waiting | Unreadable]:
     while first < view.end:
         try:
@@ -160,14 +167,15 @@ def _read(
             if view.end - first > 1:  # so that only what is damaged is left out
                 for queue_offset in range(first, view.end):
                     yield from _read(
-                        view._replace(end=queue_offset + 1), queue_offset, log, log_end
+                        view._replace(end=queue_offset + 1), queue_offset, log, log_end, keep
                     )
             else:
                 yield Unreadable(first, error.physical_offset, str(error))
             return
         if block is None:
             return
-        yield from _waiting(block.records)
+        records = block.records
+        yield from _waiting(records if keep is None else records.select(keep(records)))
         first = block.end
 
 

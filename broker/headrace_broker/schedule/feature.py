@@ -28,6 +28,7 @@ def build(core: Core) -> Feature:
     return Feature(
         inner_consumers=(InnerConsumer(SCHEDULE_TOPIC, "delayed messages", schedule.next_offset),),
         demands=(Demand("delayed messages", (DELAY,), apply=schedule.demand.serve, is_delay=True),),
+        scans=(schedule.scan,),
         processors=(ScheduleProcessor(schedule),),
         services=(
             Service(schedule.run, schedule.load, finish=schedule.finish),

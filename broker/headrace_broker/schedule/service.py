@@ -26,6 +26,7 @@ from headrace_broker.inner.saving import save_at_intervals
 from headrace_broker.inner.waiting import RECORDS_AT_ONCE, Unreadable, Waiting, WaitingQueue
 from headrace_broker.inner.writer import RETRY_S
 from headrace_broker.schedule.levels import DelayDemand
+from headrace_broker.store.recovery import NOTHING, Scan, read_log
 from headrace_protocol.outages import Outages
 from headrace_protocol.system_topics import HALF_TOPIC, SCHEDULE_TOPIC
 
@@ -42,6 +43,8 @@ log = structlog.get_logger("headrace.broker")
 _CLOCK_LOOK_S: Final = 1.0
 # Apache's broker stores a delivery after it is due by its own clock.
 _CLOCK_MARGIN_MS: Final = 60_000
+# A start after a crash reads the log from the last save on.
+_UNCOUNTED_BYTES_MAX: Final = 64 << 20
 
 
 class _Level:
@@ -132,6 +135,7 @@ class Schedule:
             for level, delay_ms in enumerate(delays_ms, 1)
         }
         self._delivered = Delivered(SCHEDULE_TOPIC, b"DELAY")
+        self.scan = Scan(self.scan_from, self._delivered.take)
         self._scanned_from = 0
         self._threads = trio.CapacityLimiter(1)
         self.dropped = self.unreadable = 0
@@ -141,25 +145,30 @@ class Schedule:
 
     # -- start and stop ----------------------------------------------------------------------------
 
+    def scan_from(self) -> int:
+        """Where the log begins that can hold deliveries which the offsets do not count."""
+        log_offset = self._offsets.log_offset
+        self._scanned_from = NOTHING if log_offset is None else log_offset
+        return self._scanned_from
+
     def load(self) -> None:
         """Take up each level where it was, and find what was delivered since. Raises OSError."""
         for number, level in self._levels.items():
             saved = self._offsets.saved.get(number, 0)
             level.offset = min(max(saved, level.queue.min_offset()), level.queue.end)
-        self._scanned_from = self._first_uncounted()
-        self._delivered.scan(self._store, self._scanned_from)
+        if self._offsets.log_offset is None:
+            self._scanned_from = self._first_uncounted()
+            read_log(self._delivered.take, self._store.commit_log, self._scanned_from)
         for number, level in self._levels.items():
             level.known_end = level.queue.end
             for unit in level.queue.units_now(level.offset, 1):
-                self._delivered.forget_before(b"%d" % number, int(unit["physical_offset"]))
+                self._delivered.forget_before(number, int(unit["physical_offset"]))
             self._forget_passed(number, level)
         if len(self._delivered):
             log.info("delayed messages found delivered", count=len(self._delivered))
 
     def _first_uncounted(self) -> int:
-        """Where the log begins that can hold deliveries which the offsets do not count."""
-        if self._offsets.log_offset is not None:
-            return self._offsets.log_offset
+        """Where the log begins that can hold deliveries of another broker."""
         if self._store.was_clean:  # another broker stopped in order: its offsets are exact
             return self._store.commit_log.max_offset
         return self._first_delivery()
@@ -168,7 +177,7 @@ class Schedule:
         """Forget what the start found of a level once all that it found waiting was looked at."""
         if level.known_end and level.offset >= level.known_end:
             level.known_end = 0
-            self._delivered.forget(b"%d" % number)
+            self._delivered.forget(number)
 
     def _first_delivery(self) -> int:
         """Where the log begins that can hold deliveries of what the offsets call waiting."""
@@ -204,10 +213,11 @@ class Schedule:
 
         Raises OSError, StoreNotWritable.
         """
-        offsets = self._progress()
-        if self._offsets.saved == offsets:
+        offsets, counted_to = self._progress(), self._counted_to()
+        saved_to = self._offsets.log_offset
+        is_near = saved_to is None or counted_to - saved_to < _UNCOUNTED_BYTES_MAX
+        if self._offsets.saved == offsets and is_near:
             return
-        counted_to = self._counted_to()
         await self._store.flusher.wait_flushed()
         await trio.to_thread.run_sync(
             self._offsets.save, offsets, counted_to, limiter=self._threads
@@ -267,10 +277,9 @@ class Schedule:
     async def _deliver(self, number: int, level: _Level, end: int) -> None:
         """Deliver the messages before ``end``, or the first of them if there are many."""
         end = min(end, level.offset + RECORDS_AT_ONCE)
-        queue = b"%d" % number
         items = await level.queue.read(level.offset, end)
         waiting = [item for item in items if isinstance(item, Waiting)]
-        delivered = self._delivered.among(queue, waiting)
+        delivered = self._delivered.among(number, waiting)
         fresh = [item for item in waiting if item.queue_offset not in delivered]
         pairs = [(item, self._message(item)) for item in fresh]
         ends = [item.queue_offset + 1 for item, message in pairs if message is not None]
@@ -285,7 +294,7 @@ class Schedule:
         finally:
             passed = [item for item in waiting if item.queue_offset < level.offset]
             self._delivered.forget_each(
-                queue, [item for item in passed if item.queue_offset in delivered]
+                number, [item for item in passed if item.queue_offset in delivered]
             )
         self._note_unreadable(number, [item for item in items if isinstance(item, Unreadable)])
         self._forget_passed(number, level)

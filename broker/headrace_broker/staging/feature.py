@@ -26,6 +26,7 @@ def build(core: Core) -> Feature:
         core.serving.pace.sliced_work.start,
     )
     return Feature(
+        scans=(staging.scan,),
         moves=(staging,),
         processors=(StagingProcessor(core.store, core.messages.bulk, staging),),
         # It supervises its own tasks.

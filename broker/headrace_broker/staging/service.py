@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 import secrets
-import struct
-from collections import deque
+from collections import Counter, deque
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeVar
 
+import numpy as np
 import structlog
 import trio
 
@@ -27,11 +27,11 @@ from headrace_broker.staging.queues import Settlements
 from headrace_broker.staging.state import QueryState
 from headrace_broker.store.errors import StoreError
 from headrace_broker.store.files.filesystem import make_private
+from headrace_broker.store.recovery import NOTHING, Scan
 from headrace_daemon.slices import in_slices
 from headrace_protocol.codes import ResponseCode
-from headrace_protocol.columns import HEAD_PLACES
 from headrace_protocol.errors import Lane, RequestError
-from headrace_protocol.message import BORN_HOST_V6, STORE_HOST_V6, SYS_FLAG_AT
+from headrace_protocol.message import BORN_HOST_V6, STORE_HOST_V6
 from headrace_protocol.serving import run_at_once
 from headrace_protocol.waiting import Until, fetch, take_break
 
@@ -41,11 +41,10 @@ if TYPE_CHECKING:
 
     from headrace_broker.host_budget import Host
     from headrace_broker.staging.queues import Places, Queues
-    from headrace_broker.store.log.commit_log import CommitLog
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.store.store_queue import StoreQueue
     from headrace_broker.store.upkeep import StartSoon
-    from headrace_protocol.columns import Buffer
+    from headrace_protocol.columns import Buffer, RecordColumns
     from headrace_protocol.headers import StageSealHeader, StageSendHeader
     from headrace_protocol.serving import RunLong
     from headrace_protocol.staging import Decision, StagedAttempt
@@ -71,9 +70,6 @@ _QUERY_BYTES = 4096
 _ATTEMPT_BYTES = 2048
 _DECIDED_BYTES = 512
 _TAG_BITS = 62
-_TAG = struct.Struct(">q")
-_TAG_AT = HEAD_PLACES["prepared_transaction_offset"][1]
-_INT = struct.Struct(">i")
 
 
 class Staging:
@@ -110,6 +106,10 @@ class Staging:
         self._queues = queues
         self._settlements = Settlements(self._pending_for, self._resume, run_long)
         self._queries: dict[str, Query] = {}
+        # The number of records in the log by the tag of their query's pending decision.
+        self._tagged: Counter[int] = Counter()
+        self._tags = np.empty(0, np.int64)
+        self.scan = Scan(self.scan_from, self._count_tagged)
         self._to_apply: deque[Query] = deque()
         self._apply_requested = trio.Event()
         self._to_flush: deque[tuple[Query, Attempt]] = deque()
@@ -118,16 +118,31 @@ class Staging:
 
     # -- start -------------------------------------------------------------------------------------
 
-    def load(self) -> None:
-        """Read the state of each query, after the store is loaded and before anything is appended.
+    def scan_from(self) -> int:
+        """Read the state of each query; where the log begins that can hold pending records.
 
-        ``run`` resumes a batch that a killed broker had begun to apply. Raises OSError,
-        StoreFormatError.
+        Raises OSError, StoreFormatError.
         """
         known = self._known.load()
         for query_id in sorted(known.union(folder.name for folder in self._root.glob("*"))):
             query = self._queries[query_id] = self._new(query_id)
             query.load(is_known=query_id in known)
+        pending = [query.state for query in self._queries.values() if query.state.pending]
+        self._tags = np.array([state.tag for state in pending], np.int64)
+        return min((state.from_offset for state in pending), default=NOTHING)
+
+    def _count_tagged(self, records: RecordColumns) -> None:
+        """Count the records that carry the tag of a pending decision."""
+        tags = records.prepared_transaction_offset
+        is_ours = records.sys_flag & (BORN_HOST_V6 | STORE_HOST_V6) == 0
+        self._tagged.update(tags[is_ours & np.isin(tags, self._tags)].tolist())
+
+    def load(self) -> None:
+        """Find batches that a killed broker had begun to apply, for ``run`` to resume.
+
+        After the scan of the log, and before anything is appended. Raises OSError.
+        """
+        for query in self._queries.values():
             if query.phase is Phase.DAMAGED:
                 log.error("rejecting the staged writes of a query", reason=str(query.problem))
             else:
@@ -139,9 +154,7 @@ class Staging:
         if query.state.pending is None:
             return
         self._lower_from_offset(query)
-        query.applied_records = count_tagged(
-            self._store.commit_log, query.state.tag, query.state.from_offset
-        )
+        query.applied_records = self._tagged[query.state.tag]
         if query.applied_records:
             log.info("resuming a staged batch", query=query.folder.name)
             self._start_applying(query)
@@ -680,22 +693,3 @@ def _decision_bytes(decision: Decision) -> int:
 
 def _rejected(remark: str) -> RequestError:
     return RequestError(ResponseCode.ILLEGAL_OPERATION, remark)
-
-
-def count_tagged(commit_log: CommitLog, tag: int, from_offset: int) -> int:
-    """Number of records from ``from_offset`` on that carry the tag."""
-    count = 0
-    for file in commit_log.files.files:
-        physical_offset = max(file.start_offset, from_offset)
-        while physical_offset < file.end_offset and (
-            record := commit_log.record_at(physical_offset, may_wait=True)
-        ):
-            count += _has_tag(record, tag)
-            physical_offset += len(record)
-    return count
-
-
-def _has_tag(record: memoryview, tag: int) -> bool:
-    (sys_flag,) = _INT.unpack_from(record, SYS_FLAG_AT)
-    is_ours = not sys_flag & (BORN_HOST_V6 | STORE_HOST_V6)
-    return bool(is_ours and _TAG.unpack_from(record, _TAG_AT)[0] == tag)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,7 @@ from headrace_broker.store.upkeep import StartSoon, Upkeep
 from headrace_protocol.waiting import at_once, take_break
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from headrace_broker.clock import Clock
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from headrace_broker.store.recovery import (
         OnProgress,
         RecoveryReport,
+        Scan,
     )
     from headrace_broker.store.retention.disk_forecast import LowestUnconsumed
     from headrace_broker.store.retention.topic_floors import TopicLimit
@@ -71,17 +72,36 @@ class MessageStore(StoreParts):
     # --- start and stop --------------------------------------------------------------------
 
     def load(self) -> RecoveryReport:
-        """Lock the directory, load its files and recover them.
+        """``open`` and ``recover``, for a store without features."""
+        self.open()
+        return self.recover()
+
+    def open(self) -> None:
+        """Lock the directory and load its files.
 
         Raises StoreLocked or StoreFormatError, after which nothing has changed, or StoreError for
         an error of the file system.
         """
         self._check_directory()
-        try:
+        with self._abandoned_on_error():
             make_private(self.root)
             self.lock.acquire()
             self.fs.check_owner = self.lock.check
-            return Opening(self, self.on_progress).run()
+            self._opening = Opening(self, self.on_progress)
+            self._opening.load()
+
+    def recover(self, scans: Sequence[Scan] = ()) -> RecoveryReport:
+        """Read the end of the log, recover what a crash has left, and accept messages.
+
+        scans: get the records that are read. Raises StoreError.
+        """
+        with self._abandoned_on_error():
+            return self._opening.recover(scans)
+
+    @contextmanager
+    def _abandoned_on_error(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             self.abandon()
             reason = error.strerror or str(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from headrace_broker.store.errors import StoreFormatError
@@ -19,6 +20,7 @@ from headrace_broker.store.recovery import (
     LoadStage,
     Recovery,
     RecoveryReport,
+    Scan,
     first_records,
     index_durable_offset,
     log_durable_offset,
@@ -28,6 +30,9 @@ from headrace_broker.store.recovery import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from headrace_broker.store.files.mapped_file import MappedFile
     from headrace_broker.store.parts import StoreParts
     from headrace_broker.store.recovery import OnProgress, RecoveryPlan
 
@@ -43,8 +48,8 @@ class Opening:
         self._on_progress = on_progress
         self._batch_topics: frozenset[str] = frozenset()
 
-    def run(self) -> RecoveryReport:
-        """Load the files and recover them. Raises StoreFormatError, OSError."""
+    def load(self) -> None:
+        """Load the files. Raises StoreFormatError, OSError."""
         store = self._store
         abort = store.root / "abort"
         is_clean = not abort.exists()
@@ -63,7 +68,11 @@ class Opening:
         store.was_clean = is_clean
         if store.disk_usage().usable_bytes < RESERVE_BYTES_MAX:
             store.fs.reserve.release()  # what recovery writes again may need it
-        report = self._recover(is_clean=is_clean)
+
+    def recover(self, scans: Sequence[Scan]) -> RecoveryReport:
+        """Bring queues and index in line with the log. Raises OSError."""
+        store = self._store
+        report = self._recover(scans, is_clean=store.was_clean)
         store.fs.reserve.fill()
         store.cleaner.trimmer.load()
         for queue in store.queues:
@@ -135,8 +144,9 @@ class Opening:
             queue.next_offset = queue.consume_queue.max_offset
             self._on_progress(LoadStage.QUEUES, number, len(folders))
 
-    def _recover(self, *, is_clean: bool) -> RecoveryReport:
+    def _recover(self, scans: Sequence[Scan], *, is_clean: bool) -> RecoveryReport:
         store = self._store
+        plan = self._plan_recovery(is_clean=is_clean)
         recovery = Recovery(
             store.commit_log,
             store.takers,
@@ -146,18 +156,22 @@ class Opening:
                 store.settings.delay_levels_ms,
                 store.dispatcher.deletions.ends,
             ),
+            scans,
         )
-        plan = self._plan_recovery(is_clean=is_clean)
         saved_ms = store.clock.now_ms()
+        syncs = _Syncs()
 
         def save_and_report(stage: LoadStage, done: int, bound: int) -> None:
             nonlocal saved_ms
+            if store.use_threads and not is_clean and recovery.newest:
+                syncs.begin(store.commit_log.files.find(recovery.newest[0]))
             if store.clock.now_ms() - saved_ms >= SAVE_PROGRESS_MS:
                 self._save_progress(recovery, plan)
                 saved_ms = store.clock.now_ms()
             self._on_progress(stage, done, bound)
 
-        report = recovery.run(plan, is_clean=is_clean, on_progress=save_and_report)
+        with syncs:
+            report = recovery.run(plan, is_clean=is_clean, on_progress=save_and_report)
         self._note_recovered(recovery)
         store.dispatcher.deletions.settle(store.commit_log.min_offset, report.log_end)
         if not is_clean:
@@ -229,3 +243,29 @@ class Opening:
             *(folder.parent for folder in queue_folders),
         ):
             store.fs.mark_names_unsynced(folder)
+
+
+class _Syncs:
+    """Syncs of the log in a thread while recovery reads on, which leave less to the last one."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1)
+        self._sync: Future[None] | None = None
+
+    def begin(self, file: MappedFile | None) -> None:
+        """Sync a file unless a sync is under way. Raises OSError if the one before has failed."""
+        if file is not None and (self._sync is None or self._sync.done()):
+            self._finish()
+            self._sync = self._pool.submit(file.sync)
+
+    def _finish(self) -> None:
+        if self._sync is not None:
+            self._sync.result()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._pool.shutdown()
+        if kind is None:
+            self._finish()

@@ -6,6 +6,7 @@ units and index entries of the range that is read again are discarded first.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -24,12 +25,40 @@ if TYPE_CHECKING:
     from headrace_broker.store.files.mapped_file import MappedFile
     from headrace_broker.store.integrity.checkpoint import Checkpoint
     from headrace_broker.store.log.commit_log import CommitLog
+    from headrace_broker.store.log.log_blocks import LogBlock
     from headrace_broker.store.log.log_rows import LogRows
     from headrace_broker.store.log.takers import Taker
     from headrace_broker.store.store_queue import StoreQueue
     from headrace_protocol.columns import Array, RecordColumns
 
 CLOCK_MARGIN_MS: Final = 3000
+# For a scan that wants no records.
+NOTHING: Final = sys.maxsize
+
+
+class Scan(NamedTuple):
+    """A feature's part in the one pass over the log that a start makes.
+
+    begin: returns the physical offset from which records are wanted, or NOTHING. It is called when
+    queues are loaded but not recovered. take: gets them, in order and by blocks; both are called
+    in the loading thread.
+    """
+
+    begin: Callable[[], int]
+    take: Callable[[RecordColumns], None]
+
+
+def _feed(take: Callable[[RecordColumns], None], block: LogBlock, start: int) -> None:
+    # After a power cut no record may begin at the offset.
+    if block.end_offset > start and len(records := block.since(start)):
+        take(records)
+
+
+def read_log(take: Callable[[RecordColumns], None], log: CommitLog, start: int) -> None:
+    """Feed a scan that could not tell before recovery where it begins. Raises OSError."""
+    if start < log.max_offset:  # no record begins at the end, so the whole file would be read
+        for block in scan_from(log.files, max(start, log.min_offset)):
+            _feed(take, block, start)
 
 
 class LoadStage(StrEnum):
@@ -212,8 +241,10 @@ class Recovery:
         commit_log: CommitLog,
         takers: Sequence[Taker],
         log_rows: LogRows,
+        scans: Sequence[Scan] = (),
     ) -> None:
         """Reads nothing yet."""
+        self._scans = [(scan.begin(), scan.take) for scan in scans]
         self.commit_log = commit_log
         self.takers = takers
         self._log_rows = log_rows
@@ -228,15 +259,19 @@ class Recovery:
         """
         for taker in self.takers:
             taker.cut(plan.put_from[taker.name])
-        scan = scan_from(self.commit_log.files, plan.scan_from)
+        scan = scan_from(self.commit_log.files, self._first_wanted(plan))
         scanned_from = scan.end_offset
         bytes_max = scan.files[-1].end_offset - scanned_from if scan.files else 0
         for block in scan:
-            self._rewrite(plan.rewrite_from, scan.end_offset)
+            self._rewrite(plan.rewrite_from, block.base)
+            self._rewrite(plan.rewrite_from, block.end_offset, block)
             columns = block.columns
             self.record_count += len(columns)
             self.newest = int(columns.physical_offset[-1]), int(columns.store_timestamp[-1])
-            self._put(self._rows(columns, plan), plan)
+            if block.end_offset > plan.scan_from:
+                self._put(self._rows(columns, plan), plan)
+            for wanted_from, take in self._scans:
+                _feed(take, block, wanted_from)
             on_progress(LoadStage.LOG, scan.end_offset - scanned_from, bytes_max)
         self._rewrite(plan.rewrite_from, scan.end_offset)  # the end of a full file, too
         cut_count = count_after(scan.files, scan.end_offset)
@@ -252,15 +287,27 @@ class Recovery:
             cut_count,
         )
 
-    def _rewrite(self, start: int | None, end: int) -> None:
+    def _first_wanted(self, plan: RecoveryPlan) -> int:
+        """Where reading begins: the takers' place, or a scan's before it."""
+        log_start = self.commit_log.files.min_offset
+        wanted = [max(offset, log_start) for offset, _ in self._scans]
+        return min(plan.scan_from, *wanted, NOTHING)
+
+    def _rewrite(self, start: int | None, end: int, block: LogBlock | None = None) -> None:
         """Have the next sync write the log from ``start`` to ``end``, whatever an earlier one did.
 
         A failed sync leaves its pages in memory as if they were on disk. Records that follow such
         pages would be lost with them by a power cut, though they are on disk themselves.
         """
-        if start is not None and end > start:
-            self.commit_log.files.rewrite(max(start, self._rewritten_to), end)
-            self._rewritten_to = end
+        if start is None or end <= start:
+            return
+        begin = max(start, self._rewritten_to)
+        if block is None:
+            self.commit_log.files.rewrite(begin, end)
+        else:
+            data = memoryview(block.columns.data)[begin - block.base : end - block.base]
+            self.commit_log.files.write_again(data, begin)
+        self._rewritten_to = end
 
     def _rows(self, columns: RecordColumns, plan: RecoveryPlan) -> Rows:
         """The records' rows, without those of impossible queues; impossible offsets get no unit."""

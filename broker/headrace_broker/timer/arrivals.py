@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from headrace_broker.store.log.property_columns import PropertyColumns
 from headrace_broker.timer.demand import SLOT_MS
-from headrace_broker.timer.property_columns import PropertyColumns
+from headrace_protocol.columns import distinct_rows
 from headrace_protocol.message import TRANSACTION_MASK, property_number, property_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from headrace_broker.store.log.property_columns import Found
     from headrace_broker.store.queues.queue_blocks import QueueBlock
-    from headrace_broker.timer.property_columns import Found
     from headrace_protocol.columns import Array
 
 # A timer that waits. source: physical offset of its record, or of the half for a committed message;
@@ -161,7 +162,7 @@ class _Values:
             self.key[found.records] = _hashes(columns.cells(found, min(width, _KEY_BYTES_MAX)))
         with_topic = columns.find(_TOPIC)
         for width, found in _by_width(with_topic):
-            names, where = _unique_rows(columns.cells(found, width))
+            names, where = distinct_rows(columns.cells(found, width))
             numbers = [topics.number(name) for name in names]
             self.topic[found.records] = np.array(numbers, np.int32)[where]
         self.is_copy[columns.find(_ROLLS).records] = True
@@ -211,12 +212,3 @@ def _by_width(found: Found) -> Iterator[tuple[int, Found]]:
         return
     for width in np.unique(widths).tolist():
         yield width, found.take(widths == width)
-
-
-def _unique_rows(cells: Array) -> tuple[list[bytes], Array]:
-    """The distinct rows, and for each row the number of its distinct one."""
-    if not cells.shape[1] or (cells == cells[0]).all():
-        return [bytes(cells[0])], np.zeros(len(cells), np.int64)
-    texts = np.ascontiguousarray(cells).view(f"V{cells.shape[1]}").ravel()
-    distinct, where = np.unique(texts.view(f"S{cells.shape[1]}"), return_inverse=True)
-    return distinct.tolist(), where

@@ -50,6 +50,7 @@ def build(core: Core) -> Feature:
         demands=(
             Demand("messages with a delivery time", TIMES, apply=demand.serve, is_delay=True),
         ),
+        scans=(timers.scan,),
         processors=(requests,),
         services=(
             Service(timers.run, timers.load, finish=timers.finish),

@@ -30,6 +30,7 @@ from headrace_broker.inner.saving import save_at_intervals
 from headrace_broker.inner.waiting import RECORDS_AT_ONCE, Unreadable, Waiting, WaitingQueue
 from headrace_broker.inner.writer import RETRY_S
 from headrace_broker.store.queues.queue_blocks import BLOCK_UNITS, QueueDamaged
+from headrace_broker.store.recovery import NOTHING, Scan, read_log
 from headrace_broker.timer.arrivals import TIMER, arrivals, joined
 from headrace_broker.timer.checkpoint import Settled, TimerCheck
 from headrace_broker.timer.demand import SLOT_MS
@@ -39,7 +40,6 @@ from headrace_protocol.columns import UNIT_DTYPE
 from headrace_protocol.message import (
     TIMER_OUT_MS,
     property_number,
-    property_value,
     tags_code_of,
     with_properties,
 )
@@ -130,6 +130,7 @@ class Timers:
         self.waiting = waiting
         self._offset = 0  # of the queue: all before it is in `waiting`
         self._delivered = Delivered(TIMER_TOPIC, _OUT_MS)
+        self.scan = Scan(self.scan_from, self._delivered.take)
         self._settled = Settled()
         # No delivered timer was due later, or comes after this offset of the queue.
         self._clock_ms = self._clock_offset = 0
@@ -161,6 +162,10 @@ class Timers:
         return self._settled.due_ms
 
     # -- start and stop ----------------------------------------------------------------------------
+
+    def scan_from(self) -> int:
+        """Where the log begins that can hold deliveries which the file does not count."""
+        return self._file.settled.log_offset if self._file.settled else NOTHING
 
     def load(self) -> None:
         """Read all timers that wait, without those already delivered. Raises OSError."""
@@ -205,7 +210,8 @@ class Timers:
         if not read_ms:
             return 0
         newest = Delivered(TIMER_TOPIC, _OUT_MS)
-        newest.scan(self._store, stored_since(self._store, read_ms))
+        since = stored_since(self._store, read_ms)
+        read_log(newest.take, self._store.commit_log, since)
         return min(read_ms, newest.newest_ms)
 
     def _unsettled(self, arrived: Arrivals) -> Arrivals:
@@ -215,7 +221,8 @@ class Timers:
         return arrived.take(~is_settled)
 
     def _find_delivered(self) -> None:
-        self._delivered.scan(self._store, self._settled.log_offset)
+        if self._file.settled is None:
+            read_log(self._delivered.take, self._store.commit_log, self._settled.log_offset)
         found = self.waiting.drop_sources(self._delivered.take_sources())
         self._clock_offset = self._offset
         latest_ms = int(found["due_ms"].max(initial=0))
@@ -557,7 +564,7 @@ class Timers:
     def _message(self, waiting: Waiting, due_ms: int) -> InnerMessage | None:
         """The message for its topic; None if an Apache broker has delivered it."""
         if not self._delivered.is_empty:
-            out_ms = property_value(waiting.properties, _OUT_MS)
+            out_ms = property_number(waiting.properties, _OUT_MS, -1)
             if self._delivered.among(out_ms, [waiting]):
                 self._delivered.forget_each(out_ms, [waiting])
                 return None

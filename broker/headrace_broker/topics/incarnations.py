@@ -39,22 +39,26 @@ class Incarnations:
         file: ConfigFile,
         topics: Iterable[str],
         log_end: Callable[[], int],
-        lost: Iterable[str] = (),
     ) -> None:
-        """topics: all that exist. lost: those of which only queues exist.
+        """topics: all that exist.
 
         Raises StoreFormatError if the file can't be read.
         """
         self._log_end = log_end
-        self._lost = {*lost}
+        self._lost: set[str] = set()
         self.saved = SavedFile(file, self._snapshot)
         known = load_table(file, _decoder.decode) or {}
         self._ids = {topic: known.get(topic) or _new_id(0) for topic in topics}
-        # A power cut may have cut the log: what is appended now is newer than every topic.
-        end = log_end()
-        self._created_at = {topic: min(_place_in(name), end) for topic, name in self._ids.items()}
+        self._created_at = {topic: _place_in(name) for topic, name in self._ids.items()}
         if self._ids != known:
             self.saved.changed()
+
+    def recovered(self, lost: Iterable[str]) -> None:
+        """Note that the log is recovered. lost: topics of which only queues exist."""
+        self._lost = {*lost}
+        # A power cut may have cut the log: what is appended now is newer than every topic.
+        end = self._log_end()
+        self._created_at = {topic: min(at, end) for topic, at in self._created_at.items()}
 
     def of(self, topic: str) -> str | None:
         """The id of a topic; None for a system topic."""

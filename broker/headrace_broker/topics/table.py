@@ -111,12 +111,10 @@ class TopicTable:
         now_ms: NowMs,
         budget: HostBudget | None = None,
         log_end: Callable[[], int] = lambda: 0,
-        in_store: Iterable[str] = (),
     ) -> None:
         """Load the table. Raises StoreFormatError if its file can't be read.
 
-        log_end: returns the physical offset of the end of the log. in_store: topics of which
-        the store has queues.
+        log_end: returns the physical offset of the end of the log.
         """
         self.change_count = 0
         self._budget = budget or HostBudget()
@@ -141,14 +139,18 @@ class TopicTable:
             file.beside("topicIncarnation.json"),
             {topic for topic in self._topics if not self.is_system(topic)},
             log_end,
-            () if found is not None else in_store,
         )
+        self._is_lost = found is None
         if found is None:
             warn_if_missing(
                 file,
                 "topics must be created again, with the same queues, to reach their messages",
             )
             self._changed(None)
+
+    def recovered(self, in_store: Iterable[str]) -> None:
+        """Note that the store is recovered. in_store: topics of which it has queues."""
+        self.incarnations.recovered(in_store if self._is_lost else ())
 
     def __len__(self) -> int:
         return len(self._topics)

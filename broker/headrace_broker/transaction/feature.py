@@ -46,6 +46,7 @@ def build(core: Core) -> Feature:
             InnerConsumer(HALF_TOPIC, "undecided transactions", transactions.next_offset),
         ),
         demands=(demand,),
+        scans=(transactions.scan,),
         turn_ends=(transactions.write_ops,),
         processors=(decisions,),
         services=(

@@ -48,6 +48,8 @@ TRAN_MSG: Final = "TRAN_MSG"
 _PRODUCER_GROUP = "PGROUP"
 _TRANSACTION_ID = "__transactionId__"
 _CHECK_TIMES: Final = b"TRANSACTION_CHECK_TIMES"
+# Among the properties of every copy.
+CHECK_TIMES_MARK: Final = _CHECK_TIMES + b"\x01"
 # The queue offset of the first half, in its copies.
 _FIRST_OFFSET: Final = b"TRAN_PREPARED_QUEUE_OFFSET"
 _IMMUNITY: Final = b"CHECK_IMMUNITY_TIME_IN_SECONDS"

@@ -28,13 +28,14 @@ from headrace_broker.inner.saving import save_at_intervals
 from headrace_broker.inner.waiting import RECORDS_AT_ONCE, Unreadable, Waiting, WaitingQueue
 from headrace_broker.inner.writer import RETRY_S
 from headrace_broker.store.errors import StoreError
+from headrace_broker.store.recovery import NOTHING, Scan, read_log
 from headrace_broker.transaction import halves
 from headrace_broker.transaction.halves import (
     Decision,
     HalfDemand,
     HalfNames,
 )
-from headrace_broker.transaction.rebuild import Progress, open_half, rebuilt
+from headrace_broker.transaction.rebuild import Decisions, Progress, open_half, rebuilt
 from headrace_broker.transaction.table import HALF_BYTES, HalfTable, OpenHalf
 from headrace_protocol.outages import Outages
 from headrace_protocol.system_topics import (
@@ -120,6 +121,8 @@ class Transactions:
         self._ops = WaitingQueue(store, OP_HALF_TOPIC, 0)
         self.demand = HalfDemand(lambda: config.reject_transaction_message, self.admit)
         self.table = HalfTable(budget)
+        self._decisions = Decisions()
+        self.scan = Scan(self.scan_from, self._decisions.take)
         self._is_naming = False
         self._must_write = trio.Event()
         self._must_look = trio.Event()
@@ -133,6 +136,11 @@ class Transactions:
 
     # -- start and stop ----------------------------------------------------------------------------
 
+    def scan_from(self) -> int:
+        """Where the log begins that can hold decisions which op records do not name."""
+        log_offset = self._saved().log_offset
+        return NOTHING if log_offset is None else log_offset
+
     def load(self) -> None:
         """Rebuild the table from the store. Raises OSError."""
         saved = self._saved()
@@ -142,12 +150,18 @@ class Transactions:
         )
         progress = Progress(half, op, saved.log_offset)
         self.table = rebuilt(
-            self._store, self._halves, self._ops, progress, self._due_ms, self._budget
+            self._halves, self._ops, progress, self._due_ms, self._budget, self._decisions_of
         )
+        self._decisions = Decisions()
         if self.table.open:
             log.info("undecided transactions found", count=len(self.table.open))
         if self.table.to_name:
             self._must_write.set()
+
+    def _decisions_of(self, halves: list[int]) -> dict[int, Decision]:
+        if halves and self._saved().log_offset is None:
+            read_log(self._decisions.take, self._store.commit_log, min(halves))
+        return self._decisions.of(halves)
 
     def _saved(self) -> Progress:
         """Our own progress, unless the group's offsets are ahead of it: another broker's."""

@@ -17,6 +17,7 @@ from headrace_broker.inner.delivery import REASON
 from headrace_broker.inner.waiting import WaitingQueue
 from headrace_broker.inner.writer import InnerWriter
 from headrace_broker.store.errors import StoreBusy
+from headrace_broker.store.recovery import read_log
 from headrace_broker.topics.table import TopicTable
 from headrace_daemon.host_log import LINES_MAX
 from headrace_protocol import fastjson
@@ -407,7 +408,7 @@ async def test_a_scan_from_the_end_of_the_log_finds_nothing(
     found = {}
     for offset in (0, store.commit_log.max_offset):
         delivered = Delivered(SCHEDULE_TOPIC, b"DELAY")
-        delivered.scan(store, offset)
+        read_log(delivered.take, store.commit_log, offset)
         found[offset] = len(delivered)
     assert found == {0: 1, store.commit_log.max_offset: 0}
 

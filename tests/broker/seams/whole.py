@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+import pytest
 import trio
 
 from headrace_broker.consumer.unconsumed import InnerConsumer
 from headrace_broker.feature import Feature, Followed
 from headrace_broker.message_demands import Demand
 from headrace_broker.persistence import SavedFile
+from headrace_broker.store.recovery import NOTHING, Scan
 from headrace_broker.store.store_source import EmptySource
 from headrace_daemon.metrics.samples import Metric
 from headrace_daemon.services import Service
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from headrace_broker.topics.rules import Then
     from headrace_daemon.metrics.samples import Samples
     from headrace_protocol.bodies import TopicConfig
+    from headrace_protocol.columns import RecordColumns
     from headrace_protocol.message import Buffer
     from headrace_protocol.serving import Registry, Request
 
@@ -67,6 +70,7 @@ class Drawer:
             places=(self._place,),
             sources=(self._source,),
             key_sources=(self,),
+            scans=(Scan(self._scan_from, self._scan),),
             followers=(Followed(self.copies, self._follow),),
             inner_consumers=(InnerConsumer(DRAWER, "the drawer", self._next_offset),),
             unconsumed=(self._unconsumed,),
@@ -83,6 +87,15 @@ class Drawer:
             collectors=(self._collect,),
             runtime_info=(self._info,),
         )
+
+    # -- the start ---------------------------------------------------------------------------------
+
+    def _scan_from(self) -> int:
+        self.used.add("scans")
+        return NOTHING
+
+    def _scan(self, _records: RecordColumns) -> None:
+        pytest.fail("nothing was asked for")
 
     # -- queues ------------------------------------------------------------------------------------
 

@@ -52,7 +52,8 @@ def test_a_topic_that_is_made_anew_has_another_id(tmp_path: Path) -> None:
 
 
 def test_only_the_topic_made_for_a_lost_one_takes_the_messages_before_it(tmp_path: Path) -> None:
-    made = Incarnations(ConfigFile(tmp_path / "ids.json"), [], lambda: 70, lost=["a"])
+    made = Incarnations(ConfigFile(tmp_path / "ids.json"), [], lambda: 70)
+    made.recovered(lost=["a"])
     for created_at in (0, 70):
         made.created(["a"])
         assert made.created_at("a") == created_at

@@ -272,6 +272,11 @@ class MappedFile:
                 data = self.map[begin : min(begin + _REWRITE_BYTES, end)]
                 self.files.write(descriptor, data, begin)
 
+    def write_again(self, data: memoryview, position: int) -> None:
+        """As ``rewrite``, for bytes that were read already. Raises OSError."""
+        with self._descriptor() as descriptor:
+            self.files.write(descriptor, data, position)
+
     def sync(self) -> None:
         """Bring all written data to disk; a deleted file is skipped. Raises OSError."""
         with suppress(FileNotFoundError):

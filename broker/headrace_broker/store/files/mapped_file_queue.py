@@ -106,6 +106,12 @@ class MappedFileQueue:
                     max(start - file.start_offset, 0), min(end - file.start_offset, file.file_bytes)
                 )
 
+    def write_again(self, data: memoryview, start: int) -> None:
+        """As ``rewrite``, for bytes of one file that were read already."""
+        file = self.find(start)
+        assert file is not None
+        file.write_again(data, start - file.start_offset)
+
     @property
     def is_prepared(self) -> bool:
         """Whether the next file exists already."""

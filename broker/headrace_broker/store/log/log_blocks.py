@@ -33,6 +33,11 @@ class LogBlock(NamedTuple):
     columns: RecordColumns
     base: int
 
+    def since(self, offset: int) -> RecordColumns:
+        """The records from a physical offset on."""
+        first = int(np.searchsorted(self.columns.physical_offset, offset))
+        return self.columns.select(slice(first, None)) if first else self.columns
+
     @property
     def end_offset(self) -> int:
         """Physical offset one past the last record."""

@@ -7,19 +7,19 @@ master.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from headrace_broker.store.log.log_blocks import RECORD_MAGICS, LogBlock, checked, place_of, walk
+from headrace_broker.store.log.property_columns import PropertyColumns
 from headrace_broker.store.log.ring import ROW_DTYPE, Rows
-from headrace_protocol.columns import split
 from headrace_protocol.message import (
     DELAY,
     INNER_BATCH,
     MAGIC_BLANK,
     RECORD_BYTES_MIN,
-    property_number,
     tags_code_of,
 )
 from headrace_protocol.system_topics import SCHEDULE_TOPIC
@@ -36,8 +36,9 @@ if TYPE_CHECKING:
 TAGS_MARK: Final = b"TAGS\x01"
 # Some thousands of records: larger blocks save nothing, and progress is reported after each.
 SCAN_BYTES: Final = 4 << 20
-# Stands for the queue of a deleted topic.
-_GONE: Final = (b"", -1)
+_SHORT_BYTES: Final = 256 << 10
+# More queues than a table by their ids may have.
+_TABLE_MAX: Final = 1 << 16
 
 FindQueue = Callable[[str, int], "StoreQueue"]
 
@@ -75,12 +76,16 @@ class LogScan:
         """files: files of the log, from the one that contains ``start_offset`` on."""
         self.files = files
         self.end_offset = start_offset
+        self._bytes = SCAN_BYTES
 
     def __iter__(self) -> Iterator[LogBlock]:
         for file in self.files:
             if file.start_offset > self.end_offset:
                 return
-            while block := read_block(file, self.end_offset - file.start_offset, SCAN_BYTES):
+            while block := read_block(file, self.end_offset - file.start_offset, self._bytes):
+                # A block ends where the sizes of records change: read little ahead of a short one.
+                self._bytes = max(2 * (block.end_offset - block.base), _SHORT_BYTES)
+                self._bytes = min(self._bytes, SCAN_BYTES)
                 self.end_offset = block.end_offset
                 yield block
             if not _is_file_end(file, self.end_offset - file.start_offset):
@@ -157,44 +162,35 @@ class LogRows:
 
     def _queues(self, columns: RecordColumns) -> tuple[dict[int, StoreQueue], Array]:
         """The queues, and the queue_key of each record; -1 if its queue is impossible or gone."""
-        topics = split(columns.data, columns.topic_start, columns.topic_bytes.astype(np.int64))
-        names = list(zip(topics, columns.queue_id.tolist(), strict=True))
+        topics, topic_numbers = columns.topics
+        ends = np.array([self._deleted_ends.get(topic, 0) for topic in topics])
+        is_gone = columns.physical_offset < ends[topic_numbers]
+        self.deleted_count += int(is_gone.sum())
         queues: dict[int, StoreQueue] = {}
-        known: dict[tuple[bytes, int], int] = {}
-        if not self._deleted_ends.keys().isdisjoint(topics):
-            known[_GONE] = -1
-            names = self._without_deleted(names, columns.physical_offset.tolist())
-        for name in (each for each in dict.fromkeys(names) if each not in known):
-            topic, queue_id = name
-            try:
-                queue = self._find_queue(topic.decode(), queue_id)
-            except ValueError:
-                known[name] = -1
-            else:
-                known[name] = queue.key
+        ids = int(columns.queue_id.max(initial=0)) + 1
+        names = topic_numbers * ids + columns.queue_id
+        if len(topics) * ids > _TABLE_MAX:
+            distinct, numbers = np.unique(names, return_inverse=True)
+        else:
+            distinct, numbers = np.arange(len(topics) * ids), names
+        keys = np.full(len(distinct), -1, np.int32)
+        for number in np.flatnonzero(np.bincount(numbers[~is_gone])).tolist():
+            topic_number, queue_id = divmod(int(distinct[number]), ids)
+            with suppress(ValueError):
+                queue = self._find_queue(topics[topic_number].decode(), queue_id)
+                keys[number] = queue.key
                 queues[queue.key] = queue
-        return queues, np.array([known[name] for name in names], np.int32)
-
-    def _without_deleted(
-        self, names: list[tuple[bytes, int]], physical_offsets: list[int]
-    ) -> list[tuple[bytes, int]]:
-        """The names of queues, _GONE for records of deleted topics."""
-        ends = self._deleted_ends
-        found = [
-            name if offset >= ends.get(name[0], 0) else _GONE
-            for name, offset in zip(names, physical_offsets, strict=True)
-        ]
-        self.deleted_count += found.count(_GONE)
-        return found
+        return queues, np.where(is_gone, np.int32(-1), keys[numbers])
 
     def _set_due_ms(self, rows: Rows, numbers: Array, properties: list[bytes]) -> None:
         """Put the delivery time of delayed messages where their units have the tags code."""
-        levels_ms = self._delay_levels_ms
-        for number in numbers.tolist():
-            level = property_number(properties[number], DELAY.encode(), 0)
-            if level > 0:
-                delay_ms = levels_ms[min(level, len(levels_ms)) - 1]
-                rows["tags_code"][number] = int(rows["store_timestamp"][number]) + delay_ms
+        columns = PropertyColumns([properties[number] for number in numbers.tolist()])
+        found = columns.find(DELAY.encode())
+        levels = columns.integers(found, 0)
+        numbers, levels = numbers[found.records[levels > 0]], levels[levels > 0]
+        levels_ms = np.array(self._delay_levels_ms)
+        delays_ms = levels_ms[np.minimum(levels, len(levels_ms)) - 1]
+        rows["tags_code"][numbers] = rows["store_timestamp"][numbers] + delays_ms
 
 
 def _tags_codes(properties: list[bytes]) -> list[int] | int:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from headrace_broker.store.errors import StoreFormatError
-from headrace_protocol.columns import split
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,13 +60,14 @@ class PeerQueues:
     def check(self, block: LogBlock) -> None:
         """Raise StoreFormatError if a record lacks its unit."""
         columns = block.columns
-        topics = split(columns.data, columns.topic_start, columns.topic_bytes.astype(np.int64))
-        names = zip(topics, columns.queue_id.tolist(), strict=True)
-        for number, name in enumerate(names):
-            queue = self._queues.get(name)
-            offset = columns.physical_offset[number]
-            if queue is not None and offset > queue.physical_offset:
-                raise _unfinished(queue.folder, f"lacks the message at physical offset {offset}")
+        names, topics = columns.topics
+        for (topic, queue_id), queue in self._queues.items():
+            if topic in names:
+                is_here = (topics == names.index(topic)) & (columns.queue_id == queue_id)
+                offset = columns.physical_offset[is_here].max(initial=-1)
+                if offset > queue.physical_offset:
+                    problem = f"lacks the message at physical offset {offset}"
+                    raise _unfinished(queue.folder, problem)
 
     def check_end(self, log_end: int) -> None:
         """Raise StoreFormatError if a unit points past the log's end, where new records will be."""

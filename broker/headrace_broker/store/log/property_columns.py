@@ -46,9 +46,10 @@ class PropertyColumns:
         self._ends = len(padding) + np.cumsum(sizes + 1)
 
     def find(self, name: bytes) -> Found:
-        """The values of a name, which has seven bytes or more; of equal names the last wins."""
+        """The values of a name; of equal names the last wins."""
         needle = b"\x02" + name
-        marks = self._marks[self._tails == _word(needle[-_WORD:])]
+        missing = np.uint64(8 * max(_WORD - len(needle), 0))
+        marks = self._marks[self._tails >> missing == _word(needle[-_WORD:])]
         if not len(marks):
             return _NOTHING
         for start in range(0, len(needle) - _WORD, _WORD):
