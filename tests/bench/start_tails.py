@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from headrace_broker.schedule.offsets import Delivered
+from headrace_broker.schedule.offsets import DeliveredLevels
 from headrace_broker.staging.known import KnownQueries
 from headrace_broker.staging.state import QueryState, state_file
 from headrace_broker.store.files.filesystem import Files, make_private
@@ -47,7 +47,7 @@ WAITS: Final = {
     "transactions": (HALF_TOPIC, REAL + b"TRAN_MSG\x01true\x02PGROUP\x01g\x02", TRANSACTION_COMMIT),
 }
 POSITIONS: Final = {
-    "delayed": ("schedule", lambda begin: Delivered({}, begin)),
+    "delayed": ("schedule", lambda begin: DeliveredLevels({}, begin)),
     "timers": ("timer", lambda begin: SettledTimers(0, 0, begin, 0, 1, 1)),
     "transactions": ("transaction", lambda begin: Progress(0, 0, begin)),
 }

@@ -13,7 +13,7 @@ import pytest
 from headrace_broker.compaction.marker_times import MarkerTimes
 from headrace_broker.compaction.replica import Progress as Rebuild
 from headrace_broker.compaction.run_state import RunState
-from headrace_broker.schedule.offsets import Delivered
+from headrace_broker.schedule.offsets import DeliveredLevels
 from headrace_broker.staging.state import QueryState, state_file
 from headrace_broker.store.errors import StoreFormatError
 from headrace_broker.store.files.config_file import sealed
@@ -66,7 +66,11 @@ OWNERS = {
         name: owner(name, old, new)
         for name, old, new in (
             ("positions/deletedTopics.json", {"Gone": 4096}, {}),
-            ("positions/schedule.json", Delivered({1: 3}, 9), Delivered({1: 4, 18: 1 << 33}, 1000)),
+            (
+                "positions/schedule.json",
+                DeliveredLevels({1: 3}, 9),
+                DeliveredLevels({1: 4, 18: 1 << 33}, 1000),
+            ),
             ("positions/timer.json", SettledTimers(*range(6)), SettledTimers(*range(1, 7))),
             ("positions/transaction.json", Progress(0, 0, 0), Progress(5, 6, 2000)),
             ("compaction/headrace/T/0/state.json", RunState(), RunState(7, MarkerTimes([7], [1]))),
@@ -156,7 +160,7 @@ def test_any_end_of_a_save_leaves_the_old_or_the_new(
 # -- files of earlier builds -----------------------------------------------------------------------
 
 REPLACED: dict[str, Any] = {
-    "positions/schedule.json": Delivered({1: 3, 18: 1 << 33}, 1000),
+    "positions/schedule.json": DeliveredLevels({1: 3, 18: 1 << 33}, 1000),
     "positions/transaction.json": Progress(5, 6, 2000),
     "positions/timer.json": SettledTimers(11, 12, 3000, 13, 1_700_000_000_123, 9),
     "positions/deletedTopics.json": {"Gone": 4096, "Tön": 1 << 40},
@@ -185,8 +189,8 @@ def test_old_files_are_replaced_once(tmp_path: Path, is_only_backup: bool) -> No
         sorted(REPLACED)
     )
     # A power cut has undone the removal of the old files.
-    newer = Delivered({1: 5}, 1 << 34)
-    PositionFile(root / "positions/schedule.json", Delivered, files).save(newer)
+    newer = DeliveredLevels({1: 5}, 1 << 34)
+    PositionFile(root / "positions/schedule.json", DeliveredLevels, files).save(newer)
     shutil.copytree(GOLDEN, root, dirs_exist_ok=True)
     replace_old_positions(root, files)
     assert found(root, files) == {**REPLACED, "positions/schedule.json": newer}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from headrace_broker.consumer.unconsumed import InnerConsumer
 from headrace_broker.feature import Feature
 from headrace_broker.message_demands import Demand
-from headrace_broker.schedule.offsets import DELAY_OFFSETS_FILE, DelayOffsets, Delivered
+from headrace_broker.schedule.offsets import DELAY_OFFSETS_FILE, DelayOffsets, DeliveredLevels
 from headrace_broker.schedule.processor import ScheduleProcessor
 from headrace_broker.schedule.service import Schedule
 from headrace_daemon.services import Service
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def build(core: Core) -> Feature:
     """See ``Feature``. Raises StoreFormatError if the file of progress can't be read."""
     store, messages = core.store, core.messages
-    position = core.position("schedule", Delivered)
+    position = core.position("schedule", DeliveredLevels)
     offsets = DelayOffsets(core.file(DELAY_OFFSETS_FILE), position, store.clock.now_ms)
     save_s = core.config.flush_delay_offset_interval / 1000
     schedule = Schedule(store, messages.writer, messages.delivery, offsets, save_s)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 DELAY_OFFSETS_FILE: Final = "delayOffset.json"
 
 
-class Delivered(msgspec.Struct, frozen=True, rename="camel"):
+class DeliveredLevels(msgspec.Struct, frozen=True, rename="camel"):
     """How far a start finds the levels.
 
     levels: queue offset of the next message of each level, from 1. log_offset: what was delivered
@@ -48,7 +48,7 @@ class DelayOffsets:
     """
 
     def __init__(
-        self, export: ConfigFile, position: PositionFile[Delivered], now_ms: NowMs
+        self, export: ConfigFile, position: PositionFile[DeliveredLevels], now_ms: NowMs
     ) -> None:
         """Raises StoreFormatError when what is there can't be read."""
         self._export = export
@@ -56,7 +56,7 @@ class DelayOffsets:
         self._now_ms = now_ms
         loaded = load_table(export, lambda data: fastjson.decode(data, _Table)) or _Table()
         self._version = loaded.data_version
-        own = position.load() or Delivered({}, -1)
+        own = position.load() or DeliveredLevels({}, -1)
         exported = loaded.offset_table
         ahead = {level: at for level, at in exported.items() if at > own.levels.get(level, 0)}
         self.saved = own.levels | ahead
@@ -72,7 +72,7 @@ class DelayOffsets:
         log_offset: of the log that is on disk; what was delivered before it is counted.
         """
         self._version = next_version(self._version, self._now_ms())
-        self._position.save(Delivered(offsets, log_offset))
+        self._position.save(DeliveredLevels(offsets, log_offset))
         self._export.save(fastjson.dumps(_fields(offsets, self._version), pretty=True))
         self.saved, self.log_offset = offsets, log_offset
 

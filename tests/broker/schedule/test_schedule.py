@@ -16,6 +16,7 @@ from headrace_broker.inner.delivered import Delivered
 from headrace_broker.inner.delivery import REASON
 from headrace_broker.inner.waiting import WaitingQueue
 from headrace_broker.inner.writer import InnerWriter
+from headrace_broker.schedule.offsets import DeliveredLevels
 from headrace_broker.store.errors import StoreBusy
 from headrace_broker.store.recovery import read_log
 from headrace_broker.topics.table import TopicTable
@@ -371,6 +372,27 @@ async def test_what_apache_delivered_before_its_crash_is_not_delivered_again(
         await again.until(lambda: len(again.bodies()) >= 4)
         await again.idle()
     assert again.bodies() == [b"0", b"1", b"2", b"3"]
+
+
+async def test_how_far_the_log_is_counted_is_saved_while_nothing_is_delivered(
+    delays: Delays, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a start after a kill would read the log from the last delivery on."""
+    monkeypatch.setattr("headrace_broker.schedule.service._UNCOUNTED_BYTES_MAX", 1000)
+    position = delays.broker.core.position("schedule", DeliveredLevels)
+    counted = []
+    async with delays.running():
+        delays.send(b"a", 1)
+        delays.clock.ms += 1000
+        await delays.until(lambda: bool(delays.bodies()))
+        for body in (b"", b"few", bytes(1000)):
+            if body:
+                delays.produce(body)
+            await delays.schedule.save()
+            counted.append(position.load())
+    store = delays.broker.store
+    assert counted[0] == counted[1] != counted[2]
+    assert counted[2] == DeliveredLevels({1: 1}, store.commit_log.max_offset)
 
 
 async def test_offsets_are_saved_behind_the_flush_and_read_back(
