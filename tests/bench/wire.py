@@ -10,7 +10,6 @@ import itertools
 import json
 import socket
 import struct
-import sys
 import time
 from collections.abc import Iterable, Sequence
 from types import TracebackType
@@ -184,12 +183,6 @@ class Client:
                 answer = json.loads(header)
                 if answer["code"] != ResponseCode.SUCCESS:
                     raise Refused(answer)
-
-    def answers(self) -> list[dict[str, Any]]:
-        """The headers of the next answer, and of those that came with it."""
-        headers = self._headers(1)
-        self._received = _cut(self._received, sys.maxsize, headers)
-        return [json.loads(header) for header in headers]
 
     def answer(self) -> dict[str, Any]:
         """The header of the next answer."""
