@@ -54,10 +54,13 @@ class PendingBatch(RequestError):
 
 
 class Settling(NamedTuple):
-    """A wait for the batches that are decided for some queues."""
+    """A wait for the batches that are decided for some queues.
+
+    deadline: by trio's clock; None until a batch is found for which it waits.
+    """
 
     places: Places
-    deadline: float
+    deadline: float | None
     then: Callable[[Exception | None], None]
 
 
@@ -84,8 +87,7 @@ class Settlements:
     def begin(self, places: Places, then: Callable[[Exception | None], None]) -> None:
         """Call back once nothing is pending."""
         self.closing |= places
-        settling = Settling(places, trio.current_time() + _PENDING_S, then)
-        self._run_long(self._look(settling, resumes=True))
+        self._run_long(self._look(Settling(places, None, then), resumes=True))
 
     def end(self, places: Places) -> None:
         """The queues have moved, or will not."""
@@ -115,8 +117,11 @@ class Settlements:
             self._resume(query)
         if pending is None:
             settling.then(None)
-        elif trio.current_time() < settling.deadline:
-            self._waiting.append(settling)
+            return
+        now = trio.current_time()
+        deadline = settling.deadline or now + _PENDING_S
+        if now < deadline:
+            self._waiting.append(settling._replace(deadline=deadline))
             self._has_work.set()
         else:
             topic = next(iter(settling.places))[0]
