@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -102,28 +102,25 @@ def test_two_ranges_over_one_connection(
         assert numbers(read_queue(connection, place[1], start, 100 + start))[0] == start
 
 
-def test_a_connection_that_ends_is_an_error() -> None:
+EXPIRED = PullMessageResponseHeader(
+    suggest_which_broker_id=0, next_begin_offset=50, min_offset=50, max_offset=90
+)
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "text"),
+    [
+        (close, ConnectionLost, "closed"),
+        (Reply(code=ResponseCode.NO_PERMISSION), BrokerError, "NO_PERMISSION"),
+        (Reply(EXPIRED, code=ResponseCode.PULL_OFFSET_MOVED), OffsetNotFound, "run from 50 to 90"),
+    ],
+    ids=["ended", "refused", "deleted"],
+)
+def test_what_is_no_message_is_an_error(
+    answer: Callable[..., Any] | Reply, error: type[Exception], text: str
+) -> None:
     queue = MessageQueue("T", "broker-0", 0)
     with scripted_in_thread() as (server,), BlockingConnection.connect(server.address) as broken:
-        server.answer(RequestCode.PULL_MESSAGE, close)
-        with pytest.raises(ConnectionLost):
+        server.answer(RequestCode.PULL_MESSAGE, answer)
+        with pytest.raises(error, match=text):
             list(read_queue(broken, queue, 0, 10))
-
-
-def test_a_refusal_is_an_error() -> None:
-    queue = MessageQueue("T", "broker-0", 0)
-    with scripted_in_thread() as (server,), BlockingConnection.connect(server.address) as refused:
-        server.answer(RequestCode.PULL_MESSAGE, Reply(code=ResponseCode.NO_PERMISSION))
-        with pytest.raises(BrokerError):
-            list(read_queue(refused, queue, 0, 10))
-
-
-def test_deleted_messages_are_an_error() -> None:
-    queue = MessageQueue("T", "broker-0", 0)
-    header = PullMessageResponseHeader(
-        suggest_which_broker_id=0, next_begin_offset=50, min_offset=50, max_offset=90
-    )
-    with scripted_in_thread() as (server,), BlockingConnection.connect(server.address) as old:
-        server.answer(RequestCode.PULL_MESSAGE, Reply(header, code=ResponseCode.PULL_OFFSET_MOVED))
-        with pytest.raises(OffsetNotFound, match="run from 50 to 90"):
-            list(read_queue(old, queue, 0, 10))
