@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headrace_nameserver import departed, registrations, routes
+from headrace_nameserver import brokers, departed, registrations, routes
 from headrace_protocol import fastjson
 from headrace_protocol.bodies import QueueData, TopicConfig, TopicRouteData
 from headrace_protocol.codes import RequestCode, ResponseCode
@@ -313,7 +313,7 @@ def test_topics_are_bounded(
 def test_old_topics_make_room_for_current_ones(
     server: NameServerUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(routes, "REGISTERED_TOPICS_MAX", 4)
+    monkeypatch.setattr(brokers, "REGISTERED_TOPICS_MAX", 4)
     assert register(server, server.channel, "V", "W", state=1).code == ResponseCode.SUCCESS
     assert list(server.table.topics()) == ["T", "U", "V", "W"]
     # A change that comes alone is no list of all topics.
@@ -327,7 +327,7 @@ def test_old_topics_make_room_for_current_ones(
 def test_queue_mappings_are_bounded_and_go_with_their_broker(
     server: NameServerUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(routes, "REGISTERED_TOPICS_MAX", 10)
+    monkeypatch.setattr(brokers, "REGISTERED_TOPICS_MAX", 10)
     stranger = client("6.6.6.6")
 
     def add(topic: str, queue_count: int) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from headrace_nameserver import departed, routes
+from headrace_nameserver import brokers, departed
 from headrace_nameserver.routes import RouteTable
 from headrace_protocol.bodies import TopicRouteData
 from headrace_protocol.bounds import OutOfBounds
@@ -189,7 +189,7 @@ def test_mappings_of_brokers_away_are_limited_by_host(monkeypatch: pytest.Monkey
 def test_kept_mappings_count_when_their_broker_comes_back(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(routes, "REGISTERED_TOPICS_MAX", 6)
+    monkeypatch.setattr(brokers, "REGISTERED_TOPICS_MAX", 6)
     cluster.stop("b0")
     more = body("U", "V", mappings=[info("b0", [0], topic="U")])
     with pytest.raises(OutOfBounds, match="mapped queues"):

@@ -299,7 +299,7 @@ class Pipeline(Startable):
         messages = backlog.take(self._single_from_bytes(backlog.target, connection))
         block = self._block(messages)
         span = self._start_span(block)
-        request = Request(self, outlet, backlog, messages, block, self._tick, span)
+        request = Request(self._answered, outlet, backlog, messages, block, self._tick, span)
         self._in_flight[request] = None
         if connection is None:
             lost = ConnectionLost(address, "it closed before the message was sent")
@@ -330,7 +330,7 @@ class Pipeline(Startable):
 
     # -- responses ---------------------------------------------------------------------------------
 
-    def answered(self, request: Request, response: Response | HeadraceError) -> None:
+    def _answered(self, request: Request, response: Response | HeadraceError) -> None:
         """Handle the outcome of a request; called in the connection's reader task."""
         if isinstance(response, HeadraceError):
             self._failed(request, response)

@@ -12,6 +12,8 @@ from headrace.errors import (
 from headrace_protocol.drivers.response import Response
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from headrace.messages import EncodedMessage, SendResult
     from headrace.producer.backlogs import Backlog, Outlet
     from headrace.producer.block import Block
@@ -19,10 +21,6 @@ if TYPE_CHECKING:
     from headrace.spans import SendSpan
     from headrace_protocol.command import Command
     from headrace_protocol.drivers.aio import AsyncConnection
-
-
-if TYPE_CHECKING:
-    from headrace.producer.pipeline import Pipeline
 
 
 class Request:
@@ -34,9 +32,9 @@ class Request:
     """
 
     __slots__ = (
+        "_answered",
         "_connection",
         "_opaque",
-        "_pipeline",
         "backlog",
         "block",
         "done_count",
@@ -51,7 +49,7 @@ class Request:
 
     def __init__(
         self,
-        pipeline: Pipeline,
+        answered: Callable[[Request, Response | HeadraceError], None],
         outlet: Outlet,
         backlog: Backlog,
         messages: list[EncodedMessage],
@@ -59,7 +57,7 @@ class Request:
         tick: int,
         span: SendSpan | None,
     ) -> None:
-        self._pipeline = pipeline
+        self._answered = answered
         self._connection: AsyncConnection
         self._opaque = 0
         self.outlet = outlet
@@ -89,10 +87,10 @@ class Request:
         """Pass the response on, or why there is none."""
         if command is None or body is None:
             assert error is not None
-            self._pipeline.answered(self, error)
+            self._answered(self, error)
             return
         address = self._connection.address
-        self._pipeline.answered(self, Response(address, self._code, command, body))
+        self._answered(self, Response(address, self._code, command, body))
 
     def forget(self) -> None:
         """Stop the connection from calling the pipeline with the response."""
