@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import gzip
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import trio
 import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
+from trio.testing import MockClock
 
 from headrace import Consumer, Message, Producer
 from headrace.consumer.locks import QueueLockClient
@@ -26,6 +27,7 @@ from headrace.instance import ClientInstance
 from headrace.outages import ClientOutages
 from headrace.producer.selector import queue_index
 from headrace.route import TopicRoute
+from headrace_daemon.network import MemoryNetwork
 from headrace_protocol.bodies import (
     BrokerData,
     GetConsumerListByGroupResponseBody,
@@ -45,18 +47,14 @@ from headrace_protocol.serving import Reply
 from headrace_protocol.statictopic.mapping import MappingInfo
 from tests.support.member import NO_TOPIC, NOT_FOUND
 from tests.support.scripted import (
+    Asked,
+    Scripted,
     scripted_cluster,
     scripted_in_thread,
     sent_queue,
     static_route,
     stored,
 )
-
-if TYPE_CHECKING:
-    from trio.testing import MockClock
-
-    from headrace_daemon.network import MemoryNetwork
-    from tests.support.scripted import Asked, Scripted
 
 ROUTE = RequestCode.GET_ROUTEINFO_BY_TOPIC
 LOGIC = "__syslo__global__"

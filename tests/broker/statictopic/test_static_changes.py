@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -23,6 +24,7 @@ from headrace_protocol.admin_headers import (
 )
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.statictopic.mapping import (
+    Chain,
     MappingInfo,
     MappingItem,
     TopicMapping,
@@ -32,11 +34,6 @@ from headrace_protocol.statictopic.mapping import (
 from headrace_protocol.waiting import at_once
 from tests.support.broker import Answer, BrokerUnderTest
 from tests.support.channel import MemoryChannel
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from headrace_protocol.statictopic.mapping import Chain
 
 EPOCH = 1_700_000_000_000
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 import structlog.testing
@@ -33,10 +34,6 @@ from tests.support.broker import BrokerUnderTest
 from tests.support.nameserver import HA_ADDRESS
 from tests.support.running import nameserver
 from tests.support.wire import send_header
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
 
 NAMESERVER = "127.0.0.1:9876"
 OTHER = "10.0.0.2:10911"

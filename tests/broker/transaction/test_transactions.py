@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog.testing
@@ -33,11 +35,6 @@ from headrace_protocol.waiting import at_once
 from tests.support.channel import MemoryChannel
 from tests.support.ledger import GROUP, Half, Ledger, checks
 from tests.support.stores import crash
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
 
 COMMIT, ROLLBACK, UNKNOWN = TRANSACTION_COMMIT, TRANSACTION_ROLLBACK, 0
 
