@@ -18,6 +18,7 @@ from headrace_protocol.columns import Array, RecordColumns
 from headrace_protocol.message import encode_host, encode_properties, encode_record, tags_code
 from headrace_protocol.tier.driver import AppendDriver, Failure, FailureKind
 from headrace_protocol.tier.paths import cluster_folder
+from headrace_protocol.tier.stored_queue import StoredQueue
 
 TOPIC = "tiered"
 BEGIN_MS = 1_700_000_000_000
@@ -67,7 +68,7 @@ def append(queue: FlatQueue, count: int, first: int | None = None) -> Failure | 
     return queue.append(records, codes, store_ms(begin + count))
 
 
-def read(queue: TierQueue, first: int, count: int) -> RecordColumns:
+def read(queue: StoredQueue, first: int, count: int) -> RecordColumns:
     """Records from an offset on."""
     found = queue.units(first, count)
     assert not isinstance(found, Failure), found

@@ -17,7 +17,7 @@ from headrace_broker.tiered.objects.batch import Batch, read_directory
 from headrace_broker.tiered.objects.inventory import StoredObject
 from headrace_broker.tiered.objects.merge import Merger, choose, plan
 from headrace_broker.tiered.objects.object_tier import ObjectTier
-from headrace_protocol.columns import UNIT_DTYPE, RecordColumns
+from headrace_protocol.columns import RecordColumns
 from headrace_protocol.message import encode_host, encode_record
 from headrace_protocol.tier.driver import Failure, FailureKind
 from headrace_protocol.tier.objects import ObjectDriver, open_objects
@@ -43,7 +43,7 @@ def driver(request: pytest.FixtureRequest) -> Any:
     if request.param == "file":
         return PosixDriver(request.getfixturevalue("tmp_path"))
     if request.param == "obstore":
-        return ObjectDriver(MemoryStore(), "prefix")
+        return ObjectDriver(MemoryStore())
     place = request.getfixturevalue("bucket")
     return open_objects(below(place, request.node.name))
 
@@ -64,26 +64,6 @@ def test_records_are_read_as_they_were_written(driver: Any) -> None:
         assert read_all(found.queues[TOPIC, 0]) == list(range(20))
         assert read_all(found.queues[TOPIC, 1]) == list(range(35))
         assert read_all(found.queues["other", 0]) == list(range(15))
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_any_range_is_read(seed: int) -> None:
-    rng, tier = Random(seed), open_objects_tier(MemoryDriver())
-    for _ in range(40):
-        append_next(tier, one(rng.randrange(1, 9)))
-    queue = tier.queues[TOPIC, 0]
-    for _ in range(50):
-        first, count = rng.randrange(queue.commit_offset), rng.randrange(1, 30)
-        found = read(queue, first, count).queue_offset.tolist()
-        assert found == list(range(first, min(first + count, queue.commit_offset))), f"seed {seed}"
-        units = queue.units(first, count)
-        assert not isinstance(units, Failure)
-        # Bulk reads pass units on as they are.
-        assert units.units.dtype == UNIT_DTYPE
-        chosen = np.arange(0, len(units.units), rng.randrange(1, 5))
-        records = queue.records(units.units[chosen], chosen + first)
-        assert not isinstance(records, Failure)
-        assert records.queue_offset.tolist() == (chosen + first).tolist()
 
 
 def test_gaps_are_kept_and_skipped() -> None:
@@ -139,17 +119,10 @@ def test_a_start_reads_the_tail_and_the_catalogs() -> None:
     assert store.calls["put"] == 1
 
 
-def test_times_and_keys() -> None:
+def test_records_are_found_by_key() -> None:
     tier = open_objects_tier(MemoryDriver())
     for _ in range(10):
         append_next(tier, {(TOPIC, 0): 3, (TOPIC, 1): 2, ("other", 0): 2})
-    queue = tier.queues[TOPIC, 0]
-    for offset in range(30):
-        assert queue.offset_by_time(store_ms(offset)) == offset
-        assert queue.offset_by_time(store_ms(offset) - 1) == offset
-        assert queue.offset_by_time(store_ms(offset) + 1, "UPPER") == offset
-        assert queue.store_time(offset) == store_ms(offset)
-    assert queue.offset_by_time(store_ms(30)) == 30
     hits = tier.index.query(TOPIC, "k7", 0, 1 << 60, 10)
     assert not isinstance(hits, Failure)
     assert sorted(hit.queue_id for hit in hits) == [0, 1]

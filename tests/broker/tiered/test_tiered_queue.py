@@ -36,7 +36,6 @@ from tests.support.tiers import (
     block,
     open_tier,
     queue_of,
-    read,
     read_all,
     record,
     store_ms,
@@ -85,23 +84,6 @@ def test_other_names_are_no_segments(name: str) -> None:
 # -- append and read -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_records_are_read_as_they_were_written(tier: Tier, seed: int) -> None:
-    rng, queue = Random(seed), queue_of(tier)
-    assert queue.commit_offset == 0
-    assert append(queue, rng.randrange(1, 30), first=1000) is None
-    for _ in range(10):
-        assert append(queue, rng.randrange(30)) is None
-    assert queue.min_offset == 1000
-    assert len(queue.log.segments) > 3
-    assert len(queue.units_file.segments) > 3
-    assert read_all(queue) == list(range(1000, queue.commit_offset)), f"seed {seed}"
-    for _ in range(20):
-        first, count = rng.randrange(1000, queue.commit_offset), rng.randrange(1, 40)
-        expected = list(range(first, min(first + count, queue.commit_offset)))
-        assert read(queue, first, count).queue_offset.tolist() == expected, f"seed {seed}"
-
-
 def test_units_have_places_sizes_and_tags(queue: FlatQueue) -> None:
     append(queue, 9)
     found = queue.units(0, 9)
@@ -131,36 +113,6 @@ def test_records_that_lie_apart_are_gathered() -> None:
     records = RecordColumns(data, np.cumsum(sizes) - sizes + 3 * np.arange(6), sizes)
     stored = RecordColumns.from_records(bytes(placed(records, np.arange(6))))
     assert stored.queue_offset.tolist() == list(range(6))
-
-
-def test_selected_units_are_read_without_the_rest(queue: FlatQueue) -> None:
-    append(queue, 60)
-    found = queue.units(10, 50)
-    assert not isinstance(found, Failure)
-    units = np.concatenate([queue.units(at, 10).units for at in range(10, 60, 10)])  # type: ignore[union-attr]
-    wanted = np.arange(0, 50, 7)
-    records = queue.records(units[wanted], wanted + 10)
-    assert isinstance(records, RecordColumns)
-    assert records.queue_offset.tolist() == (wanted + 10).tolist()
-    assert isinstance(queue.records(units[:0], wanted[:0]), RecordColumns)
-
-
-def test_offsets_outside_the_range_have_no_units(queue: FlatQueue) -> None:
-    append(queue, 5, first=20)
-    for offset in (25, 26, 10**12):
-        found = queue.units(offset, 10)
-        assert not isinstance(found, Failure)
-        assert (found.first, len(found.units)) == (25, 0)
-    assert read(queue, 3, 10).queue_offset.tolist() == list(range(20, 25))
-
-
-def test_a_gap_is_kept_and_skipped(queue: FlatQueue) -> None:
-    append(queue, 5)
-    append(queue, 5, first=50)
-    append(queue, 20)
-    assert read(queue, 3, 100).queue_offset.tolist() == [3, 4]
-    assert read(queue, 5, 100).queue_offset.tolist()[0] == 50
-    assert read_all(queue) == [*range(5), *range(50, 75)]
 
 
 def test_gaps_within_a_block_are_kept(queue: FlatQueue) -> None:
@@ -229,20 +181,6 @@ def test_a_missing_file_is_missing(tmp_path: Path) -> None:
 
 
 # -- by time ---------------------------------------------------------------------------------------
-
-
-def test_offsets_by_time(queue: FlatQueue) -> None:
-    append(queue, 100, first=30)
-    for offset in (30, 31, 64, 129):
-        exact = store_ms(offset)
-        assert queue.offset_by_time(exact) == offset
-        assert queue.offset_by_time(exact, "UPPER") == offset
-        assert queue.offset_by_time(exact + 1) == offset + 1
-        assert queue.offset_by_time(exact + 1, "UPPER") == offset
-    assert queue.offset_by_time(0) == 30
-    assert queue.offset_by_time(0, "UPPER") == 30
-    assert queue.offset_by_time(store_ms(1000)) == 130
-    assert queue.offset_by_time(store_ms(1000), "UPPER") == 129
 
 
 def test_offsets_by_time_in_an_empty_queue(queue: FlatQueue) -> None:
