@@ -52,10 +52,10 @@ def test_the_longest_unit_comes_first() -> None:
         ("tests/spark/test_b.py::test_two", "quick"),
     ]
     assert list(longest_first(tests, KNOWN).items()) == [
+        ("tests/store/test_new.py", UNMEASURED.seconds),
         ("tests/spark", 6.0),
         ("tests/store/test_a.py", 4.0),
         (HERE, 0.5),
-        ("tests/store/test_new.py", UNMEASURED.seconds),
     ]
 
 
