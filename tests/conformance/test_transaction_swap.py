@@ -39,7 +39,7 @@ SETTINGS = {
 }
 LIMIT_S = 60
 # Some intervals of checks, each of which asks about all undecided halves.
-ROUND_S = 3
+ROUND_S = 6
 # Queue offset and physical offset of a half.
 Half = tuple[int, int]
 
