@@ -175,8 +175,8 @@ async def test_replies_that_may_be_false_end_the_server(
 # -- requests that are answered later --------------------------------------------------------------
 
 
-def never_ready(_request: Request) -> Reply:
-    raise NotReady(fail_to_fetch, Lane("tests", 1))
+async def never_ready(_request: Request) -> None:
+    await NotReady(fail_to_fetch, Lane("tests", 1))
 
 
 def fail_to_fetch() -> None:
