@@ -23,6 +23,7 @@ from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.retention import cleaner
 from tests.simulation.determinism import decided_by, temporary_folder
 from tests.simulation.totals import Outcome
+from tests.support.broker import forget_brokers
 from tests.support.faulty_files import FaultRates, FaultyFiles, PowerCut, next_life
 from tests.support.stores import SetClock
 
@@ -126,7 +127,10 @@ class Kind:
         with temporary_folder() as folder, decided_by(seed, now_s) as patch:
             for owner, name, value in cls.constants:
                 patch.setattr(owner, name, value)
-            yield World(Random(seed), folder, clock, patch)
+            try:
+                yield World(Random(seed), folder, clock, patch)
+            finally:
+                forget_brokers()
 
 
 class Lives(Kind, Generic[LifeT]):

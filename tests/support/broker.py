@@ -36,7 +36,14 @@ from headrace_protocol.message import StoredMessage
 from headrace_protocol.serving import Channel, Then, fetch_at_once, run_at_once
 from tests.support.channel import MemoryChannel
 from tests.support.features import part
-from tests.support.stores import SetClock, close_stores, new_store, put, read_all
+from tests.support.stores import (
+    SetClock,
+    close_stores,
+    forget_stores,
+    new_store,
+    put,
+    read_all,
+)
 
 _T = TypeVar("_T")
 
@@ -90,6 +97,12 @@ def brokers_of_a_test() -> Iterator[None]:
     yield
     close_stores()
     assert not [broker for broker in _begun if broker.unexpected != broker.faults]
+    _begun.clear()
+
+
+def forget_brokers() -> None:
+    """Let go of the brokers of a simulated machine, and of their stores."""
+    forget_stores()
     _begun.clear()
 
 

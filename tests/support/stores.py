@@ -65,6 +65,11 @@ def close_stores() -> None:
         store.close()
 
 
+def forget_stores() -> None:
+    """Leave open what a simulated machine had open when it ended."""
+    _open_stores.clear()
+
+
 class FaultyFiles(Files):
     """The real file system with a disk that can be full or broken, and is never waited for."""
 
