@@ -428,6 +428,26 @@ async def test_expired_segments_leave_the_tier(tmp_path: Path) -> None:
     assert read_all(broker, offset=low) == [*range(low, 23)]
 
 
+async def test_a_queue_without_messages_in_the_tier_has_the_range_of_the_log(
+    broker: BrokerUnderTest,
+) -> None:
+    put(broker, 0, 20)
+    upload(broker)
+    low = await expire_log(broker)
+    assert low > 5
+    tier = tier_of(broker).access.tier
+    assert isinstance(tier, Tier)
+    # As after an expiry whose messages a crash then took out of the units, too.
+    assert tier.cut((TOPIC, 0), 5, broker.clock.ms) is None
+    queue = tier.queues[TOPIC, 0]
+    queue.min_offset = queue.commit_offset
+    assert source(broker).known_range() == (low, 20)
+    assert ready(source(broker, Use.BEGIN).min_offset) == low
+    result = ready(lambda: source(broker).get(5, 3, 1000, None))
+    assert result.status is GetStatus.OFFSET_TOO_SMALL
+    assert (result.min_offset, result.next_offset) == (low, low)
+
+
 async def test_a_topics_reserve_time_counts_hours(tmp_path: Path) -> None:
     broker = start(tmp_path, tiered_store_file_reserved_time=1000)
     topic = "Short"

@@ -54,12 +54,17 @@ class TieredSource:
         self._reader = reader
         self._level = level
 
+    def _stored(self) -> TierQueue | None:
+        """The queue in the tier, with at least one message; else its range means nothing."""
+        queue = self._reader.access.queue(*self._name)
+        return queue if queue is not None and queue.min_offset < queue.commit_offset else None
+
     def _known(self) -> TierQueue | None:
         """The queue in the tier; None if it has no message there, or only ``_opened`` can tell."""
         access = self._reader.access
         is_current = access.lives.is_current(self._name[0])
         is_ours = is_current and not access.standings.is_foreign(self._name)
-        return access.queue(*self._name) if is_ours else None
+        return self._stored() if is_ours else None
 
     def _opened(self) -> TierQueue | None:
         """The queue in the tier; None if it has no message there.
@@ -70,7 +75,7 @@ class TieredSource:
         access = self._reader.access
         if not access.is_open:
             raise self._reader.open_first()
-        reason, queue = "", access.queue(*self._name)
+        reason, queue = "", self._stored()
         if (given_up := access.standings.given_up.get(self._name)) and given_up.is_foreign:
             reason = given_up.reason
         elif queue is not None:
