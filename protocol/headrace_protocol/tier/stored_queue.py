@@ -174,7 +174,22 @@ class StoredQueue(ABC):
         found = self._first_at_or_after(limit_ms)
         if isinstance(found, Failure) or boundary == "LOWER":
             return found
-        return max(found - 1, self.min_offset)
+        return self._last_before(found)
+
+    def _last_before(self, end: int) -> int | Failure:
+        """The last record before an offset; ``min_offset`` without one. A gap may lie between."""
+        low, high = self.min_offset, end - 1
+        middle = high
+        while low < high:
+            found = self.units(middle, 1)
+            if isinstance(found, Failure):
+                return found
+            if found.first < end:
+                low = middle
+            else:
+                high = middle - 1
+            middle = (low + high + 1) // 2
+        return low
 
 
 def read_bytes(units: Array) -> Array:
