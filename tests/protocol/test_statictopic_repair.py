@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import suppress
 
 import msgspec
 import pytest
@@ -71,6 +72,21 @@ def repair(cluster: Cluster, forget: str = "", now: int = LATER + 60_000) -> Pla
         return None
     cluster.carry_out(plan)
     return plan
+
+
+@pytest.mark.parametrize("name", ["grow", "strict", "available", "rebalance"])
+def test_a_repair_that_ends_between_any_two_requests(name: str) -> None:
+    for sent in range(1, requests_of(name)):
+        for again in range(1, 12):
+            cluster = written()
+            cluster.carry_out(change(cluster, name), requests=sent)
+            write_to_leaders(cluster)
+            with suppress(NoChange):
+                cluster.carry_out(plan_repair("T", cluster.brokers(), LATER), requests=again)
+                write_to_leaders(cluster)
+                repair(cluster)
+            cluster.whole()
+            cluster.check_readable()
 
 
 def test_a_strict_remap_ends_without_a_gap() -> None:
