@@ -220,7 +220,7 @@ class Lives(Kind, Generic[LifeT]):
             self.over(life, files)
 
     def next_files(self, rates: FaultRates | None) -> FaultyFiles:
-        """The disk as the next life finds it, a moment later: no file has the time of one before."""
+        """The disk as the next life finds it, a moment later, so that no file has an old time."""
         self.clock.ms += 1
         self.files = next_life(self.root, self.rng, rates, self.files)
         self.files.clock = self.clock
