@@ -178,7 +178,7 @@ class Opening:
             # The bytes that a killed process wrote may still be only in the page cache.
             store.commit_log.flushed_offset = report.scanned_from
             self._mark_names_unsynced()
-            store.flusher.flush_now()
+            store.flusher.flush_recovered()
         return report
 
     def _plan_recovery(self, *, is_clean: bool) -> RecoveryPlan:
@@ -221,7 +221,7 @@ class Opening:
                 file.sync()
         self._note_recovered(recovery)
         self._mark_names_unsynced()
-        store.flusher.flush_now()
+        store.flusher.flush_recovered()
 
     def _mark_names_unsynced(self) -> None:
         """Have the next flush sync all folders that may have new files since the checkpoint.

@@ -243,6 +243,16 @@ class Flusher:
 
         Raises OSError, StoreNotWritable after a failed flush.
         """
+        self._save(self._sync_now())
+
+    def flush_recovered(self) -> None:
+        """As ``flush_now``, for a start, which must not depend on room for a new checkpoint."""
+        work = self._sync_now()
+        # The old checkpoint remains valid.
+        with suppress(OSError):
+            self._save(work)
+
+    def _sync_now(self) -> _ThoroughFlush:
         self.flush_log_now()
         work = self._start_thorough_flush()
         try:
@@ -252,7 +262,7 @@ class Flusher:
             raise
         self._unfinished_syncs.clear()
         self.checkpoint = work.update(self.checkpoint)
-        self._save(work)
+        return work
 
     def reset_queue_checkpoint(self) -> None:
         """Clear the ConsumeQueue position before a full rebuild. Raises OSError.
