@@ -236,7 +236,8 @@ class Run:
             except Exception as error:  # noqa: BLE001 - answered like the error of any request
                 self._end(None, error)
                 return
-            if self._wait is None and perf_counter() >= end:
+            # Also after a wait that was over at once, as for answers of this very broker.
+            if self._outcome is not None and perf_counter() >= end:
                 self.state = State.READY
                 self.hold()
                 return
