@@ -19,6 +19,7 @@ import trio.testing
 
 from headrace import Admin
 from headrace_broker import config
+from headrace_broker.settings import of_store
 from headrace_broker.store.log import commit_log
 from headrace_broker.topics import attributes
 from tests.simulation.cluster import (
@@ -181,6 +182,7 @@ class PlainCluster(Simulation):
         (commit_log, "HOT_BYTES", HOT_BYTES),
         # What is kept for hours is kept for seconds.
         (config, "_HOUR_MS", 1000),
+        (of_store, "_HOUR_MS", 1000),
         (attributes, "_HOUR_MS", 1000),
     )
     patience_s = PATIENCE_S

@@ -25,6 +25,7 @@ from headrace.consumer import offset_store
 from headrace.consumer.offset_store import OffsetStore
 from headrace.errors import HeadraceError, NoQueue
 from headrace_broker import config
+from headrace_broker.settings import of_store
 from headrace_broker.statictopic import cleanup
 from headrace_broker.statictopic.table import MappingTable
 from headrace_protocol.bodies import MessageQueue
@@ -90,6 +91,7 @@ class StaticSimulation(Simulation):
     constants = (
         (cleanup, "_PERIOD_S", CLEANUP_PERIOD_S),
         (config, "_HOUR_MS", 1000),  # what is kept for hours is kept for seconds
+        (of_store, "_HOUR_MS", 1000),
     )
     fault_pause_s_max = PAUSE_S_MAX
     patience_s = PATIENCE_S
