@@ -237,7 +237,7 @@ class Run:
                 self._end(None, error)
                 return
             # Also after a wait that was over at once, as for answers of this very broker.
-            if self._outcome is not None and perf_counter() >= end:
+            if self._goes_on() and perf_counter() >= end:
                 self.state = State.READY
                 self.hold()
                 return
@@ -245,6 +245,9 @@ class Run:
         self.hold()
         if not (isinstance(self._wait, Until) and self._wait.may_hold):
             self._owner.note_wait(self.request, self.waits_for)
+
+    def _goes_on(self) -> bool:
+        return self._outcome is not None
 
     def _advance(self, value: Any, error: Exception | None) -> Effect:
         if self._begin is not None:
