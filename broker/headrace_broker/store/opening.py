@@ -64,7 +64,12 @@ class Opening:
         self._check_seals(is_clean=is_clean)
         store.fs.reserve.open(store.root)
         # On disk before anything else changes, else a power cut would look like a clean stop.
-        store.fs.replace(abort, str(os.getpid()).encode())
+        try:
+            store.fs.replace(abort, str(os.getpid()).encode())
+        except OSError:
+            if is_clean:
+                raise
+            # That of the killed process says the same, and a full disk has no room for another.
         store.was_clean = is_clean
         if store.disk_usage().usable_bytes < RESERVE_BYTES_MAX:
             store.fs.reserve.release()  # what recovery writes again may need it
