@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import structlog
 import trio
@@ -12,7 +12,10 @@ import trio
 from headrace_broker.store.files.config_file import ConfigSource
 from headrace_protocol import fastjson
 from headrace_protocol.bodies import DataVersion
+from headrace_protocol.codes import ResponseCode
+from headrace_protocol.errors import RequestError
 from headrace_protocol.outages import Outages
+from headrace_protocol.waiting import Until
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -27,6 +30,8 @@ NowMs = Callable[[], int]
 Table = TypeVar("Table")
 Item = TypeVar("Item")
 
+# The name of the wait, for logs.
+SAVES: Final = "saves of tables"
 _RETRY_S = 1.0
 # Errors other than the disk's will probably recur.
 _UNEXPECTED_RETRY_S = 60.0
@@ -229,3 +234,27 @@ class SavedFile:
                 callback(problem)
             else:
                 self._waiting.append((change_count, callback))
+
+
+# Calls back once a change is on disk, or with the error of its save.
+WhenSaved = Callable[[Callable[[Exception | None], None]], None]
+
+
+async def save_error(when_saved: WhenSaved) -> Exception | None:
+    """Wait until a change is on disk; returns the error if its save has failed."""
+    error: Exception | None = await Until(SAVES, lambda run: when_saved(run.resume))
+    return error
+
+
+async def saved(when_saved: WhenSaved) -> None:
+    """Wait until a change is on disk.
+
+    Raises RequestError if the save fails; the change then holds until the broker stops.
+    """
+    if (error := await save_error(when_saved)) is not None:
+        remedy = "; free space on the disk" if isinstance(error, OSError) else ""
+        raise RequestError(
+            ResponseCode.SYSTEM_ERROR,
+            f"the change holds until this broker stops, but can't be saved: {error}; "
+            f"the broker retries{remedy}",
+        )

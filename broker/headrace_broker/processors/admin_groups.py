@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from headrace_broker.consumer.seeks import request_seek
 from headrace_broker.host_budget import Host
-from headrace_broker.processors.saved import saved
+from headrace_broker.persistence import saved
 from headrace_broker.queue_directory import Here, Use
 from headrace_protocol import fastjson
 from headrace_protocol.admin_headers import (

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from headrace_broker.processors.saved import saved
+from headrace_broker.persistence import save_error, saved
 from headrace_broker.queue_directory import Use
 from headrace_broker.topics.attributes import (
     apply_changes,
@@ -306,8 +306,7 @@ class AdminTopicsProcessor:
         incarnation = self._topics.incarnations.of(topic.topic_name)
 
         # An id that is not on disk would change after a crash.
-        when_saved = self._topics.incarnations.saved.when_saved
-        error = await Until("saves of tables", lambda run: when_saved(run.resume))
+        error = await save_error(self._topics.incarnations.saved.when_saved)
         return Reply(TopicConfigResponseHeader(incarnation=None if error else incarnation), (body,))
 
     async def stats(self, request: Request) -> Reply:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import msgspec
 
 from headrace_broker.host_budget import Host
+from headrace_broker.persistence import SAVES
 from headrace_broker.queue_directory import Lookup, Use
 from headrace_broker.statictopic.accept import Accepted, Situation, accept
 from headrace_broker.statictopic.close import answer_held, wake_held, when_on_disk
@@ -56,7 +57,6 @@ if TYPE_CHECKING:
 _AT_ONCE_BYTES: Final = 64 * 1024
 _AT_ONCE_ITEMS: Final = 500
 _CHECKS: Final = Lane("checks of mappings", threads=1)
-_SAVED: Final = "saves of tables"
 
 
 class Registered(Protocol):
@@ -232,13 +232,13 @@ class StaticTopicChanges:
             await until("the flush of the log", partial(when_on_disk, self._store))
         else:
             self._close(accepted)
-        await until(_SAVED, table.saved.when_saved)
+        await until(SAVES, table.saved.when_saved)
         if topic not in table.marks:
             await self._mark(mapping, config)
-        await until(_SAVED, table.marks.saved.when_saved)
+        await until(SAVES, table.marks.saved.when_saved)
         self._log(request, accepted)
         self._open(accepted, config)
-        await until(_SAVED, self._topics.when_saved)
+        await until(SAVES, self._topics.when_saved)
         await until("the registration", lambda then: self._when_registered(partial(then, None)))
 
     async def _begin_offsets(self, request: Request, accepted: Accepted) -> None:
@@ -275,8 +275,8 @@ class StaticTopicChanges:
         for queue, group in sorted(places):
             self._offsets.commit(group, topic, led[queue], 0)
         if names:
-            await until(_SAVED, self._groups.saved.when_saved)
-            await until(_SAVED, self._offsets.when_saved)
+            await until(SAVES, self._groups.saved.when_saved)
+            await until(SAVES, self._offsets.when_saved)
 
     def _expect_groups(self, topic: str, names: set[str], host: Host) -> None:
         """Keep messages for groups that have yet to read those of other brokers."""
@@ -379,7 +379,7 @@ class StaticTopicChanges:
         self._check_not_changing(topic)
         self._table.remove(topic)
         try:
-            await until(_SAVED, self._table.saved.when_saved)
+            await until(SAVES, self._table.saved.when_saved)
         except OSError as error:
             raise _not_saved(topic, error) from error
 
