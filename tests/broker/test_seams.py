@@ -18,7 +18,6 @@ from anyio.abc import ByteStream
 from headrace import Message, PullConsumer
 from headrace.embedded import Embedded
 from headrace.errors import BrokerError
-from headrace_broker.config import BrokerConfig
 from headrace_broker.core import Core
 from headrace_broker.feature import Feature, Followed
 from headrace_broker.server import Broker
@@ -49,6 +48,7 @@ from tests.broker.serving.test_bad_input import (
 from tests.support.features import add_feature, add_parts
 from tests.support.followers import CopyingFollower
 from tests.support.metrics import parse, value
+from tests.support.running import small_config
 from tests.support.until import until
 
 TOPIC = "Orders"
@@ -71,17 +71,7 @@ async def running(
         stack.enter_context(trio.fail_after(_WAIT_S))
         nameserver = NameServer(NameServerConfig(bind_address="127.0.0.1", listen_port=0), network)
         await _start(stack, nameserver)
-        config = BrokerConfig(
-            broker_name="broker-a",
-            bind_address="127.0.0.1",
-            listen_port=0,
-            namesrv_addr=nameserver.address,
-            store_path_root_dir=folder,
-            mapped_file_size_commit_log=1 << 20,
-            max_hash_slot_num=100,
-            max_index_num=400,
-            **settings,
-        )
+        config = small_config(folder, listen_port=0, namesrv_addr=nameserver.address, **settings)
         broker = Broker(config, network)
         await _start(stack, broker)
         yield Embedded(nameserver.address, broker.address, folder, network.connect)

@@ -16,21 +16,14 @@ from headrace_broker.store.log import log_rows
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.recovery import LoadStage
 from headrace_daemon.network import MemoryNetwork
-from tests.support.running import in_background
+from tests.support.running import in_background, small_config
 from tests.support.stores import crash, put
 
 RECORDS = 5000
 
 
 def config_of_a_crashed_store(folder: Path, queues: int = 1) -> BrokerConfig:
-    config = BrokerConfig(
-        broker_name="b",
-        bind_address="127.0.0.1",
-        store_path_root_dir=folder,
-        mapped_file_size_commit_log=1 << 20,
-        max_hash_slot_num=100,
-        max_index_num=400,
-    )
+    config = small_config(folder, broker_name="b")
     store = MessageStore(store_settings(config, bytes(8)))
     store.load()
     for number in range(RECORDS):

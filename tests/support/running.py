@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import trio
 
+from headrace_broker.config import BrokerConfig
 from headrace_daemon.network import MemoryNetwork
 from headrace_nameserver.config import NameServerConfig
 from headrace_nameserver.server import NameServer
@@ -39,3 +41,17 @@ async def nameserver(network: MemoryNetwork) -> AsyncIterator[None]:
     config = NameServerConfig(bind_address="127.0.0.1", listen_port=9876)
     async with running(NameServer(config, network).run):
         yield
+
+
+def small_config(folder: Path, **settings: Any) -> BrokerConfig:
+    """Settings of a broker on this machine whose files are small. folder: its store."""
+    sizes = {"mapped_file_size_commit_log": 1 << 20, "max_hash_slot_num": 100, "max_index_num": 400}
+    return BrokerConfig(
+        **{
+            "broker_name": "broker-a",
+            "bind_address": "127.0.0.1",
+            "store_path_root_dir": folder,
+            **sizes,
+            **settings,
+        }
+    )

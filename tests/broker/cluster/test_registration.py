@@ -11,14 +11,13 @@ import trio.testing
 
 from headrace import Admin
 from headrace_broker.cluster.registration import IdentityTaken
-from headrace_broker.config import BrokerConfig
 from headrace_broker.server import Broker
 from headrace_daemon.network import MemoryNetwork
 from headrace_protocol.admin_headers import CreateTopicHeader, DeleteTopicHeader
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.drivers.aio import AsyncConnection
 from headrace_protocol.nameserver_headers import GetRouteInfoHeader
-from tests.support.running import nameserver
+from tests.support.running import nameserver, small_config
 
 NAMESERVER = "127.0.0.1:9876"
 
@@ -26,16 +25,8 @@ NAMESERVER = "127.0.0.1:9876"
 async def run_broker(
     network: MemoryNetwork, folder: Path, task_status: trio.TaskStatus[str]
 ) -> None:
-    config = BrokerConfig(
-        broker_name="broker-a",
-        bind_address="127.0.0.1",
-        listen_port=0,
-        namesrv_addr=NAMESERVER,
-        store_path_root_dir=folder,
-        mapped_file_size_commit_log=1024 * 1024,
-        mapped_file_size_consume_queue=20 * 1000,
-        max_hash_slot_num=100,
-        max_index_num=400,
+    config = small_config(
+        folder, listen_port=0, namesrv_addr=NAMESERVER, mapped_file_size_consume_queue=20_000
     )
     await Broker(config, network).run(task_status=task_status)
 

@@ -32,6 +32,7 @@ from tests.broker.serving.test_monitor import ask
 from tests.support.broker import BrokerUnderTest, broker_config
 from tests.support.channel import MemoryChannel
 from tests.support.metrics import Page, collect, parse, value, values
+from tests.support.running import small_config
 from tests.support.stores import put
 from tests.support.wire import pull_header
 
@@ -320,15 +321,8 @@ def test_ten_thousand_queues_keep_the_loop_for_less_than_a_slice(tmp_path: Path)
 
 
 async def test_a_running_broker_serves_its_metrics(tmp_path: Path) -> None:
-    config = BrokerConfig(
-        broker_name="b",
-        bind_address="127.0.0.1",
-        monitor_port=0,
-        store_path_root_dir=tmp_path / "store",
-        mapped_file_size_commit_log=1 << 20,
-        max_hash_slot_num=100,
-        max_index_num=400,
-        flush_disk_type="SYNC_FLUSH",
+    config = small_config(
+        tmp_path / "store", broker_name="b", monitor_port=0, flush_disk_type="SYNC_FLUSH"
     )
     network = MemoryNetwork()
     broker = Broker(config, network)

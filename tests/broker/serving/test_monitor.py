@@ -17,7 +17,7 @@ from headrace_broker.serving.readiness import Readiness, State
 from headrace_daemon.monitor import Monitor
 from headrace_daemon.network import MemoryNetwork
 from tests.broker.processors.test_send import frame
-from tests.support.running import running
+from tests.support.running import running, small_config
 from tests.support.stores import FaultyFiles
 
 
@@ -84,16 +84,7 @@ async def test_other_requests_are_told_what_there_is(served: Served) -> None:
 
 
 def config(folder: Path, **changes: Any) -> BrokerConfig:
-    return BrokerConfig(
-        broker_name="b",
-        bind_address="127.0.0.1",
-        monitor_port=0,
-        store_path_root_dir=folder / "store",
-        mapped_file_size_commit_log=1 << 20,
-        max_hash_slot_num=100,
-        max_index_num=400,
-        **changes,
-    )
+    return small_config(folder / "store", broker_name="b", monitor_port=0, **changes)
 
 
 async def test_a_broker_is_ready_until_its_disk_fails(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import structlog.testing
 import trio
 import trio.testing
 
-from headrace_broker.config import BrokerConfig
 from headrace_broker.server import Broker
 from headrace_broker.statictopic.fence import Fence
 from headrace_broker.statictopic.table import MAPPING_NAME, MappingTable
@@ -32,7 +31,7 @@ from headrace_protocol.waiting import at_once
 from tests.broker.statictopic.test_static_changes import EPOCH, change, led_here, stored
 from tests.support.broker import BrokerUnderTest
 from tests.support.nameserver import HA_ADDRESS
-from tests.support.running import nameserver
+from tests.support.running import nameserver, small_config
 from tests.support.wire import send_header
 
 NAMESERVER = "127.0.0.1:9876"
@@ -126,16 +125,8 @@ def store_with_mapping(folder: Path, *topics: str) -> None:
 
 @asynccontextmanager
 async def running(network: MemoryNetwork, folder: Path) -> AsyncIterator[AsyncConnection]:
-    config = BrokerConfig(
-        broker_name="broker-a",
-        bind_address="127.0.0.1",
-        listen_port=0,
-        namesrv_addr=NAMESERVER,
-        store_path_root_dir=folder,
-        mapped_file_size_commit_log=1024 * 1024,
-        mapped_file_size_consume_queue=20 * 1000,
-        max_hash_slot_num=100,
-        max_index_num=400,
+    config = small_config(
+        folder, listen_port=0, namesrv_addr=NAMESERVER, mapped_file_size_consume_queue=20_000
     )
     async with trio.open_nursery() as nursery:
         address = await nursery.start(Broker(config, network).run)
