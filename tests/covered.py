@@ -91,7 +91,7 @@ class Share(NamedTuple):
 
 
 def shares(folder: Path) -> dict[str, Share]:
-    """Of each part, and of all."""
+    """The shares of each part, and of all."""
     report = folder / "report.json"
     measured = data(folder)
     measured.load()

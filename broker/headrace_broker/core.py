@@ -71,7 +71,7 @@ class Pace:
 
 
 class Surroundings(NamedTuple):
-    """What a broker runs in. listener: where it will serve. owns_loop: see RemotingServer."""
+    """Surroundings of a broker. listener: of its port. owns_loop: see RemotingServer."""
 
     network: Network
     listener: Listener

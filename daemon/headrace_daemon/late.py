@@ -1,4 +1,4 @@
-"""Late answers: a log line a half minute for each request code, and their number."""
+"""Late answers: a count, and one log line per request code and half minute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A broker as its registrations describe it, and what one changes.
+"""A broker as its registrations describe it, and the changes that the next one makes.
 
 Source: docs/protocol.md "Registration"; tests/nameserver/test_routes.py.
 """

@@ -19,9 +19,9 @@ ONE_FILE: Final = 1 << 62
 
 
 class Chosen(NamedTuple):
-    """Chosen units. where: their indexes, a slice if none lies between them. first: of the first.
+    """Chosen units. where: their indexes, as a slice if they adjoin. first: the lowest index.
 
-    seen: how many units were looked at; the next read begins with the one after them.
+    seen: number of units looked at; the next read begins after them.
     """
 
     where: slice | Array
@@ -69,7 +69,7 @@ def _fitting(ends: Array, count_max: int, bytes_max: int) -> int:
 
 
 def likely_count(first_bytes: int, count_max: int, bytes_max: int) -> int:
-    """How many units to look at for a read of all, by the size of the first record."""
+    """Number of units to look at for a read of all, by the size of the first record."""
     return max(min(2 * bytes_max // max(first_bytes, 1), count_max), 1)
 
 

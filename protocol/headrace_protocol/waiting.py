@@ -6,7 +6,7 @@ and ``until``, and nothing else, so that ``Run`` steps it by hand, in a turn of 
 1. A step ends where the coroutine waits, or when its slice of time is over.
 2. From its first wait on, the bytes of the request are charged to its client.
 3. Each step is a turn or a part of one, so answers about stored messages leave after their commit.
-4. Its client may leave: a fetch in a lane of reads then fails, all else runs to its end.
+4. If its client leaves, a fetch in a lane of reads fails; everything else runs to its end.
 
 A task of trio would take 17 µs and 2.2 kB instead of 0.8 µs and 0.5 kB, and a loop in simulations.
 """
@@ -236,8 +236,8 @@ class Run:
             except Exception as error:  # noqa: BLE001 - answered like the error of any request
                 self._end(None, error)
                 return
-            # Also after a wait that was over at once, as for answers of this very broker.
-            if self._goes_on() and perf_counter() >= end:
+            # Also after a wait that ended at once, such as for an answer of this very broker.
+            if self._has_outcome() and perf_counter() >= end:
                 self.state = State.READY
                 self.hold()
                 return
@@ -246,7 +246,7 @@ class Run:
         if not (isinstance(self._wait, Until) and self._wait.may_hold):
             self._owner.note_wait(self.request, self.waits_for)
 
-    def _goes_on(self) -> bool:
+    def _has_outcome(self) -> bool:
         return self._outcome is not None
 
     def _advance(self, value: Any, error: Exception | None) -> Effect:

@@ -1,4 +1,4 @@
-"""What a request waited for, and how long."""
+"""The waits of a request: their causes and durations."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ WARM_UP_PART = 4
 
 
 class Bar(NamedTuple):
-    """What a work has to reach: its rate by that of another."""
+    """A bar for one work: its rate divided by that of another."""
 
     work: str
     other: str

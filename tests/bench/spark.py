@@ -44,7 +44,7 @@ CONNECTOR_JARS = ROOT / ".cache" / "spark-kafka" / "lib"
 
 
 class Peer(NamedTuple):
-    """What is started, the client that writes what is read, and Spark's Python."""
+    """A peer: its broker, the client that fills it, and Spark's Python."""
 
     fill: str
     python: Path

@@ -32,7 +32,7 @@ Tags = frozenset[int] | None
 
 
 class Found(NamedTuple):
-    """What a read has returned: queue offsets and sizes of messages, and the next offset."""
+    """The result of a read: queue offsets and sizes of messages, and the next offset."""
 
     offsets: list[int]
     sizes: list[int]

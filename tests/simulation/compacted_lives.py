@@ -239,7 +239,7 @@ class CompactedLife(Life):
         self.counts["topics deleted"] += 1
 
     def create_first(self) -> None:
-        """What a new broker is given."""
+        """Create the topic at a new broker."""
         self.create()
         # A store whose queues are all gone rebuilds them, also those of a deleted topic.
         self.broker.create_topic(OTHER, 1)

@@ -59,7 +59,7 @@ DISK_FAULTS = {"full disk", "kill", "lost page", "power cut"}
 
 
 class Wanted(NamedTuple):
-    """What seeds of a kind must come to, so that its promises mean something.
+    """Findings that seeds of a kind must have, so that its promises mean something.
 
     quick, long: how many seeds. faults: those that are frequent enough; the page has all. least:
     of a count, for each seed.
@@ -156,7 +156,7 @@ def test_seeds(kind: str, length: str, tmp_path: Path) -> None:
 
 
 def totals_of(kind: str, count: int, folder: Path) -> list[KindTotals]:
-    """What seeds come to in a process of their own, all promises kept."""
+    """Totals of seeds that run in a process of their own and keep all promises."""
     keep = folder / "totals.json"
     command = ["tests.simulation.run", f"--kind={kind}", "--seed=1", f"--count={count}"]
     done = subprocess.run(

@@ -336,7 +336,7 @@ class TieredLife(Life):
     # -- begin and end -----------------------------------------------------------------------------
 
     def create(self) -> None:
-        """What a new broker is given."""
+        """Create the topics at a new broker."""
         for topic in TOPICS:
             self.broker.create_topic(topic, QUEUES)
         self.save_tables()
@@ -423,7 +423,7 @@ class TieredLives(Lives[TieredLife]):
         self.weather = self.open_tier(world)
 
     def open_tier(self, world: World) -> Weather | StoreWeather:
-        """What of the tier may be out of reach."""
+        """Put the tier behind troubles; returns what decides about them."""
         weather = Weather(self.rng)
         world.patch.setattr(
             tier_access, "PosixDriver", lambda root, files: TroubledDriver(root, files, weather)

@@ -1,4 +1,4 @@
-"""What all kinds of simulated lives have in common: their world, its driver, and a life's end.
+"""Common parts of all kinds of simulated lives: their world, its driver, and a life's end.
 
 A kind is a model of what must be there, the steps of a life, and promises. All else is here: a
 folder, chance and a clock that a seed decides, and a disk (``faulty_files``) on which one life
@@ -36,7 +36,7 @@ FREE_BYTES = 1500
 
 
 class World(NamedTuple):
-    """What a seed decides. patch: what it changes ends with the run."""
+    """Everything that a seed decides. patch: its changes end with the run."""
 
     rng: Random
     folder: Path
@@ -93,7 +93,7 @@ LifeT = TypeVar("LifeT", bound=Life)
 
 
 class Kind:
-    """What a seed may stand for.
+    """A kind of run that a seed may stand for.
 
     constants: a module or class, a name in it, and the value that it has during a run.
     """
@@ -113,7 +113,7 @@ class Kind:
 
     @classmethod
     def run_seed(cls, seed: int) -> Outcome:
-        """What a seed comes to. Raises PromiseBroken."""
+        """Run a seed; returns its outcome. Raises PromiseBroken."""
         clock = cls.clock_type()
         with cls.world(seed, clock, clock.current_time) as world:
             world.patch.setattr(trio.to_thread, "run_sync", run_here)
@@ -149,16 +149,16 @@ class Lives(Kind, Generic[LifeT]):
     # -- what kinds say ----------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """What comes before the lives with faults."""
+        """Prepare the lives with faults."""
 
     def finish(self) -> None:
-        """What comes after them. Raises PromiseBroken."""
+        """Run the lives without faults that follow, and check. Raises PromiseBroken."""
 
     def new_life(self, files: FaultyFiles) -> LifeT:
         raise NotImplementedError
 
     def rates(self) -> FaultRates:
-        """How probable failures are that a life goes on after, or is excused by."""
+        """Probabilities of failures that a life survives, or is excused by."""
         return FaultRates()
 
     def arm(self, files: FaultyFiles) -> None:

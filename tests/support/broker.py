@@ -252,7 +252,7 @@ class BrokerUnderTest:
         return physical_offset
 
     def stored(self, topic: str = "T", queue_id: int = 0) -> list[StoredMessage]:
-        """What a queue of the store holds, for any reader."""
+        """The messages of a queue of the store, for any reader."""
         return read_all(self.store, self.store.queue(topic, queue_id))
 
     def join(

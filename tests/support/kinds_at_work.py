@@ -58,7 +58,7 @@ class KindsAtWork:
 
 
 def _said(process: subprocess.Popen[str]) -> Any:
-    """What a process did, which may still have to wait for somebody."""
+    """The report of a process, which may still have to wait for another one."""
     try:
         printed, _ = process.communicate(timeout=LEAVE_S)
     except subprocess.TimeoutExpired:

@@ -34,7 +34,7 @@ class Brokers:
 
     @property
     def at(self) -> dict[str, Any]:
-        """How clients find them."""
+        """Arguments with which clients find the brokers."""
         return {"nameserver": self.nameserver, "connect": self.network.connect}
 
     async def start_nameserver(self) -> NameServer:

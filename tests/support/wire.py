@@ -41,13 +41,13 @@ async def ask(
 
 
 def send_header(queue_id: int = 0, **fields: Any) -> SendMessageHeaderV2:
-    """Of a message to topic T, which may be created for it."""
+    """The header of a send to topic T, which may be created for it."""
     plain = {"sys_flag": 0, "born_timestamp": 1, "flag": 0, "properties": ""}
     return SendMessageHeaderV2(**{**_SENDER, "queue_id": queue_id, **plain, **fields})
 
 
 def pull_header(queue_offset: int = 0, queue_id: int = 0, **fields: Any) -> PullMessageHeader:
-    """Of a pull of all tags of topic T, which is not held unless ``sys_flag`` says so."""
+    """The header of a pull of all tags of topic T, held only if ``sys_flag`` says so."""
     plain = {"max_msg_nums": 32, "sys_flag": 4, "sub_version": 0, "subscription": "*"}
     asked = {"queue_offset": queue_offset, "queue_id": queue_id, **plain, **fields}
     return PullMessageHeader(**{**_READER, "suspend_timeout_millis": 15_000, **asked})

@@ -1,4 +1,4 @@
-"""How far each level is delivered: ``positions/schedule.json``.
+"""Delivered offsets of the levels: ``positions/schedule.json``.
 
 ``config/delayOffset.json`` is for Apache's brokers. A start reads it back, and what it counts
 beyond our own file was delivered by one of them.
@@ -25,7 +25,7 @@ DELAY_OFFSETS_FILE: Final = "delayOffset.json"
 
 
 class DeliveredLevels(msgspec.Struct, frozen=True, rename="camel"):
-    """How far a start finds the levels.
+    """Delivered offsets of the levels, as a start finds them.
 
     levels: queue offset of the next message of each level, from 1. log_offset: what was delivered
     before this physical offset is counted in them.

@@ -168,7 +168,7 @@ class Schedule:
             log.info("delayed messages found delivered", count=len(self._delivered))
 
     def _first_uncounted(self) -> int:
-        """Where the log begins that can hold deliveries of another broker."""
+        """Physical offset from which the log may hold deliveries of another broker."""
         if self._store.was_clean:  # another broker stopped in order: its offsets are exact
             return self._store.commit_log.max_offset
         return self._first_delivery()

@@ -44,6 +44,6 @@ def setting(
 
 
 def extra_of(field: FieldInfo) -> dict[str, Any]:
-    """What a row says besides type, default and limits."""
+    """The contents of a row besides type, default and limits."""
     assert isinstance(field.json_schema_extra, dict)
     return field.json_schema_extra

@@ -119,7 +119,7 @@ class Staging:
     # -- start -------------------------------------------------------------------------------------
 
     def scan_from(self) -> int:
-        """Read the state of each query; where the log begins that can hold pending records.
+        """Read each query's state; return the offset from which the log may hold pending records.
 
         Raises OSError, StoreFormatError.
         """

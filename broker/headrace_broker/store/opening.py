@@ -69,7 +69,7 @@ class Opening:
         except OSError:
             if is_clean:
                 raise
-            # That of the killed process says the same, and a full disk has no room for another.
+            # The killed process left one; a full disk may have no room to replace it.
         store.was_clean = is_clean
         if store.disk_usage().usable_bytes < RESERVE_BYTES_MAX:
             store.fs.reserve.release()  # what recovery writes again may need it

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class StoreParts:
-    """What a store is made of; see ``MessageStore``."""
+    """The parts of a store, connected; see ``MessageStore``."""
 
     def __init__(
         self,

@@ -288,7 +288,7 @@ class Recovery:
         )
 
     def _first_wanted(self, plan: RecoveryPlan) -> int:
-        """Where reading begins: the takers' place, or a scan's before it."""
+        """Physical offset to read from: the takers', or an earlier one of a scan."""
         log_start = self.commit_log.files.min_offset
         wanted = [max(offset, log_start) for offset, _ in self._scans]
         return min(plan.scan_from, *wanted, NOTHING)

@@ -164,7 +164,7 @@ class Timers:
     # -- start and stop ----------------------------------------------------------------------------
 
     def scan_from(self) -> int:
-        """Where the log begins that can hold deliveries which the file does not count."""
+        """Physical offset from which the log may hold deliveries that the file does not count."""
         return self._file.settled.log_offset if self._file.settled else NOTHING
 
     def load(self) -> None:

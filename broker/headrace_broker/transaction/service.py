@@ -137,7 +137,7 @@ class Transactions:
     # -- start and stop ----------------------------------------------------------------------------
 
     def scan_from(self) -> int:
-        """Where the log begins that can hold decisions which op records do not name."""
+        """Physical offset from which the log may hold decisions that no op record names."""
         log_offset = self._saved().log_offset
         return NOTHING if log_offset is None else log_offset
 

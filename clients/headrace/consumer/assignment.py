@@ -59,7 +59,7 @@ _HANDOVER_S = 20.0
 
 
 class Membership(NamedTuple):
-    """How a member of a group reads.
+    """Settings with which a member of a group reads.
 
     broadcast: the member reads all queues, and returns no messages.
     """

@@ -54,7 +54,7 @@ class Entry(NamedTuple):
 
 
 class Readable(Protocol):
-    """What readers need of a place."""
+    """A place, as readers need it."""
 
     def read(self, path: str, /, ranges: Sequence[Range]) -> list[Buffer] | Failure:
         """The bytes of each range ``(start, end)``, all of them.
@@ -73,7 +73,7 @@ class Readable(Protocol):
 
 
 class Driver(Readable, Protocol):
-    """What the broker needs of every place."""
+    """A place, as the broker needs it."""
 
     def delete(self, paths: Sequence[str], /) -> Failure | None:
         """Delete what is there; a missing path is no failure. Fails with UNREACHABLE."""

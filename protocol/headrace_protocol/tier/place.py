@@ -1,4 +1,4 @@
-"""Where a tier is, and with which credentials; known without the client of object stores."""
+"""Address and credentials of a tier; needs no client of object stores."""
 
 from __future__ import annotations
 

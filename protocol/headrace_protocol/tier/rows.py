@@ -176,7 +176,7 @@ class Named(NamedTuple):
     tail: list[ObjectRow]
 
     def rows(self) -> list[ObjectRow]:
-        """All of them, the oldest objects first."""
+        """All rows, oldest objects first."""
         return [*(row for _, rows in self.catalogs for row in rows), *self.tail]
 
 

@@ -44,7 +44,7 @@ class Checkpoint(NamedTuple):
 
 
 class IndexMark(msgspec.Struct, frozen=True, rename="camel"):
-    """How much of the index is on disk: ``positions/index.json``.
+    """The part of the index that is on disk: ``positions/index.json``.
 
     After a crash the peer deletes an unfinished index file with all its entries; the mark lets us
     keep those that are on disk.

@@ -1,4 +1,4 @@
-"""Where the records of deleted topics end: ``positions/deletedTopics.json``, headrace's own.
+"""End offsets of deleted topics' records: ``positions/deletedTopics.json``, headrace's own.
 
 Records stay in the log when their topic is deleted, and a start reads the log again: all of it
 without queues, and from the newest unit on otherwise. Records below the end of a deleted topic get

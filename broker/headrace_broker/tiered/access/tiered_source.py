@@ -55,7 +55,7 @@ class TieredSource:
         self._level = level
 
     def _stored(self) -> TierQueue | None:
-        """The queue in the tier, with at least one message; else its range means nothing."""
+        """The queue in the tier if it has a message: the range of an empty one means nothing."""
         queue = self._reader.access.queue(*self._name)
         return queue if queue is not None and queue.min_offset < queue.commit_offset else None
 

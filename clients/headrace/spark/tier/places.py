@@ -1,4 +1,4 @@
-"""How tasks get at the files or objects of a tier, and what fails there."""
+"""Access of tasks to the files or objects of a tier, and its failures."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _open(place: Place) -> Readable:
 
 
 def expect(found: T | Failure) -> T:
-    """What was read. Raises TierUnreachable, and TierGone for all but an outage."""
+    """The result of a read. Raises TierUnreachable for an outage, else TierGone."""
     if not isinstance(found, Failure):
         return found
     if found.kind is FailureKind.UNREACHABLE:
