@@ -25,9 +25,14 @@ PACKAGES = {
 # What a daemon's loop and its wire formats are made of.
 LOOP = {"trio", "msgspec", "structlog"}
 RECORDS = {
+    "headrace_protocol.blocks",
     "headrace_protocol.choose",
     "headrace_protocol.columns",
+    "headrace_protocol.compression",
+    "headrace_protocol.errors",
+    "headrace_protocol.java_hash",
     "headrace_protocol.message",
+    "headrace_protocol.message_ids",
     "numpy",
     "zlib_ng",
 }
@@ -40,7 +45,6 @@ STORE_BASE = {
     f"{STORE}.life",
     f"{STORE}.settings",
     f"{STORE}.store_queue",
-    "headrace_protocol.errors",
     "headrace_protocol.waiting",
     *RECORDS,
 }
@@ -304,6 +308,7 @@ FEATURE = SERVICE | {
 }
 # Modules that may import more than the rest of their folder.
 MAY_IMPORT_TOO = {
+    "headrace_protocol.blocks": {"numpy"},
     "headrace_protocol.choose": {"numpy"},
     "headrace_protocol.columns": {"numpy"},
     "headrace_protocol.record_keys": {"numpy"},

@@ -42,7 +42,7 @@ from headrace_daemon.serving.client_requests import ClientRequests
 from headrace_daemon.serving.server import RemotingServer
 from headrace_daemon.slices import Fetches, SlicedWork
 from headrace_daemon.watchdog import Watchdog
-from headrace_protocol.message import UniqKeyGenerator
+from headrace_protocol.message_ids import UniqKeyGenerator
 from headrace_protocol.serving import TURN_S, Registry
 
 if TYPE_CHECKING:

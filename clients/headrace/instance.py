@@ -41,7 +41,7 @@ from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.connection import RequestReceived
 from headrace_protocol.drivers.aio import AsyncConnection, Connect, connect_tcp, open_stream
 from headrace_protocol.headers import UnregisterClientHeader
-from headrace_protocol.message import decode_host
+from headrace_protocol.message_ids import decode_host
 from headrace_protocol.nameserver_headers import (
     REGISTRATION_PERIOD_MS,
     GetRouteInfoHeader,

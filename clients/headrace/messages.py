@@ -24,10 +24,12 @@ from headrace.values import (
     plain_text,
     shown,
 )
+from headrace_protocol import compression, message_ids
 from headrace_protocol import message as record
 from headrace_protocol.bodies import MessageQueue
 from headrace_protocol.codes import ResponseCode
-from headrace_protocol.message import CorruptRecord
+from headrace_protocol.compression import COMPRESSED, decompress, decompress_each
+from headrace_protocol.errors import CorruptRecord
 from headrace_protocol.system_topics import GROUP_PREFIXES
 
 if TYPE_CHECKING:
@@ -383,7 +385,7 @@ class OffsetMessageIds(Sequence[str]):
 
         Raises ValueError if ``first`` is not such an id.
         """
-        self._store_host, offset = record.decode_offset_message_id(first)
+        self._store_host, offset = message_ids.decode_offset_message_id(first)
         self._offsets = sizes.cumsum(dtype="i8") - sizes + offset
 
     def __repr__(self) -> str:
@@ -401,7 +403,7 @@ class OffsetMessageIds(Sequence[str]):
             part = OffsetMessageIds.__new__(OffsetMessageIds)
             part._store_host, part._offsets = self._store_host, self._offsets[index]
             return part
-        return record.encode_offset_message_id(self._store_host, int(self._offsets[index]))
+        return message_ids.encode_offset_message_id(self._store_host, int(self._offsets[index]))
 
 
 class Returns(Protocol):
@@ -456,7 +458,7 @@ class ReceivedMessage(msgspec.Struct, eq=False, gc=False):
         except CorruptRecord:
             return "(damaged)"
         body = self._body
-        if body is None and stored.sys_flag & record.COMPRESSED:
+        if body is None and stored.sys_flag & COMPRESSED:
             return f"key={_short(key)} body of {len(stored.stored_body)} bytes, compressed"
         return f"key={_short(key)} body={_short(stored.stored_body if body is None else body)}"
 
@@ -475,7 +477,7 @@ class ReceivedMessage(msgspec.Struct, eq=False, gc=False):
         if body is None:
             stored, batch = self.stored, self._batch
             limits = BODY_LIMITS if batch is None else batch.limits
-            body = record.decompress(stored.stored_body, stored.sys_flag, limits.body_bytes_max)
+            body = decompress(stored.stored_body, stored.sys_flag, limits.body_bytes_max)
             self._body = body
         return body
 
@@ -578,8 +580,8 @@ class ReceivedMessage(msgspec.Struct, eq=False, gc=False):
 class BodyLimits(NamedTuple):
     """Maximum decompressed size of one body, and of all bodies of a batch together."""
 
-    body_bytes_max: int = record.BODY_BYTES_MAX
-    batch_bytes_max: int = record.BATCH_BYTES_MAX
+    body_bytes_max: int = compression.BODY_BYTES_MAX
+    batch_bytes_max: int = compression.BATCH_BYTES_MAX
 
 
 BODY_LIMITS = BodyLimits()
@@ -640,7 +642,7 @@ class MessageBatch(Sequence[ReceivedMessage]):
             for index in others:
                 bodies[index] = self.columns.message(index).stored_body
             flags = self.columns.sys_flag[others].tolist()
-            record.decompress_each(bodies, zip(others, flags, strict=True), *self.limits)
+            decompress_each(bodies, zip(others, flags, strict=True), *self.limits)
         return bodies
 
     def to_arrow(self) -> RecordBatch:
@@ -717,7 +719,7 @@ class MessageBatch(Sequence[ReceivedMessage]):
 
         columns = self.columns
         bodies = columns.stored_bodies()
-        is_other = (checksums(bodies) != columns.body_crc) | (columns.sys_flag & record.COMPRESSED)
+        is_other = (checksums(bodies) != columns.body_crc) | (columns.sys_flag & COMPRESSED)
         return bodies, is_other.nonzero()[0].tolist()
 
 

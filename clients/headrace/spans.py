@@ -19,7 +19,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from headrace.messages import MessageBatch, ReceivedMessage
 from headrace_protocol import __version__
-from headrace_protocol.message import CorruptRecord
+from headrace_protocol.errors import CorruptRecord
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context

@@ -1,7 +1,7 @@
 """Encode and decode many records at once, as numpy columns.
 
 Work per record (slices, CRC) is done in C; everything else takes a few numpy calls for all records.
-Of the package only this module and ``record_keys`` import numpy: clients import them on first use.
+Clients import this module, and the others that need numpy, on first use.
 Source: docs/protocol.md "Bulk", docs/store-format.md "record".
 """
 
@@ -9,28 +9,23 @@ from __future__ import annotations
 
 import struct
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 from zlib_ng.zlib_ng import crc32
 
+from headrace_protocol.compression import BATCH_BYTES_MAX, COMPRESSED, decompress, decompress_each
+from headrace_protocol.errors import CorruptRecord
 from headrace_protocol.message import (
-    BATCH_BYTES_MAX,
     BORN_HOST_V6,
-    COMPRESSED,
     CRC_MASK,
     MAGIC_V1,
     MAGIC_V2,
-    PROPERTIES_BYTES_MAX,
     RECORD_BYTES_MIN,
     STORE_HOST_V6,
     SYS_FLAG_AT,
-    CorruptRecord,
     decode_record,
-    decompress,
-    decompress_each,
-    topic_field,
 )
 
 if TYPE_CHECKING:
@@ -87,8 +82,6 @@ _STORE_HOST_AT = HEAD_PLACES["store_host"][1]
 _HASH_FACTOR: Final = np.uint64(0x9E3779B97F4A7C15)  # odd, so that no byte is lost
 # From this size on a view costs less than a copy.
 _VIEW_BYTES_MIN = 512
-# Up to this size copying equally long bodies twice, as rows, is faster than copying each once.
-_ROW_BYTES_MAX = 512
 
 
 def split(data: Buffer, starts: Array, sizes: Array) -> list[bytes]:
@@ -130,200 +123,6 @@ def checksums(bodies: Sequence[Buffer]) -> Array:
     # A sixth faster than numpy, which checks the type of each number.
     packed = struct.pack(f"{len(bodies)}I", *map(crc32, bodies))
     return np.frombuffer(packed, np.uint32) & CRC_MASK
-
-
-# --- encoding ------------------------------------------------------------------------------
-
-
-class EncodedBlock(NamedTuple):
-    """Records ready for BULK_SEND.
-
-    record_count: number of records. body: the request's body: the sizes, then the records.
-    """
-
-    record_count: int
-    body: bytes | memoryview
-
-    @property
-    def sizes(self) -> Array:
-        """Bytes of each record, big-endian int32."""
-        return np.frombuffer(self.body, SIZE_DTYPE, self.record_count)
-
-    @property
-    def data(self) -> memoryview:
-        """The records back to back."""
-        return memoryview(self.body)[self.record_count * SIZE_DTYPE.itemsize :]
-
-
-def encode_records(
-    topic: str,
-    bodies: Sequence[Buffer],
-    properties: Sequence[bytes] | bytes,
-    *,
-    born_timestamp: npt.ArrayLike,
-    born_host: bytes,
-    flag: npt.ArrayLike = 0,
-    sys_flag: npt.ArrayLike = 0,
-) -> EncodedBlock:
-    """Encode whole records, except for the fields that only the broker knows.
-
-    topic: at most 127 bytes.
-    bodies: one or more, as stored: compressed if their sys_flag says so.
-    properties: one per body, or the same for all, as ``message.encode_properties`` returns them.
-    born_timestamp, flag, sys_flag: one value for all, or one per body.
-    born_host: 8 bytes, as ``message.encode_host`` returns for IPv4.
-
-    Raises ValueError if a part does not fit its field.
-    """
-    name = _topic_field(topic)
-    count = len(bodies)
-    body_bytes = _one_or_each(list(map(len, bodies)))
-    tails: list[bytes] | bytes
-    if isinstance(properties, bytes):
-        tails = _tail(name, properties)
-        tail_bytes: Array | int = len(tails)
-    else:
-        if len(properties) != count:
-            raise ValueError(f"{len(properties)} properties for {count} bodies: give one for each")
-        tails = [_tail(name, raw) for raw in properties]
-        tail_bytes = np.fromiter(map(len, tails), np.int64, count)
-    sizes = body_bytes + tail_bytes + HEAD.itemsize
-    heads = _heads(sizes, checksums(bodies), body_bytes, born_host)
-    heads["flag"], heads["sys_flag"], heads["born_timestamp"] = flag, sys_flag, born_timestamp
-    if not isinstance(tails, bytes):
-        return _block_of_parts(heads, bodies, tails)
-    if isinstance(body_bytes, int) and body_bytes <= _ROW_BYTES_MAX:
-        values = np.frombuffer(b"".join(bodies), np.uint8).reshape(count, body_bytes)
-        return _block_of_rows(heads, values, tails)
-    return _block_of_pairs(heads, bodies, tails)
-
-
-def _one_or_each(lengths: list[int]) -> Array | int:
-    """The common length if all are equal, else all lengths."""
-    count = len(lengths)
-    if count and lengths.count(lengths[0]) == count:
-        return lengths[0]
-    return np.fromiter(lengths, np.int64, count)
-
-
-def _block_of_parts(heads: Array, bodies: Sequence[Buffer], tails: list[bytes]) -> EncodedBlock:
-    parts: list[Buffer] = [b""] * (3 * len(heads) + 1)
-    parts[0] = heads["size"].tobytes()
-    parts[1::3], parts[2::3], parts[3::3] = _bytes_of_each(heads), bodies, tails
-    return EncodedBlock(len(heads), b"".join(parts))
-
-
-def _block_of_pairs(heads: Array, bodies: Sequence[Buffer], tail: bytes) -> EncodedBlock:
-    """A block of records with equal tails: the bytes between two bodies form one part."""
-    count, tail_bytes = len(heads), len(tail)
-    between = np.empty((count, tail_bytes + HEAD.itemsize), np.uint8)
-    between[:, :tail_bytes] = np.frombuffer(tail, np.uint8)
-    between[:, tail_bytes:] = heads.view(np.uint8).reshape(count, HEAD.itemsize)
-    parts: list[Buffer] = [b""] * (2 * count + 1)
-    parts[0:-1:2], parts[1::2], parts[-1] = _bytes_of_each(between), bodies, tail
-    parts[0] = heads["size"].tobytes() + heads[0].tobytes()
-    return EncodedBlock(count, b"".join(parts))
-
-
-def _block_of_rows(heads: Array, values: Array, tail: bytes) -> EncodedBlock:
-    """A block of records with equal tails and bodies of one size."""
-    count, body_bytes = values.shape
-    body_end = HEAD.itemsize + body_bytes
-    size, sizes_bytes = body_end + len(tail), count * SIZE_DTYPE.itemsize
-    body = np.empty(sizes_bytes + count * size, np.uint8)
-    body[:sizes_bytes].view(SIZE_DTYPE)[:] = size
-    records = body[sizes_bytes:].reshape(count, size)
-    records[:, : HEAD.itemsize] = heads.view(np.uint8).reshape(count, HEAD.itemsize)
-    records[:, HEAD.itemsize : body_end] = values
-    records[:, body_end:] = np.frombuffer(tail, np.uint8)
-    return EncodedBlock(count, body.data)
-
-
-def encode_uniform(
-    topic: str,
-    values: Array,
-    properties: bytes,
-    *,
-    born_timestamp: npt.ArrayLike,
-    born_host: bytes,
-    flag: npt.ArrayLike = 0,
-    sys_flag: npt.ArrayLike = 0,
-) -> EncodedBlock:
-    """As ``encode_records`` for bodies of one size: the rows of ``values``, uint8 (n, bytes).
-
-    Cost: half of ``encode_records``.
-    """
-    count, body_bytes = values.shape
-    tail = _tail(_topic_field(topic), properties)
-    size = HEAD.itemsize + body_bytes + len(tail)
-    bodies = _bytes_of_each(np.ascontiguousarray(values)) if body_bytes else [b""] * count
-    heads = _heads(size, checksums(bodies), body_bytes, born_host)
-    heads["flag"], heads["sys_flag"], heads["born_timestamp"] = flag, sys_flag, born_timestamp
-    return _block_of_rows(heads, values, tail)
-
-
-def encode_arrow(
-    topic: str,
-    offsets: Array,
-    data: Buffer,
-    properties: Sequence[bytes] | bytes,
-    *,
-    born_timestamp: npt.ArrayLike,
-    born_host: bytes,
-    flag: npt.ArrayLike = 0,
-    sys_flag: npt.ArrayLike = 0,
-) -> EncodedBlock:
-    """As ``encode_records`` for an Arrow binary column.
-
-    offsets: shape (n + 1,), ascending: body i is ``data[offsets[i]:offsets[i + 1]]``.
-    """
-    return encode_records(
-        topic,
-        split(data, offsets[:-1], np.diff(offsets)),
-        properties,
-        born_timestamp=born_timestamp,
-        born_host=born_host,
-        flag=flag,
-        sys_flag=sys_flag,
-    )
-
-
-def _topic_field(topic: str) -> bytes:
-    magic, field = topic_field(topic)
-    if magic != MAGIC_V1:
-        raise ValueError(f"topic {topic} has more than 127 bytes: send messages to it one by one")
-    return field
-
-
-def _tail(name: bytes, properties: bytes) -> bytes:
-    """The part of a record after its body."""
-    if len(properties) > PROPERTIES_BYTES_MAX:
-        raise ValueError(f"properties have {len(properties)} bytes, more than 32767")
-    return name + len(properties).to_bytes(2, "big") + properties
-
-
-def _heads(
-    sizes: Array | int, body_crcs: Array, body_bytes: Array | int, born_host: bytes
-) -> Array:
-    if not len(body_crcs):
-        raise ValueError("no bodies: a block has at least one record")
-    if len(born_host) != 8:
-        raise ValueError(f"born host of {len(born_host)} bytes: a block has room for IPv4 only")
-    heads = np.zeros(len(body_crcs), HEAD)
-    heads["size"], heads["magic"] = sizes, MAGIC_V1
-    heads["body_crc"], heads["body_bytes"] = body_crcs, body_bytes
-    heads["born_host"] = np.void(born_host)
-    return heads
-
-
-def _bytes_of_each(rows: Array) -> list[bytes]:
-    """The bytes of each row of a contiguous array."""
-    width = rows.nbytes // len(rows) if len(rows) else 1
-    copies: list[bytes] = rows.view(f"V{width}").ravel().tolist()
-    return copies
-
-
-# --- decoding ------------------------------------------------------------------------------
 
 
 class RecordColumns:
@@ -554,7 +353,7 @@ class RecordColumns:
     # --- values common to all records ------------------------------------------------------
 
     def shared_born_host(self) -> bytes | None:
-        """The common born host of all records, for ``message.decode_host``; None if they differ."""
+        """The born host of all records, for ``message_ids.decode_host``; None if they differ."""
         return self._shared(_BORN_HOST_AT, _HOST_BYTES + self._born_extra)
 
     def shared_store_host(self) -> bytes | None:
@@ -585,13 +384,13 @@ class RecordColumns:
         return decode_record(self.record(index))
 
     def body(self, index: int) -> bytes:
-        """A body as its producer sent it. Raises as ``message.decompress``."""
+        """A body as its producer sent it. Raises as ``compression.decompress``."""
         start = int(self.body_start[index])
         stored = memoryview(self.data)[start : start + int(self.body_bytes[index])]
         return decompress(bytes(stored), int(self.sys_flag[index]))
 
     def bodies(self, batch_bytes_max: int = BATCH_BYTES_MAX) -> list[bytes]:
-        """All bodies as their producers sent them. Raises as ``message.decompress_each``."""
+        """All bodies as their producers sent them. Raises as ``compression.decompress_each``."""
         bodies = self.stored_bodies()
         compressed = np.flatnonzero(self.sys_flag & COMPRESSED)
         if len(compressed):

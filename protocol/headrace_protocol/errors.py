@@ -87,3 +87,12 @@ class RequestError(PortableError):
         super().__init__(f"{code}: {remark}")
         self.code = code
         self.remark = remark
+
+
+class CorruptRecord(PortableError, ValueError):
+    """Bytes that are not a valid record, or not a valid batch item."""
+
+    def __init__(self, position: int, reason: str) -> None:
+        super().__init__(f"no message record at byte {position}: {reason}")
+        self.position = position
+        self.reason = reason

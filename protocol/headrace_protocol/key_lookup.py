@@ -10,7 +10,8 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from headrace_protocol.bounds import ITEMS_MAX, OutOfBounds, check_items
-from headrace_protocol.message import PROPERTIES_BYTES_MAX, RECORD_BYTES_MIN, CorruptRecord
+from headrace_protocol.errors import CorruptRecord
+from headrace_protocol.message import PROPERTIES_BYTES_MAX, RECORD_BYTES_MIN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

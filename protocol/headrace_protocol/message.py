@@ -5,21 +5,17 @@ Byte tables are in docs/store-format.md; all integers are big-endian and signed.
 
 from __future__ import annotations
 
-import datetime as dt
-import ipaddress
 import struct
-import zlib
-from functools import lru_cache
-from operator import mul
 from typing import TYPE_CHECKING, Final
 
 from zlib_ng.zlib_ng import crc32
 
-from headrace_protocol.bounds import HASHED_CHARS_MAX, OutOfBounds
-from headrace_protocol.errors import PortableError
+from headrace_protocol.compression import decompress
+from headrace_protocol.errors import CorruptRecord
+from headrace_protocol.message_ids import encode_offset_message_id
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
 Buffer = bytes | bytearray | memoryview
 
@@ -28,19 +24,14 @@ MAGIC_V2: Final = 0xDAA320AB - (1 << 32)
 MAGIC_BLANK: Final = 0xCBD43194 - (1 << 32)
 
 CRC_MASK: Final = 0x7FFFFFFF
-# Default limit for decompressing a body; producers send at most 4 MiB.
-BODY_BYTES_MAX: Final = 64 * 1024 * 1024
-# Default limit for all bodies of a batch together, which can inflate a thousandfold.
-BATCH_BYTES_MAX: Final = 256 * 1024 * 1024
-PROPERTIES_BYTES_MAX: Final = 0x7FFF
-# Of a number in a property, which then fits a signed long.
-_DIGITS_MAX: Final = 18
 # Messages in a batch. headrace producers send at most 10,485: each counts as 100 bytes of 1 MiB.
 BATCH_ITEMS_MAX: Final = 16_384
 TOPIC_BYTES_MAX_V1: Final = 0x7F
+PROPERTIES_BYTES_MAX: Final = 0x7FFF
+# Of a number in a property, which then fits a signed long.
+_DIGITS_MAX: Final = 18
 
-# sysFlag bits
-COMPRESSED: Final = 0x1
+# sysFlag bits; those of compression are in ``compression``
 MULTI_TAGS: Final = 0x2
 TRANSACTION_PREPARED: Final = 0x4
 TRANSACTION_COMMIT: Final = 0x8
@@ -50,10 +41,6 @@ BORN_HOST_V6: Final = 0x10
 STORE_HOST_V6: Final = 0x20
 NEED_UNWRAP: Final = 0x40
 INNER_BATCH: Final = 0x80
-COMPRESSION_MASK: Final = 0x700
-COMPRESSION_LZ4: Final = 0x100
-COMPRESSION_ZSTD: Final = 0x200
-COMPRESSION_ZLIB: Final = 0x300
 
 # property names
 KEYS: Final = "KEYS"
@@ -147,40 +134,6 @@ SYSTEM_PROPERTIES: Final = frozenset(
 KEY_SEPARATOR: Final = " "
 _NAME_VALUE_SEPARATOR: Final = "\x01"
 _PROPERTY_SEPARATOR: Final = "\x02"
-
-
-class CorruptRecord(PortableError, ValueError):
-    """Bytes that are not a valid record, or not a valid batch item."""
-
-    def __init__(self, position: int, reason: str) -> None:
-        super().__init__(f"no message record at byte {position}: {reason}")
-        self.position = position
-        self.reason = reason
-
-
-class CodecMissing(ValueError):
-    """A body is compressed with a codec whose package is not installed."""
-
-
-class BodyTooLarge(PortableError, ValueError):
-    """A compressed body is larger than its reader allows."""
-
-    def __init__(self, codec: str, stored_bytes: int, body_bytes_max: int) -> None:
-        super().__init__(
-            f"a {codec} body of {stored_bytes} bytes has more than {body_bytes_max} bytes when "
-            "decompressed: if such bodies are sent, give the consumer a larger body_bytes_max"
-        )
-
-
-class BatchTooLarge(PortableError, ValueError):
-    """The bodies of a batch together exceed the reader's limit."""
-
-    def __init__(self, message_count: int, batch_bytes_max: int) -> None:
-        super().__init__(
-            f"the bodies of {message_count} messages have more than {batch_bytes_max} bytes when "
-            "decompressed: read the messages one by one, fetch fewer at a time (max_messages), "
-            "or raise the consumer's batch_bytes_max"
-        )
 
 
 # --- record layout -------------------------------------------------------------------------
@@ -444,7 +397,7 @@ def decode_records(body: Buffer) -> list[StoredMessage]:
     return messages
 
 
-# --- properties, keys and tags -------------------------------------------------------------
+# --- properties and keys ------------------------------------------------------------------
 
 
 def encode_properties(properties: Mapping[str, str]) -> bytes:
@@ -504,239 +457,6 @@ def with_properties(
 def split_keys(keys: str) -> list[str]:
     """The index keys in a KEYS text: its non-empty parts between spaces."""
     return [key for key in keys.split(KEY_SEPARATOR) if key]
-
-
-# Long texts are hashed in blocks: powers for all of their units would cost time and memory.
-_BLOCK_UNITS = 128
-_POWERS_OF_31 = [pow(31, exponent, 1 << 32) for exponent in range(_BLOCK_UNITS + 1)]
-# The powers for a block, by its number of units.
-_POWERS = [tuple(_POWERS_OF_31[:count][::-1]) for count in range(_BLOCK_UNITS + 1)]
-
-
-def java_hash(text: str) -> int:
-    """Java's ``String.hashCode``: over UTF-16 units, wrapped to a signed 32-bit integer.
-
-    Raises OutOfBounds for a text longer than any tags or key.
-    """
-    if len(text) > HASHED_CHARS_MAX:
-        raise OutOfBounds(
-            f"tags or key of {len(text)} characters: the maximum is {HASHED_CHARS_MAX}"
-        )
-    units: Sequence[int]
-    if text.isascii():
-        units = text.encode()
-    else:
-        raw = text.encode("utf-16-be", "surrogatepass")
-        units = struct.unpack(f">{len(raw) // 2}H", raw)
-    value = 0
-    for start in range(0, len(units), _BLOCK_UNITS):
-        block = units[start : start + _BLOCK_UNITS]
-        count = len(block)
-        value = (value * _POWERS_OF_31[count] + sum(map(mul, block, _POWERS[count]))) & 0xFFFFFFFF
-    return value - (1 << 32) if value >= 1 << 31 else value
-
-
-_java_hash_cached = lru_cache(maxsize=4096)(java_hash)
-# Longer tags are not used in practice; caching them would only fill memory.
-_CACHED_CHARS_MAX = 256
-
-
-def tags_code(tags: str | None) -> int:
-    """The hash of the TAGS text that a ConsumeQueue unit holds; 0 without tags."""
-    if not tags:
-        return 0
-    return java_hash(tags) if len(tags) > _CACHED_CHARS_MAX else _java_hash_cached(tags)
-
-
-def tags_code_of(raw_properties: bytes) -> int:
-    """The tags code of a record with these properties."""
-    start = raw_properties.rfind(b"\x02TAGS\x01") + 6
-    if start == 5 and not raw_properties.startswith(b"TAGS\x01"):
-        return 0
-    end = raw_properties.find(b"\x02", start)
-    if end <= start:  # no value, or no separator after it
-        return tags_code(property_value(raw_properties, b"TAGS").decode(errors="replace"))
-    if end - start > _CACHED_CHARS_MAX:
-        return java_hash(raw_properties[start:end].decode(errors="replace"))
-    return _tags_code_of_bytes(raw_properties[start:end])
-
-
-@lru_cache(maxsize=4096)
-def _tags_code_of_bytes(tags: bytes) -> int:
-    return java_hash(tags.decode(errors="replace"))
-
-
-def index_key_hash(topic: str, key: str) -> int:
-    """The key hash of an IndexFile entry: never negative."""
-    value = abs(java_hash(f"{topic}#{key}"))
-    return 0 if value == 1 << 31 else value
-
-
-# --- hosts and message ids -----------------------------------------------------------------
-
-
-def encode_host(ip: str, port: int) -> bytes:
-    """4 or 16 address bytes and the port as a 4-byte integer."""
-    return ipaddress.ip_address(ip).packed + port.to_bytes(4, "big")
-
-
-def decode_host(host: bytes) -> tuple[str, int]:
-    """Address text and port. Raises ValueError unless ``host`` has 8 or 20 bytes."""
-    return str(ipaddress.ip_address(host[:-4])), int.from_bytes(host[-4:], "big")
-
-
-def encode_offset_message_id(store_host: bytes, physical_offset: int) -> str:
-    """The 32 or 56 hex digits that identify a record by broker address and log position."""
-    return (store_host + physical_offset.to_bytes(8, "big", signed=True)).hex().upper()
-
-
-def decode_offset_message_id(message_id: str) -> tuple[bytes, int]:
-    """Store host and physical offset. Raises ValueError for anything but 32 or 56 hex digits."""
-    if len(message_id) not in {32, 56}:
-        raise ValueError(f"message id {message_id!r} is not 32 or 56 hex digits")
-    raw = bytes.fromhex(message_id)
-    return raw[:-8], int.from_bytes(raw[-8:], "big", signed=True)
-
-
-class UniqKeyGenerator:
-    """Generates UNIQ_KEYs: address, process, instance, time in the local month, counter."""
-
-    __slots__ = ("_counter", "_month_end_ms", "_month_start_ms", "_now_ms", "_prefix")
-
-    def __init__(self, now_ms: Callable[[], int], pid: int, ip: bytes, instance: int = 0) -> None:
-        """now_ms: wall clock. ip: 4 or 16 bytes. instance: distinguishes two in one process."""
-        self._now_ms = now_ms
-        raw = ip + (pid & 0xFFFF).to_bytes(2, "big") + (instance & 0xFFFFFFFF).to_bytes(4, "big")
-        self._prefix = raw.hex().upper()
-        self._counter = 0
-        self._month_start_ms = self._month_end_ms = 0
-
-    def next(self) -> str:
-        """A new key of 32 (IPv4) or 56 characters."""
-        now_ms = self._now_ms()
-        if not self._month_start_ms <= now_ms < self._month_end_ms:
-            self._month_start_ms, self._month_end_ms = _local_month_ms(now_ms)
-        self._counter = (self._counter + 1) & 0xFFFF
-        return f"{self._prefix}{now_ms - self._month_start_ms & 0xFFFFFFFF:08X}{self._counter:04X}"
-
-
-def uniq_key_time_ms(uniq_key: str, now_ms: int) -> int:
-    """The time at which a UNIQ_KEY was generated, at most a month before ``now_ms``.
-
-    The key only holds the time since the start of the month, in its producer's local time.
-    Raises ValueError if it is not a UNIQ_KEY.
-    """
-    if len(uniq_key) not in {32, 56}:
-        raise ValueError(f"UNIQ_KEY {uniq_key!r} has {len(uniq_key)} characters, not 32 or 56")
-    elapsed_ms = int(uniq_key[-12:-4], 16)
-    month_start_ms, _ = _local_month_ms(now_ms)
-    if month_start_ms + elapsed_ms > now_ms:
-        month_start_ms, _ = _local_month_ms(month_start_ms - 1)
-    return month_start_ms + elapsed_ms
-
-
-def _local_month_ms(now_ms: int) -> tuple[int, int]:
-    today = dt.datetime.fromtimestamp(now_ms / 1000).astimezone()
-    start = dt.datetime(today.year, today.month, 1)  # noqa: DTZ001 - local time is meant
-    following = (start + dt.timedelta(days=32)).replace(day=1)
-    return int(start.timestamp() * 1000), int(following.timestamp() * 1000)
-
-
-# --- compression ---------------------------------------------------------------------------
-
-
-def compress(body: bytes, level: int = 5) -> tuple[bytes, int]:
-    """The body compressed with ZLIB, and the sysFlag bits for that; as it is if that is shorter."""
-    compressed = zlib.compress(body, level)
-    if len(compressed) >= len(body):
-        return body, 0
-    return compressed, COMPRESSED | COMPRESSION_ZLIB
-
-
-def decompress(stored_body: bytes, sys_flag: int, body_bytes_max: int = BODY_BYTES_MAX) -> bytes:
-    """Decompress a body; returns it unchanged if ``sys_flag`` says that it is not compressed.
-
-    Raises CodecMissing with the package to install, BodyTooLarge if the result has more than
-    ``body_bytes_max`` bytes, CorruptRecord if it does not decompress.
-    """
-    if not sys_flag & COMPRESSED:
-        return stored_body
-    codec, inflate = _CODECS.get(sys_flag & COMPRESSION_MASK, _ZLIB)
-    body = inflate(stored_body, body_bytes_max + 1)
-    if body is None:
-        raise CorruptRecord(0, f"{codec} body does not decompress: it is truncated")
-    if len(body) > body_bytes_max:
-        raise BodyTooLarge(codec, len(stored_body), body_bytes_max)
-    return body
-
-
-def decompress_each(
-    bodies: list[bytes],
-    sys_flags: Iterable[tuple[int, int]],
-    body_bytes_max: int = BODY_BYTES_MAX,
-    batch_bytes_max: int = BATCH_BYTES_MAX,
-) -> None:
-    """Decompress the stored bodies of a batch in place.
-
-    sys_flags: index and flags of each body that may be compressed.
-    Raises as ``decompress``, and BatchTooLarge for more than ``batch_bytes_max`` in total.
-    """
-    room = batch_bytes_max - sum(map(len, bodies))
-    for index, sys_flag in sys_flags:
-        room += len(bodies[index])
-        try:
-            body = decompress(bodies[index], sys_flag, max(0, min(body_bytes_max, room)))
-        except BodyTooLarge as error:
-            if room < body_bytes_max:
-                raise BatchTooLarge(len(bodies), batch_bytes_max) from error
-            raise
-        bodies[index] = body
-        room -= len(body)
-
-
-# Each stops at ``bytes_max``, so that a small body cannot fill the memory. They return None for a
-# truncated body, except with ZSTD, whose reader does not detect it.
-
-
-def _inflate_zlib(stored_body: bytes, bytes_max: int) -> bytes | None:
-    inflater = zlib.decompressobj()
-    try:
-        body = inflater.decompress(stored_body, bytes_max)
-    except zlib.error as error:
-        raise CorruptRecord(0, f"ZLIB body does not decompress: {error}") from error
-    return body if inflater.eof or len(body) == bytes_max else None
-
-
-def _inflate_lz4(stored_body: bytes, bytes_max: int) -> bytes | None:
-    try:
-        import lz4.frame
-    except ImportError as error:
-        raise CodecMissing("the body is LZ4-compressed: pip install lz4") from error
-    inflater = lz4.frame.LZ4FrameDecompressor()
-    try:
-        body: bytes = inflater.decompress(stored_body, bytes_max)
-    except RuntimeError as error:
-        raise CorruptRecord(0, f"LZ4 body does not decompress: {error}") from error
-    return body if inflater.eof or len(body) == bytes_max else None
-
-
-def _inflate_zstd(stored_body: bytes, bytes_max: int) -> bytes | None:
-    try:
-        import zstandard
-    except ImportError as error:
-        raise CodecMissing("the body is ZSTD-compressed: pip install zstandard") from error
-    try:
-        # Java's stream writer leaves the size out of the frame, which one-shot decompress() needs.
-        return zstandard.ZstdDecompressor().stream_reader(stored_body).read(bytes_max)
-    except zstandard.ZstdError as error:
-        raise CorruptRecord(0, f"ZSTD body does not decompress: {error}") from error
-
-
-_ZLIB = ("ZLIB", _inflate_zlib)
-_CODECS: dict[int, tuple[str, Callable[[bytes, int], bytes | None]]] = {
-    COMPRESSION_LZ4: ("LZ4", _inflate_lz4),
-    COMPRESSION_ZSTD: ("ZSTD", _inflate_zstd),
-}
 
 
 # --- batch body (codes 320 and 310 with batch=true) ----------------------------------------

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from headrace_broker.store.log import batch_records, uniform_batch
 from headrace_daemon.network import MemoryNetwork
-from headrace_protocol import bounds, fastjson, message
+from headrace_protocol import bounds, fastjson
 from headrace_protocol.bodies import BrokerData, HeartbeatData
 from headrace_protocol.bounds import HEADER_BYTES_MAX, OutOfBounds, body_of
 from headrace_protocol.codes import RequestCode, ResponseCode
@@ -22,6 +22,15 @@ from headrace_protocol.errors import RemoteProtocolError
 from headrace_protocol.fastjson import PARSED_BYTES_MAX, MalformedJson
 from headrace_protocol.frame import FIRST_FRAME_BYTES_MAX, FrameReader
 from headrace_protocol.header_codecs import SerializeType, decode_header
+from headrace_protocol.java_hash import (
+    _java_hash_cached,
+    _tags_code_of_bytes,
+    index_key_hash,
+    java_hash,
+    tags_code,
+    tags_code_of,
+)
+from headrace_protocol.message import encode_batch
 from headrace_protocol.serving import Registry, Reply, Request, admit
 from headrace_protocol.statictopic.mapping import MappingInfo
 from tests.broker.serving.test_bad_input import daemons, queue_fields, request, send_fields
@@ -248,21 +257,21 @@ def test_a_long_text_has_the_hash_of_its_definition(text: str) -> None:
     raw, value = text.encode("utf-16-be", "surrogatepass"), 0
     for at in range(0, len(raw), 2):
         value = (31 * value + int.from_bytes(raw[at : at + 2])) % 2**32
-    assert message.java_hash(text) % 2**32 == value
+    assert java_hash(text) % 2**32 == value
 
 
 def test_a_text_longer_than_any_tags_is_not_hashed() -> None:
-    message.java_hash("x" * bounds.HASHED_CHARS_MAX)
-    for hashed in (message.java_hash, message.tags_code, lambda t: message.index_key_hash("T", t)):
+    java_hash("x" * bounds.HASHED_CHARS_MAX)
+    for hashed in (java_hash, tags_code, lambda t: index_key_hash("T", t)):
         with pytest.raises(OutOfBounds, match=r"65537|65539"):
             hashed("x" * (bounds.HASHED_CHARS_MAX + 1))
 
 
 def test_long_tags_are_not_kept() -> None:
-    caches = (message._java_hash_cached, message._tags_code_of_bytes)
+    caches = (_java_hash_cached, _tags_code_of_bytes)
     kept = [cache.cache_info().currsize for cache in caches]
     tags = str(Random(1).random()) * 30
-    assert message.tags_code(tags) == message.tags_code_of(f"TAGS\x01{tags}\x02".encode())
+    assert tags_code(tags) == tags_code_of(f"TAGS\x01{tags}\x02".encode())
     assert [cache.cache_info().currsize for cache in caches] == kept
 
 
@@ -272,7 +281,7 @@ async def test_properties_over_their_bound_are_not_looked_through(
     properties = f"UNIQ_KEY\x01abc\x02TAGS\x01{'x' * 100_000}\x02"
     async with daemons(MemoryNetwork()) as under_test, under_test.wire() as wire:
         await wire.ask(request(28))
-        monkeypatch.setattr(message, "java_hash", never)
+        monkeypatch.setattr("headrace_protocol.java_hash.java_hash", never)
         for code in (310, 320):
             command, _ = await wire.ask(request(code, send_fields(i=properties), b"x"))
             assert command.code == ResponseCode.MESSAGE_ILLEGAL, command.remark
@@ -371,7 +380,7 @@ def test_integers_of_a_header_have_19_digits_at_most(name: str, codec: Serialize
 async def test_a_batch_of_too_many_messages_is_refused_before_it_is_made_records(
     monkeypatch: pytest.MonkeyPatch, body: bytes
 ) -> None:
-    item = message.encode_batch([(0, body, b"")])
+    item = encode_batch([(0, body, b"")])
     for module in (batch_records, uniform_batch):
         monkeypatch.setattr(module, "BATCH_ITEMS_MAX", 3)
     async with daemons(MemoryNetwork()) as under_test, under_test.wire() as wire:

@@ -13,15 +13,15 @@ import headrace
 from headrace import Message, MessageQueue
 from headrace.messages import BodyLimits, MessageBatch
 from headrace_protocol.columns import RecordColumns
-from headrace_protocol.message import (
+from headrace_protocol.compression import (
     COMPRESSED,
     COMPRESSION_LZ4,
     COMPRESSION_ZLIB,
     COMPRESSION_ZSTD,
     BatchTooLarge,
     BodyTooLarge,
-    encode_record,
 )
+from headrace_protocol.message import encode_record
 
 SIZE = 1 << 18
 COUNT = 40

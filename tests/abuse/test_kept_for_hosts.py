@@ -32,7 +32,7 @@ from headrace_protocol.headers import (
     StageSealHeader,
     UpdateConsumerOffsetHeader,
 )
-from headrace_protocol.message import java_hash
+from headrace_protocol.java_hash import java_hash
 from headrace_protocol.serving import run_at_once
 from headrace_protocol.staging import Decision, StagedAttempt, encode_names
 from headrace_protocol.waiting import at_once

@@ -18,7 +18,8 @@ from headrace.admin.plain_logs import show_logs_plainly
 from headrace.errors import BrokerError
 from headrace.messages import ReceivedMessage
 from headrace_daemon.command import warn
-from headrace_protocol.message import COMPRESSED, decode_record, encode_record
+from headrace_protocol.compression import COMPRESSED
+from headrace_protocol.message import decode_record, encode_record
 from tests.support.cli import _Capture
 
 # Escape sequences by C0 and C1, another direction, other lines and columns.

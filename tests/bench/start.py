@@ -30,8 +30,10 @@ from headrace_broker.store.integrity.checkpoint import Checkpoint, IndexMark
 from headrace_broker.store.log.encoded_records import EncodedRecords
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.settings import StoreSettings
-from headrace_protocol.columns import HEAD, UNIT_DTYPE, encode_records
-from headrace_protocol.message import BLANK_RECORD, MAGIC_BLANK, encode_host, encode_record
+from headrace_protocol.blocks import encode_records
+from headrace_protocol.columns import HEAD, UNIT_DTYPE
+from headrace_protocol.message import BLANK_RECORD, MAGIC_BLANK, encode_record
+from headrace_protocol.message_ids import encode_host
 from tests.bench.processes import cpu_s
 from tests.bench.start_tails import TAILS, make_tail
 from tests.conformance.peer import HOST, free_ports

@@ -18,7 +18,8 @@ from headrace_broker.store.store_queue import StoreQueue
 from headrace_broker.timer.checkpoint import SettledTimers
 from headrace_broker.transaction import halves
 from headrace_broker.transaction.rebuild import Progress
-from headrace_protocol.message import TRANSACTION_COMMIT, encode_host
+from headrace_protocol.message import TRANSACTION_COMMIT
+from headrace_protocol.message_ids import encode_host
 from headrace_protocol.staging import Decision, StagedAttempt
 from headrace_protocol.system_topics import (
     HALF_TOPIC,

@@ -15,7 +15,8 @@ from headrace_broker.statictopic.blocks import RecordBlock
 from headrace_broker.store.files.filesystem import Files
 from headrace_broker.store.files.page_cache import PageCache
 from headrace_broker.store.store_source import GetResult, GetStatus
-from headrace_protocol.message import decode_records, tags_code
+from headrace_protocol.java_hash import tags_code
+from headrace_protocol.message import decode_records
 from headrace_protocol.tier.folder import FolderDriver
 from headrace_protocol.tier.span_queue import SpanQueue
 from tests.broker.tiered import test_tiered_bucket as objects

@@ -22,7 +22,7 @@ from headrace.consumer import fetcher
 from headrace.embedded import Embedded
 from headrace.errors import ClientClosed, ConfigurationError, RouteNotFound
 from headrace.messages import MessageBatch
-from headrace_protocol.message import BodyTooLarge
+from headrace_protocol.compression import BodyTooLarge
 
 
 @pytest.fixture

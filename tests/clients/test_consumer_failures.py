@@ -20,7 +20,8 @@ from headrace_protocol.bodies import (
     ResetOffsetBody,
 )
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.message import CorruptRecord, encode_record
+from headrace_protocol.errors import CorruptRecord
+from headrace_protocol.message import encode_record
 from headrace_protocol.serving import Reply
 from tests.support.member import COMMIT, Apache, Headrace, Member
 from tests.support.scripted import Asked, close

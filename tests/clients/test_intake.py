@@ -24,7 +24,7 @@ from headrace.consumer.subscription import Subscription
 from headrace.embedded import Embedded
 from headrace.errors import ConfigurationError, InvalidMessage
 from headrace.messages import Copy, ReceivedMessage, SendResult
-from headrace_protocol.message import COMPRESSED
+from headrace_protocol.compression import COMPRESSED
 from tests.support.until import until
 
 AnyMessage: Any = Message  # takes what a type checker would refuse

@@ -12,13 +12,9 @@ from headrace.errors import ConfigurationError
 from headrace.messages import BodyLimits, MessageBatch, ReceivedMessage
 from headrace_protocol.bodies import MessageQueue
 from headrace_protocol.columns import RecordColumns
-from headrace_protocol.message import (
-    COMPRESSED,
-    BodyTooLarge,
-    CorruptRecord,
-    encode_properties,
-    encode_record,
-)
+from headrace_protocol.compression import COMPRESSED, BodyTooLarge
+from headrace_protocol.errors import CorruptRecord
+from headrace_protocol.message import encode_properties, encode_record
 
 QUEUE = MessageQueue(topic="T", broker_name="b", queue_id=2)
 BODIES = (b"first", zlib.compress(b"second" * 100), b"", b"x" * 100)

@@ -43,7 +43,8 @@ from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.frame import FrameReader
 from headrace_protocol.header_codecs import decode_header
 from headrace_protocol.headers import SendMessageHeaderV2
-from headrace_protocol.message import decode_offset_message_id, decode_properties, decode_records
+from headrace_protocol.message import decode_properties, decode_records
+from headrace_protocol.message_ids import decode_offset_message_id
 from headrace_protocol.nameserver_headers import GetRouteInfoResponseHeader
 from headrace_protocol.serving import Reply
 from tests.support.batches import iter_batch

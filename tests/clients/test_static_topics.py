@@ -42,7 +42,8 @@ from headrace_protocol.bounds import QUEUE_NUMS_MAX
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.drivers.blocking import BlockingConnection
 from headrace_protocol.headers import OffsetResponseHeader, PullMessageResponseHeader
-from headrace_protocol.message import encode_host, encode_offset_message_id, encode_record
+from headrace_protocol.message import encode_record
+from headrace_protocol.message_ids import encode_host, encode_offset_message_id
 from headrace_protocol.serving import Reply
 from headrace_protocol.statictopic.mapping import MappingInfo
 from tests.support.member import NO_TOPIC, NOT_FOUND

@@ -13,7 +13,7 @@ from headrace_broker.tiered.container.index_file import IndexSize
 from headrace_broker.tiered.container.tier import Tier
 from headrace_broker.tiered.container.tier_index import TierIndex
 from headrace_broker.tiered.driver.posix import PosixDriver
-from headrace_protocol.message import tags_code
+from headrace_protocol.java_hash import tags_code
 from headrace_protocol.tier.driver import Failure
 from headrace_protocol.tier.paths import cluster_folder
 from tests.conformance.peer import driver_command

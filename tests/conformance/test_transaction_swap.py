@@ -21,10 +21,10 @@ from headrace_protocol.message import (
     TRANSACTION_COMMIT,
     TRANSACTION_PREPARED,
     TRANSACTION_ROLLBACK,
-    decode_offset_message_id,
     decode_record,
     encode_properties,
 )
+from headrace_protocol.message_ids import decode_offset_message_id
 from tests.conformance.peer import quick_peer
 
 pytestmark = [pytest.mark.conformance, pytest.mark.slow, pytest.mark.long]

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.command import Command
+from headrace_protocol.compression import COMPRESSED, COMPRESSION_LZ4
 from headrace_protocol.frame import FrameReader
 from headrace_protocol.header_codecs import (
     HEADRACE_MARK,
@@ -14,7 +15,7 @@ from headrace_protocol.header_codecs import (
     decode_header,
     encode_frame,
 )
-from headrace_protocol.message import COMPRESSED, COMPRESSION_LZ4, encode_batch, encode_record
+from headrace_protocol.message import encode_batch, encode_record
 from headrace_protocol.registration import RegisterBrokerBody
 from tests.support.golden_frames import golden_frames
 

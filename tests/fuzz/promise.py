@@ -18,11 +18,12 @@ from headrace_broker.store.log.batch_records import BatchRecords
 from headrace_broker.store.log.uniform_batch import UniformBatch
 from headrace_broker.store.store_queue import StoreQueue
 from headrace_protocol.codes import RequestCode
-from headrace_protocol.errors import RemoteProtocolError
+from headrace_protocol.compression import CodecMissing
+from headrace_protocol.errors import CorruptRecord, RemoteProtocolError
 from headrace_protocol.fastjson import MalformedJson
 from headrace_protocol.frame import FRAME_BYTES_MAX, Buffer, Frame, FrameReader
 from headrace_protocol.header_codecs import decode_header
-from headrace_protocol.message import CodecMissing, CorruptRecord, decode_records
+from headrace_protocol.message import decode_records
 from headrace_protocol.nameserver_headers import RegisterBrokerHeader
 from headrace_protocol.registration import RegisterBrokerBody
 from headrace_protocol.serving import Registry, Reply, Request

@@ -10,29 +10,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace_protocol.blocks import EncodedBlock, encode_arrow, encode_records, encode_uniform
 from headrace_protocol.columns import (
     QUEUE_OFFSET_DTYPE,
     UNIT_DTYPE,
-    EncodedBlock,
     RecordColumns,
     distinct_rows,
-    encode_arrow,
-    encode_records,
-    encode_uniform,
     split,
 )
+from headrace_protocol.compression import COMPRESSED, COMPRESSION_ZLIB
+from headrace_protocol.errors import CorruptRecord
 from headrace_protocol.headers import BulkPullResponseHeader
 from headrace_protocol.message import (
-    COMPRESSED,
-    COMPRESSION_ZLIB,
     PROPERTIES_BYTES_MAX,
-    CorruptRecord,
     StoredMessage,
     decode_records,
-    encode_host,
     encode_properties,
     encode_record,
 )
+from headrace_protocol.message_ids import encode_host
 
 HOST = encode_host("10.0.0.1", 4711)
 HOST_V6 = encode_host("::1", 4711)

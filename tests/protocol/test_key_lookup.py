@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace_protocol.bounds import ITEMS_MAX, OutOfBounds
+from headrace_protocol.errors import CorruptRecord
 from headrace_protocol.key_lookup import (
     NoRecord,
     WantedKey,
@@ -15,7 +16,7 @@ from headrace_protocol.key_lookup import (
     encode_found,
     encode_keys,
 )
-from headrace_protocol.message import CorruptRecord, encode_record
+from headrace_protocol.message import encode_record
 
 KEYS = st.lists(
     st.one_of(

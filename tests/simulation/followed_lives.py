@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from headrace_broker.store.followers.following import Following
 from headrace_broker.store.queues import queue_blocks
-from headrace_protocol.message import CorruptRecord
+from headrace_protocol.errors import CorruptRecord
 from tests.simulation.history import PromiseBroken
 from tests.simulation.store_lives import StoreLife, StoreLives
 from tests.support.faulty_files import FaultyFiles

@@ -39,13 +39,9 @@ from headrace_broker.store.retention.topic_floors import TopicLimit
 from headrace_broker.store.settings import Retention, StoreSettings
 from headrace_broker.store.store_queue import StoreQueue
 from headrace_broker.store.store_source import GetStatus
+from headrace_protocol.errors import CorruptRecord
 from headrace_protocol.frame import Buffer
-from headrace_protocol.message import (
-    CorruptRecord,
-    StoredMessage,
-    decode_records,
-    encode_properties,
-)
+from headrace_protocol.message import StoredMessage, decode_records, encode_properties
 from tests.simulation.expiry import Appended, Facts, Name, Record
 from tests.simulation.history import PromiseBroken
 from tests.simulation.world import DISK_FILES, HOUR_MS, MINUTE_MS, Life, Lives, World

@@ -41,8 +41,7 @@ from headrace_broker.timer.waiting_timers import WaitingTimers
 from headrace_broker.transaction import rebuild
 from headrace_broker.transaction.halves import Decision
 from headrace_protocol.columns import Array
-from headrace_protocol.errors import RequestError
-from headrace_protocol.message import CorruptRecord
+from headrace_protocol.errors import CorruptRecord, RequestError
 from headrace_protocol.statictopic import plans
 from tests.simulation.history import PromiseBroken
 from tests.simulation.run import KINDS, run_seed

@@ -28,7 +28,8 @@ from headrace_broker.tiered.access import tier_access
 from headrace_broker.tiered.container.stored_tier import StoredTier
 from headrace_broker.tiered.container.tier import Tier
 from headrace_protocol.errors import RequestError
-from headrace_protocol.message import decode_records, tags_code
+from headrace_protocol.java_hash import tags_code
+from headrace_protocol.message import decode_records
 from headrace_protocol.tier.driver import Failure
 from tests.simulation.history import PromiseBroken
 from tests.simulation.tiered_model import Name, QueueModel, Sent

@@ -27,9 +27,9 @@ from headrace_protocol.message import (
     TRANSACTION_COMMIT,
     TRANSACTION_PREPARED,
     TRANSACTION_ROLLBACK,
-    decode_offset_message_id,
     encode_properties,
 )
+from headrace_protocol.message_ids import decode_offset_message_id
 from tests.simulation.history import PromiseBroken
 from tests.simulation.waiting_promises import WaitingLog
 from tests.support.broker import Answer, BrokerUnderTest

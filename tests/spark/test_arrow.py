@@ -22,13 +22,12 @@ from headrace.spark.read.schema import own_columns, source_schema
 from headrace_protocol.columns import RecordColumns
 from headrace_protocol.message import (
     StoredMessage,
-    decode_host,
     decode_properties,
     decode_records,
-    encode_host,
     encode_properties,
     encode_record,
 )
+from headrace_protocol.message_ids import decode_host, encode_host
 
 SCHEMA = arrow_schema(source_schema())
 HOSTS = [encode_host("10.0.0.1", 4711), encode_host("10.0.0.2", 1), encode_host("fe80::1", 65535)]

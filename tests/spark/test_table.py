@@ -31,7 +31,9 @@ from headrace.spark.read.task import read_slices
 from headrace.spark.source import HeadraceSource
 from headrace.spark.write.row_encoding import check_schema, message_rows
 from headrace_broker.server import Broker
-from headrace_protocol.message import decode_records, encode_host, java_hash
+from headrace_protocol.java_hash import java_hash
+from headrace_protocol.message import decode_records
+from headrace_protocol.message_ids import encode_host
 from tests.spark.brokers import broker
 from tests.support.batches import iter_batch
 

@@ -30,10 +30,12 @@ from headrace.spark.read import task
 from headrace.spark.read.columns import arrow_schema
 from headrace.spark.read.schema import source_schema
 from headrace.spark.read.task import read_range
+from headrace_protocol.blocks import EncodedBlock, encode_records, encode_uniform
 from headrace_protocol.codes import RequestCode
-from headrace_protocol.columns import EncodedBlock, encode_records, encode_uniform
+from headrace_protocol.compression import COMPRESSED, COMPRESSION_ZLIB
 from headrace_protocol.drivers.blocking import BlockingConnection
-from headrace_protocol.message import COMPRESSED, COMPRESSION_ZLIB, encode_host, encode_properties
+from headrace_protocol.message import encode_properties
+from headrace_protocol.message_ids import encode_host
 from tests.support.wire import bulk_send_header
 
 COUNT = 5000

@@ -31,11 +31,12 @@ from headrace.spark.tier import direct, plans
 from headrace.spark.tier.manifest import open_tier
 from headrace.spark.tier.places import TaskDriver, TierAccess, expect, open_place
 from headrace_broker.tiered.driver.memory import MemoryDriver
+from headrace_protocol.blocks import encode_records
 from headrace_protocol.bodies import MessageQueue
 from headrace_protocol.codes import RequestCode
-from headrace_protocol.columns import encode_records
 from headrace_protocol.drivers.blocking import BlockingConnection
-from headrace_protocol.message import encode_host, encode_properties
+from headrace_protocol.message import encode_properties
+from headrace_protocol.message_ids import encode_host
 from headrace_protocol.tier import stored_queue
 from headrace_protocol.tier.driver import Failure, FailureKind
 from headrace_protocol.tier.place import Place

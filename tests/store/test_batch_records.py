@@ -15,17 +15,17 @@ from headrace_broker.store.log.ring import ROW_DTYPE
 from headrace_broker.store.log.uniform_batch import UniformBatch
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.store_queue import StoreQueue
+from headrace_protocol.errors import CorruptRecord
+from headrace_protocol.java_hash import tags_code_of
 from headrace_protocol.message import (
     BATCH_ITEMS_MAX,
     MULTI_TAGS,
-    CorruptRecord,
     StoredMessage,
     encode_batch,
-    encode_host,
     encode_properties,
     host_flags,
-    tags_code_of,
 )
+from headrace_protocol.message_ids import encode_host
 from tests.support.batches import iter_batch
 from tests.support.stores import HOST, open_store, read_all
 

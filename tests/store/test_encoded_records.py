@@ -15,20 +15,19 @@ from headrace_broker.store.errors import RecordTooLarge, StoreBusy
 from headrace_broker.store.log.encoded_records import EncodedRecords
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.store_queue import StoreQueue
-from headrace_protocol.columns import encode_records
+from headrace_protocol.blocks import encode_records
+from headrace_protocol.compression import COMPRESSED, COMPRESSION_ZLIB
+from headrace_protocol.errors import CorruptRecord
+from headrace_protocol.java_hash import tags_code_of
 from headrace_protocol.message import (
-    COMPRESSED,
-    COMPRESSION_ZLIB,
     INNER_BATCH,
     MULTI_TAGS,
     TRANSACTION_PREPARED,
-    CorruptRecord,
     StoredMessage,
-    encode_host,
     encode_properties,
     encode_record,
-    tags_code_of,
 )
+from headrace_protocol.message_ids import encode_host
 from tests.support.stores import HOST, FaultyFiles, open_store, read_all
 
 ITEMS = st.lists(

@@ -14,13 +14,8 @@ from headrace_broker.store.integrity.checkpoint import Checkpoint
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.store_queue import StoreQueue
 from headrace_broker.store.store_source import EmptySource, GetStatus
-from headrace_protocol.message import (
-    MAGIC_BLANK,
-    StoredMessage,
-    decode_host,
-    decode_record,
-    decode_records,
-)
+from headrace_protocol.message import MAGIC_BLANK, StoredMessage, decode_record, decode_records
+from headrace_protocol.message_ids import decode_host
 from tests.support.golden import (
     STORES,
     copy_golden_store,

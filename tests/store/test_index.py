@@ -29,12 +29,8 @@ from headrace_broker.store.index.index_keys import Regions, index_prefixes, key_
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store_tools.directory import open_directory
 from headrace_broker.store_tools.fsck import check, repair
-from headrace_protocol.message import (
-    decode_properties,
-    encode_properties,
-    index_key_hash,
-    java_hash,
-)
+from headrace_protocol.java_hash import index_key_hash, java_hash
+from headrace_protocol.message import decode_properties, encode_properties
 from tests.support.running import running
 from tests.support.stores import (
     FaultyFiles,

@@ -17,17 +17,17 @@ from headrace_broker.store.log.ring import ROW_DTYPE, Rows
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.store_queue import StoreQueue
 from headrace_protocol.columns import RecordColumns
+from headrace_protocol.java_hash import tags_code_of
 from headrace_protocol.message import (
     INNER_BATCH,
     TRANSACTION_COMMIT,
     TRANSACTION_PREPARED,
     TRANSACTION_ROLLBACK,
     encode_batch,
-    encode_host,
     encode_properties,
     encode_record,
-    tags_code_of,
 )
+from headrace_protocol.message_ids import encode_host
 from headrace_protocol.system_topics import SCHEDULE_TOPIC
 from tests.support.batches import block
 from tests.support.stores import HOST, SetClock, open_store

@@ -36,18 +36,18 @@ from headrace_broker.store.retention.cleaner import delete_files
 from headrace_broker.store.store_queue import StoreQueue
 from headrace_broker.store.store_source import SAMPLE_UNITS, SAMPLES, GetStatus
 from headrace_broker.store.write import flush
+from headrace_protocol.errors import CorruptRecord
+from headrace_protocol.java_hash import tags_code
 from headrace_protocol.message import (
     BORN_HOST_V6,
     STORE_HOST_V6,
     TRANSACTION_COMMIT,
     TRANSACTION_PREPARED,
     TRANSACTION_ROLLBACK,
-    CorruptRecord,
     decode_record,
     encode_batch,
-    encode_host,
-    tags_code,
 )
+from headrace_protocol.message_ids import encode_host
 from tests.support.stores import (
     HOST,
     FaultyFiles,

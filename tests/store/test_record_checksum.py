@@ -15,10 +15,10 @@ from headrace_broker.store.log.encoded_records import EncodedRecords
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store_tools.directory import open_directory
 from headrace_broker.store_tools.fsck import check
-from headrace_protocol.columns import encode_records
+from headrace_protocol.blocks import encode_records
+from headrace_protocol.errors import CorruptRecord
 from headrace_protocol.message import (
     PROPERTIES_BYTES_MAX,
-    CorruptRecord,
     decode_records,
     encode_batch,
     encode_properties,

@@ -14,7 +14,8 @@ from headrace_broker.store.log import commit_log, ring
 from headrace_broker.store.log.ring import RUN_ROWS_MIN
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.store_queue import StoreQueue
-from headrace_protocol.message import INNER_BATCH, encode_batch, encode_host
+from headrace_protocol.message import INNER_BATCH, encode_batch
+from headrace_protocol.message_ids import encode_host
 from tests.support.seeds import seeds
 from tests.support.stores import HOST, FaultyFiles, crash, open_store, put, read_all
 

@@ -21,8 +21,8 @@ from headrace_broker.store.settings import StoreSettings
 from headrace_broker.store_tools.directory import StoreDirectory, disk_bytes, open_directory
 from headrace_broker.store_tools.findings import Finding
 from headrace_broker.store_tools.fsck import check, repair
+from headrace_protocol.blocks import encode_records
 from headrace_protocol.bodies import DataVersion
-from headrace_protocol.columns import encode_records
 from headrace_protocol.staging import Decision, StagedAttempt
 from headrace_protocol.statictopic.mapping_file import encode_file
 from tests.broker.statictopic.test_static_changes import led_here

@@ -6,8 +6,9 @@ import struct
 from collections.abc import Iterator
 from typing import Any
 
-from headrace_protocol.columns import EncodedBlock, encode_records
-from headrace_protocol.message import BATCH_ITEM_HEAD, CorruptRecord
+from headrace_protocol.blocks import EncodedBlock, encode_records
+from headrace_protocol.errors import CorruptRecord
+from headrace_protocol.message import BATCH_ITEM_HEAD
 from tests.support.stores import HOST
 
 _SHORT = struct.Struct(">h")

@@ -13,8 +13,10 @@ from headrace_broker.compaction.segments import COMPACTION_FOLDER, LOG_FOLDER, F
 from headrace_broker.compaction.units import FileSizes
 from headrace_broker.store.files.filesystem import Files
 from headrace_broker.store.queues.queue_blocks import QueueBlock
-from headrace_protocol.columns import UNIT_DTYPE, RecordColumns, encode_records
-from headrace_protocol.message import StoredMessage, decode_record, encode_properties, tags_code
+from headrace_protocol.blocks import encode_records
+from headrace_protocol.columns import UNIT_DTYPE, RecordColumns
+from headrace_protocol.java_hash import tags_code
+from headrace_protocol.message import StoredMessage, decode_record, encode_properties
 
 HOST = bytes((127, 0, 0, 1)) + (10911).to_bytes(4, "big")
 SIZES = FileSizes(2300, 460)  # nine units, some fifteen small records

@@ -11,7 +11,8 @@ from headrace_broker.compaction.queue_log import QueueLog
 from headrace_broker.compaction.segments import Segment
 from headrace_broker.compaction.units import FileSizes
 from headrace_broker.store.queues.queue_blocks import QueueBlock
-from headrace_protocol.columns import UNIT_DTYPE, RecordColumns, encode_records
+from headrace_protocol.blocks import encode_records
+from headrace_protocol.columns import UNIT_DTYPE, RecordColumns
 from headrace_protocol.message import encode_properties
 
 TOPIC = "users"

@@ -16,10 +16,10 @@ from headrace_protocol.headers import EndTransactionHeader
 from headrace_protocol.message import (
     TRANSACTION_PREPARED,
     StoredMessage,
-    decode_offset_message_id,
     decode_record,
     encode_properties,
 )
+from headrace_protocol.message_ids import decode_offset_message_id
 from headrace_protocol.system_topics import OP_HALF_TOPIC
 from tests.support.broker import Answer
 from tests.support.channel import MemoryChannel

@@ -17,7 +17,8 @@ from headrace_broker.store.store_queue import StoreQueue
 from headrace_broker.store.store_source import GetResult, GetStatus
 from headrace_protocol.errors import NotReady
 from headrace_protocol.frame import Buffer
-from headrace_protocol.message import StoredMessage, decode_records, encode_properties, tags_code
+from headrace_protocol.java_hash import tags_code
+from headrace_protocol.message import StoredMessage, decode_records, encode_properties
 
 Result = TypeVar("Result")
 HOST = bytes((10, 0, 0, 1)) + (4711).to_bytes(4, "big")

@@ -15,7 +15,9 @@ from headrace_broker.tiered.container.tier import Home, Tier
 from headrace_broker.tiered.container.tier_index import TierIndex
 from headrace_broker.tiered.driver.posix import PosixDriver
 from headrace_protocol.columns import Array, RecordColumns
-from headrace_protocol.message import encode_host, encode_properties, encode_record, tags_code
+from headrace_protocol.java_hash import tags_code
+from headrace_protocol.message import encode_properties, encode_record
+from headrace_protocol.message_ids import encode_host
 from headrace_protocol.tier.driver import AppendDriver, Failure, FailureKind
 from headrace_protocol.tier.paths import cluster_folder
 from headrace_protocol.tier.stored_queue import StoredQueue

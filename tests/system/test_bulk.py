@@ -10,12 +10,13 @@ import trio
 
 from headrace.embedded import run_daemons
 from headrace_daemon.network import TcpNetwork
+from headrace_protocol.blocks import encode_records
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.columns import RecordColumns, encode_records
+from headrace_protocol.columns import RecordColumns
 from headrace_protocol.drivers.blocking import BlockingConnection
 from headrace_protocol.drivers.response import Response
 from headrace_protocol.headers import BulkPullResponseHeader, SendMessageResponseHeader
-from headrace_protocol.message import encode_host, encode_offset_message_id
+from headrace_protocol.message_ids import encode_host, encode_offset_message_id
 from tests.support.wire import bulk_pull_header, bulk_send_header
 
 HOST = encode_host("10.0.0.1", 4711)

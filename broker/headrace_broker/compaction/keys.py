@@ -16,7 +16,8 @@ from headrace_broker.message_demands import makes_demand
 from headrace_broker.topics.attributes import CompactionPolicy
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import RequestError
-from headrace_protocol.message import DELETE, KEYS, java_hash
+from headrace_protocol.java_hash import java_hash
+from headrace_protocol.message import DELETE, KEYS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -21,7 +21,7 @@ from headrace_broker.store.store_source import GetStatus
 from headrace_broker.topics.attributes import is_compacted
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.columns import RecordColumns
-from headrace_protocol.errors import NotReady, RequestError
+from headrace_protocol.errors import CorruptRecord, NotReady, RequestError
 from headrace_protocol.headers import GetByKeyHeader, GetByKeyResponseHeader
 from headrace_protocol.key_lookup import (
     ANSWER_BYTES_MAX,
@@ -31,7 +31,7 @@ from headrace_protocol.key_lookup import (
     decode_keys,
     encode_found,
 )
-from headrace_protocol.message import CorruptRecord, decode_record, property_value
+from headrace_protocol.message import decode_record, property_value
 from headrace_protocol.serving import Reply
 from headrace_protocol.waiting import now_or_later, ready
 

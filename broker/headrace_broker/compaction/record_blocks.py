@@ -11,7 +11,8 @@ import numpy as np
 
 from headrace_broker.store.errors import StoreError
 from headrace_protocol.columns import RecordColumns
-from headrace_protocol.message import PROPERTIES_BYTES_MAX, CorruptRecord
+from headrace_protocol.errors import CorruptRecord
+from headrace_protocol.message import PROPERTIES_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -21,7 +21,7 @@ from headrace_broker.store.errors import StoreFormatError
 from headrace_broker.store.files.positions import PositionFile
 from headrace_broker.store.queues.queue_blocks import QueueBlock
 from headrace_protocol.columns import UNIT_DTYPE
-from headrace_protocol.message import tags_code_of
+from headrace_protocol.java_hash import tags_code_of
 
 if TYPE_CHECKING:
     from pathlib import Path

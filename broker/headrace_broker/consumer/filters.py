@@ -8,7 +8,7 @@ from __future__ import annotations
 from headrace_protocol.bounds import SUBSCRIPTION_BYTES_MAX, check_text
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import RequestError
-from headrace_protocol.message import tags_code
+from headrace_protocol.java_hash import tags_code
 
 TAG = "TAG"
 

@@ -12,11 +12,11 @@ from headrace_broker.queue_directory import Elsewhere, Use
 from headrace_broker.store.log.record_checksum import SLOT_BYTES
 from headrace_broker.topics.attributes import is_compacted
 from headrace_protocol.errors import RequestError
+from headrace_protocol.java_hash import tags_code_of
 from headrace_protocol.message import (
     PROPERTIES_BYTES_MAX,
     property_number,
     property_value,
-    tags_code_of,
     with_properties,
 )
 from headrace_protocol.system_topics import UNDELIVERED_TOPIC

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import trio
 
 from headrace_broker.store.errors import RecordTooLarge, StoreBusy, StoreNotWritable
-from headrace_protocol.message import decode_host
+from headrace_protocol.message_ids import decode_host
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

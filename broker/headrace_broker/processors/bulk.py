@@ -13,14 +13,14 @@ from headrace_broker.processors.send import rejection
 from headrace_broker.store.errors import StoreError
 from headrace_broker.store.log.encoded_records import EncodedRecords
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.errors import RequestError
+from headrace_protocol.errors import CorruptRecord, RequestError
 from headrace_protocol.headers import (
     BulkPullHeader,
     BulkPullResponseHeader,
     BulkSendHeader,
     SendMessageResponseHeader,
 )
-from headrace_protocol.message import CorruptRecord, encode_offset_message_id
+from headrace_protocol.message_ids import encode_offset_message_id
 from headrace_protocol.serving import Reply
 from headrace_protocol.system_topics import RETRY_PREFIX
 

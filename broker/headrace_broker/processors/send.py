@@ -28,18 +28,13 @@ from headrace_broker.store.errors import (
     StoreNotWritable,
 )
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.errors import RequestError
+from headrace_protocol.errors import CorruptRecord, RequestError
 from headrace_protocol.headers import (
     SendMessageHeader,
     SendMessageHeaderV2,
     SendMessageResponseHeader,
 )
-from headrace_protocol.message import (
-    BORN_HOST_V6,
-    MULTI_TAGS,
-    STORE_HOST_V6,
-    CorruptRecord,
-)
+from headrace_protocol.message import BORN_HOST_V6, MULTI_TAGS, STORE_HOST_V6
 from headrace_protocol.quick_frames import SendAnswer, SendCommand, decode_send, send_replies
 from headrace_protocol.recall_handle import RecallHandle
 from headrace_protocol.serving import Reply
@@ -59,7 +54,7 @@ if TYPE_CHECKING:
     from headrace_protocol.columns import Array
     from headrace_protocol.frame import Buffer, Frame
     from headrace_protocol.headers import BulkSendHeader
-    from headrace_protocol.message import UniqKeyGenerator
+    from headrace_protocol.message_ids import UniqKeyGenerator
     from headrace_protocol.serving import Channel, Registry, Request
 
 _SendHeader = SendMessageHeader | SendMessageHeaderV2

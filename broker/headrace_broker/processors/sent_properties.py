@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 from headrace_broker.message_demands import makes_demand
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import RequestError
-from headrace_protocol.message import CRC32, PROPERTIES_BYTES_MAX, tags_code
+from headrace_protocol.java_hash import tags_code
+from headrace_protocol.message import CRC32, PROPERTIES_BYTES_MAX
 
 if TYPE_CHECKING:
     from headrace_broker.message_demands import QuickCheck
     from headrace_broker.store.write.confirmation import Confirmation
-    from headrace_protocol.message import UniqKeyGenerator
+    from headrace_protocol.message_ids import UniqKeyGenerator
 
 _TAGS_KEPT = 10_000
 _TAG_CHARS_MAX = 256

@@ -16,14 +16,8 @@ from headrace_broker.store.log.record_checksum import without_checksum
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
 from headrace_protocol.headers import ConsumerSendMsgBackHeader
-from headrace_protocol.message import (
-    DELAY,
-    ORIGIN_MESSAGE_ID,
-    RETRY_TOPIC,
-    WAIT,
-    decode_record,
-    tags_code_of,
-)
+from headrace_protocol.java_hash import tags_code_of
+from headrace_protocol.message import DELAY, ORIGIN_MESSAGE_ID, RETRY_TOPIC, WAIT, decode_record
 from headrace_protocol.serving import Reply
 from headrace_protocol.waiting import ready
 

@@ -19,7 +19,7 @@ _UNIT_MS = {"s": 1000, "m": 60_000, "h": _HOUR_MS, "d": 24 * _HOUR_MS}
 def store_settings(config: BrokerConfig, store_host: bytes) -> StoreSettings:
     """Settings of the store.
 
-    store_host: address and port that records carry; see ``message.encode_host``.
+    store_host: address and port that records carry; see ``message_ids.encode_host``.
     """
     units = -(-config.mapped_file_size_consume_queue // _UNIT_BYTES)
     return StoreSettings(

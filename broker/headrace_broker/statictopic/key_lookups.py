@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from headrace_broker.peers.peers import Ask
 from headrace_broker.statictopic.answer import Answer, MalformedField
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.errors import RequestError
+from headrace_protocol.errors import CorruptRecord, RequestError
 from headrace_protocol.headers import GetByKeyHeader
 from headrace_protocol.key_lookup import (
     ANSWER_BYTES_MAX,
@@ -27,7 +27,7 @@ from headrace_protocol.key_lookup import (
     encode_found,
     encode_keys,
 )
-from headrace_protocol.message import CorruptRecord, decode_record
+from headrace_protocol.message import decode_record
 from headrace_protocol.serving import ServedElsewhere
 from headrace_protocol.statictopic.offsets import decided, offset_delta
 

@@ -8,13 +8,9 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
 from headrace_broker.store.index.index_file import IndexWalk
 from headrace_broker.store.index.index_keys import TAGS_MARK
 from headrace_broker.store.store_source import StoreSource
-from headrace_protocol.message import (
-    TAGS,
-    UNIQ_KEY,
-    CorruptRecord,
-    decode_record,
-    index_key_hash,
-)
+from headrace_protocol.errors import CorruptRecord
+from headrace_protocol.java_hash import index_key_hash
+from headrace_protocol.message import TAGS, UNIQ_KEY, decode_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from headrace_protocol.message import encode_host
+from headrace_protocol.message_ids import encode_host
 
 if TYPE_CHECKING:
     from pathlib import Path

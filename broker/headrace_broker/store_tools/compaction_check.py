@@ -16,7 +16,8 @@ from headrace_broker.store.files.config_file import ConfigFile
 from headrace_broker.store_tools.compaction_files import compaction_queues, record_blocks
 from headrace_broker.store_tools.directory import is_numbered
 from headrace_broker.store_tools.findings import Finding
-from headrace_protocol.message import CorruptRecord, tags_code_of
+from headrace_protocol.errors import CorruptRecord
+from headrace_protocol.java_hash import tags_code_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

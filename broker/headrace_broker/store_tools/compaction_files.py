@@ -16,7 +16,7 @@ from headrace_broker.compaction.segments import (
 from headrace_broker.compaction.units import FileSizes
 from headrace_broker.store_tools.directory import is_numbered, usual_length
 from headrace_protocol.columns import RecordColumns
-from headrace_protocol.message import CorruptRecord
+from headrace_protocol.errors import CorruptRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,7 +9,7 @@ import numpy as np
 from headrace_broker.store_tools.compaction_files import compaction_queues, record_blocks
 from headrace_broker.store_tools.directory import TopicNotFound
 from headrace_broker.store_tools.log_reader import LogDamage, LogReader
-from headrace_protocol.message import CorruptRecord
+from headrace_protocol.errors import CorruptRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,13 +8,8 @@ import numpy as np
 
 from headrace_broker.store.index.index_keys import Regions, index_prefixes, key_hashes
 from headrace_protocol.columns import split
-from headrace_protocol.message import (
-    DELAY,
-    TRANSACTION_MASK,
-    TRANSACTION_ROLLBACK,
-    property_number,
-    tags_code_of,
-)
+from headrace_protocol.java_hash import tags_code_of
+from headrace_protocol.message import DELAY, TRANSACTION_MASK, TRANSACTION_ROLLBACK, property_number
 from headrace_protocol.system_topics import SCHEDULE_TOPIC
 
 if TYPE_CHECKING:

@@ -20,7 +20,8 @@ from headrace_protocol.headers import (
     RecallMessageHeader,
     RecallMessageResponseHeader,
 )
-from headrace_protocol.message import encode_properties, tags_code
+from headrace_protocol.java_hash import tags_code
+from headrace_protocol.message import encode_properties
 from headrace_protocol.recall_handle import RecallHandle, decode_recall_handle
 from headrace_protocol.serving import Reply
 from headrace_protocol.system_topics import TIMER_TOPIC

@@ -37,12 +37,8 @@ from headrace_broker.timer.demand import SLOT_MS
 from headrace_broker.timer.metrics import Rate
 from headrace_broker.timer.wheel import WheelChanges  # noqa: TC001 - a NamedTuple reads it
 from headrace_protocol.columns import UNIT_DTYPE
-from headrace_protocol.message import (
-    TIMER_OUT_MS,
-    property_number,
-    tags_code_of,
-    with_properties,
-)
+from headrace_protocol.java_hash import tags_code_of
+from headrace_protocol.message import TIMER_OUT_MS, property_number, with_properties
 from headrace_protocol.outages import Outages
 from headrace_protocol.system_topics import TIMER_TOPIC
 

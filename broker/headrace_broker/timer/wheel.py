@@ -18,7 +18,7 @@ import numpy as np
 from headrace_broker.timer.arrivals import slots_of
 from headrace_broker.timer.demand import SLOT_MS
 from headrace_broker.timer.waiting_timers import WHEEL_SECONDS, groups
-from headrace_protocol.message import java_hash
+from headrace_protocol.java_hash import java_hash
 
 if TYPE_CHECKING:
     from pathlib import Path

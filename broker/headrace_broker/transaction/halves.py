@@ -15,6 +15,7 @@ from headrace_protocol.command import FLAG_ONEWAY, header_fields
 from headrace_protocol.errors import RequestError
 from headrace_protocol.header_codecs import SerializeType, encode_frame
 from headrace_protocol.headers import CheckTransactionStateHeader
+from headrace_protocol.java_hash import tags_code_of
 from headrace_protocol.message import (
     DELAY,
     REAL_QID,
@@ -23,13 +24,12 @@ from headrace_protocol.message import (
     TRANSACTION_MASK,
     UNIQ_KEY,
     decimal,
-    encode_offset_message_id,
     encode_record,
     property_number,
     property_value,
-    tags_code_of,
     with_properties,
 )
+from headrace_protocol.message_ids import encode_offset_message_id
 from headrace_protocol.system_topics import (
     CHECK_MAX_TIME_TOPIC,
     GROUP_PREFIXES,

@@ -25,14 +25,14 @@ from headrace_protocol.bounds import ITEMS_MAX
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
 from headrace_protocol.headers import EndTransactionHeader, ListTransactionsHeader
+from headrace_protocol.java_hash import tags_code_of
 from headrace_protocol.message import (
     TRANSACTION_COMMIT,
     TRANSACTION_ROLLBACK,
     UNIQ_KEY,
-    decode_offset_message_id,
     decode_record,
-    tags_code_of,
 )
+from headrace_protocol.message_ids import decode_offset_message_id
 from headrace_protocol.serving import Reply
 from headrace_protocol.system_topics import CHECK_MAX_TIME_TOPIC, HALF_TOPIC
 from headrace_protocol.waiting import Until, now_or_later, ready, take_break

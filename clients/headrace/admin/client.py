@@ -50,14 +50,8 @@ from headrace_protocol.bodies import (
 )
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import CompactTopicHeader, QueryMessageHeader, ViewMessageHeader
-from headrace_protocol.message import (
-    KEYS,
-    UNIQ_KEY,
-    StoredMessage,
-    decode_host,
-    decode_offset_message_id,
-    decode_record,
-)
+from headrace_protocol.message import KEYS, UNIQ_KEY, StoredMessage, decode_record
+from headrace_protocol.message_ids import decode_host, decode_offset_message_id
 from headrace_protocol.nameserver_headers import TopicInNamesrvHeader
 from headrace_protocol.system_topics import DEFAULT_TOPIC, user_topics
 

@@ -12,9 +12,18 @@ from headrace.errors import RouteNotFound
 from headrace.instance import REQUEST_TIMEOUT_MS, ClientInstance
 from headrace.producer.encoding import DEFAULT_TOPIC_QUEUES, STORED
 from headrace.producer.publication import Publication
-from headrace_protocol import message as record
 from headrace_protocol.codes import RequestCode
+from headrace_protocol.compression import COMPRESSED, COMPRESSION_MASK
 from headrace_protocol.headers import SendMessageHeaderV2
+from headrace_protocol.message import (
+    CRC32,
+    DELAY,
+    MULTI_TAGS,
+    ORIGIN_MESSAGE_ID,
+    RETRY_TOPIC,
+    SYSTEM_PROPERTIES,
+    UNIQ_KEY,
+)
 from headrace_protocol.system_topics import DEFAULT_TOPIC, DLQ_PREFIX
 
 if TYPE_CHECKING:
@@ -33,12 +42,11 @@ _MESSAGES_MAX = 1000
 # What the broker did with the message before; kept, these would make it wait again.
 _OF_FORMER_LIFE = frozenset(
     name
-    for name in record.SYSTEM_PROPERTIES
-    if name.startswith(("REAL_", "TIMER_"))
-    or name in {record.DELAY, record.ORIGIN_MESSAGE_ID, record.CRC32, "TRAN_MSG"}
+    for name in SYSTEM_PROPERTIES
+    if name.startswith(("REAL_", "TIMER_")) or name in {DELAY, ORIGIN_MESSAGE_ID, CRC32, "TRAN_MSG"}
 )
 # The broker sets the other flags itself.
-_FLAGS_OF_BODY = record.COMPRESSED | record.COMPRESSION_MASK | record.MULTI_TAGS
+_FLAGS_OF_BODY = COMPRESSED | COMPRESSION_MASK | MULTI_TAGS
 
 
 class DeadLetters:
@@ -137,7 +145,7 @@ class DeadLetters:
 
     def target(self, letter: ReceivedMessage, to: str | None) -> str:
         """The topic to replay to: ``to`` or the one that the message was first sent to."""
-        target = to or letter.stored.properties.get(record.RETRY_TOPIC)
+        target = to or letter.stored.properties.get(RETRY_TOPIC)
         if not target:
             raise CommandFailed(
                 f"dead letter {letter.offset_message_id} does not tell which topic it comes from; "
@@ -196,7 +204,7 @@ def _properties(letter: ReceivedMessage, target: str) -> str:
         for name, value in letter.stored.properties.items()
         if name not in _OF_FORMER_LIFE
     }
-    if kept.get(record.RETRY_TOPIC) != target:
-        kept.pop(record.RETRY_TOPIC, None)
-    own = {record.UNIQ_KEY: letter.message_id, _ORIGIN: letter.offset_message_id}
+    if kept.get(RETRY_TOPIC) != target:
+        kept.pop(RETRY_TOPIC, None)
+    own = {UNIQ_KEY: letter.message_id, _ORIGIN: letter.offset_message_id}
     return "".join(f"{name}\x01{value}\x02" for name, value in (kept | own).items())

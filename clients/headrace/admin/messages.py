@@ -12,7 +12,8 @@ from headrace.admin.output import print_json_line, time_text
 from headrace.admin.terminal import clean_lines
 from headrace.errors import ConfigurationError
 from headrace_daemon.command import clean, warn
-from headrace_protocol.message import BodyTooLarge, CodecMissing, CorruptRecord
+from headrace_protocol.compression import BodyTooLarge, CodecMissing
+from headrace_protocol.errors import CorruptRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

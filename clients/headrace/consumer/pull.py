@@ -24,8 +24,8 @@ from headrace.instance import ClientInstance
 from headrace.lifecycle import Startable
 from headrace.messages import BodyLimits, check_group, check_queue, check_topic
 from headrace.values import plain_int
+from headrace_protocol.compression import BATCH_BYTES_MAX, BODY_BYTES_MAX
 from headrace_protocol.drivers.aio import Connect, connect_tcp
-from headrace_protocol.message import BATCH_BYTES_MAX, BODY_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

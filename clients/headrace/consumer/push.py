@@ -38,8 +38,8 @@ from headrace.loops import current_task
 from headrace.messages import BodyLimits, MessageBatch, ReceivedMessage, check_group, check_queue
 from headrace_protocol.bodies import ConsumerData, ResetOffsetBody
 from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.compression import BATCH_BYTES_MAX, BODY_BYTES_MAX
 from headrace_protocol.drivers.aio import AsyncConnection, Connect, connect_tcp
-from headrace_protocol.message import BATCH_BYTES_MAX, BODY_BYTES_MAX
 from headrace_protocol.system_topics import RETRY_PREFIX
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from headrace.consumer.pulls import READER_GROUP, SLICE_BYTES
 from headrace.consumer.queue_slices import SliceReader
 from headrace.consumer.subscription import ALL, Subscription
 from headrace.messages import BodyLimits, MessageBatch
-from headrace_protocol.message import BATCH_BYTES_MAX, BODY_BYTES_MAX
+from headrace_protocol.compression import BATCH_BYTES_MAX, BODY_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from headrace.consumer.pulls import PullAnswer, Wanted, needs_ordinary_pull
 from headrace.errors import MalformedAnswer, OffsetNotFound
 from headrace_protocol.codes import RequestCode
-from headrace_protocol.message import CorruptRecord
+from headrace_protocol.errors import CorruptRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

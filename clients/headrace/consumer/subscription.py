@@ -9,7 +9,8 @@ from headrace.errors import ConfigurationError
 from headrace.messages import check_topic
 from headrace.values import ALL_TAGS, OR, TRIMMED, encoded_text, looks_like_sql, shown
 from headrace_protocol.bodies import SubscriptionData
-from headrace_protocol.message import TAGS, java_hash, property_value
+from headrace_protocol.java_hash import java_hash
+from headrace_protocol.message import TAGS, property_value
 
 if TYPE_CHECKING:
     from headrace_protocol.columns import RecordColumns

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from headrace.messages import PROPERTIES_BYTES_MAX
 from headrace.producer.encoding import BulkOutgoing, Outgoing
-from headrace_protocol.message import DELETE, UNIQ_KEY, compress, encode_batch
+from headrace_protocol.compression import compress
+from headrace_protocol.message import DELETE, UNIQ_KEY, encode_batch
 
 if TYPE_CHECKING:
     import re
@@ -100,7 +101,7 @@ class Block:
     def for_headrace(self, born_timestamp_ms: int, born_host: bytes) -> BulkOutgoing:
         """The request to a headrace broker: complete records."""
         # Imported here because it loads numpy, which sending single messages does not need.
-        from headrace_protocol.columns import encode_records
+        from headrace_protocol.blocks import encode_records
 
         bodies, sys_flags = self._stored_bodies()
         encoded = encode_records(

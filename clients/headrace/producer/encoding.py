@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from headrace.route import TopicRoute
+    from headrace_protocol.blocks import EncodedBlock
     from headrace_protocol.bodies import MessageQueue
-    from headrace_protocol.columns import EncodedBlock
     from headrace_protocol.drivers.errors import HeadraceError
     from headrace_protocol.drivers.response import Response
     from headrace_protocol.frame import Buffer

@@ -35,7 +35,8 @@ from headrace.producer.retries import Retries, refuses_blocks
 from headrace.route import TopicRoute
 from headrace.telemetry import ended
 from headrace_protocol.codes import ResponseCode
-from headrace_protocol.message import TRANSACTION_PREPARED, UniqKeyGenerator, encode_host
+from headrace_protocol.message import TRANSACTION_PREPARED
+from headrace_protocol.message_ids import UniqKeyGenerator, encode_host
 from headrace_protocol.system_topics import DEFAULT_TOPIC
 
 if TYPE_CHECKING:

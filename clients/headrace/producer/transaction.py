@@ -14,12 +14,8 @@ from headrace.messages import ReceivedMessage, encoded
 from headrace.values import shown
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.headers import CheckTransactionStateHeader, EndTransactionHeader
-from headrace_protocol.message import (
-    TRANSACTION_COMMIT,
-    TRANSACTION_ROLLBACK,
-    decode_offset_message_id,
-    decode_record,
-)
+from headrace_protocol.message import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK, decode_record
+from headrace_protocol.message_ids import decode_offset_message_id
 
 if TYPE_CHECKING:
     from types import TracebackType

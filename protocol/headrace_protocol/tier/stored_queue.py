@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 import numpy as np
 
 from headrace_protocol.columns import RecordColumns
-from headrace_protocol.message import BORN_HOST_V6, MAGIC_V1, MAGIC_V2, CorruptRecord
+from headrace_protocol.errors import CorruptRecord
+from headrace_protocol.message import BORN_HOST_V6, MAGIC_V1, MAGIC_V2
 from headrace_protocol.tier.driver import Failure, FailureKind
 
 if TYPE_CHECKING:

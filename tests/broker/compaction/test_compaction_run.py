@@ -18,7 +18,8 @@ from headrace_broker.compaction.record_blocks import SegmentDamaged
 from headrace_broker.compaction.run import Job, Result, Run
 from headrace_broker.compaction.segments import COMPACTING, Folders, Segment
 from headrace_broker.store.files.filesystem import Files
-from headrace_protocol.columns import RecordColumns, encode_records
+from headrace_protocol.blocks import encode_records
+from headrace_protocol.columns import RecordColumns
 from headrace_protocol.message import decode_properties
 from headrace_protocol.record_keys import find_keys
 from tests.support.compaction_entries import SMALL, TOPIC, Entry, fill, read_entries

@@ -6,7 +6,8 @@ import random
 import secrets
 
 from headrace_broker.inner.delivery import Routes
-from headrace_protocol.message import property_number, property_value, tags_code_of, with_properties
+from headrace_protocol.java_hash import tags_code_of
+from headrace_protocol.message import property_number, property_value, with_properties
 
 DROPPED = (b"TIMER_ENQUEUE_MS", b"TIMER_DEQUEUE_MS")
 IDS = [b"A", b"B", b"T", b"7", b"", b"a\x01b", "ключ".encode()]

@@ -39,7 +39,8 @@ from headrace_protocol.bodies import (
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.command import VERSION
 from headrace_protocol.headers import ConsumerGroupHeader, PullMessageResponseHeader
-from headrace_protocol.message import decode_record, tags_code
+from headrace_protocol.java_hash import tags_code
+from headrace_protocol.message import decode_record
 from tests.support.broker import Answer, BrokerUnderTest
 from tests.support.channel import MemoryChannel
 from tests.support.wire import pull_header

@@ -12,8 +12,9 @@ import trio
 import trio.testing
 
 from headrace_broker.store.store_source import GetStatus
+from headrace_protocol.blocks import EncodedBlock
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.columns import EncodedBlock, RecordColumns
+from headrace_protocol.columns import RecordColumns
 from headrace_protocol.command import FLAG_ONEWAY, header_fields
 from headrace_protocol.header_codecs import SerializeType, encode_frame
 from headrace_protocol.headers import (
@@ -23,12 +24,8 @@ from headrace_protocol.headers import (
     PullMessageHeader,
     SendMessageResponseHeader,
 )
-from headrace_protocol.message import (
-    TRANSACTION_PREPARED,
-    decode_offset_message_id,
-    encode_host,
-    encode_record,
-)
+from headrace_protocol.message import TRANSACTION_PREPARED, encode_record
+from headrace_protocol.message_ids import decode_offset_message_id, encode_host
 from tests.support.batches import block
 from tests.support.broker import Answer, BrokerUnderTest, broker_config
 from tests.support.channel import MemoryChannel

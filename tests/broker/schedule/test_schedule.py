@@ -24,7 +24,8 @@ from headrace_daemon.host_log import LINES_MAX
 from headrace_protocol import fastjson
 from headrace_protocol.bodies import KVTable
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.message import encode_batch, encode_properties, tags_code
+from headrace_protocol.java_hash import tags_code
+from headrace_protocol.message import encode_batch, encode_properties
 from headrace_protocol.system_topics import HALF_TOPIC, SCHEDULE_TOPIC, UNDELIVERED_TOPIC
 from headrace_protocol.waiting import at_once
 from tests.support.seeds import seeds

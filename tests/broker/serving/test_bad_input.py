@@ -25,7 +25,8 @@ from headrace_protocol.codes import ResponseCode as Answer
 from headrace_protocol.command import FLAG_ONEWAY, Command
 from headrace_protocol.frame import FRAME_BYTES_MAX, FrameReader
 from headrace_protocol.header_codecs import SerializeType, decode_header, encode_frame
-from headrace_protocol.message import decode_host, decode_records, encode_batch
+from headrace_protocol.message import decode_records, encode_batch
+from headrace_protocol.message_ids import decode_host
 
 TOPIC = "Flights"
 QUEUES = 2

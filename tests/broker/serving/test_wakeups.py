@@ -20,8 +20,8 @@ from headrace_broker.store.log.commit_log import CommitLog
 from headrace_broker.store.store_queue import StoreQueue
 from headrace_broker.store.store_source import GetResult, StoreSource
 from headrace_daemon.network import MemoryNetwork
+from headrace_protocol.blocks import encode_records
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.columns import encode_records
 from headrace_protocol.command import Command, header_fields
 from headrace_protocol.errors import NotReady
 from headrace_protocol.frame import PREFIX_BYTES, Frame, FrameReader

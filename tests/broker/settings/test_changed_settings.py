@@ -11,7 +11,8 @@ import pytest
 from headrace_protocol.bodies import SubscriptionGroupConfig
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import ConsumerSendMsgBackHeader, EndTransactionHeader
-from headrace_protocol.message import TRANSACTION_COMMIT, decode_offset_message_id
+from headrace_protocol.message import TRANSACTION_COMMIT
+from headrace_protocol.message_ids import decode_offset_message_id
 from headrace_protocol.system_topics import UNDELIVERED_TOPIC
 from tests.support.waiting_broker import WaitingBroker
 

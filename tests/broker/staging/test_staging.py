@@ -18,8 +18,9 @@ from headrace_broker.staging import state as state_file
 from headrace_broker.staging.blocks import CorruptStage, StagedBlock, read_blocks
 from headrace_broker.staging.query import Phase
 from headrace_broker.store.log.log_refusals import ROOM_RETRY_MS
+from headrace_protocol.blocks import encode_records
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.columns import RecordColumns, encode_records
+from headrace_protocol.columns import RecordColumns
 from headrace_protocol.headers import (
     StageAbortHeader,
     StageCommitHeader,
@@ -31,7 +32,7 @@ from headrace_protocol.headers import (
     StageSendHeader,
     StageStateResponseHeader,
 )
-from headrace_protocol.message import encode_host
+from headrace_protocol.message_ids import encode_host
 from headrace_protocol.staging import Decision, StagedAttempt, encode_names
 from headrace_protocol.waiting import at_once
 from tests.support.batches import block

@@ -11,12 +11,8 @@ import trio
 
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import EndTransactionHeader, SendMessageResponseHeader
-from headrace_protocol.message import (
-    TRANSACTION_COMMIT,
-    TRANSACTION_PREPARED,
-    decode_offset_message_id,
-    encode_properties,
-)
+from headrace_protocol.message import TRANSACTION_COMMIT, TRANSACTION_PREPARED, encode_properties
+from headrace_protocol.message_ids import decode_offset_message_id
 from headrace_protocol.system_topics import UNDELIVERED_TOPIC
 from tests.support.static_brokers import TOPIC, Brokers, item
 from tests.support.stores import read_all

@@ -18,7 +18,8 @@ from headrace_broker.tiered.objects.inventory import StoredObject
 from headrace_broker.tiered.objects.merge import Merger, choose, plan
 from headrace_broker.tiered.objects.object_tier import ObjectTier
 from headrace_protocol.columns import RecordColumns
-from headrace_protocol.message import encode_host, encode_record
+from headrace_protocol.message import encode_record
+from headrace_protocol.message_ids import encode_host
 from headrace_protocol.tier.driver import Failure, FailureKind
 from headrace_protocol.tier.objects import ObjectDriver, open_objects
 from headrace_protocol.tier.rows import FINAL, ObjectRow, Part

@@ -21,7 +21,8 @@ from headrace_protocol.admin_headers import DeleteTopicHeader, GetTopicStatsHead
 from headrace_protocol.bodies import TopicStatsTable
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import NotReady, RequestError
-from headrace_protocol.message import decode_records, tags_code
+from headrace_protocol.java_hash import tags_code
+from headrace_protocol.message import decode_records
 from headrace_protocol.tier.driver import Failure, FailureKind
 from tests.support.broker import BrokerUnderTest, broker_config
 from tests.support.stores import crash, held, ready

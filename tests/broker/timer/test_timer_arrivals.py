@@ -10,7 +10,8 @@ import pytest
 from headrace_broker.store.queues.queue_blocks import QueueBlock
 from headrace_broker.timer import arrivals as module
 from headrace_broker.timer.arrivals import Topics, arrivals
-from headrace_protocol.columns import UNIT_DTYPE, RecordColumns, encode_records
+from headrace_protocol.blocks import encode_records
+from headrace_protocol.columns import UNIT_DTYPE, RecordColumns
 from headrace_protocol.message import encode_properties
 from headrace_protocol.system_topics import TIMER_TOPIC
 from tests.support.seeds import seeds

@@ -15,15 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace_protocol.columns import split
-from headrace_protocol.message import (
-    KEYS,
-    TAGS,
-    UNIQ_KEY,
-    decode_properties,
-    index_key_hash,
-    java_hash,
-    split_keys,
-)
+from headrace_protocol.java_hash import index_key_hash, java_hash
+from headrace_protocol.message import KEYS, TAGS, UNIQ_KEY, decode_properties, split_keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable

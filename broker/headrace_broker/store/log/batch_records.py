@@ -16,14 +16,14 @@ from headrace_broker.store.log.record_checksum import (
 )
 from headrace_broker.store.log.ring import ROW, ROW_DTYPE, WHOLE_ROW
 from headrace_protocol.columns import HEAD_DTYPES, checksums
+from headrace_protocol.errors import CorruptRecord
+from headrace_protocol.java_hash import tags_code_of
 from headrace_protocol.message import (
     BATCH_ITEM_HEAD,
     BATCH_ITEMS_MAX,
     CRC32,
     RECORD_HEADS,
-    CorruptRecord,
     encode_batch,
-    tags_code_of,
 )
 
 if TYPE_CHECKING:

@@ -23,6 +23,7 @@ from headrace_broker.store.log.log_refusals import LogRefusals
 from headrace_broker.store.log.record_checksum import SEPARATOR, checksum_slot
 from headrace_broker.store.log.ring import ROW, ROW_BYTES, Ring
 from headrace_broker.store.log.uniform_batch import UniformBatch
+from headrace_protocol.errors import CorruptRecord
 from headrace_protocol.message import (
     BLANK_RECORD,
     BORN_HOST_V6,
@@ -38,7 +39,6 @@ from headrace_protocol.message import (
     STORE_HOST_V6,
     SYS_FLAG_AT,
     Buffer,
-    CorruptRecord,
 )
 
 if TYPE_CHECKING:

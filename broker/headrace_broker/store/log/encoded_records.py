@@ -14,14 +14,10 @@ from headrace_broker.store.log.record_checksum import (
 )
 from headrace_broker.store.log.ring import ROW_DTYPE
 from headrace_protocol.columns import HEAD_PLACES, SHORT_DTYPE, SIZE_DTYPE, RecordColumns, split
-from headrace_protocol.message import (
-    COMPRESSED,
-    COMPRESSION_MASK,
-    CRC32,
-    MAGIC_V1,
-    CorruptRecord,
-    tags_code_of,
-)
+from headrace_protocol.compression import COMPRESSED, COMPRESSION_MASK
+from headrace_protocol.errors import CorruptRecord
+from headrace_protocol.java_hash import tags_code_of
+from headrace_protocol.message import CRC32, MAGIC_V1
 
 if TYPE_CHECKING:
     from headrace_broker.store.store_queue import StoreQueue

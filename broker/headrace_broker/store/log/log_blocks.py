@@ -8,13 +8,8 @@ import numpy as np
 
 from headrace_broker.store.log.record_checksum import has_checksum, is_checksum_right
 from headrace_protocol.columns import SIZE_DTYPE, RecordColumns
-from headrace_protocol.message import (
-    BLANK_RECORD,
-    MAGIC_V1,
-    MAGIC_V2,
-    RECORD_BYTES_MIN,
-    CorruptRecord,
-)
+from headrace_protocol.errors import CorruptRecord
+from headrace_protocol.message import BLANK_RECORD, MAGIC_V1, MAGIC_V2, RECORD_BYTES_MIN
 
 if TYPE_CHECKING:
     from headrace_protocol.columns import Array

@@ -15,13 +15,8 @@ import numpy as np
 from headrace_broker.store.log.log_blocks import RECORD_MAGICS, LogBlock, checked, place_of, walk
 from headrace_broker.store.log.property_columns import PropertyColumns
 from headrace_broker.store.log.ring import ROW_DTYPE, Rows
-from headrace_protocol.message import (
-    DELAY,
-    INNER_BATCH,
-    MAGIC_BLANK,
-    RECORD_BYTES_MIN,
-    tags_code_of,
-)
+from headrace_protocol.java_hash import tags_code_of
+from headrace_protocol.message import DELAY, INNER_BATCH, MAGIC_BLANK, RECORD_BYTES_MIN
 from headrace_protocol.system_topics import SCHEDULE_TOPIC
 
 if TYPE_CHECKING:

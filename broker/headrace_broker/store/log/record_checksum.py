@@ -11,7 +11,8 @@ import numpy as np
 from zlib_ng.zlib_ng import crc32
 
 from headrace_protocol.columns import checksums, split
-from headrace_protocol.message import CRC32, CRC_MASK, PROPERTIES_BYTES_MAX, CorruptRecord
+from headrace_protocol.errors import CorruptRecord
+from headrace_protocol.message import CRC32, CRC_MASK, PROPERTIES_BYTES_MAX
 
 if TYPE_CHECKING:
     from headrace_protocol.columns import Array, Buffer, RecordColumns

@@ -15,12 +15,12 @@ import numpy as np
 from headrace_broker.store.log.record_checksum import CHECKSUM_NAME, SEPARATOR, put_checksums
 from headrace_broker.store.log.ring import ROW, WHOLE_ROW
 from headrace_protocol.columns import HEAD_DTYPES, checksums
+from headrace_protocol.java_hash import tags_code_of
 from headrace_protocol.message import (
     BATCH_ITEM_HEAD,
     BATCH_ITEMS_MAX,
     PROPERTIES_BYTES_MAX,
     RECORD_HEADS,
-    tags_code_of,
 )
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import numpy as np
 from headrace_broker.store.errors import StoreError
 from headrace_broker.store.queues.consume_queue import BLANK_SIZE
 from headrace_protocol.columns import RecordColumns
-from headrace_protocol.message import CorruptRecord
+from headrace_protocol.errors import CorruptRecord
 
 if TYPE_CHECKING:
     from headrace_broker.store.files.cold_files import ColdFiles

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 from headrace_broker.store.index.index_keys import TAGS_MARK
 from headrace_broker.store.reader import CANDIDATES_MAX, QUERY_COUNT_MAX, has_key
 from headrace_broker.tiered.access.tier_reader import TIERED_DATA
-from headrace_protocol.errors import RequestError
-from headrace_protocol.message import CorruptRecord, decode_record
+from headrace_protocol.errors import CorruptRecord, RequestError
+from headrace_protocol.message import decode_record
 from headrace_protocol.tier.driver import Failure, FailureKind
 from headrace_protocol.waiting import fetch, ready
 

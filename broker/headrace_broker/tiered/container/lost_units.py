@@ -16,7 +16,8 @@ import numpy as np
 from headrace_broker.tiered.container.flat_queue import UNIT_BYTES
 from headrace_broker.tiered.container.recovery import tags_codes
 from headrace_protocol.columns import UNIT_DTYPE, RecordColumns
-from headrace_protocol.message import MAGIC_V1, MAGIC_V2, CorruptRecord
+from headrace_protocol.errors import CorruptRecord
+from headrace_protocol.message import MAGIC_V1, MAGIC_V2
 from headrace_protocol.tier.driver import Failure
 from headrace_protocol.tier.paths import FileKind, segment_name
 from headrace_protocol.tier.stored_queue import HEAD_BYTES, read_head

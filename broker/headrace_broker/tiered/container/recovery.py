@@ -17,7 +17,7 @@ import numpy as np
 from headrace_broker.tiered.container.flat_queue import UNIT_BYTES
 from headrace_broker.tiered.container.metadata import LONG_MAX, SegmentRow
 from headrace_protocol.columns import UNIT_DTYPE
-from headrace_protocol.message import tags_code_of
+from headrace_protocol.java_hash import tags_code_of
 from headrace_protocol.tier.driver import Failure, FailureKind
 from headrace_protocol.tier.paths import FileKind, Sizes
 

@@ -23,7 +23,7 @@ from headrace_broker.tiered.container.index_file import (
     OpenIndex,
 )
 from headrace_broker.tiered.container.metadata import STATUS_SEALED, SegmentRow
-from headrace_protocol.message import index_key_hash
+from headrace_protocol.java_hash import index_key_hash
 from headrace_protocol.tier.driver import Failure, FailureKind
 from headrace_protocol.tier.paths import FileKind, index_queue
 

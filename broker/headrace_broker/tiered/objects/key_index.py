@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from headrace_broker.tiered.objects.batch import KEY_ITEM
-from headrace_protocol.message import index_key_hash
+from headrace_protocol.java_hash import index_key_hash
 from headrace_protocol.tier.driver import Failure
 
 if TYPE_CHECKING:

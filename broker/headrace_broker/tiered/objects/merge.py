@@ -16,7 +16,7 @@ import numpy as np
 from headrace_broker.tiered.objects.batch import KEY_ITEM, Batch, Content, build, joined
 from headrace_broker.tiered.objects.object_queue import Piece
 from headrace_protocol.columns import UNIT_DTYPE, RecordColumns
-from headrace_protocol.message import CorruptRecord
+from headrace_protocol.errors import CorruptRecord
 from headrace_protocol.tier.driver import Failure, FailureKind
 from headrace_protocol.tier.rows import FINAL, TIME_BYTES, UNIT_BYTES, ObjectRow, Part
 

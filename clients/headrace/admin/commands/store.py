@@ -371,7 +371,8 @@ def _print_json_unit(unit: TimerUnit) -> None:
 
 
 def _print_record(message: StoredMessage) -> None:
-    from headrace_protocol.message import BodyTooLarge, CodecMissing, CorruptRecord
+    from headrace_protocol.compression import BodyTooLarge, CodecMissing
+    from headrace_protocol.errors import CorruptRecord
 
     try:
         body = message.body.decode(errors="backslashreplace")
@@ -392,7 +393,7 @@ def _print_record(message: StoredMessage) -> None:
 def _print_json_record(message: StoredMessage) -> None:
     import base64
 
-    from headrace_protocol.message import decode_host
+    from headrace_protocol.message_ids import decode_host
 
     host, port = decode_host(message.born_host)
     record = {

@@ -23,10 +23,10 @@ from headrace_protocol.message import (
     KEYS,
     TAGS,
     UNIQ_KEY,
-    decode_host,
     decode_properties,
     property_value,
 )
+from headrace_protocol.message_ids import decode_host
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -24,7 +24,8 @@ from headrace.spark.read.task import BatchMaker, read_slices
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.drivers.blocking import BlockingConnection
 from headrace_protocol.headers import GetMaxOffsetHeader, OffsetResponseHeader
-from headrace_protocol.message import java_hash, property_text
+from headrace_protocol.java_hash import java_hash
+from headrace_protocol.message import property_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -27,8 +27,9 @@ from headrace.spark.read.schema import CORRUPT, own_columns
 from headrace.spark.retry import Waiting
 from headrace.spark.tier.direct import read_direct
 from headrace_protocol.bodies import MessageQueue
+from headrace_protocol.compression import COMPRESSED, BodyTooLarge, CodecMissing
 from headrace_protocol.drivers.blocking import BlockingConnection
-from headrace_protocol.message import COMPRESSED, BodyTooLarge, CodecMissing, CorruptRecord
+from headrace_protocol.errors import CorruptRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

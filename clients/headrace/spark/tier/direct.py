@@ -17,7 +17,7 @@ from headrace.spark.tier.manifest import open_tier
 from headrace.spark.tier.plans import ask_range
 from headrace.spark.tier.reader import slices
 from headrace_protocol.drivers.blocking import BlockingConnection
-from headrace_protocol.message import java_hash
+from headrace_protocol.java_hash import java_hash
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -28,7 +28,7 @@ from headrace_protocol.system_topics import DEFAULT_TOPIC
 
 if TYPE_CHECKING:
     from headrace.producer.encoding import Outgoing
-    from headrace_protocol.columns import EncodedBlock
+    from headrace_protocol.blocks import EncodedBlock
     from headrace_protocol.drivers.response import Response
     from headrace_protocol.frame import Buffer
 

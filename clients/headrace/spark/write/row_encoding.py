@@ -20,7 +20,8 @@ from headrace.producer.chunks import WORDS, check_batch_topic, is_utf8
 from headrace.producer.selector import queue_indices
 from headrace.spark.errors import SchemaError
 from headrace.values import check_tag
-from headrace_protocol.columns import encode_arrow, encode_uniform, split
+from headrace_protocol.blocks import encode_arrow, encode_uniform
+from headrace_protocol.columns import split
 from headrace_protocol.message import DELAY, KEYS, SYSTEM_PROPERTIES, TAGS
 
 if TYPE_CHECKING:
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql.types import DataType, StructType
 
-    from headrace_protocol.columns import Array, EncodedBlock
+    from headrace_protocol.blocks import EncodedBlock
+    from headrace_protocol.columns import Array
 
 _TEXT = (StringType, BinaryType)
 _COLUMNS = {

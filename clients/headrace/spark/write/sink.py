@@ -50,7 +50,7 @@ from headrace.spark.write.broker_link import (
 )
 from headrace.spark.write.commits import Committer, new_attempt
 from headrace.spark.write.row_encoding import RowBuffer, arrow_schema, check_schema
-from headrace_protocol.message import UniqKeyGenerator, encode_host
+from headrace_protocol.message_ids import UniqKeyGenerator, encode_host
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
