@@ -55,21 +55,6 @@ class UniqKeyGenerator:
         return f"{self._prefix}{now_ms - self._month_start_ms & 0xFFFFFFFF:08X}{self._counter:04X}"
 
 
-def uniq_key_time_ms(uniq_key: str, now_ms: int) -> int:
-    """The time at which a UNIQ_KEY was generated, at most a month before ``now_ms``.
-
-    The key only holds the time since the start of the month, in its producer's local time.
-    Raises ValueError if it is not a UNIQ_KEY.
-    """
-    if len(uniq_key) not in {32, 56}:
-        raise ValueError(f"UNIQ_KEY {uniq_key!r} has {len(uniq_key)} characters, not 32 or 56")
-    elapsed_ms = int(uniq_key[-12:-4], 16)
-    month_start_ms, _ = _local_month_ms(now_ms)
-    if month_start_ms + elapsed_ms > now_ms:
-        month_start_ms, _ = _local_month_ms(month_start_ms - 1)
-    return month_start_ms + elapsed_ms
-
-
 def _local_month_ms(now_ms: int) -> tuple[int, int]:
     today = dt.datetime.fromtimestamp(now_ms / 1000).astimezone()
     start = dt.datetime(today.year, today.month, 1)  # noqa: DTZ001 - local time is meant

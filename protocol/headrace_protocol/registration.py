@@ -39,23 +39,6 @@ class RegisterBrokerBody(Body):
     )
     filter_server_list: list[str] = msgspec.field(default_factory=list)
 
-    def encode_compressed(self) -> bytes:
-        """Encode for a header with compressed=true; order and topic_sys_flag are lost."""
-        wrapper = self.topic_config_serialize_wrapper
-        topics = [_topic_text(topic) for topic in wrapper.topic_config_table.values()]
-        mappings = [fastjson.dumps(info) for info in wrapper.topic_queue_mapping_info_map.values()]
-        blocks = b"".join(
-            (
-                _block(wrapper.data_version.encode()),
-                _INT.pack(len(topics)),
-                *map(_block, topics),
-                _block(fastjson.dumps(self.filter_server_list)),
-                _INT.pack(len(mappings)),
-                *map(_block, mappings),
-            )
-        )
-        return zlib.compress(blocks)
-
     @classmethod
     def decode_compressed(cls, data: Buffer, *, has_mappings: bool) -> RegisterBrokerBody:
         """Decode the body of a request with compressed=true in its header.
@@ -141,10 +124,6 @@ class _Blocks(io.BytesIO):
         return number
 
 
-def _block(data: bytes) -> bytes:
-    return _INT.pack(len(data)) + data
-
-
 def _read_compressed(blocks: _Blocks, *, has_mappings: bool) -> RegisterBrokerBody:
     data_version = DataVersion.decode(blocks.block())
     topics = [_read_topic(blocks.block().decode()) for _ in range(blocks.count("topics"))]
@@ -159,14 +138,6 @@ def _read_compressed(blocks: _Blocks, *, has_mappings: bool) -> RegisterBrokerBo
             topic_queue_mapping_info_map={info.topic: info for info in mappings},
         ),
     )
-
-
-def _topic_text(topic: TopicConfig) -> bytes:
-    attributes = fastjson.dumps(topic.attributes).decode()
-    return (
-        f"{topic.topic_name} {topic.read_queue_nums} {topic.write_queue_nums} {topic.perm} "
-        f"{topic.topic_filter_type} {attributes}"
-    ).encode()
 
 
 # Older senders leave out attributes.

@@ -14,6 +14,7 @@ from headrace_protocol.bodies import TopicConfig, TopicConfigSerializeWrapper
 from headrace_protocol.codes import RequestCode as Code
 from headrace_protocol.header_codecs import SerializeType
 from headrace_protocol.registration import RegisterBrokerBody
+from tests.support.registrations import compressed
 from tests.support.wire_types import REQUEST_HEADERS
 
 JSON, ROCKETMQ, MSGPACK = SerializeType
@@ -142,7 +143,7 @@ def _lists(count: int) -> Iterator[tuple[Code, bytes]]:
     yield Code.UPDATE_AND_CREATE_STATIC_TOPIC, _json({**detail, "hostedQueues": hosted})
     registration = _registration(count)
     yield Code.REGISTER_BROKER, registration.encode()
-    yield Code.REGISTER_BROKER, registration.encode_compressed()
+    yield Code.REGISTER_BROKER, compressed(registration)
     queue_datas = [{"brokerName": f"b{n}", "readQueueNums": 2**31 - 1} for n in numbers]
     yield Code.REGISTER_TOPIC_IN_NAMESRV, _json({"queueDatas": queue_datas})
 

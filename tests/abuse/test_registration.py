@@ -27,6 +27,7 @@ from tests.support.nameserver import (
     register_body,
     register_header,
 )
+from tests.support.registrations import compressed
 
 REGISTER = RequestCode.REGISTER_BROKER
 REAL = "10.0.0.1:10911"
@@ -360,7 +361,7 @@ def test_a_registration_is_dropped_when_its_connection_ends_while_it_is_read() -
     server = NameServerUnderTest()
     fetches: list[tuple[Callable[[], None], Callable[[None], None]]] = []
     server.registry.run_fetch = lambda _, wait, then: fetches.append((wait.fetch, then))
-    body = register_body("T", "U").encode_compressed()
+    body = compressed(register_body("T", "U"))
     channel = client()
     server.take(frame(REGISTER, register_header(compressed=True), body), channel)
     ((fetch, then),) = fetches

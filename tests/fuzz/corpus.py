@@ -18,6 +18,7 @@ from headrace_protocol.header_codecs import (
 from headrace_protocol.message import encode_batch, encode_record
 from headrace_protocol.registration import RegisterBrokerBody
 from tests.support.golden_frames import golden_frames
+from tests.support.registrations import compressed
 
 
 class Seed(NamedTuple):
@@ -71,13 +72,13 @@ def _rare() -> list[Seed]:
     registration = next(
         frame.body for frame in golden_frames() if frame.name == "REGISTER_BROKER" and frame.body
     )
-    compressed = RegisterBrokerBody.decode(registration).encode_compressed()
+    packed = compressed(RegisterBrokerBody.decode(registration))
     register_fields = {
         "brokerName": "b", "brokerAddr": "1.2.3.4:5", "clusterName": "c", "brokerId": 0,
         "haServerAddr": "", "compressed": True, "bodyCrc32": 0, HEADRACE_MARK: "1",
     }  # fmt: skip
     return [
-        _made(RequestCode.REGISTER_BROKER, 0, register_fields, compressed),
+        _made(RequestCode.REGISTER_BROKER, 0, register_fields, packed),
         _made(RequestCode.REGISTER_BROKER, 0, register_fields, zlib.compress(b"\0" * 64)),
         _made(RequestCode.SEND_BATCH_MESSAGE, 0, {"m": True}, _batch()),
         _made(RequestCode.PULL_MESSAGE, 1, {}, _records()),

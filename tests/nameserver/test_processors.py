@@ -50,6 +50,7 @@ from headrace_protocol.statictopic.mapping import MappingInfo
 from tests.support.channel import MemoryChannel
 from tests.support.golden_frames import GoldenFrame, golden_frames
 from tests.support.nameserver import NameServerUnderTest, frame, register_body, register_header
+from tests.support.registrations import compressed
 
 
 def registered(*topics: TopicConfig | str, **fields: Any) -> NameServerUnderTest:
@@ -146,7 +147,7 @@ def test_a_compressed_registration_is_as_good_as_a_plain_one() -> None:
     body = register_body(topic, "U")
     info = MappingInfo(topic="T", bname="b0", curr_id_map={0: 0})
     body.topic_config_serialize_wrapper.topic_queue_mapping_info_map = {"T": info}
-    data = body.encode_compressed()
+    data = compressed(body)
     header = register_header(compressed=True, body_crc32=zlib.crc32(data) & 0x7FFFFFFF)
     for version, mapping in ((513, {"b0": info}), (412, None)):
         server = NameServerUnderTest()

@@ -22,6 +22,7 @@ from headrace_protocol.fastjson import MalformedJson
 from headrace_protocol.registration import RegisterBrokerBody
 from headrace_protocol.statictopic.mapping import MappingInfo, TopicMapping
 from tests.support.golden_frames import GoldenFrame, golden_frames
+from tests.support.registrations import compressed
 
 # (request, whether its response) -> body
 BODIES: dict[tuple[str, bool], type[Struct]] = {
@@ -149,7 +150,7 @@ def test_compressed_register_body_keeps_its_value(
     topics: list[TopicConfig], mappings: list[MappingInfo], version: DataVersion
 ) -> None:
     body = register_body(topics, mappings, version)
-    data = body.encode_compressed()
+    data = compressed(body)
     assert RegisterBrokerBody.decode_compressed(data, has_mappings=True) == body
     old = RegisterBrokerBody.decode_compressed(data, has_mappings=False)
     assert old == register_body(topics, [], version)
@@ -158,7 +159,7 @@ def test_compressed_register_body_keeps_its_value(
 def test_compressed_register_body_has_the_documented_bytes() -> None:
     body = register_body([TopicConfig(topic_name="T", attributes={"a": "b c"})], [], DataVersion())
     version = b'{"counter":0,"stateVersion":0,"timestamp":0}'
-    assert zlib.decompress(body.encode_compressed()) == b"".join(
+    assert zlib.decompress(compressed(body)) == b"".join(
         (
             len(version).to_bytes(4) + version,
             (1).to_bytes(4),
@@ -170,7 +171,7 @@ def test_compressed_register_body_has_the_documented_bytes() -> None:
 
 
 BLOCKS = zlib.decompress(
-    register_body([TopicConfig(topic_name="T")], [], DataVersion()).encode_compressed()
+    compressed(register_body([TopicConfig(topic_name="T")], [], DataVersion()))
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import sys
 import zlib
 from typing import Any
@@ -44,7 +45,6 @@ from headrace_protocol.message_ids import (
     decode_offset_message_id,
     encode_host,
     encode_offset_message_id,
-    uniq_key_time_ms,
 )
 from tests.support.batches import iter_batch
 
@@ -237,25 +237,20 @@ def test_a_wrong_message_id_is_refused(message_id: str) -> None:
         decode_offset_message_id(message_id)
 
 
-def test_uniq_keys_differ_and_tell_their_time() -> None:
-    now_ms = 1_795_235_615_090
-    keys = UniqKeyGenerator(lambda: now_ms, 4711, bytes((127, 0, 0, 1)), 7)
-    first, second = keys.next(), keys.next()
-    assert first != second
-    assert first.startswith("7F000001" + f"{4711:04X}" + "00000007")
-    assert uniq_key_time_ms(first, now_ms + 1000) == now_ms
-    assert len(UniqKeyGenerator(lambda: now_ms, 1, bytes(16)).next()) == 56
-
-
-def test_a_uniq_key_of_last_month_tells_its_time() -> None:
-    month_ms = 31 * 24 * 3600 * 1000
-    made_ms = 1_795_235_615_090
-    key = UniqKeyGenerator(lambda: made_ms, 1, bytes(4)).next()
-    last_of_month = made_ms + 10 * 24 * 3600 * 1000
-    assert uniq_key_time_ms(key, last_of_month) == made_ms
-    assert abs(uniq_key_time_ms(key, made_ms + month_ms // 2) - made_ms) <= month_ms
-    with pytest.raises(ValueError, match="32 or 56"):
-        uniq_key_time_ms("7F", made_ms)
+def test_uniq_keys_differ_and_tell_the_time_since_the_month_began() -> None:
+    october_ms, november_ms = (
+        round(dt.datetime(2026, month, 1).timestamp() * 1000)  # noqa: DTZ001 - local time is meant
+        for month in (10, 11)
+    )
+    times = iter((november_ms - 1, november_ms + 5, november_ms + 5))
+    keys = UniqKeyGenerator(times.__next__, 4711, bytes((127, 0, 0, 1)), 7)
+    start = "7F000001" + f"{4711:04X}" + "00000007"
+    assert [keys.next() for _ in range(3)] == [
+        f"{start}{november_ms - 1 - october_ms:08X}0001",
+        f"{start}000000050002",
+        f"{start}000000050003",
+    ]
+    assert len(UniqKeyGenerator(lambda: october_ms, 1, bytes(16)).next()) == 56
 
 
 def stored(body: bytes, sys_flag: int) -> StoredMessage:
