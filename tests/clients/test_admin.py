@@ -10,9 +10,9 @@ import trio
 
 import headrace
 from headrace import Admin, Message, MessageQueue
-from headrace.admin.client import TopicExists
 from headrace.admin.groups import GroupHasMembers
 from headrace.admin.shrink import UnreadMessages
+from headrace.admin.topics import TopicExists
 from headrace.embedded import Embedded
 from headrace.errors import (
     BrokerError,

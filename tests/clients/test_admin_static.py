@@ -11,8 +11,8 @@ import pytest
 
 from headrace import Admin, Message, Producer
 from headrace.admin.chains import LogicQueue
-from headrace.admin.client import TopicExists
 from headrace.admin.statictopic import HalfDone, StaticTopicError, UnchangedTopic
+from headrace.admin.topics import TopicExists
 from headrace.consumer.offset_store import OffsetStore
 from headrace.errors import (
     BrokerError,

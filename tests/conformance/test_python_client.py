@@ -11,7 +11,7 @@ import pytest
 
 import headrace
 from headrace import Admin, Consumer, Message, Producer, PullConsumer, ReceivedMessage
-from headrace.admin.client import TopicExists
+from headrace.admin.topics import TopicExists
 from headrace.errors import BrokerError, RouteNotFound
 from tests.conformance.peer import TIMEOUT_MS
 

@@ -31,7 +31,7 @@ from headrace_protocol.statictopic.offsets import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from headrace.messages import ReceivedMessage
     from headrace_protocol.statictopic.mapping import Chain
@@ -97,7 +97,7 @@ class LogicQueue(NamedTuple):
 
 
 class ChainAdmin(BrokerRequests):
-    """The methods of Admin that read static topics."""
+    """The methods of Admin that read topics, also static ones."""
 
     async def is_static(self, topic: str) -> bool:
         """Whether a topic is static; False if no broker has it."""
@@ -106,12 +106,20 @@ class ChainAdmin(BrokerRequests):
         except RouteNotFound:
             return False
 
+    async def topic(
+        self, topic: str, *, problems: list[BrokerProblem] | None = None
+    ) -> dict[str, TopicConfigAndQueueMapping]:
+        """A topic's settings, by broker name. Raises RouteNotFound."""
+        header = GetTopicConfigHeader(topic=topic)
+        ask = self._asking(RequestCode.GET_TOPIC_CONFIG, TopicConfigAndQueueMapping, header)
+        return await self._ask_topic(topic, ask, problems)
+
     async def queue_parts(
         self, topic: str, *, problems: list[BrokerProblem] | None = None
     ) -> list[QueuePart]:
         """All items of all logic queues of a static topic that have a leader, in order."""
         masters = await self._masters()
-        configs = await self._static_configs(topic, masters, problems)
+        configs = await self._configs(topic, masters, problems)
         there = {name: masters[name] for name in configs}
         ranges = await self._ranges(topic, there, problems)
         mappings = [each.mapping_detail for each in configs.values() if each.mapping_detail]
@@ -152,41 +160,33 @@ class ChainAdmin(BrokerRequests):
                 }
         return [_logic(message, parts.get(message.queue)) for message in messages]
 
-    async def _static_configs(
+    async def _configs(
         self,
         topic: str,
         masters: Mapping[str, str],
         problems: list[BrokerProblem] | None = None,
     ) -> dict[str, TopicConfigAndQueueMapping]:
-        """Settings of a topic on the brokers that have it."""
-        header = GetTopicConfigHeader(topic=topic, logical=True)
-
-        async def ask(address: str) -> TopicConfigAndQueueMapping | None:
-            code = RequestCode.GET_TOPIC_CONFIG
-            response = await self._instance.request(address, code, header)
-            if response.command.code == ResponseCode.TOPIC_NOT_EXIST:
-                return None
-            return response.expect().decode(TopicConfigAndQueueMapping)
-
-        found = await self._gather(masters, ask, problems)
-        return {name: config for name, config in found.items() if config}
+        """Settings of a topic, with its mapping, on the brokers that have it."""
+        ask = self._asking(
+            RequestCode.GET_TOPIC_CONFIG,
+            TopicConfigAndQueueMapping,
+            GetTopicConfigHeader(topic=topic, logical=True),
+            absent=ResponseCode.TOPIC_NOT_EXIST,
+        )
+        return await self._gather(masters, ask, problems)
 
     async def _ranges(
         self, topic: str, masters: Mapping[str, str], problems: list[BrokerProblem] | None = None
     ) -> dict[MessageQueue, TopicOffset]:
         """Physical offsets of a topic's queues on brokers that have it."""
+        return ranges_in(await self._gather(masters, self._asking_stats(topic), problems))
 
-        async def ask(address: str) -> TopicStatsTable:
-            return await self._stats(address, topic)
-
-        return ranges_in(await self._gather(masters, ask, problems))
-
-    async def _stats(
-        self, address: str, topic: str, *, with_bytes: bool | None = None
-    ) -> TopicStatsTable:
+    def _asking_stats(
+        self, topic: str, *, with_bytes: bool | None = None, absent: int | None = None
+    ) -> Callable[[str], Awaitable[TopicStatsTable | None]]:
         header = GetTopicStatsHeader(topic=topic, with_bytes=with_bytes)
-        response = await self._ask(address, RequestCode.GET_TOPIC_STATS_INFO, header)
-        return response.decode(TopicStatsTable)
+        code = RequestCode.GET_TOPIC_STATS_INFO
+        return self._asking(code, TopicStatsTable, header, absent=absent)
 
 
 def ranges_in(tables: Mapping[str, TopicStatsTable]) -> dict[MessageQueue, TopicOffset]:

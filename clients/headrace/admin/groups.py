@@ -151,12 +151,11 @@ class GroupAdmin(ChainAdmin):
         self, *, system: bool = False, problems: list[BrokerProblem] | None = None
     ) -> list[SubscriptionGroupConfig]:
         """All consumer groups, sorted by name; ``system`` includes the brokers' own groups."""
-
-        async def ask(address: str) -> SubscriptionGroupWrapper:
-            code = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
-            response = await self._ask(address, code, GetAllSubscriptionGroupHeader())
-            return response.decode(SubscriptionGroupWrapper)
-
+        ask = self._asking(
+            RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
+            SubscriptionGroupWrapper,
+            GetAllSubscriptionGroupHeader(),
+        )
         groups: dict[str, SubscriptionGroupConfig] = {}
         for found in (await self._gather(await self._masters(), ask, problems)).values():
             groups |= found.subscription_group_table
@@ -178,13 +177,9 @@ class GroupAdmin(ChainAdmin):
     ) -> list[str]:
         """Names of the groups that have consumed a topic, sorted."""
         header = QueryTopicConsumeByWhoHeader(topic=topic)
-
-        async def ask(address: str) -> list[str]:
-            response = await self._ask(address, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, header)
-            return response.decode(GroupList).group_list
-
+        ask = self._asking(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, GroupList, header)
         found = await self._ask_topic(topic, ask, problems)
-        return sorted({name for names in found.values() for name in names})
+        return sorted({name for groups in found.values() for name in groups.group_list})
 
     async def lag(
         self, group: str, topic: str | None = None, *, problems: list[BrokerProblem] | None = None
@@ -220,11 +215,7 @@ class GroupAdmin(ChainAdmin):
     ) -> dict[MessageQueue, OffsetWrapper]:
         """A group's progress in each physical queue, of one topic or of all that it has read."""
         header = GetConsumeStatsHeader(consumer_group=group, topic=topic)
-
-        async def ask(address: str) -> ConsumeStats:
-            response = await self._ask(address, RequestCode.GET_CONSUME_STATS, header)
-            return response.decode(ConsumeStats)
-
+        ask = self._asking(RequestCode.GET_CONSUME_STATS, ConsumeStats, header)
         found = await self._gather(await self._masters(), ask, problems)
         return {queue: row for each in found.values() for queue, row in each.offset_table.items()}
 
@@ -357,18 +348,13 @@ class GroupAdmin(ChainAdmin):
         self, group: str, *, problems: list[BrokerProblem] | None = None
     ) -> dict[str, ConsumerConnection]:
         """The connected consumers of a group, by broker name; empty if there are none."""
-        header = ConsumerGroupHeader(consumer_group=group)
-
-        async def ask(address: str) -> ConsumerConnection | None:
-            code = RequestCode.GET_CONSUMER_CONNECTION_LIST
-            self._instance.check_open("Admin")
-            response = await self._instance.request(address, code, header)
-            if response.command.code == ResponseCode.CONSUMER_NOT_ONLINE:
-                return None
-            return response.expect().decode(ConsumerConnection)
-
-        found = await self._gather(await self._masters(), ask, problems)
-        return {name: members for name, members in found.items() if members}
+        ask = self._asking(
+            RequestCode.GET_CONSUMER_CONNECTION_LIST,
+            ConsumerConnection,
+            ConsumerGroupHeader(consumer_group=group),
+            absent=ResponseCode.CONSUMER_NOT_ONLINE,
+        )
+        return await self._gather(await self._masters(), ask, problems)
 
     async def running_info(
         self, group: str, client_id: str, broker: str
@@ -398,12 +384,10 @@ class GroupAdmin(ChainAdmin):
         Only headrace's brokers know them.
         """
         header = ConsumerGroupHeader(consumer_group=group)
+        describe = self._asking(RequestCode.DESCRIBE_GROUP, GroupDescription, header)
 
-        async def ask(address: str) -> GroupDescription:
-            if not await self._is_headrace(address):
-                return GroupDescription()
-            response = await self._ask(address, RequestCode.DESCRIBE_GROUP, header)
-            return response.decode(GroupDescription)
+        async def ask(address: str) -> GroupDescription | None:
+            return await describe(address) if await self._is_headrace(address) else None
 
         found = await self._gather(await self._masters(), ask, problems)
         queues = [

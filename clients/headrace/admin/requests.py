@@ -20,9 +20,9 @@ from headrace.lifecycle import Startable
 from headrace.messages import check_topic
 from headrace.missing import departed_part
 from headrace.outages import is_absence
-from headrace.tasks import gather
+from headrace.tasks import gather, gather_or_raise
 from headrace.whole import require_whole
-from headrace_protocol.bodies import MASTER_ID, ClusterInfo
+from headrace_protocol.bodies import MASTER_ID, ClusterInfo, KVTable
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.departed import ClusterInfoHeader, ForgetBrokerHeader
 from headrace_protocol.drivers.aio import Connect, connect_tcp
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from headrace.missing import MissingPart
     from headrace_protocol.departed import DepartedBroker
-    from headrace_protocol.drivers.response import Response
+    from headrace_protocol.drivers.response import BodyType, Response
     from headrace_protocol.headers import QueryMessageHeader
     from headrace_protocol.message import StoredMessage
 
@@ -123,12 +123,10 @@ class BrokerRequests(Startable):
             response.expect()
             return True
 
-        outcomes = await gather(ask, list(self._instance.nameservers))
-        self._instance.invalidate_routes()
-        for outcome in outcomes:
-            if isinstance(outcome, HeadraceError):
-                raise outcome
-        return True in outcomes
+        try:
+            return True in await gather_or_raise(ask, list(self._instance.nameservers))
+        finally:
+            self._instance.invalidate_routes()
 
     async def broker_config(self, address: str) -> dict[str, str]:
         """A broker's settings."""
@@ -137,6 +135,22 @@ class BrokerRequests(Startable):
         pairs = (line.partition("=") for line in lines if "=" in line)
         return {name.strip(): value.strip() for name, _, value in pairs}
 
+    async def runtime_info(self, address: str) -> dict[str, str]:
+        """A broker's runtime information: version, rates, offsets, times; all values are text."""
+        response = await self._ask(address, RequestCode.GET_BROKER_RUNTIME_INFO)
+        return response.decode(KVTable).table
+
+    async def update_broker_config(self, address: str, settings: Mapping[str, str]) -> None:
+        """Change settings of a running broker; it refuses those that it reads only at startup."""
+        for name, value in settings.items():
+            if not name or {"\n", "\r", "="} & set(name) or {"\n", "\r"} & set(value):
+                raise ConfigurationError(
+                    f"setting {name!r} = {value!r}: must be a single line with a non-empty name, "
+                    "and '=' is not allowed in the name"
+                )
+        text = "".join(f"{name}={value}\n" for name, value in settings.items())
+        await self._ask(address, RequestCode.UPDATE_BROKER_CONFIG, None, text.encode())
+
     # -- requests to several brokers ---------------------------------------------------------------
 
     async def _ask(
@@ -144,6 +158,28 @@ class BrokerRequests(Startable):
     ) -> Response:
         self._instance.check_open("Admin")
         return (await self._instance.request(address, code, header, body)).expect()
+
+    def _asking(
+        self,
+        code: int,
+        body_type: type[BodyType],
+        header: msgspec.Struct | None = None,
+        *,
+        absent: int | None = None,
+    ) -> Callable[[str], Awaitable[BodyType | None]]:
+        """A function that asks the broker at an address, for ``_gather``.
+
+        absent: the code of a broker that has nothing, whose answer is None.
+        """
+
+        async def ask(address: str) -> BodyType | None:
+            self._instance.check_open("Admin")
+            response = await self._instance.request(address, code, header)
+            if response.command.code == absent:
+                return None
+            return response.expect().decode(body_type)
+
+        return ask
 
     async def _query_page(self, address: str, header: QueryMessageHeader) -> list[StoredMessage]:
         """Messages that a broker's index finds; see ``key_query.newest``."""
@@ -162,25 +198,30 @@ class BrokerRequests(Startable):
     async def _gather(
         self,
         masters: Mapping[str, str],
-        ask: Callable[[str], Awaitable[Result]],
+        ask: Callable[[str], Awaitable[Result | None]],
         problems: list[BrokerProblem] | None,
     ) -> dict[str, Result]:
-        """Results of ``ask`` for each address, by broker name; see Admin for ``problems``."""
+        """Results of ``ask`` for each address, by broker name; see Admin for ``problems``.
+
+        A broker whose result is None has answered, and is left out.
+        """
         known = {problem.address for problem in problems or ()}
-        places = [place for place in masters.items() if place[1] not in known]
-        outcomes = await gather(lambda place: ask(place[1]), places)
-        found: dict[str, Result] = {}
-        failed: list[BrokerProblem] = []
-        for (name, address), outcome in zip(places, outcomes, strict=True):
-            if isinstance(outcome, HeadraceError):
-                failed.append(BrokerProblem(name, address, outcome))
-            else:
-                found[name] = outcome
-        if failed and (problems is None or not found):
+        masters = {name: address for name, address in masters.items() if address not in known}
+        outcomes = dict(zip(masters, await gather(ask, list(masters.values())), strict=True))
+        failed = [
+            BrokerProblem(name, masters[name], outcome)
+            for name, outcome in outcomes.items()
+            if isinstance(outcome, HeadraceError)
+        ]
+        if failed and (problems is None or len(failed) == len(outcomes)):
             raise failed[0].error
         if problems is not None:
             problems += failed
-        return found
+        return {
+            name: outcome
+            for name, outcome in outcomes.items()
+            if outcome is not None and not isinstance(outcome, HeadraceError)
+        }
 
     async def _ask_all(
         self,
@@ -190,14 +231,7 @@ class BrokerRequests(Startable):
         body: bytes = b"",
     ) -> list[Response]:
         """Send a request to all masters, then raise the first error, if any."""
-
-        async def ask(address: str) -> Response:
-            return await self._ask(address, code, header, body)
-
-        problems: list[BrokerProblem] = []
-        found = await self._gather(masters, ask, problems)
-        if problems:
-            raise problems[0].error
+        found = await self._gather(masters, lambda at: self._ask(at, code, header, body), None)
         return list(found.values())
 
     async def _masters(self, broker: str | None = None) -> dict[str, str]:
@@ -224,10 +258,10 @@ class BrokerRequests(Startable):
     async def _ask_topic(
         self,
         topic: str,
-        ask: Callable[[str], Awaitable[Result]],
+        ask: Callable[[str], Awaitable[Result | None]],
         problems: list[BrokerProblem] | None,
     ) -> dict[str, Result]:
-        """Results of ``ask`` for each master of a topic, by broker name; see Admin."""
+        """Results of ``ask`` for each master of a topic, by broker name; see ``_gather``."""
         masters = await self._topic_masters(topic)
         await self._note_missing(topic, problems)
         found = list(problems or ())

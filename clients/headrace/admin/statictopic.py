@@ -204,7 +204,7 @@ class StaticTopicAdmin(ChainAdmin):
         """A topic as all masters have it, whether or not the nameserver knows it."""
         check_topic(topic)
         masters = await self._masters()
-        configs = await self._static_configs(topic, masters)
+        configs = await self._configs(topic, masters)
         exact = [name for name in configs if await self._is_headrace(masters[name])]
         remembered = await self._remembered(topic)
         return Found(masters, configs, frozenset(exact), remembered, _attributes(configs))
@@ -316,7 +316,7 @@ class StaticTopicAdmin(ChainAdmin):
         if not items:
             return {}
         masters = {item.bname: found.masters[item.bname] for item in items.values()}
-        configs = await self._static_configs(plan.topic, masters)
+        configs = await self._configs(plan.topic, masters)
         ranges = await self._ranges(plan.topic, masters)
         return {
             queue: Closed(

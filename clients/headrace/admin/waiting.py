@@ -103,10 +103,7 @@ class WaitingAdmin(BrokerRequests):
 
     async def timer_counts(self, *, problems: list[BrokerProblem] | None = None) -> dict[str, int]:
         """The number of waiting timers by topic."""
-
-        async def ask(address: str) -> TimerMetrics:
-            return (await self._ask(address, RequestCode.GET_TIMER_METRICS)).decode(TimerMetrics)
-
+        ask = self._asking(RequestCode.GET_TIMER_METRICS, TimerMetrics)
         counts: dict[str, int] = {}
         for metrics in (await self._gather(await self._masters(), ask, problems)).values():
             for topic, timing in metrics.timing_count.items():

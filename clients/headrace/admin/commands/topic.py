@@ -26,9 +26,10 @@ from headrace_daemon.command import warn
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from headrace.admin.client import Admin, TopicTotals
+    from headrace.admin.client import Admin
     from headrace.admin.requests import BrokerProblem
     from headrace.admin.shrink import Unread
+    from headrace.admin.topics import TopicTotals
     from headrace_protocol.bodies import (
         CompactedTopicState,
         TopicConfigAndQueueMapping,
@@ -540,7 +541,7 @@ def purge(name: str, nameserver: str | None, *, yes: bool) -> None:
 
 
 def _broker_row(broker: str, config: TopicConfigAndQueueMapping) -> dict[str, Any]:
-    from headrace.admin.client import perm_text
+    from headrace.admin.topics import perm_text
 
     return {
         "broker": broker,

@@ -1,0 +1,180 @@
+"""Messages by key or by id, at the brokers that have their topic."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from typing import TYPE_CHECKING
+
+from headrace.admin.chains import ChainAdmin
+from headrace.admin.key_query import ID_PAGE, KEY_PAGE, Found, UnlistedMessages, newest
+from headrace.admin.requests import BrokerProblem
+from headrace.admin.statictopic import is_compacted
+from headrace.errors import BrokerError, ConfigurationError, PartialAnswer
+from headrace.messages import ReceivedMessage
+from headrace.missing import departed_part
+from headrace_protocol.codes import RequestCode
+from headrace_protocol.headers import QueryMessageHeader, ViewMessageHeader
+from headrace_protocol.message import KEYS, UNIQ_KEY, StoredMessage, decode_record
+from headrace_protocol.message_ids import decode_host, decode_offset_message_id
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from headrace.admin.requests import BrokerNode
+
+_TIMESTAMP_MAX = 2**63 - 1
+
+
+class QueryAdmin(ChainAdmin):
+    """The methods of Admin that find messages."""
+
+    async def query_by_key(
+        self,
+        topic: str,
+        key: str,
+        *,
+        max_count: int = 32,
+        begin_ms: int = 0,
+        end_ms: int = _TIMESTAMP_MAX,
+        problems: list[BrokerProblem] | None = None,
+    ) -> list[ReceivedMessage]:
+        """Messages with a key, oldest first.
+
+        max_count: most messages per broker, the newest ones. begin_ms, end_ms: range of store
+        times, in milliseconds since 1970.
+        Raises UnlistedMessages if a broker of Apache RocketMQ has more messages of one millisecond
+        than it returns at once. Raises ConfigurationError for a key with a space, unless the topic
+        is compacted: brokers split the keys of other topics at spaces.
+        """
+        if " " in key and not await self._is_compacted(topic, problems):
+            raise ConfigurationError(
+                f"no message can be found by the key {key!r}: brokers split keys at spaces; query "
+                f"one of the parts: {' or '.join(map(repr, key.split()))}"
+            )
+        header = QueryMessageHeader(
+            topic=topic,
+            key=key,
+            max_num=min(max_count, KEY_PAGE),
+            begin_timestamp=begin_ms,
+            end_timestamp=end_ms,
+            unique_key_query=False,
+        )
+
+        def matches(stored: StoredMessage) -> bool:
+            return key in stored.keys or stored.properties.get(KEYS) == key
+
+        return await self._query(header, matches, max_count, problems)
+
+    async def _is_compacted(self, topic: str, problems: list[BrokerProblem] | None) -> bool:
+        configs = await self.topic(topic, problems=problems)
+        return any(is_compacted(config.attributes) for config in configs.values())
+
+    async def message(
+        self,
+        message_id: str,
+        topic: str | None = None,
+        *,
+        problems: list[BrokerProblem] | None = None,
+    ) -> ReceivedMessage | None:
+        """One message by the broker's id or, with ``topic``, the producer's; None if not found."""
+        master = await self._master_in(message_id)
+        if master:
+            _, physical_offset = decode_offset_message_id(message_id)
+            view = ViewMessageHeader(offset=physical_offset, topic=topic)
+            try:
+                response = await self._ask(master.address, RequestCode.VIEW_MESSAGE_BY_ID, view)
+            except BrokerError:
+                return None
+            stored = response.read(decode_record)
+            message = ReceivedMessage.from_stored(stored, master.broker_name)
+            return (await self._logic_messages([message], problems=problems))[0]
+        await self._check_departed(message_id)
+        if topic is None:
+            raise ConfigurationError(
+                f"{message_id} is not an offset message id of any broker of this nameserver; to "
+                "look up a producer's message id, name its topic"
+            )
+        away: list[BrokerProblem] = []
+        found = await self.query_by_id(message_id, topic, problems=away)
+        if problems is not None:
+            problems += away
+        elif away and not found:
+            raise away[0].error
+        return found[0] if found else None
+
+    async def query_by_id(
+        self,
+        message_id: str,
+        topic: str,
+        *,
+        begin_ms: int = 0,
+        problems: list[BrokerProblem] | None = None,
+    ) -> list[ReceivedMessage]:
+        """Messages with a producer's id, oldest first: a retry can store a message twice.
+
+        begin_ms: earliest store time, in milliseconds since 1970.
+        """
+        header = QueryMessageHeader(
+            topic=topic,
+            key=message_id,
+            max_num=ID_PAGE,
+            begin_timestamp=begin_ms,
+            end_timestamp=_TIMESTAMP_MAX,
+            unique_key_query=True,
+        )
+        return await self._query(
+            header,
+            lambda stored: stored.properties.get(UNIQ_KEY) == message_id,
+            sys.maxsize,
+            problems,
+        )
+
+    async def _query(
+        self,
+        header: QueryMessageHeader,
+        matches: Callable[[StoredMessage], bool],
+        max_count: int,
+        problems: list[BrokerProblem] | None,
+    ) -> list[ReceivedMessage]:
+        async def ask(address: str) -> Found:
+            # The index contains only hashes of keys.
+            return await newest(partial(self._query_page, address), header, matches, max_count)
+
+        masters = await self._topic_masters(header.topic)
+        by_broker = await self._ask_topic(header.topic, ask, problems)
+        stored_ones = [
+            ReceivedMessage.from_stored(stored, broker_name)
+            for broker_name, found in by_broker.items()
+            for stored in found.messages
+        ]
+        for broker_name, (_, stopped_ms) in by_broker.items():
+            if stopped_ms is not None:
+                error = UnlistedMessages(masters[broker_name], header.key, stopped_ms)
+                if problems is None:
+                    raise error
+                problems.append(BrokerProblem(broker_name, masters[broker_name], error))
+        found = await self._logic_messages(stored_ones, problems=problems)
+        return sorted(found, key=lambda message: (message.store_timestamp_ms, message.queue_offset))
+
+    async def _check_departed(self, message_id: str) -> None:
+        """Raise PartialAnswer if the broker of an offset message id has left."""
+        address = _address_in(message_id)
+        for broker in await self.departed_brokers() if address else ():
+            if broker.broker_addr == address:
+                part = departed_part(broker)
+                raise PartialAnswer(f"message {message_id}", [part])
+
+    async def _master_in(self, message_id: str) -> BrokerNode | None:
+        """The master whose address an offset message id contains; None for other ids."""
+        address = _address_in(message_id)
+        return next((node for node in await self.cluster() if node.address == address), None)
+
+
+def _address_in(message_id: str) -> str | None:
+    """The address of a broker that an offset message id contains; None for other ids."""
+    try:
+        host, port = decode_host(decode_offset_message_id(message_id)[0])
+    except ValueError:
+        return None
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
