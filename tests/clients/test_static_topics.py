@@ -21,7 +21,9 @@ from trio.testing import MockClock
 from headrace import Consumer, Message, Producer
 from headrace.consumer.locks import QueueLockClient
 from headrace.consumer.offset_store import OffsetStore
-from headrace.consumer.queue_reader import read_queue
+from headrace.consumer.pulls import Wanted
+from headrace.consumer.queue_slices import SliceReader
+from headrace.consumer.subscription import Subscription
 from headrace.errors import HeadraceError, MalformedAnswer, NoQueue
 from headrace.instance import ClientInstance
 from headrace.outages import ClientOutages
@@ -535,5 +537,7 @@ def test_also_in_slices() -> None:
         broker.answer(RequestCode.BULK_PULL, Reply(code=ResponseCode.REQUEST_CODE_NOT_SUPPORTED))
         Leader(broker, 0, 3)
         with BlockingConnection.connect(broker.address) as connection:
-            batches = list(read_queue(connection, queue(0), 0, 3))
-        assert [message.queue_offset for batch in batches for message in batch] == [0, 1, 2]
+            wanted = Wanted("g", queue(0), 0, Subscription("T"), record_bytes_max=1 << 20)
+            (piece,) = SliceReader(connection, wanted, 3)
+        assert piece.columns is not None
+        assert piece.columns.queue_offset.tolist() == [0, 1, 2]

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from headrace.admin.client import Admin
-    from headrace.consumer.pulls import PullResult
+    from headrace.consumer.pulls import PullAnswer
     from headrace.messages import ReceivedMessage
     from headrace_protocol.bodies import MessageQueue
 
@@ -134,11 +134,11 @@ class DeadLetters:
                 break
             start = result.next_offset
 
-    async def _pull(self, group: str, queue: MessageQueue, start: int, count: int) -> PullResult:
+    async def _pull(self, group: str, queue: MessageQueue, start: int, count: int) -> PullAnswer:
         address = await self._instance.queue_address(queue)
         connection = await self._instance.connection(address)
         subscription = Subscription(queue.topic)
-        wanted = Wanted(group, queue, start, subscription, count, SLICE_BYTES, 0)
+        wanted = Wanted(group, queue, start, subscription, count, SLICE_BYTES)
         return await wanted.ask(connection, timeout_ms=REQUEST_TIMEOUT_MS)
 
     # -- replay ------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from headrace_protocol.codes import ResponseCode
 
 if TYPE_CHECKING:
     from headrace.consumer.process_queue import Delivery, ProcessQueue
-    from headrace.consumer.pulls import PullResult
+    from headrace.consumer.pulls import PullAnswer
     from headrace.consumer.subscription import Subscription
     from headrace.instance import ClientInstance
     from headrace.messages import BodyLimits
@@ -87,10 +87,8 @@ class Fetcher:
 
     async def check(self, process_queue: ProcessQueue, subscription: Subscription) -> None:
         """Raise BrokerError if the group may not read a queue."""
-        wanted = Wanted(
-            self._group, process_queue.queue, process_queue.pull_offset, subscription, 1, 1, 0
-        )
-        await self._request(wanted, 0)
+        offset = process_queue.pull_offset
+        await self._request(Wanted(self._group, process_queue.queue, offset, subscription), 0)
 
     async def _pull_once(self, process_queue: ProcessQueue, subscription: Subscription) -> bool:
         """Pull once; return whether the pull advanced the offset."""
@@ -119,7 +117,7 @@ class Fetcher:
 
     async def _pull(
         self, process_queue: ProcessQueue, offset: int, subscription: Subscription
-    ) -> PullResult:
+    ) -> PullAnswer:
         room = process_queue.room
         wanted = Wanted(
             self._group,
@@ -133,14 +131,14 @@ class Fetcher:
         )
         return await self._request(wanted, process_queue.replica_id)
 
-    async def _request(self, wanted: Wanted, replica_id: int) -> PullResult:
+    async def _request(self, wanted: Wanted, replica_id: int) -> PullAnswer:
         address = await self._instance.queue_address(wanted.queue, replica_id)
         connection = await self._instance.connection(address)
         result = await wanted.ask(connection, timeout_ms=_TIMEOUT_MS)
         self._instance.outages.answered(wanted.queue.topic, address, wanted.queue)
         return result
 
-    def _accept(self, process_queue: ProcessQueue, result: PullResult) -> None:
+    def _accept(self, process_queue: ProcessQueue, result: PullAnswer) -> None:
         process_queue.replica_id = result.suggested_replica_id
         if result.is_offset_illegal:
             queue = process_queue.queue

@@ -47,7 +47,7 @@ _KNOWN_CODES = (
 
 
 class Wanted(NamedTuple):
-    """Parameters of a pull from one queue.
+    """Parameters of a pull from one queue; by default of a single message.
 
     messages_max, record_bytes_max: upper limits; a broker may return fewer messages, but returns
         at least one if there is any.
@@ -60,12 +60,17 @@ class Wanted(NamedTuple):
     queue: MessageQueue
     queue_offset: int
     subscription: Subscription
-    messages_max: int
-    record_bytes_max: int
-    suspend_timeout_ms: int
+    messages_max: int = 1
+    record_bytes_max: int = 1
+    suspend_timeout_ms: int = 0
     body_limits: BodyLimits = BODY_LIMITS
     sql: str | None = None
     is_physical: bool = False
+
+    @property
+    def is_filtered(self) -> bool:
+        """True unless all messages are wanted."""
+        return bool(self.sql or self.subscription.tags)
 
     @property
     def _sys_flag(self) -> int:
@@ -110,7 +115,7 @@ class Wanted(NamedTuple):
             expression_type=_SQL if self.sql else _TAG,
         )
 
-    async def ask(self, connection: AsyncConnection, *, timeout_ms: float) -> PullResult:
+    async def ask(self, connection: AsyncConnection, *, timeout_ms: float) -> PullAnswer:
         """Pull over a connection. Raises BrokerError, MalformedAnswer, ConnectionLost, ..."""
         code, header = self.request(peer_is_headrace=connection.peer_is_headrace)
         response = await connection.request(code, header, timeout_ms=timeout_ms)
@@ -119,118 +124,66 @@ class Wanted(NamedTuple):
             response = await connection.request(code, header, timeout_ms=timeout_ms)
         return self.result(response)
 
-    def result(self, response: Response) -> PullResult:
-        """Decode a response. Raises BrokerError, MalformedAnswer."""
-        answer = PullAnswer.of(response)
-        batch = self._batch(answer)
-        if batch and answer.next_offset <= self.queue_offset:
-            raise response.malformed(
-                f"messages from offset {self.queue_offset} on, but nextBeginOffset "
-                f"{answer.next_offset}"
-            )
-        return PullResult(
-            batch,
-            answer.next_offset,
-            answer.min_offset,
-            answer.max_offset,
-            answer.suggested_replica_id,
-            answer.is_offset_illegal,
-            answer.header.leader,
-        )
-
-    def _batch(self, answer: PullAnswer) -> MessageBatch | None:
+    def result(self, response: Response) -> PullAnswer:
+        """Decode a response with its messages. Raises BrokerError, MalformedAnswer."""
+        answer = PullAnswer(response)
         columns = answer.columns()
-        if columns is None or not len(columns := self.subscription.filter(columns)):
-            return None
-        return MessageBatch(
-            self.queue, self.queue_offset, answer.next_offset, columns, self.body_limits
-        )
+        if columns is not None and len(columns := self.subscription.filter(columns)):
+            answer.batch = MessageBatch(
+                self.queue, self.queue_offset, answer.next_offset, columns, self.body_limits
+            )
+            if answer.next_offset <= self.queue_offset:
+                raise response.malformed(
+                    f"messages from offset {self.queue_offset} on, but nextBeginOffset "
+                    f"{answer.next_offset}"
+                )
+        return answer
 
 
-class PullResult(NamedTuple):
-    """The result of a pull.
+class PullAnswer:
+    """The response to a pull.
 
-    batch: None if there were no messages. next_offset: offset at which the next pull begins.
-    is_offset_illegal: whether the requested offset can never hold a message; ``next_offset``
-    is then the nearest valid offset.
+    batch: the messages that were wanted, once ``Wanted.result`` has decoded them; None without any.
+    next_offset: offset at which the next pull begins.
+    min_offset, max_offset: the queue's first offset, and one past its last.
+    offset_delta: number to add to the queue offsets in the records.
+    suggested_replica_id: broker id of the replica to ask next.
     leader: the broker to ask next, if the one that was asked passed the pull on.
+    is_offset_illegal: the requested offset can never hold a message; ``next_offset`` is then the
+        nearest valid offset.
+    records: undecoded; empty if none were found.
     """
 
-    batch: MessageBatch | None
-    next_offset: int
-    min_offset: int
-    max_offset: int
-    suggested_replica_id: int
-    is_offset_illegal: bool
-    leader: str | None = None
-
-
-class PullAnswer(NamedTuple):
-    """A pull's response whose records are not decoded yet.
-
-    code: one of the four codes that a pull may return.
-    """
-
-    code: int
-    header: _ResponseHeader
-    response: Response
-
-    @classmethod
-    def of(cls, response: Response) -> PullAnswer:
-        """Check and wrap a response. Raises BrokerError for a refusal, MalformedAnswer."""
+    def __init__(self, response: Response) -> None:
+        """Raises BrokerError for a refusal, MalformedAnswer."""
         code = response.expect(*_KNOWN_CODES).command.code
         header = _header(response)
         if header.next_begin_offset < 0:
             raise response.malformed(f"nextBeginOffset {header.next_begin_offset}")
-        return cls(code, header, response)
-
-    @property
-    def next_offset(self) -> int:
-        """Offset at which the next pull begins."""
-        return self.header.next_begin_offset
-
-    @property
-    def min_offset(self) -> int:
-        """The queue's first offset."""
-        return self.header.min_offset
-
-    @property
-    def max_offset(self) -> int:
-        """One past the queue's last offset."""
-        return self.header.max_offset
-
-    @property
-    def offset_delta(self) -> int:
-        """Number to add to the queue offsets in the records."""
-        return self.header.offset_delta or 0
-
-    @property
-    def suggested_replica_id(self) -> int:
-        """Broker id of the replica to ask next."""
-        header = self.header
-        if isinstance(header, PullMessageResponseHeader):
-            return header.suggest_which_broker_id
-        return 0
-
-    @property
-    def is_offset_illegal(self) -> bool:
-        """Whether the requested offset can never hold a message."""
-        return self.code == ResponseCode.PULL_OFFSET_MOVED
-
-    @property
-    def records(self) -> memoryview:
-        """The undecoded records; empty if none were found."""
-        return self.response.body if self.code == ResponseCode.SUCCESS else memoryview(b"")
+        self.batch: MessageBatch | None = None
+        self.next_offset = header.next_begin_offset
+        self.min_offset = header.min_offset
+        self.max_offset = header.max_offset
+        self.offset_delta = header.offset_delta or 0
+        self.suggested_replica_id = (
+            0 if isinstance(header, BulkPullResponseHeader) else header.suggest_which_broker_id
+        )
+        self.leader = header.leader
+        self.is_offset_illegal = code == ResponseCode.PULL_OFFSET_MOVED
+        self.records = response.body if code == ResponseCode.SUCCESS else memoryview(b"")
+        self._is_found = code == ResponseCode.SUCCESS
+        self._header = header
+        self._response = response
 
     def columns(self) -> RecordColumns | None:
         """The decoded records; None if none were found. Raises MalformedAnswer."""
         from headrace_protocol.columns import RecordColumns
 
-        if self.code != ResponseCode.SUCCESS:
+        if not self._is_found:
             return None
-        if isinstance(self.header, BulkPullResponseHeader):
-            return self.response.read(partial(RecordColumns.from_bulk, self.header))
-        columns = self.response.read(RecordColumns.from_records)
+        if isinstance(self._header, BulkPullResponseHeader):
+            return self._response.read(partial(RecordColumns.from_bulk, self._header))
+        columns = self._response.read(RecordColumns.from_records)
         if self.offset_delta:
             columns.queue_offset = columns.queue_offset + self.offset_delta
         return columns

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
-from headrace.consumer.pulls import PullAnswer, Wanted, needs_ordinary_pull
+from headrace.consumer.pulls import PullAnswer, needs_ordinary_pull
 from headrace.errors import MalformedAnswer, OffsetNotFound
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.errors import CorruptRecord
@@ -19,8 +19,7 @@ from headrace_protocol.errors import CorruptRecord
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from headrace.consumer.subscription import Subscription
-    from headrace_protocol.bodies import MessageQueue
+    from headrace.consumer.pulls import Wanted
     from headrace_protocol.columns import RecordColumns
     from headrace_protocol.drivers.blocking import BlockingConnection
     from headrace_protocol.drivers.response import Response
@@ -65,34 +64,21 @@ class SliceReader:
     def __init__(
         self,
         connection: BlockingConnection,
-        queue: MessageQueue,
-        start_offset: int,
+        wanted: Wanted,
         end_offset: int,
-        *,
-        subscription: Subscription,
-        sql: str | None = None,
-        group: str,
-        slice_bytes: int,
-        is_physical: bool = False,
     ) -> None:
-        """connection: for exclusive use. slice_bytes: up to two such slices are in memory.
+        """connection: for exclusive use.
 
-        sql: SQL92 filter that replaces the subscription's tags. is_physical: see ``Wanted``.
+        wanted: where to begin, and the ``record_bytes_max`` of a slice; up to two are in memory.
         """
         self._connection = connection
-        self._queue = queue
+        self._wanted = wanted
         self._end = end_offset
-        self._subscription = subscription
-        self._sql = sql
-        self._group = group
-        self._slice_bytes = slice_bytes
-        self._is_physical = is_physical
-        self._is_filtered = bool(sql or subscription.tags)
         self._in_flight: deque[_Pull] = deque()
-        self._unrequested = self._next_offset = start_offset
+        self._unrequested = self._next_offset = wanted.queue_offset
         self._pulls_max = 1
         self._pull_count = 0
-        self._step = end_offset - start_offset
+        self._step = end_offset - wanted.queue_offset
 
     def __iter__(self) -> Iterator[QueueSlice]:
         self._fill_window()
@@ -105,7 +91,7 @@ class SliceReader:
         answer = self._wait_for_answer(pull)
         self._in_flight.popleft()
         self._unrequested = answer.next_offset
-        if not self._connection.peer_is_headrace and not self._is_filtered:
+        if not self._connection.peer_is_headrace and not self._wanted.is_filtered:
             self._pulls_max, self._step = _PULLS_MAX, answer.next_offset - pull.start
         self._fill_window()
         return self._slice(min(answer.next_offset, pull.end), answer.columns())
@@ -114,7 +100,7 @@ class SliceReader:
         """A slice joined from several pulls."""
         pieces: list[memoryview] = []
         piece_bytes, delta, next_offset = 0, 0, self._next_offset
-        while self._in_flight and piece_bytes < self._slice_bytes:
+        while self._in_flight and piece_bytes < self._wanted.record_bytes_max:
             pull = self._in_flight[0]
             try:
                 answer = self._wait_for_answer(pull)
@@ -155,17 +141,7 @@ class SliceReader:
         self._connection.drain(len(self._in_flight), timeout_ms=_TIMEOUT_MS)
 
     def _start_pull(self, start: int, end: int, *, is_ordinary: bool = False) -> _Pull:
-        wanted = Wanted(
-            self._group,
-            self._queue,
-            start,
-            self._subscription,
-            messages_max=end - start,
-            record_bytes_max=self._slice_bytes,
-            suspend_timeout_ms=0,
-            sql=self._sql,
-            is_physical=self._is_physical,
-        )
+        wanted = self._wanted._replace(queue_offset=start, messages_max=end - start)
         pull = _Pull(start, end)
         is_bulk = self._connection.peer_is_headrace and not is_ordinary
         code, header = wanted.request(peer_is_headrace=is_bulk)
@@ -178,9 +154,10 @@ class SliceReader:
         if needs_ordinary_pull(pull.answers[0]):
             pull.answers = self._start_pull(pull.start, pull.end, is_ordinary=True).answers
             self._drain(pull)
-        answer = PullAnswer.of(pull.answers[0])
+        answer = PullAnswer(pull.answers[0])
         if answer.is_offset_illegal or answer.next_offset <= pull.start:
-            raise OffsetNotFound(self._queue, pull.start, answer.min_offset, answer.max_offset)
+            bounds = answer.min_offset, answer.max_offset
+            raise OffsetNotFound(self._wanted.queue, pull.start, *bounds)
         return answer
 
     def _drain(self, pull: _Pull) -> None:

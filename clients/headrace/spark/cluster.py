@@ -559,12 +559,4 @@ def _commit_header(group: str, queue: MessageQueue, offset: int) -> UpdateConsum
 
 
 def _one_message(queue: MessageQueue, offset: int) -> Wanted:
-    return Wanted(
-        READER_GROUP,
-        queue,
-        offset,
-        Subscription(queue.topic),
-        messages_max=1,
-        record_bytes_max=1,
-        suspend_timeout_ms=0,
-    )
+    return Wanted(READER_GROUP, queue, offset, Subscription(queue.topic))

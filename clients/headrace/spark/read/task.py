@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.consumer.pulls import Wanted
 from headrace.consumer.queue_slices import SliceReader
 from headrace.consumer.subscription import Subscription
 from headrace.errors import HeadraceError, OffsetNotFound
@@ -129,20 +130,17 @@ def _read_place(
     if found is not None:
         yield end, found
         return
-    subscription = Subscription(part.topic, _tags(plan))
-    is_filtered = bool(plan.sql or subscription.tags)
-    for start, next_offset, columns in SliceReader(
-        connection,
+    wanted = Wanted(
+        plan.group,
         queue,
         offset,
-        end,
-        subscription=subscription,
+        Subscription(part.topic, _tags(plan)),
+        record_bytes_max=plan.slice_bytes,
         sql=plan.sql,
-        group=plan.group,
-        slice_bytes=plan.slice_bytes,
         is_physical=part.physical_queue is not None,
-    ):
-        if columns is None and not (is_filtered or plan.table):
+    )
+    for start, next_offset, columns in SliceReader(connection, wanted, end):
+        if columns is None and not (wanted.is_filtered or plan.table):
             raise OffsetNotFound(queue, start, next_offset, end)
         yield next_offset, columns
 
