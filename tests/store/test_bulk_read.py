@@ -144,32 +144,9 @@ def test_records_that_end_with_their_file_do_not_run_into_the_next(
 # --- how a read ends -----------------------------------------------------------------------
 
 
-def test_offsets_outside_end_as_with_ordinary_reads(store: MessageStore) -> None:
-    queue, empty = store.queue("T", 0), store.queue("T", 1)
-    for _ in range(3):
-        put(store, queue)
-    for offset in (-1, 3, 4, 99):
-        assert store.source(queue).get_bulk(offset, 9, 999, None) == store.source(queue).get(
-            offset, 9, 999, None
-        )
-        assert store.source(empty).get_bulk(offset, 9, 999, None) == store.source(empty).get(
-            offset, 9, 999, None
-        )
-
-
 def test_what_is_not_dispatched_is_not_seen(store: MessageStore, queue: StoreQueue) -> None:
     put(store, queue, b"one")
     put(store, queue, b"two", dispatch=False)
     assert columns_of(store.source(queue).get_bulk(0, 9, 999, None)).bodies() == [b"one"]
     store.write_path.publish()
     assert columns_of(store.source(queue).get_bulk(0, 9, 999, None)).bodies() == [b"one", b"two"]
-
-
-def test_nothing_that_matches_goes_on_behind_what_was_looked_at(
-    store: MessageStore, queue: StoreQueue
-) -> None:
-    for _ in range(5):
-        put(store, queue, TAGS="a")
-    result = store.source(queue).get_bulk(1, 9, 999, frozenset([1]))
-    assert result.status is GetStatus.NO_MATCHED_MESSAGE
-    assert (result.next_offset, result.count) == (5, 0)

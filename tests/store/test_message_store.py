@@ -37,7 +37,6 @@ from headrace_broker.store.store_queue import StoreQueue
 from headrace_broker.store.store_source import SAMPLE_UNITS, SAMPLES, GetStatus
 from headrace_broker.store.write import flush
 from headrace_protocol.errors import CorruptRecord
-from headrace_protocol.java_hash import tags_code
 from headrace_protocol.message import (
     BORN_HOST_V6,
     STORE_HOST_V6,
@@ -185,22 +184,6 @@ def test_senders_do_not_set_the_stores_flags(store: MessageStore, queue: StoreQu
 # --- reading -------------------------------------------------------------------------------
 
 
-def test_the_status_tells_where_an_offset_lies(store: MessageStore, queue: StoreQueue) -> None:
-
-    def status(offset: int) -> tuple[GetStatus, int]:
-        result = store.source(queue).get(offset, 32, 1 << 18, None)
-        return result.status, result.next_offset
-
-    assert status(0) == (GetStatus.NO_MESSAGE_IN_QUEUE, 0)
-    assert status(5) == (GetStatus.NO_MESSAGE_IN_QUEUE, 0)
-    for _ in range(3):
-        put(store, queue)
-    assert status(-1) == (GetStatus.OFFSET_TOO_SMALL, 0)
-    assert status(2) == (GetStatus.FOUND, 3)
-    assert status(3) == (GetStatus.OFFSET_OVERFLOW_ONE, 3)
-    assert status(4) == (GetStatus.OFFSET_OVERFLOW_BADLY, 3)
-
-
 def test_a_pull_keeps_its_limits(store: MessageStore, queue: StoreQueue) -> None:
     for _ in range(9):
         put(store, queue, bytes(100))
@@ -210,18 +193,6 @@ def test_a_pull_keeps_its_limits(store: MessageStore, queue: StoreQueue) -> None
     assert store.source(queue).get(0, 5, 3 * size + 1, None).body_bytes == 3 * size
     assert store.source(queue).get(0, 5, 1, None).count == 1  # the first always
     assert len(store.source(queue).get(0, 5, 1 << 18, None).buffers) == 1  # neighbours are one view
-
-
-def test_tags_choose_messages(tmp_path: Path) -> None:
-    store = open_store(tmp_path, consume_queue_file_bytes=20_000)
-    queue = store.queue("T", 0)
-    for number in range(10):
-        put(store, queue, b"%d" % number, TAGS="ab"[number % 2])
-    result = store.source(queue).get(0, 3, 1 << 18, frozenset((tags_code("b"),)))
-    bodies = [decode_record(buffer).body for buffer in result.buffers]
-    assert (bodies, result.next_offset) == ([b"1", b"3", b"5"], 6)
-    missing = store.source(queue).get(0, 3, 1 << 18, frozenset((tags_code("c"),)))
-    assert (missing.status, missing.next_offset) == (GetStatus.NO_MATCHED_MESSAGE, 10)
 
 
 def test_a_rare_tag_is_looked_for_in_steps(tmp_path: Path) -> None:

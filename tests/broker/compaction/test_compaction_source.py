@@ -19,22 +19,16 @@ from headrace_protocol.admin_headers import DeleteTopicHeader, GetTopicStatsHead
 from headrace_protocol.bodies import TopicConfig
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import (
-    BulkPullHeader,
-    BulkPullResponseHeader,
-    GetEarliestMsgStoretimeHeader,
     GetMinOffsetHeader,
     OffsetResponseHeader,
     PullMessageHeader,
     PullMessageResponseHeader,
-    SearchOffsetHeader,
-    TimestampResponseHeader,
 )
 from headrace_protocol.message import StoredMessage, decode_records
 from tests.support.broker import BrokerUnderTest, broker_config
 from tests.support.followers import local_queue
 from tests.support.golden import CONFIG, STORES, copy_golden_store, golden_settings, manifest
 from tests.support.stores import crash
-from tests.support.wire import bulk_pull_header
 
 C = "C"
 SIZES = {"compaction_mapped_file_size": 4096, "compaction_cq_mapped_file_size": 460}
@@ -122,75 +116,19 @@ def numbers(broker: BrokerUnderTest) -> list[int]:
 # -- both logs -------------------------------------------------------------------------------------
 
 
-def test_reads_go_on_from_one_log_to_the_other(broker: BrokerUnderTest) -> None:
-    fill(broker, 0, 30)
-    assert numbers(broker) == list(range(30))
-    follow(broker)
-    assert log_end(broker) == 30
-    assert numbers(broker) == list(range(30))
-    fill(broker, 30, 50)
-    assert numbers(broker) == list(range(50))
-    for offset in range(50):
-        code, head, messages = pull(broker, offset)
-        assert code == ResponseCode.SUCCESS
-        assert messages[0].queue_offset == offset
-        assert (head.min_offset, head.max_offset) == (0, 50)
-    assert pull(broker, 50)[0] == ResponseCode.PULL_NOT_FOUND
-    assert pull(broker, 51)[0] == ResponseCode.PULL_OFFSET_MOVED
-
-
-def test_tags_are_filtered_and_blocks_of_records_read_in_both_logs(broker: BrokerUnderTest) -> None:
-    fill(broker, 0, 30)
-    follow(broker)
-    fill(broker, 30, 60)
-    for offset in (0, 20, 29, 30, 50):
-        code, head, messages = pull(broker, offset, subscription="t1")
-        while code == ResponseCode.PULL_RETRY_IMMEDIATELY:
-            code, head, messages = pull(broker, head.next_begin_offset, subscription="t1")
-        assert {message.tags for message in messages} == {"t1"}
-        assert messages[0].queue_offset == offset + (1 - offset) % 3
-        bulk = broker.ask(RequestCode.BULK_PULL, bulk_pull(messages[0].queue_offset))
-        assert bulk.command.header(BulkPullResponseHeader).has_queue_offsets
-
-
-def bulk_pull(offset: int) -> BulkPullHeader:
-    return bulk_pull_header(
-        offset, topic=C, max_msg_nums=10, max_msg_bytes=10_000, sys_flag=4, subscription="t1"
-    )
-
-
-def test_times_and_statistics(tmp_path: Path) -> None:
+def test_statistics_count_both_logs(tmp_path: Path) -> None:
     broker = start(tmp_path)
     start_ms = broker.clock.ms
     create(broker)
     fill(broker, 0, 30)
     follow(broker)
     fill(broker, 30, 40)
-    for number in (0, 7, 29, 30, 39):
-        for ms, lower, upper in (
-            (0, number, number),
-            (1, number + 1, number),
-            (-1, number, number - 1),
-        ):
-            assert search(broker, start_ms + number * 1000 + ms) == lower
-            assert search(broker, start_ms + number * 1000 + ms, "UPPER") == max(upper, 0)
-    place: dict[str, Any] = {"topic": C, "queue_id": 0}
-    answer = broker.ask(
-        RequestCode.GET_EARLIEST_MSG_STORETIME, GetEarliestMsgStoretimeHeader(**place)
-    )
-    assert answer.command.header(TimestampResponseHeader).timestamp == start_ms
     stats = broker.ask(
         RequestCode.GET_TOPIC_STATS_INFO, GetTopicStatsHeader(topic=C, with_bytes=True)
     )
     record_bytes = sum(message.size for message in read(broker))
     assert f'"recordBytes":{record_bytes}'.encode() in stats.body
     assert f'"lastUpdateTimestamp":{start_ms + 39_000}'.encode() in stats.body
-
-
-def search(broker: BrokerUnderTest, timestamp: int, boundary: str = "LOWER") -> int:
-    header = SearchOffsetHeader(topic=C, queue_id=0, timestamp=timestamp, boundary_type=boundary)
-    answer = broker.ask(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
-    return answer.command.header(OffsetResponseHeader).offset
 
 
 # -- runs ------------------------------------------------------------------------------------------

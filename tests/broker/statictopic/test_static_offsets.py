@@ -87,20 +87,6 @@ def test_the_end_while_the_leader_is_undecided(brokers: Brokers) -> None:
     assert end == 15
 
 
-@pytest.mark.parametrize("boundary", ["LOWER", "UPPER"])
-def test_a_search_stops_at_the_item_that_has_the_time(brokers: Brokers, boundary: str) -> None:
-    first_ms = earliest(brokers)
-    code = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
-    for number in range(15):
-        for early_ms in (0, 500) if boundary == "LOWER" else (0, -500):
-            header = SearchOffsetHeader(
-                **QUEUE, timestamp=first_ms + 1000 * number - early_ms, boundary_type=boundary
-            )
-            assert offset(brokers, code, header) == number
-    late = SearchOffsetHeader(**QUEUE, timestamp=first_ms + 60_000, boundary_type=boundary)
-    assert offset(brokers, code, late) == (15 if boundary == "LOWER" else 14)
-
-
 @pytest.mark.parametrize("first", [A, item("b", 0, 0, 1)])
 def test_the_earliest_time_is_that_of_the_earliest_item(tmp_path: Path, first: MappingItem) -> None:
     brokers = Brokers(tmp_path)

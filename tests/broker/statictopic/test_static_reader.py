@@ -58,15 +58,6 @@ def test_a_reader_passes_through_the_items(brokers: Brokers) -> None:
     }
 
 
-def test_a_pull_answers_with_the_range_of_the_logic_queue(brokers: Brokers) -> None:
-    remap(brokers)
-    for offset, delta in ((2, None), (7, 5)):
-        code, header, _ = brokers.pull("b", offset)
-        assert code == ResponseCode.SUCCESS
-        assert (header.min_offset, header.max_offset) == (0, 10)
-        assert (header.offset_delta or None) == delta
-
-
 def test_a_closed_item_ends_where_the_next_begins(brokers: Brokers) -> None:
     brokers.map((item("a", 0, 0),))
     fill(brokers, "a", 3)
@@ -95,14 +86,6 @@ def test_messages_behind_the_end_of_a_closed_item_are_not_read(
         assert answer.code == ResponseCode.PULL_RETRY_IMMEDIATELY
         assert answer.command.header(BulkPullResponseHeader).next_begin_offset == 10_000
     assert brokers.read_all(leader) == sent[:3]
-
-
-def test_a_queue_that_returns_is_read_through_all_its_items(brokers: Brokers) -> None:
-    sent = remap(brokers)
-    brokers.map((item("a", 0, 0, 1), item("b", 1, 5, 0), item("a", 2, 10, 2)), OTHER)
-    sent += fill(brokers, "a", 4, 10)
-    assert [offset for offset, _ in sent] == list(range(14))
-    assert brokers.read_all("a") == sent
 
 
 @pytest.mark.parametrize(("offset", "code"), [(11, 21), (10, 19), (10_000, 21)])

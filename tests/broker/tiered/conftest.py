@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from headrace_protocol.tier.place import Place
-from tests.broker.tiered.test_tiered_storage import start
 from tests.support.broker import BrokerUnderTest
 from tests.support.object_server import serving
+from tests.support.tiered_broker import start
 
 
 @pytest.fixture

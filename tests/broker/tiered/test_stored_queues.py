@@ -10,15 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headrace.spark.tier.reader import slices
 from headrace_broker.tiered.container.stored_tier import TierQueue
 from headrace_broker.tiered.driver.memory import MemoryDriver
 from headrace_broker.tiered.driver.posix import PosixDriver
 from headrace_protocol.columns import UNIT_DTYPE
+from headrace_protocol.java_hash import tags_code
 from headrace_protocol.tier.driver import Failure
 from headrace_protocol.tier.span_queue import SpanQueue
 from headrace_protocol.tier.stored_queue import StoredQueue
 from tests.support.object_tiers import append_next, one, open_objects_tier
-from tests.support.tiers import TOPIC, append, open_tier, queue_of, read, record, store_ms
+from tests.support.tiers import TAGS, TOPIC, append, open_tier, queue_of, read, record, store_ms
 
 # Appends records behind a gap, and returns the queue.
 Append = Callable[[int, int], TierQueue]
@@ -69,6 +71,29 @@ def test_all_that_was_kept_is_read(build: Any, place: Any, tmp_path: Path, seed:
         for _ in range(8):
             check_range(found, rng.randrange(kept[-1] + 5), rng.randrange(1, 40), kept)
         check_times(found, rng.sample(kept, 4), kept)
+
+
+@pytest.mark.parametrize("slice_bytes", [1, 700, 1 << 20])
+def test_slices_of_spans_keep_to_tags_and_size(
+    build: Any, tmp_path: Path, slice_bytes: int
+) -> None:
+    """As Spark's tasks read the tier."""
+    driver, count = MemoryDriver(), 58
+    append_more = build(driver, tmp_path)
+    for part in (20, 20, 18):
+        queue = append_more(part, 0)
+    _, units, log = queue.spans((0, count), count)
+    spans = SpanQueue(driver, "T", units, log)
+    for number, name in enumerate((*TAGS[:2], "none", None)):
+        tags = None if name is None else frozenset([tags_code(name), 99])
+        wanted = {"none": [], None: [*range(count)]}.get(name, [*range(number, count, 3)])
+        offsets: list[int] = []
+        for next_offset, columns in slices(spans, 0, count, tags, slice_bytes):
+            if columns is not None:
+                assert columns.size.sum() <= slice_bytes or len(columns) == 1
+                offsets += columns.queue_offset.tolist()
+            assert offsets == [offset for offset in wanted if offset < next_offset]
+        assert offsets == wanted
 
 
 def read_through(queue: StoredQueue) -> list[int]:

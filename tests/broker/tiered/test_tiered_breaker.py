@@ -15,18 +15,10 @@ from headrace_broker.tiered.driver.posix import PosixDriver
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import NotReady, RequestError
 from headrace_protocol.tier.driver import Failure, FailureKind
-from tests.broker.tiered.test_tiered_storage import (
-    expire_log,
-    put,
-    read_all,
-    source,
-    start,
-    tier_of,
-    upload,
-)
 from tests.support.broker import BrokerUnderTest
 from tests.support.hanging import Hanging, Patience, When
 from tests.support.stores import FaultyFiles
+from tests.support.tiered_broker import expire_log, put, read_all, source, start, tier_of, upload
 
 AWAY = Failure(FailureKind.UNREACHABLE, "a/b", "away")
 

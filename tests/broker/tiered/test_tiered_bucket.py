@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +21,11 @@ from headrace_protocol.message import decode_records
 from headrace_protocol.tier.place import Place
 from tests.broker.tiered.test_tiered_processes import read_all as consume_all
 from tests.broker.tiered.test_tiered_processes import send, wait_until
-from tests.broker.tiered.test_tiered_storage import (
-    TOPIC,
-    expire_log,
-    put,
-    read_all,
-    source,
-    tier_of,
-    upload,
-)
 from tests.support.broker import BrokerUnderTest, broker_config
 from tests.support.cluster import Cluster
 from tests.support.object_server import BUCKET, SECRET_KEY, bucket_settings, serving
 from tests.support.stores import crash, ready
+from tests.support.tiered_broker import TOPIC, expire_log, put, read_all, source, tier_of, upload
 
 YEAR_MS = 365 * 24 * 3_600_000
 
@@ -78,21 +69,6 @@ async def test_old_messages_come_from_objects_and_new_ones_from_the_log(tmp_path
     upload(broker)
     await expire_log(broker)
     assert read_all(broker) == [*range(30)]
-
-
-async def test_offsets_by_time_are_in_order(tmp_path: Path) -> None:
-    broker = start(tmp_path)
-    for first in (0, 5, 10, 15):
-        put(broker, first, 5)
-        upload(broker)
-    await expire_log(broker)
-    begin_ms = broker.clock.ms - (1 << 40) - 20_000
-    found = [
-        ready(partial(source(broker).offset_by_time, begin_ms + 1000 * number, "LOWER"))
-        for number in range(20)
-    ]
-    assert found == sorted(found)
-    assert (found[0], found[-1]) in {(0, 19), (0, 18), (1, 19)}
 
 
 async def test_a_deleted_topic_leaves_the_bucket(tmp_path: Path) -> None:

@@ -17,7 +17,9 @@ from headrace_protocol.tier.driver import Failure
 from headrace_protocol.tier_bodies import TierStatus
 from headrace_protocol.tier_headers import TierForgetHeader, TierResumeHeader
 from tests.broker.tiered.test_tiered_status import ask
-from tests.broker.tiered.test_tiered_storage import (
+from tests.support.broker import BrokerUnderTest
+from tests.support.stores import ready
+from tests.support.tiered_broker import (
     TOPIC,
     body,
     expire_log,
@@ -28,8 +30,6 @@ from tests.broker.tiered.test_tiered_storage import (
     tier_of,
     upload,
 )
-from tests.support.broker import BrokerUnderTest
-from tests.support.stores import ready
 
 PROVIDERS = ("posix", "file")
 

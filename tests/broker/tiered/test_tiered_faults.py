@@ -17,12 +17,12 @@ from headrace_protocol.tier.driver import Failure, FailureKind
 from headrace_protocol.tier.place import Place
 from headrace_protocol.tier.time_limits import TimeLimits
 from tests.broker.tiered.test_tiered_bucket import start as start_objects
-from tests.broker.tiered.test_tiered_storage import expire_log, put, read_all, tier_of, upload
-from tests.broker.tiered.test_tiered_storage import start as start_files
 from tests.support.faulty_proxy import Fault, faulty_proxy
 from tests.support.object_server import below
 from tests.support.object_tiers import append_next, open_objects_tier
 from tests.support.stores import FaultyFiles
+from tests.support.tiered_broker import expire_log, put, read_all, tier_of, upload
+from tests.support.tiered_broker import start as start_files
 from tests.support.tiers import BEGIN_MS, TOPIC
 from tests.support.tiers import read_all as read_queue
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from headrace_broker.queue_directory import Use
 from headrace_broker.store.store_source import GetStatus
 from headrace_broker.tiered.driver.posix import PosixDriver
 from headrace_protocol.errors import NotReady, RequestError
 from headrace_protocol.message import decode_records
-from tests.broker.tiered.test_tiered_storage import (
-    BODY_BYTES,
+from tests.support.broker import BrokerUnderTest
+from tests.support.stores import ready
+from tests.support.tiered_broker import (
     TOPIC,
     expire_log,
     put,
@@ -28,8 +28,6 @@ from tests.broker.tiered.test_tiered_storage import (
     tier_of,
     upload,
 )
-from tests.support.broker import BrokerUnderTest
-from tests.support.stores import ready
 
 
 def commit_offset(broker: BrokerUnderTest) -> int:
@@ -58,73 +56,6 @@ async def test_uploaded_files_leave_the_disk(tmp_path: Path) -> None:
     await expire_log(broker)
     assert len(list((tmp_path / "store" / "commitlog").iterdir())) < before
     assert not broker.store.cleaner.detached
-
-
-@pytest.mark.parametrize("level", ["NOT_IN_DISK", "FORCE"])
-async def test_pulls_advance_over_the_border_of_the_tiers(tmp_path: Path, level: str) -> None:
-    """#7363: from any offset, with any count, nothing is read twice and nothing is skipped."""
-    broker = start(tmp_path, tiered_storage_level=level)
-    put(broker, 0, 20)
-    upload(broker)
-    await expire_log(broker)
-    put(broker, 20, 5)
-    reader = source(broker)
-    for first in range(25):
-        for count in (1, 2, 7):
-            result = ready(partial(reader.get, first, count, 1 << 20, None))
-            assert numbers_in(result.buffers) == [*range(first, result.next_offset)]
-            assert result.next_offset > first
-
-
-async def test_messages_behind_a_gap_have_their_own_offsets(tmp_path: Path) -> None:
-    """A record that is missing does not shift what is read ahead with it."""
-    broker = start(tmp_path, tiered_storage_level="FORCE", delete_untiered_enable=True)
-    put(broker, 0, 4)
-    upload(broker)
-    put(broker, 4, 20)
-    broker.store.index_tick()
-    broker.store.flusher.flush_now()
-    gap_end = await expire_log(broker)
-    put(broker, 24, 6)
-    upload(broker)
-    reader, offset, found = source(broker), 0, []
-    while offset < 30:
-        result = ready(partial(reader.get, offset, 3, 100_000, None))
-        messages = [each for part in result.buffers for each in decode_records(part)]
-        found += [(each.queue_offset, int(each.body.split()[0])) for each in messages]
-        assert result.next_offset > offset
-        offset = result.next_offset
-    assert gap_end > 4
-    assert found == [(number, number) for number in (*range(4), *range(gap_end, 30))]
-
-
-async def test_an_answer_keeps_to_the_size_asked_for(broker: BrokerUnderTest) -> None:
-    """#9080: what was read ahead may be larger."""
-    put(broker, 0, 20)
-    upload(broker)
-    await expire_log(broker)
-    for bytes_max in (1, 3000, 5000):
-        result = ready(partial(source(broker).get, 0, 32, bytes_max, None))
-        sizes = sum(len(part) for part in result.buffers)
-        assert sizes <= max(bytes_max, BODY_BYTES + 300)
-        assert result.count == result.next_offset > 0
-
-
-async def test_time_0_is_the_least_offset(broker: BrokerUnderTest) -> None:
-    """#7345: not that of the last segment."""
-    put(broker, 0, 20)
-    upload(broker)
-    await expire_log(broker)
-    assert ready(partial(source(broker, Use.READ).offset_by_time, 0)) == 0
-
-
-async def test_a_read_over_many_segments_is_whole(broker: BrokerUnderTest) -> None:
-    """#10878: a segment has five of these messages at most."""
-    put(broker, 0, 40)
-    upload(broker)
-    assert await expire_log(broker) > 30
-    result = ready(partial(source(broker).get, 0, 30, 1 << 20, None))
-    assert numbers_in(result.buffers) == [*range(30)]
 
 
 async def test_an_unexpected_error_does_not_end_the_upload(

@@ -11,7 +11,10 @@ import pytest
 
 from headrace_protocol.admin_headers import DeleteTopicHeader
 from headrace_protocol.codes import RequestCode, ResponseCode
-from tests.broker.tiered.test_tiered_storage import (
+from tests.support.broker import BrokerUnderTest
+from tests.support.faulty_files import FaultyFiles, PowerCut, next_life
+from tests.support.stores import crash
+from tests.support.tiered_broker import (
     TOPIC,
     expire_log,
     put,
@@ -21,9 +24,6 @@ from tests.broker.tiered.test_tiered_storage import (
     tier_of,
     upload,
 )
-from tests.support.broker import BrokerUnderTest
-from tests.support.faulty_files import FaultyFiles, PowerCut, next_life
-from tests.support.stores import crash
 
 LEVELS = ("NOT_IN_DISK", "FORCE")
 

@@ -11,18 +11,9 @@ from headrace_protocol.admin_headers import ResetOffsetHeader
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import QueryMessageHeader, SearchOffsetHeader
 from headrace_protocol.message import decode_records
-from tests.broker.tiered.test_tiered_storage import (
-    TOPIC,
-    Away,
-    away,
-    body,
-    expire_log,
-    put,
-    start,
-    tier_of,
-    upload,
-)
+from tests.broker.tiered.test_tiered_storage import Away, away
 from tests.support.broker import Answer, BrokerUnderTest
+from tests.support.tiered_broker import TOPIC, body, expire_log, put, start, tier_of, upload
 
 __all__ = ["away"]  # a fixture
 LONG_MAX = 2**63 - 1

@@ -13,7 +13,9 @@ from headrace_broker.tiered.access.collector import TierMetrics
 from headrace_daemon.metrics.samples import Metric, Samples
 from headrace_protocol.errors import RequestError
 from headrace_protocol.waiting import at_once
-from tests.broker.tiered.test_tiered_storage import (
+from tests.support.broker import BrokerUnderTest
+from tests.support.stores import ready
+from tests.support.tiered_broker import (
     TOPIC,
     expire_log,
     put,
@@ -23,8 +25,6 @@ from tests.broker.tiered.test_tiered_storage import (
     tier_of,
     upload,
 )
-from tests.support.broker import BrokerUnderTest
-from tests.support.stores import ready
 
 
 def collect(broker: BrokerUnderTest) -> dict[Metric, dict[tuple[str, ...], Any]]:

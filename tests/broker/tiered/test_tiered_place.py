@@ -25,7 +25,11 @@ from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import RequestError
 from headrace_protocol.tier.driver import Driver, Failure, FailureKind
 from tests.broker.tiered.test_tiered_status import ask
-from tests.broker.tiered.test_tiered_storage import (
+from tests.support.broker import BrokerUnderTest
+from tests.support.object_server import ACCESS_KEY, BUCKET, SECRET_KEY, serving
+from tests.support.running import in_background
+from tests.support.stores import ready
+from tests.support.tiered_broker import (
     TOPIC,
     expire_log,
     put,
@@ -35,10 +39,6 @@ from tests.broker.tiered.test_tiered_storage import (
     tier_of,
     upload,
 )
-from tests.support.broker import BrokerUnderTest
-from tests.support.object_server import ACCESS_KEY, BUCKET, SECRET_KEY, serving
-from tests.support.running import in_background
-from tests.support.stores import ready
 from tests.support.until import until
 
 PROVIDERS = pytest.mark.parametrize("provider", ["posix", "file"])

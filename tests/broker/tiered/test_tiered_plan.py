@@ -14,8 +14,8 @@ from headrace_protocol.columns import RecordColumns
 from headrace_protocol.tier_bodies import TierPlan
 from headrace_protocol.tier_headers import TierPlanHeader
 from tests.broker.tiered.test_tiered_bucket import start as start_with_objects
-from tests.broker.tiered.test_tiered_storage import TOPIC, expire_log, put, start, tier_of, upload
 from tests.support.broker import BrokerUnderTest, broker_config
+from tests.support.tiered_broker import TOPIC, expire_log, put, start, tier_of, upload
 
 
 def ask(broker: BrokerUnderTest, first: int, end: int, topic: str = TOPIC) -> Any:

@@ -183,11 +183,6 @@ def test_a_missing_file_is_missing(tmp_path: Path) -> None:
 # -- by time ---------------------------------------------------------------------------------------
 
 
-def test_offsets_by_time_in_an_empty_queue(queue: FlatQueue) -> None:
-    assert queue.offset_by_time(BEGIN_MS) == 0
-    assert queue.offset_by_time(BEGIN_MS, "UPPER") == 0
-
-
 # -- expiry ----------------------------------------------------------------------------------------
 
 

@@ -12,7 +12,9 @@ from headrace_broker.tiered.access.saved_tables import SavedTables, read_tables
 from headrace_broker.tiered.driver.posix import PosixDriver
 from headrace_protocol.tier.driver import Failure, FailureKind
 from tests.broker.tiered.test_tiered_lives import delete, files, make_again, upload_unsaved
-from tests.broker.tiered.test_tiered_storage import (
+from tests.support.broker import BrokerUnderTest
+from tests.support.rescued_tiers import lose_disk
+from tests.support.tiered_broker import (
     TOPIC,
     expire_log,
     put,
@@ -22,8 +24,6 @@ from tests.broker.tiered.test_tiered_storage import (
     tier_of,
     upload,
 )
-from tests.support.broker import BrokerUnderTest
-from tests.support.rescued_tiers import lose_disk
 
 
 @pytest.fixture(params=["posix", "file"])

@@ -8,19 +8,10 @@ from headrace_broker.tiered.access.standings import Event
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.tier_bodies import TierStatus
 from headrace_protocol.tier_headers import TierStatusHeader
-from tests.broker.tiered.test_tiered_storage import (
-    TOPIC,
-    Away,
-    away,
-    expire_log,
-    put,
-    source,
-    start,
-    tier_of,
-    upload,
-)
+from tests.broker.tiered.test_tiered_storage import Away, away
 from tests.support.broker import BrokerUnderTest
 from tests.support.stores import ready
+from tests.support.tiered_broker import TOPIC, expire_log, put, source, start, tier_of, upload
 
 __all__ = ["away"]  # a fixture
 

@@ -2,109 +2,35 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headrace_broker.cold import reader as reader_module
-from headrace_broker.queue_directory import Source, Use
-from headrace_broker.store.files.filesystem import Files
+from headrace_broker.queue_directory import Use
 from headrace_broker.store.retention.topic_floors import TopicLimit
 from headrace_broker.store.store_source import GetStatus
-from headrace_broker.tiered.access.tiered_storage import TieredStorage
 from headrace_broker.tiered.container.tier import Tier
 from headrace_broker.tiered.driver.posix import PosixDriver
-from headrace_protocol import fastjson
-from headrace_protocol.admin_headers import DeleteTopicHeader, GetTopicStatsHeader
-from headrace_protocol.bodies import TopicStatsTable
+from headrace_protocol.admin_headers import DeleteTopicHeader
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import NotReady, RequestError
 from headrace_protocol.java_hash import tags_code
-from headrace_protocol.message import decode_records
 from headrace_protocol.tier.driver import Failure, FailureKind
-from tests.support.broker import BrokerUnderTest, broker_config
+from tests.support.broker import BrokerUnderTest
 from tests.support.stores import crash, held, ready
-from tests.support.wire import pull_header
-
-TOPIC = "Orders"
-BODY_BYTES = 900
-
-
-def start(
-    folder: Path, clock: Any = None, files: Files | None = None, **settings: Any
-) -> BrokerUnderTest:
-    config = broker_config(
-        folder,
-        message_store_plug_in="tieredstore",
-        tiered_store_file_path=folder / "tier",
-        tiered_store_index_file_max_hash_slot_num=13,
-        tiered_store_index_file_max_index_num=50,
-        tiered_store_commit_log_max_size=5000,
-        tiered_store_consume_queue_max_size=200,
-        delete_when="",
-        **{"tiered_backend_service_provider": "posix", **settings},
-    )
-    broker = BrokerUnderTest(folder, config, clock, files=files)
-    if broker.topics.get(TOPIC) is None:
-        broker.create_topic(TOPIC)
-    return broker
-
-
-def tier_of(broker: BrokerUnderTest) -> TieredStorage:
-    assert broker.tier is not None
-    return broker.tier
-
-
-def body(number: int) -> bytes:
-    return b"%d " % number + bytes(BODY_BYTES)
-
-
-def put(broker: BrokerUnderTest, first: int, count: int, topic: str = TOPIC) -> None:
-    for number in range(first, first + count):
-        tags = "even" if number % 2 == 0 else "odd"
-        broker.store_message(topic, 0, body(number), KEYS=f"k{number}", TAGS=tags)
-
-
-def upload(broker: BrokerUnderTest) -> None:
-    """Everything that is there, as the follower's thread does."""
-    broker.store.index_tick()
-    broker.store.flusher.flush_now()
-    for following in broker.store.followers.all:
-        following.catch_up()
-
-
-async def expire_log(broker: BrokerUnderTest) -> int:
-    """Have the log forget all but its last file; returns the oldest local queue offset."""
-    if broker.clock.ms < 1 << 41:  # a second jump would be distrusted
-        broker.clock.ms += 1 << 40
-    broker.store.cleaner.request()
-    await broker.store.cleaner.round()
-    queue = broker.store.queue(TOPIC, 0)
-    return ready(broker.store.source(queue).min_offset)
-
-
-def source(broker: BrokerUnderTest, use: Use = Use.PULL, topic: str = TOPIC) -> Source:
-    return broker.directory.serve(topic, 0, use).source
-
-
-def read_all(broker: BrokerUnderTest, topic: str = TOPIC, offset: int = 0) -> list[int]:
-    """The numbers in all bodies from an offset on, as a consumer pulls them."""
-    numbers: list[int] = []
-    reader = source(broker, topic=topic)
-    while True:
-        result = ready(partial(reader.get, offset, 3, 100_000, None))
-        if result.status is not GetStatus.FOUND:
-            assert result.status is GetStatus.OFFSET_OVERFLOW_ONE, result
-            return numbers
-        assert (result.min_offset, result.max_offset) == reader.known_range()
-        for buffer in result.buffers:
-            for message in decode_records(buffer):
-                assert message.queue_offset == offset
-                numbers.append(int(message.body.split()[0]))
-                offset += 1
-        assert result.next_offset == offset
+from tests.support.tiered_broker import (
+    BODY_BYTES,
+    TOPIC,
+    expire_log,
+    put,
+    read_all,
+    source,
+    start,
+    tier_of,
+    upload,
+)
 
 
 async def test_old_messages_come_from_the_tier_and_new_ones_from_the_log(tmp_path: Path) -> None:
@@ -118,32 +44,6 @@ async def test_old_messages_come_from_the_tier_and_new_ones_from_the_log(tmp_pat
     assert source(broker).known_range() == (0, 25)
     broker.close()
     assert not held(tmp_path)
-
-
-async def test_a_pull_request_is_served_by_the_tier(broker: BrokerUnderTest) -> None:
-    put(broker, 0, 20)
-    upload(broker)
-    await expire_log(broker)
-    broker.join("group", "client", TOPIC)
-    header = pull_header(
-        3, consumer_group="group", topic=TOPIC, max_msg_nums=2, expression_type="TAG"
-    )
-    answer = broker.ask(RequestCode.PULL_MESSAGE, header)
-    assert answer.code == ResponseCode.SUCCESS, answer.remark
-    found = [int(message.body.split()[0]) for message in decode_records(answer.body)]
-    assert found == [3, 4]
-    assert answer.command.ext()["minOffset"] == "0"
-    assert answer.command.ext()["nextBeginOffset"] == "5"
-
-
-async def test_statistics_of_a_topic_cover_both_tiers(broker: BrokerUnderTest) -> None:
-    put(broker, 0, 20)
-    upload(broker)
-    await expire_log(broker)
-    answer = broker.ask(RequestCode.GET_TOPIC_STATS_INFO, GetTopicStatsHeader(topic=TOPIC))
-    assert answer.code == ResponseCode.SUCCESS, answer.remark
-    offsets = fastjson.decode(answer.body, TopicStatsTable).offset_table
-    assert sorted((at.min_offset, at.max_offset) for at in offsets.values()) == [(0, 0), (0, 20)]
 
 
 async def test_what_waits_has_no_records_of_other_queues(broker: BrokerUnderTest) -> None:
@@ -395,23 +295,6 @@ async def test_a_block_by_tag_holds_no_more_with_what_lies_between_its_messages(
     assert BODY_BYTES < tier_of(broker).reader.blocks.byte_count < 12 * BODY_BYTES
     result = source(broker).get_bulk(0, 32, 100_000, wanted)
     assert 0 < result.count < result.next_offset < 10
-
-
-@pytest.mark.parametrize("boundary", ["LOWER", "UPPER"])
-async def test_offsets_by_time_are_those_before_the_log_expired(
-    broker: BrokerUnderTest, boundary: Any
-) -> None:
-    begin_ms = broker.clock.ms
-    put(broker, 0, 20)
-    upload(broker)
-    reader = source(broker)
-    times = [begin_ms + number * 500 - 500 for number in range(44)]
-    before = [ready(partial(reader.offset_by_time, ms, boundary)) for ms in times]
-    assert await expire_log(broker) > 10
-    after = [ready(partial(reader.offset_by_time, ms, boundary)) for ms in times]
-    assert after == before
-    store_times = [ready(partial(reader.store_time_at, at)) for at in range(20)]
-    assert store_times == [begin_ms + 1000 * number for number in range(20)]
 
 
 async def test_expired_segments_leave_the_tier(tmp_path: Path) -> None:
