@@ -69,6 +69,7 @@ SPARK_PLANS = SPARK | {
     "headrace.spark.body",
     "headrace.spark.chains",
     "headrace.spark.cluster",
+    "headrace.spark.connections",
     "headrace.spark.options",
     "pyspark",
 }

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.errors import NoQueue
 from headrace.missing import MissingPart
@@ -21,8 +22,6 @@ from headrace_protocol.codes import RequestCode
 from headrace_protocol.headers import (
     GetMaxOffsetHeader,
     GetMinOffsetHeader,
-    OffsetResponseHeader,
-    QueueHeader,
     SearchOffsetHeader,
 )
 from headrace_protocol.statictopic import offsets
@@ -31,10 +30,8 @@ from headrace_protocol.statictopic.mapping import logic_broker_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    import msgspec
-
-    from headrace_protocol.drivers.response import Response
-    from headrace_protocol.frame import Buffer
+    from headrace.spark.connections import Connections
+    from headrace_protocol.headers import QueueHeader
     from headrace_protocol.statictopic.mapping import Chain, MappingItem, TopicMapping
 
 _log = logging.getLogger("headrace.spark")
@@ -71,31 +68,16 @@ Items = dict[MessageQueue, list[Item]]
 
 
 def is_static(queue: MessageQueue) -> bool:
-    """Whether a queue is one of a static topic."""
+    """True for a queue of a static topic."""
     return queue.broker_name == logic_broker_name()
-
-
-class Asks(Protocol):
-    """What is asked; see ``Cluster``."""
-
-    def ask_each(
-        self,
-        requests: Mapping[Any, tuple[int, msgspec.Struct | None, Buffer]],
-        addresses: Mapping[Any, str],
-    ) -> dict[Any, Response]:
-        """Send each key's request to its address; returns the responses by key."""
-        ...
-
-    def masters(self) -> dict[str, str]:
-        """Address of the master of each broker, by name."""
-        ...
 
 
 class Chains:
     """Reads chains and their bounds. Not thread-safe."""
 
-    def __init__(self, cluster: Asks) -> None:
-        self._cluster = cluster
+    def __init__(self, connections: Connections, masters: Callable[[], Mapping[str, str]]) -> None:
+        self._connections = connections
+        self._masters = masters
         # Of closed items, which never change.
         self._ends: dict[MessageQueue, int] = {}
 
@@ -105,7 +87,7 @@ class Chains:
         Raises NoQueue while the chain of a queue is about to change.
         """
         chains = self._chains(queues)
-        masters = self._cluster.masters()
+        masters = self._masters()
         places = {
             _place(queue, item): masters[item.bname]
             for queue, chain in chains.items()
@@ -113,7 +95,7 @@ class Chains:
             if item.bname in masters
         }
         firsts = {_place(queue, chain[0]) for queue, chain in chains.items()} & places.keys()
-        mins = self._ask(firsts, places, RequestCode.GET_MIN_OFFSET, _min_header)
+        mins = self._offsets(firsts, places, RequestCode.GET_MIN_OFFSET, GetMinOffsetHeader)
         ends = self._physical_ends(chains, places)
         return {
             queue: _items(queue, chain, places, mins.get(_place(queue, chain[0]), 0), ends)
@@ -126,14 +108,9 @@ class Chains:
         """See ``Cluster.offsets_at``."""
         items = require_up(self.items(queues), allow_partial=allow_partial)
         places = {item.place: item.address for some in items.values() for item in some}
-
-        def header(place: MessageQueue) -> SearchOffsetHeader:
-            return SearchOffsetHeader(
-                topic=place.topic, queue_id=place.queue_id, timestamp=timestamp_ms, logical=False
-            )
-
+        header = partial(SearchOffsetHeader, timestamp=timestamp_ms)
         code = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
-        found = self._ask(places, places, code, header)
+        found = self._offsets(places, places, code, header)
         return {
             queue: next(
                 (at for item in some if (at := found[item.place] + item.delta) < item.end),
@@ -145,7 +122,7 @@ class Chains:
     def _chains(self, queues: Queues) -> dict[MessageQueue, Chain]:
         """The decided items of each queue, from its leader."""
         asked = {(queue.topic, address) for queue, address in queues.items()}
-        answers = self._cluster.ask_each(
+        answers = self._connections.ask_each(
             {
                 where: (
                     RequestCode.GET_TOPIC_CONFIG,
@@ -169,25 +146,23 @@ class Chains:
     ) -> dict[MessageQueue, int]:
         """The physical end of each item; those of brokers that are away only if asked before."""
         unknown = places.keys() - self._ends.keys()
-        asked = self._ask(unknown, places, RequestCode.GET_MAX_OFFSET, _max_header)
+        asked = self._offsets(unknown, places, RequestCode.GET_MAX_OFFSET, GetMaxOffsetHeader)
         for queue, chain in chains.items():
             for item in chain[:-1]:
                 if (place := _place(queue, item)) in asked:
                     self._ends.setdefault(place, asked[place])
         return self._ends | asked
 
-    def _ask(
+    def _offsets(
         self,
         asked: Iterable[MessageQueue],
         places: Queues,
         code: int,
-        header: Callable[[MessageQueue], QueueHeader],
+        header: Callable[..., QueueHeader],
     ) -> dict[MessageQueue, int]:
-        requests = {place: (code, header(place), b"") for place in asked}
-        return {
-            place: max(0, answer.expect().header(OffsetResponseHeader).offset)
-            for place, answer in self._cluster.ask_each(requests, places).items()
-        }
+        """As ``Connections.offsets``, of physical queues."""
+        queues = {place: places[place] for place in asked}
+        return self._connections.offsets(queues, code, partial(header, logical=False))
 
 
 def require_up(items: Items, *, allow_partial: bool) -> Items:
@@ -246,11 +221,3 @@ def _items(
 
 def _place(queue: MessageQueue, item: MappingItem) -> MessageQueue:
     return MessageQueue(queue.topic, item.bname, item.queue_id)
-
-
-def _min_header(place: MessageQueue) -> GetMinOffsetHeader:
-    return GetMinOffsetHeader(topic=place.topic, queue_id=place.queue_id, logical=False)
-
-
-def _max_header(place: MessageQueue) -> GetMaxOffsetHeader:
-    return GetMaxOffsetHeader(topic=place.topic, queue_id=place.queue_id, logical=False)

@@ -1,16 +1,13 @@
-"""The driver's queries to nameservers and brokers: topics, queues, offsets, times, progress.
-
-Uses blocking sockets, opened on first use, and pipelines many requests to each broker.
-"""
+"""The driver's queries to nameservers and brokers: topics, queues, offsets, times, progress."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections import defaultdict
 from contextlib import suppress
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.consumer.pulls import READER_GROUP, Wanted
 from headrace.consumer.subscription import Subscription
@@ -22,7 +19,8 @@ from headrace.errors import (
     WrongServer,
 )
 from headrace.route import TopicRoute
-from headrace.spark.chains import Chains, Item, Items, is_static, require_up
+from headrace.spark.chains import Chains, Item, Items, Queues, is_static, require_up
+from headrace.spark.connections import Connections, Request
 from headrace.spark.errors import OptionError, TopicNotFound
 from headrace.spark.tier.plans import ask_range
 from headrace.whole import require_whole
@@ -44,7 +42,6 @@ from headrace_protocol.bodies import (
     TopicList,
 )
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.drivers.blocking import BlockingConnection
 from headrace_protocol.headers import (
     GetMaxOffsetHeader,
     GetMinOffsetHeader,
@@ -57,7 +54,7 @@ from headrace_protocol.nameserver_headers import GetRouteInfoHeader
 from headrace_protocol.system_topics import user_topics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import msgspec
 
@@ -66,23 +63,15 @@ if TYPE_CHECKING:
     from headrace.spark.tier.spans import TierRange
     from headrace_protocol.bodies import ConsumeQueueData
     from headrace_protocol.drivers.response import Response
-    from headrace_protocol.frame import Buffer
 
-# Readable queue -> address of its broker.
-Queues = dict[MessageQueue, str]
 # A topic on one broker.
 BrokerTopic = tuple[str, str]
 # The id that tells a recreated topic from its predecessor; None from brokers without such ids.
 Incarnations = dict[BrokerTopic, str | None]
 # Offsets of a queue: from the first up to, but not including, the second.
 Span = tuple[int, int]
-Request = tuple[int, "msgspec.Struct | None", "Buffer"]
-Key = TypeVar("Key")
 
 _log = logging.getLogger("headrace.spark")
-_TIMEOUT_MS = 10_000
-# A broker stops reading from a client with too many pending responses.
-_IN_FLIGHT_MAX = 256
 
 
 class Topics(NamedTuple):
@@ -99,71 +88,19 @@ class Topics(NamedTuple):
         return topic in self.names or any(fnmatchcase(topic, each) for each in self.patterns)
 
 
-class Cluster:
+class Cluster(Connections):
     """Nameservers and the brokers registered with them. Not thread-safe."""
 
     def __init__(self, nameservers: Sequence[str], *, allow_partial: bool = False) -> None:
         """allow_partial: log which messages are on brokers that are away, instead of raising."""
+        super().__init__()
         self.nameservers = tuple(nameservers)
         self._allow_partial = allow_partial
-        self._connections: dict[str, BlockingConnection] = {}
         self._last_answers: dict[tuple[int, str], Response] = {}
-        self._chains = Chains(self)
+        self._chains = Chains(self, self.masters)
         self._missing: dict[str, tuple[MissingPart, ...]] = {}
         # The brokers that routes of a topic have named so far.
         self._hosts: dict[str, set[str]] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close all connections; the next request reopens them."""
-        while self._connections:
-            self._connections.popitem()[1].close()
-
-    # -- requests ----------------------------------------------------------------------------------
-
-    def ask(self, address: str, requests: Sequence[Request]) -> list[Response]:
-        """The responses, in the order of the requests, which must be idempotent.
-
-        Raises ConnectFailed, ConnectionLost, RequestTimeout.
-        """
-        if address in self._connections:
-            try:
-                return self._answers(address, requests)
-            except ConnectionLost:
-                pass  # perhaps closed by the peer as idle: reconnect once
-        self._connections[address] = BlockingConnection.connect(address)
-        return self._answers(address, requests)
-
-    def _answers(self, address: str, requests: Sequence[Request]) -> list[Response]:
-        connection = self._connections[address]
-        answers: list[Response | None] = [None] * len(requests)
-        try:
-            for index, (code, header, body) in enumerate(requests):
-                connection.submit(code, header, body, _setter(answers, index))
-                connection.drain(_IN_FLIGHT_MAX, timeout_ms=_TIMEOUT_MS)
-            connection.drain(timeout_ms=_TIMEOUT_MS)
-        except BaseException:
-            self._connections.pop(address).close()
-            raise
-        return [answer for answer in answers if answer]
-
-    def ask_each(
-        self, requests: Mapping[Key, Request], addresses: Mapping[Key, str]
-    ) -> dict[Key, Response]:
-        """Send each key's request to its address; returns the responses by key."""
-        by_address: dict[str, list[Key]] = defaultdict(list)
-        for key in requests:
-            by_address[addresses[key]].append(key)
-        answers: dict[Key, Response] = {}
-        for address, keys in by_address.items():
-            found = self.ask(address, [requests[key] for key in keys])
-            answers.update(zip(keys, found, strict=True))
-        return answers
 
     def ask_nameserver(self, code: int, header: msgspec.Struct | None = None) -> Response:
         """The first nameserver's response; if none answers, the last response to the same request.
@@ -309,7 +246,12 @@ class Cluster:
         masters = self.masters()
         places = {queue: masters[queue.broker_name] for queue in queues}
         requests: dict[MessageQueue, Request] = {
-            queue: (RequestCode.GET_MAX_OFFSET, _max_header(queue), b"") for queue in places
+            queue: (
+                RequestCode.GET_MAX_OFFSET,
+                GetMaxOffsetHeader(topic=queue.topic, queue_id=queue.queue_id),
+                b"",
+            )
+            for queue in places
         }
         return {
             queue: answer.expect().header(OffsetResponseHeader).offset
@@ -363,13 +305,13 @@ class Cluster:
     def min_offsets(self, queues: Queues) -> dict[MessageQueue, int]:
         """The offset of each queue's oldest message."""
         return {queue: items[0].start for queue, items in self._items(queues).items()} | (
-            self._offsets(_plain(queues), RequestCode.GET_MIN_OFFSET, _min_header)
+            self.offsets(_plain(queues), RequestCode.GET_MIN_OFFSET, GetMinOffsetHeader)
         )
 
     def max_offsets(self, queues: Queues) -> dict[MessageQueue, int]:
         """The offset that each queue's next message will get."""
         return {queue: items[-1].end for queue, items in self._items(queues).items()} | (
-            self._offsets(_plain(queues), RequestCode.GET_MAX_OFFSET, _max_header)
+            self.offsets(_plain(queues), RequestCode.GET_MAX_OFFSET, GetMaxOffsetHeader)
         )
 
     def parts(self, ranges: Mapping[MessageQueue, Span], queues: Queues) -> Items:
@@ -388,15 +330,9 @@ class Cluster:
         return require_up(parts, allow_partial=self._allow_partial)
 
     def tier_range(self, part: Item, access: TierAccess) -> TierRange:
-        """Where the messages of a part are in its broker's tier. Raises OptionError."""
+        """The places of a part's messages in its broker's tier. Raises OptionError."""
         start, end = part.start - part.delta, part.end - part.delta
-        return ask_range(
-            lambda code, header: self.ask(part.address, [(code, header, b"")])[0],
-            part.place,
-            start,
-            end,
-            access,
-        )
+        return ask_range(self, part.address, part.place, (start, end), access)
 
     def _items(self, queues: Queues) -> Items:
         """All messages of each queue of a static topic."""
@@ -405,31 +341,13 @@ class Cluster:
 
     def offsets_at(self, queues: Queues, timestamp_ms: int) -> dict[MessageQueue, int]:
         """The offset of each queue's first message stored at ``timestamp_ms`` (1970) or later."""
-
-        def header(queue: MessageQueue) -> SearchOffsetHeader:
-            return SearchOffsetHeader(
-                topic=queue.topic, queue_id=queue.queue_id, timestamp=timestamp_ms
-            )
-
         static = {queue: at for queue, at in queues.items() if is_static(queue)}
         found = {}
         if static:
             found = self._chains.offsets_at(static, timestamp_ms, allow_partial=self._allow_partial)
+        header = partial(SearchOffsetHeader, timestamp=timestamp_ms)
         code = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
-        return found | self._offsets(_plain(queues), code, header)
-
-    def _offsets(
-        self, queues: Queues, code: int, header: Callable[[MessageQueue], Any]
-    ) -> dict[MessageQueue, int]:
-        requests: dict[MessageQueue, Request] = {
-            queue: (code, header(queue), b"") for queue in queues
-        }
-        answers = self.ask_each(requests, queues)
-        # Apache RocketMQ reports -1 for a queue that was never written to.
-        return {
-            queue: max(0, answer.expect().header(OffsetResponseHeader).offset)
-            for queue, answer in answers.items()
-        }
+        return found | self.offsets(_plain(queues), code, header)
 
     def store_times(
         self, offsets: Mapping[MessageQueue, int], queues: Queues
@@ -519,23 +437,8 @@ def _client_id() -> str:
     return f"headrace-spark@{os.getpid()}"
 
 
-def _setter(answers: list[Response | None], index: int) -> Callable[[Response], None]:
-    def set_answer(response: Response) -> None:
-        answers[index] = response
-
-    return set_answer
-
-
 def _config_request(topic: str) -> Request:
     return RequestCode.GET_TOPIC_CONFIG, GetTopicConfigHeader(topic=topic), b""
-
-
-def _min_header(queue: MessageQueue) -> GetMinOffsetHeader:
-    return GetMinOffsetHeader(topic=queue.topic, queue_id=queue.queue_id)
-
-
-def _max_header(queue: MessageQueue) -> GetMaxOffsetHeader:
-    return GetMaxOffsetHeader(topic=queue.topic, queue_id=queue.queue_id)
 
 
 def _units(answer: Response, count: int) -> list[ConsumeQueueData]:

@@ -10,8 +10,8 @@ from headrace.spark.plan.splits import joined, size_curves
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from headrace.spark.chains import Item
-    from headrace.spark.cluster import Cluster, Queues
+    from headrace.spark.chains import Item, Queues
+    from headrace.spark.cluster import Cluster
     from headrace.spark.options import Limits
     from headrace.spark.plan.ranges import Ranges
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from headrace.spark.errors import DataLoss, OffsetOutOfRange, OptionError
 
 if TYPE_CHECKING:
-    from headrace.spark.cluster import Cluster, Queues
+    from headrace.spark.chains import Queues
+    from headrace.spark.cluster import Cluster
     from headrace.spark.options import Point
     from headrace.spark.plan.filters import Predicates
     from headrace.spark.tier.manifest import StoredTier

@@ -18,8 +18,8 @@ from headrace.spark.plan.tasks import QueueRange, ReadTask
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from headrace.spark.chains import Item
-    from headrace.spark.cluster import Cluster, Queues
+    from headrace.spark.chains import Item, Queues
+    from headrace.spark.cluster import Cluster
     from headrace.spark.plan.ranges import Ranges
     from headrace_protocol.bodies import ConsumeQueueData, MessageQueue
 

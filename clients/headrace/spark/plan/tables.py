@@ -14,8 +14,8 @@ from headrace.spark.retry import RETRY_S, retry_transient
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from headrace.spark.chains import Item
-    from headrace.spark.cluster import Cluster, Queues
+    from headrace.spark.chains import Item, Queues
+    from headrace.spark.cluster import Cluster
     from headrace_protocol.bodies import MessageQueue
 
 # The attribute of a compacted topic by which its broker checks the queues of keys.

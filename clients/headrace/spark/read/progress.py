@@ -17,7 +17,8 @@ from headrace.spark.plan.limits import message_count
 from headrace.spark.plan.ranges import Range
 
 if TYPE_CHECKING:
-    from headrace.spark.cluster import Cluster, Queues
+    from headrace.spark.chains import Queues
+    from headrace.spark.cluster import Cluster
     from headrace.spark.plan.ranges import Offsets, Ranges
 
 

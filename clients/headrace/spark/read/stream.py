@@ -43,7 +43,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from headrace.spark.body.format import BodyFormat
-    from headrace.spark.cluster import Incarnations, Queues
+    from headrace.spark.chains import Queues
+    from headrace.spark.cluster import Incarnations
     from headrace.spark.options import Limits, ReadOptions
     from headrace.spark.plan.ranges import Offsets, Ranges
     from headrace_protocol.bodies import MessageQueue

@@ -15,6 +15,7 @@ from pyspark.sql.datasource import DataSourceReader
 from headrace.producer.selector import queue_indices
 from headrace.spark.brief import brief, brief_rows
 from headrace.spark.cluster import Cluster
+from headrace.spark.connections import TASK_TIMEOUT_MS, Connections
 from headrace.spark.errors import KeyInTwoQueues, OptionError
 from headrace.spark.plan.tables import current, table_tasks
 from headrace.spark.plan.tasks import ReadPlan, TableTask
@@ -22,7 +23,6 @@ from headrace.spark.read.columns import RecordBlock, arrow_schema
 from headrace.spark.read.newest import Hasher, Hashes, HashSet, Newest
 from headrace.spark.read.task import BatchMaker, read_slices
 from headrace_protocol.codes import RequestCode
-from headrace_protocol.drivers.blocking import BlockingConnection
 from headrace_protocol.headers import GetMaxOffsetHeader, OffsetResponseHeader
 from headrace_protocol.java_hash import java_hash
 from headrace_protocol.message import property_text
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from headrace.spark.options import ReadOptions
     from headrace.spark.plan.tasks import QueueRange
     from headrace_protocol.columns import Array, RecordColumns
-
-_TIMEOUT_MS = 30_000
 
 
 class TableReader(DataSourceReader):
@@ -207,7 +205,7 @@ def _end(part: QueueRange) -> int:
         queue_id=place.queue_id,
         logical=None if part.physical_queue is None else False,
     )
-    with BlockingConnection.connect(part.address) as connection:
-        response = connection.request(RequestCode.GET_MAX_OFFSET, header, timeout_ms=_TIMEOUT_MS)
+    with Connections(TASK_TIMEOUT_MS) as brokers:
+        (response,) = brokers.ask(part.address, [(RequestCode.GET_MAX_OFFSET, header, b"")])
     end = response.expect().header(OffsetResponseHeader).offset + part.offset_delta
     return max(end, part.end_offset)

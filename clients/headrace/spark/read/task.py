@@ -20,6 +20,7 @@ from headrace.consumer.pulls import Wanted
 from headrace.consumer.queue_slices import SliceReader
 from headrace.consumer.subscription import Subscription
 from headrace.errors import HeadraceError, OffsetNotFound
+from headrace.spark.connections import Connections
 from headrace.spark.errors import DataLoss, SparkConnectorError
 from headrace.spark.plan.filters import Predicates
 from headrace.spark.read.columns import RecordBlock
@@ -29,7 +30,6 @@ from headrace.spark.retry import Waiting
 from headrace.spark.tier.direct import read_direct
 from headrace_protocol.bodies import MessageQueue
 from headrace_protocol.compression import COMPRESSED, BodyTooLarge, CodecMissing
-from headrace_protocol.drivers.blocking import BlockingConnection
 from headrace_protocol.errors import CorruptRecord
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from headrace.spark.plan.tasks import QueueRange, ReadPlan
     from headrace_protocol.columns import Array, RecordColumns
+    from headrace_protocol.drivers.blocking import BlockingConnection
 
 # How long to wait for a broker that restarts, and the pause before each attempt.
 _RETRY_MS = 30_000
@@ -91,7 +92,8 @@ def _read_from_broker(plan: ReadPlan, part: QueueRange) -> Iterator[RecordColumn
     with Waiting() as waiting:
         while offset < part.end_offset:
             try:
-                with BlockingConnection.connect(part.address) as connection:
+                with Connections() as brokers:
+                    connection = brokers.open(part.address)
                     for next_offset, columns in _read(connection, plan, part, offset):
                         offset = next_offset
                         if columns is not None:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Final
 
 from headrace.consumer.subscription import Subscription
 from headrace.errors import HeadraceError
+from headrace.spark.connections import TASK_TIMEOUT_MS, Connections
 from headrace.spark.errors import DataLoss, TierGone
 from headrace.spark.tier.manifest import open_tier
 from headrace.spark.tier.plans import ask_range
 from headrace.spark.tier.reader import slices
-from headrace_protocol.drivers.blocking import BlockingConnection
 from headrace_protocol.java_hash import java_hash
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from headrace.spark.tier.spans import TierRange
     from headrace_protocol.columns import RecordColumns
 
-_TIMEOUT_MS: Final = 30_000
 # Plans without a message read in between.
 _PLANS_MAX: Final = 2
 
@@ -83,15 +82,10 @@ def _codes(plan: ReadPlan, part: QueueRange) -> frozenset[int] | None:
 
 
 def _new_plan(part: QueueRange, tier: TierRange, offset: int) -> TierRange | None:
-    """What the tier has now; None if the broker can't say."""
+    """The tier's messages of the queue by now; None if the broker can't say."""
     if tier.access.manifest is not None:
         return open_tier(tier.access).ranges.get(part.place)
-    with suppress(HeadraceError), BlockingConnection.connect(part.address) as connection:
-        return ask_range(
-            lambda code, header: connection.request(code, header, timeout_ms=_TIMEOUT_MS),
-            part.place,
-            offset - part.offset_delta,
-            part.end_offset - part.offset_delta,
-            tier.access,
-        )
+    offsets = offset - part.offset_delta, part.end_offset - part.offset_delta
+    with suppress(HeadraceError), Connections(TASK_TIMEOUT_MS) as brokers:
+        return ask_range(brokers, part.address, part.place, offsets, tier.access)
     return None

@@ -12,32 +12,35 @@ from headrace_protocol.tier_bodies import TierPlan
 from headrace_protocol.tier_headers import TierPlanHeader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from headrace.spark.connections import Connections
     from headrace.spark.tier.places import TierAccess
     from headrace_protocol.bodies import MessageQueue
-    from headrace_protocol.drivers.response import Response
     from headrace_protocol.tier_bodies import LogSpan, UnitSpan
 
 _REFUSALS = {ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCode.INVALID_PARAMETER}
 
 
 def ask_range(
-    ask: Callable[[int, TierPlanHeader], Response],
+    brokers: Connections,
+    address: str,
     queue: MessageQueue,
-    start: int,
-    end: int,
+    offsets: tuple[int, int],
     access: TierAccess,
 ) -> TierRange:
-    """What a broker's tier has of a range. Raises OptionError if the broker has none."""
+    """The part of a queue's range that its broker's tier has.
+
+    offsets: at the broker, from the first up to, but not including, the second.
+
+    Raises OptionError if the broker has no tier.
+    """
     units: list[UnitSpan] = []
     log: dict[int, LogSpan] = {}
-    at = start
+    at, end = offsets
     while True:
         header = TierPlanHeader(
             topic=queue.topic, queue_id=queue.queue_id, start_offset=at, end_offset=end
         )
-        answer = ask(RequestCode.TIER_PLAN, header)
+        answer = brokers.ask(address, [(RequestCode.TIER_PLAN, header, b"")])[0]
         if answer.command.code in _REFUSALS:
             raise OptionError(
                 "tier",

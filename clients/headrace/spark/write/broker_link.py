@@ -13,9 +13,9 @@ from zlib_ng.zlib_ng import crc32
 
 from headrace.errors import ConnectFailed, ConnectionLost, RequestTimeout
 from headrace.producer.encoding import DEFAULT_TOPIC_QUEUES, STORED
+from headrace.spark.connections import TASK_TIMEOUT_MS, Connections
 from headrace.spark.retry import Waiting
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.drivers.blocking import BlockingConnection
 from headrace_protocol.headers import (
     BulkSendHeader,
     SendMessageHeaderV2,
@@ -29,6 +29,7 @@ from headrace_protocol.system_topics import DEFAULT_TOPIC
 if TYPE_CHECKING:
     from headrace.producer.encoding import Outgoing
     from headrace_protocol.blocks import EncodedBlock
+    from headrace_protocol.drivers.blocking import BlockingConnection
     from headrace_protocol.drivers.response import Response
     from headrace_protocol.frame import Buffer
 
@@ -37,7 +38,6 @@ GROUP = "headrace-spark"
 RETRY_S = 60.0
 PAUSE_S = 0.1
 AWAY = (ConnectFailed, ConnectionLost, RequestTimeout)
-_TIMEOUT_MS = 30_000
 # The broker is overloaded and accepts the same request later.
 _LATER = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.FLOW_CONTROL})
 
@@ -65,7 +65,7 @@ class BrokerLink:
     def __init__(self, address: str) -> None:
         self.address = address
         self._unanswered: _Request | None = None
-        self._connection: BlockingConnection | None = None
+        self._connections = Connections()
 
     def __enter__(self) -> Self:
         return self
@@ -75,9 +75,7 @@ class BrokerLink:
 
     def close(self) -> None:
         """Close the connection and drop the request in flight."""
-        if self._connection:
-            self._connection.close()
-            self._connection = None
+        self._connections.close()
 
     def ask(self, code: int, header: msgspec.Struct | None = None, body: Buffer = b"") -> Response:
         """The response to one request, whatever its code.
@@ -88,7 +86,7 @@ class BrokerLink:
         with Waiting() as waiting:
             while True:
                 try:
-                    response = self._open().request(code, header, body, timeout_ms=_TIMEOUT_MS)
+                    response = self._open().request(code, header, body, timeout_ms=TASK_TIMEOUT_MS)
                     if response.command.code not in _LATER or time.monotonic() > until:
                         return response
                     waiting.failed(response.error())
@@ -106,15 +104,15 @@ class BrokerLink:
         try:
             connection = self._open()
             connection.submit(code, header, body, self._take)
-            connection.drain(1, timeout_ms=_TIMEOUT_MS)
+            connection.drain(1, timeout_ms=TASK_TIMEOUT_MS)
         except AWAY:
             self.close()
 
     def finish(self) -> None:
         """Wait until the request in flight is stored. Raises BrokerError, or as ``ask``."""
-        if self._connection:
+        if self._unanswered:
             try:
-                self._connection.drain(timeout_ms=_TIMEOUT_MS)
+                self._open().drain(timeout_ms=TASK_TIMEOUT_MS)
             except AWAY:
                 self.close()
         if self._unanswered:
@@ -127,12 +125,10 @@ class BrokerLink:
             response.expect(*STORED)
 
     def _open(self) -> BlockingConnection:
-        if self._connection is None:
-            self._connection = BlockingConnection.connect(self.address)
-        return self._connection
+        return self._connections.open(self.address)
 
     def is_headrace(self) -> bool:
-        """Whether the broker runs headrace. Raises as ``ask``."""
+        """True for a broker that runs headrace. Raises as ``ask``."""
         self.ask(RequestCode.GET_BROKER_RUNTIME_INFO)
         return self._open().peer_is_headrace
 
