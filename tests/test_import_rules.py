@@ -331,8 +331,6 @@ MAY_IMPORT_TOO = {
     "headrace.loops": {"sniffio", "trio"},
     "headrace.messages": {"pyarrow"},
     "headrace.producer.arrow": {"numpy", "pyarrow"},
-    # How a store refuses to open is a message of the command line.
-    "headrace.admin.failures": {"headrace_broker.cluster.registration", f"{STORE}.errors"},
     # What puts the daemons and the clients together.
     "headrace.embedded": ANYTHING,
     "headrace.pytest_plugin": ANYTHING,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 import re
+import time
 from numbers import Integral, Real
 
 from headrace.errors import ConfigurationError, InvalidMessage
@@ -24,6 +25,11 @@ OR = "||"
 _SQL = re.compile(
     r"\s([<>=]|!=|<>|<=|>=)\s|\s(in\s*\(|between\s|is\s+null|is\s+not\s+null)", re.IGNORECASE
 )
+
+
+def now_ms() -> int:
+    """The wall clock, in milliseconds since 1970."""
+    return time.time_ns() // 1_000_000
 
 
 def shown(value: object) -> str:

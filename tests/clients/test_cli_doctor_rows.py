@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from headrace import Admin
-from headrace.admin.commands import doctor
-from headrace.admin.health import CHECKS, broker_rows, departed_rows
+from headrace.admin.commands.doctor import diagnose
+from headrace.admin.health import CHECKS, broker_checks, departed_checks
+from headrace.values import now_ms
 from headrace_protocol.bodies import BrokerData, ClusterInfo, KVTable
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.departed import DepartedBroker
@@ -86,19 +85,20 @@ FINE = {
 
 @pytest.mark.parametrize(("role", "info", "words"), WRONG)
 def test_what_is_wrong_is_a_row(role: str, info: dict[str, str], words: str) -> None:
-    (row,) = broker_rows("a:0", FINE | info, NOW_MS)
+    (row,) = broker_checks("a:0", "10.0.0.1:1", FINE | info, NOW_MS)
     assert (row.role, row.name) == (role, "a:0")
-    assert words in row.problem
+    assert words in str(row.problem)
 
 
 def test_a_broker_that_is_fine_has_no_row() -> None:
-    assert broker_rows("a:0", FINE, NOW_MS) == []
-    assert broker_rows("a:0", {}, NOW_MS) == [], "as Apache's brokers, which say less"
+    assert broker_checks("a:0", "10.0.0.1:1", FINE, NOW_MS) == []
+    # Apache's brokers say less.
+    assert broker_checks("a:0", "10.0.0.1:1", {}, NOW_MS) == []
 
 
 def test_nonsense_is_no_error() -> None:
     nonsense = dict.fromkeys(FINE, "nan") | {"refusesWrites": "no", "tierProblem": ""}
-    assert broker_rows("a:0", nonsense, NOW_MS) == []
+    assert broker_checks("a:0", "10.0.0.1:1", nonsense, NOW_MS) == []
 
 
 def test_each_check_is_tried_and_documented() -> None:
@@ -124,7 +124,7 @@ def test_the_command_prints_all_rows_and_fails() -> None:
         found = Reply(body=(cluster.encode(strict=True),))
         nameserver.answer(RequestCode.GET_BROKER_CLUSTER_INFO, found)
         info = FINE | {"refusesWrites": "full", "tierOpen": "false"}
-        info["currentTimestamp"] = str(time.time_ns() // 1_000_000)
+        info["currentTimestamp"] = str(now_ms())
         answer = Reply(body=(KVTable(table=info).encode(),))
         broker.answer(RequestCode.GET_BROKER_RUNTIME_INFO, answer)
         outcome = headrace("doctor", "--json", "--nameserver", nameserver.address)
@@ -148,7 +148,7 @@ def test_a_broker_that_left_and_still_runs_says_why() -> None:
         found = Reply(body=(cluster.encode(strict=True),))
         nameserver.answer(RequestCode.GET_BROKER_CLUSTER_INFO, found)
         info = FINE | {"refusesWrites": "the store has begun anew"}
-        info["currentTimestamp"] = str(time.time_ns() // 1_000_000)
+        info["currentTimestamp"] = str(now_ms())
         broker.answer(
             RequestCode.GET_BROKER_RUNTIME_INFO, Reply(body=(KVTable(table=info).encode(),))
         )
@@ -162,8 +162,8 @@ def test_a_broker_that_left_and_still_runs_says_why() -> None:
 def test_many_topics_are_a_few_names() -> None:
     names = [f"T{number}" for number in range(12)] + ["%RETRY%g"]
     gone = DepartedBroker(broker_name="b", how="later than this client", since=1, topics=names)
-    departed, topics, groups = departed_rows(gone)
-    assert departed.problem.startswith("it left at 1970-")
+    departed, topics, groups = departed_checks(gone)
+    assert str(departed.problem).startswith("it left at 1970-")
     assert topics.name == "T0, T1, T10, T11, T2, T3, T4, T5, and 4 more"
     assert groups.name == "g"
 
@@ -171,25 +171,25 @@ def test_many_topics_are_a_few_names() -> None:
 async def test_a_store_that_a_failed_flush_has_closed_is_a_row(tmp_path: Path) -> None:
     broker = BrokerUnderTest(tmp_path)
     info = KVTable.decode(broker.ask(RequestCode.GET_BROKER_RUNTIME_INFO).body).table
-    assert broker_rows("a:0", info, broker.clock.ms) == []
+    assert broker_checks("a:0", "10.0.0.1:1", info, broker.clock.ms) == []
     broker.store.flusher.stop_writing("a flush failed")
     broker.clock.ms += 10_000
     info = KVTable.decode(broker.ask(RequestCode.GET_BROKER_RUNTIME_INFO).body).table
-    store, clock = broker_rows("a:0", info, broker.clock.ms - 10_000)
+    store, clock = broker_checks("a:0", "10.0.0.1:1", info, broker.clock.ms - 10_000)
     assert (store.role, clock.role) == ("store", "clock")
-    assert "it refuses every send since " in store.problem
-    assert "a flush failed" in store.problem
+    assert "it refuses every send since " in str(store.problem)
+    assert "a flush failed" in str(store.problem)
     broker.close()
 
 
-async def problems(nameserver: str) -> dict[str, tuple[str, str]]:
-    """What doctor finds: by role, the name and the problem."""
-    checks = await doctor._check_all([nameserver])
+async def problems(nameserver: str, ahead_ms: int = 0) -> dict[str, tuple[str, str]]:
+    """The findings of doctor: by role, the name and the problem. ahead_ms: of its clock."""
+    checks = await diagnose([nameserver], lambda: now_ms() + ahead_ms)
     return {each.role: (each.name, each.problem) for each in checks if each.problem}
 
 
 @pytest.mark.slow
-async def test_against_running_brokers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_against_running_brokers(tmp_path: Path) -> None:
     async with brokers(tmp_path, ["a", "b"], memory=False) as mq:
         assert await problems(mq.nameserver) == {}
         async with Admin(nameserver=mq.nameserver) as admin:
@@ -200,10 +200,7 @@ async def test_against_running_brokers(tmp_path: Path, monkeypatch: pytest.Monke
             said = await admin.runtime_info(nodes[0].address)
         always = {"refusesWrites", "currentTimestamp", "staticQueuesUndecidedCount"}
         assert {*always, "queuesWithoutPulls"} <= said.keys()
-        later = SimpleNamespace(time_ns=lambda: time.time_ns() + 60 * 10**9)
-        with monkeypatch.context() as clock:
-            clock.setattr(doctor, "time", later)
-            assert (await problems(mq.nameserver)).keys() == {"clock"}
+        assert (await problems(mq.nameserver, ahead_ms=60_000)).keys() == {"clock"}
         (tmp_path / "file").touch()
         await mq.start(
             "c",

@@ -29,10 +29,8 @@ _file = click.argument("file", metavar="FILE", type=click.Path(path_type=Path, d
 
 @options.command(
     "copy",
-    epilog=options.examples(
-        "headrace topic copy orders orders-2026",
-        "headrace topic copy orders orders --from old --to new --rate 5000",
-    ),
+    "headrace topic copy orders orders-2026",
+    "headrace topic copy orders orders --from old --to new --rate 5000",
 )
 @click.argument("source", metavar="SOURCE", shell_complete=completion.topics)
 @click.argument("target", metavar="TARGET", shell_complete=completion.topics)
@@ -93,7 +91,7 @@ def copy(
     )
 
 
-@options.command("export", epilog=options.examples("headrace topic export orders orders.jsonl"))
+@options.command("export", "headrace topic export orders orders.jsonl")
 @click.argument("topic", metavar="TOPIC", shell_complete=completion.topics)
 @_file
 @_rate
@@ -112,7 +110,7 @@ def export(
     _run(work, {"topic": topic, "to": str(file)}, as_json=as_json)
 
 
-@options.command("import", epilog=options.examples("headrace topic import orders orders.jsonl"))
+@options.command("import", "headrace topic import orders orders.jsonl")
 @click.argument("topic", metavar="TOPIC", shell_complete=completion.topics)
 @_file
 @_rate

@@ -59,17 +59,6 @@ class CommandFailed(HeadraceError):
     """A command failed."""
 
 
-class BadSettings(ConfigurationError):
-    """Settings of a broker that can't be used.
-
-    problems: a line for each, with its place, key, found and expected value.
-    """
-
-    def __init__(self, problems: list[str]) -> None:
-        super().__init__("; ".join(problems))
-        self.problems = problems
-
-
 class NotFound(CommandFailed):
     """The requested object does not exist."""
 
@@ -90,6 +79,16 @@ _NOT_FOUND = (
 )
 
 
+# By module and name: not imported, since most commands load no daemon. The first one that fits.
+_OF_DAEMONS = {
+    ("headrace_broker.config", "ConfigError"): USAGE,
+    ("headrace_nameserver.config", "ConfigError"): USAGE,
+    ("headrace_broker.store_tools.directory", "TopicNotFound"): NOT_FOUND,
+    ("headrace_broker.store.errors", "StoreError"): FAILED,
+    ("headrace_broker.cluster.registration", "IdentityTaken"): FAILED,
+}
+
+
 def report(error: BaseException) -> int:
     """Print an error to standard error, one line per cause; return the exit code.
 
@@ -97,7 +96,13 @@ def report(error: BaseException) -> int:
     """
     from headrace.tasks import sole_error
 
-    return command.report(_explained(sole_error(error)), _expected(), _exit_code)
+    expected: tuple[type[Exception], ...] = (
+        HeadraceError,
+        ProtocolError,
+        OSError,
+        *_of_daemons(),
+    )
+    return command.report(_explained(sole_error(error)), expected, _exit_code)
 
 
 def _explained(error: BaseException) -> BaseException:
@@ -133,18 +138,16 @@ def _problem_of(address: str, request_code: int) -> str | None:
     return trio.run(examine, address, role).problem
 
 
-def _expected() -> tuple[type[Exception], ...]:
-    types: list[type[Exception]] = [HeadraceError, ProtocolError, OSError]
-    # Errors of the daemons occur only in commands that have loaded a daemon.
-    if "headrace_broker.server" in sys.modules:
-        from headrace_broker.cluster.registration import IdentityTaken
-        from headrace_broker.store.errors import StoreError
-
-        types += [StoreError, IdentityTaken]
-    return tuple(types)
+def _of_daemons() -> dict[type[Exception], int]:
+    """The errors of the daemons that this command has loaded, and their exit codes."""
+    loaded = (place for place in _OF_DAEMONS if place[0] in sys.modules)
+    return {getattr(sys.modules[place[0]], place[1]): _OF_DAEMONS[place] for place in loaded}
 
 
 def _exit_code(error: BaseException) -> int:
+    for kind, code in _of_daemons().items():
+        if isinstance(error, kind):
+            return code
     if isinstance(error, ConfigurationError | InvalidMessage):
         return USAGE
     if isinstance(error, _NOT_FOUND):

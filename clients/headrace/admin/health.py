@@ -28,12 +28,13 @@ Info = Mapping[str, str]
 Find = Callable[[Info, int], Iterator[str]]
 
 
-class Row(NamedTuple):
-    """A problem: of what, its name, and the problem with its remedy."""
+class Check(NamedTuple):
+    """A row of the diagnosis: of what, its name, and the problem with its remedy, if any."""
 
     role: str
     name: str
-    problem: str
+    address: str
+    problem: str | None
 
 
 def _store(info: Info, _now_ms: int) -> Iterator[str]:
@@ -133,15 +134,18 @@ CHECKS: Final[Mapping[str, Find]] = {
 }
 
 
-def broker_rows(broker: str, info: Info, now_ms: int) -> list[Row]:
+def broker_checks(broker: str, address: str, info: Info, now_ms: int) -> list[Check]:
     """The problems of a broker that answers."""
-    found = {role: list(find(info, now_ms)) for role, find in CHECKS.items()}
-    return [Row(role, broker, each) for role, problems in found.items() for each in problems]
+    return [
+        Check(role, broker, address, problem)
+        for role, find in CHECKS.items()
+        for problem in find(info, now_ms)
+    ]
 
 
-def departed_rows(broker: DepartedBroker) -> list[Row]:
-    """What is missing without a broker that left: itself, topics, and groups."""
-    name = broker.broker_name
+def departed_checks(broker: DepartedBroker) -> list[Check]:
+    """The broker that left, and the topics and groups that miss it."""
+    name, address = broker.broker_name, broker.broker_addr
     how = Departure[broker.how].value if broker.how in Departure.__members__ else "left"
     left = (
         f"it {how} at {time_text(broker.since)}: start it, or run `headrace broker forget {name}` "
@@ -150,12 +154,14 @@ def departed_rows(broker: DepartedBroker) -> list[Row]:
     names = broker.topics or []
     groups = [each.removeprefix(RETRY_PREFIX) for each in names if each.startswith(RETRY_PREFIX)]
     topics = [each for each in names if not each.startswith(RETRY_PREFIX)]
-    rows = [Row("departed", name, left)]
+    found = [Check("departed", name, address, left)]
     if topics:
-        rows.append(Row("topic", _some(topics), f"broker {name} is missing with its queues"))
+        problem = f"broker {name} is missing with its queues"
+        found.append(Check("topic", _some(topics), address, problem))
     if groups:
-        rows.append(Row("group", _some(groups), f"broker {name} is missing with their progress"))
-    return rows
+        problem = f"broker {name} is missing with their progress"
+        found.append(Check("group", _some(groups), address, problem))
+    return found
 
 
 def _some(names: list[str]) -> str:

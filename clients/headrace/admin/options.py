@@ -42,17 +42,33 @@ class Group(_SingleValues, click.Group):
     """A command with subcommands."""
 
     command_class = Command
-    group_class = type
+
+    def subcommand(
+        self, name: str, *examples: str
+    ) -> Callable[[Callable[..., Any]], click.Command]:
+        """As ``command``, and adds it to the group."""
+        return self.command(name, epilog=_epilog(examples))
 
 
-def command(name: str, **attributes: Any) -> Callable[[Callable[..., Any]], Command]:
-    """See click.command."""
-    return click.command(name, cls=Command, **attributes)
+def command(name: str, *examples: str) -> Callable[[Callable[..., Any]], Command]:
+    """As click.command. examples: lines of a shell, for its help."""
+    return click.command(name, cls=Command, epilog=_epilog(examples))
 
 
-def group(name: str, **attributes: Any) -> Callable[[Callable[..., Any]], Group]:
-    """See click.group."""
-    return click.group(name, cls=Group, **attributes)
+def group(
+    name: str, *examples: str, invoke_without_command: bool = False
+) -> Callable[[Callable[..., Any]], Group]:
+    """As click.group. examples: as those of ``command``."""
+    return click.group(
+        name,
+        cls=Group,
+        epilog=_epilog(examples),
+        invoke_without_command=invoke_without_command,
+    )
+
+
+def _epilog(examples: Sequence[str]) -> str:
+    return "\n".join(("\b", "Examples:", *(f"  {line}" for line in examples)))
 
 
 class _Text(click.types.StringParamType):
@@ -142,11 +158,6 @@ def log_level(default: str) -> Callable[[Decorated], Decorated]:
     )
 
 
-def examples(*lines: str) -> str:
-    """The end of a command's help."""
-    return "\n".join(("\b", "Examples:", *(f"  {line}" for line in lines)))
-
-
 def pairs(texts: Sequence[str], what: str) -> dict[str, str]:
     """``NAME=VALUE`` arguments as a dictionary. Raises ConfigurationError.
 
@@ -163,11 +174,13 @@ def pairs(texts: Sequence[str], what: str) -> dict[str, str]:
     return found
 
 
-def confirm(deletion: str) -> None:
-    """Ask before something is deleted. Raises CommandFailed if the answer is no.
+def confirm(deletion: str, *, yes: bool) -> None:
+    """Ask before something is deleted, unless ``yes``. Raises CommandFailed if the answer is no.
 
     Raises ConfigurationError if standard input is not a terminal.
     """
+    if yes:
+        return
     from headrace.admin.failures import CommandFailed
     from headrace.errors import ConfigurationError
 

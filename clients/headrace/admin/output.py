@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from headrace.admin.requests import BrokerProblem
 
 Row = Mapping[str, Any]
+Item = TypeVar("Item")
 
 _WIDTH_MAX = 100_000
 
@@ -38,6 +40,15 @@ def print_rows(rows: Sequence[Row], *, as_json: bool, empty: str) -> None:
         _write_line(rows[0])
         for row in rows:
             _write_line(map(_cell, row.values()))
+
+
+def print_findings(counts: Row, rows: Sequence[Row], *, as_json: bool) -> None:
+    """Print what a check has found, and counts of what it has read."""
+    if as_json:
+        print_json({**counts, "findings": rows})
+        return
+    print_rows(rows, as_json=False, empty="no problems found")
+    sys.stderr.write(", ".join(f"{name} {value}" for name, value in counts.items()) + "\n")
 
 
 def print_record(record: Row, *, as_json: bool) -> None:
@@ -92,6 +103,19 @@ def with_problems(rows: Sequence[Row], problems: Sequence[BrokerProblem] | None)
     failed = [{"broker": each.broker_name, "problem": str(each)} for each in problems]
     columns = dict.fromkeys([*names, "problem"])
     return [{name: row.get(name) for name in columns} for row in (*rows, *failed)]
+
+
+def newest_of_each(
+    items: Sequence[Item], count: int, broker_of: Callable[[Item], str], more: str
+) -> list[Item]:
+    """The last ``count`` items of each broker; warns with ``more`` if there are others."""
+    by_broker: defaultdict[str, list[Item]] = defaultdict(list)
+    for item in items:
+        by_broker[broker_of(item)].append(item)
+    if brokers := [broker for broker, found in by_broker.items() if len(found) > count]:
+        warn(f"{', '.join(brokers)}: {more}")
+    listed = {id(item) for found in by_broker.values() for item in found[-count:]}
+    return [item for item in items if id(item) in listed]
 
 
 def counted(count: int, what: str) -> str:

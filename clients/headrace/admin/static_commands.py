@@ -35,10 +35,8 @@ def names(text: str | None) -> list[str]:
 
 @options.command(
     "remap",
-    epilog=options.examples(
-        "headrace topic remap orders --to broker-b,broker-c",
-        "headrace topic remap orders --to broker-b --queue 3 --dry-run",
-    ),
+    "headrace topic remap orders --to broker-b,broker-c",
+    "headrace topic remap orders --to broker-b --queue 3 --dry-run",
 )
 @_topic
 @click.option("--to", required=True, metavar="BROKER[,...]", help="Brokers that lead from now on.")
@@ -85,9 +83,8 @@ def remap(
 
 @options.command(
     "rebalance",
-    epilog=options.examples(
-        "headrace topic rebalance orders --dry-run", "headrace topic rebalance"
-    ),
+    "headrace topic rebalance orders --dry-run",
+    "headrace topic rebalance",
 )
 @click.argument("name", metavar="[TOPIC]", required=False, shell_complete=completion.topics)
 @dry_run
@@ -112,10 +109,8 @@ def rebalance(name: str | None, nameserver: str | None, *, dry_run: bool, as_jso
 
 @options.command(
     "repair",
-    epilog=options.examples(
-        "headrace topic repair orders --dry-run",
-        "headrace topic repair orders --forget-broker broker-b",
-    ),
+    "headrace topic repair orders --dry-run",
+    "headrace topic repair orders --forget-broker broker-b",
 )
 @_topic
 @click.option(
@@ -145,9 +140,8 @@ def repair(
 
 @options.command(
     "mapping",
-    epilog=options.examples(
-        "headrace topic mapping orders", "headrace topic mapping orders --json"
-    ),
+    "headrace topic mapping orders",
+    "headrace topic mapping orders --json",
 )
 @_topic
 @options.as_json

@@ -5,7 +5,6 @@ Source: docs/static-topics.md; tests/clients/test_admin_static.py.
 
 from __future__ import annotations
 
-import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -15,6 +14,7 @@ from headrace.admin.chains import ChainAdmin
 from headrace.errors import HeadraceError, RouteNotFound
 from headrace.messages import check_topic
 from headrace.tasks import gather, gather_or_raise
+from headrace.values import now_ms
 from headrace_protocol.admin_headers import CreateStaticTopicHeader
 from headrace_protocol.bodies import MessageQueue, TopicConfigAndQueueMapping
 from headrace_protocol.codes import RequestCode
@@ -153,7 +153,7 @@ class StaticTopicAdmin(ChainAdmin):
             found = found._replace(attributes=dict(attributes or {}))
         targets = brokers or await self._names_of(found, cluster)
         with _as_admin_errors():
-            plan = plan_create(topic, queues, targets, found.brokers(), _now_ms())
+            plan = plan_create(topic, queues, targets, found.brokers(), now_ms())
         change = await self._change(plan, found, dry_run=dry_run)
         if not dry_run:
             await self._instance.wait_for_route(topic)
@@ -171,7 +171,7 @@ class StaticTopicAdmin(ChainAdmin):
         """Move all queues, or only ``queues``, to the brokers ``to``."""
         found = await self._existing_static(topic)
         with _as_admin_errors():
-            plan = plan_remap(topic, to, found.brokers(), _now_ms(), queues=queues, mode=mode)
+            plan = plan_remap(topic, to, found.brokers(), now_ms(), queues=queues, mode=mode)
         inexact = {item.bname for item in plan.closed_items().values()} - found.exact
         if mode is Mode.STRICT and inexact:
             raise StaticTopicError(
@@ -184,7 +184,7 @@ class StaticTopicAdmin(ChainAdmin):
         """Move the fewest queues after which masters lead equally many, give or take one."""
         found = await self._existing_static(topic)
         with _as_admin_errors():
-            plan = plan_rebalance(topic, found.brokers(), _now_ms())
+            plan = plan_rebalance(topic, found.brokers(), now_ms())
         return await self._change(plan, found, dry_run=dry_run)
 
     async def repair_static_topic(
@@ -194,7 +194,7 @@ class StaticTopicAdmin(ChainAdmin):
         found = await self.read_static_topic(topic)
         with _as_admin_errors():
             plan = plan_repair(
-                topic, found.brokers(), _now_ms(), known=found.remembered, forget=forget
+                topic, found.brokers(), now_ms(), known=found.remembered, forget=forget
             )
         return await self._change(plan, found, dry_run=dry_run)
 
@@ -437,10 +437,6 @@ def _table(
         "brokerToMapIn": sorted({chain[-1].bname for chain in moved}),
         "brokerToMapOut": sorted({chain[-2].bname for chain in moved}),
     }
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 @contextmanager

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from headrace.errors import ConfigurationError
 from headrace.messages import check_topic
-from headrace.values import ALL_TAGS, OR, TRIMMED, encoded_text, looks_like_sql, shown
+from headrace.values import ALL_TAGS, OR, TRIMMED, encoded_text, looks_like_sql, now_ms, shown
 from headrace_protocol.bodies import SubscriptionData
 from headrace_protocol.java_hash import java_hash
 from headrace_protocol.message import TAGS, property_value
@@ -34,7 +33,7 @@ class Subscription:
         self.expression = str.__str__(expression).strip(TRIMMED) or ALL
         self.tags = frozenset() if self.expression == ALL else self._listed()
         self._raw_tags = frozenset(tag.encode() for tag in self.tags)
-        self.version = time.time_ns() // 1_000_000
+        self.version = now_ms()
 
     def _listed(self) -> frozenset[str]:
         """The tags of an expression that lists them. Raises ConfigurationError."""

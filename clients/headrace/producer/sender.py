@@ -34,6 +34,7 @@ from headrace.producer.publication import Publication
 from headrace.producer.retries import Retries, refuses_blocks
 from headrace.route import TopicRoute
 from headrace.telemetry import ended
+from headrace.values import now_ms
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.message import TRANSACTION_PREPARED
 from headrace_protocol.message_ids import UniqKeyGenerator, encode_host
@@ -237,11 +238,6 @@ def _is_of_queue(error: HeadraceError) -> bool:
     if isinstance(error, BrokerError):
         return error.code == ResponseCode.NOT_LEADER_FOR_QUEUE
     return isinstance(error, NoQueue)
-
-
-def now_ms() -> int:
-    """The wall clock, in milliseconds since 1970."""
-    return time.time_ns() // 1_000_000
 
 
 def _route_of_new_topic(topic: str, default: TopicRoute) -> TopicRoute:

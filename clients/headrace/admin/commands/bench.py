@@ -37,10 +37,8 @@ _TOPIC_INDEPENDENT_CODES = {ResponseCode.INVALID_PARAMETER, ResponseCode.REQUEST
 
 @options.command(
     "bench",
-    epilog=options.examples(
-        "headrace bench",
-        "headrace bench --work pipeline --work latency --size 100 --seconds 5 --rate 500",
-    ),
+    "headrace bench",
+    "headrace bench --work pipeline --work latency --size 100 --seconds 5 --rate 500",
 )
 @click.option(
     "--work",

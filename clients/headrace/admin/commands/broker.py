@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headrace.admin import options
-from headrace.admin.failures import BadSettings, NotFound
+from headrace.admin.failures import NotFound
 from headrace.admin.output import print_rows, warned, with_problems
 from headrace.admin.running import run_admin
 from headrace.errors import HeadraceError
@@ -20,12 +20,10 @@ if TYPE_CHECKING:
 
 @options.group(
     "broker",
+    "headrace broker -c conf/broker.conf",
+    "headrace broker -c conf/broker.conf --check-config",
+    "headrace broker config get fileReservedTime",
     invoke_without_command=True,
-    epilog=options.examples(
-        "headrace broker -c conf/broker.conf",
-        "headrace broker -c conf/broker.conf --check-config",
-        "headrace broker config get fileReservedTime",
-    ),
 )
 @click.option(
     "--config",
@@ -48,20 +46,12 @@ def command(
         return
     if config is None:
         raise click.UsageError("Missing option '--config' / '-c'", context)
-    _serve(config, log_level, check_config=check_config)
-
-
-def _serve(config: Path, log_level: str, *, check_config: bool) -> None:
-    from headrace_broker.config import ConfigError
     from headrace_broker.main import serve
 
-    try:
-        serve(config, check_config=check_config, log_level=log_level)
-    except ConfigError as error:
-        raise BadSettings(error.problems) from error
+    serve(config, check_config=check_config, log_level=log_level)
 
 
-@command.command("forget", epilog=options.examples("headrace broker forget broker-b --yes"))
+@command.subcommand("forget", "headrace broker forget broker-b --yes")
 @click.argument("name", metavar="BROKER")
 @options.yes
 @options.nameserver
@@ -71,8 +61,7 @@ def forget(name: str, nameserver: str | None, *, yes: bool) -> None:
     From then on reads that lack its messages are no errors any more, and keys of compacted topics
     go to the brokers that are left.
     """
-    if not yes:
-        options.confirm(f"forget broker {name} with the messages that only it has")
+    options.confirm(f"forget broker {name} with the messages that only it has", yes=yes)
 
     async def run(admin: Admin) -> None:
         if not await admin.forget_broker(name):
@@ -81,9 +70,12 @@ def forget(name: str, nameserver: str | None, *, yes: bool) -> None:
     run_admin(run, nameserver)
 
 
-@command.group("config", epilog=options.examples("headrace broker config get"))
+@options.group("config", "headrace broker config get")
 def config_group() -> None:
     """Read and change the settings of running brokers."""
+
+
+command.add_command(config_group)
 
 
 _broker = click.option(
@@ -91,12 +83,10 @@ _broker = click.option(
 )
 
 
-@config_group.command(
+@config_group.subcommand(
     "get",
-    epilog=options.examples(
-        "headrace broker config get fileReservedTime",
-        "headrace broker config get --broker broker-a --json",
-    ),
+    "headrace broker config get fileReservedTime",
+    "headrace broker config get --broker broker-a --json",
 )
 @click.argument("names", metavar="[NAME]...", nargs=-1)
 @_broker
@@ -142,12 +132,10 @@ def _rows(
     ]
 
 
-@config_group.command(
+@config_group.subcommand(
     "set",
-    epilog=options.examples(
-        "headrace broker config set fileReservedTime=48",
-        "headrace broker config set fileReservedTime=48 --broker broker-a",
-    ),
+    "headrace broker config set fileReservedTime=48",
+    "headrace broker config set fileReservedTime=48 --broker broker-a",
 )
 @click.argument("settings", metavar="NAME=VALUE...", nargs=-1, required=True)
 @_broker

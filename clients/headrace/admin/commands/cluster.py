@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from headrace_protocol.departed import DepartedBroker
 
 
-@options.command("cluster", epilog=options.examples("headrace cluster", "headrace cluster --json"))
+@options.command("cluster", "headrace cluster", "headrace cluster --json")
 @options.as_json
 @options.nameserver
 def command(*, as_json: bool, nameserver: str | None) -> None:

@@ -13,7 +13,8 @@ from headrace.admin.completion import VARIABLE
 
 @options.command(
     "completion",
-    epilog=options.examples('eval "$(headrace completion bash)"', "headrace completion zsh"),
+    'eval "$(headrace completion bash)"',
+    "headrace completion zsh",
 )
 @click.argument("shell", metavar="SHELL", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context

@@ -34,12 +34,10 @@ _CHECK_S = 0.25
 
 @options.command(
     "consume",
-    epilog=options.examples(
-        "headrace consume orders --from 15m --tag paid --tag shipped --json",
-        "headrace consume orders --tail 5 --follow",
-        r"headrace consume orders --key 4711 --format '%q\t%o\t%T\t%s\n'",
-        "headrace consume orders --group warehouse --max 10",
-    ),
+    "headrace consume orders --from 15m --tag paid --tag shipped --json",
+    "headrace consume orders --tail 5 --follow",
+    r"headrace consume orders --key 4711 --format '%q\t%o\t%T\t%s\n'",
+    "headrace consume orders --group warehouse --max 10",
 )
 @click.argument("topic", metavar="TOPIC", shell_complete=completion.topics)
 @click.option(

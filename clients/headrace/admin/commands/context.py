@@ -15,7 +15,7 @@ from headrace.errors import ConfigurationError
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
 
-@options.group("context", epilog=options.examples("headrace context use staging"))
+@options.group("context", "headrace context use staging")
 def command() -> None:
     """Name clusters, and choose the one that commands and clients use.
 
@@ -23,12 +23,10 @@ def command() -> None:
     """
 
 
-@command.command(
+@command.subcommand(
     "add",
-    epilog=options.examples(
-        "headrace context add local 127.0.0.1:9876",
-        "headrace context add staging 'ns-1:9876;ns-2:9876'",
-    ),
+    "headrace context add local 127.0.0.1:9876",
+    "headrace context add staging 'ns-1:9876;ns-2:9876'",
 )
 @click.argument("name", metavar="NAME")
 @click.argument("nameserver", metavar="HOST:PORT[;...]")
@@ -44,7 +42,7 @@ def add(name: str, nameserver: str) -> None:
     settings.save()
 
 
-@command.command("use", epilog=options.examples("headrace context use staging"))
+@command.subcommand("use", "headrace context use staging")
 @click.argument("name", metavar="NAME", shell_complete=completion.contexts)
 def use(name: str) -> None:
     """Choose the cluster that commands and clients use from now on."""
@@ -54,7 +52,7 @@ def use(name: str) -> None:
     settings.save()
 
 
-@command.command("remove", epilog=options.examples("headrace context remove staging"))
+@command.subcommand("remove", "headrace context remove staging")
 @click.argument("name", metavar="NAME", shell_complete=completion.contexts)
 def remove(name: str) -> None:
     """Forget the name of a cluster."""
@@ -71,9 +69,7 @@ def _check_known(settings: Settings, name: str) -> None:
         raise NotFound(f"{config_file()} has no context {name}; see `headrace context list`")
 
 
-@command.command(
-    "list", epilog=options.examples("headrace context list", "headrace context list --json")
-)
+@command.subcommand("list", "headrace context list", "headrace context list --json")
 @options.as_json
 def list_contexts(*, as_json: bool) -> None:
     """List the contexts, and the one in use."""

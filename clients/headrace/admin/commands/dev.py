@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import click
 
 from headrace.admin import options
-from headrace.admin.failures import BadSettings
 from headrace_daemon.command import warn
 
 if TYPE_CHECKING:
@@ -19,11 +18,9 @@ if TYPE_CHECKING:
 
 @options.command(
     "dev",
-    epilog=options.examples(
-        "headrace dev",
-        "headrace dev --data ./messages --nameserver-port 0 --broker-port 0",
-        "headrace dev --set fileReservedTime=1 --set autoCreateTopicEnable=false",
-    ),
+    "headrace dev",
+    "headrace dev --data ./messages --nameserver-port 0 --broker-port 0",
+    "headrace dev --set fileReservedTime=1 --set autoCreateTopicEnable=false",
 )
 @click.option(
     "--data",
@@ -119,22 +116,19 @@ _OPTIONS = {
 
 
 def _settings(config: Path | None, changes: tuple[str, ...]) -> dict[str, str]:
-    """Settings by key. Raises BadSettings with the place of each unusable one."""
+    """Settings by key. Raises ConfigError with the place of each unusable one."""
     from headrace_broker.config import BrokerConfig, ConfigError
     from headrace_broker.settings.files import read_settings
 
-    try:
-        values, places, warnings = read_settings("\n".join(changes), "--set")
-        if config:
-            in_file = read_settings(config.read_text(), str(config))
-            values, places = in_file[0] | values, in_file[1] | places
-            warnings += in_file[2]
-        if values:
-            BrokerConfig().changed(values, places)
-    except ConfigError as error:
-        raise BadSettings(error.problems) from None
+    values, places, warnings = read_settings("\n".join(changes), "--set")
+    if config:
+        in_file = read_settings(config.read_text(), str(config))
+        values, places = in_file[0] | values, in_file[1] | places
+        warnings += in_file[2]
+    if values:
+        BrokerConfig().changed(values, places)
     if taken := [f"{places[key]}: {key}: use {_OPTIONS[key]}" for key in values if key in _OPTIONS]:
-        raise BadSettings(taken)
+        raise ConfigError(taken)
     for warning in warnings:
         warn(warning)
     return values

@@ -21,17 +21,15 @@ if TYPE_CHECKING:
     from headrace.messages import ReceivedMessage
 
 
-@options.group("dlq", epilog=options.examples("headrace group dlq replay warehouse --dry-run"))
+@options.group("dlq", "headrace group dlq replay warehouse --dry-run")
 def command() -> None:
     """List and replay a group's dead letters: the messages that it has given up."""
 
 
-@command.command(
+@command.subcommand(
     "list",
-    epilog=options.examples(
-        "headrace group dlq list warehouse",
-        "headrace group dlq list warehouse --from 2h --max 100 --json",
-    ),
+    "headrace group dlq list warehouse",
+    "headrace group dlq list warehouse --from 2h --max 100 --json",
 )
 @click.argument("group", metavar="GROUP", shell_complete=completion.groups)
 @click.option(
@@ -67,13 +65,11 @@ def list_letters(
     print_rows(rows, as_json=as_json, empty=f"group {group} has no dead letters")
 
 
-@command.command(
+@command.subcommand(
     "replay",
-    epilog=options.examples(
-        "headrace group dlq replay warehouse --dry-run",
-        "headrace group dlq replay warehouse --since 2h",
-        "headrace group dlq replay warehouse --message 7F0000010A2B18B4AAC2000000000000",
-    ),
+    "headrace group dlq replay warehouse --dry-run",
+    "headrace group dlq replay warehouse --since 2h",
+    "headrace group dlq replay warehouse --message 7F0000010A2B18B4AAC2000000000000",
 )
 @click.argument("group", metavar="GROUP", shell_complete=completion.groups)
 @click.option("--message", "message_id", metavar="ID", help="Only the dead letter with this id.")

@@ -3,35 +3,26 @@
 from __future__ import annotations
 
 import sys
-import time
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from headrace.admin import options
-from headrace.admin.health import broker_rows, departed_rows
+from headrace.admin.health import Check, broker_checks, departed_checks
 from headrace.admin.output import print_rows
+from headrace.values import now_ms
 from headrace_daemon.command import FAILED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from headrace.admin.health import Row
     from headrace_protocol.bodies import BrokerData, ClusterInfo
     from headrace_protocol.departed import DepartedBroker
 
 
-class Check(NamedTuple):
-    """One line of the diagnosis; problem is None if there is none. role: see ``health.CHECKS``."""
-
-    role: str
-    name: str
-    address: str
-    problem: str | None
-
-
 @options.command(
     "doctor",
-    epilog=options.examples("headrace doctor", "headrace doctor --json -n 'ns-1:9876;ns-2:9876'"),
+    "headrace doctor",
+    "headrace doctor --json -n 'ns-1:9876;ns-2:9876'",
 )
 @options.as_json
 @options.nameserver
@@ -51,7 +42,7 @@ def command(*, as_json: bool, nameserver: str | None) -> None:
 
     from headrace.config import resolve_nameservers
 
-    checks = trio.run(_check_all, resolve_nameservers(nameserver))
+    checks = trio.run(diagnose, resolve_nameservers(nameserver))
     rows = [
         {
             "role": check.role,
@@ -67,7 +58,8 @@ def command(*, as_json: bool, nameserver: str | None) -> None:
         sys.exit(FAILED)
 
 
-async def _check_all(nameservers: Sequence[str]) -> list[Check]:
+async def diagnose(nameservers: Sequence[str], wall_ms: Callable[[], int] = now_ms) -> list[Check]:
+    """Check each nameserver and all brokers that they know. wall_ms: this machine's clock."""
     from headrace.admin.probe import Role, examine
     from headrace.tasks import gather
 
@@ -89,34 +81,36 @@ async def _check_all(nameservers: Sequence[str]) -> list[Check]:
         name, broker_id, address = place
         problem, body = await examine(address, Role.BROKER)
         node = f"{name}:{broker_id}"
-        problem, rows = (problem, []) if problem else _broker_problems(node, body)
-        own = Check("broker", node, address, problem or brokers[place])
-        return [own, *(Check(row.role, row.name, address, row.problem) for row in rows)]
+        problem, found = (
+            (problem, []) if problem else _broker_problems(node, address, body, wall_ms())
+        )
+        return [Check("broker", node, address, problem or brokers[place]), *found]
 
     async def check_left(broker: DepartedBroker) -> list[Check]:
         """Also a broker that runs and doesn't register, which its store may be the reason for."""
         name, address = broker.broker_name, broker.broker_addr
-        rows = departed_rows(broker)
+        found = departed_checks(broker)
         if address and address not in live:
             problem, body = await examine(address, Role.BROKER)
-            rows += [] if problem else _broker_problems(name, body)[1]
-        return [Check(row.role, row.name, address, row.problem) for row in rows]
+            found += [] if problem else _broker_problems(name, address, body, wall_ms())[1]
+        return found
 
     for each in [*await gather(check, sorted(brokers)), *await gather(check_left, left)]:
         checks += each if isinstance(each, list) else []
     return checks
 
 
-def _broker_problems(node: str, body: bytes) -> tuple[str | None, list[Row]]:
+def _broker_problems(
+    node: str, address: str, body: bytes, now_ms: int
+) -> tuple[str | None, list[Check]]:
     """The problem with a broker's runtime information itself, and those that it shows."""
     from headrace_protocol.bodies import KVTable
 
-    now_ms = time.time_ns() // 1_000_000
     try:
         info = KVTable.decode(body).table
     except ValueError as error:
         return f"its runtime information is malformed: {error}", []
-    return None, broker_rows(node, info, now_ms)
+    return None, broker_checks(node, address, info, now_ms)
 
 
 def _left(clusters: Iterable[ClusterInfo]) -> list[DepartedBroker]:

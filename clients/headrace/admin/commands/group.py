@@ -34,7 +34,7 @@ _WATCH_S = 2.0
 _CLEAR = "\x1b[H\x1b[2J"
 
 
-@options.group("group", epilog=options.examples("headrace group lag warehouse"))
+@options.group("group", "headrace group lag warehouse")
 def command() -> None:
     """List, describe, move and delete consumer groups, and replay dead letters."""
 
@@ -42,9 +42,7 @@ def command() -> None:
 command.add_command(dlq.command)
 
 
-@command.command(
-    "list", epilog=options.examples("headrace group list", "headrace group list --json")
-)
+@command.subcommand("list", "headrace group list", "headrace group list --json")
 @options.system
 @options.as_json
 @options.nameserver
@@ -73,11 +71,10 @@ async def _group_row(admin: Admin, group: str, problems: list[BrokerProblem]) ->
     }
 
 
-@command.command(
+@command.subcommand(
     "describe",
-    epilog=options.examples(
-        "headrace group describe warehouse", "headrace group describe warehouse --json"
-    ),
+    "headrace group describe warehouse",
+    "headrace group describe warehouse --json",
 )
 @click.argument("group", metavar="GROUP", shell_complete=completion.groups)
 @options.as_json
@@ -117,11 +114,10 @@ def describe(group: str, nameserver: str | None, *, as_json: bool) -> None:
     print_rows(description["queues"], as_json=False, empty="it has no queues")
 
 
-@command.command(
+@command.subcommand(
     "delete",
-    epilog=options.examples(
-        "headrace group delete warehouse", "headrace group delete warehouse --yes"
-    ),
+    "headrace group delete warehouse",
+    "headrace group delete warehouse --yes",
 )
 @click.argument("group", metavar="GROUP", shell_complete=completion.groups)
 @options.yes
@@ -131,8 +127,7 @@ def delete(group: str, nameserver: str | None, *, yes: bool) -> None:
 
     A group with connected members is not deleted: they would create it again.
     """
-    if not yes:
-        options.confirm(f"delete group {group} and its offsets")
+    options.confirm(f"delete group {group} and its offsets", yes=yes)
 
     async def run(admin: Admin) -> None:
         await admin.delete_group(group)
@@ -140,13 +135,11 @@ def delete(group: str, nameserver: str | None, *, yes: bool) -> None:
     run_admin(run, nameserver)
 
 
-@command.command(
+@command.subcommand(
     "lag",
-    epilog=options.examples(
-        "headrace group lag warehouse",
-        "headrace group lag warehouse --watch",
-        "headrace group lag warehouse --topic orders --json",
-    ),
+    "headrace group lag warehouse",
+    "headrace group lag warehouse --watch",
+    "headrace group lag warehouse --topic orders --json",
 )
 @click.argument("group", metavar="GROUP", shell_complete=completion.groups)
 @click.option("--topic", metavar="TOPIC", shell_complete=completion.topics, help="Only this topic.")
@@ -223,14 +216,12 @@ def _lag_row(lag: QueueLag) -> dict[str, Any]:
     }
 
 
-@command.command(
+@command.subcommand(
     "reset",
-    epilog=options.examples(
-        "headrace group reset warehouse orders --to earliest",
-        "headrace group reset warehouse orders --to 15m",
-        "headrace group reset warehouse orders --to 2026-11-21T06:00",
-        "headrace group reset warehouse orders --queue 0 --to 4711",
-    ),
+    "headrace group reset warehouse orders --to earliest",
+    "headrace group reset warehouse orders --to 15m",
+    "headrace group reset warehouse orders --to 2026-11-21T06:00",
+    "headrace group reset warehouse orders --queue 0 --to 4711",
 )
 @click.argument("group", metavar="GROUP", shell_complete=completion.groups)
 @click.argument("topic", metavar="TOPIC", shell_complete=completion.topics)
@@ -300,12 +291,10 @@ async def _queue(admin: Admin, topic: str, queue_id: int, broker: str | None) ->
     return found[0]
 
 
-@command.command(
+@command.subcommand(
     "clone",
-    epilog=options.examples(
-        "headrace group clone warehouse auditors",
-        "headrace group clone warehouse auditors --topic orders",
-    ),
+    "headrace group clone warehouse auditors",
+    "headrace group clone warehouse auditors --topic orders",
 )
 @click.argument("source", metavar="FROM", shell_complete=completion.groups)
 @click.argument("target", metavar="TO", shell_complete=completion.groups)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import sys
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +35,7 @@ _topic = click.argument("topic", metavar="TOPIC", shell_complete=completion.topi
 _key = click.argument("key", metavar="KEY")
 
 
-@options.group("kv", epilog=options.examples("headrace kv put settings colour blue"))
+@options.group("kv", "headrace kv put settings colour blue")
 def command() -> None:
     """Get, put, delete and watch keys of a topic that is used as a table.
 
@@ -42,11 +43,10 @@ def command() -> None:
     """
 
 
-@command.command(
+@command.subcommand(
     "get",
-    epilog=options.examples(
-        "headrace kv get settings colour", "headrace kv get settings colour --json"
-    ),
+    "headrace kv get settings colour",
+    "headrace kv get settings colour --json",
 )
 @_topic
 @_key
@@ -88,9 +88,7 @@ async def _value(
 ) -> bytes | None:
     from headrace.errors import KeyLookupUnsupported
 
-    def table(*, local: bool) -> Table[bytes]:
-        return _reader(topic, nameserver, local=local, allow_partial=allow_partial)
-
+    table = partial(_table, topic, nameserver, allow_partial=allow_partial)
     try:
         async with table(local=False) as remote:
             return await remote.get(key)
@@ -99,8 +97,8 @@ async def _value(
             return await copy.get(key)
 
 
-def _reader(
-    topic: str, nameserver: str | None, *, local: bool = True, allow_partial: bool
+def _table(
+    topic: str, nameserver: str | None, *, local: bool, allow_partial: bool = False
 ) -> Table[bytes]:
     from headrace.table.client import Table
 
@@ -113,11 +111,10 @@ def _reader(
     )
 
 
-@command.command(
+@command.subcommand(
     "put",
-    epilog=options.examples(
-        "headrace kv put settings colour blue", "cat ada.jpg | headrace kv put photos ada"
-    ),
+    "headrace kv put settings colour blue",
+    "cat ada.jpg | headrace kv put photos ada",
 )
 @_topic
 @_key
@@ -133,13 +130,13 @@ def put(
     body = sys.stdin.buffer.read() if value is None else value
 
     async def run() -> SendResult:
-        async with _writer(topic, nameserver) as table:
+        async with _table(topic, nameserver, local=False) as table:
             return await table.put(key, body)
 
     _print_result(trio.run(run), key, as_json=as_json)
 
 
-@command.command("delete", epilog=options.examples("headrace kv delete settings colour"))
+@command.subcommand("delete", "headrace kv delete settings colour")
 @_topic
 @_key
 @options.as_json
@@ -149,16 +146,10 @@ def delete(topic: str, key: str, nameserver: str | None, *, as_json: bool) -> No
     import trio
 
     async def run() -> SendResult:
-        async with _writer(topic, nameserver) as table:
+        async with _table(topic, nameserver, local=False) as table:
             return await table.delete(key)
 
     _print_result(trio.run(run), key, as_json=as_json)
-
-
-def _writer(topic: str, nameserver: str | None) -> Table[bytes]:
-    from headrace.table.client import Table
-
-    return Table(topic, local=False, nameserver=nameserver, delivery_timeout_ms=_PATIENCE_MS)
 
 
 def _print_result(result: SendResult, key: str, *, as_json: bool) -> None:
@@ -173,11 +164,10 @@ def _print_result(result: SendResult, key: str, *, as_json: bool) -> None:
     print_record(record, as_json=as_json)
 
 
-@command.command(
+@command.subcommand(
     "watch",
-    epilog=options.examples(
-        "headrace kv watch settings", "headrace kv watch settings --all --json"
-    ),
+    "headrace kv watch settings",
+    "headrace kv watch settings --all --json",
 )
 @_topic
 @click.option("--all", "with_values", is_flag=True, help="Print the present values first.")
@@ -206,7 +196,7 @@ def watch(
 
     async def run() -> None:
         with deferred_interrupts() as interrupts:
-            reader = _reader(topic, nameserver, allow_partial=allow_partial)
+            reader = _table(topic, nameserver, local=True, allow_partial=allow_partial)
             async with reader as table, interrupts.cancel_block():
                 if not with_values:
                     await table.synced()
@@ -228,7 +218,7 @@ def _print_change(change: Change[bytes], *, as_json: bool) -> None:
     sys.stdout.write(f"{time}\t{action}\t{clean(change.key)}\t{clean(value)}\n")
 
 
-@command.command("dump", epilog=options.examples("headrace kv dump settings"))
+@command.subcommand("dump", "headrace kv dump settings")
 @_topic
 @options.allow_partial
 @options.nameserver
@@ -240,7 +230,7 @@ def dump(topic: str, nameserver: str | None, *, allow_partial: bool) -> None:
     import trio
 
     async def run() -> list[tuple[str, bytes]]:
-        async with _reader(topic, nameserver, allow_partial=allow_partial) as table:
+        async with _table(topic, nameserver, local=True, allow_partial=allow_partial) as table:
             await table.synced()
             return sorted(table.items())
 
@@ -255,12 +245,10 @@ def _row(key: str, value: bytes | None) -> dict[str, Any]:
         return {"key": key, "value_base64": base64.b64encode(value or b"").decode()}
 
 
-@command.command(
+@command.subcommand(
     "load",
-    epilog=options.examples(
-        "headrace kv load settings settings.ndjson",
-        "cat settings.ndjson | headrace kv load settings",
-    ),
+    "headrace kv load settings settings.ndjson",
+    "cat settings.ndjson | headrace kv load settings",
 )
 @_topic
 @click.argument("file", type=click.Path(path_type=Path), metavar="[FILE]", required=False)

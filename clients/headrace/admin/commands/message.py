@@ -9,11 +9,17 @@ import click
 from headrace.admin import completion, options
 from headrace.admin.failures import NotFound
 from headrace.admin.messages import message_record, preview
-from headrace.admin.output import print_record, print_rows, time_text, warned_if, with_problems
+from headrace.admin.output import (
+    newest_of_each,
+    print_record,
+    print_rows,
+    time_text,
+    warned_if,
+    with_problems,
+)
 from headrace.admin.places import milliseconds, parse_time
 from headrace.admin.running import run_admin
 from headrace.errors import ConfigurationError
-from headrace_daemon.command import warn
 
 if TYPE_CHECKING:
     from headrace.admin.client import Admin
@@ -22,17 +28,15 @@ if TYPE_CHECKING:
 _TIMESTAMP_MS_MAX = 2**63 - 1
 
 
-@options.group("message", epilog=options.examples("headrace message query orders 4711 --since 2h"))
+@options.group("message", "headrace message query orders 4711 --since 2h")
 def command() -> None:
     """Find messages by id or key."""
 
 
-@command.command(
+@command.subcommand(
     "get",
-    epilog=options.examples(
-        "headrace message get 7F00000100002A9F000000000000012C",
-        "headrace message get 7F0000010A2B18B4AAC2000000000000 --topic orders --json",
-    ),
+    "headrace message get 7F00000100002A9F000000000000012C",
+    "headrace message get 7F0000010A2B18B4AAC2000000000000 --topic orders --json",
 )
 @click.argument("message_id", metavar="ID")
 @click.option(
@@ -67,12 +71,10 @@ def get(
     print_record(message_record(message), as_json=as_json)
 
 
-@command.command(
+@command.subcommand(
     "query",
-    epilog=options.examples(
-        "headrace message query orders 4711",
-        "headrace message query orders 4711 --since 2h --until 30m --json",
-    ),
+    "headrace message query orders 4711",
+    "headrace message query orders 4711 --since 2h --until 30m --json",
 )
 @click.argument("topic", metavar="TOPIC", shell_complete=completion.topics)
 @click.argument("key", metavar="KEY")
@@ -123,28 +125,18 @@ def query(
         )
 
     with warned_if(allow_partial) as problems:
-        found = _newest(run_admin(run, nameserver), count)
+        found = newest_of_each(
+            run_admin(run, nameserver),
+            count,
+            lambda message: message.queue.broker_name,
+            f"only the newest {count} messages are listed; older ones with a larger --max, or an "
+            "earlier --until",
+        )
     rows = list(map(message_record if as_json else _short, found))
     if as_json or found:
         print_rows(with_problems(rows, problems), as_json=as_json, empty="")
     if not found:
         raise NotFound(f"no message of {topic} has the key {key}")
-
-
-def _newest(messages: list[ReceivedMessage], count: int) -> list[ReceivedMessage]:
-    """The newest ``count`` of each broker, of messages ordered by time; warns if there are more."""
-    by_broker: dict[str, list[ReceivedMessage]] = {}
-    for message in messages:
-        by_broker.setdefault(message.queue.broker_name, []).append(message)
-    more = [broker for broker, found in by_broker.items() if len(found) > count]
-    if not more:
-        return messages
-    warn(
-        f"{', '.join(more)}: only the newest {count} messages are listed; older ones with a larger "
-        "--max, or an earlier --until"
-    )
-    kept = {id(message) for found in by_broker.values() for message in found[-count:]}
-    return [message for message in messages if id(message) in kept]
 
 
 def _short(message: ReceivedMessage) -> dict[str, object]:

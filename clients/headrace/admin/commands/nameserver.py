@@ -7,15 +7,12 @@ from pathlib import Path
 import click
 
 from headrace.admin import options
-from headrace.errors import ConfigurationError
 
 
 @options.command(
     "nameserver",
-    epilog=options.examples(
-        "headrace nameserver --port 9876",
-        "headrace nameserver -c conf/nameserver.conf --check-config",
-    ),
+    "headrace nameserver --port 9876",
+    "headrace nameserver -c conf/nameserver.conf --check-config",
 )
 @click.option(
     "--config",
@@ -37,10 +34,6 @@ def command(config: Path | None, port: int | None, log_level: str, *, check_conf
 
     It tells clients which brokers have which topics, until SIGINT (Ctrl-C) or SIGTERM.
     """
-    from headrace_nameserver.config import ConfigError
     from headrace_nameserver.main import serve
 
-    try:
-        serve(config, port=port, check_config=check_config, log_level=log_level)
-    except ConfigError as error:
-        raise ConfigurationError(str(error)) from error
+    serve(config, port=port, check_config=check_config, log_level=log_level)

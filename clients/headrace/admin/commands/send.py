@@ -5,7 +5,7 @@ from __future__ import annotations
 import select
 import sys
 import time
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,6 +14,7 @@ import click
 from headrace.admin import completion, options
 from headrace.admin.output import print_record
 from headrace.admin.places import parse_duration, parse_moment
+from headrace.admin.progress import progress
 from headrace.admin.rows import (
     LINE_BYTES_MAX,
     BadRow,
@@ -41,13 +42,11 @@ Chunk = list["Message"]
 
 @options.command(
     "send",
-    epilog=options.examples(
-        "headrace send orders 'two apples' -k 4711 -t paid -p source=shop",
-        "headrace send photos --body-file apple.jpg",
-        "headrace send reminders 'tea is ready' --delay 3m",
-        "headrace send orders --file orders.csv --key-column id --tag-column state",
-        "seq 1000 | headrace send numbers",
-    ),
+    "headrace send orders 'two apples' -k 4711 -t paid -p source=shop",
+    "headrace send photos --body-file apple.jpg",
+    "headrace send reminders 'tea is ready' --delay 3m",
+    "headrace send orders --file orders.csv --key-column id --tag-column state",
+    "seq 1000 | headrace send numbers",
 )
 @click.argument("topic", metavar="TOPIC", shell_complete=completion.topics)
 @click.argument("body", metavar="[BODY]", type=options.BYTES, required=False)
@@ -180,7 +179,7 @@ def _send_rows(
         row_format = RowFormat(format_name) if format_name else format_of(source.name)
         if row_format is RowFormat.LINES and columns.names():
             raise ConfigurationError("lines have no columns; use --format csv or --format ndjson")
-        with _progress(source) as advance:
+        with progress(source.name, source.file_bytes) as advance:
             stream = _Stream(source, row_format, topic, columns, advance)
             started = time.monotonic()
             trio.run(stream.send, nameserver)
@@ -346,25 +345,3 @@ class _Stream:
                 raise BadRow(place, f"a line of more than {LINE_BYTES_MAX} bytes")
         if rest:
             yield rest
-
-
-def _progress(source: _Source) -> AbstractContextManager[Callable[[int], None]]:
-    if source.file_bytes and sys.stderr.isatty():
-        return _progress_bar(source.name, source.file_bytes)
-    return nullcontext(lambda _bytes: None)
-
-
-@contextmanager
-def _progress_bar(name: str, file_bytes: int) -> Iterator[Callable[[int], None]]:
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        DownloadColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task(name, total=file_bytes)
-        yield lambda byte_count: progress.advance(task, byte_count)

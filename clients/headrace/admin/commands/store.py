@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,18 +10,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headrace.admin import options
-from headrace.admin.failures import BadSettings, CommandFailed, NotFound
 from headrace.admin.output import (
+    print_findings,
     print_json,
     print_json_line,
     print_record,
     print_rows,
     time_text,
 )
+from headrace.admin.progress import progress
 from headrace_daemon.command import FAILED, clean, warn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
     from headrace_broker.store_tools.directory import StoreDirectory
     from headrace_broker.store_tools.findings import Finding
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from headrace_protocol.message import StoredMessage
 
 
-@options.group("store", epilog=options.examples("headrace store fsck /var/lib/headrace/store"))
+@options.group("store", "headrace store fsck /var/lib/headrace/store")
 def command() -> None:
     """Check, print, count and copy a store directory."""
 
@@ -47,12 +47,10 @@ _config = click.option(
 )
 
 
-@command.command(
+@command.subcommand(
     "fsck",
-    epilog=options.examples(
-        "headrace store fsck /var/lib/headrace/store",
-        "headrace store fsck /var/lib/headrace/store --repair",
-    ),
+    "headrace store fsck /var/lib/headrace/store",
+    "headrace store fsck /var/lib/headrace/store --repair",
 )
 @_directory
 @click.option("--repair", is_flag=True, help="Repair all that can be repaired without loss.")
@@ -67,34 +65,27 @@ def fsck(directory: Path, config: Path | None, *, repair: bool, as_json: bool) -
     from headrace_broker.store_tools import fsck as tool
 
     with _opened(directory, config) as store:
-        with _progress("checking", _bytes(store)) as advance:
+        with progress("checking", _bytes(store)) as advance:
             report = tool.check(store, advance)
         rows = [_finding_row(finding, store.root) for finding in report.findings]
         saved = None
         if repair:
-            with _progress("repairing", store.log_bytes) as advance:
+            with progress("repairing", store.log_bytes) as advance:
                 saved = tool.repair(store, report.findings, advance)
-            with _progress("checking", _bytes(store)) as advance:
+            with progress("checking", _bytes(store)) as advance:
                 report = tool.check(store, advance)
             _mark_repaired(rows, report, store.root)
-    if as_json:
-        print_json({**_report_record(report, saved), "findings": rows})
-    else:
-        print_rows(rows, as_json=False, empty="no problems found")
-        text = ", ".join(f"{name} {value}" for name, value in _report_record(report, saved).items())
-        sys.stderr.write(f"{text}\n")
+    print_findings(_report_record(report, saved), rows, as_json=as_json)
     if report.damage:
         sys.exit(FAILED)
 
 
-@command.command(
+@command.subcommand(
     "dump",
-    epilog=options.examples(
-        "headrace store dump /var/lib/headrace/store --topic orders --max 10",
-        "headrace store dump /var/lib/headrace/store --from 1073741824 --json",
-        "headrace store dump /var/lib/headrace/store --topic users --compacted",
-        "headrace store dump /var/lib/headrace/store --timers --max 10",
-    ),
+    "headrace store dump /var/lib/headrace/store --topic orders --max 10",
+    "headrace store dump /var/lib/headrace/store --from 1073741824 --json",
+    "headrace store dump /var/lib/headrace/store --topic users --compacted",
+    "headrace store dump /var/lib/headrace/store --timers --max 10",
 )
 @_directory
 @click.option("--topic", metavar="TOPIC", help="Only records of this topic.")
@@ -156,7 +147,7 @@ def dump(
     is_piped = not sys.stdout.isatty()
     with (
         _opened(directory, config) as store,
-        _progress("reading", store.log_bytes if is_piped else 0) as advance,
+        progress("reading", store.log_bytes if is_piped else 0) as advance,
     ):
         left = count_max
         wanted = Wanted(topic, queue, start)
@@ -183,9 +174,7 @@ def _dump_timers(
             write(unit)
 
 
-@command.command(
-    "stat", epilog=options.examples("headrace store stat /var/lib/headrace/store --json")
-)
+@command.subcommand("stat", "headrace store stat /var/lib/headrace/store --json")
 @_directory
 @_config
 @options.as_json
@@ -195,7 +184,7 @@ def stat(directory: Path, config: Path | None, *, as_json: bool) -> None:
 
     with _opened(directory, config) as store:
         summary = store_stat(store)
-        with _progress("reading", len(store.queue_paths), is_bytes=False) as advance:
+        with progress("reading", len(store.queue_paths), is_bytes=False) as advance:
             topics = topic_stats(store, advance)
     record = {name: getattr(summary, name) for name in summary.__slots__}
     rows = [
@@ -219,9 +208,9 @@ def stat(directory: Path, config: Path | None, *, as_json: bool) -> None:
     print_rows(rows, as_json=False, empty="no topic has messages")
 
 
-@command.command(
+@command.subcommand(
     "copy",
-    epilog=options.examples("headrace store copy /var/lib/headrace/store ./copy --topic orders"),
+    "headrace store copy /var/lib/headrace/store ./copy --topic orders",
 )
 @_directory
 @click.argument("target", metavar="TARGET", type=click.Path(path_type=Path))
@@ -245,7 +234,7 @@ def copy(
     """
     from headrace_broker.store_tools.copy import copy_topics
 
-    with _opened(directory, config) as store, _progress("copying", store.log_bytes) as advance:
+    with _opened(directory, config) as store, progress("copying", store.log_bytes) as advance:
         report = copy_topics(store, target, list(topics), advance)
     for damage in report.damage:
         warn(f"skipped {_damage_text(damage)}")
@@ -261,51 +250,16 @@ def copy(
 # -- common parts ----------------------------------------------------------------------------------
 
 
-@contextmanager
-def _opened(directory: Path, config: Path | None) -> Iterator[StoreDirectory]:
-    from headrace_broker.store.errors import StoreError
-    from headrace_broker.store_tools.directory import TopicNotFound, open_directory
+def _opened(directory: Path, config: Path | None) -> AbstractContextManager[StoreDirectory]:
+    from headrace_broker.store_tools.directory import open_directory
 
     sizes = None
     if config is not None:
-        from headrace_broker.config import ConfigError
         from headrace_broker.settings.files import load_config
         from headrace_broker.settings.of_store import store_settings
 
-        try:
-            sizes = store_settings(load_config(config)[0], bytes(8))
-        except ConfigError as error:
-            raise BadSettings(error.problems) from error
-    try:
-        with open_directory(directory, sizes) as store:
-            yield store
-    except TopicNotFound as error:
-        raise NotFound(str(error)) from error
-    except StoreError as error:
-        raise CommandFailed(str(error)) from error
-
-
-@contextmanager
-def _progress(what: str, total: int, *, is_bytes: bool = True) -> Iterator[Callable[[int], None]]:
-    if not total or not sys.stderr.isatty():
-        yield lambda _count: None
-        return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-
-    counts = (DownloadColumn(), TransferSpeedColumn()) if is_bytes else (MofNCompleteColumn(),)
-    columns = (TextColumn("{task.description}"), BarColumn(), *counts, TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task(what, total=total)
-        yield lambda count: progress.advance(task, count)
+        sizes = store_settings(load_config(config)[0], bytes(8))
+    return open_directory(directory, sizes)
 
 
 def _bytes(store: StoreDirectory) -> int:

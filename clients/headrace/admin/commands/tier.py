@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import sys
-import time
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from headrace.admin import completion, options
-from headrace.admin.failures import BadSettings, CommandFailed
+from headrace.admin.failures import CommandFailed
 from headrace.admin.output import (
     counted,
+    print_findings,
     print_json,
     print_record,
     print_rows,
@@ -22,11 +21,10 @@ from headrace.admin.output import (
 )
 from headrace.admin.running import run_admin
 from headrace.errors import ConfigurationError
+from headrace.values import now_ms
 from headrace_daemon.command import FAILED, warn
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from headrace.admin.client import Admin
     from headrace_broker.config import BrokerConfig
     from headrace_broker.tiered.access.settings import TierSettings
@@ -34,7 +32,7 @@ if TYPE_CHECKING:
     from headrace_protocol.tier_bodies import TierQueueStatus, TierStatus
 
 
-@options.group("tier", epilog=options.examples("headrace tier status"))
+@options.group("tier", "headrace tier status")
 def command() -> None:
     """Show, check, repair and move tiered storage."""
 
@@ -49,13 +47,11 @@ _config = click.option(
 )
 
 
-@command.command(
+@command.subcommand(
     "status",
-    epilog=options.examples(
-        "headrace tier status",
-        "headrace tier status --topic Orders",
-        "headrace tier status --max 1000 --json",
-    ),
+    "headrace tier status",
+    "headrace tier status --topic Orders",
+    "headrace tier status --max 1000 --json",
 )
 @click.option("--topic", metavar="TOPIC", shell_complete=completion.topics, help="Only this topic.")
 @options.max_count("queues of each broker")
@@ -92,9 +88,10 @@ def status(topic: str | None, count: int, nameserver: str | None, *, as_json: bo
     print_rows(rows, as_json=False, empty="no tiered topic has messages")
 
 
-@command.command(
+@command.subcommand(
     "resume",
-    epilog=options.examples("headrace tier resume", "headrace tier resume --topic Orders"),
+    "headrace tier resume",
+    "headrace tier resume --topic Orders",
 )
 @click.option("--topic", metavar="TOPIC", shell_complete=completion.topics, help="Only this topic.")
 @options.as_json
@@ -124,13 +121,11 @@ def resume(topic: str | None, nameserver: str | None, *, as_json: bool) -> None:
     print_rows(with_problems(rows, problems), as_json=as_json, empty="no queue was given up")
 
 
-@command.command(
+@command.subcommand(
     "forget",
-    epilog=options.examples(
-        "headrace tier forget Orders --queue 0 --broker broker-a",
-        "headrace tier forget Orders --queue 0 --broker broker-a --yes",
-        "headrace tier forget Orders --queue 0 --broker broker-a --all --yes",
-    ),
+    "headrace tier forget Orders --queue 0 --broker broker-a",
+    "headrace tier forget Orders --queue 0 --broker broker-a --yes",
+    "headrace tier forget Orders --queue 0 --broker broker-a --all --yes",
 )
 @click.argument("topic", shell_complete=completion.topics)
 @click.option("--queue", "queue_id", type=int, required=True, metavar="N", help="Queue id.")
@@ -242,12 +237,10 @@ def _behind(queue: TierQueueStatus) -> dict[str, Any]:
 # -- without a broker ------------------------------------------------------------------------------
 
 
-@command.command(
+@command.subcommand(
     "verify",
-    epilog=options.examples(
-        "headrace tier verify -c broker.conf",
-        "headrace tier verify -c broker.conf --deep --json",
-    ),
+    "headrace tier verify -c broker.conf",
+    "headrace tier verify -c broker.conf --deep --json",
 )
 @_config
 @click.option("--deep", is_flag=True, help="Read and check every message, too.")
@@ -260,8 +253,7 @@ def verify(config: Path, *, deep: bool, as_json: bool) -> None:
     """
     from headrace_broker.tiered.rescue.verify import verify as run
 
-    with _opened(config) as (_, settings):
-        report = run(settings, deep=deep)
+    report = run(_settings(config)[1], deep=deep)
     rows = [
         {
             "state": "damage" if found.is_damage else "note",
@@ -272,17 +264,12 @@ def verify(config: Path, *, deep: bool, as_json: bool) -> None:
     ]
     damaged = sum(found.is_damage for found in report.problems)
     counts = {"queues": report.queue_count, "messages": report.message_count, "damaged": damaged}
-    if as_json:
-        print_json({**counts, "findings": rows})
-    else:
-        print_rows(rows, as_json=False, empty="no problems found")
-        text = ", ".join(f"{name} {value}" for name, value in counts.items())
-        sys.stderr.write(f"{text}\n")
+    print_findings(counts, rows, as_json=as_json)
     if damaged:
         sys.exit(FAILED)
 
 
-@command.command("rebuild", epilog=options.examples("headrace tier rebuild -c broker.conf"))
+@command.subcommand("rebuild", "headrace tier rebuild -c broker.conf")
 @_config
 @options.as_json
 def rebuild(config: Path, *, as_json: bool) -> None:
@@ -295,8 +282,7 @@ def rebuild(config: Path, *, as_json: bool) -> None:
     """
     from headrace_broker.tiered.rescue.rebuild import rebuild as run
 
-    with _opened(config) as (_, settings):
-        done = run(settings, _now_ms())
+    done = run(_settings(config)[1], now_ms())
     for problem in done.problems:
         warn(f"left out: {problem}")
     print_record(_counts(done.tier, left_out=len(done.problems)), as_json=as_json)
@@ -304,7 +290,7 @@ def rebuild(config: Path, *, as_json: bool) -> None:
         sys.exit(FAILED)
 
 
-@command.command("restore", epilog=options.examples("headrace tier restore -c broker.conf"))
+@command.subcommand("restore", "headrace tier restore -c broker.conf")
 @_config
 @options.as_json
 def restore(config: Path, *, as_json: bool) -> None:
@@ -317,8 +303,8 @@ def restore(config: Path, *, as_json: bool) -> None:
     from headrace_broker.settings.of_store import store_settings
     from headrace_broker.tiered.rescue.restore import restore as run
 
-    with _opened(config) as (broker, settings):
-        done = run(settings, store_settings(broker, bytes(8)), _now_ms())
+    broker, settings = _settings(config)
+    done = run(settings, store_settings(broker, bytes(8)), now_ms())
     if done is None:
         sys.stderr.write("completed what an earlier command had begun\n")
         return
@@ -329,11 +315,10 @@ def restore(config: Path, *, as_json: bool) -> None:
         sys.exit(FAILED)
 
 
-@command.command(
+@command.subcommand(
     "sweep",
-    epilog=options.examples(
-        "headrace tier sweep -c broker.conf", "headrace tier sweep -c broker.conf --yes"
-    ),
+    "headrace tier sweep -c broker.conf",
+    "headrace tier sweep -c broker.conf --yes",
 )
 @_config
 @click.option("--yes", is_flag=True, help="Delete them.")
@@ -346,17 +331,14 @@ def sweep(config: Path, *, yes: bool, as_json: bool) -> None:
     """
     from headrace_broker.tiered.rescue.sweep import sweep as run
 
-    with _opened(config) as (_, settings):
-        found = run(settings, _now_ms(), deletes=yes)
+    found = run(_settings(config)[1], now_ms(), deletes=yes)
     rows = [{"path": entry.path, "bytes": entry.size, "deleted": yes} for entry in found]
     print_rows(rows, as_json=as_json, empty="nothing is left over")
     if rows and not yes:
         sys.stderr.write("nothing was deleted: --yes deletes these\n")
 
 
-@command.command(
-    "copy", epilog=options.examples("headrace tier copy --from broker.conf --to bucket.conf")
-)
+@command.subcommand("copy", "headrace tier copy --from broker.conf --to bucket.conf")
 @click.option(
     "--from",
     "source",
@@ -383,9 +365,9 @@ def copy(source: Path, target: Path, *, as_json: bool) -> None:
     from headrace_broker.tiered.rescue.copy import copy as run
     from headrace_broker.tiered.rescue.verify import verify as check
 
-    with _opened(source) as (_, old), _opened(target) as (_, new):
-        copied = run(old, new, _now_ms())
-        report = check(new, deep=True)
+    (_, old), (_, new) = _settings(source), _settings(target)
+    copied = run(old, new, now_ms())
+    report = check(new, deep=True)
     for found in report.problems:
         warn(f"{found.path}: {found.problem}")
     damaged = sum(found.is_damage for found in report.problems)
@@ -401,29 +383,16 @@ def _counts(tier: StoredTier, **more: int) -> dict[str, int]:
     return {"queues": len(queues), "messages": messages, **more}
 
 
-def _now_ms() -> int:
-    return int(time.time() * 1000)
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[tuple[BrokerConfig, TierSettings]]:
-    """A broker's settings, and those of its tier; errors of the tier as errors of a command."""
-    from headrace_broker.config import ConfigError
+def _settings(path: Path) -> tuple[BrokerConfig, TierSettings]:
+    """A broker's settings, and those of its tier."""
     from headrace_broker.settings.files import load_config
-    from headrace_broker.store.errors import StoreError
     from headrace_broker.tiered.container.tier import Home
 
-    try:
-        config = load_config(path)[0]
-    except ConfigError as error:
-        raise BadSettings(error.problems) from error
+    config = load_config(path)[0]
     home = Home(config.broker_cluster_name, config.broker_name)
     settings = config.tier_settings(config.store_path_root_dir, home)
     if settings is None:
         raise ConfigurationError(
             f"{path} has no tiered storage: set messageStorePlugIn, or name another file"
         )
-    try:
-        yield config, settings
-    except StoreError as error:
-        raise CommandFailed(str(error)) from error
+    return config, settings

@@ -27,18 +27,16 @@ if TYPE_CHECKING:
     from headrace_protocol.recall_handle import RecallHandle
 
 
-@options.group("timer", epilog=options.examples("headrace timer list --topic reminders"))
+@options.group("timer", "headrace timer list --topic reminders")
 def command() -> None:
     """List and cancel timers: messages that wait for their time."""
 
 
-@command.command(
+@command.subcommand(
     "list",
-    epilog=options.examples(
-        "headrace timer list",
-        "headrace timer list --topic reminders --until 15m",
-        "headrace timer list --max 1000 --json",
-    ),
+    "headrace timer list",
+    "headrace timer list --topic reminders --until 15m",
+    "headrace timer list --max 1000 --json",
 )
 @click.option("--topic", metavar="TOPIC", shell_complete=completion.topics, help="Only this topic.")
 @click.option(
@@ -85,12 +83,10 @@ def _row(timer: WaitingTimer, *, as_json: bool) -> dict[str, Any]:
     }
 
 
-@command.command(
+@command.subcommand(
     "cancel",
-    epilog=options.examples(
-        "headrace timer cancel 7F0000010A2B18B4AAC2000000000000",
-        "headrace timer cancel djEgcmVtaW5kZXJzIGJyb2tlci1hIDE3MDAwMDAwMDAwMDEgMDA=",
-    ),
+    "headrace timer cancel 7F0000010A2B18B4AAC2000000000000",
+    "headrace timer cancel djEgcmVtaW5kZXJzIGJyb2tlci1hIDE3MDAwMDAwMDAwMDEgMDA=",
 )
 @click.argument("timer", metavar="ID|HANDLE")
 @options.as_json

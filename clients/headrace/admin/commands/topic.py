@@ -60,7 +60,7 @@ def _perm(default: str | None) -> Callable[[options.Decorated], options.Decorate
     )
 
 
-@options.group("topic", epilog=options.examples("headrace topic create orders --queues 8"))
+@options.group("topic", "headrace topic create orders --queues 8")
 def command() -> None:
     """Create, list, describe, alter, purge and delete topics."""
 
@@ -77,15 +77,13 @@ for _more in (
     command.add_command(_more)
 
 
-@command.command(
+@command.subcommand(
     "create",
-    epilog=options.examples(
-        "headrace topic create orders --queues 8",
-        "headrace topic create steps --attribute message.type=FIFO --if-not-exists",
-        "headrace topic create clicks --static --queues 16",
-        "headrace topic create users --compacted --attribute key.queue=headrace",
-        "headrace topic create prices --static --queues 8 --compacted",
-    ),
+    "headrace topic create orders --queues 8",
+    "headrace topic create steps --attribute message.type=FIFO --if-not-exists",
+    "headrace topic create clicks --static --queues 16",
+    "headrace topic create users --compacted --attribute key.queue=headrace",
+    "headrace topic create prices --static --queues 8 --compacted",
 )
 @click.argument("name", metavar="TOPIC")
 @click.option(
@@ -213,13 +211,11 @@ def _attributes(texts: Sequence[str], *, compacted: bool) -> dict[str, str]:
     return attributes
 
 
-@command.command(
+@command.subcommand(
     "alter",
-    epilog=options.examples(
-        "headrace topic alter orders --queues 16",
-        "headrace topic alter orders --queues 4 --shrink",
-        "headrace topic alter orders --perm r",
-    ),
+    "headrace topic alter orders --queues 16",
+    "headrace topic alter orders --queues 4 --shrink",
+    "headrace topic alter orders --perm r",
 )
 @click.argument("name", metavar="TOPIC", shell_complete=completion.topics)
 @click.option(
@@ -326,9 +322,7 @@ async def _set_queues(
         warn(warning)
 
 
-@command.command(
-    "list", epilog=options.examples("headrace topic list", "headrace topic list --json")
-)
+@command.subcommand("list", "headrace topic list", "headrace topic list --json")
 @options.system
 @options.as_json
 @options.nameserver
@@ -355,11 +349,10 @@ def _totals_row(totals: TopicTotals) -> dict[str, Any]:
     }
 
 
-@command.command(
+@command.subcommand(
     "describe",
-    epilog=options.examples(
-        "headrace topic describe orders", "headrace topic describe orders --json"
-    ),
+    "headrace topic describe orders",
+    "headrace topic describe orders --json",
 )
 @click.argument("name", metavar="TOPIC", shell_complete=completion.topics)
 @options.allow_partial
@@ -412,17 +405,17 @@ def describe(name: str, nameserver: str | None, *, allow_partial: bool, as_json:
             )
 
 
-@command.command(
+@command.subcommand(
     "delete",
-    epilog=options.examples("headrace topic delete orders", "headrace topic delete orders --yes"),
+    "headrace topic delete orders",
+    "headrace topic delete orders --yes",
 )
 @click.argument("name", metavar="TOPIC", shell_complete=completion.topics)
 @options.yes
 @options.nameserver
 def delete(name: str, nameserver: str | None, *, yes: bool) -> None:
     """Delete a topic and all its messages."""
-    if not yes:
-        options.confirm(f"delete topic {name} and all its messages")
+    options.confirm(f"delete topic {name} and all its messages", yes=yes)
 
     async def run(admin: Admin) -> None:
         try:
@@ -435,9 +428,10 @@ def delete(name: str, nameserver: str | None, *, yes: bool) -> None:
     run_admin(run, nameserver)
 
 
-@command.command(
+@command.subcommand(
     "compact",
-    epilog=options.examples("headrace topic compact users", "headrace topic compact users --json"),
+    "headrace topic compact users",
+    "headrace topic compact users --json",
 )
 @click.argument("name", metavar="TOPIC", shell_complete=completion.topics)
 @options.as_json
@@ -461,12 +455,10 @@ def compact(name: str, nameserver: str | None, *, as_json: bool) -> None:
     print_rows(rows, as_json=as_json, empty="no queue has messages yet")
 
 
-@command.command(
+@command.subcommand(
     "rebuild",
-    epilog=options.examples(
-        "headrace topic rebuild users --from 10.0.0.7:10911",
-        "headrace topic rebuild users --from 10.0.0.7:10911 --broker broker-b",
-    ),
+    "headrace topic rebuild users --from 10.0.0.7:10911",
+    "headrace topic rebuild users --from 10.0.0.7:10911 --broker broker-b",
 )
 @click.argument("name", metavar="TOPIC", shell_complete=completion.topics)
 @click.option(
@@ -519,9 +511,10 @@ def _compaction_rows(states: Mapping[str, CompactedTopicState]) -> list[dict[str
     ]
 
 
-@command.command(
+@command.subcommand(
     "purge",
-    epilog=options.examples("headrace topic purge orders", "headrace topic purge orders --yes"),
+    "headrace topic purge orders",
+    "headrace topic purge orders --yes",
 )
 @click.argument("name", metavar="TOPIC", shell_complete=completion.topics)
 @options.yes
@@ -531,8 +524,7 @@ def purge(name: str, nameserver: str | None, *, yes: bool) -> None:
 
     The offsets of its groups are deleted too: they start with the next message.
     """
-    if not yes:
-        options.confirm(f"delete all messages of topic {name}")
+    options.confirm(f"delete all messages of topic {name}", yes=yes)
 
     async def run(admin: Admin) -> None:
         await admin.purge_topic(name)

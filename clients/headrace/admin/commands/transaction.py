@@ -13,6 +13,7 @@ from headrace.admin.failures import NotFound
 from headrace.admin.messages import message_record, preview
 from headrace.admin.output import (
     counted,
+    newest_of_each,
     print_record,
     print_rows,
     time_text,
@@ -21,14 +22,13 @@ from headrace.admin.output import (
 )
 from headrace.admin.running import run_admin
 from headrace.errors import RouteNotFound
-from headrace_daemon.command import warn
 
 if TYPE_CHECKING:
     from headrace.admin.client import Admin
     from headrace.admin.waiting import OpenTransaction
 
 
-@options.group("transaction", epilog=options.examples("headrace transaction list --group shop"))
+@options.group("transaction", "headrace transaction list --group shop")
 def command() -> None:
     """List transactions without a decision, and resume discarded ones.
 
@@ -36,11 +36,10 @@ def command() -> None:
     """
 
 
-@command.command(
+@command.subcommand(
     "list",
-    epilog=options.examples(
-        "headrace transaction list", "headrace transaction list --group shop --json"
-    ),
+    "headrace transaction list",
+    "headrace transaction list --group shop --json",
 )
 @click.option("--group", metavar="GROUP", help="Only transactions of this group of producers.")
 @options.max_count("transactions of each state")
@@ -62,7 +61,14 @@ def list_transactions(
         discarded = await admin.discarded_transactions(
             group, max_count=count + 1, problems=problems
         )
-        return [*found, *_newest(discarded, count)], total
+        newest = newest_of_each(
+            discarded,
+            count,
+            lambda one: one.message.queue.broker_name,
+            f"only the {count} transactions that were discarded last are listed; older ones with "
+            "a larger --max",
+        )
+        return [*found, *newest], total
 
     with warned() as problems:
         transactions, total = run_admin(run, nameserver)
@@ -70,19 +76,6 @@ def list_transactions(
     print_rows(rows, as_json=as_json, empty="all transactions are decided")
     if transactions and not as_json:
         sys.stderr.write(f"{counted(total, 'open transaction')}\n")
-
-
-def _newest(discarded: list[OpenTransaction], count: int) -> list[OpenTransaction]:
-    """The last ``count`` of each broker; warns if there are more."""
-    by_broker: dict[str, list[OpenTransaction]] = {}
-    for one in discarded:
-        by_broker.setdefault(one.message.queue.broker_name, []).append(one)
-    if more := [broker for broker, found in by_broker.items() if len(found) > count]:
-        warn(
-            f"{', '.join(more)}: only the {count} transactions that were discarded last are "
-            "listed; older ones with a larger --max"
-        )
-    return [one for found in by_broker.values() for one in found[-count:]]
 
 
 def _row(one: OpenTransaction, *, as_json: bool) -> dict[str, Any]:
@@ -105,9 +98,9 @@ def _row(one: OpenTransaction, *, as_json: bool) -> dict[str, Any]:
     }
 
 
-@command.command(
+@command.subcommand(
     "resume",
-    epilog=options.examples("headrace transaction resume 7F00000100002A9F00000000000003E8"),
+    "headrace transaction resume 7F00000100002A9F00000000000003E8",
 )
 @click.argument("message_id", metavar="ID")
 @options.as_json
