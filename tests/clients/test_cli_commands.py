@@ -13,7 +13,7 @@ from threading import Thread
 import pytest
 
 from headrace import Message, blocking
-from headrace.admin import goal
+from headrace.admin.options import Patience
 from headrace.embedded import Embedded
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.headers import SendMessageResponseHeader
@@ -519,10 +519,10 @@ def test_contexts(mq: Embedded, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     ],
 )
 def test_failures_are_one_line_and_an_exit_code(
-    arguments: tuple[str, ...], exit_code: int, words: str, monkeypatch: pytest.MonkeyPatch
+    arguments: tuple[str, ...], exit_code: int, words: str
 ) -> None:
-    monkeypatch.setattr(goal, "GIVE_UP_MS", 0)  # a young nameserver expects more brokers
-    assert words in fail(exit_code, *arguments)
+    # A young nameserver expects more brokers.
+    assert words in fail(exit_code, *arguments, patience=Patience(give_up_s=0))
 
 
 def test_only_a_key_of_a_compacted_topic_has_spaces() -> None:

@@ -10,9 +10,9 @@ import trio
 from trio.testing import MockClock
 
 from headrace import Message, MessageQueue, PullConsumer, embedded
-from headrace.admin import end_reader, goal
-from headrace.admin.commands import consume
-from headrace.admin.goal import GIVE_UP_MS, Goal, PartialRead
+from headrace.admin.end_reader import EndReader
+from headrace.admin.goal import Goal, PartialRead
+from headrace.admin.options import Patience
 from headrace.consumer import assignment, fetcher
 from headrace.errors import ConnectFailed
 from headrace_protocol.codes import RequestCode, ResponseCode
@@ -26,6 +26,7 @@ ENDS = RequestCode.GET_MAX_OFFSET
 START = RequestCode.GET_MIN_OFFSET
 PULL = RequestCode.PULL_MESSAGE
 COUNT = 3
+SOON = Patience(give_up_s=0.2, pause_s=0.01)
 
 
 def keep_progress(broker: Scripted) -> None:
@@ -44,10 +45,7 @@ def keep_progress(broker: Scripted) -> None:
 @pytest.fixture
 def brokers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Scripted]]:
     """Two brokers with three messages each; the commands find them, and give up soon."""
-    for module in (goal, consume, end_reader):
-        monkeypatch.setattr(module, "GIVE_UP_MS", 200)
-    for module in (goal, fetcher):
-        monkeypatch.setattr(module, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(fetcher, "_PAUSE_S", 0.01)
     monkeypatch.setattr(assignment, "_RETRY_PAUSE_S", 0.01)
     with scripted_in_thread(3) as (nameserver, *brokers):
         known = route(*brokers)
@@ -81,7 +79,7 @@ def test_what_one_broker_does_not_give_is_named_after_the_rest(
     answers, told = CASES[case]
     for code, answer in answers.items():
         brokers[1].answer(code, answer)
-    outcome = headrace("consume", "T", *arguments)
+    outcome = headrace("consume", "T", *arguments, patience=SOON)
     assert outcome.stdout.split() == ["0", "1", "2"]
     assert told in outcome.stderr
     assert "repeat the command when the brokers are back" in outcome.stderr
@@ -93,7 +91,7 @@ def test_a_broker_is_asked_where_to_start_before_the_pulls(
     brokers: list[Scripted], arguments: list[str]
 ) -> None:
     """A pull that fails closes the connection, and with it every question in flight."""
-    assert headrace("consume", "T", *arguments).exit_code == 0
+    assert headrace("consume", "T", *arguments, patience=SOON).exit_code == 0
     for broker in brokers:
         codes = [asked.code for asked in broker.asked]
         assert START not in codes[codes.index(PULL) :]
@@ -106,7 +104,7 @@ def test_a_broker_that_comes_back_in_time_is_read(
 ) -> None:
     working: Any = brokers[1].answers[code][0]
     brokers[1].answer(code, close, working)
-    outcome = headrace("consume", "T", *arguments)
+    outcome = headrace("consume", "T", *arguments, patience=SOON)
     assert sorted(outcome.stdout.split()) == ["0", "0", "1", "1", "2", "2"]
     assert outcome.exit_code == 0
 
@@ -127,7 +125,7 @@ async def test_a_broker_gets_ten_seconds_to_tell_the_end_of_its_queues(
     reading = Goal("T", [here, away], end_of, allow_partial=accepts)
     assert await reading.look() == {here: 5}
     assert await reading.look() == {}, "asked a moment ago"
-    for _ in range(GIVE_UP_MS // 1000 - 1):
+    for _ in range(9):
         await trio.sleep(1)
         assert await reading.look() == {}
         assert not reading.is_over({here: 5}, {})
@@ -157,7 +155,8 @@ async def test_a_queue_is_read_from_its_place_although_that_was_not_found_at_fir
 
         consumer = PullConsumer(nameserver=mq.nameserver)
         async with consumer:
-            reader = end_reader.EndReader(consumer, "T", queues, "*", consumer.max_offset, start_of)
+            goal = Goal("T", queues, consumer.max_offset)
+            reader = EndReader(consumer, goal, "*", start_of)
             found: list[bytes] = []
             while not reader.is_over:
                 if received := await reader.receive():

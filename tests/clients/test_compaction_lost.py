@@ -11,10 +11,8 @@ from random import Random
 import pytest
 
 from headrace import blocking
-from headrace.admin import end_reader, goal
-from headrace.admin.commands import consume
 from headrace.errors import HeadraceError
-from tests.support.cli import headrace, succeed
+from tests.support.cli import IMPATIENT, headrace, succeed
 from tests.support.running_brokers import BrokersInThread, running_in_thread
 
 pytestmark = pytest.mark.slow
@@ -52,12 +50,8 @@ def mq(tmp_path: Path) -> Iterator[BrokersInThread]:
         ("message", "get", "7F" * 16, "--topic", "users"),
     ],
 )
-def test_commands(
-    mq: BrokersInThread, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module in (goal, consume, end_reader):
-        monkeypatch.setattr(module, "GIVE_UP_MS", 300)
-    outcome = headrace(*command, "-n", mq.nameserver)
+def test_commands(mq: BrokersInThread, command: tuple[str, ...]) -> None:
+    outcome = headrace(*command, "-n", mq.nameserver, patience=IMPATIENT)
     assert outcome.exit_code == (3 if "consume" in command else 1)
     assert LOST in outcome.stderr
     assert not outcome.stdout

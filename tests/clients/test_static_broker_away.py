@@ -7,10 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from headrace import Message, MessageQueue, blocking
-from headrace.admin import goal
-from headrace.admin.commands import consume
 from headrace.errors import NoQueue, QueuePartAway
-from tests.support.cli import fail, headrace, succeed
+from tests.support.cli import IMPATIENT, fail, headrace, succeed
 from tests.support.running_brokers import running_in_thread
 
 T = "T"
@@ -42,8 +40,6 @@ def nameserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     environment = pytest.MonkeyPatch()
     with running_in_thread(tmp_path_factory.mktemp("away"), "abc") as running:
         environment.setenv("HEADRACE_NAMESERVER", running.nameserver)
-        environment.setattr(goal, "GIVE_UP_MS", 300)
-        environment.setattr(consume, "GIVE_UP_MS", 300)
         succeed("topic", "create", T, "--static", "--queues", "4", "--broker", "a,b")
         send_rounds(0)
         succeed("consume", T, "--group", "known")
@@ -92,7 +88,7 @@ def test_offsets_that_the_leader_knows_need_nobody_else(nameserver: str) -> None
 
 
 def test_a_command_prints_what_is_there_and_names_the_rest(nameserver: str) -> None:
-    outcome = headrace("consume", T)
+    outcome = headrace("consume", T, patience=IMPATIENT)
     assert sorted(outcome.stdout.split()) == sorted(bodies(0, 0, 2) + bodies(ROUNDS, 1))
     assert f"not read: {T}/__syslo__global__/1 from offset 0 to {ROUNDS}: " in outcome.stderr
     assert f"the offsets from 0 to {ROUNDS} are on broker b: " in outcome.stderr
@@ -101,22 +97,24 @@ def test_a_command_prints_what_is_there_and_names_the_rest(nameserver: str) -> N
 
 
 def test_a_group_that_was_at_the_end_goes_on(nameserver: str) -> None:
-    outcome = headrace("consume", T, "--group", "known")
+    outcome = headrace("consume", T, "--group", "known", patience=IMPATIENT)
     assert sorted(outcome.stdout.split()) == bodies(ROUNDS, 0, 1, 2)
     assert f"not read: {T}/__syslo__global__/3: " in outcome.stderr
     assert outcome.exit_code == 3
-    assert headrace("consume", T, "--group", "known").stdout == "", "all is committed"
+    assert headrace("consume", T, "--group", "known", patience=IMPATIENT).stdout == "", (
+        "all is committed"
+    )
     lag = headrace("group", "lag", "known", "--topic", T, "--json").json()
     assert [row["lag"] for row in lag] == [0, 0, 0, None]
     assert "broker b" in lag[-1]["problem"]
 
 
 def test_a_new_group_gets_what_is_there_and_commits_nothing_behind_a_gap(nameserver: str) -> None:
-    outcome = headrace("consume", T, "--group", "new")
+    outcome = headrace("consume", T, "--group", "new", patience=IMPATIENT)
     assert sorted(outcome.stdout.split()) == sorted(bodies(0, 0, 2) + bodies(ROUNDS, 1))
     assert "1 from 0" in outcome.stderr
     assert outcome.exit_code == 3
-    again = headrace("consume", T, "--group", "new")
+    again = headrace("consume", T, "--group", "new", patience=IMPATIENT)
     assert sorted(again.stdout.split()) == bodies(ROUNDS, 1)
     assert again.exit_code == 3
 

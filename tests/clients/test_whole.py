@@ -12,14 +12,12 @@ import pytest
 import trio
 
 from headrace import Message, Producer
-from headrace.admin import goal
 from headrace.admin.client import Admin
-from headrace.admin.commands import consume
 from headrace.consumer.pull import PullConsumer
 from headrace.errors import NoQueue, PartialAnswer
 from headrace.producer.selector import queue_index
 from headrace.table.client import Table
-from tests.support.cli import headrace, succeed
+from tests.support.cli import IMPATIENT, headrace, succeed
 from tests.support.running_brokers import Brokers, BrokersInThread, brokers, running_in_thread
 
 pytestmark = pytest.mark.slow
@@ -257,15 +255,12 @@ def test_a_command_fails_by_name_or_says_that_it_gives_a_part(
     *,
     prints_part: bool,
     caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for module in (goal, consume):
-        monkeypatch.setattr(module, "GIVE_UP_MS", 300)
     where = ("--nameserver", part.nameserver)
-    failed = headrace(*command, *where)
+    failed = headrace(*command, *where, patience=IMPATIENT)
     assert (failed.exit_code, bool(failed.stdout)) == (3, prints_part)
     assert re.search(r"broker b (\(queues 0 to 1\) )?was shut down", failed.stderr)
-    partly = succeed(*command, *where, "--allow-partial")
+    partly = succeed(*command, *where, "--allow-partial", patience=IMPATIENT)
     assert partly.stdout or "--group" in command  # the group has read it
     assert "broker b (queues 0 to 1) was shut down" in partly.stderr + caplog.text
 

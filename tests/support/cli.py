@@ -12,8 +12,11 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from headrace.admin import cli
+from headrace.admin.options import PATIENCE, Patience
 
 _DEADLINE_S = 20.0
+# For brokers that are away in a test, and do not come back.
+IMPATIENT = Patience(give_up_s=0.3, pause_s=0.01)
 
 
 class Outcome(NamedTuple):
@@ -36,7 +39,7 @@ class Outcome(NamedTuple):
         return [line.split("\t") for line in self.stdout.splitlines()[1:]]
 
 
-def headrace(*arguments: str, stdin: bytes = b"") -> Outcome:
+def headrace(*arguments: str, stdin: bytes = b"", patience: Patience = PATIENCE) -> Outcome:
     """Run ``headrace`` with these arguments."""
     out, err = _Capture(), _Capture()
     given = io.TextIOWrapper(io.BufferedReader(io.BytesIO(stdin)))
@@ -47,23 +50,23 @@ def headrace(*arguments: str, stdin: bytes = b"") -> Outcome:
         patch.object(sys, "argv", ["headrace", *arguments]),
     ):
         try:
-            cli.main()
+            cli.main(patience)
         except SystemExit as end:
             code = end.code
     assert isinstance(code, int) or code is None
     return Outcome(code or 0, out.text(), err.text())
 
 
-def succeed(*arguments: str, stdin: bytes = b"") -> Outcome:
+def succeed(*arguments: str, stdin: bytes = b"", patience: Patience = PATIENCE) -> Outcome:
     """Run a command that succeeds."""
-    outcome = headrace(*arguments, stdin=stdin)
+    outcome = headrace(*arguments, stdin=stdin, patience=patience)
     assert outcome.exit_code == 0, outcome.stderr
     return outcome
 
 
-def fail(exit_code: int, *arguments: str, stdin: bytes = b"") -> str:
+def fail(exit_code: int, *arguments: str, stdin: bytes = b"", patience: Patience = PATIENCE) -> str:
     """Run a command that fails; returns its message, which is one line."""
-    outcome = headrace(*arguments, stdin=stdin)
+    outcome = headrace(*arguments, stdin=stdin, patience=patience)
     assert outcome.exit_code == exit_code, outcome
     assert outcome.stderr.startswith("headrace: ")
     assert outcome.stderr.count("\n") == 1

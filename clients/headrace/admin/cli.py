@@ -158,10 +158,10 @@ def _sigterm_interrupts() -> Iterator[list[int]]:
         signal.signal(signal.SIGTERM, previous)
 
 
-def _run() -> int:
+def _run(patience: options.Patience) -> int:
     try:
         # Not click's own main(): its handling of interrupts and closed pipes differs from ours.
-        with headrace.make_context("headrace", sys.argv[1:]) as context:
+        with headrace.make_context("headrace", sys.argv[1:], obj=patience) as context:
             headrace.invoke(context)
     except click.exceptions.Exit as end:
         return end.exit_code
@@ -176,12 +176,12 @@ def _run() -> int:
     return 0
 
 
-def main() -> None:
-    """Run the command line and exit."""
+def main(patience: options.Patience = options.PATIENCE) -> None:
+    """Run the command line and exit. patience: of commands that read."""
     _replace_closed_streams()
     with _sigterm_interrupts() as received:
         try:
-            code = completion.answer(headrace) if completion.is_asked() else _run()
+            code = completion.answer(headrace) if completion.is_asked() else _run(patience)
         except (Exception, BaseExceptionGroup, KeyboardInterrupt) as error:  # noqa: BLE001 - unexpected errors are raised again
             from headrace.admin import failures
 

@@ -17,7 +17,7 @@ import trio
 
 from headrace.admin.end_reader import EndReader
 from headrace.admin.failures import CommandFailed
-from headrace.admin.goal import all_queues
+from headrace.admin.goal import Goal, all_queues
 from headrace.admin.messages import UNREADABLE, message_record
 from headrace.admin.output import time_text
 from headrace.consumer.pull import PullConsumer
@@ -157,8 +157,8 @@ async def _reader(
             )
         return offset
 
-    queues = await all_queues(consumer, topic)
-    return EndReader(consumer, topic, queues, ALL, consumer.max_offset, start_of)
+    goal = Goal(topic, await all_queues(consumer, topic), consumer.max_offset)
+    return EndReader(consumer, goal, ALL, start_of)
 
 
 def _originals(batch: MessageBatch, topic: str) -> Iterator[Original]:

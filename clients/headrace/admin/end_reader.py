@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace.admin.goal import GIVE_UP_MS, Goal
 from headrace.errors import HeadraceError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable
 
+    from headrace.admin.goal import Goal
     from headrace.consumer.pull import PullConsumer
     from headrace.messages import MessageBatch
     from headrace_protocol.bodies import MessageQueue
@@ -18,35 +18,31 @@ _CHECK_S = 0.25
 
 
 class EndReader:
-    """Reads some queues of a topic; those whose brokers do not answer are retried.
+    """Reads the queues of a goal; those whose brokers do not answer are retried.
 
-    is_over: whether all is read that can be; ``receive`` may be called further, past the ends.
+    is_over: True once all is read that can be; ``receive`` may be called further, past the ends.
     """
 
     def __init__(
         self,
         consumer: PullConsumer,
-        topic: str,
-        queues: Sequence[MessageQueue],
+        goal: Goal,
         tags: str,
-        end_of: Callable[[MessageQueue], Awaitable[int]],
         start_of: Callable[[MessageQueue, int], Awaitable[int | None]],
         *,
         skips_parts: bool = False,
-        allow_partial: bool | None = None,
     ) -> None:
-        """end_of: asks for the end of a queue. start_of: where to begin in it, given its end.
+        """start_of: the offset to begin at in a queue, given its end; None leaves it to consumer.
 
-        start_of returns None to leave that to the consumer. Both may raise HeadraceError, and are
-        called again then. skips_parts: read what is behind the part of a queue whose broker has
-        been away for long; ``check`` names the part. allow_partial: as that of ``Goal``.
+        It may raise HeadraceError, and is called again then. skips_parts: read what is behind the
+        part of a queue whose broker has been away for long; ``check`` names the part.
         """
         self.is_over = False
         self._consumer = consumer
         self._tags = tags
         self._start_of = start_of
         self._skips_parts = skips_parts
-        self._goal = Goal(topic, queues, end_of, allow_partial=allow_partial)
+        self._goal = goal
 
     def check(self) -> None:
         """Print what is not read. Raises PartialRead if there is any."""
@@ -61,7 +57,8 @@ class EndReader:
         if self._skips_parts:
             self._skip_parts()
         was_over = self.is_over
-        self.is_over = self._goal.is_over(self._positions(), self._consumer.failures(GIVE_UP_MS))
+        failing = self._consumer.failures(self._goal.give_up_ms)
+        self.is_over = self._goal.is_over(self._positions(), failing)
         if self.is_over and not was_over:
             return None
         if not self._goal.ends:
@@ -87,7 +84,7 @@ class EndReader:
                     self._consumer.seek(queue, start)
 
     def _skip_parts(self) -> None:
-        for queue, error in self._consumer.failures(GIVE_UP_MS).items():
+        for queue, error in self._consumer.failures(self._goal.give_up_ms).items():
             next_offset = self._goal.skip(queue, self._consumer.position(queue), error)
             if next_offset is not None:
                 self._consumer.seek(queue, next_offset)

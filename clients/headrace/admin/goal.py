@@ -1,4 +1,4 @@
-"""How far a command reads the queues of a topic, and what it could not read."""
+"""The ends up to which a command reads the queues of a topic, and the parts that it can't read."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from headrace.admin.failures import NotFound
+from headrace.admin.options import PATIENCE
 from headrace.admin.output import counted
 from headrace.errors import QueuePartAway, RouteNotFound
 from headrace.tasks import gather
@@ -21,11 +22,10 @@ from headrace_protocol.statictopic.mapping import logic_broker_name
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Container, Iterable, Mapping
 
+    from headrace.admin.options import Patience
     from headrace.consumer.pull import PullConsumer
     from headrace.errors import HeadraceError
 
-GIVE_UP_MS = 10_000
-_PAUSE_S = 1.0
 _NAMED_MAX = 10
 
 
@@ -36,7 +36,7 @@ class PartialRead(NotFound):
 class Goal:
     """The ends of a topic's queues at first; brokers that do not tell them are asked again.
 
-    ends: of the queues that can be read.
+    ends: of the queues that can be read. give_up_ms: see ``Patience``.
     """
 
     def __init__(
@@ -44,6 +44,7 @@ class Goal:
         topic: str,
         queues: Iterable[MessageQueue],
         end_of: Callable[[MessageQueue], Awaitable[int]],
+        patience: Patience = PATIENCE,
         *,
         allow_partial: bool | None = None,
     ) -> None:
@@ -52,6 +53,7 @@ class Goal:
         allow_partial: what can't be read is no error; None if the command has no such option.
         """
         self.ends: dict[MessageQueue, int] = {}
+        self.give_up_ms = patience.give_up_s * 1000
         self._topic = topic
         self._allow_partial = allow_partial
         self._skipped: list[str] = []
@@ -59,7 +61,8 @@ class Goal:
         # Those of missing queues too. An end stays as it was at first.
         self._known_ends: dict[MessageQueue, int] = {}
         self._end_of = end_of
-        self._give_up_at = trio.current_time() + GIVE_UP_MS / 1000
+        self._pause_s = patience.pause_s
+        self._give_up_at = trio.current_time() + patience.give_up_s
         self._look_at = 0.0
 
     async def look(self) -> dict[MessageQueue, int]:
@@ -72,7 +75,7 @@ class Goal:
         self._missing = {
             queue: error for queue, error in outcomes.items() if not isinstance(error, int)
         }
-        self._look_at = trio.current_time() + _PAUSE_S
+        self._look_at = trio.current_time() + self._pause_s
         self.ends |= found
         return found
 
@@ -87,7 +90,7 @@ class Goal:
         self._missing[queue] = error
 
     def skip(self, queue: MessageQueue, at: int, error: HeadraceError) -> int | None:
-        """Where to read on behind a part of a queue that is away; None if that is unknown."""
+        """The offset behind a part of a queue that is away; None if that is unknown."""
         if not isinstance(error, QueuePartAway) or not at < error.next_offset:
             return None
         next_offset = min(error.next_offset, self.ends[queue])
@@ -99,7 +102,7 @@ class Goal:
         await trio.sleep_until(self._look_at)
 
     def is_over(self, at: Mapping[MessageQueue, int], failing: Container[MessageQueue]) -> bool:
-        """Whether all is read that can be.
+        """True once all is read that can be.
 
         at: the next offset of each queue; one without counts as read. failing: queues that have
         been unreadable for long.
@@ -143,12 +146,14 @@ def _place(queue: MessageQueue) -> str:
     return f"{queue.topic}/{queue.broker_name}/{queue.queue_id}"
 
 
-async def wait_for_topic(consumer: PullConsumer, topic: str, *, for_ever: bool) -> None:
+async def wait_for_topic(
+    consumer: PullConsumer, topic: str, patience: Patience, *, for_ever: bool
+) -> None:
     """Wait while all brokers with the topic are away, as for a broker with some of its queues.
 
-    for_ever: not only for ``GIVE_UP_MS``. Raises RouteNotFound.
+    Raises RouteNotFound, unless ``for_ever`` once the patience is over.
     """
-    give_up_at = math.inf if for_ever else trio.current_time() + GIVE_UP_MS / 1000
+    give_up_at = math.inf if for_ever else trio.current_time() + patience.give_up_s
     is_told = False
     while True:
         try:
@@ -161,7 +166,7 @@ async def wait_for_topic(consumer: PullConsumer, topic: str, *, for_ever: bool) 
                 is_told = True
         else:
             return
-        await trio.sleep(_PAUSE_S)
+        await trio.sleep(patience.pause_s)
 
 
 async def all_queues(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import click
 
@@ -13,6 +13,19 @@ from headrace_daemon.command import LOG_LEVELS, clean
 
 # A function that becomes a command, as click.option takes and returns it.
 Decorated = TypeVar("Decorated", bound=Callable[..., Any] | click.Command)
+
+
+class Patience(NamedTuple):
+    """The time that a command gives brokers which do not answer.
+
+    give_up_s: until their messages are reported as unreadable. pause_s: between two questions.
+    """
+
+    give_up_s: float = 10.0
+    pause_s: float = 1.0
+
+
+PATIENCE = Patience()
 
 
 class _SingleValues:

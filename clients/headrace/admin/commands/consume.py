@@ -11,7 +11,7 @@ import click
 
 from headrace.admin import completion, options
 from headrace.admin.end_reader import EndReader
-from headrace.admin.goal import GIVE_UP_MS, Goal, PartialRead, all_queues, wait_for_topic
+from headrace.admin.goal import Goal, PartialRead, all_queues, wait_for_topic
 from headrace.admin.messages import FORMAT_HELP
 from headrace.admin.places import HELP, Place, milliseconds, parse_place, parse_time
 from headrace.errors import ConfigurationError, HeadraceError
@@ -96,7 +96,9 @@ _CHECK_S = 0.25
 @options.allow_partial
 @options.as_json
 @options.nameserver
+@click.pass_obj
 def command(
+    patience: options.Patience,
     topic: str,
     group: str | None,
     start: str | None,
@@ -122,8 +124,9 @@ def command(
     from headrace.messages import check_topic
 
     check_topic(topic)
-    place = parse_place(start or "earliest")
-    expression = _expression(tags)
+    wanted = _Wanted(
+        topic, parse_place(start or "earliest"), _expression(tags), patience, follow, allow_partial
+    )
     printer = _Printer(count, _print_function(template, as_json=as_json))
     if group is None:
         if tail and start:
@@ -131,21 +134,16 @@ def command(
         if until and follow:
             raise ConfigurationError("--until cannot be combined with --follow")
         until_ms = milliseconds(parse_time(until)) if until else None
-        wanted = _Wanted(
-            topic, place, until_ms, tail, queue, expression, key, follow, allow_partial
-        )
+        wanted = wanted._replace(until_ms=until_ms, tail=tail, queue_ids=queue, key=key)
         trio.run(_Reader(wanted, printer).run, nameserver)
         return
-    if queue or until or tail or key or isinstance(place, int):
+    if queue or until or tail or key or isinstance(wanted.place, int):
         raise ConfigurationError(
             "--queue, --until, --tail, --key and an offset cannot be combined with --group, whose "
             "members share the queues and their progress; to move the group, see `headrace group "
             "reset`"
         )
-    member = _Member(
-        topic, group, place, expression, printer, follow=follow, allow_partial=allow_partial
-    )
-    trio.run(member.run, nameserver)
+    trio.run(_Member(group, wanted, printer).run, nameserver)
 
 
 def _expression(tags: Sequence[str]) -> str:
@@ -185,17 +183,18 @@ class _Printer:
 
 
 class _Wanted(NamedTuple):
-    """The messages to read without a group; see the options of the same names."""
+    """The messages to read; see the options of the same names. The last four: without a group."""
 
     topic: str
     place: Place
-    until_ms: int | None
-    tail: int | None
-    queue_ids: Sequence[int]
     tags: str
-    key: str | None
-    follow: bool = False
-    allow_partial: bool = False
+    patience: options.Patience
+    follow: bool
+    allow_partial: bool
+    until_ms: int | None = None
+    tail: int | None = None
+    queue_ids: Sequence[int] = ()
+    key: str | None = None
 
 
 class _Reader:
@@ -204,7 +203,7 @@ class _Reader:
     def __init__(
         self, wanted: _Wanted, printer: _Printer, starts: Mapping[MessageQueue, int] | None = None
     ) -> None:
-        """starts: where to begin in each queue, instead of the place; no other queue is read."""
+        """starts: the first offset of each queue, instead of the place; no other queue is read."""
         self._wanted = wanted
         self._printer = printer
         self._starts = starts
@@ -227,17 +226,15 @@ class _Reader:
 
     async def _read(self, consumer: PullConsumer) -> None:
         wanted = self._wanted
-        queues = list(self._starts or self._choose(await self._queues(consumer)))
-        reader = EndReader(
-            consumer,
+        goal = Goal(
             wanted.topic,
-            queues,
-            wanted.tags,
+            list(self._starts or self._choose(await self._queues(consumer))),
             partial(self._end_of, consumer),
-            partial(self._start_of, consumer),
-            skips_parts=True,
+            wanted.patience,
             allow_partial=wanted.allow_partial,
         )
+        start_of = partial(self._start_of, consumer)
+        reader = EndReader(consumer, goal, wanted.tags, start_of, skips_parts=True)
         while not self._printer.is_done:
             if received := await reader.receive():
                 self._take(*received)
@@ -249,7 +246,7 @@ class _Reader:
 
     async def _queues(self, consumer: PullConsumer) -> list[MessageQueue]:
         wanted = self._wanted
-        await wait_for_topic(consumer, wanted.topic, for_ever=wanted.follow)
+        await wait_for_topic(consumer, wanted.topic, wanted.patience, for_ever=wanted.follow)
         if wanted.follow and not wanted.allow_partial:
             require_whole(
                 wanted.topic, await consumer.missing(wanted.topic), allow_partial=True, warn=warn
@@ -276,7 +273,7 @@ class _Reader:
         return [queue for queue in queues if queue.queue_id in ids]
 
     async def _end_of(self, consumer: PullConsumer, queue: MessageQueue) -> int:
-        """Where to stop in a queue."""
+        """The offset to stop at in a queue."""
         end = await consumer.max_offset(queue)
         if self._wanted.until_ms is None:
             return end
@@ -320,24 +317,10 @@ def _has_key(message: ReceivedMessage, key: str) -> bool:
 class _Member:
     """Reads as a member of a group."""
 
-    def __init__(
-        self,
-        topic: str,
-        group: str,
-        place: Place,
-        tags: str,
-        printer: _Printer,
-        *,
-        follow: bool,
-        allow_partial: bool,
-    ) -> None:
-        self._topic = topic
+    def __init__(self, group: str, wanted: _Wanted, printer: _Printer) -> None:
         self._group = group
-        self._place = place
-        self._tags = tags
+        self._wanted = wanted
         self._printer = printer
-        self._follow = follow
-        self._allow_partial = allow_partial
         self._goal: Goal | None = None
         # The progress at the end in queues that were unreadable.
         self._unread: dict[MessageQueue, int] = {}
@@ -354,7 +337,10 @@ class _Member:
         with deferred_interrupts() as interrupts:
             async with PullConsumer(self._group, nameserver=nameserver) as offsets:
                 async with interrupts.cancel_block():
-                    await wait_for_topic(offsets, self._topic, for_ever=self._follow)
+                    wanted = self._wanted
+                    await wait_for_topic(
+                        offsets, wanted.topic, wanted.patience, for_ever=wanted.follow
+                    )
                 if not interrupts.has_arrived:
                     await self._read(offsets, nameserver, interrupts)
         await self._end(nameserver)
@@ -364,14 +350,13 @@ class _Member:
     ) -> None:
         from headrace.consumer.push import Consumer
 
-        subscriptions = {self._topic: self._tags}
+        start = self._wanted.place
+        subscriptions = {self._wanted.topic: self._wanted.tags}
         async with (
-            Consumer(
-                self._group, subscriptions, nameserver=nameserver, start=self._place
-            ) as consumer,
+            Consumer(self._group, subscriptions, nameserver=nameserver, start=start) as consumer,
             interrupts.cancel_block() as nursery,
         ):
-            if not self._follow:
+            if not self._wanted.follow:
                 nursery.start_soon(self._stop_at_end, consumer, offsets, nursery.cancel_scope)
             async for message in consumer:
                 self._printer.print(message)
@@ -384,14 +369,14 @@ class _Member:
     ) -> None:
         import trio
 
-        queues = await all_queues(offsets, self._topic, allow_partial=self._allow_partial)
-        goal = self._goal = Goal(
-            self._topic, queues, offsets.max_offset, allow_partial=self._allow_partial
-        )
+        topic, allow_partial = self._wanted.topic, self._wanted.allow_partial
+        queues = await all_queues(offsets, topic, allow_partial=allow_partial)
+        end_of, patience = offsets.max_offset, self._wanted.patience
+        goal = self._goal = Goal(topic, queues, end_of, patience, allow_partial=allow_partial)
         while True:
             await goal.look()
             at = await self._committed(consumer, offsets, goal.ends)
-            if goal.is_over(at, consumer.failures(GIVE_UP_MS)):
+            if goal.is_over(at, consumer.failures(goal.give_up_ms)):
                 self._unread = goal.unread(at)
                 scope.cancel()
             await trio.sleep(_CHECK_S)
@@ -405,19 +390,19 @@ class _Member:
         if goal is None or self._printer.is_done:
             return
         if self._unread:
-            wanted = _Wanted(self._topic, "earliest", None, None, (), self._tags, None)
+            rest = self._wanted._replace(place="earliest", allow_partial=False)
             try:
-                await _Reader(wanted, self._printer, self._unread).run(nameserver)
+                await _Reader(rest, self._printer, self._unread).run(nameserver)
                 goal.check({}, {})
             except* PartialRead:  # what it could not read is printed
                 pass
-            if self._allow_partial:
+            if self._wanted.allow_partial:
                 return
             places = ", ".join(f"{queue.queue_id} from {at}" for queue, at in self._unread.items())
             raise PartialRead(
-                f"group {self._group} could not read queues of topic {self._topic} to the end "
-                f"({places}), and gets these messages again: repeat the command when the brokers "
-                "are back"
+                f"group {self._group} could not read queues of topic {self._wanted.topic} to the "
+                f"end ({places}), and gets these messages again: repeat the command when the "
+                "brokers are back"
             )
         goal.check({}, {})
 
