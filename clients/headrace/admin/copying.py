@@ -19,7 +19,7 @@ from headrace.admin.end_reader import EndReader
 from headrace.admin.failures import CommandFailed
 from headrace.admin.goal import Goal, all_queues
 from headrace.admin.messages import UNREADABLE, message_record
-from headrace.admin.output import time_text
+from headrace.admin.output import queue_text, time_text
 from headrace.consumer.pull import PullConsumer
 from headrace.consumer.subscription import ALL
 from headrace.errors import InvalidMessage
@@ -173,10 +173,9 @@ def _copy(message: ReceivedMessage, topic: str) -> Message:
         properties = _origin(message.message_id, *times) | message.properties
         return Copy(topic, message.body, message.key, message.tag, properties)
     except UNREADABLE as error:
-        queue = message.queue
-        place = f"{queue.topic}/{queue.broker_name}/{queue.queue_id}@{message.queue_offset}"
         raise CommandFailed(
-            f"{place}: {error}; to skip it, move the group with `headrace group reset`"
+            f"{queue_text(message.queue)}@{message.queue_offset}: {error}; to skip it, move the "
+            "group with `headrace group reset`"
         ) from error
 
 

@@ -10,7 +10,7 @@ import trio
 
 from headrace.admin.failures import NotFound
 from headrace.admin.options import PATIENCE
-from headrace.admin.output import counted
+from headrace.admin.output import counted, queue_text
 from headrace.errors import QueuePartAway, RouteNotFound
 from headrace.tasks import gather
 from headrace.whole import require_whole
@@ -94,7 +94,7 @@ class Goal:
         if not isinstance(error, QueuePartAway) or not at < error.next_offset:
             return None
         next_offset = min(error.next_offset, self.ends[queue])
-        self._skipped.append(f"{_place(queue)} from offset {at} to {next_offset}: {error}")
+        self._skipped.append(f"{queue_text(queue)} from offset {at} to {next_offset}: {error}")
         return next_offset
 
     async def pause(self) -> None:
@@ -127,7 +127,7 @@ class Goal:
         errors = {**failures, **self._missing}
         for queue, part in sorted(parts.items())[:_NAMED_MAX]:
             reason = errors.get(queue) or "its broker does not answer"
-            warn(f"not read: {_place(queue)}{part}: {reason}")
+            warn(f"not read: {queue_text(queue)}{part}: {reason}")
         count = len(parts) + len(self._skipped)
         if count and not self._allow_partial:
             way_out = "repeat the command when the brokers are back"
@@ -140,10 +140,6 @@ class Goal:
     def _part_before_end(self, queue: MessageQueue) -> str:
         end = self._known_ends.get(queue)
         return "" if end is None else f" up to offset {end}"
-
-
-def _place(queue: MessageQueue) -> str:
-    return f"{queue.topic}/{queue.broker_name}/{queue.queue_id}"
 
 
 async def wait_for_topic(

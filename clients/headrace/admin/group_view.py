@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from headrace.admin.output import time_text
+from headrace.admin.output import queue_columns, time_text
 from headrace.errors import RouteNotFound
 from headrace.tasks import gather
 from headrace_protocol.bodies import ConsumerRunningInfo
@@ -115,9 +115,7 @@ class GroupView(NamedTuple):
         owners = {queue: name for name, report in self.reports.items() for queue in report.mq_table}
         return [
             {
-                "topic": queue.topic,
-                "broker": queue.broker_name,
-                "queue": queue.queue_id,
+                **queue_columns(queue),
                 **_owner(known.get(queue), owners.get(queue)),
                 "lag": lags.get(queue),
                 "alarm": _alarm(known.get(queue)),

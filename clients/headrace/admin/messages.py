@@ -8,7 +8,7 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from headrace.admin.output import print_json_line, time_text
+from headrace.admin.output import print_json_line, queue_columns, queue_text, time_text
 from headrace.admin.terminal import clean_lines
 from headrace.errors import ConfigurationError
 from headrace_daemon.command import clean, warn
@@ -30,12 +30,7 @@ def message_record(message: ReceivedMessage) -> dict[str, Any]:
 
     Unreadable parts are left out, and ``problem`` gives the reason.
     """
-    record = {
-        "topic": message.queue.topic,
-        "broker": message.queue.broker_name,
-        "queue": message.queue.queue_id,
-        "queue_offset": message.queue_offset,
-    }
+    record = {**queue_columns(message.queue), "queue_offset": message.queue_offset}
     try:
         record |= _properties(message)
         body = message.body
@@ -91,9 +86,7 @@ def _skipped_if_unreadable(message: ReceivedMessage) -> Iterator[None]:
     try:
         yield
     except UNREADABLE as error:
-        queue = message.queue
-        place = f"{queue.topic}/{queue.broker_name}/{queue.queue_id}@{message.queue_offset}"
-        warn(f"skipped {place}: {error}")
+        warn(f"skipped {queue_text(message.queue)}@{message.queue_offset}: {error}")
 
 
 # What follows % in a format.

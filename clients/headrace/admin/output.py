@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from headrace.admin.requests import BrokerProblem
+    from headrace_protocol.bodies import MessageQueue
 
 Row = Mapping[str, Any]
 Item = TypeVar("Item")
@@ -116,6 +117,16 @@ def newest_of_each(
         warn(f"{', '.join(brokers)}: {more}")
     listed = {id(item) for found in by_broker.values() for item in found[-count:]}
     return [item for item in items if id(item) in listed]
+
+
+def queue_columns(queue: MessageQueue) -> dict[str, Any]:
+    """The columns that name a queue."""
+    return {"topic": queue.topic, "broker": queue.broker_name, "queue": queue.queue_id}
+
+
+def queue_text(queue: MessageQueue) -> str:
+    """A queue as topic/broker/number."""
+    return "/".join(map(str, queue_columns(queue).values()))
 
 
 def counted(count: int, what: str) -> str:

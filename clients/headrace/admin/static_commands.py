@@ -73,12 +73,13 @@ def remap(
     """
     from headrace_protocol.statictopic.plans import Mode
 
-    async def change(admin: Admin) -> Change:
-        return await admin.remap_static_topic(
+    changes = _run_one(
+        lambda admin: admin.remap_static_topic(
             name, names(to), queues=queues or None, mode=Mode(mode), dry_run=dry_run
-        )
-
-    print_changes(_run_one(change, nameserver), as_json=as_json, dry_run=dry_run)
+        ),
+        nameserver,
+    )
+    print_changes(changes, as_json=as_json, dry_run=dry_run)
 
 
 @options.command(
@@ -130,11 +131,9 @@ def repair(
 
     It also restores the mapping of a broker that has lost it, from the copy of another one.
     """
-
-    async def change(admin: Admin) -> Change:
-        return await admin.repair_static_topic(name, forget=forget, dry_run=dry_run)
-
-    changes = _run_one(change, nameserver)
+    changes = _run_one(
+        lambda admin: admin.repair_static_topic(name, forget=forget, dry_run=dry_run), nameserver
+    )
     print_changes(changes, as_json=as_json, dry_run=dry_run, empty=f"topic {name} is whole")
 
 
@@ -151,12 +150,9 @@ def mapping(name: str, nameserver: str | None, *, as_json: bool) -> None:
 
     The last one of each queue is its leader, which gets all new messages.
     """
-
-    async def parts(admin: Admin) -> list[QueuePart]:
-        return await admin.queue_parts(name, problems=problems)
-
     with warned() as problems:
-        rows = [_part_row(part) for part in run_admin(parts, nameserver)]
+        parts = run_admin(lambda admin: admin.queue_parts(name, problems=problems), nameserver)
+    rows = [_part_row(part) for part in parts]
     if not rows and not problems:
         raise NotFound(
             f"topic {name} is not a static topic; `headrace topic describe {name}` shows its queues"
@@ -181,30 +177,6 @@ def _part_row(part: QueuePart) -> dict[str, Any]:
 
 
 # -- changes ---------------------------------------------------------------------------------------
-
-
-def create(
-    change: Callable[[Admin], Awaitable[Change]],
-    nameserver: str | None,
-    *,
-    dry_run: bool,
-    if_not_exists: bool,
-    as_json: bool,
-) -> None:
-    """``topic create --static``."""
-    from headrace.admin.statictopic import UnchangedTopic
-
-    with suppress(*[UnchangedTopic] if if_not_exists else []):
-        print_changes([run_admin(change, nameserver)], as_json=as_json, dry_run=dry_run)
-
-
-def becomes_static(name: str, nameserver: str | None) -> bool:
-    """Whether a compacted topic is static if no broker is named at its creation."""
-
-    async def ask(admin: Admin) -> bool:
-        return await admin.becomes_static(name)
-
-    return run_admin(ask, nameserver)
 
 
 def _run_one(change: Callable[[Admin], Awaitable[Change]], nameserver: str | None) -> list[Change]:

@@ -15,6 +15,7 @@ from headrace.admin.output import (
     print_json,
     print_record,
     print_rows,
+    queue_columns,
     time_text,
     warned,
     with_problems,
@@ -128,11 +129,7 @@ def delete(group: str, nameserver: str | None, *, yes: bool) -> None:
     A group with connected members is not deleted: they would create it again.
     """
     options.confirm(f"delete group {group} and its offsets", yes=yes)
-
-    async def run(admin: Admin) -> None:
-        await admin.delete_group(group)
-
-    run_admin(run, nameserver)
+    run_admin(lambda admin: admin.delete_group(group), nameserver)
 
 
 @command.subcommand(
@@ -206,9 +203,7 @@ async def _check_known(
 
 def _lag_row(lag: QueueLag) -> dict[str, Any]:
     return {
-        "topic": lag.queue.topic,
-        "broker": lag.queue.broker_name,
-        "queue": lag.queue.queue_id,
+        **queue_columns(lag.queue),
         "committed_offset": lag.committed_offset,
         "max_offset": lag.max_offset,
         "lag": lag.lag,
@@ -264,12 +259,7 @@ def reset(
         return await admin.reset_offsets(group, topic, place, queue=one)
 
     rows = [
-        {
-            "topic": queue.topic,
-            "broker": queue.broker_name,
-            "queue": queue.queue_id,
-            "queue_offset": offset,
-        }
+        {**queue_columns(queue), "queue_offset": offset}
         for queue, offset in run_admin(run, nameserver).items()
     ]
     print_rows(rows, as_json=as_json, empty=f"group {group} has no position in {topic}")

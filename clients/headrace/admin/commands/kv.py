@@ -14,7 +14,7 @@ import click
 
 from headrace.admin import completion, options
 from headrace.admin.failures import NotFound, report
-from headrace.admin.output import print_json_line, print_record, time_text
+from headrace.admin.output import print_json_line, print_record, queue_columns, time_text
 from headrace.admin.rows import NESTED_TOO_DEEPLY, BadRow
 from headrace.admin.terminal import clean_lines
 from headrace.errors import HeadraceError, RouteNotFound
@@ -153,15 +153,8 @@ def delete(topic: str, key: str, nameserver: str | None, *, as_json: bool) -> No
 
 
 def _print_result(result: SendResult, key: str, *, as_json: bool) -> None:
-    queue = result.queue
-    record = {
-        "topic": queue.topic,
-        "key": key,
-        "broker": queue.broker_name,
-        "queue": queue.queue_id,
-        "queue_offset": result.queue_offset,
-    }
-    print_record(record, as_json=as_json)
+    record = {"topic": result.queue.topic, "key": key, **queue_columns(result.queue)}
+    print_record({**record, "queue_offset": result.queue_offset}, as_json=as_json)
 
 
 @command.subcommand(

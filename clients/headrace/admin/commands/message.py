@@ -60,12 +60,10 @@ def get(
 
     ID is the broker's id of the message (offset_message_id) or the producer's (message_id).
     """
-
-    async def run(admin: Admin) -> ReceivedMessage | None:
-        return await admin.message(message_id, topic, problems=problems)
-
     with warned_if(allow_partial) as problems:
-        message = run_admin(run, nameserver)
+        message = run_admin(
+            lambda admin: admin.message(message_id, topic, problems=problems), nameserver
+        )
     if message is None:
         raise NotFound(f"message {message_id} does not exist or has expired")
     print_record(message_record(message), as_json=as_json)

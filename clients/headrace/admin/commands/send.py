@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from headrace.admin import completion, options
-from headrace.admin.output import print_record
+from headrace.admin.output import print_record, queue_columns
 from headrace.admin.places import parse_duration, parse_moment
 from headrace.admin.progress import progress
 from headrace.admin.rows import (
@@ -227,9 +227,7 @@ async def _send_one(nameserver: str | None, message: Message) -> SendResult:
 
 def _sent(result: SendResult) -> dict[str, Any]:
     return {
-        "topic": result.queue.topic,
-        "broker": result.queue.broker_name,
-        "queue": result.queue.queue_id,
+        **queue_columns(result.queue),
         "queue_offset": result.queue_offset,
         "message_id": result.message_id,
         "offset_message_id": result.offset_message_id,

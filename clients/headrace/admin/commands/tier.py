@@ -63,13 +63,12 @@ def status(topic: str | None, count: int, nameserver: str | None, *, as_json: bo
     Ranges are queue offsets, the end not included. Behind is what is still to be uploaded: the log
     keeps it. Warns of brokers whose tier fails.
     """
-
-    async def run(admin: Admin) -> dict[str, TierStatus]:
-        # One more tells whether there are more.
-        return await admin.tier_status(topic, max_count=count + 1, problems=problems)
-
     with warned() as problems:
-        tiers = run_admin(run, nameserver)
+        # One more tells whether there are more.
+        tiers = run_admin(
+            lambda admin: admin.tier_status(topic, max_count=count + 1, problems=problems),
+            nameserver,
+        )
     if more := [broker for broker, tier in tiers.items() if len(tier.queues) > count]:
         warn(
             f"{', '.join(more)}: only the {count} queues that are furthest behind are listed; more "
@@ -102,12 +101,8 @@ def resume(topic: str | None, nameserver: str | None, *, as_json: bool) -> None:
     After an outage uploads resume by themselves, within a minute. A queue is given up if its files
     are damaged; it is looked at again as by a restart. Lists the queues that were given up.
     """
-
-    async def run(admin: Admin) -> dict[str, TierStatus]:
-        return await admin.tier_resume(topic, problems=problems)
-
     with warned() as problems:
-        tiers = run_admin(run, nameserver)
+        tiers = run_admin(lambda admin: admin.tier_resume(topic, problems=problems), nameserver)
     rows = [
         {
             "topic": queue.topic,

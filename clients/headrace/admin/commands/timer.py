@@ -55,12 +55,13 @@ def list_timers(
     Messages with a delay level are not timers: the broker keeps them in another way.
     """
     until_ms = milliseconds(parse_later(until)) if until else None
-
-    async def run(admin: Admin) -> tuple[list[WaitingTimer], int]:
-        return await admin.timers(topic, until_ms=until_ms, max_count=count, problems=problems)
-
     with warned() as problems:
-        timers, total = run_admin(run, nameserver)
+        timers, total = run_admin(
+            lambda admin: admin.timers(
+                topic, until_ms=until_ms, max_count=count, problems=problems
+            ),
+            nameserver,
+        )
         rows = with_problems([_row(timer, as_json=as_json) for timer in timers], problems)
     print_rows(rows, as_json=as_json, empty="no timers wait")
     if timers and not as_json:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -144,7 +145,7 @@ def create(
 ) -> None:
     """Create a topic."""
     from headrace.admin.client import Admin
-    from headrace.admin.statictopic import is_compacted
+    from headrace.admin.statictopic import UnchangedTopic, is_compacted
 
     attributes = _attributes(attribute, compacted=compacted)
     if static and if_not_exists:
@@ -152,7 +153,7 @@ def create(
     needs_static = (
         not (static or broker)
         and is_compacted(attributes)
-        and static_commands.becomes_static(name, nameserver)
+        and run_admin(lambda admin: admin.becomes_static(name), nameserver)
     )
     if static or needs_static:
         _check_static(name, queues, perm, is_implied=needs_static)
@@ -166,24 +167,22 @@ def create(
             force=force,
             dry_run=dry_run,
         )
-        static_commands.create(
-            change, nameserver, dry_run=dry_run, if_not_exists=if_not_exists, as_json=as_json
-        )
+        with suppress(*[UnchangedTopic] if if_not_exists else []):
+            created = run_admin(change, nameserver)
+            static_commands.print_changes([created], as_json=as_json, dry_run=dry_run)
         return
     if cluster or dry_run or force:
         raise ConfigurationError("--cluster, --dry-run and --force require --static")
-
-    async def run(admin: Admin) -> None:
-        await admin.create_topic(
-            name,
-            queues=queues,
-            perm=_PERMS[perm],
-            attributes=attributes,
-            broker=broker,
-            if_not_exists=if_not_exists,
-        )
-
-    run_admin(run, nameserver)
+    plain = partial(
+        Admin.create_topic,
+        topic=name,
+        queues=queues,
+        perm=_PERMS[perm],
+        attributes=attributes,
+        broker=broker,
+        if_not_exists=if_not_exists,
+    )
+    run_admin(plain, nameserver)
     print_record({"topic": name, "queues": queues, "perm": perm}, as_json=as_json)
 
 
@@ -328,12 +327,11 @@ async def _set_queues(
 @options.nameserver
 def list_topics(nameserver: str | None, *, system: bool, as_json: bool) -> None:
     """List the topics with their queues, messages, bytes and last time."""
-
-    async def run(admin: Admin) -> list[TopicTotals]:
-        return await admin.topic_totals(system=system, problems=problems)
-
     with warned() as problems:
-        rows = [_totals_row(totals) for totals in run_admin(run, nameserver)]
+        found = run_admin(
+            lambda admin: admin.topic_totals(system=system, problems=problems), nameserver
+        )
+    rows = [_totals_row(totals) for totals in found]
     print_rows(
         rows, as_json=as_json, empty="no topics yet; create one with `headrace topic create TOPIC`"
     )
@@ -525,11 +523,7 @@ def purge(name: str, nameserver: str | None, *, yes: bool) -> None:
     The offsets of its groups are deleted too: they start with the next message.
     """
     options.confirm(f"delete all messages of topic {name}", yes=yes)
-
-    async def run(admin: Admin) -> None:
-        await admin.purge_topic(name)
-
-    run_admin(run, nameserver)
+    run_admin(lambda admin: admin.purge_topic(name), nameserver)
 
 
 def _broker_row(broker: str, config: TopicConfigAndQueueMapping) -> dict[str, Any]:
