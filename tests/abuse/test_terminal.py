@@ -14,7 +14,7 @@ import pytest
 from headrace.admin.failures import report
 from headrace.admin.messages import print_message
 from headrace.admin.output import print_json_line, print_record, print_rows, time_text
-from headrace.admin.plain_logs import show_logs_plainly
+from headrace.admin.terminal import show_logs_plainly
 from headrace.errors import BrokerError
 from headrace.messages import ReceivedMessage
 from headrace_daemon.command import warn

@@ -103,7 +103,7 @@ class _Commands(options.Group):
 @click.version_option(__version__, message="headrace %(version)s")
 def headrace() -> None:
     """A message broker of the RocketMQ family, and tools for any cluster of that family."""
-    from headrace.admin.plain_logs import show_logs_plainly
+    from headrace.admin.terminal import show_logs_plainly
 
     show_logs_plainly()
 

@@ -5,9 +5,10 @@ Control characters (C0, C1), line ends and bidirectional controls become Python 
 
 from __future__ import annotations
 
+import logging
 import re
 
-from headrace_daemon.command import escaped
+from headrace_daemon.command import clean, escaped
 
 
 def clean_lines(text: str) -> str:
@@ -24,3 +25,17 @@ def clean_json(text: bytes) -> bytes:
     if text.isascii() and b"\x7f" not in text:
         return text
     return _CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", text.decode()).encode()
+
+
+class _PlainFormatter(logging.Formatter):
+    """Escapes control characters: clients log text from brokers."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return clean(super().format(record))
+
+
+def show_logs_plainly() -> None:
+    """Escape the log lines that nothing else handles."""
+    # The handler used until logging is configured, and client commands do not configure it.
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(_PlainFormatter())

@@ -13,7 +13,7 @@ from headrace.admin import completion, options
 from headrace.admin.end_reader import EndReader
 from headrace.admin.goal import Goal, PartialRead, all_queues, wait_for_topic
 from headrace.admin.messages import FORMAT_HELP
-from headrace.admin.places import HELP, Place, milliseconds, parse_place, parse_time
+from headrace.admin.points import HELP, Point, parse_point, parse_time
 from headrace.errors import ConfigurationError, HeadraceError
 from headrace.whole import require_whole
 from headrace_daemon.command import warn
@@ -125,7 +125,7 @@ def command(
 
     check_topic(topic)
     wanted = _Wanted(
-        topic, parse_place(start or "earliest"), _expression(tags), patience, follow, allow_partial
+        topic, parse_point(start or "earliest"), _expression(tags), patience, follow, allow_partial
     )
     printer = _Printer(count, _print_function(template, as_json=as_json))
     if group is None:
@@ -133,11 +133,11 @@ def command(
             raise ConfigurationError("--tail cannot be combined with --from")
         if until and follow:
             raise ConfigurationError("--until cannot be combined with --follow")
-        until_ms = milliseconds(parse_time(until)) if until else None
+        until_ms = parse_time(until) if until else None
         wanted = wanted._replace(until_ms=until_ms, tail=tail, queue_ids=queue, key=key)
         trio.run(_Reader(wanted, printer).run, nameserver)
         return
-    if queue or until or tail or key or isinstance(wanted.place, int):
+    if queue or until or tail or key or isinstance(wanted.start, int):
         raise ConfigurationError(
             "--queue, --until, --tail, --key and an offset cannot be combined with --group, whose "
             "members share the queues and their progress; to move the group, see `headrace group "
@@ -186,7 +186,7 @@ class _Wanted(NamedTuple):
     """The messages to read; see the options of the same names. The last four: without a group."""
 
     topic: str
-    place: Place
+    start: Point
     tags: str
     patience: options.Patience
     follow: bool
@@ -203,7 +203,7 @@ class _Reader:
     def __init__(
         self, wanted: _Wanted, printer: _Printer, starts: Mapping[MessageQueue, int] | None = None
     ) -> None:
-        """starts: the first offset of each queue, instead of the place; no other queue is read."""
+        """starts: the first offset of each queue, instead of ``start``; no other queue is read."""
         self._wanted = wanted
         self._printer = printer
         self._starts = starts
@@ -215,8 +215,8 @@ class _Reader:
         from headrace.admin.interrupts import deferred_interrupts
         from headrace.consumer.pull import PullConsumer
 
-        place = self._wanted.place
-        start = "earliest" if isinstance(place, int) else place
+        first = self._wanted.start
+        start = "earliest" if isinstance(first, int) else first
         with deferred_interrupts() as interrupts:
             async with (
                 PullConsumer(nameserver=nameserver, start=start) as consumer,
@@ -260,7 +260,7 @@ class _Reader:
             return self._starts[queue]
         if wanted.tail:
             return max(await consumer.min_offset(queue), end - wanted.tail)
-        return wanted.place if isinstance(wanted.place, int) else None
+        return wanted.start if isinstance(wanted.start, int) else None
 
     def _choose(self, queues: Sequence[MessageQueue]) -> list[MessageQueue]:
         wanted = self._wanted
@@ -350,7 +350,7 @@ class _Member:
     ) -> None:
         from headrace.consumer.push import Consumer
 
-        start = self._wanted.place
+        start = self._wanted.start
         subscriptions = {self._wanted.topic: self._wanted.tags}
         async with (
             Consumer(self._group, subscriptions, nameserver=nameserver, start=start) as consumer,
@@ -390,18 +390,18 @@ class _Member:
         if goal is None or self._printer.is_done:
             return
         if self._unread:
-            rest = self._wanted._replace(place="earliest", allow_partial=False)
+            wanted = self._wanted._replace(start="earliest", allow_partial=False)
             try:
-                await _Reader(rest, self._printer, self._unread).run(nameserver)
+                await _Reader(wanted, self._printer, self._unread).run(nameserver)
                 goal.check({}, {})
             except* PartialRead:  # what it could not read is printed
                 pass
             if self._wanted.allow_partial:
                 return
-            places = ", ".join(f"{queue.queue_id} from {at}" for queue, at in self._unread.items())
+            rest = ", ".join(f"{queue.queue_id} from {at}" for queue, at in self._unread.items())
             raise PartialRead(
                 f"group {self._group} could not read queues of topic {self._wanted.topic} to the "
-                f"end ({places}), and gets these messages again: repeat the command when the "
+                f"end ({rest}), and gets these messages again: repeat the command when the "
                 "brokers are back"
             )
         goal.check({}, {})

@@ -11,7 +11,7 @@ from headrace.admin import completion, options
 from headrace.admin.failures import CommandFailed
 from headrace.admin.messages import message_record, preview
 from headrace.admin.output import print_rows, time_text
-from headrace.admin.places import milliseconds, parse_time
+from headrace.admin.points import parse_time
 from headrace.errors import ConfigurationError, HeadraceError
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def list_letters(
     """List a group's dead letters, oldest first."""
     import trio
 
-    since_ms = milliseconds(parse_time(since)) if since else 0
+    since_ms = parse_time(since) if since else 0
 
     async def run() -> list[ReceivedMessage]:
         async with _dead_letters(group, nameserver) as letters:
@@ -106,7 +106,7 @@ def replay(
         raise ConfigurationError("--message cannot be combined with --since")
     if to is not None:
         check_topic(to)
-    since_ms = milliseconds(parse_time(since)) if since else 0
+    since_ms = parse_time(since) if since else 0
     rows: list[dict[str, Any]] = []
 
     async def run() -> None:

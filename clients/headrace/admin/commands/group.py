@@ -20,7 +20,7 @@ from headrace.admin.output import (
     warned,
     with_problems,
 )
-from headrace.admin.places import parse_place
+from headrace.admin.points import parse_point
 from headrace.admin.running import run_admin
 from headrace.errors import ConfigurationError
 from headrace_daemon.command import warn
@@ -241,8 +241,8 @@ def reset(
     as_json: bool,
 ) -> None:
     """Move a group to another position in a topic; running members continue from there."""
-    place = parse_place(to)
-    if queue is None and isinstance(place, int):
+    point = parse_point(to)
+    if queue is None and isinstance(point, int):
         raise ConfigurationError(
             f"--to {to}: each queue has its own offsets; add --queue, or give a time instead"
         )
@@ -251,12 +251,12 @@ def reset(
 
     async def run(admin: Admin) -> dict[MessageQueue, int]:
         if queue is None:
-            assert not isinstance(place, int)
-            return await admin.reset_offsets(group, topic, place)
+            assert not isinstance(point, int)
+            return await admin.reset_offsets(group, topic, point)
         one = await _queue(admin, topic, queue, broker)
-        if isinstance(place, int):
-            return await admin.reset_queue(group, one, place)
-        return await admin.reset_offsets(group, topic, place, queue=one)
+        if isinstance(point, int):
+            return await admin.reset_queue(group, one, point)
+        return await admin.reset_offsets(group, topic, point, queue=one)
 
     rows = [
         {**queue_columns(queue), "queue_offset": offset}

@@ -17,7 +17,7 @@ from headrace.admin.output import (
     warned_if,
     with_problems,
 )
-from headrace.admin.places import milliseconds, parse_time
+from headrace.admin.points import parse_time
 from headrace.admin.running import run_admin
 from headrace.errors import ConfigurationError
 
@@ -106,8 +106,8 @@ def query(
     as_json: bool,
 ) -> None:
     """List the messages with a key, oldest first."""
-    begin_ms = milliseconds(parse_time(since)) if since else 0
-    end_ms = milliseconds(parse_time(until)) if until else _TIMESTAMP_MS_MAX
+    begin_ms = parse_time(since) if since else 0
+    end_ms = parse_time(until) if until else _TIMESTAMP_MS_MAX
     if begin_ms > end_ms:
         raise ConfigurationError(f"--since {since} is later than --until {until}; swap them")
 

@@ -13,7 +13,7 @@ import click
 
 from headrace.admin import completion, options
 from headrace.admin.output import print_record, queue_columns
-from headrace.admin.places import parse_duration, parse_moment
+from headrace.admin.points import parse_duration, parse_moment
 from headrace.admin.progress import progress
 from headrace.admin.rows import (
     LINE_BYTES_MAX,

@@ -18,7 +18,7 @@ from headrace.admin.output import (
     warned,
     with_problems,
 )
-from headrace.admin.places import milliseconds, parse_later
+from headrace.admin.points import parse_later
 from headrace.admin.running import run_admin
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def list_timers(
 
     Messages with a delay level are not timers: the broker keeps them in another way.
     """
-    until_ms = milliseconds(parse_later(until)) if until else None
+    until_ms = parse_later(until) if until else None
     with warned() as problems:
         timers, total = run_admin(
             lambda admin: admin.timers(

@@ -1,4 +1,4 @@
-"""Positions in a queue in text form: earliest, latest, a queue offset, a time or an age."""
+"""Points in a queue, and in time, as options give them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Literal
 
 from headrace.errors import ConfigurationError
 
-# A parsed position: either end, a queue offset or a point in time.
-Place = Literal["earliest", "latest"] | int | datetime
+# Either end of a queue, a queue offset or a point in time.
+Point = Literal["earliest", "latest"] | int | datetime
 
 _TIME_HELP = "a time (2026-11-21T06:00) or an age (90s, 15m, 2h, 1d)"
 HELP = f"earliest, latest, a queue offset, {_TIME_HELP}"
@@ -19,8 +19,8 @@ _DURATION = re.compile(r"(\d+)(ms|s|m|h|d)")
 _UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
-def parse_place(text: str) -> Place:
-    """Parse a position; a time without a zone is local. Raises ConfigurationError."""
+def parse_point(text: str) -> Point:
+    """Parse a point in a queue; a time without a zone is local. Raises ConfigurationError."""
     if text == "earliest":
         return "earliest"
     if text == "latest":
@@ -30,9 +30,12 @@ def parse_place(text: str) -> Place:
     return _time(text, f"not a position in a queue: write {HELP}")
 
 
-def parse_time(text: str) -> datetime:
-    """Parse a time or an age; a time without a zone is local. Raises ConfigurationError."""
-    return _time(text, f"not a time: write {_TIME_HELP}")
+def parse_time(text: str) -> int:
+    """Parse a time or an age to ms since 1970; without a zone it is local.
+
+    Raises ConfigurationError.
+    """
+    return _milliseconds(_time(text, f"not a time: write {_TIME_HELP}"))
 
 
 def parse_duration(text: str) -> timedelta:
@@ -57,11 +60,11 @@ def parse_moment(text: str) -> datetime:
         raise ConfigurationError(f"{text!r} is not a time: write 2026-11-21T06:00") from None
 
 
-def parse_later(text: str) -> datetime:
-    """Parse a time, or a duration from now. Raises ConfigurationError."""
+def parse_later(text: str) -> int:
+    """Parse a time, or a duration from now, to ms since 1970. Raises ConfigurationError."""
     if _DURATION.fullmatch(text):
-        return datetime.now(UTC) + parse_duration(text)
-    return parse_moment(text)
+        return _milliseconds(datetime.now(UTC) + parse_duration(text))
+    return _milliseconds(parse_moment(text))
 
 
 def _time(text: str, problem: str) -> datetime:
@@ -75,6 +78,5 @@ def _time(text: str, problem: str) -> datetime:
         raise ConfigurationError(f"{text!r} is {problem}") from None
 
 
-def milliseconds(time: datetime) -> int:
-    """Milliseconds since 1970."""
+def _milliseconds(time: datetime) -> int:
     return int(time.timestamp() * 1000)
