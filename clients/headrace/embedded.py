@@ -148,26 +148,34 @@ class embedded:  # noqa: N801 - used like a function
         return run_daemons(self._data, network=MemoryNetwork() if self._memory else TcpNetwork())
 
 
+class DaemonOptions(NamedTuple):
+    """Settings of both daemons.
+
+    host: address to listen on; anyone who can reach it has full access.
+    nameserver_port, broker_port: 0 selects any free port.
+    log_file_bytes: size of the log's files in a new store; if None, RocketMQ's.
+    settings: more of the broker's settings, by key of its file.
+    """
+
+    host: str = LOOPBACK
+    nameserver_port: int = 0
+    broker_port: int = 0
+    log_file_bytes: int | None = None
+    settings: Mapping[str, str] = MappingProxyType({})
+
+
 @asynccontextmanager
 async def run_daemons(
     data: Path | None,
+    options: DaemonOptions | None = None,
     *,
     network: Network,
-    host: str = LOOPBACK,
-    nameserver_port: int = 0,
-    broker_port: int = 0,
     owns_loop: bool = False,
-    log_file_bytes: int | None = None,
-    settings: Mapping[str, str] = MappingProxyType({}),
     on_progress: OnProgress | None = None,
 ) -> AsyncIterator[Embedded]:
     """Run both daemons as tasks of the block, under trio; see ``embedded``.
 
-    host: address to listen on; anyone who can reach it has full access.
-    nameserver_port, broker_port: 0 selects any free port.
-    owns_loop: whether the process does nothing else; see ``RemotingServer``.
-    log_file_bytes: size of the log's files in a new store; if None, RocketMQ's.
-    settings: more of the broker's settings, by key of its file.
+    owns_loop: the process does nothing else; see ``RemotingServer``.
     on_progress: see ``Broker``; if None, progress is logged.
     Raises OSError (address), StoreError (directory), ConfigurationError (``data`` is a file).
     """
@@ -178,27 +186,30 @@ async def run_daemons(
     from headrace_nameserver.config import NameServerConfig
     from headrace_nameserver.server import NameServer
 
+    options = options or DaemonOptions()
     async with AsyncExitStack() as stack:
         folder = data or Path(stack.enter_context(TemporaryDirectory(prefix="headrace-")))
         _make_directory(folder)
         nameserver = NameServer(
             NameServerConfig(
-                bind_address=host, anonymous_access="allow", listen_port=nameserver_port
+                bind_address=options.host,
+                anonymous_access="allow",
+                listen_port=options.nameserver_port,
             ),
             network,
         )
         await _start(stack, nameserver.run)
         config = BrokerConfig(
             broker_name=_BROKER_NAME,
-            bind_address=host,
+            bind_address=options.host,
             anonymous_access="allow",
-            listen_port=broker_port,
+            listen_port=options.broker_port,
             namesrv_addr=nameserver.address,
             store_path_root_dir=folder,
-            **(_SMALL_FILES if data is None else _file_sizes(data, log_file_bytes)),
+            **(_SMALL_FILES if data is None else _file_sizes(data, options.log_file_bytes)),
         )
         broker = Broker(
-            config.changed(settings, {}) if settings else config,
+            config.changed(options.settings, {}) if options.settings else config,
             network,
             owns_loop=owns_loop,
             on_progress=on_progress,

@@ -76,7 +76,5 @@ def split(address: str) -> tuple[str, int]:
 
 @pytest.mark.slow
 async def test_blocks_come_back_as_they_were_sent(tmp_path: Path) -> None:
-    async with run_daemons(
-        tmp_path, network=TcpNetwork(), host="127.0.0.1", nameserver_port=0, broker_port=0
-    ) as running:
+    async with run_daemons(tmp_path, network=TcpNetwork()) as running:
         await trio.to_thread.run_sync(exchange, running.broker)

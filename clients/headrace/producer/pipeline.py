@@ -21,7 +21,8 @@ from headrace.errors import (
     PipelineError,
 )
 from headrace.lifecycle import Startable
-from headrace.messages import BODY_BYTES_MAX, no_message, takes_batches
+from headrace.messages import BODY_BYTES_MAX, no_message
+from headrace.names import takes_batches
 from headrace.producer.backlogs import Backlog, Outlet, TopicBacklogs
 from headrace.producer.block import Block
 from headrace.producer.pipeline_request import Request
@@ -299,14 +300,15 @@ class Pipeline(Startable):
         messages = backlog.take(self._single_from_bytes(backlog.target, connection))
         block = self._block(messages)
         span = self._start_span(block)
-        request = Request(self._answered, outlet, backlog, messages, block, self._tick, span)
+        request = Request(outlet, backlog, messages, block, self._tick, span)
         self._in_flight[request] = None
         if connection is None:
             lost = ConnectionLost(address, "it closed before the message was sent")
             self._failed(request, backlog.target.error or lost)
             return
         outlet.connection = connection
-        request.submit(connection, sender.encode_block(request.block, connection))
+        outgoing = sender.encode_block(request.block, connection)
+        request.submit(connection, outgoing, self._answered)
 
     def _single_from_bytes(self, target: Target, connection: AsyncConnection | None) -> int:
         """Body size from which a message needs a request of its own, not a batch."""

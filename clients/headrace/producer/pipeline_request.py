@@ -5,10 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from headrace.errors import (
-    HeadraceError,
-    RequestTimeout,
-)
+from headrace.errors import HeadraceError, RequestTimeout
 from headrace_protocol.drivers.response import Response
 
 if TYPE_CHECKING:
@@ -49,7 +46,6 @@ class Request:
 
     def __init__(
         self,
-        answered: Callable[[Request, Response | HeadraceError], None],
         outlet: Outlet,
         backlog: Backlog,
         messages: list[EncodedMessage],
@@ -57,7 +53,7 @@ class Request:
         tick: int,
         span: SendSpan | None,
     ) -> None:
-        self._answered = answered
+        self._answered: Callable[[Request, Response | HeadraceError], None]
         self._connection: AsyncConnection
         self._opaque = 0
         self.outlet = outlet
@@ -75,9 +71,14 @@ class Request:
     def _code(self) -> int:
         return self.outgoing.code(self.backlog.target)
 
-    def submit(self, connection: AsyncConnection, outgoing: AnyOutgoing) -> None:
-        """Submit the request to an open connection."""
-        self._connection, self.outgoing = connection, outgoing
+    def submit(
+        self,
+        connection: AsyncConnection,
+        outgoing: AnyOutgoing,
+        answered: Callable[[Request, Response | HeadraceError], None],
+    ) -> None:
+        """Submit the request to an open connection, which calls ``answered`` with the outcome."""
+        self._connection, self.outgoing, self._answered = connection, outgoing, answered
         encode = partial(outgoing.frame, self.backlog.target)
         self._opaque = self._connection.submit_encoded(encode, self)
 

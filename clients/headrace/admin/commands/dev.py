@@ -12,7 +12,7 @@ from headrace.admin import options
 from headrace_daemon.command import warn
 
 if TYPE_CHECKING:
-    from headrace.embedded import Embedded
+    from headrace.embedded import DaemonOptions, Embedded
     from headrace_broker.store.recovery import LoadStage
 
 
@@ -96,13 +96,15 @@ def command(
     # isort: split
     import trio
 
+    from headrace.embedded import DaemonOptions
     from headrace_daemon.logs import configure_logs
     from headrace_daemon.process import prepare
 
     settings = _settings(config, changes)
     prepare()
     configure_logs(log_level)
-    trio.run(_run, data, log_file_mib << 20, host, nameserver_port, broker_port, settings)
+    listening = DaemonOptions(host, nameserver_port, broker_port, log_file_mib << 20, settings)
+    trio.run(_run, data, listening)
 
 
 # Settings that options of this command choose.
@@ -134,14 +136,7 @@ def _settings(config: Path | None, changes: tuple[str, ...]) -> dict[str, str]:
     return values
 
 
-async def _run(
-    data: Path | None,
-    log_file_bytes: int,
-    host: str,
-    nameserver_port: int,
-    broker_port: int,
-    settings: dict[str, str],
-) -> None:
+async def _run(data: Path | None, options: DaemonOptions) -> None:
     import signal
 
     import trio
@@ -156,13 +151,9 @@ async def _run(
         async with (
             run_daemons(
                 data,
+                options,
                 network=TcpNetwork(),
-                host=host,
-                nameserver_port=nameserver_port,
-                broker_port=broker_port,
                 owns_loop=True,
-                log_file_bytes=log_file_bytes,
-                settings=settings,
                 on_progress=_show_progress if sys.stderr.isatty() else None,
             ) as running,
             trio.open_nursery() as nursery,
