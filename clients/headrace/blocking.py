@@ -11,14 +11,7 @@ Several threads may use a client. What is still open when the program ends is cl
 
 from __future__ import annotations
 
-import atexit
-import logging
-import os
-import threading
 import time
-from concurrent.futures import CancelledError
-from contextlib import ExitStack
-from contextvars import ContextVar
 from functools import partial, wraps
 from itertools import islice
 from typing import (
@@ -29,237 +22,42 @@ from typing import (
     ParamSpec,
     Self,
     TypeVar,
-    cast,
     overload,
 )
 
 import anyio
 
 from headrace.admin.client import Admin as AsyncAdmin
+from headrace.blocking_base import Blocking, awaited, calling_thread, like, on_loop
 from headrace.config import check_limits, check_plain_callback
 from headrace.consumer.pull import PullConsumer as AsyncPullConsumer
 from headrace.consumer.push import Consumer as AsyncConsumer
-from headrace.errors import ClientClosed, ConfigurationError, OpenedBeforeFork
-from headrace.messages import MessageBatch, ReceivedMessage
+from headrace.errors import ClientClosed
 from headrace.producer.pipeline import Pipeline as AsyncPipeline
 from headrace.producer.producer import Producer as AsyncProducer
 from headrace.producer.transaction import Transaction as AsyncTransaction
+from headrace.received import MessageBatch, ReceivedMessage
 from headrace.table.client import Table as AsyncTable
-from headrace.threads import LoopThread, runs_here
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
-    from types import TracebackType
 
-    from anyio.from_thread import BlockingPortal
-
-    from headrace.messages import Message, Returns, SendResult
+    from headrace.messages import Message, SendResult
     from headrace.producer.producer import OnResult
+    from headrace.received import Returns
     from headrace.table.client import Change, Changes
     from headrace_protocol.bodies import MessageQueue
 
-Client = TypeVar("Client")
-# A method of a base of the client serves the blocking one, too.
 Client_co = TypeVar("Client_co", covariant=True)
 Result = TypeVar("Result")
 Value = TypeVar("Value")
 P = ParamSpec("P")
 Item = TypeVar("Item", ReceivedMessage, MessageBatch)
 
-_log = logging.getLogger("headrace.client")
-
 _MESSAGES_PER_CALL = 1000
 
-# The open clients, in the order of their opening.
-_open: dict[_Blocking[Any], None] = {}
-_calling_thread: ContextVar[object] = ContextVar("calling_thread")
 
-
-class _Blocking(Generic[Client_co]):
-    """Wrapper of an async client; every method blocks until the result is there."""
-
-    # The error by which a client is left that is still open at the program's end.
-    _left_open: BaseException | None = SystemExit()
-
-    def __init__(self, client: Client_co) -> None:
-        self._client = client
-        self._stack = ExitStack()
-        self._portal: BlockingPortal | None = None
-        self._is_leaving = False
-        self._is_of_parent = False
-
-    def __enter__(self) -> Self:
-        if self._portal is not None:
-            raise ConfigurationError("this client is already open; use it in one block at a time")
-        self._check_process()
-        loop = LoopThread()
-        self._stack.callback(loop.stop)
-        self._enter_client(loop.portal)
-        return self
-
-    def _enter_client(self, portal: BlockingPortal) -> None:
-        client: Any = self._client
-        _calling_thread.set(threading.current_thread())
-        self._portal = portal
-        try:
-            self._stack.enter_context(portal.wrap_async_context_manager(client))
-        except BaseException:
-            self._portal = None
-            self._stack.close()
-            raise
-        _open[self] = None
-
-    def __exit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._portal is None or self._is_leaving:
-            return
-        self._check_thread(self._portal)
-        self._is_leaving = True
-        _open.pop(self, None)
-        try:
-            # Callbacks in other threads call the client meanwhile.
-            self._stack.__exit__(error_type, error, traceback)
-        finally:
-            self._portal, self._is_leaving = None, False
-
-    def start(self) -> Self:
-        """Open the client, as entering its ``with`` block does, until ``stop``."""
-        return self.__enter__()
-
-    def stop(self) -> None:
-        """Close the client, as leaving its block does; does nothing if it is closed.
-
-        Called in another thread, it also ends the ``for`` loops over the client.
-        """
-        self._leave()
-
-    def _leave(self, error: BaseException | None = None) -> None:
-        self.__exit__(type(error) if error else None, error, None)
-
-    def _abandon(self) -> None:
-        """Make the copy of an open client in a forked child harmless: its loop has no thread."""
-        self._is_of_parent = True
-        self._portal, self._stack = None, ExitStack()
-
-    def _check_process(self) -> None:
-        if self._is_of_parent:
-            raise OpenedBeforeFork(type(self).__name__)
-
-    def _check_thread(self, portal: BlockingPortal) -> None:
-        """Raise ConfigurationError in the thread of the client's event loop."""
-        if runs_here(portal):
-            raise ConfigurationError(
-                f"this {type(self).__name__} is called by a function that runs in its event loop's "
-                "thread, such as on_result, and would wait for itself: do it in another thread"
-            )
-
-    def _call(
-        self, function: Callable[P, Awaitable[Result]], *args: P.args, **kwargs: P.kwargs
-    ) -> Result:
-        """Run an async function on the event loop."""
-        portal = self._open_portal()
-        _calling_thread.set(threading.current_thread())
-        try:
-            future = portal.start_task_soon(partial(function, *args, **kwargs))
-        except RuntimeError:
-            self._check_thread(portal)
-            raise self._closed() from None  # another thread is closing the client
-        try:
-            return future.result()
-        except (CancelledError, ClientClosed):
-            raise self._closed() from None
-        except BaseException:
-            # A signal handler raised: without this, leaving the block would wait for the call.
-            future.cancel()
-            raise
-
-    def _open_portal(self) -> BlockingPortal:
-        if self._portal is None:
-            self._check_process()
-            raise self._closed()
-        return self._portal
-
-    def _closed(self) -> ClientClosed:
-        return ClientClosed(type(self).__name__, "with")
-
-    def _steps(self, step: Callable[[], Awaitable[Result]]) -> Iterator[Result]:
-        """Results of an async function, until there are no more or the client is closed."""
-        while True:
-            try:
-                result = self._call(step)
-            except (StopAsyncIteration, ClientClosed):
-                return
-            yield result
-
-
-def _close_all() -> None:
-    """Close what the program has left open, while its event loops still run."""
-    for client in reversed(list(_open)):
-        _log.warning(
-            "a blocking %s was still open when the program ended; use it in a `with` block",
-            type(client).__name__,
-        )
-        try:
-            client._leave(client._left_open)
-        except Exception:  # noqa: BLE001 - the others are still to be closed
-            _log.exception("closing it failed")
-
-
-def _abandon_all() -> None:
-    for client in list(_open):
-        client._abandon()
-    _open.clear()
-
-
-atexit.register(_close_all)
-os.register_at_fork(after_in_child=_abandon_all)
-
-
-# The decorators below give each blocking method the signature and the docstring of the async one.
-
-
-def _like(
-    client: Callable[P, Client],
-) -> Callable[[Callable[..., None]], Callable[Concatenate[_Blocking[Client], P], None]]:
-    """Decorate an ``__init__`` that passes its arguments to ``client``."""
-
-    def decorate(
-        function: Callable[..., None],
-    ) -> Callable[Concatenate[_Blocking[Client], P], None]:
-        return wraps(cast("Any", client).__init__)(function)
-
-    return decorate
-
-
-def _blocking(
-    method: Callable[Concatenate[Client, P], Awaitable[Result]],
-) -> Callable[Concatenate[_Blocking[Client], P], Result]:
-    """The blocking method for an async one."""
-
-    @wraps(method)
-    def call(self: _Blocking[Client], /, *args: P.args, **kwargs: P.kwargs) -> Result:
-        return self._call(partial(method, self._client), *args, **kwargs)
-
-    return call
-
-
-def _on_loop(
-    method: Callable[Concatenate[Client, P], Result],
-) -> Callable[Concatenate[_Blocking[Client], P], Result]:
-    """The blocking method for one that does not wait, but belongs to the event loop."""
-
-    @wraps(method)
-    async def run(client: Client, /, *args: P.args, **kwargs: P.kwargs) -> Result:
-        return method(client, *args, **kwargs)
-
-    return _blocking(run)
-
-
-class _OfProducer(_Blocking[Client_co]):
+class _OfProducer(Blocking[Client_co]):
     """A block within that of a producer; runs on the producer's event loop."""
 
     def __init__(self, client: Client_co, producer: Producer) -> None:
@@ -286,8 +84,8 @@ class Pipeline(_OfProducer[AsyncPipeline]):
     # At the program's end, what was accepted is still sent.
     _left_open = None
 
-    send = _blocking(AsyncPipeline.send)
-    flush = _blocking(AsyncPipeline.flush)
+    send = awaited(AsyncPipeline.send)
+    flush = awaited(AsyncPipeline.flush)
 
     def send_all(self, messages: Iterable[Message]) -> None:
         """Send many messages, a thousand per call to the event loop."""
@@ -299,13 +97,13 @@ class Pipeline(_OfProducer[AsyncPipeline]):
 class Transaction(_OfProducer[AsyncTransaction]):
     """See ``headrace.producer.transaction.Transaction``; runs on its producer's event loop."""
 
-    send = _blocking(AsyncTransaction.send)
+    send = awaited(AsyncTransaction.send)
 
 
-class Producer(_Blocking[AsyncProducer]):
+class Producer(Blocking[AsyncProducer]):
     """See ``headrace.Producer``."""
 
-    @_like(AsyncProducer)
+    @like(AsyncProducer)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(AsyncProducer(*args, **kwargs))
 
@@ -314,13 +112,13 @@ class Producer(_Blocking[AsyncProducer]):
         """Name under which brokers know this kind of producer."""
         return self._client.group
 
-    send = _blocking(AsyncProducer.send)
-    send_many = _blocking(AsyncProducer.send_many)
-    send_oneway = _blocking(AsyncProducer.send_oneway)
-    recall = _blocking(AsyncProducer.recall)
-    queues = _blocking(AsyncProducer.queues)
-    _pipeline = _on_loop(AsyncProducer.pipeline)
-    _transaction = _on_loop(AsyncProducer.transaction)
+    send = awaited(AsyncProducer.send)
+    send_many = awaited(AsyncProducer.send_many)
+    send_oneway = awaited(AsyncProducer.send_oneway)
+    recall = awaited(AsyncProducer.recall)
+    queues = awaited(AsyncProducer.queues)
+    _pipeline = on_loop(AsyncProducer.pipeline)
+    _transaction = on_loop(AsyncProducer.transaction)
 
     def transaction(self, topic: str) -> Transaction:
         """See ``headrace.Producer.transaction``."""
@@ -340,10 +138,10 @@ class Producer(_Blocking[AsyncProducer]):
         return Pipeline(client, self)
 
 
-class PullConsumer(_Blocking[AsyncPullConsumer]):
+class PullConsumer(Blocking[AsyncPullConsumer]):
     """See ``headrace.PullConsumer``."""
 
-    @_like(AsyncPullConsumer)
+    @like(AsyncPullConsumer)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(AsyncPullConsumer(*args, **kwargs))
 
@@ -352,24 +150,24 @@ class PullConsumer(_Blocking[AsyncPullConsumer]):
         """The group whose progress ``committed`` reads and ``commit`` stores."""
         return self._client.group
 
-    queues = _blocking(AsyncPullConsumer.queues)
-    missing = _blocking(AsyncPullConsumer.missing)
-    assign = _blocking(AsyncPullConsumer.assign)
-    seek = _on_loop(AsyncPullConsumer.seek)
-    seek_to = _blocking(AsyncPullConsumer.seek_to)
-    position = _on_loop(AsyncPullConsumer.position)
-    failures = _on_loop(AsyncPullConsumer.failures)
-    receive_many = _blocking(AsyncPullConsumer.receive_many)
-    commit = _blocking(AsyncPullConsumer.commit)
-    committed = _blocking(AsyncPullConsumer.committed)
-    min_offset = _blocking(AsyncPullConsumer.min_offset)
-    max_offset = _blocking(AsyncPullConsumer.max_offset)
-    offset_at = _blocking(AsyncPullConsumer.offset_at)
+    queues = awaited(AsyncPullConsumer.queues)
+    missing = awaited(AsyncPullConsumer.missing)
+    assign = awaited(AsyncPullConsumer.assign)
+    seek = on_loop(AsyncPullConsumer.seek)
+    seek_to = awaited(AsyncPullConsumer.seek_to)
+    position = on_loop(AsyncPullConsumer.position)
+    failures = on_loop(AsyncPullConsumer.failures)
+    receive_many = awaited(AsyncPullConsumer.receive_many)
+    commit = awaited(AsyncPullConsumer.commit)
+    committed = awaited(AsyncPullConsumer.committed)
+    min_offset = awaited(AsyncPullConsumer.min_offset)
+    max_offset = awaited(AsyncPullConsumer.max_offset)
+    offset_at = awaited(AsyncPullConsumer.offset_at)
 
 
 class _Consumer(AsyncConsumer):
     # Each call is a separate task, but all those of a thread act for it.
-    _current_user = _calling_thread.get
+    _current_user = calling_thread.get
 
 
 class _Done:
@@ -413,13 +211,13 @@ def _in_spans(
     return iterate
 
 
-class Consumer(_Blocking[AsyncConsumer]):
+class Consumer(Blocking[AsyncConsumer]):
     """See ``headrace.Consumer``; iterate over it with ``for``.
 
     on_assigned, on_revoked: plain functions, called in a thread, so they may call this client.
     """
 
-    @_like(AsyncConsumer)
+    @like(AsyncConsumer)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         for name in ("on_assigned", "on_revoked"):
             if callback := kwargs.get(name):
@@ -455,14 +253,14 @@ class Consumer(_Blocking[AsyncConsumer]):
         super()._abandon()
         self._client._inbox.put_back_all()
 
-    failures = _on_loop(AsyncConsumer.failures)
-    pause = _on_loop(AsyncConsumer.pause)
-    resume = _on_loop(AsyncConsumer.resume)
-    seek = _on_loop(AsyncConsumer.seek)
-    commit = _blocking(AsyncConsumer.commit)
-    receive = _blocking(AsyncConsumer.receive)
-    _messages = _on_loop(AsyncConsumer._messages)
-    _batches = _on_loop(AsyncConsumer._batches)
+    failures = on_loop(AsyncConsumer.failures)
+    pause = on_loop(AsyncConsumer.pause)
+    resume = on_loop(AsyncConsumer.resume)
+    seek = on_loop(AsyncConsumer.seek)
+    commit = awaited(AsyncConsumer.commit)
+    receive = awaited(AsyncConsumer.receive)
+    _messages = on_loop(AsyncConsumer._messages)
+    _batches = on_loop(AsyncConsumer._batches)
 
     @_in_spans
     def __iter__(self) -> Iterator[ReceivedMessage]:
@@ -496,7 +294,7 @@ class Consumer(_Blocking[AsyncConsumer]):
         return self._steps(self._batches(max_messages).__anext__)
 
 
-class Table(_Blocking[AsyncTable[Value]], Generic[Value]):
+class Table(Blocking[AsyncTable[Value]], Generic[Value]):
     """See ``headrace.Table``."""
 
     @overload
@@ -578,62 +376,62 @@ class Table(_Blocking[AsyncTable[Value]], Generic[Value]):
         return self._steps(self._call(begin).__anext__)
 
 
-class Admin(_Blocking[AsyncAdmin]):
+class Admin(Blocking[AsyncAdmin]):
     """See ``headrace.Admin``."""
 
-    @_like(AsyncAdmin)
+    @like(AsyncAdmin)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(AsyncAdmin(*args, **kwargs))
 
-    cluster = _blocking(AsyncAdmin.cluster)
-    departed_brokers = _blocking(AsyncAdmin.departed_brokers)
-    forget_broker = _blocking(AsyncAdmin.forget_broker)
-    runtime_info = _blocking(AsyncAdmin.runtime_info)
-    broker_config = _blocking(AsyncAdmin.broker_config)
-    update_broker_config = _blocking(AsyncAdmin.update_broker_config)
-    create_topic = _blocking(AsyncAdmin.create_topic)
-    alter_topic = _blocking(AsyncAdmin.alter_topic)
-    require_everywhere = _blocking(AsyncAdmin.require_everywhere)
-    compact_topic = _blocking(AsyncAdmin.compact_topic)
-    rebuild_topic = _blocking(AsyncAdmin.rebuild_topic)
-    purge_topic = _blocking(AsyncAdmin.purge_topic)
-    delete_topic = _blocking(AsyncAdmin.delete_topic)
-    topics = _blocking(AsyncAdmin.topics)
-    topic = _blocking(AsyncAdmin.topic)
-    topic_totals = _blocking(AsyncAdmin.topic_totals)
-    topic_stats = _blocking(AsyncAdmin.topic_stats)
-    is_static = _blocking(AsyncAdmin.is_static)
-    static_topics = _blocking(AsyncAdmin.static_topics)
-    becomes_static = _blocking(AsyncAdmin.becomes_static)
-    read_static_topic = _blocking(AsyncAdmin.read_static_topic)
-    static_leaders = _blocking(AsyncAdmin.static_leaders)
-    create_static_topic = _blocking(AsyncAdmin.create_static_topic)
-    remap_static_topic = _blocking(AsyncAdmin.remap_static_topic)
-    rebalance_static_topic = _blocking(AsyncAdmin.rebalance_static_topic)
-    repair_static_topic = _blocking(AsyncAdmin.repair_static_topic)
-    queue_parts = _blocking(AsyncAdmin.queue_parts)
-    logic_queues = _blocking(AsyncAdmin.logic_queues)
-    create_group = _blocking(AsyncAdmin.create_group)
-    delete_group = _blocking(AsyncAdmin.delete_group)
-    groups = _blocking(AsyncAdmin.groups)
-    group = _blocking(AsyncAdmin.group)
-    topic_groups = _blocking(AsyncAdmin.topic_groups)
-    lag = _blocking(AsyncAdmin.lag)
-    reset_offsets = _blocking(AsyncAdmin.reset_offsets)
-    reset_queue = _blocking(AsyncAdmin.reset_queue)
-    clone_offsets = _blocking(AsyncAdmin.clone_offsets)
-    members = _blocking(AsyncAdmin.members)
-    running_info = _blocking(AsyncAdmin.running_info)
-    group_queues = _blocking(AsyncAdmin.group_queues)
-    timers = _blocking(AsyncAdmin.timers)
-    timer_counts = _blocking(AsyncAdmin.timer_counts)
-    cancel_timer = _blocking(AsyncAdmin.cancel_timer)
-    tier_status = _blocking(AsyncAdmin.tier_status)
-    tier_resume = _blocking(AsyncAdmin.tier_resume)
-    tier_forget = _blocking(AsyncAdmin.tier_forget)
-    transactions = _blocking(AsyncAdmin.transactions)
-    discarded_transactions = _blocking(AsyncAdmin.discarded_transactions)
-    resume_transaction = _blocking(AsyncAdmin.resume_transaction)
-    query_by_key = _blocking(AsyncAdmin.query_by_key)
-    query_by_id = _blocking(AsyncAdmin.query_by_id)
-    message = _blocking(AsyncAdmin.message)
+    cluster = awaited(AsyncAdmin.cluster)
+    departed_brokers = awaited(AsyncAdmin.departed_brokers)
+    forget_broker = awaited(AsyncAdmin.forget_broker)
+    runtime_info = awaited(AsyncAdmin.runtime_info)
+    broker_config = awaited(AsyncAdmin.broker_config)
+    update_broker_config = awaited(AsyncAdmin.update_broker_config)
+    create_topic = awaited(AsyncAdmin.create_topic)
+    alter_topic = awaited(AsyncAdmin.alter_topic)
+    require_everywhere = awaited(AsyncAdmin.require_everywhere)
+    compact_topic = awaited(AsyncAdmin.compact_topic)
+    rebuild_topic = awaited(AsyncAdmin.rebuild_topic)
+    purge_topic = awaited(AsyncAdmin.purge_topic)
+    delete_topic = awaited(AsyncAdmin.delete_topic)
+    topics = awaited(AsyncAdmin.topics)
+    topic = awaited(AsyncAdmin.topic)
+    topic_totals = awaited(AsyncAdmin.topic_totals)
+    topic_stats = awaited(AsyncAdmin.topic_stats)
+    is_static = awaited(AsyncAdmin.is_static)
+    static_topics = awaited(AsyncAdmin.static_topics)
+    becomes_static = awaited(AsyncAdmin.becomes_static)
+    read_static_topic = awaited(AsyncAdmin.read_static_topic)
+    static_leaders = awaited(AsyncAdmin.static_leaders)
+    create_static_topic = awaited(AsyncAdmin.create_static_topic)
+    remap_static_topic = awaited(AsyncAdmin.remap_static_topic)
+    rebalance_static_topic = awaited(AsyncAdmin.rebalance_static_topic)
+    repair_static_topic = awaited(AsyncAdmin.repair_static_topic)
+    queue_parts = awaited(AsyncAdmin.queue_parts)
+    logic_queues = awaited(AsyncAdmin.logic_queues)
+    create_group = awaited(AsyncAdmin.create_group)
+    delete_group = awaited(AsyncAdmin.delete_group)
+    groups = awaited(AsyncAdmin.groups)
+    group = awaited(AsyncAdmin.group)
+    topic_groups = awaited(AsyncAdmin.topic_groups)
+    lag = awaited(AsyncAdmin.lag)
+    reset_offsets = awaited(AsyncAdmin.reset_offsets)
+    reset_queue = awaited(AsyncAdmin.reset_queue)
+    clone_offsets = awaited(AsyncAdmin.clone_offsets)
+    members = awaited(AsyncAdmin.members)
+    running_info = awaited(AsyncAdmin.running_info)
+    group_queues = awaited(AsyncAdmin.group_queues)
+    timers = awaited(AsyncAdmin.timers)
+    timer_counts = awaited(AsyncAdmin.timer_counts)
+    cancel_timer = awaited(AsyncAdmin.cancel_timer)
+    tier_status = awaited(AsyncAdmin.tier_status)
+    tier_resume = awaited(AsyncAdmin.tier_resume)
+    tier_forget = awaited(AsyncAdmin.tier_forget)
+    transactions = awaited(AsyncAdmin.transactions)
+    discarded_transactions = awaited(AsyncAdmin.discarded_transactions)
+    resume_transaction = awaited(AsyncAdmin.resume_transaction)
+    query_by_key = awaited(AsyncAdmin.query_by_key)
+    query_by_id = awaited(AsyncAdmin.query_by_id)
+    message = awaited(AsyncAdmin.message)
