@@ -329,7 +329,7 @@ MAY_IMPORT_TOO = {
     f"{STORE}.upkeep": {"trio"},
     # Only the event loops themselves start a task that no scope of the caller contains.
     "headrace.loops": {"sniffio", "trio"},
-    "headrace.messages": {"pyarrow"},
+    "headrace.received": {"pyarrow"},
     "headrace.producer.arrow": {"numpy", "pyarrow"},
     # What puts the daemons and the clients together.
     "headrace.embedded": ANYTHING,

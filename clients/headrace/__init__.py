@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from headrace.consumer.push import Consumer as Consumer
     from headrace.errors import HeadraceError as HeadraceError
     from headrace.messages import Message as Message
-    from headrace.messages import MessageBatch as MessageBatch
-    from headrace.messages import ReceivedMessage as ReceivedMessage
     from headrace.messages import SendResult as SendResult
     from headrace.producer.producer import Producer as Producer
+    from headrace.received import MessageBatch as MessageBatch
+    from headrace.received import ReceivedMessage as ReceivedMessage
     from headrace.table.client import Change as Change
     from headrace.table.client import Table as Table
     from headrace_protocol.bodies import MessageQueue as MessageQueue
@@ -33,11 +33,11 @@ _HOMES = {
     "Consumer": "headrace.consumer.push",
     "HeadraceError": "headrace.errors",
     "Message": "headrace.messages",
-    "MessageBatch": "headrace.messages",
+    "MessageBatch": "headrace.received",
     "MessageQueue": "headrace_protocol.bodies",
     "Producer": "headrace.producer.producer",
     "PullConsumer": "headrace.consumer.pull",
-    "ReceivedMessage": "headrace.messages",
+    "ReceivedMessage": "headrace.received",
     "SendResult": "headrace.messages",
     "Table": "headrace.table.client",
 }

@@ -17,7 +17,7 @@ from opentelemetry import trace
 from opentelemetry.trace import Link, Span, SpanKind, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from headrace.messages import MessageBatch, ReceivedMessage
+from headrace.received import MessageBatch, ReceivedMessage
 from headrace_protocol import __version__
 from headrace_protocol.errors import CorruptRecord
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from headrace.consumer.push import Consumer
     from headrace.embedded import Embedded
-    from headrace.messages import MessageBatch
+    from headrace.received import MessageBatch
 
 TOPIC = "flights"
 GROUP = "flights"

@@ -11,7 +11,7 @@ import zstandard
 
 import headrace
 from headrace import Message, MessageQueue
-from headrace.messages import BodyLimits, MessageBatch
+from headrace.received import BodyLimits, MessageBatch
 from headrace_protocol.columns import RecordColumns
 from headrace_protocol.compression import (
     COMPRESSED,

@@ -16,7 +16,7 @@ from headrace.admin.messages import print_message
 from headrace.admin.output import print_json_line, print_record, print_rows, time_text
 from headrace.admin.terminal import show_logs_plainly
 from headrace.errors import BrokerError
-from headrace.messages import ReceivedMessage
+from headrace.received import ReceivedMessage
 from headrace_daemon.command import warn
 from headrace_protocol.compression import COMPRESSED
 from headrace_protocol.message import decode_record, encode_record

@@ -21,7 +21,7 @@ from headrace import Consumer, HeadraceError, Message, MessageQueue, PullConsume
 from headrace.consumer import fetcher
 from headrace.embedded import Embedded
 from headrace.errors import ClientClosed, ConfigurationError, RouteNotFound
-from headrace.messages import MessageBatch
+from headrace.received import MessageBatch
 from headrace_protocol.compression import BodyTooLarge
 
 

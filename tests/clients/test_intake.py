@@ -23,7 +23,8 @@ from headrace import HeadraceError, Message, Producer, Table
 from headrace.consumer.subscription import Subscription
 from headrace.embedded import Embedded
 from headrace.errors import ConfigurationError, InvalidMessage
-from headrace.messages import Copy, ReceivedMessage, SendResult
+from headrace.messages import Copy, SendResult
+from headrace.received import ReceivedMessage
 from headrace_protocol.compression import COMPRESSED
 from tests.support.until import until
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from headrace.errors import ConfigurationError
-from headrace.messages import BodyLimits, MessageBatch, ReceivedMessage
+from headrace.received import BodyLimits, MessageBatch, ReceivedMessage
 from headrace_protocol.bodies import MessageQueue
 from headrace_protocol.columns import RecordColumns
 from headrace_protocol.compression import COMPRESSED, BodyTooLarge

@@ -22,8 +22,8 @@ from headrace.consumer.inbox import Inbox, MessageIterator
 from headrace.consumer.process_queue import Limits, ProcessQueue
 from headrace.embedded import Embedded
 from headrace.errors import ClientClosed, ConfigurationError, HeadraceError
-from headrace.messages import MessageBatch, ReceivedMessage
 from headrace.producer.producer import Producer
+from headrace.received import MessageBatch, ReceivedMessage
 from headrace_broker.config import BrokerConfig
 from headrace_broker.server import Broker
 from headrace_daemon.network import MemoryNetwork

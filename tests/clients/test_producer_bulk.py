@@ -17,9 +17,9 @@ import headrace
 from headrace import Message, Producer, blocking
 from headrace.embedded import Embedded
 from headrace.errors import HeadraceError, InvalidMessage
-from headrace.messages import ReceivedMessage
 from headrace.producer.arrow import chunks_of_table
 from headrace.producer.block import Block
+from headrace.received import ReceivedMessage
 from headrace_protocol.bodies import MessageQueue
 from headrace_protocol.drivers.aio import connect_tcp
 

@@ -20,7 +20,7 @@ from headrace.consumer.inbox import BatchIterator, Inbox, MessageIterator
 from headrace.consumer.process_queue import Limits, ProcessQueue
 from headrace.embedded import Embedded
 from headrace.errors import ConfigurationError
-from headrace.messages import MessageBatch
+from headrace.received import MessageBatch
 from headrace_protocol.bodies import MessageQueue
 from headrace_protocol.columns import RecordColumns
 from headrace_protocol.message import encode_record

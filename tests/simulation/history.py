@@ -26,7 +26,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from headrace.messages import ReceivedMessage
+from headrace.received import ReceivedMessage
 from headrace_protocol.bodies import MessageQueue
 
 # Of what is sent in batches.

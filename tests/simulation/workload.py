@@ -10,7 +10,8 @@ import trio
 
 from headrace import Consumer, Message, Producer, PullConsumer
 from headrace.errors import HeadraceError, RouteNotFound
-from headrace.messages import EncodedMessage, ReceivedMessage, SendResult
+from headrace.messages import EncodedMessage, SendResult
+from headrace.received import ReceivedMessage
 from headrace_protocol.bodies import MessageQueue
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.message import WAIT

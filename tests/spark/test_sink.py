@@ -14,7 +14,7 @@ import pytest
 from headrace import blocking
 from headrace.embedded import Embedded
 from headrace.errors import NoQueue
-from headrace.messages import ReceivedMessage
+from headrace.received import ReceivedMessage
 from headrace.spark.body.ddl import parse_ddl
 from headrace.spark.cluster import Cluster
 from headrace.spark.errors import OptionError, SchemaError, TopicNotFound

@@ -12,7 +12,8 @@ from typing import cast
 import pytest
 
 from examples.flights.ledger import FLIGHT_COUNT, QUEUES, CarrierDelays, Ledger, airlines, flights
-from headrace.messages import Message, MessageBatch
+from headrace.messages import Message
+from headrace.received import MessageBatch
 from tests.support.documents import ROOT
 from tests.support.processes import dev
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from headrace.errors import ConfigurationError
-from headrace.messages import ReceivedMessage, check_queue
+from headrace.names import check_queue
+from headrace.received import ReceivedMessage
 from headrace.values import encoded_text, kind_of, plain_flag, plain_int, plain_text, shown
 from headrace_protocol.bodies import SubscriptionGroupConfig
 from headrace_protocol.recall_handle import RecallHandle

@@ -33,7 +33,7 @@ from headrace_protocol.statictopic.offsets import (
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
-    from headrace.messages import ReceivedMessage
+    from headrace.received import ReceivedMessage
     from headrace_protocol.statictopic.mapping import Chain
 
 

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from typing import BinaryIO
 
-    from headrace.messages import Message, MessageBatch, ReceivedMessage
+    from headrace.messages import Message
+    from headrace.received import MessageBatch, ReceivedMessage
     from headrace_protocol.bodies import MessageQueue
 
 ORIGIN_ID = "origin_message_id"

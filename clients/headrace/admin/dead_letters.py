@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from headrace.admin.client import Admin
     from headrace.consumer.pulls import PullAnswer
-    from headrace.messages import ReceivedMessage
+    from headrace.received import ReceivedMessage
     from headrace_protocol.bodies import MessageQueue
 
 # Its committed offset in a queue of dead letters: those before it are replayed.

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from headrace.admin.goal import Goal
     from headrace.consumer.pull import PullConsumer
-    from headrace.messages import MessageBatch
+    from headrace.received import MessageBatch
     from headrace_protocol.bodies import MessageQueue
 
 _CHECK_S = 0.25

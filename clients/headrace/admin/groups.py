@@ -20,7 +20,7 @@ from headrace.errors import (
     RequestTimeout,
     RouteNotFound,
 )
-from headrace.messages import check_group
+from headrace.names import check_group
 from headrace_protocol.admin_headers import (
     CloneGroupOffsetHeader,
     DeleteSubscriptionGroupHeader,

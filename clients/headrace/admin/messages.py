@@ -18,7 +18,7 @@ from headrace_protocol.errors import CorruptRecord
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from headrace.messages import ReceivedMessage
+    from headrace.received import ReceivedMessage
 
 # Errors raised by reading a damaged or malicious message.
 UNREADABLE = (BodyTooLarge, CodecMissing, CorruptRecord)

@@ -11,8 +11,8 @@ from headrace.admin.key_query import ID_PAGE, KEY_PAGE, Found, UnlistedMessages,
 from headrace.admin.requests import BrokerProblem
 from headrace.admin.statictopic import is_compacted
 from headrace.errors import BrokerError, ConfigurationError, PartialAnswer
-from headrace.messages import ReceivedMessage
 from headrace.missing import departed_part
+from headrace.received import ReceivedMessage
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.headers import QueryMessageHeader, ViewMessageHeader
 from headrace_protocol.message import KEYS, UNIQ_KEY, StoredMessage, decode_record

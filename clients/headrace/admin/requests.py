@@ -17,8 +17,8 @@ from headrace.errors import (
 )
 from headrace.instance import ClientInstance
 from headrace.lifecycle import Startable
-from headrace.messages import check_topic
 from headrace.missing import departed_part
+from headrace.names import check_topic
 from headrace.outages import is_absence
 from headrace.tasks import gather, gather_or_raise
 from headrace.whole import require_whole

@@ -12,7 +12,7 @@ import anyio
 
 from headrace.admin.chains import ChainAdmin
 from headrace.errors import HeadraceError, RouteNotFound
-from headrace.messages import check_topic
+from headrace.names import check_topic
 from headrace.tasks import gather, gather_or_raise
 from headrace.values import now_ms
 from headrace_protocol.admin_headers import CreateStaticTopicHeader

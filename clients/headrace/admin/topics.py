@@ -13,7 +13,7 @@ from headrace.admin.groups import GroupAdmin
 from headrace.admin.shrink import UnreadMessages, unread_from
 from headrace.admin.statictopic import Found, StaticTopicAdmin, UnchangedTopic, is_compacted
 from headrace.errors import ConfigurationError, HeadraceError, NotEverywhere
-from headrace.messages import check_topic
+from headrace.names import check_topic
 from headrace.tasks import gather, gather_or_raise
 from headrace_protocol.admin_headers import (
     CreateTopicHeader,

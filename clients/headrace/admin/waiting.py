@@ -11,8 +11,8 @@ import msgspec
 from headrace.admin.key_query import ID_PAGE, newest
 from headrace.admin.requests import BrokerProblem, BrokerRequests
 from headrace.errors import BrokerError, HeadraceError, RouteNotFound
-from headrace.messages import ReceivedMessage
 from headrace.recall import recall
+from headrace.received import ReceivedMessage
 from headrace.tasks import gather_or_raise
 from headrace_protocol.admin_headers import QueryConsumeQueueHeader, ResumeCheckHalfMessageHeader
 from headrace_protocol.bodies import QueryConsumeQueueResponseBody as Units

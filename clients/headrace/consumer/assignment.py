@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from headrace.consumer.strategies import Strategy
     from headrace.consumer.subscription import Subscription
     from headrace.instance import ClientInstance
-    from headrace.messages import BodyLimits
+    from headrace.received import BodyLimits
     from headrace.route import TopicRoute
     from headrace_protocol.bodies import MessageQueue
 

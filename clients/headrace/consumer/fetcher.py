@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from headrace.consumer.pulls import PullAnswer
     from headrace.consumer.subscription import Subscription
     from headrace.instance import ClientInstance
-    from headrace.messages import BodyLimits
+    from headrace.received import BodyLimits
 
 _log = logging.getLogger("headrace.consumer")
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from headrace.consumer.process_queue import Delivery, ProcessQueue
-    from headrace.messages import MessageBatch, ReceivedMessage, Returns
+    from headrace.received import MessageBatch, ReceivedMessage, Returns
     from headrace_protocol.bodies import MessageQueue
 
 _log = logging.getLogger("headrace.consumer")

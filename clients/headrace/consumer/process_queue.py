@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from headrace.errors import HeadraceError
-    from headrace.messages import MessageBatch, ReceivedMessage
+    from headrace.received import MessageBatch, ReceivedMessage
     from headrace_protocol.bodies import MessageQueue
 
 # Messages built at once; other tasks run between two such parts.

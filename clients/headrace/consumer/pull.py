@@ -22,7 +22,8 @@ from headrace.consumer.topic_offsets import offset_store
 from headrace.errors import ConfigurationError
 from headrace.instance import ClientInstance
 from headrace.lifecycle import Startable
-from headrace.messages import BodyLimits, check_group, check_queue, check_topic
+from headrace.names import check_group, check_queue, check_topic
+from headrace.received import BodyLimits
 from headrace.values import plain_int
 from headrace_protocol.compression import BATCH_BYTES_MAX, BODY_BYTES_MAX
 from headrace_protocol.drivers.aio import Connect, connect_tcp
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from headrace.errors import HeadraceError
-    from headrace.messages import MessageBatch
     from headrace.missing import MissingPart
+    from headrace.received import MessageBatch
     from headrace_protocol.bodies import MessageQueue
 
 

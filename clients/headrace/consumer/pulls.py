@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from headrace.messages import BODY_LIMITS, BodyLimits, MessageBatch
+from headrace.received import BODY_LIMITS, BodyLimits, MessageBatch
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import (
     BulkPullHeader,

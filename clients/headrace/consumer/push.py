@@ -35,7 +35,8 @@ from headrace.errors import ConfigurationError
 from headrace.instance import ClientInstance
 from headrace.lifecycle import Startable
 from headrace.loops import current_task
-from headrace.messages import BodyLimits, MessageBatch, ReceivedMessage, check_group, check_queue
+from headrace.names import check_group, check_queue
+from headrace.received import BodyLimits, MessageBatch, ReceivedMessage
 from headrace_protocol.bodies import ConsumerData, ResetOffsetBody
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.compression import BATCH_BYTES_MAX, BODY_BYTES_MAX

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from headrace.consumer.assignment import Assignment, Membership
     from headrace.consumer.inbox import Inbox
     from headrace.instance import ClientInstance
-    from headrace.messages import ReceivedMessage
+    from headrace.received import ReceivedMessage
 
 # RocketMQ's default: 16 retries.
 _ATTEMPTS_MAX = 17

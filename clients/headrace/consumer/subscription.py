@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headrace.errors import ConfigurationError
-from headrace.messages import check_topic
+from headrace.names import check_topic
 from headrace.values import ALL_TAGS, OR, TRIMMED, encoded_text, looks_like_sql, now_ms, shown
 from headrace_protocol.bodies import SubscriptionData
 from headrace_protocol.java_hash import java_hash

@@ -7,13 +7,8 @@ from operator import add
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from headrace.errors import InvalidMessage
-from headrace.messages import (
-    BODY_BYTES_MAX,
-    PROPERTIES_BYTES_MAX,
-    check_size,
-    check_topic,
-    takes_batches,
-)
+from headrace.messages import BODY_BYTES_MAX, PROPERTIES_BYTES_MAX, check_size
+from headrace.names import check_topic, takes_batches
 from headrace.producer.block import Block
 from headrace.producer.selector import queue_indices
 from headrace.values import check_tag, plain_body

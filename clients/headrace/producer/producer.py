@@ -9,7 +9,8 @@ from headrace.config import check_callback, check_limits, check_plain_callback
 from headrace.errors import ConfigurationError, HeadraceError
 from headrace.instance import ClientInstance
 from headrace.lifecycle import Startable
-from headrace.messages import Message, SendResult, check_group, check_topic, encoded
+from headrace.messages import Message, SendResult, encoded
+from headrace.names import check_group, check_topic
 from headrace.producer.pipeline import Pipeline
 from headrace.producer.sender import Sender
 from headrace.producer.sources import Source, Texts, chunks

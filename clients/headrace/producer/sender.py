@@ -20,13 +20,8 @@ from headrace.errors import (
     RouteNotFound,
 )
 from headrace.instance import ClientInstance, local_ip
-from headrace.messages import (
-    PROPERTIES_BYTES_MAX,
-    EncodedMessage,
-    SendResult,
-    check_queue,
-    check_topic,
-)
+from headrace.messages import PROPERTIES_BYTES_MAX, EncodedMessage, SendResult
+from headrace.names import check_queue, check_topic
 from headrace.producer.block import Block
 from headrace.producer.encoding import DEFAULT_TOPIC_QUEUES, BulkOutgoing, Outgoing, Target
 from headrace.producer.faults import BrokerFaults

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final, Self
 import anyio
 
 from headrace.errors import HeadraceError, InvalidMessage
-from headrace.messages import ReceivedMessage, encoded
+from headrace.messages import encoded
+from headrace.received import ReceivedMessage
 from headrace.values import shown
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.headers import CheckTransactionStateHeader, EndTransactionHeader

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.config import resolve_nameservers
 from headrace.consumer.pulls import READER_GROUP
 from headrace.errors import ConfigurationError, InvalidMessage
-from headrace.messages import check_group, check_topic
+from headrace.names import check_group, check_topic
 from headrace.spark.cluster import Topics
 from headrace.spark.errors import OptionError
 from headrace.spark.tier.places import TierAccess

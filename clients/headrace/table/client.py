@@ -11,7 +11,8 @@ from headrace.config import check_limits
 from headrace.errors import ConfigurationError, TableNotLoaded
 from headrace.instance import ClientInstance
 from headrace.lifecycle import Startable
-from headrace.messages import Message, SendResult, check_topic, encoded
+from headrace.messages import Message, SendResult, encoded
+from headrace.names import check_topic
 from headrace.producer.producer import DELIVERY_TIMEOUT_MS
 from headrace.producer.sender import Sender
 from headrace.table.codec import codec

@@ -13,7 +13,7 @@ from headrace_protocol.message import DELETE, property_text, property_value
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from headrace.messages import MessageBatch
+    from headrace.received import MessageBatch
 
 # Body, or the error of reading it; store time in ms; number of the queue. A plain tuple of numbers
 # and bytes: millions of them must not slow the garbage collector down.

@@ -16,9 +16,9 @@ from headrace.consumer.pulls import READER_GROUP
 from headrace.consumer.subscription import Subscription
 from headrace.errors import CopyBehind, HeadraceError
 from headrace.instance import ROUTE_INTERVAL_S
-from headrace.messages import BODY_LIMITS
 from headrace.outages import is_absence
 from headrace.pacing import LONGEST_PAUSE_S
+from headrace.received import BODY_LIMITS
 from headrace.table.entries import Entries, Keyed
 from headrace.tasks import gather
 from headrace.whole import require_whole

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from headrace.admin.interrupts import Interrupts
     from headrace.consumer.pull import PullConsumer
     from headrace.consumer.push import Consumer
-    from headrace.messages import MessageBatch, ReceivedMessage
+    from headrace.received import MessageBatch, ReceivedMessage
     from headrace_protocol.bodies import MessageQueue
 
 _CHECK_S = 0.25
@@ -121,7 +121,7 @@ def command(
     """
     import trio
 
-    from headrace.messages import check_topic
+    from headrace.names import check_topic
 
     check_topic(topic)
     wanted = _Wanted(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from headrace.admin.dead_letters import DeadLetters
-    from headrace.messages import ReceivedMessage
+    from headrace.received import ReceivedMessage
 
 
 @options.group("dlq", "headrace group dlq replay warehouse --dry-run")
@@ -100,7 +100,7 @@ def replay(
     """
     import trio
 
-    from headrace.messages import check_topic
+    from headrace.names import check_topic
 
     if message_id and since:
         raise ConfigurationError("--message cannot be combined with --since")

@@ -23,7 +23,7 @@ from headrace.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from headrace.admin.client import Admin
-    from headrace.messages import ReceivedMessage
+    from headrace.received import ReceivedMessage
 
 _TIMESTAMP_MS_MAX = 2**63 - 1
 

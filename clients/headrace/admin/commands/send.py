@@ -136,7 +136,8 @@ def command(
     """
     import trio
 
-    from headrace.messages import Message, check_topic
+    from headrace.messages import Message
+    from headrace.names import check_topic
 
     check_topic(topic)
     delays = _delays(delay, at, delay_level)
