@@ -17,7 +17,7 @@ from headrace_broker.consumer.groups import ProducerManager
 from headrace_broker.consumer.offsets import ConsumerOffsets
 from headrace_broker.persistence import SavedFile
 from headrace_broker.server import Broker
-from headrace_broker.staging.service import Staging
+from headrace_broker.staging.staging import Staging
 from headrace_broker.statistics import BrokerStatistics
 from headrace_broker.store.index.index_file import IndexFiles
 from headrace_broker.store.retention.cleaner import Cleaner

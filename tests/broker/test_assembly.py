@@ -12,10 +12,10 @@ from headrace_broker.compaction.service import Compaction
 from headrace_broker.config import BrokerConfig
 from headrace_broker.core import Pace, Surroundings, build_core
 from headrace_broker.feature import Feature
-from headrace_broker.schedule.service import Schedule
+from headrace_broker.schedule.schedule import Schedule
 from headrace_broker.server import Broker
-from headrace_broker.timer.service import Timers
-from headrace_broker.transaction.service import Transactions
+from headrace_broker.timer.timers import Timers
+from headrace_broker.transaction.transactions import Transactions
 from headrace_daemon.network import MemoryNetwork
 from headrace_daemon.services import (
     Service,

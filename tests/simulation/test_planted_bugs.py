@@ -14,7 +14,7 @@ from headrace_broker.compaction.follower import CompactionFollower
 from headrace_broker.compaction.swap import Swap
 from headrace_broker.inner.delivered import Delivered
 from headrace_broker.processors.sent_properties import SentProperties
-from headrace_broker.schedule.service import Schedule
+from headrace_broker.schedule.schedule import Schedule
 from headrace_broker.statictopic import changes
 from headrace_broker.statictopic.own_queues import OwnQueues
 from headrace_broker.store.errors import StoreFormatError

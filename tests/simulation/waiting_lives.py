@@ -19,12 +19,12 @@ from typing import Any, Final
 
 import trio
 
-from headrace_broker.schedule.service import Schedule
+from headrace_broker.schedule.schedule import Schedule
 from headrace_broker.store.errors import StoreNotWritable
 from headrace_broker.store.log.log_rows import scan_from
 from headrace_broker.timer import wheel
-from headrace_broker.timer.service import Timers
-from headrace_broker.transaction.service import Transactions
+from headrace_broker.timer.timers import Timers
+from headrace_broker.transaction.transactions import Transactions
 from headrace_protocol.bodies import SubscriptionGroupConfig
 from headrace_protocol.message import TRANSACTION_COMMIT
 from headrace_protocol.system_topics import TIMER_TOPIC

@@ -15,13 +15,13 @@ from headrace_broker import assembly
 from headrace_broker.compaction.service import Compaction
 from headrace_broker.config import BrokerConfig
 from headrace_broker.core import Pace, Surroundings, build_core
-from headrace_broker.schedule.service import Schedule
-from headrace_broker.staging.service import Staging
+from headrace_broker.schedule.schedule import Schedule
+from headrace_broker.staging.staging import Staging
 from headrace_broker.statictopic.changes import StaticTopicChanges
 from headrace_broker.statictopic.traffic import StaticTraffic
 from headrace_broker.tiered.access.tiered_storage import TieredStorage
-from headrace_broker.timer.service import Timers
-from headrace_broker.transaction.service import Transactions
+from headrace_broker.timer.timers import Timers
+from headrace_broker.transaction.transactions import Transactions
 from headrace_daemon.network import MemoryNetwork
 from headrace_daemon.services import Services
 from headrace_daemon.serving.server_channel import ServerChannel

@@ -9,7 +9,7 @@ from headrace_broker.feature import Feature
 from headrace_broker.message_demands import Demand
 from headrace_broker.schedule.offsets import DELAY_OFFSETS_FILE, DelayOffsets, DeliveredLevels
 from headrace_broker.schedule.processor import ScheduleProcessor
-from headrace_broker.schedule.service import Schedule
+from headrace_broker.schedule.schedule import Schedule
 from headrace_daemon.services import Service
 from headrace_protocol.message import DELAY
 from headrace_protocol.system_topics import SCHEDULE_TOPIC

@@ -8,7 +8,7 @@ from headrace_protocol.codes import RequestCode
 from headrace_protocol.serving import Reply
 
 if TYPE_CHECKING:
-    from headrace_broker.schedule.service import Schedule
+    from headrace_broker.schedule.schedule import Schedule
     from headrace_protocol.serving import Registry, Request
 
 

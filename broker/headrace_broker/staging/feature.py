@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from headrace_broker.feature import Feature
 from headrace_broker.staging.processor import StagingProcessor
-from headrace_broker.staging.service import Staging
+from headrace_broker.staging.staging import Staging
 from headrace_daemon.services import Service
 
 if TYPE_CHECKING:

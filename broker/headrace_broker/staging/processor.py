@@ -30,7 +30,7 @@ from headrace_protocol.staging import Decision, decode_names
 
 if TYPE_CHECKING:
     from headrace_broker.processors.bulk import BulkProcessor
-    from headrace_broker.staging.service import Staging
+    from headrace_broker.staging.staging import Staging
     from headrace_broker.store.log.encoded_records import EncodedRecords
     from headrace_broker.store.message_store import MessageStore
     from headrace_protocol.serving import Registry, Request

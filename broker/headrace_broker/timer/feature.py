@@ -13,7 +13,7 @@ from headrace_broker.timer.checkpoint import TIMER_CHECK_FILE, SettledTimers, Ti
 from headrace_broker.timer.demand import TIMES, TimerDemand
 from headrace_broker.timer.metrics import TIMER_METRICS_FILE, TimerMetrics
 from headrace_broker.timer.processor import TimerProcessor
-from headrace_broker.timer.service import Timers, TimerSwitches
+from headrace_broker.timer.timers import Timers, TimerSwitches
 from headrace_broker.timer.waiting_timers import RollWindow, WaitingTimers
 from headrace_broker.timer.wheel import TimerWheel
 from headrace_daemon.services import Service

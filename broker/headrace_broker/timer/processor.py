@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from headrace_broker.store.message_store import MessageStore
-    from headrace_broker.timer.service import Timers
+    from headrace_broker.timer.timers import Timers
     from headrace_broker.topics.table import TopicTable
     from headrace_protocol.serving import Registry, Request
 

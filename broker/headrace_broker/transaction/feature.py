@@ -12,7 +12,7 @@ from headrace_broker.transaction.halves import TRAN_MSG
 from headrace_broker.transaction.metrics import METRICS_FILE, TransactionMetrics
 from headrace_broker.transaction.processor import TransactionProcessor
 from headrace_broker.transaction.rebuild import Progress
-from headrace_broker.transaction.service import Transactions
+from headrace_broker.transaction.transactions import Transactions
 from headrace_daemon.services import Service
 from headrace_protocol.message import TRANSACTION_MASK
 from headrace_protocol.system_topics import HALF_TOPIC

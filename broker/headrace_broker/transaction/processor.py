@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from headrace_broker.inner.writer import InnerMessage, InnerWriter
     from headrace_broker.message_demands import MessageDemands
     from headrace_broker.store.message_store import MessageStore
-    from headrace_broker.transaction.service import Transactions
+    from headrace_broker.transaction.transactions import Transactions
     from headrace_protocol.message import StoredMessage
     from headrace_protocol.serving import Registry, Request, Work
     from headrace_protocol.waiting import Run

@@ -379,7 +379,7 @@ async def test_how_far_the_log_is_counted_is_saved_while_nothing_is_delivered(
     delays: Delays, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a start after a kill would read the log from the last delivery on."""
-    monkeypatch.setattr("headrace_broker.schedule.service._UNCOUNTED_BYTES_MAX", 1000)
+    monkeypatch.setattr("headrace_broker.schedule.schedule._UNCOUNTED_BYTES_MAX", 1000)
     position = delays.broker.core.position("schedule", DeliveredLevels)
     counted = []
     async with delays.running():
