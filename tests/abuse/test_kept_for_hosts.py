@@ -351,7 +351,7 @@ def test_a_query_without_state_is_not_kept(broker: BrokerUnderTest, number: int)
     for query in range(10):
         code, header, body = staged_requests(f"q{query}")[number]
         broker.ask(code, header, body)
-    assert broker.staging._queries == {}
+    assert broker.staging.queries == {}
 
 
 def decide(broker: BrokerUnderTest, query_id: str, batch_id: int, names: int = 0) -> Answer:
@@ -375,14 +375,14 @@ def test_decisions_count_for_their_host_until_they_are_forgotten(broker: BrokerU
     counted = broker.budget.kept_bytes(HOST)
     broker.budget.bytes_max = counted
     assert decide(broker, "one-more", 1).code == ResponseCode.NO_PERMISSION
-    assert "one-more" not in broker.staging._queries
-    for query in broker.staging._queries.values():
+    assert "one-more" not in broker.staging.queries
+    for query in broker.staging.queries.values():
         query.state = msgspec.structs.replace(query.state, applied_batch_id=2)
     for number in range(10):
         header = StageQueryHeader(query_id=f"q{number}")
         assert broker.ask(RequestCode.STAGE_FORGET, header).code == ResponseCode.SUCCESS
     assert broker.budget.kept_bytes(HOST) == 0
-    assert broker.staging._queries == {}
+    assert broker.staging.queries == {}
 
 
 async def test_staged_writes_count_for_their_host_until_expiry(
@@ -402,14 +402,14 @@ async def test_staged_writes_count_for_their_host_until_expiry(
     for path in (broker.store.root / "staged").glob("*/*.blocks"):
         os.utime(path, (old, old))
     await broker.staging.expire()
-    assert broker.staging._queries == {}
+    assert broker.staging.queries == {}
     assert broker.budget.kept_bytes(HOST) == 0
 
 
 def test_a_decision_of_too_many_attempts_is_rejected(broker: BrokerUnderTest) -> None:
     answer = decide(broker, "q", 1, bounds.ITEMS_MAX + 1)
     assert answer.code == ResponseCode.INVALID_PARAMETER
-    assert broker.staging._queries == {}
+    assert broker.staging.queries == {}
 
 
 def to_the_end(work: Iterator[None]) -> None:

@@ -68,22 +68,22 @@ async def test_delayed_messages_that_are_due_together(paced: BrokerUnderTest) ->
 async def test_queries_without_state(paced: BrokerUnderTest) -> None:
     staging = paced.staging
     for number in range(COUNT):
-        query = staging._new(f"q{number}")
-        staging._queries[f"q{number}"] = query
+        query = staging.queries.new(f"q{number}")
+        staging.queries[f"q{number}"] = query
     async with running(paced):
         await staging.expire()
-    assert staging._queries == {}
+    assert staging.queries == {}
 
 
 async def test_batches_that_are_decided(paced: BrokerUnderTest) -> None:
     staging, name = paced.staging, paced.config.broker_name
     decision = Decision("d", 0, {name: (StagedAttempt("a", 1, 1),)})
     for number in range(COUNT):
-        query = staging._queries[f"q{number}"] = staging._new(f"q{number}")
+        query = staging.queries[f"q{number}"] = staging.queries.new(f"q{number}")
         query.decide(QueryState(-1, decision, 1, 0))
         query.attempts[0, "a"] = Attempt(query.path(0, "a"))
     outcomes: list[Exception | None] = []
-    async with running(paced, staging._settlements.run):
+    async with running(paced, staging.settlements.run):
         staging.settle("t", range(2), outcomes.append)
         await until(lambda: bool(outcomes))
     assert outcomes == [None]

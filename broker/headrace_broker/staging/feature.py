@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headrace_broker.feature import Feature
+from headrace_broker.staging.applying import Applying
 from headrace_broker.staging.processor import StagingProcessor
+from headrace_broker.staging.queries import Queries
 from headrace_broker.staging.staging import Staging
 from headrace_daemon.services import Service
 
@@ -15,20 +17,22 @@ if TYPE_CHECKING:
 
 def build(core: Core) -> Feature:
     """See ``Feature``."""
+    store, name = core.store, core.config.broker_name
     staging = Staging(
-        core.store,
-        core.config.broker_name,
+        store,
+        Queries(store, core.budget),
+        Applying(store, core.own_queues, name, core.statistics.put),
         core.config.staged_reserved_ms,
-        core.statistics.put,
-        core.own_queues,
-        core.budget,
-        core.serving.supervisor.start_soon,
         core.serving.pace.sliced_work.start,
     )
     return Feature(
         scans=(staging.scan,),
         moves=(staging,),
-        processors=(StagingProcessor(core.store, core.messages.bulk, staging),),
-        # It supervises its own tasks.
-        services=(Service(staging.run, staging.load, is_awaited=True, is_supervised=False),),
+        processors=(StagingProcessor(store, core.messages.bulk, staging),),
+        services=(
+            Service(staging.run_expiry, staging.load),
+            Service(staging.run_flush),
+            Service(staging.settlements.run),
+            Service(staging.applying.run),
+        ),
     )

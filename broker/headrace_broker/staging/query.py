@@ -13,6 +13,7 @@ import os
 import threading
 from contextlib import suppress
 from enum import Enum, auto
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from headrace_broker.staging import state as state_file
@@ -22,7 +23,7 @@ from headrace_broker.store.errors import StoreFormatError
 from headrace_broker.store.files.filesystem import make_private
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Generator, Iterable, Mapping
     from pathlib import Path
 
     from headrace_broker.staging.known import KnownQueries
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
     from headrace_protocol.staging import Decision, StagedAttempt
 
 BLOCKS_SUFFIX = ".blocks"
+# Flushed while more blocks arrive or are appended, so that the seal or commit waits for less.
+FLUSH_BYTES: Final = 16 * 1024 * 1024
+# Renames per slice, half a millisecond.
+_VOIDED_AT_ONCE: Final = 32
 # Discarded; a thread removes the file.
 VOID_SUFFIX = ".void"
 
@@ -310,6 +315,16 @@ class Query:
         with suppress(OSError):
             self.folder.rmdir()
             self._is_folder_on_disk = False
+
+
+def voided(query: Query, paths: Iterable[Path]) -> Generator[None, None, bool]:
+    """Discard files, a slice at a time; returns whether there were any. Raises OSError."""
+    has_voided = False
+    remaining = iter(paths)
+    while some := list(islice(remaining, _VOIDED_AT_ONCE)):
+        has_voided |= query.void(some)
+        yield
+    return has_voided
 
 
 def _batch_and_attempt(path: Path) -> tuple[int, str]:

@@ -131,7 +131,9 @@ def begin_commit(broker: BrokerUnderTest, batch: int = 0, name: str = "d") -> Wa
 @asynccontextmanager
 async def serving(broker: BrokerUnderTest) -> AsyncIterator[None]:
     async with trio.open_nursery() as nursery:
-        await nursery.start(broker.staging.run)
+        staging = broker.staging
+        for run in (staging.run_flush, staging.settlements.run, staging.applying.run):
+            nursery.start_soon(run)
         nursery.start_soon(broker.store.flusher.run_group_commit)
         yield
         nursery.cancel_scope.cancel()
@@ -512,7 +514,7 @@ async def test_a_broker_killed_while_applying_appends_the_rest(
     shutil.copytree(tmp_path / "decided", root / "staged")
     broker = restart(broker, tmp_path)
     # What has begun needs nobody to tell it again.
-    assert broker.staging._queries[QUERY].phase is (Phase.APPLYING if applied else Phase.DECIDED)
+    assert broker.staging.queries[QUERY].phase is (Phase.APPLYING if applied else Phase.DECIDED)
     async with serving(broker):
         assert (await commit(broker)).code == SUCCESS
     assert bodies(broker, 0) == [b"before", *[row for n in (0, 2, 4) for row in blocks[n]]]
@@ -589,7 +591,7 @@ async def test_a_query_whose_state_is_not_mounted_is_not_a_new_one(
     shutil.rmtree(path, ignore_errors=True)
     mounted.rename(path)
     broker = restart(broker, tmp_path)
-    assert broker.staging._queries[QUERY].phase is Phase.DECIDED
+    assert broker.staging.queries[QUERY].phase is Phase.DECIDED
     async with serving(broker):
         assert (await commit(broker)).code == SUCCESS
     assert bodies(broker) == [b"a"]
