@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from headrace_broker.host_budget import Host, HostBudget
-from headrace_broker.transaction import service
 from headrace_broker.transaction.table import HALF_BYTES, HalfTable, OpenHalf
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.message import TRANSACTION_ROLLBACK
@@ -38,11 +37,9 @@ def test_a_host_is_charged_what_open_halves_take(copies: int, ended: int) -> Non
     assert 0 < kept_bytes(fill) <= budget.kept_bytes(HOST) / 2
 
 
-async def test_many_new_halves_count_at_once(
-    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(service, "_UNSEEN_MAX", 20)
+async def test_many_new_halves_count_at_once(tmp_path: Path, autojump_clock: object) -> None:
     ledger = Ledger(tmp_path)
+    ledger.transactions.unseen_max = 20
     ledger.broker.create_topic("T")
     budget = ledger.broker.budget
     async with ledger.running():

@@ -15,7 +15,7 @@ from headrace_broker.store.files.positions import FOLDER, PositionFile
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.settings import StoreSettings
 from headrace_broker.store.store_queue import StoreQueue
-from headrace_broker.timer.checkpoint import SettledTimers
+from headrace_broker.timer.checkpoint import TimerCheckpoint
 from headrace_broker.transaction import halves
 from headrace_broker.transaction.rebuild import Progress
 from headrace_protocol.message import TRANSACTION_COMMIT
@@ -49,7 +49,7 @@ WAITS: Final = {
 }
 POSITIONS: Final = {
     "delayed": ("schedule", lambda begin: DeliveredLevels({}, begin)),
-    "timers": ("timer", lambda begin: SettledTimers(0, 0, begin, 0, 1, 1)),
+    "timers": ("timer", lambda begin: TimerCheckpoint(0, 0, begin, 0, 1, 1)),
     "transactions": ("transaction", lambda begin: Progress(0, 0, begin)),
 }
 

@@ -19,7 +19,12 @@ from headrace_broker.store.followers.follower_work import position_file
 from headrace_broker.store.integrity.checkpoint import Checkpoint, IndexMark
 from headrace_broker.store.integrity.seal import Seals
 from headrace_broker.store.queues.consume_queue import ALLOCATE_STEP_BYTES
-from headrace_broker.timer.checkpoint import Settled, SettledTimers, TimerCheck, TimerCheckFile
+from headrace_broker.timer.checkpoint import (
+    TimerCheck,
+    TimerCheckFile,
+    TimerCheckpoint,
+    TimerPosition,
+)
 from tests.support.stores import FaultyFiles, crash, open_store, put, query_index, read_all
 
 
@@ -49,8 +54,8 @@ class NoRoom(FaultyFiles):
 
 
 def save_timers(root: Path, files: Files) -> None:
-    position = PositionFile(root / "timer.json", SettledTimers, files)
-    TimerCheckFile(root / "timercheck", files, position).save(TimerCheck(1), Settled())
+    position = PositionFile(root / "timer.json", TimerCheckpoint, files)
+    TimerCheckFile(root / "timercheck", files, position).save(TimerCheck(1), TimerPosition())
 
 
 SAVES: dict[str, Callable[[Path, Files], None]] = {

@@ -79,11 +79,17 @@ class FaultyFiles(Files):
         self.is_full = False
         self.is_broken = False
         self.is_unwritable = False
+        self.is_unreadable = False
         self.synced: list[str] = []
 
     def apart(self) -> FaultyFiles:
         """As ``Files.apart``; without faults."""
         return FaultyFiles()
+
+    def open(self, path: Path, flags: int = os.O_RDWR) -> int:
+        if self.is_unreadable and flags == os.O_RDONLY:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return super().open(path, flags)
 
     def allocate(self, descriptor: int, position: int, byte_count: int) -> None:
         if self.is_full:

@@ -117,12 +117,17 @@ def _hashes(cells: Array) -> Array:
     return hashes
 
 
-def arrivals(block: QueueBlock, topics: Topics) -> Arrivals:
-    """The timers of a block, in the order of the queue."""
+def arrivals(
+    block: QueueBlock, topics: Topics, columns_rows_min: int = _COLUMNS_ROWS_MIN
+) -> Arrivals:
+    """The timers of a block, in the order of the queue.
+
+    columns_rows_min: fewer records are read one by one.
+    """
     records = block.records
     values = _Values(len(records))
     texts = records.properties()
-    if len(texts) < _COLUMNS_ROWS_MIN:
+    if len(texts) < columns_rows_min:
         values.put_each(enumerate(texts), topics)
     else:
         values.put_columns(texts, topics)

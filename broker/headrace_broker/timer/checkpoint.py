@@ -1,4 +1,4 @@
-"""The progress of timers: ``positions/timer.json``.
+"""The checkpoint of timers: ``positions/timer.json``.
 
 ``config/timercheck`` counts whole seconds and is for Apache's brokers. A start reads it back, and
 one that is newer than our own file was written by one of them.
@@ -52,7 +52,7 @@ class TimerCheck(NamedTuple):
         return _FIELDS.pack(*self)
 
 
-class Settled(NamedTuple):
+class TimerPosition(NamedTuple):
     """The timers that are known to be delivered.
 
     due_ms, queue_offset: all timers before this offset of the queue that are due at this time.
@@ -66,8 +66,8 @@ class Settled(NamedTuple):
     oldest: int = 0
 
 
-class SettledTimers(msgspec.Struct, frozen=True, rename="camel"):
-    """``Settled`` on disk. timestamp, counter: of the check that was saved with it."""
+class TimerCheckpoint(msgspec.Struct, frozen=True, rename="camel"):
+    """``TimerPosition`` on disk. timestamp, counter: of the check that was saved with it."""
 
     due_ms: int
     queue_offset: int
@@ -80,20 +80,20 @@ class SettledTimers(msgspec.Struct, frozen=True, rename="camel"):
 class TimerCheckFile:
     """Both files.
 
-    saved: contents of timercheck; None if it is missing or unreadable. settled: our own progress;
-    None if another broker has delivered since.
+    saved: contents of timercheck; None if it is missing or unreadable.
+    position: our own checkpoint; None if another broker has delivered since.
     """
 
-    def __init__(self, path: Path, fs: Files, position: PositionFile[SettledTimers]) -> None:
+    def __init__(self, path: Path, fs: Files, position: PositionFile[TimerCheckpoint]) -> None:
         """Raises OSError, StoreFormatError, but not for a file that is no timercheck."""
         self._path = path
         self._fs = fs
         self._position = position
         self.saved = self._load()
-        self.settled: Settled | None = None
+        self.position: TimerPosition | None = None
         own = position.load()
         if own and _version(self.saved) <= (own.timestamp, own.counter):
-            self.settled = Settled(own.due_ms, own.queue_offset, own.log_offset, own.oldest)
+            self.position = TimerPosition(own.due_ms, own.queue_offset, own.log_offset, own.oldest)
 
     def _load(self) -> TimerCheck | None:
         try:
@@ -103,12 +103,12 @@ class TimerCheckFile:
         check = TimerCheck.decode(data) if len(data) >= _FIELDS.size else None
         return check if check and min(check) >= 0 else None
 
-    def save(self, check: TimerCheck, settled: Settled) -> None:
+    def save(self, check: TimerCheck, position: TimerPosition) -> None:
         """Write both, on disk when this returns; in one thread at a time. Raises OSError."""
         # Ours first: after a crash in between, timercheck must not pass for another broker's.
-        self._position.save(SettledTimers(*settled, *_version(check)))
+        self._position.save(TimerCheckpoint(*position, *_version(check)))
         self._fs.replace(self._path, check.encode().ljust(CHECK_BYTES, b"\0"))
-        self.saved, self.settled = check, settled
+        self.saved, self.position = check, position
 
 
 def _version(check: TimerCheck | None) -> tuple[int, int]:

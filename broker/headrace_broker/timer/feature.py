@@ -9,8 +9,10 @@ from headrace_broker.feature import Feature
 from headrace_broker.message_demands import Demand
 from headrace_broker.processors.send import rejection
 from headrace_broker.timer.arrivals import Topics
-from headrace_broker.timer.checkpoint import TIMER_CHECK_FILE, SettledTimers, TimerCheckFile
+from headrace_broker.timer.checkpoint import TIMER_CHECK_FILE, TimerCheckFile, TimerCheckpoint
 from headrace_broker.timer.demand import TIMES, TimerDemand
+from headrace_broker.timer.files import TimerFiles
+from headrace_broker.timer.messages import TimerMessages
 from headrace_broker.timer.metrics import TIMER_METRICS_FILE, TimerMetrics
 from headrace_broker.timer.processor import TimerProcessor
 from headrace_broker.timer.timers import Timers, TimerSwitches
@@ -61,16 +63,23 @@ def build(core: Core) -> Feature:
 
 
 def _timers(core: Core) -> Timers:
-    config, store, messages, waits = core.config, core.store, core.messages, Topics()
-    position = core.position("timer", SettledTimers)
+    config, store, messages, topics = core.config, core.store, core.messages, Topics()
+    waiting = WaitingTimers(topics, RollWindow(config.timer_roll_window_slot))
+    files = TimerFiles(
+        store.clock,
+        waiting,
+        TimerCheckFile(
+            core.file(TIMER_CHECK_FILE).path, store.fs, core.position("timer", TimerCheckpoint)
+        ),
+        TimerWheel(config.store_path_root_dir, store.fs, config.mapped_file_size_timer_log, topics),
+        TimerMetrics(core.file(TIMER_METRICS_FILE), store.clock.now_ms),
+    )
     return Timers(
         store,
         messages.writer,
-        messages.delivery,
-        WaitingTimers(waits, RollWindow(config.timer_roll_window_slot)),
-        TimerWheel(config.store_path_root_dir, store.fs, config.mapped_file_size_timer_log, waits),
-        TimerMetrics(core.file(TIMER_METRICS_FILE), store.clock.now_ms),
-        TimerCheckFile(core.file(TIMER_CHECK_FILE).path, store.fs, position),
+        TimerMessages(messages.delivery, store.clock),
+        waiting,
+        files,
         TimerSwitches(
             lambda: config.timer_stop_enqueue,
             lambda: config.timer_stop_dequeue,

@@ -90,7 +90,7 @@ class TimerProcessor:
 
     def metrics(self, _request: Request) -> Reply:
         """GET_TIMER_METRICS: number of timers that wait, by topic."""
-        return Reply(body=(self._timers.metrics_body(),))
+        return Reply(body=(self._timers.files.metrics_body(),))
 
     def checkpoint(self, _request: Request) -> Reply:
         """GET_TIMER_CHECK_POINT: the contents of config/timercheck if it were saved now."""

@@ -25,32 +25,26 @@ import structlog
 import trio
 
 from headrace_broker.inner.delivered import Delivered, stored_since
-from headrace_broker.inner.delivery import INNER_PROPERTIES_MAX, Routes, stored_again
 from headrace_broker.inner.saving import save_at_intervals
 from headrace_broker.inner.waiting import RECORDS_AT_ONCE, Unreadable, Waiting, WaitingQueue
 from headrace_broker.inner.writer import RETRY_S
 from headrace_broker.store.queues.queue_blocks import BLOCK_UNITS, QueueDamaged
 from headrace_broker.store.recovery import NOTHING, Scan, read_log
 from headrace_broker.timer.arrivals import TIMER, arrivals, joined
-from headrace_broker.timer.checkpoint import Settled, TimerCheck
-from headrace_broker.timer.demand import SLOT_MS
+from headrace_broker.timer.checkpoint import TimerCheck, TimerPosition
 from headrace_broker.timer.metrics import Rate
-from headrace_broker.timer.wheel import WheelChanges  # noqa: TC001 - a NamedTuple reads it
 from headrace_protocol.columns import UNIT_DTYPE
-from headrace_protocol.java_hash import tags_code_of
-from headrace_protocol.message import TIMER_OUT_MS, property_number, with_properties
+from headrace_protocol.message import TIMER_OUT_MS, property_number
 from headrace_protocol.outages import Outages
 from headrace_protocol.system_topics import TIMER_TOPIC
 
 if TYPE_CHECKING:
-    from headrace_broker.inner.delivery import Delivery
     from headrace_broker.inner.writer import InnerMessage, InnerWriter
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.timer.arrivals import Arrivals
-    from headrace_broker.timer.checkpoint import TimerCheckFile
-    from headrace_broker.timer.metrics import TimerMetrics
+    from headrace_broker.timer.files import TimerFiles
+    from headrace_broker.timer.messages import TimerMessages
     from headrace_broker.timer.waiting_timers import WaitingTimers
-    from headrace_broker.timer.wheel import TimerWheel
     from headrace_protocol.columns import Array
 
 log = structlog.get_logger("headrace.broker")
@@ -63,17 +57,13 @@ _CLOCK_MARGIN_MS: Final = 60_000
 # the last save on.
 _IDLE_SAVE_S: Final = 10.0
 _ADDED_AT_ONCE: Final = 1 << 18
-# Bytes of records that one round of clean-up may have stored again.
 _CARRIED_BYTES: Final = 32 << 20
 # Newest messages to read in the loop, which takes less than a millisecond.
 _FRESH_MAX: Final = 1024
-# As in Apache's broker, for a timer that was due when it arrived.
-_NEVER_QUEUED_MS: Final = 2**63 - 1
 _TOPICS_LOGGED: Final = 10
 # Recalls to remember until they are read; beyond, a second one counts as another.
 _RECALLED_MAX: Final = 10_000
 _OUT_MS: Final = TIMER_OUT_MS.encode()
-_ENQUEUE_MS, _DEQUEUE_MS = _TIMES = (b"TIMER_ENQUEUE_MS", b"TIMER_DEQUEUE_MS")
 
 
 class TimerSwitches(NamedTuple):
@@ -84,63 +74,48 @@ class TimerSwitches(NamedTuple):
     save_s: Callable[[], float]
 
 
-class _Saving(NamedTuple):
-    """The contents of one save."""
-
-    settled: Settled
-    check: TimerCheck
-    changes: WheelChanges
-    metrics: bytes
-
-
 class Timers:
     """All timers of the broker.
 
-    waiting: the timers that wait, in memory. wheel: the files that an Apache broker reads.
+    waiting: the timers that wait, in memory. files: the means to save them.
     unreadable: number of messages whose record was damaged or gone.
     enqueued, delivered: number of timers that arrived and were delivered since the start.
+    to_carry: timers and recalls to store again before their log file goes.
+    carried_bytes: bytes of records that one round of clean-up may have stored again.
     """
 
     def __init__(
         self,
         store: MessageStore,
         writer: InnerWriter,
-        delivery: Delivery,
+        messages: TimerMessages,
         waiting: WaitingTimers,
-        wheel: TimerWheel,
-        metrics: TimerMetrics,
-        file: TimerCheckFile,
+        files: TimerFiles,
         switches: TimerSwitches,
     ) -> None:
         """Reads nothing yet."""
         self._store = store
         self._writer = writer
-        self._delivery = delivery
-        self._routes = Routes(dropped=_TIMES)
-        self.wheel = wheel
-        self._metrics = metrics
-        self._file = file
+        self._messages = messages
+        self.waiting = waiting
+        self.files = files
         self._switches = switches
         self._asked = trio.Event()
         self._queue = WaitingQueue(store, TIMER_TOPIC, 0)
-        self.waiting = waiting
         self._offset = 0  # of the queue: all before it is in `waiting`
         self._delivered = Delivered(TIMER_TOPIC, _OUT_MS)
         self.scan = Scan(self.scan_from, self._delivered.take)
-        self._settled = Settled()
+        self._position = TimerPosition()
         # No delivered timer was due later, or comes after this offset of the queue.
         self._clock_ms = self._clock_offset = 0
         self._threads = trio.CapacityLimiter(1)
         self._under_way = np.empty(0, TIMER)  # taken out of `waiting` to be delivered
-        self._to_carry = np.empty(0, TIMER)  # to store again before their log file goes
-        self._is_wheel_stale = False  # whether it leads to records that were carried over
-        # Of the latest delivery: this slot and those before it may lead to delivered timers.
-        self._done_slot = -1
-        self._last: np.void | None = None  # the row of the newest message of the queue
+        self.to_carry = np.empty(0, TIMER)
         self._recalled: set[tuple[int, bytes, int]] = set()  # recalls not read from the queue yet
         self._saved_counts = (0, 0)
         self._saved_s = -math.inf
         self.unreadable = 0
+        self.carried_bytes = _CARRIED_BYTES
         self.enqueued, self.delivered = Rate(), Rate()
 
     def wake(self) -> None:
@@ -149,57 +124,49 @@ class Timers:
 
     @property
     def is_caught_up(self) -> bool:
-        """Whether all stored timers are in ``waiting``."""
+        """True if all stored timers are in ``waiting``."""
         return self._offset >= self._queue.appended_end
 
     @property
     def settled_ms(self) -> int:
         """All timers due at this time are delivered."""
-        return self._settled.due_ms
+        return self._position.due_ms
 
     # -- start and stop ----------------------------------------------------------------------------
 
     def scan_from(self) -> int:
         """Physical offset from which the log may hold deliveries that the file does not count."""
-        return self._file.settled.log_offset if self._file.settled else NOTHING
+        saved = self.files.check.position
+        return saved.log_offset if saved else NOTHING
 
     def load(self) -> None:
         """Read all timers that wait, without those already delivered. Raises OSError."""
-        file, store = self._file, self._store
+        file, store = self.files.check, self._store
         check = file.saved or TimerCheck()
-        self._settled = file.settled or Settled(
+        self._position = file.position or TimerPosition(
             self._bounded(check.read_ms), check.queue_offset, store.commit_log.max_offset
         )
-        self._offset = max(self._settled.oldest, self._queue.min_offset())
+        self._offset = max(self._position.oldest, self._queue.min_offset())
         self._read_all()
         # The file of another broker is exact after a clean stop.
-        if file.settled is None and not (file.saved and store.was_clean) and self.waiting.count:
+        if file.position is None and not (file.saved and store.was_clean) and self.waiting.count:
             since = stored_since(store, self.waiting.first_ms() - _CLOCK_MARGIN_MS)
-            self._settled = self._settled._replace(log_offset=since)
+            self._position = self._position._replace(log_offset=since)
         self._find_delivered()
-        self._fill_wheel()
+        self.files.fill(self._offset)
 
     def _read_all(self) -> None:
         """Read the queue to its end, and add many timers at once, so that most share a table."""
         found: list[Arrivals] = []
         while (read := self._read_now(self._offset)) is not None:
             arrived, self._offset = read
-            if len(arrived.rows):
-                self._last = arrived.rows[-1]
+            self.files.note_last(arrived)
             found.append(self._unsettled(arrived))
             if sum(len(each.rows) for each in found) >= _ADDED_AT_ONCE:
                 self.waiting.add(joined(found))
                 found = []
         if found:
             self.waiting.add(joined(found))
-
-    def _fill_wheel(self) -> None:
-        rows, slots = self.waiting.all_with_slots()
-        now_slot = self._store.clock.now_ms() // SLOT_MS
-        self.wheel.add(rows, slots, now_slot * SLOT_MS)
-        is_ended = len(rows) and rows["queue_offset"][-1] == self._offset - 1
-        if self._last is not None and not is_ended:
-            self.wheel.end_with(self._last, now_slot)
 
     def _bounded(self, read_ms: int) -> int:
         """The time, or that of the newest record if it is earlier: nothing was delivered since."""
@@ -211,18 +178,18 @@ class Timers:
         return min(read_ms, newest.newest_ms)
 
     def _unsettled(self, arrived: Arrivals) -> Arrivals:
-        rows, settled = arrived.rows, self._settled
-        is_settled = rows["queue_offset"] < settled.queue_offset
-        is_settled &= rows["due_ms"] <= settled.due_ms
+        rows, position = arrived.rows, self._position
+        is_settled = rows["queue_offset"] < position.queue_offset
+        is_settled &= rows["due_ms"] <= position.due_ms
         return arrived.take(~is_settled)
 
     def _find_delivered(self) -> None:
-        if self._file.settled is None:
-            read_log(self._delivered.take, self._store.commit_log, self._settled.log_offset)
+        if self.files.check.position is None:
+            read_log(self._delivered.take, self._store.commit_log, self._position.log_offset)
         found = self.waiting.drop_sources(self._delivered.take_sources())
         self._clock_offset = self._offset
         latest_ms = int(found["due_ms"].max(initial=0))
-        self._clock_ms = max(self._settled.due_ms, self._delivered.newest_ms, latest_ms)
+        self._clock_ms = max(self._position.due_ms, self._delivered.newest_ms, latest_ms)
         if len(found):
             log.info("timers found delivered", count=len(found))
 
@@ -253,88 +220,29 @@ class Timers:
         """
         counts, now_s = (self.enqueued.count, self.delivered.count), trio.current_time()
         is_idle = counts == self._saved_counts and now_s < self._saved_s + _IDLE_SAVE_S
-        if not self._is_unsaved() or (is_idle and not self._has_passed()):
+        files, position = self.files, self._position_now()
+        has_timers = self._offset > 0  # or has had some
+        if not (has_timers and files.is_unsaved(position)):
+            return
+        if is_idle and not files.has_passed(position):
             return
         self._saved_counts, self._saved_s = counts, now_s
-        saving = self._snapshot()
+        saving = files.snapshot(position, self._offset)
         await self._store.flusher.wait_flushed()
-        await trio.to_thread.run_sync(self._write, saving, limiter=self._threads)
-        self._saved(saving)
+        await trio.to_thread.run_sync(files.write, saving, limiter=self._threads)
+        files.written(saving)
 
     def finish(self) -> None:
         """As ``save``, after all tasks have ended. Raises OSError."""
         if self._offset and self._store.commit_log.life.is_writable:
             self._store.flusher.flush_log_now()
-            if self._is_wheel_stale:
-                self.wheel.begin_anew()
-                self._fill_wheel()
-            self._close_slots()
-            saving = self._snapshot()
-            self._write(saving)
-            self._saved(saving)
+            self.files.close_slots(self._position, self._offset)
+            saving = self.files.snapshot(self._position_now(), self._offset)
+            self.files.write(saving)
+            self.files.written(saving)
 
-    def _is_unsaved(self) -> bool:
-        """Whether anything but the time has changed since the last save."""
-        if not self._offset:  # there has never been a timer
-            return False
-        saved = self._file.settled or Settled(-1)
-        is_same = self._settled_now()._replace(due_ms=saved.due_ms) == saved
-        return self.wheel.is_changed or not is_same or self._has_passed()
-
-    def _has_passed(self) -> bool:
-        """Whether the slots with deliveries are over, but not by the saved progress.
-
-        An Apache broker that starts with that progress delivers them again.
-        """
-        saved_ms = self._file.settled.due_ms if self._file.settled else -1
-        return saved_ms // SLOT_MS <= self._done_slot < self._settled.due_ms // SLOT_MS
-
-    def _close_slots(self) -> None:
-        """Keep only waiting timers in slots with deliveries that an Apache broker reads again."""
-        if self._last is None:
-            return
-        for slot in self.wheel.used_slots(self._read_slot(self._settled), self._done_slot):
-            self.wheel.replace_slot(slot, self.waiting.of_slot(slot))
-            self.wheel.end_with(self._last, slot)
-
-    def _snapshot(self) -> _Saving:
-        settled, changes = self._settled_now(), self.wheel.changes()
-        check = self._check(settled)._replace(log_position=changes.log_position)
-        return _Saving(settled, check, changes, self.metrics_body())
-
-    def _write(self, saving: _Saving) -> None:
-        """Write the files, timercheck last, since it says how far they go. For a thread."""
-        # An Apache broker that finds the new files incomplete must read all timers from the queue.
-        if saving.changes.is_anew:
-            begun = saving.check._replace(
-                log_position=0,
-                queue_offset=saving.settled.oldest,
-                master_queue_offset=saving.settled.oldest,
-            )
-            self._file.save(begun, saving.settled)
-        self.wheel.write(saving.changes)
-        self._metrics.save(saving.metrics)
-        self._file.save(saving.check, saving.settled)
-
-    def _saved(self, saving: _Saving) -> None:
-        self.wheel.written(saving.changes, saving.check.read_ms // SLOT_MS)
-
-    def _settled_now(self) -> Settled:
-        return self._settled._replace(oldest=self.oldest)
-
-    def _check(self, settled: Settled) -> TimerCheck:
-        before = self._file.saved or TimerCheck()
-        return before._replace(
-            read_ms=self._read_slot(settled) * SLOT_MS,
-            queue_offset=self._offset,
-            master_queue_offset=self._offset,
-            timestamp=self._store.clock.now_ms(),
-            counter=before.counter + 1,
-        )
-
-    def _read_slot(self, settled: Settled) -> int:
-        """The slot at which an Apache broker shall begin."""
-        return int(min(settled.due_ms // SLOT_MS, (self.waiting.due_ms() - 1) // SLOT_MS))
+    def _position_now(self) -> TimerPosition:
+        return self._position._replace(oldest=self.oldest)
 
     @property
     def oldest(self) -> int:
@@ -358,11 +266,11 @@ class Timers:
         now_ms = self._store.clock.now_ms()
         if not self._switches.stops_dequeue():
             if len(rolled := self.waiting.take_rolled(now_ms, RECORDS_AT_ONCE)):
-                self._done_slot = max(self._done_slot, now_ms // SLOT_MS)
+                self.files.begin_deliveries(now_ms)
                 await self._roll(rolled)
                 return
             if len(due := self.waiting.take_due(now_ms, RECORDS_AT_ONCE)):
-                self._done_slot = max(self._done_slot, now_ms // SLOT_MS)
+                self.files.begin_deliveries(now_ms)
                 self._clock_ms = max(self._clock_ms, now_ms)
                 self._clock_offset = self._offset
                 await self._deliver(due)
@@ -377,7 +285,7 @@ class Timers:
         wait_s = (self.waiting.due_ms() - now_ms) / 1000
         if self._switches.stops_enqueue() or self._switches.stops_dequeue():
             wait_s = _CLOCK_LOOK_S
-        if wait_s < math.inf or self._settled.due_ms // SLOT_MS <= self._done_slot:
+        if wait_s < math.inf or self.files.has_open_slots(self._position):
             wait_s = min(max(wait_s, 0), _CLOCK_LOOK_S)
         with trio.move_on_after(wait_s):
             await self._asked.wait()
@@ -427,8 +335,7 @@ class Timers:
 
     def _adopt(self, arrived: Arrivals, end: int) -> None:
         slots = self.waiting.add(arrived)
-        self.wheel.add(arrived.rows, slots, arrived.write_ms)
-        self._last = arrived.rows[-1] if len(arrived.rows) else self._last
+        self.files.add(arrived, slots)
         self.enqueued.count += len(arrived.rows)
         self._offset = end
         if self.is_caught_up:
@@ -446,7 +353,7 @@ class Timers:
         self._clock_ms = now_ms
         self._delivered = Delivered(TIMER_TOPIC, _OUT_MS)  # all looked at
         log_end = self._store.commit_log.max_offset
-        self._settled = Settled(now_ms, self._offset, log_end)
+        self._position = TimerPosition(now_ms, self._offset, log_end)
 
     # -- delivery ----------------------------------------------------------------------------------
 
@@ -468,7 +375,7 @@ class Timers:
         full: list[int] = []  # those without room for more properties stay where they are
 
         def copy(waiting: Waiting, due_ms: int) -> InnerMessage | None:
-            copy = self._copy(waiting, due_ms)
+            copy = self._messages.copy(waiting, due_ms)
             if copy is None:
                 full.append(waiting.queue_offset)
             return copy
@@ -484,25 +391,25 @@ class Timers:
 
         Recalls too: each has to follow the copies of its timer.
         """
-        if len(self._to_carry):
+        if len(self.to_carry):
             return
-        found, byte_count = [self._to_carry], 0
+        found, byte_count = [self.to_carry], 0
         for rows in self.waiting.stored_before(physical_offset):
             found.append(rows)
             byte_count += int(rows["size"].sum())
-            if byte_count >= _CARRIED_BYTES:
+            if byte_count >= self.carried_bytes:
                 break
             await trio.lowlevel.checkpoint()
-        self._to_carry = np.concatenate(found)
+        self.to_carry = np.concatenate(found)
         self.wake()
 
     async def _carry_some(self) -> bool:
         """Store some records again; returns whether there were any. Raises OSError."""
-        some = self._to_carry[:RECORDS_AT_ONCE]
+        some = self.to_carry[:RECORDS_AT_ONCE]
         if len(rows := self.waiting.still_waiting(some)):
-            self._is_wheel_stale = True
+            self.files.is_stale = True
             await self._roll(rows)
-        self._to_carry = self._to_carry[len(some) :]
+        self.to_carry = self.to_carry[len(some) :]
         return len(some) > 0
 
     async def _append(
@@ -564,37 +471,7 @@ class Timers:
             if self._delivered.among(out_ms, [waiting]):
                 self._delivered.forget_each(out_ms, [waiting])
                 return None
-        route, kept = self._routes.read(waiting.properties)
-        properties = kept + self._times(waiting, due_ms)
-        has_room = len(properties) <= INNER_PROPERTIES_MAX
-        return self._delivery.message(
-            waiting, route, properties if has_room else waiting.properties
-        )
-
-    def _copy(self, waiting: Waiting, due_ms: int) -> InnerMessage | None:
-        """A copy for the queue of timers; None without room for its properties."""
-        times = property_number(waiting.properties, b"TIMER_ROLL_TIMES", 0)
-        properties = with_properties(
-            waiting.properties,
-            {
-                b"TIMER_ROLL_TIMES": b"%d" % (times + 1),
-                # Its delay counts from its first arrival, which the copy no longer knows.
-                b"TIMER_DELIVER_MS": b"%d" % due_ms,
-            },
-            dropped=_TIMES,
-        )
-        properties += self._times(waiting, due_ms)
-        if len(properties) > INNER_PROPERTIES_MAX:
-            return None
-        return stored_again(waiting, TIMER_TOPIC, 0, properties, tags_code_of(properties))
-
-    def _times(self, waiting: Waiting, due_ms: int) -> bytes:
-        """Properties that say when the timer came and left."""
-        queued_ms = waiting.store_timestamp // SLOT_MS * SLOT_MS
-        if (due_ms - 1) // SLOT_MS * SLOT_MS < queued_ms:
-            queued_ms = _NEVER_QUEUED_MS
-        values = (_ENQUEUE_MS, queued_ms, _DEQUEUE_MS, self._store.clock.now_ms())
-        return b"%s\x01%d\x02%s\x01%d\x02" % values
+        return self._messages.delivered(waiting, due_ms)
 
     # -- for others --------------------------------------------------------------------------------
 
@@ -616,16 +493,12 @@ class Timers:
         return (slot, topic, key) in self._recalled
 
     def checkpoint(self) -> TimerCheck:
-        """The progress, as timercheck holds it."""
-        return self._check(self._settled)
-
-    def metrics_body(self) -> bytes:
-        """Number of timers that wait, by topic, as config/timermetrics holds it."""
-        return self._metrics.body(self.waiting.counts())
+        """The contents of timercheck if it were saved now."""
+        return self.files.check_of(self._position, self._offset)
 
     def runtime_info(self) -> dict[str, str]:
         """Figures for GET_BROKER_RUNTIME_INFO."""
-        behind_ms = max(self._store.clock.now_ms() - self._settled.due_ms, 0)
+        behind_ms = max(self._store.clock.now_ms() - self._position.due_ms, 0)
         return {
             "timerReadBehind": str(behind_ms // 1000),
             "timerOffsetBehind": str(self._queue.end - self._offset),

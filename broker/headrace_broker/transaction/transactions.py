@@ -62,14 +62,11 @@ if TYPE_CHECKING:
 log = structlog.get_logger("headrace.broker")
 
 _SAVE_S: Final = 10.0
-# New halves, decided ones included, that no look has counted for their hosts yet.
 _UNSEEN_MAX: Final = 32_768
 # Open halves of which the due ones are found in one step: less than a millisecond.
 _LOOKED_AT_ONCE: Final = 1024
 # Halves to check at once: their bodies are in memory meanwhile.
 _HALVES_AT_ONCE: Final = 32
-# A half whose group has no connected producer is stored again once this many came after it, because
-# a start reads the queue from the oldest open half on.
 _BEHIND_MAX: Final = 10_000
 _BEHIND_FACTOR: Final = 10
 _HALVES: Final = "the queue of half messages"
@@ -90,6 +87,9 @@ class Transactions:
 
     discarded: number of halves that went to TRANS_CHECK_MAX_TIME_TOPIC. unreadable: number of
     halves whose record was damaged or gone.
+    unseen_max: new halves, decided ones included, that no look has counted for their hosts yet.
+    behind_max: a half whose group has no connected producer is stored again once this many came
+    after it, because a start reads the queue from the oldest open half on.
     """
 
     def __init__(
@@ -133,6 +133,7 @@ class Transactions:
         self._is_looking = trio.Lock()
         self._threads = trio.CapacityLimiter(1)
         self.discarded = self.unreadable = 0
+        self.unseen_max, self.behind_max = _UNSEEN_MAX, _BEHIND_MAX
 
     # -- start and stop ----------------------------------------------------------------------------
 
@@ -279,7 +280,7 @@ class Transactions:
     def admit(self, born_host: bytes) -> None:
         """Raise RequestError if a host leaves too many halves undecided to send another one."""
         self._budget.check(Host.of_address(born_host), HALF_BYTES)
-        if self._halves.appended_end - self.table.seen >= _UNSEEN_MAX:
+        if self._halves.appended_end - self.table.seen >= self.unseen_max:
             self._must_look.set()
 
     def ended(self, first: int, queue_offset: int, decision: Decision) -> None:
@@ -371,7 +372,7 @@ class Transactions:
 
     def _is_behind(self, half: OpenHalf) -> bool:
         """Whether a start would read many decided halves because of this one."""
-        behind_max = max(_BEHIND_MAX, _BEHIND_FACTOR * len(self.table.open))
+        behind_max = max(self.behind_max, _BEHIND_FACTOR * len(self.table.open))
         return self._halves.end - half.newest > behind_max
 
     def _is_given_up(self, half: OpenHalf, now_ms: int) -> bool:

@@ -11,7 +11,12 @@ from headrace_broker.store.files.config_file import ConfigFile
 from headrace_broker.store.files.filesystem import Files
 from headrace_broker.store.files.positions import PositionFile
 from headrace_broker.store.recovery import NOTHING
-from headrace_broker.timer.checkpoint import Settled, SettledTimers, TimerCheck, TimerCheckFile
+from headrace_broker.timer.checkpoint import (
+    TimerCheck,
+    TimerCheckFile,
+    TimerCheckpoint,
+    TimerPosition,
+)
 from headrace_broker.transaction.rebuild import Progress
 from headrace_protocol import fastjson
 from headrace_protocol.system_topics import HALF_TOPIC, OP_HALF_TOPIC, TRANSACTION_GROUP
@@ -49,13 +54,13 @@ def test_delay_offsets(
     [(None, False), ((9, 9), False), ((10, 3), False), ((10, 4), True), ((11, 1), True)],
 )
 def test_timercheck(version: tuple[int, int] | None, is_ahead: bool, tmp_path: Path) -> None:
-    position = PositionFile(tmp_path / "timer.json", SettledTimers, Files())
-    position.save(SettledTimers(1, 2, 3, 4, timestamp=10, counter=3))
+    position = PositionFile(tmp_path / "timer.json", TimerCheckpoint, Files())
+    position.save(TimerCheckpoint(1, 2, 3, 4, timestamp=10, counter=3))
     path = tmp_path / "timercheck"
     if version is not None:
         path.write_bytes(TimerCheck(timestamp=version[0], counter=version[1]).encode())
     found = TimerCheckFile(path, Files(), position)
-    assert found.settled == (None if is_ahead else Settled(1, 2, 3, 4))
+    assert found.position == (None if is_ahead else TimerPosition(1, 2, 3, 4))
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from headrace_broker.store.queues.queue_blocks import QueueBlock
-from headrace_broker.timer import arrivals as module
-from headrace_broker.timer.arrivals import Topics, arrivals
+from headrace_broker.timer.arrivals import TIMER, Topics, arrivals
 from headrace_protocol.blocks import encode_records
 from headrace_protocol.columns import UNIT_DTYPE, RecordColumns
 from headrace_protocol.message import encode_properties
@@ -50,7 +49,7 @@ def _properties(chance: random.Random, number: int) -> bytes:
 
 
 @pytest.mark.parametrize("seed", seeds(20))
-def test_columns_say_what_each_record_says(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_columns_say_what_each_record_says(seed: int) -> None:
     chance = random.Random(seed)
     properties = [_properties(chance, number) for number in range(300)]
     block = encode_records(
@@ -67,8 +66,7 @@ def test_columns_say_what_each_record_says(seed: int, monkeypatch: pytest.Monkey
     read = QueueBlock(TIMER_TOPIC, 0, 0, len(properties), units, columns)
     topics = Topics()
     by_columns = arrivals(read, topics)
-    monkeypatch.setattr(module, "_COLUMNS_ROWS_MIN", 10**9)
-    one_by_one = arrivals(read, topics)
-    for name in module.TIMER.names or ():
+    one_by_one = arrivals(read, topics, columns_rows_min=10**9)
+    for name in TIMER.names or ():
         assert by_columns.rows[name].tolist() == one_by_one.rows[name].tolist(), name
     assert by_columns.replaces.tolist() == one_by_one.replaces.tolist()

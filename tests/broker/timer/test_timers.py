@@ -9,14 +9,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import structlog.testing
 import trio
 import trio.testing
 
 from headrace_broker.inner.delivery import REASON
-from headrace_broker.timer import waiting_timers
-from headrace_broker.timer.wheel import TimerWheel
+from headrace_broker.inner.writer import DeliverLater, InnerMessage
+from headrace_broker.timer.arrivals import TIMER, Arrivals, Topics
+from headrace_broker.timer.waiting_timers import RollWindow, WaitingTimers
 from headrace_protocol import fastjson
 from headrace_protocol.bodies import KVTable, WaitingList
 from headrace_protocol.codes import RequestCode, ResponseCode
@@ -123,29 +125,6 @@ async def test_timers_that_keep_coming_hold_none_up(
         clockwork.clock.ms += 1000
         await keep_sending()
         assert clockwork.bodies() == [b"due"]
-
-
-async def test_a_stop_in_the_first_turn_goes_through_few_slots(
-    clockwork: Clockwork, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    replaced: list[int] = []
-    replace_slot = TimerWheel.replace_slot
-
-    def note(wheel: TimerWheel, slot: int, rows: Any) -> None:
-        assert len(replaced) < 10
-        replaced.append(slot)
-        replace_slot(wheel, slot, rows)
-
-    monkeypatch.setattr(TimerWheel, "replace_slot", note)
-    clockwork.runs = []
-    async with clockwork.running():
-        clockwork.send(b"late", TIMER_DELAY_SEC=2)
-        await clockwork.timers._adopt_all()
-        clockwork.clock.ms += 2000
-        await clockwork.timers._turn()
-        assert clockwork.bodies() == [b"late"]
-        clockwork.timers.finish()
-    assert len(replaced) == 1
 
 
 # --- what is delivered ---------------------------------------------------------------------
@@ -572,18 +551,18 @@ async def test_what_waits_keeps_its_log_files(
 
 
 async def test_what_is_being_delivered_counts_as_waiting(
-    clockwork: Clockwork, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+    clockwork: Clockwork, autojump_clock: trio.testing.MockClock
 ) -> None:
     begun = trio.Event()
 
-    async def append(*_: object) -> None:
+    async def deliver(_message: InnerMessage) -> str:
         begun.set()
-        await trio.sleep_forever()
+        raise DeliverLater
 
     async with clockwork.running():
         clockwork.send(b"late", TIMER_DELAY_SEC=1)
         await clockwork.until(lambda: clockwork.timers.is_caught_up)
-        monkeypatch.setattr(clockwork.timers._writer, "append", append)
+        clockwork.broker.writer.find_target = lambda _topic, _queue_id: deliver
         clockwork.clock.ms += 1000
         await begun.wait()
         assert clockwork.timers.next_offset(0) == 0
@@ -668,16 +647,16 @@ async def test_what_waits_is_listed_in_the_order_of_delivery(
         assert listed(clockwork) == (every[1:], 3)
 
 
-async def test_the_first_of_many_timers_are_listed(
-    clockwork: Clockwork, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(waiting_timers, "_LOOKED_AT_ONCE", 16)
+def test_the_first_of_many_timers_are_found_in_slices() -> None:
     seed = random.randrange(1 << 32)
-    delays = random.Random(seed).choices(range(1000, 400_000), k=300)
-    async with clockwork.running():
-        for delay in delays:
-            clockwork.send(b"%d" % delay, TIMER_DELAY_MS=delay)
-        await clockwork.until(lambda: clockwork.timers.waiting.count == 300)
-        for limit in (1, 7, 300):
-            rows, _ = listed(clockwork, max_num=limit)
-            assert [int(body) for body, _ in rows] == sorted(delays)[:limit], f"seed {seed}"
+    count, topics = 20_000, Topics()
+    rows = np.zeros(count, TIMER)
+    rows["due_ms"] = NOW_MS + np.random.default_rng(seed).integers(1000, 60_000, count)
+    rows["queue_offset"] = rows["source"] = np.arange(count)
+    rows["topic"] = topics.number(b"T")
+    waiting = WaitingTimers(topics, RollWindow(0))
+    waiting.add(Arrivals(rows, np.full(count, NOW_MS), np.full(count, -1)))
+    for limit in (1, 7, count):
+        found = at_once(waiting.first_due(b"T", NOW_MS * 2, limit))
+        assert found["due_ms"].tolist() == sorted(rows["due_ms"].tolist())[:limit], f"seed {seed}"
+    assert sum(1 for _ in waiting.first_due(b"T", NOW_MS * 2, count)) > 2

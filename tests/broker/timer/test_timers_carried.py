@@ -11,7 +11,6 @@ import pytest
 import trio
 import trio.testing
 
-from headrace_broker.timer import service
 from headrace_protocol.system_topics import TIMER_TOPIC
 from tests.broker.timer.test_timer_files import _LOG_BYTES, _slots
 from tests.broker.timer.test_timers import NOW_MS, Clockwork, recall, send_for_handle
@@ -49,7 +48,7 @@ class Aging(Clockwork):
         await self.until(lambda: cleaner._settled_from() >= end)
         self.seen |= self.delivered()
         await self.store.cleaner.round()
-        await self.until(lambda: not len(self.timers._to_carry) and self.timers.is_caught_up)
+        await self.until(lambda: not len(self.timers.to_carry) and self.timers.is_caught_up)
         return self.store.commit_log.min_offset
 
     def delivered(self) -> dict[int, bytes]:
@@ -93,9 +92,9 @@ async def test_a_timer_outlives_its_log_file(
 
 
 async def test_one_file_at_a_time_and_some_records_each_round(
-    aging: Aging, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+    aging: Aging, autojump_clock: object
 ) -> None:
-    monkeypatch.setattr(service, "_CARRIED_BYTES", 1500)
+    aging.timers.carried_bytes = 1500
     async with aging.running():
         for number in range(4):
             aging.send(_BODY, TIMER_DELAY_SEC=9000 + number * 100)

@@ -12,7 +12,6 @@ import trio
 import trio.testing
 
 from headrace_broker.inner.delivery import REASON
-from headrace_broker.transaction import service
 from headrace_broker.transaction.halves import Decision
 from headrace_daemon.host_log import LINES_MAX
 from headrace_protocol.admin_headers import ResumeCheckHalfMessageHeader
@@ -34,7 +33,7 @@ from headrace_protocol.system_topics import (
 from headrace_protocol.waiting import at_once
 from tests.support.channel import MemoryChannel
 from tests.support.ledger import GROUP, Half, Ledger, checks
-from tests.support.stores import crash
+from tests.support.stores import FaultyFiles, crash
 
 COMMIT, ROLLBACK, UNKNOWN = TRANSACTION_COMMIT, TRANSACTION_ROLLBACK, 0
 
@@ -488,10 +487,9 @@ async def test_no_host_floods_the_log_with_discarded_halves(
 
 
 async def test_a_half_that_nobody_is_asked_about_holds_up_no_start(
-    ledger: Ledger, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+    ledger: Ledger, autojump_clock: trio.testing.MockClock
 ) -> None:
-    monkeypatch.setattr(service, "_BEHIND_MAX", 10)
-    monkeypatch.setattr(service, "_BEHIND_FACTOR", 1)
+    ledger.transactions.behind_max = 10
     async with ledger.running():
         stuck = ledger.send(b"stuck")
         for number in range(12):
@@ -553,30 +551,23 @@ async def test_undecided_halves_keep_their_log_files(ledger: Ledger) -> None:
 
 
 async def test_an_outage_lasts_until_checks_and_looks_both_work(
-    ledger: Ledger, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
-    service = ledger.broker.transactions
+    files = FaultyFiles()
+    ledger = Ledger(tmp_path, files=files)
+    transactions = ledger.transactions
+    transactions.unseen_max = 1
+    ledger.runs = [transactions.run, transactions.run_looking]
     interval_s = ledger.broker.config.transaction_check_interval / 1000
-    problem: OSError | None = OSError("away")
-
-    async def look() -> None:
-        await trio.lowlevel.checkpoint()
-        if problem:
-            raise problem
-
-    monkeypatch.setattr(service, "_look", look)
-    monkeypatch.setattr(service, "check", trio.lowlevel.checkpoint)
-    with structlog.testing.capture_logs() as logs:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(service.run)
-            nursery.start_soon(service.run_looking)
-            service._must_look.set()
+    async with ledger.running():
+        with structlog.testing.capture_logs() as logs:
+            files.is_unreadable = True
+            ledger.send(b"1")
+            ledger.send(b"2")
             await trio.sleep(1.5 * interval_s)
-            assert [entry["event"].rpartition(" is ")[2] for entry in logs] == [
-                "unavailable, retrying: away"
-            ]
-            problem = None
-            service._must_look.set()
+            files.is_unreadable = False
+            ledger.send(b"3")
+            ledger.send(b"4")
             await trio.sleep(2 * interval_s)
-            nursery.cancel_scope.cancel()
-    assert ["available again" in entry["event"] for entry in logs] == [False, True]
+    events = [entry["event"] for entry in logs if "half messages" in entry["event"]]
+    assert ["available again" in event for event in events] == [False, True]
