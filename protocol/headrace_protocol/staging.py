@@ -70,5 +70,5 @@ _decode_names = msgspec.json.Decoder(list[StagedName]).decode
 def _read(decode: Callable[[Buffer], Value], body: Buffer) -> Value:
     try:
         return decode(body)
-    except RecursionError as error:
-        raise msgspec.DecodeError("lists or objects nest too deep") from error
+    except (RecursionError, UnicodeDecodeError) as error:
+        raise msgspec.DecodeError(str(error)) from error

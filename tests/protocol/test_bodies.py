@@ -6,8 +6,6 @@ import json
 import zlib
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from msgspec import Struct
 
 from headrace_protocol import bodies, fastjson
@@ -107,26 +105,6 @@ def test_refuses_what_java_could_not_hold() -> None:
 
 # -- the compressed register body ------------------------------------------------------------------
 
-NAMES = st.text(alphabet="abZ09_%-|", min_size=1, max_size=12)
-INT32 = st.integers(-(2**31), 2**31 - 1)
-INT64 = st.integers(-(2**63), 2**63 - 1)
-TOPICS = st.builds(
-    TopicConfig,
-    topic_name=NAMES,
-    read_queue_nums=INT32,
-    write_queue_nums=INT32,
-    perm=INT32,
-    topic_filter_type=st.sampled_from(["SINGLE_TAG", "MULTI_TAG"]),
-    attributes=st.dictionaries(NAMES, st.text(max_size=5), max_size=2),
-)
-MAPPINGS = st.builds(
-    MappingInfo,
-    topic=NAMES,
-    total_queues=INT32,
-    epoch=INT64,
-    curr_id_map=st.dictionaries(INT32, INT32, max_size=3),
-)
-
 
 def register_body(
     topics: list[TopicConfig], mappings: list[MappingInfo], version: DataVersion
@@ -141,19 +119,11 @@ def register_body(
     )
 
 
-@given(
-    st.lists(TOPICS, max_size=3),
-    st.lists(MAPPINGS, max_size=3),
-    st.builds(DataVersion, timestamp=INT64, counter=INT64, state_version=INT64),
-)
-def test_compressed_register_body_keeps_its_value(
-    topics: list[TopicConfig], mappings: list[MappingInfo], version: DataVersion
-) -> None:
-    body = register_body(topics, mappings, version)
-    data = compressed(body)
-    assert RegisterBrokerBody.decode_compressed(data, has_mappings=True) == body
+def test_an_old_brokers_registration_has_no_mappings() -> None:
+    topics = [TopicConfig(topic_name="T", perm=4)]
+    data = compressed(register_body(topics, [MappingInfo(topic="T")], DataVersion(7)))
     old = RegisterBrokerBody.decode_compressed(data, has_mappings=False)
-    assert old == register_body(topics, [], version)
+    assert old == register_body(topics, [], DataVersion(7))
 
 
 def test_compressed_register_body_has_the_documented_bytes() -> None:
@@ -201,12 +171,3 @@ BLOCKS = zlib.decompress(
 def test_malformed_compressed_register_body_is_refused(data: bytes, reason: str) -> None:
     with pytest.raises(MalformedJson, match=reason):
         RegisterBrokerBody.decode_compressed(data, has_mappings=True)
-
-
-@given(st.binary(), st.integers(0, len(BLOCKS)), st.integers(0, len(BLOCKS)))
-def test_any_blocks_give_a_body_or_are_refused(data: bytes, start: int, end: int) -> None:
-    blocks = BLOCKS[:start] + data + BLOCKS[end:]
-    try:
-        RegisterBrokerBody.decode_compressed(zlib.compress(blocks), has_mappings=True)
-    except MalformedJson:
-        return

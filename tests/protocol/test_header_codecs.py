@@ -7,8 +7,6 @@ from typing import Any
 import msgpack
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from headrace_protocol.admin_headers import GetAllTopicConfigHeader
 from headrace_protocol.command import Command
@@ -36,43 +34,6 @@ def test_typed_header_is_the_same_in_every_codec(serialize_type: SerializeType) 
     assert (header.topic, header.queue_id, header.flag) == ("topic", 1, -1)
     assert (header.unit_mode, header.batch, header.max_reconsume_times) == (False, True, None)
     assert header.properties == SEND["i"]
-
-
-text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
-
-
-@given(
-    st.sampled_from(list(SerializeType)),
-    st.integers(-0x8000, 0x7FFF),
-    st.integers(0, 2**31 - 1),
-    st.none() | text,
-    st.dictionaries(text, text, max_size=5),
-)
-def test_round_trip(
-    serialize_type: SerializeType,
-    code: int,
-    opaque: int,
-    remark: str | None,
-    fields: dict[str, str],
-) -> None:
-    command = decode(
-        encode_frame(serialize_type, code, opaque, flag=3, fields=fields, remark=remark)
-    )
-    assert (command.code, command.opaque, command.flag) == (code, opaque, 3)
-    assert command.remark == remark
-    assert command.ext() == fields
-    assert command.is_response
-    assert command.is_oneway
-
-
-@given(st.sampled_from([*SerializeType, 2, 255]), st.binary(max_size=80))
-def test_any_bytes_give_a_command_or_a_protocol_error(serialize_type: int, header: bytes) -> None:
-    try:
-        command = decode_header(serialize_type, memoryview(header))
-        command.ext()
-    except (RemoteProtocolError, msgspec.MsgspecError):
-        return
-    assert isinstance(command.code, int)
 
 
 @pytest.mark.parametrize(
