@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -58,6 +59,7 @@ def test_what_a_crash_left_half_done_is_refused(
     folder: str, fields: dict[str, int], problem: str, root: Path
 ) -> None:
     change_newest_unit(root / folder, **fields)
+    shutil.copy(Path(__file__).parents[1] / "golden/old-positions/deletedTopics.json", root)
     before = content(root)
     with pytest.raises(StoreFormatError, match=problem) as refusal:
         MessageStore(golden_settings(root), files=FaultyFiles()).load()

@@ -191,9 +191,17 @@ def test_old_files_are_replaced_once(tmp_path: Path, is_only_backup: bool) -> No
     # A power cut has undone the removal of the old files.
     newer = DeliveredLevels({1: 5}, 1 << 34)
     PositionFile(root / "positions/schedule.json", DeliveredLevels, files).save(newer)
-    shutil.copytree(GOLDEN, root, dirs_exist_ok=True)
+    shutil.copytree(GOLDEN, root, dirs_exist_ok=True, ignore=shutil.ignore_patterns("staged"))
     replace_old_positions(root, files)
     assert found(root, files) == {**REPLACED, "positions/schedule.json": newer}
+
+
+def test_a_start_with_new_files_reads_no_states(tmp_path: Path) -> None:
+    shutil.copytree(GOLDEN, tmp_path / "store")
+    (tmp_path / "store" / FOLDER).mkdir()
+    before = (tmp_path / "store/staged/query/state.json").read_bytes()
+    replace_old_positions(tmp_path / "store", Files())
+    assert (tmp_path / "store/staged/query/state.json").read_bytes() == before
 
 
 def test_a_power_cut_loses_no_old_file(tmp_path: Path) -> None:

@@ -27,8 +27,11 @@ Values = dict[str, dict[str, Any]]
 def replace_old_positions(root: Path, files: Files) -> None:
     """Save the values of old files in new ones, and remove the old. Raises StoreFormatError.
 
-    A power cut may bring back a removed file: it never replaces a new one.
+    A power cut may bring back a removed file: it never replaces a new one. Stores without any new
+    file may also have states of queries with an old checksum.
     """
+    if not (root / FOLDER).exists():
+        _replace_states(root, files)
     for name, read in _OLD.items():
         path = root / name
         old = (path, path.with_name(path.name + ".bak"))
@@ -40,11 +43,14 @@ def replace_old_positions(root: Path, files: Files) -> None:
                 files.replace(new, sealed(json.dumps(value).encode()))
         for each in filter(Path.exists, old):
             files.unlink(each)
+    files.sync_names()
+
+
+def _replace_states(root: Path, files: Files) -> None:
     for path in root.glob("staged/*/state.json"):
         text, _, checksum = read_file(path).rstrip(b"\n").rpartition(b"\n")
         if checksum == b"%08x" % zlib.crc32(text):
             files.replace(path, sealed(text))
-    files.sync_names()
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -53,12 +53,12 @@ class Opening:
         store = self._store
         abort = store.root / "abort"
         is_clean = not abort.exists()
-        replace_old_positions(store.root, store.fs)
         store.flusher.checkpoint = Checkpoint.load(store.flusher.checkpoint_path)
-        store.dispatcher.deletions.load()
         store.commit_log.files.load(is_clean=is_clean)
         if not is_clean:
             self._check_peer_queues()
+        replace_old_positions(store.root, store.fs)
+        store.dispatcher.deletions.load()
         self._load_queues(is_clean=is_clean)
         store.index_files.load(is_clean=is_clean)
         self._check_seals(is_clean=is_clean)
