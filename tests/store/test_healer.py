@@ -29,13 +29,14 @@ class Quota(FaultyFiles):
     def __init__(self) -> None:
         super().__init__()
         self.error = 0
+        self.missing_name: str | None = None
         self.attempts = 0
         self.usage = DiskUsage(1 << 20, 1 << 40)
 
     def allocate(self, descriptor: int, position: int, byte_count: int) -> None:
         if self.error:
             self.attempts += 1
-            raise OSError(self.error, os.strerror(self.error))
+            raise OSError(self.error, os.strerror(self.error), self.missing_name)
         super().allocate(descriptor, position, byte_count)
 
     def disk_usage(self, _path: Path) -> DiskUsage:
@@ -123,23 +124,24 @@ def test_appends_try_a_quota_ever_less_often(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "inodes", "what"),
+    ("error", "inodes", "missing_name", "what"),
     [
-        (errno.EDQUOT, 100, "the quota of the disk is used up"),
-        (errno.ENOSPC, 0, "the disk has no free inodes"),
-        (errno.ENOSPC, 100, "No space left on device"),
-        (errno.ENOSPC, None, "No space left on device"),
+        (errno.EDQUOT, 100, None, "the quota of the disk is used up"),
+        (errno.ENOSPC, 0, None, "the disk has no free inodes"),
+        (errno.ENOSPC, 1, "freed since a new file found none", "the disk has no free inodes"),
+        (errno.ENOSPC, 100, None, "No space left on device"),
+        (errno.ENOSPC, None, "no inodes here", "No space left on device"),
     ],
 )
 def test_a_refusal_names_what_is_used_up(
-    tmp_path: Path, error: int, inodes: int | None, what: str
+    tmp_path: Path, error: int, inodes: int | None, missing_name: str | None, what: str
 ) -> None:
     """The log and a taker are refused with the same words."""
     files = Quota()
     store = open_store(tmp_path, files=files)
     files.usage = DiskUsage(1 << 20, 1 << 40, inodes)
     put(store, store.queue("T", 0))
-    files.error = error
+    files.error, files.missing_name = error, missing_name
     put(store, store.queue("New", 0), dispatch=False)
     store.write_path.publish()
     of_taker = store.commit_log.life.refusal

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from headrace_broker.store.files.filesystem import NO_ROOM
 
@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
     from headrace_broker.store.files.filesystem import DiskUsage, Files
     from headrace_broker.store.settings import StoreSettings
+
+# More than the blocks that a new name in a folder may take.
+_NAME_BYTES_MAX: Final = 1 << 20
 
 
 class DiskRoom:
@@ -79,9 +82,16 @@ class DiskRoom:
         if error.errno == errno.EDQUOT:
             return f"the quota of the disk is used up ({reason}): raise it, or make room"
         with suppress(OSError):
-            if error.errno == errno.ENOSPC and self.usage().usable_inodes == 0:
+            if error.errno == errno.ENOSPC and self._lacks_inodes(error):
                 return f"the disk has no free inodes ({reason}): remove files, or make more inodes"
         return reason
+
+    def _lacks_inodes(self, error: OSError) -> bool:
+        """True if none is free, or if a file found none: another may have been removed since."""
+        disk, is_of_name = self.usage(), error.filename is not None
+        if disk.usable_inodes is None:
+            return False
+        return not disk.usable_inodes or (is_of_name and disk.usable_bytes >= _NAME_BYTES_MAX)
 
     def claim(self, byte_count: int, allocate: Callable[[], None]) -> None:
         """Allocate ``byte_count`` more; remember it for ``retry`` if it finds no room.
