@@ -36,7 +36,7 @@ class NoRoom(FaultyFiles):
         self.error = 0
 
     def _check(self) -> None:
-        if self.error and not self.reserve.is_lent:
+        if self.error and self.reserve.lent_for is None:
             raise OSError(self.error, os.strerror(self.error))
 
     def allocate(self, descriptor: int, position: int, byte_count: int) -> None:
@@ -114,9 +114,10 @@ def test_what_is_lent_cannot_be_allocated_by_others(tmp_path: Path) -> None:
     def save() -> None:
         if not refused:
             refused.append(None)
-            raise OSError(errno.ENOSPC, "full")
-        with pytest.raises(OSError, match="No space left"):
+            raise OSError(errno.EDQUOT, "of the save", "its file")
+        with pytest.raises(OSError, match="of the save") as refusal:
             files.allocate(descriptor, 0, 4096)
+        assert (refusal.value.errno, refusal.value.filename) == (errno.EDQUOT, "its file")
 
     files.reserve.save(save)
     files.allocate(descriptor, 0, 4096)

@@ -6,7 +6,7 @@ import errno
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from headrace_broker.store.files.filesystem import NO_ROOM
+from headrace_broker.store.files.filesystem import NO_ROOM, RESERVE_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from headrace_broker.store.files.filesystem import DiskUsage, Files
     from headrace_broker.store.settings import StoreSettings
 
-# More than the blocks that a new name in a folder may take.
-_NAME_BYTES_MAX: Final = 1 << 20
+# More than a new name in a folder takes, beside the reserve, which may just be lent.
+_NAME_BYTES_MAX: Final = 2 * RESERVE_BYTES_MAX
 
 
 class DiskRoom:

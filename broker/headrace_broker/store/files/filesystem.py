@@ -75,9 +75,9 @@ class Files:
         self.reserve = Reserve(self)
 
     def apart(self) -> Files:
-        """The same calls for another place, whose names are synced by themselves.
+        """The same calls for another folder, whose names are synced by themselves.
 
-        A place that hangs or fails then stops no ``sync_names`` of the store.
+        A disk that hangs or fails then stops no ``sync_names`` of the store.
         """
 
         def check_owner() -> None:  # of the store, whose lock may be taken later
@@ -103,8 +103,8 @@ class Files:
 
     def allocate(self, descriptor: int, position: int, byte_count: int) -> None:
         """Allocate disk blocks for a range, so that a mapped write to it cannot fail."""
-        if self.reserve.is_lent:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if (error := self.reserve.lent_for) is not None:
+            raise OSError(error.errno, error.strerror, error.filename)
         os.posix_fallocate(descriptor, position, byte_count)
 
     def truncate(self, descriptor: int, byte_count: int) -> None:
@@ -264,12 +264,12 @@ class Reserve:
     """Files that lend their blocks and inodes to a save that finds no room.
 
     Clean-up, uploads and a clean stop depend on saved positions, tables and checkpoints. If saving
-    these waited for room, nothing could ever make room. ``is_lent``: the room belongs to a save, so
-    nobody else may allocate it.
+    these waited for room, nothing could ever make room. ``lent_for``: the error of the save to
+    which the room belongs, so that nobody else may allocate it; else None.
     """
 
     def __init__(self, files: Files) -> None:
-        self.is_lent = False
+        self.lent_for: OSError | None = None
         self._files = files
         self._root: Path | None = None
         self._is_whole = False
@@ -333,16 +333,16 @@ class Reserve:
         except OSError as error:
             if error.errno not in NO_ROOM or self._root is None:
                 raise
-            self._lend(self._root, save)
+            self._lend(self._root, save, error)
 
-    def _lend(self, root: Path, save: Callable[[], None]) -> None:
+    def _lend(self, root: Path, save: Callable[[], None], error: OSError) -> None:
         with self._lock:
-            self.is_lent = True
+            self.lent_for = error
             try:
                 self._free(root)
                 save()
             finally:
-                self.is_lent = False
+                self.lent_for = None
                 self._fill(root)
 
 
