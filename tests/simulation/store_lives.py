@@ -54,6 +54,7 @@ from tests.support.stores import (
     read_all,
     ready,
     small_settings,
+    units_from,
 )
 
 TOPICS = ("One", "Two")
@@ -242,7 +243,7 @@ class StoreLife(Life):
         result = get_ready(store, queue, offset)
         assert result.status is GetStatus.FOUND
         paths = set()
-        for unit in queue.consume_queue.iter_units(offset):
+        for unit in units_from(queue.consume_queue, offset):
             file = store.commit_log.files.find(unit[0])
             assert file is not None
             paths.add(file.path)

@@ -27,7 +27,7 @@ from headrace_protocol.message import (
 )
 from headrace_protocol.message_ids import encode_host
 from tests.support.batches import iter_batch
-from tests.support.stores import HOST, open_store, read_all
+from tests.support.stores import HOST, open_store, read_all, units_from
 
 Item = tuple[int, bytes, bytes]
 
@@ -63,7 +63,7 @@ def stored(store: MessageStore) -> tuple[list[list[object]], list[tuple[int, int
     store.write_path.publish()
     queue = store.queue("T", 2)
     records = [[getattr(message, name) for name in NAMES] for message in read_all(store, queue)]
-    return records, list(queue.consume_queue.iter_units(0))
+    return records, units_from(queue.consume_queue, 0)
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from headrace_broker.store.queues.consume_queue import BLANK_SIZE, UNIT_BYTES, C
 from headrace_broker.store.retention.cleaner import delete_files
 from headrace_broker.store.store_queue import StoreQueue
 from headrace_protocol.message import INNER_BATCH, TRANSACTION_PREPARED
-from tests.support.stores import open_store, put, read_all
+from tests.support.stores import open_store, put, read_all, units_from
 
 
 def new_queue(folder: Path) -> ConsumeQueue:
@@ -32,7 +32,7 @@ def filled(folder: Path, count: int) -> ConsumeQueue:
 
 
 def units(queue: ConsumeQueue) -> list[tuple[int, int, int]]:
-    return list(queue.iter_units(queue.first_offset))
+    return units_from(queue, queue.first_offset)
 
 
 @pytest.mark.parametrize("count", [0, 1, 9, 10, 11, 35])
@@ -169,9 +169,7 @@ def test_rows_one_by_one_and_in_blocks_give_the_same_units(
                 if number % steps[number % len(steps)] == 0:
                     store.write_path.publish()
             store.write_path.publish()
-            found = {
-                (q.topic, q.queue_id): list(q.consume_queue.iter_units(0)) for q in store.queues
-            }
+            found = {(q.topic, q.queue_id): units_from(q.consume_queue, 0) for q in store.queues}
             assert all(
                 len(units) == q.next_offset
                 for q, units in ((store.queue(*name), units) for name, units in found.items())
@@ -191,7 +189,7 @@ def test_a_block_with_gaps_and_repeats_is_put_one_by_one(
     rows["sys_flag"][3] = INNER_BATCH
     store.dispatcher.put(rows)
     places = rows["physical_offset"].tolist()
-    found = [unit[0] for unit in queue.consume_queue.iter_units(0) if unit[1] != BLANK_SIZE]
+    found = [unit[0] for unit in units_from(queue.consume_queue, 0) if unit[1] != BLANK_SIZE]
     assert found == [places[0], places[1], places[4], places[5]]
     assert store.dispatcher.touched == {queue: None}
 

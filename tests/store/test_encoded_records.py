@@ -28,7 +28,7 @@ from headrace_protocol.message import (
     encode_record,
 )
 from headrace_protocol.message_ids import encode_host
-from tests.support.stores import HOST, FaultyFiles, open_store, read_all
+from tests.support.stores import HOST, FaultyFiles, open_store, read_all, units_from
 
 ITEMS = st.lists(
     st.tuples(
@@ -95,7 +95,7 @@ def test_a_block_is_stored_as_single_records_would_be(
                             (queue, body, raw, tags_code_of(raw), flag, 0, 7, 0), HOST
                         )
                 store.write_path.publish()
-            units = list(queue.consume_queue.iter_units(0))
+            units = units_from(queue.consume_queue, 0)
             messages = read_all(store, queue)
             seen.append(([[getattr(m, name) for name in FIELDS] for m in messages], units))
             store.close()

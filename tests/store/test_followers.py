@@ -29,7 +29,7 @@ from headrace_protocol.message import TRANSACTION_PREPARED
 from tests.support import faulty_files
 from tests.support.faulty_files import PowerCut, next_life
 from tests.support.followers import CopyingFollower
-from tests.support.stores import SetClock, crash, open_store, put, small_settings
+from tests.support.stores import SetClock, crash, open_store, put, small_settings, units_from
 
 HOUR_MS = 3_600_000
 # The disk of whoever runs the tests is none of theirs.
@@ -69,7 +69,7 @@ def stored(store: MessageStore) -> dict[Name, list[tuple[int, bytes]]]:
     for queue in store.queues:
         if not store.find_queue(queue.topic, queue.queue_id) or not queue.next_offset:
             continue
-        units = queue.consume_queue.iter_units(queue.consume_queue.first_offset)
+        units = units_from(queue.consume_queue, queue.consume_queue.first_offset)
         found[queue.topic, queue.queue_id] = [
             (offset, body_of(store, unit[0]))
             for offset, unit in enumerate(units, queue.consume_queue.first_offset)
@@ -126,7 +126,7 @@ def test_a_block_has_the_units_and_records_of_its_queue(store: MessageStore) -> 
     queue = store.queue("T", 0)
     block = taken[0]
     assert block[:4] == ("T", 0, 0, 4)
-    assert block.units.tolist() == list(queue.consume_queue.iter_units(0))
+    assert block.units.tolist() == units_from(queue.consume_queue, 0)
     assert block.records.physical_offset.tolist() == block.units["physical_offset"].tolist()
     assert block.records.queue_offset.tolist() == [0, 1, 2, 3]
     assert len(block.records.data) == block.records.size.sum()

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from headrace_broker.compaction.marker_times import MarkerTimes
-from headrace_broker.compaction.replica import Progress as Rebuild
+from headrace_broker.compaction.replica import RebuildCheckpoint
 from headrace_broker.compaction.run_state import RunState
 from headrace_broker.schedule.offsets import DeliveredLevels
 from headrace_broker.staging.state import QueryState, state_file
@@ -76,8 +76,8 @@ OWNERS = {
             ("compaction/headrace/T/0/state.json", RunState(), RunState(7, MarkerTimes([7], [1]))),
             (
                 "compaction/headrace/T/0/rebuild.json",
-                Rebuild("a:1", 2, 3, 4),
-                Rebuild("b", 0, 0, 0),
+                RebuildCheckpoint("a:1", 2, 3, 4),
+                RebuildCheckpoint("b", 0, 0, 0),
             ),
         )
     },

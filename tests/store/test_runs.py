@@ -17,7 +17,7 @@ from headrace_broker.store.store_queue import StoreQueue
 from headrace_protocol.message import INNER_BATCH, encode_batch
 from headrace_protocol.message_ids import encode_host
 from tests.support.seeds import seeds
-from tests.support.stores import HOST, FaultyFiles, crash, open_store, put, read_all
+from tests.support.stores import HOST, FaultyFiles, crash, open_store, put, read_all, units_from
 
 Item = tuple[int, bytes, bytes]
 QUEUES = [("A", 0), ("A", 1), ("B", 0)]
@@ -48,7 +48,7 @@ def name_of(queue: StoreQueue) -> str:
 def units(store: MessageStore) -> dict[str, list[tuple[int, int, int]]]:
     """Those of each queue, from the oldest on."""
     queues = [queue.consume_queue for queue in store.queues]
-    found = [list(queue.iter_units(queue.first_offset)) for queue in queues]
+    found = [units_from(queue, queue.first_offset) for queue in queues]
     return dict(zip(map(name_of, store.queues), found, strict=True))
 
 

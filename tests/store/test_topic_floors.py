@@ -11,7 +11,7 @@ from headrace_broker.store.retention.rules import TRUST_S
 from headrace_broker.store.retention.topic_floors import TopicLimit
 from headrace_broker.store.settings import Retention
 from headrace_broker.store.store_source import GetStatus
-from tests.support.stores import SetClock, crash, open_store, put, read_all
+from tests.support.stores import SetClock, crash, open_store, put, read_all, units_from
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping
@@ -58,7 +58,7 @@ def shown_bytes(store: MessageStore) -> int:
     return sum(
         size
         for queue in store.queues_of("T")
-        for _, size, _ in queue.consume_queue.iter_units(store.source(queue).min_offset())
+        for _, size, _ in units_from(queue.consume_queue, store.source(queue).min_offset())
     )
 
 

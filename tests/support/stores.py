@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 from headrace_broker.clock import Clock
 from headrace_broker.store.files.filesystem import Files, Paged
 from headrace_broker.store.message_store import MessageStore
-from headrace_broker.store.reader import Reader
+from headrace_broker.store.queues.consume_queue import ConsumeQueue
+from headrace_broker.store.reader import Reader, WantedMessages
 from headrace_broker.store.settings import StoreSettings
 from headrace_broker.store.store_queue import StoreQueue
 from headrace_broker.store.store_source import GetResult, GetStatus
@@ -190,6 +191,10 @@ def read_all(store: MessageStore, queue: StoreQueue) -> list[StoredMessage]:
     return messages
 
 
+def units_from(queue: ConsumeQueue, first: int) -> list[tuple[int, int, int]]:
+    return [queue.unit(offset) for offset in range(first, queue.max_offset)]
+
+
 def get_ready(store: MessageStore, queue: StoreQueue, offset: int) -> GetResult:
     """A few messages, after what has to be done before."""
     return ready(lambda: store.source(queue).get(offset, 7, 3000, None))
@@ -197,7 +202,7 @@ def get_ready(store: MessageStore, queue: StoreQueue, offset: int) -> GetResult:
 
 def query_index(store: MessageStore | Reader, *query: Any) -> list[int]:
     """What a query by key finds, when nothing has to be waited for. Raises NotReady."""
-    asked = store.query_index(*query)
+    asked = store.query_index(WantedMessages(*query))
     while asked.step():
         pass
     return asked.found

@@ -89,16 +89,10 @@ class QueryProcessor:
         return Reply(self._index_end(), tuple(found))
 
     def _query(self, header: QueryMessageHeader) -> KeyQuery:
-        is_unique = bool(header.unique_key_query)
-        return self._store.query_index(
-            header.topic,
-            header.key,
-            _UNIQUE_KEY_COUNT_MAX if is_unique else header.max_num,
-            header.begin_timestamp,
-            header.end_timestamp,
-            _index_type(header),
-            header.before_offset,
-        )
+        wanted = _wanted(header, 0)
+        if header.unique_key_query:
+            wanted = wanted._replace(count_max=_UNIQUE_KEY_COUNT_MAX)
+        return self._store.query_index(wanted)
 
     def _index_end(self) -> QueryMessageResponseHeader:
         files = self._store.index_files.files
@@ -181,10 +175,11 @@ def _wanted(header: QueryMessageHeader, found_count: int) -> WantedMessages:
     return WantedMessages(
         header.topic,
         header.key,
-        _index_type(header),
+        header.max_num - found_count,
         header.begin_timestamp,
         header.end_timestamp,
-        header.max_num - found_count,
+        _index_type(header),
+        header.before_offset,
         found_count,
     )
 

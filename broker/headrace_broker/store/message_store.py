@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from headrace_broker.clock import Clock
     from headrace_broker.store.files.mapped_file import MappedFile
-    from headrace_broker.store.reader import IndexType, KeyQuery
+    from headrace_broker.store.reader import KeyQuery, WantedMessages
     from headrace_broker.store.recovery import (
         OnProgress,
         RecoveryReport,
@@ -289,21 +289,9 @@ class MessageStore(StoreParts):
             return None
         return self.reader.message_in(queue, queue_offset, physical_offset)
 
-    def query_index(
-        self,
-        topic: str,
-        key: str,
-        max_count: int,
-        begin_ms: int,
-        end_ms: int,
-        index_type: IndexType | None = None,
-        before_offset: int | None = None,
-    ) -> KeyQuery:
+    def query_index(self, wanted: WantedMessages) -> KeyQuery:
         """As ``Reader.query_index``, but everything confirmed so far is indexed first."""
-        prepare = partial(self._index_up_to, self.ring.written)
-        return self.reader.query_index(
-            topic, key, max_count, begin_ms, end_ms, index_type, prepare, before_offset
-        )
+        return self.reader.query_index(wanted, partial(self._index_up_to, self.ring.written))
 
     def _index_up_to(self, row_count: int) -> bool:
         """Index a block of the first ``row_count`` rows; returns whether that made progress."""

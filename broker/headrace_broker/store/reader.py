@@ -27,6 +27,39 @@ ENTRIES_MAX: Final = 200_000
 IndexType = Literal["K", "U", "T"]
 
 
+class WantedMessages(NamedTuple):
+    """The messages of a topic that a query by key wants: with the key, in a range of store times.
+
+    count_max: maximum number. begin_ms, end_ms: range of the store time, inclusive.
+    index_type: K for KEYS, U for UNIQ_KEY, T for TAGS; None for KEYS or UNIQ_KEY.
+    before_offset: only records below this physical offset; None for all.
+    found_count: number found before.
+    """
+
+    topic: str
+    key: str
+    count_max: int
+    begin_ms: int
+    end_ms: int
+    index_type: IndexType | None = None
+    before_offset: int | None = None
+    found_count: int = 0
+
+    @property
+    def index_text(self) -> str:
+        """The key as the index has it."""
+        return TAGS_MARK + self.key if self.index_type == "T" else self.key
+
+    def matches(self, message: StoredMessage) -> bool:
+        """True if a message has topic and key, and is not too new."""
+        if message.store_timestamp > self.end_ms or message.topic != self.topic:
+            return False
+        if self.index_type == "T":
+            return message.properties.get(TAGS) == self.key
+        is_uniq_key = self.index_type != "K" and message.properties.get(UNIQ_KEY) == self.key
+        return is_uniq_key or (self.index_type != "U" and self.key in message.keys)
+
+
 class Reader:
     """Reads records by physical offset, and finds them through the index."""
 
@@ -67,36 +100,15 @@ class Reader:
     # --- by key ----------------------------------------------------------------------------
 
     def query_index(
-        self,
-        topic: str,
-        key: str,
-        max_count: int,
-        begin_ms: int,
-        end_ms: int,
-        index_type: IndexType | None = None,
-        prepare: Callable[[], bool] = lambda: False,
-        before_offset: int | None = None,
+        self, wanted: WantedMessages, prepare: Callable[[], bool] = lambda: False
     ) -> KeyQuery:
-        """A query for records of ``topic`` with ``key``, at most ``QUERY_COUNT_MAX``.
+        """A query for records of a topic with a key, at most ``QUERY_COUNT_MAX``.
 
-        begin_ms, end_ms: range of the store time, inclusive.
-        index_type: K for KEYS, U for UNIQ_KEY, T for TAGS; None for KEYS or UNIQ_KEY.
         prepare: called by the first steps, until it returns False.
-        before_offset: only records below this physical offset; None for all.
         """
-        text = TAGS_MARK + key if index_type == "T" else key
-        walk = IndexWalk(self.index_files, index_key_hash(topic, text), end_ms)
-
-        def is_wanted(message: StoredMessage) -> bool:
-            return (
-                message.store_timestamp <= end_ms
-                and message.topic == topic
-                and has_key(message, key, index_type)
-            )
-
-        count_max = min(max_count, QUERY_COUNT_MAX)
-        end = sys.maxsize if before_offset is None else before_offset
-        return KeyQuery(prepare, walk, self.message_at, is_wanted, begin_ms, count_max, end)
+        key_hash = index_key_hash(wanted.topic, wanted.index_text)
+        walk = IndexWalk(self.index_files, key_hash, wanted.end_ms)
+        return KeyQuery(wanted, prepare, walk, self.message_at)
 
     def message_at(self, physical_offset: int) -> StoredMessage | None:
         """The record at an offset; None if it is missing or damaged. Raises NotReady."""
@@ -119,23 +131,20 @@ class KeyQuery:
 
     def __init__(
         self,
+        wanted: WantedMessages,
         prepare: Callable[[], bool],
         walk: IndexWalk,
         message_at: Callable[[int], StoredMessage | None],
-        is_wanted: Callable[[StoredMessage], bool],
-        begin_ms: int,
-        count_max: int,
-        before_offset: int,
     ) -> None:
         self.found: list[int] = []
         self.is_cut = False
+        self._wanted = wanted
         self._prepare = prepare
         self._walk = walk
         self._message_at = message_at
-        self._is_wanted = is_wanted
-        self._begin_ms = begin_ms
-        self._count_max = count_max
-        self._before_offset = before_offset
+        self._count_max = min(wanted.count_max, QUERY_COUNT_MAX)
+        before_offset = wanted.before_offset
+        self._before_offset = sys.maxsize if before_offset is None else before_offset
         self._seen: set[int] = set()
         self._is_over = False
 
@@ -163,27 +172,11 @@ class KeyQuery:
         if message is None:
             return
         self._seen.add(physical_offset)
-        if message.store_timestamp < self._begin_ms:
+        if message.store_timestamp < self._wanted.begin_ms:
             self._is_over = True
-        elif self._is_wanted(message):
+        elif self._wanted.matches(message):
             self.found.append(physical_offset)
             self._is_over = len(self.found) >= self._count_max
-
-
-class WantedMessages(NamedTuple):
-    """The messages that a query by key still wants: with the key, in a range of store times.
-
-    index_type: what the key is; None for either kind. Both ends of the range are included.
-    count_max: as many, at least one. found_count: how many are found.
-    """
-
-    topic: str
-    key: str
-    index_type: IndexType | None
-    begin_ms: int
-    end_ms: int
-    count_max: int
-    found_count: int
 
 
 class KeySource(Protocol):
@@ -194,11 +187,3 @@ class KeySource(Protocol):
 
     def has_foreign_ids(self, topic: str, /) -> bool:
         """Whether ids of a topic's messages may name records of another topic in this log."""
-
-
-def has_key(message: StoredMessage, key: str, index_type: IndexType | None) -> bool:
-    """Whether a message has a key; see ``Reader.query_index``."""
-    if index_type == "T":
-        return message.properties.get(TAGS) == key
-    is_uniq_key = index_type != "K" and message.properties.get(UNIQ_KEY) == key
-    return is_uniq_key or (index_type != "U" and key in message.keys)

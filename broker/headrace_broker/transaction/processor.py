@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from headrace_broker.message_demands import SentMessage
 from headrace_broker.store.errors import StoreError
 from headrace_broker.store.log.record_checksum import without_checksum
+from headrace_broker.store.reader import WantedMessages
 from headrace_broker.transaction.halves import (
     Decision,
     HalfNames,
@@ -252,7 +253,8 @@ class TransactionProcessor:
     async def _resumed_sources(self, record: StoredMessage) -> Collection[int]:
         """Physical offsets of the discarded halves of a record's key that were resumed."""
         key = record.properties.get(UNIQ_KEY, "")
-        query = self._store.query_index(HALF_TOPIC, key, _INDEXED_MAX, 0, _FOREVER_MS, "U")
+        wanted = WantedMessages(HALF_TOPIC, key, _INDEXED_MAX, 0, _FOREVER_MS, "U")
+        query = self._store.query_index(wanted)
         while await ready(query.step):
             pass
         read = self._store.commit_log.record_at

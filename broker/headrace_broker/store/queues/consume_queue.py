@@ -18,7 +18,6 @@ from headrace_broker.store.files.mapped_file_queue import MappedFileQueue
 from headrace_protocol.columns import UNIT_DTYPE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from headrace_broker.store.files.filesystem import Files
@@ -253,13 +252,13 @@ class ConsumeQueue:
         for file in files:
             end = file.data_end() // UNIT_BYTES * UNIT_BYTES
             units = np.frombuffer(file.pread(0, end), UNIT_DTYPE)
-            places = units["physical_offset"].astype(np.int64)
-            is_ascending = np.diff(places, prepend=before) >= 0
+            targets = units["physical_offset"].astype(np.int64)
+            is_ascending = np.diff(targets, prepend=before) >= 0
             used = is_ascending & (units["size"] > 0)
             count = len(used) if used.all() else int(used.argmin())
             if count < file.file_bytes // UNIT_BYTES:
                 return file.start_offset // UNIT_BYTES + count
-            before = places[-1]
+            before = targets[-1]
         return files[-1].end_offset // UNIT_BYTES
 
     def truncate(self, queue_offset: int) -> None:
@@ -294,11 +293,11 @@ class ConsumeQueue:
 
     def search_cold(self, physical_offset: int) -> Callable[[], int]:
         """``first_at_or_after`` as a function for any thread; it reads the disk, raises OSError."""
-        place = ColdFiles(self.files).place
+        target_of = ColdFiles(self.files).physical_offset
         # A minimum set by the floor says nothing about the log.
         known = self.min_offset_seen if self.min_offset_seen > self._floor else 0
         low = max(self.first_offset, known)
-        return partial(_first_at, place, physical_offset, low, self.max_offset)
+        return partial(_first_at, target_of, physical_offset, low, self.max_offset)
 
     def detach_before(self, queue_offset: int) -> list[MappedFile]:
         """Detach the files that end at or before ``queue_offset``, whose records left the log."""
@@ -384,13 +383,6 @@ class ConsumeQueue:
         """Physical offset, size and tags code of one unit, which must exist."""
         physical_offset, size, tags_code = UNIT.unpack(self.units_view(queue_offset, 1))
         return physical_offset, size, tags_code
-
-    def iter_units(self, queue_offset: int) -> Iterator[tuple[int, int, int]]:
-        """Units from ``queue_offset`` to the end."""
-        while queue_offset < self.max_offset:
-            view = self.units_view(queue_offset, 4096)
-            yield from UNIT.iter_unpack(view)
-            queue_offset += len(view) // UNIT_BYTES
 
     @property
     def last_physical_offset(self) -> int:

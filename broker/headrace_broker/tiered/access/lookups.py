@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from headrace_broker.store.index.index_keys import TAGS_MARK
-from headrace_broker.store.reader import CANDIDATES_MAX, QUERY_COUNT_MAX, has_key
+from headrace_broker.store.reader import CANDIDATES_MAX, QUERY_COUNT_MAX
 from headrace_broker.tiered.access.tier_reader import TIERED_DATA
 from headrace_protocol.errors import CorruptRecord, RequestError
 from headrace_protocol.message import decode_record
@@ -55,20 +54,19 @@ class TierLookups:
             return []
 
     async def _find(self, wanted: WantedMessages) -> list[Buffer]:
-        topic, key, index_type, begin_ms, end_ms, count_max, _ = wanted
+        topic, begin_ms = wanted.topic, wanted.begin_ms
 
         def is_wanted(message: StoredMessage) -> bool:
-            is_in_range = begin_ms <= message.store_timestamp <= end_ms
-            return is_in_range and message.topic == topic and has_key(message, key, index_type)
+            return begin_ms <= message.store_timestamp and wanted.matches(message)
 
         def find() -> list[Buffer]:
             self._reader.open()
             index = self._reader.access.tier.index
             assert index is not None
-            text = TAGS_MARK + key if index_type == "T" else key
+            text, end_ms = wanted.index_text, wanted.end_ms
             hits = index.query(topic, text, begin_ms, end_ms, CANDIDATES_MAX)
             hits = self._reader.result(hits)
-            records = self._records(topic, hits, is_wanted, min(count_max, QUERY_COUNT_MAX))
+            records = self._records(topic, hits, is_wanted, min(wanted.count_max, QUERY_COUNT_MAX))
             return self._reader.result(records)
 
         self._reader.breaker.check()
