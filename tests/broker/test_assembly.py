@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from headrace_broker.assembly import add_features, connect
-from headrace_broker.compaction.service import Compaction
+from headrace_broker.compaction.compaction import Compaction
 from headrace_broker.config import BrokerConfig
 from headrace_broker.core import Pace, Surroundings, build_core
 from headrace_broker.feature import Feature

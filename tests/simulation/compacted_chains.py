@@ -96,7 +96,7 @@ class Chains(Kind):
         if not queues:
             return
         queue = self.rng.choice(queues)
-        keeps_markers = compaction.logic_queues.has_older(*queue)
+        keeps_markers = broker.core.own_queues.has_older(*queue)
         request = Request(queue, POLICY, broker.clock.ms, 2000, True, keeps_markers)
         result = compaction.compactor.compact(request)
         if result is not None:

@@ -206,9 +206,9 @@ class CompactedLife(Life):
         compaction = self.broker.compaction
         work = Rebuild(compaction.queues, QUEUE, self.broker.clock.ms)
         if work.begin(MASTER, POLICY.delete_retention_ms):
-            self.counts["rebuilds resumed"] += bool(work.progress.position)
+            self.counts["rebuilds resumed"] += bool(work.checkpoint.position)
             while not work.is_complete():
-                work.take(self._master.pulled(work.progress.position))
+                work.take(self._master.pulled(work.checkpoint.position))
             work.merge(compaction.compactor, self._request(2000))
             self.broker.store.followers.all[0].retry()
             self.counts["rebuilds"] += 1

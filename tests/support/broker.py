@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from headrace_broker import assembly
-from headrace_broker.compaction.service import Compaction
+from headrace_broker.compaction.compaction import Compaction
 from headrace_broker.config import BrokerConfig
 from headrace_broker.core import Pace, Surroundings, build_core
 from headrace_broker.schedule.schedule import Schedule

@@ -305,6 +305,11 @@ class FaultyFiles(Files):
             self.stop()
             self._note("kill")
 
+    def end_in(self, operations: int, *, is_cut: bool) -> None:
+        """The power goes, or the program is killed, after so many more operations."""
+        end = self.operation_count + operations
+        self.cut_after, self.kill_after = (end, -1) if is_cut else (-1, end)
+
     def cut_power_or_kill(self) -> None:
         """Either, at random; after a kill the machine is on, with what a failed sync dropped."""
         if self.rng.random() < 0.5:

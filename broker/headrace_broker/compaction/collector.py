@@ -8,7 +8,7 @@ from headrace_broker.metrics import table
 from headrace_protocol.waiting import take_break
 
 if TYPE_CHECKING:
-    from headrace_broker.compaction.metrics import RunTotals
+    from headrace_broker.compaction.schedule import RunTotals
     from headrace_daemon.metrics.samples import Samples
 
 

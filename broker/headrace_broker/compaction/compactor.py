@@ -72,11 +72,11 @@ class Compactor:
         throttle: Throttle,
         require_free: Callable[[int], None],
     ) -> None:
-        self._queues = queues
+        self.queues = queues
         self._require_free = require_free
         self._positions = positions
         self._runner = runner
-        self._throttle = throttle
+        self.throttle = throttle
         self._busy: set[Name] = set()
 
     def compact(self, request: Request) -> Result | None:
@@ -96,7 +96,7 @@ class Compactor:
     def _compact(
         self, request: Request, make_plan: Callable[[Request], _Plan | None]
     ) -> Result | None:
-        with self._queues.lock:
+        with self.queues.lock:
             plan = make_plan(request) if request.name not in self._busy else None
             if plan is None:
                 return None
@@ -110,13 +110,13 @@ class Compactor:
     def _run(self, request: Request, plan: _Plan) -> Result | None:
         start_s = monotonic()
         try:
-            result = self._runner(plan.task, self._throttle.pace)
+            result = self._runner(plan.task, self.throttle.pace)
         except BaseException as error:
             self._discard(plan)
             if isinstance(error, OSError) and not self._is_current(request.name, plan):
                 return None  # the files of a deleted queue are gone
             raise
-        with self._queues.lock:
+        with self.queues.lock:
             if self._is_current(request.name, plan):
                 self._put_in_place(request, plan, result, start_s)
                 return result
@@ -124,7 +124,7 @@ class Compactor:
         return None
 
     def _plan(self, request: Request) -> _Plan | None:
-        queue = self._queues.all().get(request.name)
+        queue = self.queues.all().get(request.name)
         if queue is None:
             return None
         queue.swap.resume(queue.log)
@@ -142,7 +142,7 @@ class Compactor:
         return _new_plan(queue, segments, state, request)
 
     def _plan_merge(self, request: Request, older: Older) -> _Plan | None:
-        queue = self._queues.all().get(request.name)
+        queue = self.queues.all().get(request.name)
         if queue is None:
             return None
         queue.swap.resume(queue.log)
@@ -160,20 +160,20 @@ class Compactor:
 
     def _discard(self, plan: _Plan) -> None:
         """Free the space of unfinished files, unless the disk fails again."""
-        with self._queues.lock, suppress(OSError):
+        with self.queues.lock, suppress(OSError):
             plan.queue.swap.discard()
 
     def _is_current(self, name: Name, plan: _Plan) -> bool:
         """Whether the queue still exists with the segments of the run."""
         segments = plan.queue.log.segments[: len(plan.segments)]
-        return self._queues.all().get(name) is plan.queue and segments == plan.segments
+        return self.queues.all().get(name) is plan.queue and segments == plan.segments
 
     def _put_in_place(self, request: Request, plan: _Plan, result: Result, start_s: float) -> None:
         queue, segments = plan.queue, plan.segments
         if plan.task.older is not None:
             own = [segment.base for segment in segments]
             result = result._replace(groups=[Group(own, group.new) for group in result.groups])
-            self._queues.renew_index(*request.name)
+            self.queues.renew_index(*request.name)
         # What the position covers must be on disk, also in segments that stay as they are.
         queue.log.sync()
         state = msgspec.structs.replace(

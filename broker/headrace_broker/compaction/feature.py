@@ -5,9 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from headrace_broker.compaction.lookups import KeyLookups
-from headrace_broker.compaction.requests import CompactionRequests
-from headrace_broker.compaction.service import Compaction
+from headrace_broker.compaction.compaction import Compaction
 from headrace_broker.feature import Feature, Followed
 from headrace_broker.message_demands import Demand
 from headrace_daemon.services import Service
@@ -19,9 +17,8 @@ if TYPE_CHECKING:
 
 def build(core: Core) -> Feature:
     """See ``Feature``."""
-    store, topics = core.store, core.tables.topics
-    compaction = Compaction(core.config, store, topics, core.peers, core.own_queues)
-    lookups = KeyLookups(store, topics, core.directory, compaction.queues, compaction.index_builds)
+    topics, own_queues = core.tables.topics, core.own_queues
+    compaction = Compaction(core.config, core.store, topics, core.peers, own_queues, core.directory)
     demand = Demand(
         "delete markers with a body",
         matches_topic=compaction.demand.matches,
@@ -31,11 +28,11 @@ def build(core: Core) -> Feature:
     )
     return Feature(
         sources=(compaction.find_source,),
-        key_sources=(lookups,),
+        key_sources=(compaction.lookups,),
         followers=(Followed(compaction.follower, compaction.follow),),
         unconsumed=(compaction.unconsumed,),
         demands=(demand,),
-        processors=(lookups, CompactionRequests(topics, compaction)),
+        processors=(compaction.lookups, compaction.requests),
         services=(
             Service(compaction.schedule.run, compaction.load, finish=compaction.finish),
             Service(compaction.rebuilds.run),
@@ -49,4 +46,4 @@ def build(core: Core) -> Feature:
 def _collector(compaction: Compaction) -> Collect:
     from headrace_broker.compaction.collector import CompactionMetrics
 
-    return CompactionMetrics(compaction.totals)
+    return CompactionMetrics(compaction.schedule.totals)

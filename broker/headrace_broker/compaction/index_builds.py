@@ -37,12 +37,18 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("headrace.broker")
 
-# So many are entered in a tenth of a second.
-FEW_MESSAGES: Final = 100_000
-# Below the usual timeout of clients, three seconds.
-HOLD_S: Final = 2.0
 _TICK_S: Final = 1.0
 _LATE_TICK_S: Final = 0.2
+
+
+class IndexLimits(NamedTuple):
+    """few_messages: entered at once, which takes a tenth of a second.
+
+    hold_s: how long a request waits; below the usual timeout of clients, three seconds.
+    """
+
+    few_messages: int = 100_000
+    hold_s: float = 2.0
 
 
 class _PlanAgain(Exception):
@@ -76,8 +82,9 @@ class IndexBuilds:
         self, queues: CompactedQueues, indexer: Indexer | None, throttle: Throttle
     ) -> None:
         """indexer: does a task elsewhere; None to enter any number of messages here."""
+        self.indexer = indexer
+        self.limits = IndexLimits()
         self._queues = queues
-        self._indexer = indexer
         self._throttle = throttle
         self._builds: dict[Name, _Build] = {}
         # Requests that wait, each until a time.
@@ -121,9 +128,9 @@ class IndexBuilds:
             if name in self._builds:
                 return
             queue = self._queues.open(*name)
-            if self._indexer is not None:
+            if self.indexer is not None:
                 self._load(queue)
-                if lacking_count(queue.key_index, queue.log.segments) > FEW_MESSAGES:
+                if lacking_count(queue.key_index, queue.log.segments) > self.limits.few_messages:
                     self._builds[name] = _Build(is_wanted=True)
                     return
             self._queues.build_index(*name)
@@ -135,7 +142,7 @@ class IndexBuilds:
 
     def _hold(self, name: Name, run: Run) -> None:
         self._builds[name].is_wanted = True
-        self._held.setdefault(name, []).append((monotonic() + HOLD_S, run))
+        self._held.setdefault(name, []).append((monotonic() + self.limits.hold_s, run))
         self._wakeup.set()
 
     def _answer_late(self) -> None:
@@ -171,7 +178,7 @@ class IndexBuilds:
 
     def _want_sealed(self) -> None:
         """Have the messages of sealed segments entered, if they are many."""
-        if self._indexer is None:
+        if self.indexer is None:
             return
         for name, queue in self._queues.all().items():
             if queue.key_index.is_open or name in self._builds:
@@ -180,7 +187,7 @@ class IndexBuilds:
             end = sealed[-1].last_queue_offset + 1 if sealed else 0
             if end != self._sealed_ends.get(name, 0):
                 self._sealed_ends[name] = end
-                if sum(segment.count for segment in sealed) > FEW_MESSAGES:
+                if sum(segment.count for segment in sealed) > self.limits.few_messages:
                     self._builds[name] = _Build(is_wanted=False)
 
     async def _build(self, name: Name, build: _Build) -> None:
@@ -201,11 +208,11 @@ class IndexBuilds:
 
     def _bring_up(self, name: Name, build: _Build) -> None:
         """In a thread. Raises OSError, StoreError, RunStopped."""
-        assert self._indexer is not None
+        assert self.indexer is not None
         while (plan := self._plan(name, build)) is not None:
             log.info("making key index", queue=name, end=plan.task.end)
             try:
-                self._indexer(plan.task, partial(self._pace, name, build, plan))
+                self.indexer(plan.task, partial(self._pace, name, build, plan))
             except _PlanAgain:
                 pass
             except FileNotFoundError:
@@ -229,7 +236,7 @@ class IndexBuilds:
             self._load(queue)
             log_, index = queue.log, queue.key_index
             segments = tuple(each for each in log_.segments if build.is_wanted or each.is_sealed)
-            if lacking_count(index, segments) <= FEW_MESSAGES:
+            if lacking_count(index, segments) <= self.limits.few_messages:
                 return None
             # What the position covers must be on disk.
             log_.sync()

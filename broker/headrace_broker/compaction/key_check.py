@@ -94,7 +94,7 @@ def _has_delete(text: bytes) -> bool:
 
 
 def _have_keys_alike(ends: bytes, count: int) -> bool:
-    """Whether each item of a uniform batch has one KEYS, at the same place in all."""
+    """Whether each item of a uniform batch has one KEYS, at the same position in all."""
     stride = len(ends) // count
     at = ends.find(_RAW_NAME, _LENGTH_BYTES, stride)
     if at < 0 or not (at == _LENGTH_BYTES or ends[at - 1] == _SEPARATOR):

@@ -1,7 +1,7 @@
 """The key index of a compacted queue: where the newest message of each key is.
 
 A hash table in a file of its own, ``compaction/headrace/TOPIC/QUEUE/keys/SLOTS``, whose name is its
-number of slots: a head, then per slot the hash of a key and its place, which is the queue offset of
+number of slots: a head, then per slot the hash of a key and a value, which is the queue offset of
 the key's newest message, plus one, below 16 bits of checksum. The hash has 64 bits, keyed with the
 store's seed; whoever reads the message compares its key. The table only grows: an entry is changed
 in place or takes a free slot, so after a crash it is as good as before, once the messages from the
@@ -47,16 +47,15 @@ _UNKNOWN: Final = -1
 _CRC: Final = struct.Struct("<I")
 _HEAD_BYTES: Final = 64
 _SLOT: Final = struct.Struct("<QQ")
-_SLOT_DTYPE: Final = np.dtype([("hash", "<u8"), ("place", "<u8")])
+_SLOT_DTYPE: Final = np.dtype([("hash", "<u8"), ("value", "<u8")])
 _FREE: Final = 0
-# A slot whose place is not written yet.
+# A slot whose value is not written yet.
 _TAKEN: Final = (1 << 64) - 1
 _CHECK_AT: Final = 48
 _NUMBER_MASK: Final = (1 << _CHECK_AT) - 1
 _FILL_MAX: Final = 0.7
-_SLOTS_MIN: Final = 1024
 # Slots that are read at a time, so that memory does not grow with the table.
-_PART_SLOTS: Final = 1 << 16
+PART_SLOTS: Final = 1 << 16
 _HALF_BITS: Final = np.uint64(32)
 
 
@@ -87,8 +86,12 @@ class KeyIndex:
         page_cache: PageCache,
         *,
         trusts_count: bool,
+        slots_min: int = 1024,
     ) -> None:
-        """trusts_count: no power cut came after the saved number of keys was written."""
+        """trusts_count: no power cut came after the saved number of keys was written.
+
+        slots_min: of a new table.
+        """
         self.position = 0
         self.is_open = False
         self.is_damaged = False
@@ -96,6 +99,7 @@ class KeyIndex:
         self.folder = folder
         self._new_folder = folder.with_name(f"{folder.name}-new")
         self._fs = fs
+        self._slots_min = slots_min
         self._hash = key_hash
         self._page_cache = page_cache
         self._key_count = 0
@@ -128,7 +132,7 @@ class KeyIndex:
             if paths:
                 self._fs.unlink(paths[-1])
             self.position = self._key_count = 0
-            self._table = self._put_in_place(self._create(_SLOTS_MIN))
+            self._table = self._put_in_place(self._create(self._slots_min))
 
     def open(self, end: int) -> None:
         """Begin to serve: the messages below ``end`` are entered."""
@@ -207,7 +211,7 @@ class KeyIndex:
             table = self._table = grown
         if self._is_count_saved:
             self._write_head(table, _UNKNOWN)
-        self._key_count += _enter(table.slots, hashes, _places(hashes, numbers))
+        self._key_count += _enter(table.slots, hashes, _values(hashes, numbers))
 
     def _report_damage(self, table: _Table) -> None:
         """Have the next look-up make the index anew."""
@@ -218,11 +222,11 @@ class KeyIndex:
         """A copy with at least twice as many slots in place of the old file; None if damaged."""
         slot_count = max(2 * len(old.slots), int((self._key_count + room) / _FILL_MAX) + 1)
         table = self._create(slot_count)
-        for first in range(0, len(old.slots), _PART_SLOTS):
-            entries = _entries(old.slots[first : first + _PART_SLOTS])
+        for first in range(0, len(old.slots), PART_SLOTS):
+            entries = _entries(old.slots[first : first + PART_SLOTS])
             if entries is None:
                 return None
-            _enter(table.slots, entries["hash"], entries["place"])
+            _enter(table.slots, entries["hash"], entries["value"])
         self._put_in_place(table)
         self._fs.unlink(old.file.path)
         return table
@@ -267,15 +271,15 @@ class KeyIndex:
         while True:
             at = _HEAD_BYTES + slot * _SLOT.size
             self._page_cache.check(table.file, at, at + _SLOT.size)
-            found, place = _SLOT.unpack_from(view, at)
-            if place == _FREE:
+            found, value = _SLOT.unpack_from(view, at)
+            if value == _FREE:
                 return None
             # Read again, a slot that is being taken has its hash.
-            if not _is_whole(found, place) and not _is_whole(*_SLOT.unpack_from(view, at)):
+            if not _is_whole(found, value) and not _is_whole(*_SLOT.unpack_from(view, at)):
                 self._report_damage(table)
                 raise NotReady(lambda: None, OLD_DATA)
             if found == wanted:
-                return (place & _NUMBER_MASK) - 1 if place != _TAKEN else None
+                return (value & _NUMBER_MASK) - 1 if value != _TAKEN else None
             slot = slot + 1 if slot + 1 < len(table.slots) else 0
 
     def delete_files(self) -> None:
@@ -313,27 +317,27 @@ def _mixed(lanes: Array) -> Array:
     return mixed
 
 
-def _places(hashes: Array, numbers: Array) -> Array:
-    """The places of keys: their numbers with the checksums of their slots."""
+def _values(hashes: Array, numbers: Array) -> Array:
+    """The values of keys: their numbers with the checksums of their slots."""
     words = hashes ^ numbers
     words = words ^ words >> np.uint64(32)
     words = words ^ words >> np.uint64(16)
-    places: Array = numbers | words << np.uint64(_CHECK_AT)
-    return places
+    values: Array = numbers | words << np.uint64(_CHECK_AT)
+    return values
 
 
 def _entries(slots: Array) -> Array | None:
     """The entries in slots; None if one is damaged."""
-    places = slots["place"]
-    entries: Array = slots[(places != _FREE) & (places != _TAKEN)]
-    is_whole = _places(entries["hash"], entries["place"] & _NUMBER_MASK) == entries["place"]
+    values = slots["value"]
+    entries: Array = slots[(values != _FREE) & (values != _TAKEN)]
+    is_whole = _values(entries["hash"], entries["value"] & _NUMBER_MASK) == entries["value"]
     return entries if is_whole.all() else None
 
 
-def _is_whole(key_hash: int, place: int) -> bool:
-    words = key_hash ^ (place & _NUMBER_MASK)
+def _is_whole(key_hash: int, value: int) -> bool:
+    words = key_hash ^ (value & _NUMBER_MASK)
     words ^= words >> 32
-    return place == _TAKEN or place >> _CHECK_AT == (words ^ words >> 16) & 0xFFFF
+    return value == _TAKEN or value >> _CHECK_AT == (words ^ words >> 16) & 0xFFFF
 
 
 def _first_slots(hashes: Array, slot_count: int) -> Array:
@@ -342,25 +346,25 @@ def _first_slots(hashes: Array, slot_count: int) -> Array:
 
 
 def _used_count(slots: Array) -> int:
-    parts = range(0, len(slots), _PART_SLOTS)
-    return sum(int(np.count_nonzero(slots["place"][at : at + _PART_SLOTS])) for at in parts)
+    parts = range(0, len(slots), PART_SLOTS)
+    return sum(int(np.count_nonzero(slots["value"][at : at + PART_SLOTS])) for at in parts)
 
 
-def _enter(slots: Array, hashes: Array, places: Array) -> int:
+def _enter(slots: Array, hashes: Array, values: Array) -> int:
     """Enter different keys; returns how many are new."""
     new_count, at = 0, _first_slots(hashes, len(slots))
-    slot_hashes, slot_places = slots["hash"], slots["place"]
+    slot_hashes, slot_values = slots["hash"], slots["value"]
     while len(hashes):
-        is_free = slot_places[at] == _FREE
+        is_free = slot_values[at] == _FREE
         free = at[is_free]
         # If several keys want a slot, the last one gets it. A reader that finds the slot taken
         # takes the key for missing, as it was before.
         slot_hashes[free] = hashes[is_free]
-        slot_places[free] = _TAKEN
+        slot_values[free] = _TAKEN
         is_mine = slot_hashes[at] == hashes
-        slot_places[at[is_mine]] = places[is_mine]
+        slot_values[at[is_mine]] = values[is_mine]
         new_count += int(np.count_nonzero(is_mine & is_free))
         others = ~is_mine
-        hashes, places, at = hashes[others], places[others], at[others] + 1
+        hashes, values, at = hashes[others], values[others], at[others] + 1
         at[at == len(slots)] = 0
     return new_count

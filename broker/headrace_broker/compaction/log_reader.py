@@ -48,11 +48,11 @@ _HEAD_DTYPE = np.dtype(
         "itemsize": COMPACTION_UNIT_BYTES,
     }
 )
-# More readers than that search for their places.
-_PLACES_MAX = 1024
+# More readers than that search for their slots.
+_SLOTS_MAX = 1024
 
 
-class _Place(NamedTuple):
+class _Slot(NamedTuple):
     """A unit: its segment and its number there."""
 
     segment: Segment
@@ -62,16 +62,16 @@ class _Place(NamedTuple):
 class LogReader:
     """Reads one compaction log.
 
-    The place after each read is remembered: a later read usually begins there, without a search.
+    The slot after each read is remembered: a later read usually begins there, without a search.
     """
 
-    __slots__ = ("_cut_count", "_log", "_page_cache", "_places")
+    __slots__ = ("_cut_count", "_log", "_page_cache", "_slots")
 
     def __init__(self, log: QueueLog, page_cache: PageCache) -> None:
         self._log = log
         self._page_cache = page_cache
         self._cut_count = log.cut_count
-        self._places: dict[int, _Place] = {}
+        self._slots: dict[int, _Slot] = {}
 
     @property
     def min_offset(self) -> int | None:
@@ -91,28 +91,28 @@ class LogReader:
     def count_from(self, queue_offset: int) -> int:
         """The number of records from ``queue_offset`` on. Raises NotReady."""
         segments = self._log.segments
-        if (place := self._find(segments, queue_offset)) is None:
+        if (slot := self._find(segments, queue_offset)) is None:
             return 0
-        newer = segments[segments.index(place.segment) :]
-        return sum(segment.count for segment in newer) - place.number
+        newer = segments[segments.index(slot.segment) :]
+        return sum(segment.count for segment in newer) - slot.number
 
     # --- by queue offset -------------------------------------------------------------------
 
     def unit(self, queue_offset: int) -> CompactionUnit | None:
         """The unit at ``queue_offset`` or the next one; None if all are older. Raises NotReady."""
-        if (place := self._find(self._log.segments, queue_offset)) is None:
+        if (slot := self._find(self._log.segments, queue_offset)) is None:
             return None
-        return self._unit(place.segment, place.number)
+        return self._unit(slot.segment, slot.number)
 
     def record(self, queue_offset: int) -> memoryview | None:
         """The record at exactly this offset, as a view; None without one. Raises NotReady."""
-        if (place := self._find(self._log.segments, queue_offset)) is None:
+        if (slot := self._find(self._log.segments, queue_offset)) is None:
             return None
-        unit = self._unit(place.segment, place.number)
+        unit = self._unit(slot.segment, slot.number)
         if unit.queue_offset != queue_offset:
             return None
-        start = unit.position - place.segment.base
-        return self._records(place.segment, start, start + unit.size)
+        start = unit.position - slot.segment.base
+        return self._records(slot.segment, start, start + unit.size)
 
     def get(
         self,
@@ -127,9 +127,9 @@ class LogReader:
         queue_end: one past the newest queue offset, also of records that are not in this log yet.
         """
         segments = self._log.segments
-        if (place := self._find(segments, queue_offset)) is None:
+        if (slot := self._find(segments, queue_offset)) is None:
             return _nothing(segments, queue_offset, queue_end)
-        segment, first = place
+        segment, first = slot
         scan_count = count_max if tags is None else max(_SCAN_UNITS, count_max)
         units = self._units(segment, first, scan_count)
         some = UNIT_HEAD.iter_unpack(units.view(np.uint8).data)
@@ -157,9 +157,9 @@ class LogReader:
         queue_end: as for ``get``.
         """
         segments = self._log.segments
-        if (place := self._find(segments, queue_offset)) is None:
+        if (slot := self._find(segments, queue_offset)) is None:
             return _nothing(segments, queue_offset, queue_end)
-        segment, first = place
+        segment, first = slot
         if tags is None:
             first_bytes = self._unit(segment, first).size
             scan_count = likely_count(first_bytes, count_max, bytes_max)
@@ -227,19 +227,19 @@ class LogReader:
 
     # --- pages -----------------------------------------------------------------------------
 
-    def _find(self, segments: tuple[Segment, ...], queue_offset: int) -> _Place | None:
-        """The place of the first unit at or after ``queue_offset``."""
+    def _find(self, segments: tuple[Segment, ...], queue_offset: int) -> _Slot | None:
+        """The slot of the first unit at or after ``queue_offset``."""
         index = bisect_left(segments, queue_offset, key=lambda each: each.last_queue_offset)
         if index == len(segments):
             return None
         segment = segments[index]
         if queue_offset <= segment.first_queue_offset:
-            return _Place(segment, 0)
+            return _Slot(segment, 0)
         if not segment.has_gaps:
-            return _Place(segment, queue_offset - segment.first_queue_offset)
-        known = self._places.pop(queue_offset, None)
+            return _Slot(segment, queue_offset - segment.first_queue_offset)
+        known = self._slots.pop(queue_offset, None)
         if known is not None and self._holds(known, segment):
-            return _Place(segment, known.number)
+            return _Slot(segment, known.number)
         number = bisect_left(
             range(segment.count),
             queue_offset,
@@ -247,21 +247,21 @@ class LogReader:
         )
         if number == segment.count:  # the follower's thread has just cleared units
             raise look_again()
-        return _Place(segment, number)
+        return _Slot(segment, number)
 
     def _remember(self, segment: Segment, number: int, queue_offset: int) -> None:
         if segment.has_gaps:
-            if len(self._places) >= _PLACES_MAX:
-                self._places.clear()
-            self._places[queue_offset] = _Place(segment, number)
+            if len(self._slots) >= _SLOTS_MAX:
+                self._slots.clear()
+            self._slots[queue_offset] = _Slot(segment, number)
 
-    def _holds(self, place: _Place, segment: Segment) -> bool:
-        """Whether a remembered place is that of the same unit in ``segment``."""
+    def _holds(self, slot: _Slot, segment: Segment) -> bool:
+        """Whether a remembered slot is that of the same unit in ``segment``."""
         if self._cut_count != self._log.cut_count:
             self._cut_count = self._log.cut_count
-            self._places.clear()
+            self._slots.clear()
             return False
-        return place.segment.units_file is segment.units_file
+        return slot.segment.units_file is segment.units_file
 
     def _unit(self, segment: Segment, number: int) -> CompactionUnit:
         self._check_units(segment, number, number + 1)

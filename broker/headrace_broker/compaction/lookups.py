@@ -12,7 +12,7 @@ from collections import OrderedDict
 from functools import partial
 from itertools import takewhile
 from time import monotonic
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from headrace_broker.compaction.id_search import IdSearch
 from headrace_broker.queue_directory import Use
@@ -50,18 +50,27 @@ if TYPE_CHECKING:
     from headrace_protocol.key_lookup import Found
     from headrace_protocol.serving import LongFunction, Registry, Request, Work
 
-# A longer answer would hold up other clients; the asker sends the rest of its keys again.
-_ANSWER_S: Final = 0.002
 _TAIL_BYTES: Final = 1 << 20
 _TAIL_COUNT: Final = 4096
-# Keys that the index has by now stay in memory until there are so many, of a queue and of all.
-# A key takes some 200 bytes, however long it is.
+# Keys of a queue that the index has by now stay in memory until there are so many.
 _FORGET_KEYS: Final = 50_000
-_KEYS_MAX: Final = 250_000
 _TAILS_MAX: Final = 10_000
 _QUEUES_PER_BOUND: Final = 256
 _KEYS: Final = b"KEYS"
 _TYPES_OF_KEYS: Final = (None, "K")
+
+
+class LookupLimits(NamedTuple):
+    """answer_s: a longer answer would hold up others; the asker sends the rest of its keys again.
+
+    keys_max: in memory, of all queues; a key takes some 200 bytes, however long it is.
+    id_part_count, id_bytes_max: messages that a search for an id reads at once, and bytes in all.
+    """
+
+    answer_s: float = 0.002
+    keys_max: int = 250_000
+    id_part_count: int = 4096
+    id_bytes_max: int = 256 << 20
 
 
 class _Tail:
@@ -102,7 +111,7 @@ class _Tail:
         self.offsets.update(zip(hashes.tolist(), offsets.tolist(), strict=True))
 
 
-class _Tails:
+class Tails:
     """The tails of queues, the one that was asked for last at the end; bounded.
 
     key_count: the number of keys in all when ``bound`` was called last.
@@ -135,14 +144,14 @@ class _Tails:
             self.key_count -= tail.counted
             self._asked.pop(tail, None)
 
-    def bound(self) -> None:
+    def bound(self, keys_max: int) -> None:
         """Drop what was asked for least recently beyond the bounds, all but the last tail."""
         for tail in self._asked:
             self.key_count += len(tail.offsets) - tail.counted
             tail.counted = len(tail.offsets)
         self._asked.clear()
         tails = self._tails
-        while len(tails) > 1 and (self.key_count > _KEYS_MAX or len(tails) > _TAILS_MAX):
+        while len(tails) > 1 and (self.key_count > keys_max or len(tails) > _TAILS_MAX):
             self._drop(next(iter(tails)))
 
     def drop_topics(self, is_there: Callable[[str], bool]) -> None:
@@ -169,7 +178,7 @@ def _go_on() -> None:
 
 
 class KeyLookups:
-    """Serves GET_BY_KEY."""
+    """Serves GET_BY_KEY. tails: the keys that indexes lack, for reading."""
 
     def __init__(
         self,
@@ -179,12 +188,13 @@ class KeyLookups:
         queues: CompactedQueues,
         index_builds: IndexBuilds,
     ) -> None:
+        self.limits = LookupLimits()
         self._store = store
         self._topics = topics
         self._directory = directory
         self._queues = queues
         self._index_builds = index_builds
-        self._tails = _Tails()
+        self.tails = Tails()
         self._begin_long: Callable[[LongFunction, Request], None]
         topics.subscribe(self._topic_changed)
 
@@ -195,7 +205,7 @@ class KeyLookups:
 
     def _topic_changed(self, topic: TopicConfig | None) -> None:
         if topic is None:
-            self._tails.drop_topics(lambda name: self._topics.get(name) is not None)
+            self.tails.drop_topics(lambda name: self._topics.get(name) is not None)
 
     def get(self, request: Request) -> Reply | Work | None:
         """Answer for as many keys as fit, the first ones.
@@ -221,7 +231,7 @@ class KeyLookups:
     def _get_each(self, name: str, keys: list[WantedKey], bytes_left: int) -> Reply:
         """The answer for keys with a queue, up to the first without one. Raises NotReady."""
         topic = self._compacted(name)
-        until_s = monotonic() + _ANSWER_S
+        until_s = monotonic() + self.limits.answer_s
         found: list[Found] = []
         for wanted in takewhile(lambda each: each.queue_id != ANY_QUEUE, keys):
             try:
@@ -236,14 +246,14 @@ class KeyLookups:
             found.append(result)
             if monotonic() > until_s:
                 break
-        self._tails.bound()
+        self.tails.bound(self.limits.keys_max)
         return _answer(found)
 
     async def _get_anywhere(
         self, topic: str, keys: list[WantedKey], bytes_left: int, _request: Request
     ) -> Reply | None:
         """The answer for keys that may be in any queue, up to the first with a queue."""
-        until_s = monotonic() + _ANSWER_S
+        until_s = monotonic() + self.limits.answer_s
         found: list[Found] = []
         for wanted in takewhile(lambda each: each.queue_id == ANY_QUEUE, keys):
             newest = _Newest()
@@ -288,14 +298,14 @@ class KeyLookups:
             return
 
         def find_in(queue_id: int) -> None:
-            found = self._find_in(topic, queue_id, wanted, monotonic() + _ANSWER_S)
+            found = self._find_in(topic, queue_id, wanted, monotonic() + self.limits.answer_s)
             if not isinstance(found, NoRecord):
                 take(bytes(found))
 
         for queue_id in range(_queue_count(config)):
             await ready(partial(find_in, queue_id))
             if not queue_id % _QUEUES_PER_BOUND:
-                self._tails.bound()
+                self.tails.bound(self.limits.keys_max)
 
     async def _with_id(self, topic: str, message_id: str, begin_ms: int) -> list[bytes]:
         """Messages with the id that their producer gave them, stored from a time on.
@@ -305,7 +315,7 @@ class KeyLookups:
         """
         if not self._queues.wants(topic):
             return []
-        search = IdSearch(message_id, begin_ms)
+        search = IdSearch(message_id, begin_ms, self.limits.id_part_count, self.limits.id_bytes_max)
         for queue in self._store.queues_of(topic):
             compacted = self._queues.find(queue)
             if compacted is not None:
@@ -333,7 +343,7 @@ class KeyLookups:
             return NoRecord.NEVER
         queue = place.queue
         compacted = self._indexed(queue)
-        tail = self._tails.of(queue, compacted)
+        tail = self.tails.of(queue, compacted)
         tail.extend(self._store.source(queue), until_s)
         offset = tail.offsets.get(compacted.key_index.hash_of(wanted.key)) if tail.offsets else None
         if offset is None:

@@ -1,7 +1,7 @@
 """Ends a swap of Apache's broker that a kill has interrupted, after which it does not start.
 
 It renames the old log files to NAME.delete, moves the new ones from ``compacting/`` to their
-places, removes the old ones, and does the same with the files of units. As long as some new log
+folders, removes the old ones, and does the same with the files of units. As long as some new log
 file has not been moved, all old ones still exist.
 """
 

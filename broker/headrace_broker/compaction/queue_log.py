@@ -245,7 +245,7 @@ class QueueLog:
         """Remove all records from ``queue_offset`` on. Raises OSError.
 
         The bytes of the log stay: a reply may still be sending them, and the follower writes the
-        same bytes to the same places again.
+        same bytes at the same positions again.
         """
         before = self.segments
         self.cut_count += 1

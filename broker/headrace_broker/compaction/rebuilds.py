@@ -4,7 +4,7 @@ A broker that has lost the older files of a compaction log, but has the same mes
 queue offset on, pulls the older ones from a master, merges both and compacts them. Messages are
 pulled, not files, because the master's runs replace its files meanwhile.
 
-1. The progress of a rebuild is saved before the first pull, and after each part is on disk.
+1. The checkpoint of a rebuild is saved before the first pull, and after each part is on disk.
 2. Messages are pulled from offset 0 to the first one of the queue's own log, and from there on
    delete markers to its end: runs here may have dropped theirs before what they hide has come.
 3. One forced run over both parts, whose swap puts the result in place.
@@ -24,7 +24,7 @@ import trio
 
 from headrace_broker.compaction.compactor import Request
 from headrace_broker.compaction.master import Master
-from headrace_broker.compaction.replica import Progress
+from headrace_broker.compaction.replica import RebuildCheckpoint
 from headrace_broker.compaction.throttle import RunStopped
 from headrace_broker.store.errors import StoreError
 from headrace_protocol.drivers.errors import HeadraceError
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("headrace.broker")
 
-# Between two saves of the progress; a start pulls again what came after the last.
+# Between two saves of the checkpoint; a start pulls again what came after the last.
 _SAVE_BYTES: Final = 16 << 20
 _RUN_ENDS_S: Final = 1.0
 
@@ -59,7 +59,7 @@ class Rebuild:
         self._now_ms = now_ms
         self._unsaved_bytes = 0
         self._own_units: Array | None = None
-        self.progress = Progress("", 0, 0, 0)
+        self.checkpoint = RebuildCheckpoint("", 0, 0, 0)
 
     def begin(self, address: str, retention_ms: int) -> bool:
         """Resume or begin; False if nothing is missing. Raises OSError, StoreError.
@@ -85,40 +85,40 @@ class Rebuild:
                 and saved.hides_from <= oldest
                 and queue.replica.resume(saved)
             ):
-                self.progress = saved
+                self.checkpoint = saved
                 return True
             # Runs may have dropped the last messages, delete markers among them.
             read_end = queue.state_file.load().position
             end = max(queue.log.next_offset, oldest, read_end)
-            self.progress = Progress(address, self._now_ms, oldest, end)
-            queue.replica.begin(self.progress)
+            self.checkpoint = RebuildCheckpoint(address, self._now_ms, oldest, end)
+            queue.replica.begin(self.checkpoint)
             return True
 
     def take(self, pulled: Pulled) -> None:
         """Append what was pulled. Raises OSError, StoreError, OtherQueue."""
-        progress, records = self.progress, pulled.records
+        checkpoint, records = self.checkpoint, pulled.records
         with self._queues.lock:
             queue = self._current()
             if queue is None:
                 return
             if records is not None:
                 self._check(pulled)
-                kept = records.select(records.queue_offset < progress.end)
-                self._unsaved_bytes += queue.replica.append(kept, progress.hides_from)
-            if pulled.position is None and pulled.max_offset < progress.hides_from:
+                kept = records.select(records.queue_offset < checkpoint.end)
+                self._unsaved_bytes += queue.replica.append(kept, checkpoint.hides_from)
+            if pulled.position is None and pulled.max_offset < checkpoint.hides_from:
                 raise OtherQueue(
-                    f"its queue ends at {pulled.max_offset}, before {progress.hides_from}, where "
+                    f"its queue ends at {pulled.max_offset}, before {checkpoint.hides_from}, where "
                     "the messages of this broker begin: name a broker that has the whole queue"
                 )
-            position = progress.end if pulled.position is None else pulled.position
-            self.progress = msgspec.structs.replace(progress, position=position)
+            position = checkpoint.end if pulled.position is None else pulled.position
+            self.checkpoint = msgspec.structs.replace(checkpoint, position=position)
             if self._unsaved_bytes >= _SAVE_BYTES or self.is_complete():
-                queue.replica.save(self.progress)
+                queue.replica.save(self.checkpoint)
                 self._unsaved_bytes = 0
 
     def is_complete(self) -> bool:
         """Whether all that is missing was pulled, or the queue is gone."""
-        return self.progress.position >= self.progress.end or self._current() is None
+        return self.checkpoint.position >= self.checkpoint.end or self._current() is None
 
     def _current(self) -> CompactedQueue | None:
         return self._queues.all().get(self._name)
@@ -152,7 +152,7 @@ class Rebuild:
         """
         with self._queues.lock:
             queue = self._current()
-            older = queue.replica.older(self.progress.hides_from) if queue is not None else None
+            older = queue.replica.older(self.checkpoint.hides_from) if queue is not None else None
         if older is not None and compactor.merge(request, older) is None:
             return self._current() is None
         with self._queues.lock:
@@ -166,7 +166,6 @@ class Rebuilds:
 
     def __init__(
         self,
-        queues: CompactedQueues,
         compactor: Compactor,
         policy_of: Callable[[str], CompactionPolicy | None],
         peers: Peers,
@@ -174,7 +173,7 @@ class Rebuilds:
         map_bytes_max: int,
     ) -> None:
         """policy_of: the policy of a topic, None if it is not compacted."""
-        self._queues = queues
+        self._queues = compactor.queues
         self._compactor = compactor
         self._policy_of = policy_of
         self._peers = peers
@@ -189,11 +188,11 @@ class Rebuilds:
     def load(self) -> None:
         """Find unfinished rebuilds. Raises OSError, StoreError."""
         for name, queue in self._queues.all().items():
-            progress = queue.replica.saved()
-            if progress is None:
+            checkpoint = queue.replica.saved()
+            if checkpoint is None:
                 queue.replica.discard()
             else:
-                self._pending[name] = progress.address
+                self._pending[name] = checkpoint.address
 
     def request(self, topic: str, address: str) -> None:
         """Rebuild the queues of a topic from a broker."""
@@ -267,6 +266,6 @@ class Rebuilds:
         async with self._peers.hold(address):
             master = Master(self._peers, address, *name)
             while not rebuild.is_complete():
-                pulled = await master.pull(rebuild.progress.position)
+                pulled = await master.pull(rebuild.checkpoint.position)
                 await trio.to_thread.run_sync(rebuild.take, pulled)
             await master.leave()

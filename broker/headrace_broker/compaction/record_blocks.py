@@ -164,9 +164,9 @@ class RecordSequence:
 
 
 def _read_each(segment: Segment, positions: Array, sizes: Array) -> bytes:
-    places = zip(positions.tolist(), sizes.tolist(), strict=True)
+    ranges = zip(positions.tolist(), sizes.tolist(), strict=True)
     with segment.log.opened() as descriptor:
-        return b"".join([os.pread(descriptor, size, position) for position, size in places])
+        return b"".join([os.pread(descriptor, size, position) for position, size in ranges])
 
 
 def _damaged(segment: Segment, units: Array, starts: Array, error: CorruptRecord) -> SegmentDamaged:

@@ -1,7 +1,7 @@
 """What a rebuild has pulled of a queue, in ``replicating/``, and how far it has come.
 
-The messages of a master are appended to a compaction log of their own, and the progress is saved
-after they are on disk. A rebuild resumes there after a start; without progress, what is in
+The messages of a master are appended to a compaction log of their own, and the checkpoint is saved
+after they are on disk. A rebuild resumes there after a start; without checkpoint, what is in
 ``replicating/`` is discarded.
 Source: docs/store-format.md "Compaction log".
 """
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("headrace.broker")
 
-_PROGRESS_FILE: Final = "rebuild.json"
+_CHECKPOINT_FILE: Final = "rebuild.json"
 
 
-class Progress(msgspec.Struct, frozen=True, rename="camel"):
+class RebuildCheckpoint(msgspec.Struct, frozen=True, rename="camel"):
     """How far a rebuild has come.
 
     address: of the master. started_ms: when it began. position: the next queue offset to pull.
@@ -59,30 +59,30 @@ class Replica:
     def __init__(self, folders: Folders, own_folder: Path, sizes: FileSizes, fs: Files) -> None:
         """own_folder: see ``run_state.own_folder``."""
         self._folders = folders.below(REPLICATING)
-        self._file = PositionFile(own_folder / _PROGRESS_FILE, Progress, fs)
+        self._file = PositionFile(own_folder / _CHECKPOINT_FILE, RebuildCheckpoint, fs)
         self._sizes = sizes
         self._fs = fs
         self._log = QueueLog(self._folders, sizes, fs)
 
-    def saved(self) -> Progress | None:
-        """The progress of an unfinished rebuild, if any. Raises OSError."""
+    def saved(self) -> RebuildCheckpoint | None:
+        """The checkpoint of an unfinished rebuild, if any. Raises OSError."""
         try:
             return self._file.load()
         except StoreFormatError as error:
             log.warning("rebuild begins anew", reason=str(error))
             return None
 
-    def resume(self, progress: Progress) -> bool:
+    def resume(self, checkpoint: RebuildCheckpoint) -> bool:
         """Open what was pulled; False if some of it is lost. Raises OSError, StoreFormatError."""
         self._log = QueueLog(self._folders, self._sizes, self._fs)
         self._log.load(lambda _path: None, is_clean=False)
-        self._log.resume(progress.kept_end, 0)
-        return self._log.end_offset == progress.kept_end
+        self._log.resume(checkpoint.kept_end, 0)
+        return self._log.end_offset == checkpoint.kept_end
 
-    def begin(self, progress: Progress) -> None:
+    def begin(self, checkpoint: RebuildCheckpoint) -> None:
         """Discard what is there, and begin. Raises OSError."""
         self.discard()
-        self._file.save(progress)
+        self._file.save(checkpoint)
 
     def append(self, records: RecordColumns, hides_from: int) -> int:
         """Append the records that a merge needs; returns their bytes.
@@ -101,11 +101,11 @@ class Replica:
         self._log.append(QueueBlock("", 0, first, last + 1, units, records))
         return int(records.size.sum())
 
-    def save(self, progress: Progress) -> None:
+    def save(self, checkpoint: RebuildCheckpoint) -> None:
         """Bring all to disk, and then how far it goes. Raises OSError."""
         self._log.sync()
-        progress = msgspec.structs.replace(progress, kept_end=self._log.end_offset)
-        self._file.save(progress)
+        checkpoint = msgspec.structs.replace(checkpoint, kept_end=self._log.end_offset)
+        self._file.save(checkpoint)
 
     def older(self, hides_from: int) -> Older | None:
         """What is to be merged; None if nothing was pulled."""
@@ -113,7 +113,7 @@ class Replica:
         return Older(self._folders.texts, segments, hides_from) if segments else None
 
     def discard(self) -> None:
-        """Remove the progress, and then the files. Raises OSError."""
+        """Remove the checkpoint, and then the files. Raises OSError."""
         self._file.remove()
         self._fs.sync_names()
         for folder in self._folders:

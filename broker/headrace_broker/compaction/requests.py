@@ -17,8 +17,11 @@ from headrace_protocol.serving import Reply
 from headrace_protocol.waiting import take_break
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from headrace_broker.compaction.queues import CompactedQueue
-    from headrace_broker.compaction.service import Compaction
+    from headrace_broker.compaction.rebuilds import Rebuilds
+    from headrace_broker.compaction.schedule import CompactionSchedule
     from headrace_broker.topics.table import TopicTable
     from headrace_protocol.serving import Registry, Request
 
@@ -26,12 +29,18 @@ if TYPE_CHECKING:
 class CompactionRequests:
     """Serves COMPACT_TOPIC."""
 
-    def __init__(self, topics: TopicTable, compaction: Compaction) -> None:
+    def __init__(
+        self,
+        topics: TopicTable,
+        schedule: CompactionSchedule,
+        rebuilds: Rebuilds,
+        is_static: Callable[[str], bool],
+    ) -> None:
+        """is_static: whether a topic is static."""
         self._topics = topics
-        self._queues = compaction.queues
-        self._schedule = compaction.schedule
-        self._rebuilds = compaction.rebuilds
-        self._logic_queues = compaction.logic_queues
+        self._schedule = schedule
+        self._rebuilds = rebuilds
+        self._is_static = is_static
 
     def register(self, registry: Registry) -> None:
         """Route the request."""
@@ -59,14 +68,14 @@ class CompactionRequests:
             is_rebuilding=self._rebuilds.is_pending(header.topic),
             rebuild_problem=self._rebuilds.problem(header.topic),
         )
-        for (name, queue_id), queue in sorted(self._queues.all().items()):
+        for (name, queue_id), queue in sorted(self._schedule.queues.all().items()):
             if name == header.topic:
                 state.queues.append(_state(queue_id, queue))
                 await take_break()
         return Reply(body=(state.encode(),))
 
     def _rebuild(self, topic: str, address: str) -> None:
-        if self._logic_queues.is_static(topic):
+        if self._is_static(topic):
             raise RequestError(
                 ResponseCode.INVALID_PARAMETER,
                 f"topic {topic} is static: no other broker has its physical queues, so they can't "

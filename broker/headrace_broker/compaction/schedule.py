@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Final
@@ -20,9 +21,8 @@ if TYPE_CHECKING:
     from random import Random
 
     from headrace_broker.compaction.compactor import Compactor
-    from headrace_broker.compaction.metrics import RunTotals
-    from headrace_broker.compaction.queues import CompactedQueues, Name
-    from headrace_broker.compaction.throttle import Throttle
+    from headrace_broker.compaction.queues import Name
+    from headrace_broker.compaction.run import Result
     from headrace_broker.config import BrokerConfig
     from headrace_broker.topics.attributes import CompactionPolicy
 
@@ -33,34 +33,49 @@ _TICK_S: Final = 1.0
 _QUEUES_AT_ONCE: Final = 4096
 
 
+@dataclass
+class RunTotals:
+    """Sums over all runs."""
+
+    run_count: int = 0
+    run_s: float = 0.0
+    failure_count: int = 0
+    dropped_count: int = 0
+    bytes_written: int = 0
+
+    def add(self, result: Result, seconds: float) -> None:
+        """Count a finished run, which took so long."""
+        self.run_count += 1
+        self.run_s += seconds
+        self.dropped_count += result.dropped_count
+        self.bytes_written += result.bytes_written
+
+
 class CompactionSchedule:
     """Runs ``Compactor.compact`` for each compacted queue in its turn."""
 
     def __init__(
         self,
-        queues: CompactedQueues,
         compactor: Compactor,
-        throttle: Throttle,
         policy_of: Callable[[str], CompactionPolicy | None],
         has_older: Callable[[str, int], bool],
         config: BrokerConfig,
         now_ms: Callable[[], int],
         rng: Random,
-        totals: RunTotals,
     ) -> None:
         """policy_of: the policy of a topic, None if it is not compacted.
 
         has_older: whether other queues may have values that the delete markers of a queue hide.
         """
-        self._queues = queues
+        self.queues = compactor.queues
+        self.totals = RunTotals()
         self._compactor = compactor
-        self._throttle = throttle
+        self._throttle = compactor.throttle
         self._policy_of = policy_of
         self._has_older = has_older
         self._config = config
         self._now_ms = now_ms
         self._rng = rng
-        self._totals = totals
         self._due_s: dict[Name, float] = {}
         self._forced: set[Name] = set()
         self._running: set[Name] = set()
@@ -68,7 +83,7 @@ class CompactionSchedule:
 
     def request(self, topic: str) -> int:
         """Compact the queues of a topic as soon as possible; returns how many there are."""
-        names = [name for name in self._queues.all() if name[0] == topic]
+        names = [name for name in self.queues.all() if name[0] == topic]
         self._forced.update(names)
         self._wakeup.set()
         return len(names)
@@ -101,7 +116,7 @@ class CompactionSchedule:
 
     def _take_due(self) -> Generator[None, None, list[Name]]:
         """The queues whose turn it is, from now on running; in slices."""
-        names, now_s = self._queues.all(), trio.current_time()
+        names, now_s = self.queues.all(), trio.current_time()
         for name in self._due_s.keys() - names.keys():
             del self._due_s[name]
         self._forced &= names.keys()
@@ -145,11 +160,11 @@ class CompactionSchedule:
         except RunStopped:
             return
         except (OSError, StoreError) as error:
-            self._totals.failure_count += 1
+            self.totals.failure_count += 1
             log.error("queue not compacted, retrying", queue=name, reason=str(error))
             return
         if result is not None:
-            self._totals.add(result, monotonic() - start_s)
-            queue = self._queues.all().get(name)
+            self.totals.add(result, monotonic() - start_s)
+            queue = self.queues.all().get(name)
             if queue is not None:
                 queue.log.release_replaced()

@@ -42,11 +42,8 @@ class CompactedSource:
         self, queue_offset: int, count_max: int, bytes_max: int, tags: frozenset[int] | None
     ) -> GetResult:
         """See ``StoreSource.get``."""
-        log = self._find_log()
-        if log is not None and queue_offset <= log.last_offset:
-            end = self._tail.max_offset()
-            return log.get(queue_offset, count_max, bytes_max, tags, end)
-        self._require_readable(queue_offset)
+        if (log := self._log_with(queue_offset)) is not None:
+            return log.get(queue_offset, count_max, bytes_max, tags, self._tail.max_offset())
         found = self._tail.get(self._in_tail(queue_offset), count_max, bytes_max, tags)
         return found._replace(min_offset=self.min_offset())
 
@@ -54,11 +51,8 @@ class CompactedSource:
         self, queue_offset: int, count_max: int, bytes_max: int, tags: frozenset[int] | None
     ) -> GetResult:
         """See ``StoreSource.get_bulk``."""
-        log = self._find_log()
-        if log is not None and queue_offset <= log.last_offset:
-            end = self._tail.max_offset()
-            return log.get_bulk(queue_offset, count_max, bytes_max, tags, end)
-        self._require_readable(queue_offset)
+        if (log := self._log_with(queue_offset)) is not None:
+            return log.get_bulk(queue_offset, count_max, bytes_max, tags, self._tail.max_offset())
         found = self._tail.get_bulk(self._in_tail(queue_offset), count_max, bytes_max, tags)
         return found._replace(min_offset=self.min_offset())
 
@@ -66,11 +60,14 @@ class CompactedSource:
         """Where to read the CommitLog for an offset that the compaction log does not reach."""
         return max(queue_offset, self._tail.min_offset())
 
-    def _require_readable(self, queue_offset: int) -> None:
-        """Raise RequestError if the messages from an offset on are lost with the log."""
+    def _log_with(self, queue_offset: int) -> LogReader | None:
+        """The log if it reaches an offset. Raises RequestError if it is lost with the messages."""
         found = self._find()
-        if found is not None and found.lost and queue_offset < self._tail.min_offset():
+        if found is not None and queue_offset <= found.reader.last_offset:
+            return found.reader
+        if found is not None and queue_offset < self._tail.min_offset():
             found.require_whole()
+        return None
 
     @property
     def _oldest(self) -> int | None:
@@ -96,7 +93,7 @@ class CompactedSource:
         return (low if oldest is None else oldest), end
 
     def unit(self, queue_offset: int) -> tuple[int, int, int]:
-        """Place, size and tags code of a message; the place is in the log that has it."""
+        """Position, size and tags code of a message; the position is in the log that has it."""
         log = self._find_log()
         found = log.unit(queue_offset) if log is not None else None
         if found is None:

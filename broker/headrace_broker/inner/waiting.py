@@ -85,7 +85,7 @@ class WaitingQueue:
 
     def unit_reader(self, queue_offset: int) -> Callable[[], int]:
         """A function for any thread: where a message is in the log, -1 if it is gone."""
-        return partial(self._view().units.place, queue_offset)
+        return partial(self._view().units.physical_offset, queue_offset)
 
     def first_after(self, physical_offset: int) -> int:
         """Queue offset of the first message at or behind a place in the log. Reads the disk."""

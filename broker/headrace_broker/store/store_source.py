@@ -327,7 +327,7 @@ def choose_runs(
 ) -> tuple[list[tuple[int, int]], int, int, int]:
     """Ranges of the log, record count, their total bytes, and the number of units scanned.
 
-    units: place, size and tags code. As ``choose``, but faster for the few units of a pull.
+    units: physical offset, size and tags code. As ``choose``, but faster for few units.
     """
     runs = []
     count = body_bytes = seen = 0

@@ -12,10 +12,11 @@ from random import Random
 import pytest
 import trio
 
-from headrace_broker.compaction import index_builds, key_index, lookups
+from headrace_broker.compaction.index_builds import IndexLimits
 from headrace_broker.compaction.key_hash import KeyHash
 from headrace_broker.compaction.key_index import KeyIndex
 from headrace_broker.compaction.key_index_build import enter_all
+from headrace_broker.compaction.lookups import LookupLimits
 from headrace_broker.compaction.queue_log import QueueLog
 from headrace_broker.compaction.throttle import RunStopped
 from headrace_broker.compaction.worker import IndexTask, index_here, index_in_process
@@ -84,19 +85,20 @@ def serve(broker: BrokerUnderTest, *clients: Client) -> None:
 
 
 def use(broker: BrokerUnderTest, indexer: Callable[..., None]) -> None:
-    broker.compaction.index_builds._indexer = indexer
+    broker.compaction.index_builds.indexer = indexer
 
 
 def open_broker(folder: Path) -> BrokerUnderTest:
     broker = start(folder)
     use(broker, index_here)
+    broker.compaction.index_builds.limits = IndexLimits(few_messages=10)
+    broker.compaction.lookups.limits = LookupLimits(answer_s=60.0)
     return broker
 
 
 @pytest.fixture
-def broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BrokerUnderTest:
+def broker(tmp_path: Path) -> BrokerUnderTest:
     """A compacted queue that has no index, and more messages than are entered at once."""
-    monkeypatch.setattr(index_builds, "FEW_MESSAGES", 10)
     broker = open_broker(tmp_path)
     create(broker)
     fill(broker, 0, COUNT)
@@ -122,15 +124,15 @@ def test_a_request_waits_for_the_index_and_others_do_not(broker: BrokerUnderTest
     assert (info["keyIndexBuilds"], info["keyIndexProgress"]) == ("1", "")
 
 
-def test_a_late_request_gets_the_progress(
-    broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(index_builds, "HOLD_S", 0.0)
+def test_a_late_request_gets_the_progress(broker: BrokerUnderTest) -> None:
     is_answered = threading.Event()
     builds = broker.compaction.index_builds
+    builds.limits = IndexLimits(few_messages=10, hold_s=0.0)
+    segments = broker.compaction.queues.open(C, 0).log.segments
+    total_bytes = sum(segment.log_end for segment in segments)
 
     def half(task: IndexTask, pace: Callable[[int], None]) -> None:
-        pace(builds._builds[C, 0].total_bytes // 2 + 1)
+        pace(total_bytes // 2 + 1)
         trio.from_thread.run_sync(client.ask, broker, key("k5"))
         assert is_answered.wait(60)
         index_here(task, pace)
@@ -144,7 +146,7 @@ def test_a_late_request_gets_the_progress(
         async with in_background(builds.run):
             await client.is_answered.wait()
             progress.append(builds.runtime_info()["keyIndexProgress"])
-            monkeypatch.setattr(index_builds, "HOLD_S", 60.0)
+            builds.limits = IndexLimits(few_messages=10, hold_s=60.0)
             again.ask(broker, key("k5"))
             is_answered.set()
             await again.is_answered.wait()
@@ -158,9 +160,7 @@ def test_a_late_request_gets_the_progress(
     assert again.bodies() == [b"5"]
 
 
-def test_sealed_files_are_entered_without_a_request(
-    broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sealed_files_are_entered_without_a_request(broker: BrokerUnderTest) -> None:
     builds, entered = broker.compaction.index_builds, trio.Event()
 
     def index(task: IndexTask, pace: Callable[[int], None]) -> None:
@@ -177,17 +177,9 @@ def test_sealed_files_are_entered_without_a_request(
     segments = broker.compaction.queues.open(C, 0).log.segments
     (position,) = struct.unpack_from("<q", index_file(broker.store.root.parent).read_bytes(), 40)
     assert position == segments[-2].last_queue_offset + 1
-    ends = []
-    put = KeyIndex.put
-
-    def note(self: KeyIndex, records: object, end: int) -> None:
-        ends.append(end)
-        put(self, records, end)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(KeyIndex, "put", note)
-    monkeypatch.setattr(index_builds, "FEW_MESSAGES", COUNT)
+    builds.limits = IndexLimits(few_messages=COUNT)
     assert get(broker, key("k5"), key(f"k{COUNT - 1}")) == [b"5", b"%d" % (COUNT - 1)]
-    assert ends == [COUNT], "a request enters the rest"
+    assert builds.runtime_info()["keyIndexBuilds"] == "1", "a request enters the rest"
 
 
 def test_a_request_makes_a_build_urgent(broker: BrokerUnderTest) -> None:
@@ -334,8 +326,7 @@ def test_a_stop_ends_a_build_and_the_next_start_resumes(
     assert client.bodies() == [b"5"]
 
 
-def test_many_keys_in_one_request(broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookups, "_ANSWER_S", 60.0)
+def test_many_keys_in_one_request(broker: BrokerUnderTest) -> None:
     client = Client()
     client.ask(broker, key("k5"))
     serve(broker, client)
@@ -359,7 +350,7 @@ def make_log(root: Path, count: int) -> QueueLog:
 
 
 def load(root: Path, fs: Files) -> KeyIndex:
-    return KeyIndex(root / "keys", fs, HASH, PageCache(fs), trusts_count=False)
+    return KeyIndex(root / "keys", fs, HASH, PageCache(fs), trusts_count=False, slots_min=8)
 
 
 def require_all(root: Path, log: QueueLog, count: int, place: str) -> None:
@@ -372,19 +363,15 @@ def require_all(root: Path, log: QueueLog, count: int, place: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ending", ["kill_after", "cut_after"])
-def test_an_index_survives_a_kill_at_each_operation(
-    tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("is_cut", [False, True], ids=["kill", "power cut"])
+def test_an_index_survives_an_end_at_each_operation(tmp_path: Path, *, is_cut: bool) -> None:
     """The table grows several times."""
-    monkeypatch.setattr(key_index, "_SLOTS_MIN", 8)
-    monkeypatch.setattr(key_index, "_PART_SLOTS", 16)
     log, seed = make_log(tmp_path / "log", 120), Random().getrandbits(32)
     number, is_done = 0, False
     while not is_done:
         root = tmp_path / str(number)
         fs = FaultyFiles(root, Random(seed + number))
-        setattr(fs, ending, number)
+        fs.end_in(number, is_cut=is_cut)
         try:
             index = load(root, fs)
             enter_all(index, log.segments, log.end_offset, lambda _bytes: None)

@@ -502,16 +502,16 @@ def whole(end: int) -> dict[int, bytes]:
 
 
 @pytest.mark.parametrize("sizes", [SIZES, LARGER])
-@pytest.mark.parametrize("end", ["cut_after", "kill_after"])
+@pytest.mark.parametrize("is_cut", [False, True], ids=["kill", "power cut"])
 @pytest.mark.parametrize("seed", range(3))
 def test_a_crash_at_any_operation_loses_nothing_that_was_synced(
-    seed: int, end: str, sizes: FileSizes, tmp_path: Path
+    seed: int, sizes: FileSizes, tmp_path: Path, *, is_cut: bool
 ) -> None:
     rng = Random(seed)
     root = tmp_path / "store"
     follower, fs = Follower(root, rng, sizes), FaultyFiles(root, rng)
     for _ in range(20):
-        setattr(fs, end, fs.operation_count + rng.randrange(60))
+        fs.end_in(rng.randrange(60), is_cut=is_cut)
         with pytest.raises(PowerCut):
             follower.work(fs)
         fs = next_life(root, rng, before=fs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -11,8 +12,7 @@ import numpy as np
 import pytest
 import trio
 
-from headrace_broker.compaction import lookups
-from headrace_broker.compaction.key_index import KeyIndex
+from headrace_broker.compaction.lookups import LookupLimits, Tails
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import GetByKeyHeader, GetByKeyResponseHeader
 from headrace_protocol.key_lookup import NoRecord, WantedKey, decode_found, encode_keys
@@ -191,17 +191,16 @@ def test_a_damaged_seed_makes_the_index_anew(tmp_path: Path, filled: dict[str, b
     assert path.read_bytes() != before
 
 
-def test_a_start_after_a_stop_enters_no_key_again(
-    tmp_path: Path, filled: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_start_after_a_stop_enters_no_key_again(tmp_path: Path, filled: dict[str, bytes]) -> None:
     broker = start(tmp_path)
     assert get(broker, key("key 1")) == [filled["key 1"]]
     put(broker, "last", b"x")
     follow(broker)
     trio.run(broker.compaction.finish)
     broker.close()
+    (entered,) = struct.unpack_from("<q", index_file(tmp_path).read_bytes(), 40)
     broker = start(tmp_path)
-    monkeypatch.setattr(KeyIndex, "put", None)
+    assert entered == broker.compaction.queues.open(C, 0).log.end_offset
     assert get(broker, key("last"), key("key 1")) == [b"x", filled["key 1"]]
 
 
@@ -236,12 +235,6 @@ def test_what_is_refused(broker: BrokerUnderTest) -> None:
 # --- what lookups keep ---------------------------------------------------------------------
 
 
-def tails_of(broker: BrokerUnderTest) -> lookups._Tails:
-    served = broker.registry.functions[RequestCode.GET_BY_KEY]
-    kept: lookups._Tails = served.__self__._tails  # type: ignore[attr-defined]
-    return kept
-
-
 def test_a_long_key_takes_no_more_memory_than_a_short_one(broker: BrokerUnderTest) -> None:
     assert get(broker, key("a")) == [NoRecord.NEVER]
     numbers = iter(range(10))
@@ -261,16 +254,14 @@ def test_nothing_is_kept_of_a_deleted_topic(broker: BrokerUnderTest) -> None:
     put(broker, "a", b"1")
     assert get(broker, key("a")) == [b"1"]
     broker.topics.delete("other")
-    assert len(tails_of(broker)) == 1
+    assert len(broker.compaction.lookups.tails) == 1
     broker.topics.delete(C)
-    assert len(tails_of(broker)) == 0
+    assert len(broker.compaction.lookups.tails) == 0
 
 
-def test_the_keys_of_all_queues_are_bounded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lookups, "_KEYS_MAX", 25)
+def test_the_keys_of_all_queues_are_bounded(tmp_path: Path) -> None:
     broker = start(tmp_path)
+    broker.compaction.lookups.limits = LookupLimits(keys_max=25)
     broker.create_topic(C, 4, attributes={"cleanup.policy": "COMPACTION"})
     for queue_id in range(4):
         for number in range(10):
@@ -278,7 +269,7 @@ def test_the_keys_of_all_queues_are_bounded(
     for _ in range(2):
         for queue_id in range(4):
             assert get(broker, key("k3", queue_id)) == [b"%d" % queue_id]
-            assert tails_of(broker).key_count <= 25
+            assert broker.compaction.lookups.tails.key_count <= 25
     assert get(broker, WantedKey(b"k3"))[0] == b"3"
 
 
@@ -289,22 +280,22 @@ class _Unasked(dict[int, int]):
         raise AssertionError("each lookup would take as long as there are tails")
 
 
-def test_the_keys_of_a_tail_are_counted_when_it_was_asked_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(lookups, "_KEYS_MAX", 50)
-    tails = lookups._Tails()
+def test_the_keys_of_a_tail_are_counted_when_it_was_asked_for() -> None:
+    tails = Tails()
     compacted: Any = SimpleNamespace(key_index=SimpleNamespace(position=0))
-    for queue_id in range(10):
+
+    def ask_for(queue_id: int, key_count: int) -> Any:
         queue: Any = SimpleNamespace(topic=C, queue_id=queue_id)
-        tails.of(queue, compacted).offsets = dict.fromkeys(range(10), 0)
-        tails.bound()
+        tail = tails.of(queue, compacted)
+        tail.offsets = dict.fromkeys(range(key_count), 0)
+        tails.bound(50)
+        return tail
+
+    asked = [ask_for(queue_id, 10) for queue_id in range(10)]
     assert (len(tails), tails.key_count) == (5, 50)
-    for tail in tails._tails.values():
+    for tail in asked:
         tail.offsets = _Unasked()
-    queue.queue_id = 99
-    tails.of(queue, compacted).offsets = dict.fromkeys(range(20), 0)
-    tails.bound()
+    ask_for(99, 20)
     assert (len(tails), tails.key_count) == (4, 50)
     tails.drop_topics(lambda _topic: False)
     assert (len(tails), tails.key_count) == (0, 0)

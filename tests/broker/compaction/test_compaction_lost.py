@@ -116,7 +116,7 @@ def test_a_rebuild_makes_it_whole(tmp_path: Path) -> None:
     work = Rebuild(broker.compaction.queues, NAME, broker.clock.ms)
     assert work.begin(MASTER, POLICY.delete_retention_ms)
     work.take(pulled(master, 0))
-    broker.compaction.queues.all()[NAME].replica.save(work.progress)
+    broker.compaction.queues.all()[NAME].replica.save(work.checkpoint)
     broker.close()
     broker = start(tmp_path / "b")
     follow(broker)

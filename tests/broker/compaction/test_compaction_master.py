@@ -61,15 +61,9 @@ def pulled(body: bytes, next_offset: int = 1) -> Reply:
 
 async def rebuild(broker: BrokerUnderTest, network: MemoryNetwork, address: str) -> str:
     """Rebuild by the service; returns the problem."""
-    parts = broker.compaction
     peers = Peers(network.connect, lambda: 3000)
     rebuilds = Rebuilds(
-        parts.queues,
-        parts.compactor,
-        lambda _topic: POLICY,
-        peers,
-        broker.clock.now_ms,
-        2000,
+        broker.compaction.compactor, lambda _topic: POLICY, peers, broker.clock.now_ms, 2000
     )
     rebuilds.request(C, address)
     async with in_background(peers.run, rebuilds.run):

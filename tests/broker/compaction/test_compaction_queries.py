@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headrace_broker.compaction import id_search
+from headrace_broker.compaction.lookups import LookupLimits
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import ViewMessageHeader
 from headrace_protocol.message import decode_records
@@ -65,9 +65,9 @@ def with_id(broker: BrokerUnderTest, message_id: str, **fields: Any) -> list[byt
 
 
 def test_a_message_is_found_by_its_producers_id(
-    expired: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch
+    expired: BrokerUnderTest,
 ) -> None:
-    monkeypatch.setattr(id_search, "_STEP_COUNT", 1)
+    expired.compaction.lookups.limits = LookupLimits(id_part_count=1)
     for body in (b"2", b"3", b""):
         assert with_id(expired, f"U{body!r}") == [body]
         assert found(expired, f"U{body!r}", index_type="U") == [body]
@@ -80,7 +80,7 @@ def test_a_message_is_found_by_its_producers_id(
     assert with_id(expired, f"U{name}", begin_timestamp=at, end_timestamp=at) == [b"2"]
     assert with_id(expired, f"U{name}", begin_timestamp=at + 1) == []
     assert with_id(expired, f"U{name}", end_timestamp=at - 1) == []
-    monkeypatch.setattr(id_search, "_BYTES_MAX", 1)
+    expired.compaction.lookups.limits = LookupLimits(id_part_count=1, id_bytes_max=1)
     assert with_id(expired, f"U{name}") == [b"2"]
     assert with_id(expired, f"U{b'3'!r}") == []
 

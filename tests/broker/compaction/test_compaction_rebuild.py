@@ -104,9 +104,9 @@ def rebuild(broker: BrokerUnderTest, master: BrokerUnderTest) -> int:
     work = Rebuild(compaction.queues, NAME, broker.clock.ms)
     if not work.begin(MASTER, POLICY.delete_retention_ms):
         return -1
-    first = work.progress.position
+    first = work.checkpoint.position
     while not work.is_complete():
-        work.take(pulled(master, work.progress.position))
+        work.take(pulled(master, work.checkpoint.position))
     request = Request(NAME, POLICY, broker.clock.ms, 2000, is_forced=True)
     assert work.merge(compaction.compactor, request)
     return first
@@ -174,7 +174,7 @@ def test_messages_that_arrive_during_a_rebuild_stay_newer(tmp_path: Path) -> Non
     assert work.begin(MASTER, POLICY.delete_retention_ms)
     for number in range(100):
         if not work.is_complete():
-            work.take(pulled(master, work.progress.position))
+            work.take(pulled(master, work.checkpoint.position))
         name = KEYS[number % 3]
         values[name] = b"new %d" % number
         send(broker, name, values[name])
@@ -228,11 +228,11 @@ def test_a_rebuild_resumes_after_a_start(tmp_path: Path) -> None:
     work.begin(MASTER, POLICY.delete_retention_ms)
     work.take(pulled(master, 0))
     queue = broker.compaction.queues.all()[NAME]
-    queue.replica.save(work.progress)
+    queue.replica.save(work.checkpoint)
     broker.close()
     broker = start(tmp_path / "b")
     assert broker.compaction.rebuilds.is_pending(C)
-    assert rebuild(broker, master) == work.progress.position > 0
+    assert rebuild(broker, master) == work.checkpoint.position > 0
     assert found(broker) == values
 
 
@@ -276,8 +276,8 @@ def test_a_deleted_topic_ends_its_rebuild(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ending", ["cut_after", "kill_after"])
-def test_a_rebuild_survives_a_crash_at_any_operation(tmp_path: Path, ending: str) -> None:
+@pytest.mark.parametrize("is_cut", [False, True], ids=["kill", "power cut"])
+def test_a_rebuild_survives_a_crash_at_any_operation(tmp_path: Path, *, is_cut: bool) -> None:
     values = fill(tmp_path / "a")
     lose(tmp_path / "a", tmp_path / "lost")
     prepared = start(tmp_path / "lost")
@@ -291,7 +291,7 @@ def test_a_rebuild_survives_a_crash_at_any_operation(tmp_path: Path, ending: str
         shutil.copytree(tmp_path / "lost", folder)
         files = FaultyFiles(folder / "store", rng)
         broker = start(folder, files=files)
-        setattr(files, ending, files.operation_count + number)
+        files.end_in(number, is_cut=is_cut)
         try:
             rebuild(broker, master)
             is_over = True

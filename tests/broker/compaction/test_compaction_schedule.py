@@ -16,12 +16,11 @@ import trio
 
 from headrace_broker.compaction.checkpoint import PositionCheckpoint
 from headrace_broker.compaction.compactor import Compactor, Request
-from headrace_broker.compaction.metrics import RunTotals
 from headrace_broker.compaction.queue_log import QueueLog
 from headrace_broker.compaction.queues import CompactedQueues
 from headrace_broker.compaction.run import Result
 from headrace_broker.compaction.run_state import RunState, StateFile, own_folder
-from headrace_broker.compaction.schedule import CompactionSchedule
+from headrace_broker.compaction.schedule import CompactionSchedule, RunTotals
 from headrace_broker.compaction.segments import Folders
 from headrace_broker.compaction.swap import Swap
 from headrace_broker.compaction.throttle import Throttle
@@ -237,19 +236,15 @@ def make_schedule(store: Store, interval_ms: int = 1_000) -> tuple[CompactionSch
         max_offset_map_size=1 << 20,
         enable_compaction=True,
     )
-    totals = RunTotals()
     schedule = CompactionSchedule(
-        cast("CompactedQueues", store),
         store.compactor,
-        store.throttle,
         lambda _topic: POLICY,
         lambda _topic, _queue_id: False,
         config,
         lambda: 1_000,
         Random(1),
-        totals,
     )
-    return schedule, totals
+    return schedule, schedule.totals
 
 
 async def until(is_so: Callable[[], bool]) -> None:

@@ -131,8 +131,7 @@ def test_whenever_a_run_ends_the_start_finds_old_or_new(tmp_path: Path, is_cut: 
         fs = FaultyFiles(root, rng)
         queue = Queue(root, fs)
         queue.fill()
-        end = fs.operation_count + number
-        fs.cut_after, fs.kill_after = (end, -1) if is_cut else (-1, end)
+        fs.end_in(number, is_cut=is_cut)
         with pytest.raises(PowerCut):
             queue.compact()
         if fs.image is not None:

@@ -69,7 +69,7 @@ def compact(brokers: Brokers, broker: str, physical: int) -> None:
     under_test.store.followers.finish()
     compaction, name = under_test.compaction, (TOPIC, physical)
     policy = CompactionPolicy(delete_retention_ms=RETENTION_MS)
-    keeps = compaction.logic_queues.has_older(*name)
+    keeps = under_test.core.own_queues.has_older(*name)
     now_ms = under_test.clock.ms
     compaction.compactor.compact(Request(name, policy, now_ms, 1 << 20, True, keeps))
 
@@ -217,11 +217,11 @@ def test_a_marker_in_the_first_item_goes(brokers: Brokers) -> None:
 
 def test_markers_stay_while_the_mapping_is_lost(brokers: Brokers) -> None:
     moved(brokers)
-    queues = brokers["b"].compaction.logic_queues
+    queues = brokers["b"].core.own_queues
     assert queues.has_older(TOPIC, 0)
-    assert not brokers["a"].compaction.logic_queues.has_older(TOPIC, 1)
+    assert not brokers["a"].core.own_queues.has_older(TOPIC, 1)
     brokers["a"].mappings._mappings.clear()
-    assert brokers["a"].compaction.logic_queues.has_older(TOPIC, 1)
+    assert brokers["a"].core.own_queues.has_older(TOPIC, 1)
     assert not queues.has_older("plain", 0)
 
 

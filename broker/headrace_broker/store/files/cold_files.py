@@ -51,7 +51,7 @@ class ColdFiles:
         data = self.read(queue_offset * UNIT_BYTES, count * UNIT_BYTES)
         return np.frombuffer(data, UNIT_DTYPE, len(data) // UNIT_BYTES)
 
-    def place(self, queue_offset: int) -> int:
+    def physical_offset(self, queue_offset: int) -> int:
         """The physical offset in a unit of a queue; -1 if the unit is gone. Raises OSError."""
         data = self.read(queue_offset * UNIT_BYTES, 8)
         return int.from_bytes(data, "big", signed=True) if data else -1

@@ -196,7 +196,9 @@ class Scan:
         for item in self._items:
             track = item.track or self._begin(item)
             is_waiting = track.position < item.end
-            track.next_physical_offset = item.units.place(track.position) if is_waiting else None
+            track.next_physical_offset = (
+                item.units.physical_offset(track.position) if is_waiting else None
+            )
             self.tracks.append(track)
 
     def _begin(self, item: QueueScan) -> Track:
@@ -210,7 +212,7 @@ class Scan:
         track = Track(queue)
         track.position = max(min(resumed, wanted), first)
         if track.position:
-            track.physical_offset_before = item.units.place(track.position - 1)
+            track.physical_offset_before = item.units.physical_offset(track.position - 1)
         return track
 
     def _synced_offset(self, item: QueueScan) -> int | None:
@@ -219,7 +221,7 @@ class Scan:
         if synced is None:
             return None
         at = min(synced.queue_offset, item.end if item.start_end is None else item.start_end)
-        before = item.units.place(at - 1) if at else -1
+        before = item.units.physical_offset(at - 1) if at else -1
         if at < synced.queue_offset:
             is_same = 0 <= before < synced.physical_offset_before  # the log has lost its end
         else:
@@ -291,8 +293,8 @@ class Pass:
 
     def _move(self, track: Track, end: int, view: QueueView) -> None:
         track.position = end
-        track.physical_offset_before = view.units.place(end - 1)
-        track.next_physical_offset = view.units.place(end) if end < view.end else None
+        track.physical_offset_before = view.units.physical_offset(end - 1)
+        track.next_physical_offset = view.units.physical_offset(end) if end < view.end else None
         self.moved.append(track)
 
 

@@ -363,8 +363,8 @@ class IndexFiles:
         seed = IndexHeader(0, 0, 0, 0, 0, 1)
         if self.files:
             before = self.files[-1].header
-            time, place = before.end_timestamp, before.end_physical_offset
-            seed = IndexHeader(time, time, place, place, 0, 1)
+            time, end = before.end_timestamp, before.end_physical_offset
+            seed = IndexHeader(time, time, end, end, 0, 1)
         file.header = seed
         return file
 

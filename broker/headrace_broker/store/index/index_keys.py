@@ -90,9 +90,9 @@ class Regions(NamedTuple):
 
 
 class _Hashes(NamedTuple):
-    """Hashes of keys. ``place`` sorts them by record number, then by rank within the record."""
+    """Hashes of keys. ``order`` sorts them by record number, then by rank within the record."""
 
-    place: Array
+    order: Array
     key_hash: Array
 
 
@@ -134,12 +134,12 @@ def _groups(sizes: Array) -> list[Array]:
 def _in_order(parts: list[_Hashes]) -> tuple[Array, Array]:
     if not parts:
         return np.empty(0, np.int64), np.empty(0, np.int32)
-    places = np.concatenate([part.place for part in parts])
+    orders = np.concatenate([part.order for part in parts])
     hashes = np.concatenate([part.key_hash for part in parts])
     if len(parts) > 1:
-        order = np.argsort(places, kind="stable")
-        places, hashes = places[order], hashes[order]
-    return places >> _RANK_BITS, hashes
+        sorting = np.argsort(orders, kind="stable")
+        orders, hashes = orders[sorting], hashes[sorting]
+    return orders >> _RANK_BITS, hashes
 
 
 def _text_hashes(
@@ -197,10 +197,10 @@ class _Table:
 
     def hashes(self, numbers: Array, prefixes: Array) -> list[_Hashes]:
         """The hashes of each key column. numbers, prefixes: those of the rows' records."""
-        places = numbers << _RANK_BITS
+        orders = numbers << _RANK_BITS
         return [
             _Hashes(
-                places | _TABLE_RANKS[name],
+                orders | _TABLE_RANKS[name],
                 self._hash(where, prefixes[:, int(name == b"TAGS")]),
             )
             for name, where in self._keys.items()
@@ -243,14 +243,14 @@ class _Block:
         if is_slow.any():
             values = _Values(*(column[~is_slow[values.number]] for column in values))
         hashes = self._slice_hashes(values, prefixes)
-        places = self.numbers[values.number] << _RANK_BITS | values.rank
+        orders = self.numbers[values.number] << _RANK_BITS | values.rank
         for at in np.flatnonzero(is_slow).tolist():
             number = int(self.numbers[at])
             exact = _exact_hashes(self.regions[at], topic_of(number))
             hashes = np.concatenate([hashes, exact])
-            places = np.append(places, (number << _RANK_BITS) + np.arange(len(exact)))
-        order = np.argsort(places, kind="stable")
-        return _Hashes(places[order], hashes[order])
+            orders = np.append(orders, (number << _RANK_BITS) + np.arange(len(exact)))
+        sorting = np.argsort(orders, kind="stable")
+        return _Hashes(orders[sorting], hashes[sorting])
 
     def _find_values(self) -> _Values:
         separators = np.flatnonzero(self.text == 2)
@@ -295,8 +295,8 @@ class _Block:
         is_slow = np.zeros(len(self.regions), bool)
         if self.text.max() >= 0x80:
             is_slow[values.number[self._contains(values, self.text >= 0x80)]] = True
-        places = np.sort(values.number << _RANK_BITS | values.rank)
-        is_slow[places[1:][places[1:] == places[:-1]] >> _RANK_BITS] = True
+        orders = np.sort(values.number << _RANK_BITS | values.rank)
+        is_slow[orders[1:][orders[1:] == orders[:-1]] >> _RANK_BITS] = True
         return is_slow
 
     def _slice_hashes(self, values: _Values, prefixes: Array) -> Array:

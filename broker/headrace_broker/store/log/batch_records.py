@@ -40,7 +40,7 @@ _TAGS = b"TAGS\x01"
 
 
 class BatchRecords:
-    """The records of any batch, not placed yet; its items may have different layouts."""
+    """The records of any batch, without offsets yet; its items may have different layouts."""
 
     def __init__(self, batch_body: Buffer, sys_flag: int, queue: StoreQueue) -> None:
         """Raises CorruptRecord for a malformed or empty batch, BatchTooLong for a long one."""

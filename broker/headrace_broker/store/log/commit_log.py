@@ -184,8 +184,8 @@ class CommitLog(LogRefusals):
         overhead, store_host, now_ms = head.size + _SHORT.size, self.store_host, self.now_ms
         position, file_start, append_end = self.position, self.file_start, self.append_end
         body_bytes_max = self.body_bytes_max
-        places: list[tuple[int, int]] = []
-        put, put_place = self._pending.append, places.append
+        offsets: list[tuple[int, int]] = []
+        put, put_offsets = self._pending.append, offsets.append
         if written + len(messages) > ring.limit:
             messages = messages[: ring.limit - written]
         try:
@@ -218,13 +218,13 @@ class CommitLog(LogRefusals):
                 )
                 # fmt: on
                 put(record)
-                put_place((physical_offset, queue_offset))
+                put_offsets((physical_offset, queue_offset))
                 queue.next_offset = queue_offset + 1
                 written += 1
                 position += size
         finally:
             ring.written, self.position = written, position
-        return places
+        return offsets
 
     def append_batch(
         self,

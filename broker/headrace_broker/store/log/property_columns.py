@@ -65,10 +65,10 @@ class PropertyColumns:
         """Numbers of one to 18 digits; ``missing`` for other texts."""
         sizes = found.ends - found.starts
         width = min(int(sizes.max(initial=1)), _DIGITS_MAX)
-        places = np.arange(-width, 0)
-        digits = self.text[found.ends[:, None] + places] - ord("0")  # wraps around below "0"
+        distances = np.arange(-width, 0)
+        digits = self.text[found.ends[:, None] + distances] - ord("0")  # wraps around below "0"
         if (sizes < width).any():
-            digits[places < -sizes[:, None]] = 0
+            digits[distances < -sizes[:, None]] = 0
         is_number = (digits <= 9).all(1) & (sizes <= width)
         return np.where(is_number, digits @ _POWERS[_DIGITS_MAX - width :], missing)
 

@@ -80,7 +80,7 @@ def _dtype(fields: dict[str, tuple[np.dtype[Any], int]], size: int) -> np.dtype[
 
 
 class UniformBatch:
-    """The records of a uniform batch, not placed yet; used as ``BatchRecords``."""
+    """The records of a uniform batch, without offsets yet; used as ``BatchRecords``."""
 
     def __init__(
         self, items: Array, ends: bytes, shape: _Shape, sys_flag: int, queue: StoreQueue
@@ -143,7 +143,7 @@ class UniformBatch:
         store_host: bytes,
         reconsume_times: int,
     ) -> Buffer:
-        """As ``BatchRecords.encode``; each column is copied once, directly to its place."""
+        """As ``BatchRecords.encode``; each column is copied once, directly into the block."""
         items, queue, shape = self._items, self._queue, self._shape
         size = shape.records.itemsize
         _, flag, body_bytes = BATCH_ITEM_HEAD.unpack(items["head"][0].tobytes())

@@ -109,7 +109,7 @@ class DiskForecast:
         left_out: topics whose records don't count.
         """
         found = (
-            UnconsumedRecord(units.place(first), topic, queue_id, group)
+            UnconsumedRecord(units.physical_offset(first), topic, queue_id, group)
             for units, first, topic, queue_id, group in self._candidates
             if topic not in left_out
         )

@@ -197,13 +197,13 @@ class WritePath:
             assert len(records.rows) <= self._ring.row_count
             self.begin()
             try:
-                place = self.append_records(records)
+                offsets = self.append_records(records)
             except StoreBusy:
                 if self._commit_log.life.state is not State.OPEN:
                     raise self._commit_log.refused() from None
                 await self.wait_for_room()
             else:
-                on_placed(*place)
+                on_placed(*offsets)
                 self.publish()
                 return
 

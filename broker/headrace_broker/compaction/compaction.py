@@ -14,9 +14,10 @@ from headrace_broker.compaction.follower import CompactionFollower
 from headrace_broker.compaction.index_builds import IndexBuilds
 from headrace_broker.compaction.key_check import KeyCheck
 from headrace_broker.compaction.keys import KeyDemand
-from headrace_broker.compaction.metrics import RunTotals
+from headrace_broker.compaction.lookups import KeyLookups
 from headrace_broker.compaction.queues import CompactedQueues
 from headrace_broker.compaction.rebuilds import Rebuilds
+from headrace_broker.compaction.requests import CompactionRequests
 from headrace_broker.compaction.schedule import CompactionSchedule
 from headrace_broker.compaction.source import CompactedSource
 from headrace_broker.compaction.throttle import Throttle
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from headrace_broker.compaction.keys import LogicQueues
     from headrace_broker.config import BrokerConfig
     from headrace_broker.peers.peers import Peers
-    from headrace_broker.queue_directory import Lookup
+    from headrace_broker.queue_directory import Lookup, QueueDirectory
     from headrace_broker.store.followers.following import Following
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.store.retention.disk_forecast import LowestUnconsumed
@@ -41,8 +42,7 @@ if TYPE_CHECKING:
 class Compaction:
     """The parts of compacted topics that ``feature`` lists.
 
-    queues: their logs. logic_queues: those of static topics. demand: what their messages must have.
-    follower: copies their messages.
+    queues: their logs. demand: what their messages must have. follower: copies their messages.
     """
 
     def __init__(
@@ -51,57 +51,42 @@ class Compaction:
         store: MessageStore,
         topics: TopicTable,
         peers: Peers,
-        logic_queues: LogicQueues,
+        own_queues: LogicQueues,
+        directory: QueueDirectory,
     ) -> None:
+        """own_queues: those of static topics."""
         sizes = FileSizes.of(
             config.compaction_mapped_file_size, config.compaction_cq_mapped_file_size
         )
         self._store = store
         self._topics = topics
-        self.logic_queues = logic_queues
+        self._logic_queues = own_queues
         self._message_bytes_max = config.max_message_size
         self._record_bytes_max = sizes.record_bytes_max
-        self.totals = RunTotals()
         self._positions = PositionCheckpoint(store.root, store.fs)
         self.queues = CompactedQueues(store, topics, sizes, self._positions)
-        self.demand = KeyDemand(topics.get, sizes.record_bytes_max, logic_queues)
+        self.demand = KeyDemand(topics.get, sizes.record_bytes_max, own_queues)
         self.follower = CompactionFollower(self.queues)
         # Shared by all that reads many messages.
         throttle = Throttle(
             lambda: config.compaction_bytes_per_second, lambda: store.ring.pressure() is not None
         )
-        self.compactor, self.schedule = self._new_runs(config, throttle)
+        runner = run_in_process if store.use_threads else partial(run_here, fs=store.fs)
+        require_free, now_ms = store.commit_log.room.require_free, store.clock.now_ms
+        self.compactor = Compactor(self.queues, self._positions, runner, throttle, require_free)
+        self.schedule = CompactionSchedule(
+            self.compactor, self._policy, own_queues.has_older, config, now_ms, Random()
+        )
         # A broker that shares its process with a program doesn't start others.
         indexer = index_in_process if store.use_threads else None
         self.index_builds = IndexBuilds(self.queues, indexer, throttle)
+        self.lookups = KeyLookups(store, topics, directory, self.queues, self.index_builds)
         self.rebuilds = Rebuilds(
-            self.queues,
-            self.compactor,
-            self._policy,
-            peers,
-            store.clock.now_ms,
-            config.max_offset_map_size,
+            self.compactor, self._policy, peers, now_ms, config.max_offset_map_size
         )
-
-    def _new_runs(
-        self, config: BrokerConfig, throttle: Throttle
-    ) -> tuple[Compactor, CompactionSchedule]:
-        store = self._store
-        runner = run_in_process if store.use_threads else partial(run_here, fs=store.fs)
-        require_free = store.commit_log.room.require_free
-        compactor = Compactor(self.queues, self._positions, runner, throttle, require_free)
-        schedule = CompactionSchedule(
-            self.queues,
-            compactor,
-            throttle,
-            self._policy,
-            self.logic_queues.has_older,
-            config,
-            store.clock.now_ms,
-            Random(),
-            self.totals,
+        self.requests = CompactionRequests(
+            topics, self.schedule, self.rebuilds, own_queues.is_static
         )
-        return compactor, schedule
 
     def _policy(self, topic: str) -> CompactionPolicy | None:
         config = self._topics.get(topic)
@@ -138,7 +123,7 @@ class Compaction:
         """For GET_BROKER_RUNTIME_INFO."""
         lost = self.queues.lost()
         return {
-            "compactionDropped": str(self.totals.dropped_count),
+            "compactionDropped": str(self.schedule.totals.dropped_count),
             **self.index_builds.runtime_info(),
             "compactionLostQueues": str(len(lost)),
             "compactionLostReason": lost[0] if lost else "",
@@ -150,7 +135,7 @@ class Compaction:
         policy = self._policy(topic)
         if config is None or policy is None or self._message_bytes_max > self._record_bytes_max:
             return None
-        here = self.logic_queues.of_keys(topic, queue_id, config.write_queue_nums)
+        here = self._logic_queues.of_keys(topic, queue_id, config.write_queue_nums)
         return KeyCheck(*here, policy.key_queue, self._record_bytes_max)
 
     def find_source(self, lookup: Lookup, queue: StoreQueue) -> CompactedSource | None:
