@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 def serve(config: Path, *, check_config: bool, log_level: str) -> None:
     """Run a broker until SIGINT or SIGTERM.
 
-    check_config: only read the file, try the addresses to listen on and the place of tiered
+    check_config: only read the file, try the addresses to listen on and the location of tiered
     storage, ask for a lost store, and print warnings and what was checked.
     Raises ConfigError, or the errors of ``Broker.run`` in an ExceptionGroup.
     """
@@ -65,18 +65,20 @@ def _check_tier(config: BrokerConfig) -> None:
     """Put, read and remove one object in tiered storage, if it is on. Raises ConfigError."""
     if not config.message_store_plug_in:
         return
+    from headrace_broker.tiered.access.drivers import mark_file
     from headrace_broker.tiered.access.probe import probe
-    from headrace_broker.tiered.access.tier_access import place_file
     from headrace_broker.tiered.container.tier import Home
-    from headrace_broker.tiered.rescue.place import open_objects
+    from headrace_broker.tiered.rescue.listing import open_driver
 
     home = Home(config.broker_cluster_name, config.broker_name)
     tier = config.tier_settings(config.store_path_root_dir, home)
     assert tier is not None
+    if not tier.is_lasting:
+        return
     try:
-        if tier.folder is not None and place_file(tier.root).load() is None:
+        if tier.folder is not None and mark_file(tier.root).load() is None:
             tier.folder.mkdir(parents=True, exist_ok=True)  # as the first start
-        problem = probe(open_objects(tier))
+        problem = probe(open_driver(tier))
     except (StoreError, OSError) as error:
         problem = str(error)
     if problem:

@@ -107,7 +107,7 @@ def check(root: Path, expected: list[int]) -> None:
         assert line.split() in ([f"k{offset}", str(place)], [f"k{offset}"])
         hits = index.query(TOPIC, f"k{offset}", 0, store_ms(10**6), 10)
         assert not isinstance(hits, Failure), hits
-        assert [hit.place for hit in hits] == [place]
+        assert [hit.log_offset for hit in hits] == [place]
     assert sum(len(line.split()) == 2 for line in theirs) > len(theirs) // 2
     index.close()
 

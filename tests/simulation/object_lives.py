@@ -18,16 +18,16 @@ import msgspec
 from headrace_broker.store.files.cold_files import ColdFiles
 from headrace_broker.store.followers.following import _view
 from headrace_broker.store.queues.queue_blocks import read_block
-from headrace_broker.tiered.access import tier_access, upload
+from headrace_broker.tiered.access.tiered_storage import TieredStorage
 from headrace_broker.tiered.container.stored_tier import Group, Name
 from headrace_broker.tiered.container.tier import Home
-from headrace_broker.tiered.objects import inventory, merge, object_tier, part_reader
 from headrace_broker.tiered.objects.object_tier import CATALOGS, DATA, ObjectTier
+from headrace_broker.tiered.objects.sizes import ObjectSizes
 from headrace_broker.tiered.rescue.verify import _verify_objects
 from headrace_protocol.tier.rows import Manifest, ObjectRow
 from tests.simulation.history import PromiseBroken
 from tests.simulation.tiered_lives import PAUSE_MS, TIER_HOURS, TieredLife, TieredLives
-from tests.simulation.world import HOUR_MS, LifeClock, World
+from tests.simulation.world import HOUR_MS, LifeClock
 from tests.support.faulty_files import FaultyFiles
 from tests.support.simulated_store import TROUBLES, SimulatedStore, StoreClient, StoreWeather
 from tests.support.tiers import block
@@ -39,16 +39,16 @@ INTERRUPTION_RATE: Final = 0.05
 # Age of objects that are swept; no put is under way for so long.
 SWEEP_MS: Final = 2 * HOUR_MS
 MADE_UP: Final = 3
-RANDOM_CONSTANTS: Final = (
-    (merge, "_RUNS", (2, 3)),
-    (merge, "_OBJECT_BYTES", (2500, 20_000)),
-    (object_tier, "_TAIL_MAX", (1, 5)),
-    (object_tier, "_DAY_MS", (SWEEP_MS,)),
-    (inventory, "_CATALOG_PARTS_MIN", (3, 9)),
-    (inventory, "_CATALOG_PARTS_MAX", (10, 30)),
-    (part_reader, "_SMALL_BYTES", (0, 256 << 10)),
-    (upload, "_TOGETHER_BYTES", (3000, 16 << 20)),
-)
+RANDOM_SIZES: Final = {
+    "runs": (2, 3),
+    "object_bytes": (2500, 20_000),
+    "tail": (1, 5),
+    "sweep_ms": (SWEEP_MS,),
+    "catalog_parts_min": (3, 9),
+    "catalog_parts_max": (10, 30),
+    "read_bytes": (0, 256 << 10),
+}
+TOGETHER_BYTES: Final = (3000, 16 << 20)
 _rows = msgspec.json.Decoder(list[ObjectRow])
 _manifest = msgspec.json.Decoder(Manifest)
 
@@ -103,7 +103,9 @@ class ObjectLife(TieredLife):
         can_work = access.is_open and not self._is_interrupted
         can_work = can_work and access._opening is None and not access.writing.locked()
         # What looks for the mark waits for others that do; here it would wait for itself.
-        can_work = can_work and access.mark is not None and not access.mark._lock.locked()
+        can_work = (
+            can_work and access.drivers.mark is not None and not access.drivers.mark._lock.locked()
+        )
         if can_work and not self.objects.lock.locked() and self.rng.random() < INTERRUPTION_RATE:
             self.interrupt()
 
@@ -204,7 +206,7 @@ class Rival:
 
     def _take_over(self, life: ObjectLife) -> None:
         home: Home = life.tier.settings.home
-        tier = ObjectTier(self._client, home)
+        tier = ObjectTier(self._client, home, life.tier.access.object_sizes)
         failure = tier.start(self._clock.ms)
         if failure is not None:
             raise PromiseBroken(f"the tier can't be taken over: {failure}")
@@ -256,22 +258,27 @@ class ObjectLives(TieredLives):
     life_type = ObjectLife
     weather: StoreWeather
 
-    def open_tier(self, world: World) -> StoreWeather:
+    def open_tier(self) -> StoreWeather:
         weather = StoreWeather(self.rng, self.clock)
         self.bucket = SimulatedStore()
         self.bucket.after_change = self.check_manifest
         self.rival = Rival(self.bucket, self.rng, self.clock)
         self._life: ObjectLife | None = None
         self._catalogs: dict[str, list[str]] = {}
-        world.patch.setattr(tier_access, "_open_objects", self.open_bucket)
-        for module, name, values in RANDOM_CONSTANTS:
-            world.patch.setattr(module, name, self.rng.choice(values))
+        choose = self.rng.choice
+        self.sizes = ObjectSizes(**{name: choose(values) for name, values in RANDOM_SIZES.items()})
+        self._together_bytes = choose(TOGETHER_BYTES)
         return weather
 
     def place(self, _folder: Path) -> dict[str, Any]:
         return {"tiered_backend_service_provider": "s3", "object_store_bucket": "bucket"}
 
-    def open_bucket(self, _settings: Any, files: FaultyFiles) -> StoreClient:
+    def equip(self, tier: TieredStorage, files: FaultyFiles) -> None:
+        tier.access.object_sizes = self.sizes
+        tier.access.drivers.open = lambda: self.open_bucket(files)
+        tier.upload.together_bytes = self._together_bytes
+
+    def open_bucket(self, files: FaultyFiles) -> StoreClient:
         """The bucket as a broker reaches it until its life ends."""
 
         def on_request() -> None:

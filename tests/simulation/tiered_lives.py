@@ -24,7 +24,7 @@ from headrace_broker.store.files.filesystem import DiskUsage
 from headrace_broker.store.followers.following import Following
 from headrace_broker.store.settings import Retention
 from headrace_broker.store.store_source import GetStatus
-from headrace_broker.tiered.access import tier_access
+from headrace_broker.tiered.access.tiered_storage import TieredStorage
 from headrace_broker.tiered.container.stored_tier import StoredTier
 from headrace_broker.tiered.container.tier import Tier
 from headrace_protocol.errors import RequestError
@@ -78,6 +78,7 @@ class TieredLife(Life):
         self.store = self.broker.store
         tier = self.broker.tier
         assert tier is not None
+        lives.equip(tier, files)
         self.tier = tier
         tier.reader.breaker = Breaker("the tier", self.clock.current_time)
         self.steps = [
@@ -320,7 +321,7 @@ class TieredLife(Life):
                     assert not isinstance(hits, Failure), hits
                     assert not isinstance(units, Failure), units
                     place = int(units.units["physical_offset"][0])
-                    if (name[1], place) not in {(hit.queue_id, hit.place) for hit in hits}:
+                    if (name[1], place) not in {(hit.queue_id, hit.log_offset) for hit in hits}:
                         raise PromiseBroken(f"k{at} of {name} is not found by key")
 
     def unsettled(self) -> set[Name]:
@@ -393,7 +394,7 @@ class TieredLife(Life):
         folder = self.files.root / "tier" / tier._folder
         there = {path.relative_to(folder).as_posix() for path in folder.rglob("COMMIT_LOG/*")}
         known = {
-            queue.log.place.segment_path(row.base_offset).partition("/")[2]
+            queue.log.address.segment_path(row.base_offset).partition("/")[2]
             for queue in tier.queues.values()
             for row in queue.log.segments
         }
@@ -421,15 +422,18 @@ class TieredLives(Lives[TieredLife]):
             **self.place(self.root / "tier"),
             tiered_storage_level=self.rng.choice(("NOT_IN_DISK", "NOT_IN_DISK", "FORCE")),
         )
-        self.weather = self.open_tier(world)
+        self.weather = self.open_tier()
 
-    def open_tier(self, world: World) -> Weather | StoreWeather:
-        """Put the tier behind troubles; returns what decides about them."""
-        weather = Weather(self.rng)
-        world.patch.setattr(
-            tier_access, "PosixDriver", lambda root, files: TroubledDriver(root, files, weather)
-        )
-        return weather
+    def open_tier(self) -> Weather | StoreWeather:
+        """The troubles of the tier."""
+        return Weather(self.rng)
+
+    def equip(self, tier: TieredStorage, files: FaultyFiles) -> None:
+        """Put the troubles in front of the tier of a life."""
+        weather = self.weather
+        assert isinstance(weather, Weather)
+        root = self.root / "tier"
+        tier.access.drivers.open = lambda: TroubledDriver(root, files, weather)
 
     def place(self, folder: Path) -> dict[str, Any]:
         """The settings that say where the tier is, and how it is kept there."""

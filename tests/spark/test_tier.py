@@ -39,7 +39,7 @@ from headrace_protocol.message import encode_properties
 from headrace_protocol.message_ids import encode_host
 from headrace_protocol.tier import stored_queue
 from headrace_protocol.tier.driver import Failure, FailureKind
-from headrace_protocol.tier.place import Place
+from headrace_protocol.tier.location import Location
 from headrace_protocol.tier_bodies import TierStatus
 from headrace_protocol.tier_headers import TierStatusHeader
 from tests.spark.brokers import broker
@@ -239,7 +239,7 @@ class Moving:
         self.reads += 1
         if self.reads > 4 and not (self._plans_help and self.plans):
             return Failure(FailureKind.MISSING, args[0], "is not there any more")
-        return self._read(open_place(Place(str(self.folder))), *args)
+        return self._read(open_place(Location(str(self.folder))), *args)
 
     folder: Path
 
@@ -334,7 +334,7 @@ def test_secrets_are_not_shown() -> None:
     given = {"topic": TOPIC, "tier": "direct", "tier.Secret_Access_Key": "hidden"}
     options = read_options(given)
     assert options.tier == TierAccess(None, (("secret_access_key", "hidden"),))
-    assert "hidden" not in repr(options) + repr(Place("s3://b", config=options.tier.config))
+    assert "hidden" not in repr(options) + repr(Location("s3://b", config=options.tier.config))
 
 
 def test_brokers_without_a_tier(tiered: Tiered) -> None:
@@ -344,7 +344,7 @@ def test_brokers_without_a_tier(tiered: Tiered) -> None:
 
 
 def test_a_folder_that_is_not_mounted(tmp_path: Path) -> None:
-    store = open_place(Place((tmp_path / "away").as_uri()))
+    store = open_place(Location((tmp_path / "away").as_uri()))
     with pytest.raises(TierUnreachable, match="is not there: mount its file system"):
         expect(store.read("x", [(0, 1)]))
     with pytest.raises(OptionError, match=r"neither a manifest\.json nor a folder"):
@@ -359,7 +359,7 @@ def test_only_names_below_the_place_are_read(tmp_path: Path, path: str) -> None:
     (place / "a").mkdir(parents=True)
     outside.write_bytes(b"secret")
     (place / "link").symlink_to(outside)
-    store = open_place(Place(place.as_uri()))
+    store = open_place(Location(place.as_uri()))
     found = store.read(path, [(0, 5)])
     assert isinstance(found, Failure)
     assert found.kind is FailureKind.DAMAGED
@@ -368,7 +368,7 @@ def test_only_names_below_the_place_are_read(tmp_path: Path, path: str) -> None:
 
 
 def test_devices_are_not_read(tmp_path: Path) -> None:
-    store = open_place(Place("file:///dev"))
+    store = open_place(Location("file:///dev"))
     for found in (store.read("zero", [(0, 5)]), store.read_all("zero")):
         with pytest.raises(TierGone, match="no regular file"):
             expect(found)
@@ -382,7 +382,7 @@ def test_ranges_of_unreasonable_sizes_are_not_read(
 ) -> None:
     with (tmp_path / "sparse").open("wb") as file:
         file.truncate(2 << 30)
-    store = open_place(Place(tmp_path.as_uri()))
+    store = open_place(Location(tmp_path.as_uri()))
     with pytest.raises(TierGone, match=r"at most 134217728 are read|no file has"):
         expect(store.read("sparse", ranges))
     with pytest.raises(TierGone, match="at most 67108864 are read"):
@@ -403,7 +403,7 @@ def test_without_obstore(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "headrace_protocol.tier.objects", raising=False)
     monkeypatch.setitem(sys.modules, "obstore.store", None)
     with pytest.raises(OptionError, match="needs obstore: pip install obstore"):
-        open_place(Place("s3://bucket/prefix"))
+        open_place(Location("s3://bucket/prefix"))
 
 
 @pytest.mark.slow

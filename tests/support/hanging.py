@@ -81,7 +81,7 @@ class Patience:
     def __init__(self, limits: TimeLimits | None = None) -> None:
         self.now_s = 0.0
         self.limits = limits or TimeLimits()
-        self.limits._monotonic = lambda: self.now_s
+        self.limits.monotonic = lambda: self.now_s
 
     def limited(self, driver: Any) -> Metered:
         """A driver within these limits."""

@@ -20,7 +20,7 @@ from urllib.parse import quote
 
 import pytest
 
-from headrace_protocol.tier.place import Place
+from headrace_protocol.tier.location import Location
 
 CACHE = Path(__file__).resolve().parents[2] / ".cache" / "bin"
 MODULE = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
@@ -47,7 +47,7 @@ def build() -> Path | None:
 
 
 @contextlib.contextmanager
-def serving(folder: Path) -> Iterator[Place]:
+def serving(folder: Path) -> Iterator[Location]:
     """As ``running``; yields only the bucket."""
     with running(folder) as (place, _):
         yield place
@@ -56,7 +56,7 @@ def serving(folder: Path) -> Iterator[Place]:
 @contextlib.contextmanager
 def running(
     folder: Path, options: Sequence[str] = ()
-) -> Iterator[tuple[Place, subprocess.Popen[bytes]]]:
+) -> Iterator[tuple[Location, subprocess.Popen[bytes]]]:
     """A server for the length of a block; skips the test where it can't be built.
 
     folder: an empty one. options: more of the program's. Yields the only bucket, and the process.
@@ -81,17 +81,17 @@ def running(
             _wait_until_open(process, port)
             endpoint = f"http://127.0.0.1:{port}"
             keys = ("access_key_id", ACCESS_KEY), ("secret_access_key", SECRET_KEY)
-            yield Place(f"s3://{BUCKET}", endpoint, config=keys), process
+            yield Location(f"s3://{BUCKET}", endpoint, config=keys), process
         finally:
             process.kill()
 
 
-def below(place: Place, prefix: str) -> Place:
+def below(place: Location, prefix: str) -> Location:
     """A place in the bucket."""
     return place._replace(url=f"{place.url}/{quote(prefix)}")
 
 
-def bucket_settings(place: Place, prefix: str = "") -> dict[str, Any]:
+def bucket_settings(place: Location, prefix: str = "") -> dict[str, Any]:
     """The settings of a broker whose tier is in the bucket, by key of the file."""
     return {
         "messageStorePlugIn": "tieredstore",

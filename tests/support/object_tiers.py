@@ -1,10 +1,11 @@
-"""Tiers of objects, and a store whose calls fail, are lost or end the broker."""
+"""Tiers of objects, and a driver whose calls fail, are lost or end the broker."""
 
 from __future__ import annotations
 
 import enum
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from headrace_broker.tiered.container.stored_tier import Group, Name
@@ -12,7 +13,8 @@ from headrace_broker.tiered.container.tier import Home
 from headrace_broker.tiered.driver.memory import MemoryDriver
 from headrace_broker.tiered.driver.posix import PosixDriver
 from headrace_broker.tiered.objects.object_tier import ObjectTier
-from headrace_protocol.tier.driver import Buffer, Failure, FailureKind, Range
+from headrace_broker.tiered.objects.sizes import SIZES, ObjectSizes
+from headrace_protocol.tier.driver import Failure, FailureKind
 from tests.support.tiers import BEGIN_MS, TOPIC, block
 
 HOME = Home("cluster", "broker")
@@ -23,71 +25,66 @@ class Killed(BaseException):
 
 
 class Fault(enum.Enum):
-    """What happens to a call.
+    """The fate of a call.
 
-    REPEATED: the answer of a put is lost, and the client of the store repeats it.
+    RAISES: an unexpected error. REPEATED: the answer of a put is lost, and the client of the store
+    repeats it.
     """
 
     NONE = enum.auto()
     FAILS = enum.auto()
+    RAISES = enum.auto()
     ANSWER_LOST = enum.auto()
     REPEATED = enum.auto()
     KILLED_BEFORE = enum.auto()
     KILLED_AFTER = enum.auto()
 
 
-class FaultyStore:
-    """A store in memory. fault: decides about each call by its name. calls: counts them."""
+class FaultyDriver:
+    """A driver in front of another one. fault: decides about each call by its name.
+
+    calls: counts them. paths: of each call, by name.
+    """
 
     def __init__(self, driver: Any = None) -> None:
         self.driver = driver or MemoryDriver()
         self.fault: Callable[[str], Fault] = lambda _call: Fault.NONE
         self.calls: Counter[str] = Counter()
+        self.paths: defaultdict[str, list[str]] = defaultdict(list)
 
-    def _call(self, call: str, path: str, run: Callable[[], Any]) -> Any:
-        self.calls[call] += 1
-        fault = self.fault(call)
+    def fail(self, *calls: str, fault: Fault = Fault.FAILS) -> None:
+        """Have calls of these names fail, and no others."""
+        self.fault = lambda call: fault if call in calls else Fault.NONE
+
+    def __getattr__(self, name: str) -> Any:
+        return partial(self._call, name, getattr(self.driver, name))
+
+    def _call(self, name: str, operate: Callable[..., Any], *arguments: Any) -> Any:
+        self.calls[name] += 1
+        path = str(arguments[0])
+        self.paths[name].append(path)
+        fault = self.fault(name)
         if fault is Fault.KILLED_BEFORE:
             raise Killed
+        if fault is Fault.RAISES:
+            raise ZeroDivisionError
         if fault is Fault.FAILS:
             return Failure(FailureKind.UNREACHABLE, path, "is away")
-        result = run()
+        result = operate(*arguments)
         if fault is Fault.KILLED_AFTER:
             raise Killed
         if fault is Fault.ANSWER_LOST:
             return Failure(FailureKind.UNREACHABLE, path, "no answer")
-        return run() if fault is Fault.REPEATED else result
-
-    def read(self, path: str, ranges: Sequence[Range]) -> list[Buffer] | Failure:
-        """As ``Driver.read``."""
-        return self._call("read", path, lambda: self.driver.read(path, ranges))
-
-    def size(self, path: str) -> int | Failure:
-        """As ``Driver.size``."""
-        return self._call("size", path, lambda: self.driver.size(path))
-
-    def entries(self, folder: str) -> Any:
-        """As ``Driver.entries``."""
-        return self._call("entries", folder, lambda: self.driver.entries(folder))
-
-    def delete(self, paths: Sequence[str]) -> Failure | None:
-        """As ``Driver.delete``."""
-        return self._call("delete", "", lambda: self.driver.delete(paths))
-
-    def put(self, path: str, data: Buffer, replaces: str = "") -> str | Failure:
-        """As ``PutDriver.put``."""
-        return self._call("put", path, lambda: self.driver.put(path, data, replaces))
-
-    def etag(self, path: str) -> str | Failure:
-        """As ``PutDriver.etag``."""
-        return self._call("etag", path, lambda: self.driver.etag(path))
+        return operate(*arguments) if fault is Fault.REPEATED else result
 
 
-def open_objects_tier(driver: Any, now_ms: int = BEGIN_MS) -> ObjectTier:
+def open_objects_tier(
+    driver: Any, now_ms: int = BEGIN_MS, sizes: ObjectSizes = SIZES
+) -> ObjectTier:
     """The tier of a broker, opened; failures that may pass are retried."""
     if isinstance(driver, PosixDriver):
         driver._root.mkdir(parents=True, exist_ok=True)
-    tier = ObjectTier(driver, HOME)
+    tier = ObjectTier(driver, HOME, sizes)
     while (failure := tier.start(now_ms)) is not None:
         assert failure.kind is FailureKind.UNREACHABLE, failure
     return tier

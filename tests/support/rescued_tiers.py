@@ -11,7 +11,7 @@ import msgspec
 from headrace_broker.settings.files import load_config
 from headrace_broker.tiered.access.settings import TierSettings
 from headrace_broker.tiered.container.flat_queue import SegmentLimits
-from headrace_broker.tiered.container.place_mark import Mark, mark_path
+from headrace_broker.tiered.container.location_mark import Mark, mark_path
 from headrace_broker.tiered.container.stored_tier import Name
 from headrace_broker.tiered.container.tier import Home
 from headrace_broker.tiered.driver.posix import PosixDriver

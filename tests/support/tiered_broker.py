@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from headrace_broker.queue_directory import Source, Use
 from headrace_broker.store.files.filesystem import Files
@@ -14,6 +15,7 @@ from headrace_protocol.message import decode_records
 from tests.support.broker import BrokerUnderTest, broker_config
 from tests.support.stores import ready
 
+Wrapper = TypeVar("Wrapper")
 TOPIC = "Orders"
 BODY_BYTES = 900
 
@@ -21,17 +23,17 @@ BODY_BYTES = 900
 def start(
     folder: Path, clock: Any = None, files: Files | None = None, **settings: Any
 ) -> BrokerUnderTest:
-    config = broker_config(
-        folder,
-        message_store_plug_in="tieredstore",
-        tiered_store_file_path=folder / "tier",
-        tiered_store_index_file_max_hash_slot_num=13,
-        tiered_store_index_file_max_index_num=50,
-        tiered_store_commit_log_max_size=5000,
-        tiered_store_consume_queue_max_size=200,
-        delete_when="",
-        **{"tiered_backend_service_provider": "posix", **settings},
-    )
+    small: dict[str, Any] = {
+        "message_store_plug_in": "tieredstore",
+        "tiered_backend_service_provider": "posix",
+        "tiered_store_file_path": folder / "tier",
+        "tiered_store_index_file_max_hash_slot_num": 13,
+        "tiered_store_index_file_max_index_num": 50,
+        "tiered_store_commit_log_max_size": 5000,
+        "tiered_store_consume_queue_max_size": 200,
+        "delete_when": "",
+    }
+    config = broker_config(folder, **{**small, **settings})
     broker = BrokerUnderTest(folder, config, clock, files=files)
     if broker.topics.get(TOPIC) is None:
         broker.create_topic(TOPIC)
@@ -41,6 +43,14 @@ def start(
 def tier_of(broker: BrokerUnderTest) -> TieredStorage:
     assert broker.tier is not None
     return broker.tier
+
+
+def wrap_driver(broker: BrokerUnderTest, wrap: Callable[[Any], Wrapper]) -> Wrapper:
+    """Put another driver in front of that of the tier, before its first use; returns the other."""
+    drivers = tier_of(broker).access.drivers
+    driver = wrap(drivers.open())
+    drivers.open = lambda: driver
+    return driver
 
 
 def body(number: int) -> bytes:

@@ -58,7 +58,7 @@ def config_findings(folder: Path) -> Iterator[Finding]:
 
 
 def text_problem(name: str, data: bytes) -> str | None:
-    """Why a config file cannot be read; None if it is fine."""
+    """The reason why a config file cannot be read; None if it is fine."""
     try:
         _PARSERS.get(name, fastjson.loads)(unsealed(data))
     except ValueError as error:
@@ -102,13 +102,13 @@ def checkpoint_findings(root: Path, newest: tuple[int, int] | None) -> Iterator[
 def _checkpoint_problem(checkpoint: Checkpoint, newest: tuple[int, int]) -> str | None:
     if min(checkpoint) < 0:
         return "a value is negative"
-    place, time_ms = newest
+    physical_offset, time_ms = newest
     times = checkpoint[:3]
     if max(times) > time_ms:
         return f"has the time {max(times)} ms, but the newest record in the log is of {time_ms} ms"
-    if checkpoint.logics_physical_offset > max(place, 0):
+    if checkpoint.logics_physical_offset > max(physical_offset, 0):
         return (
             f"covers the unit of the record at {checkpoint.logics_physical_offset}, but the log's"
-            f" last record is at {place}"
+            f" last record is at {physical_offset}"
         )
     return None

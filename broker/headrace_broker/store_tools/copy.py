@@ -50,7 +50,7 @@ _PHYSICAL_OFFSET_AT: Final = 28
 
 @dataclass(slots=True)
 class CopyReport:
-    """What a copy contains. damage: parts of the source that are no records and were left out."""
+    """The contents of a copy. damage: parts of the source that are no records and were left out."""
 
     record_count: int = 0
     record_bytes: int = 0
@@ -230,7 +230,7 @@ class _LogWriter:
         self._newest_ms = 0
 
     def room_for(self, ends: Array) -> int:
-        """How many records with these ends fit into the file; starts a new one if none does."""
+        """Number of records with these ends that fit; starts another file if none does."""
         position = self.offset % self._file_bytes
         if self._file is None:
             self._open()

@@ -78,7 +78,7 @@ class StoreDirectory:
 
     @property
     def is_clean(self) -> bool:
-        """Whether the last broker stopped cleanly."""
+        """True if the last broker stopped cleanly."""
         return not (self.root / "abort").exists()
 
 
@@ -110,7 +110,7 @@ def numbered_files(folder: Path) -> list[Path]:
 
 
 def is_numbered(path: Path) -> bool:
-    """Whether a file's name is 20 digits."""
+    """True if a file's name is 20 digits."""
     return path.is_file() and len(path.name) == 20 and path.name.isascii() and path.name.isdigit()
 
 

@@ -21,7 +21,7 @@ BLOCK_BYTES: Final = 4 << 20
 # Largest record considered possible while searching damaged bytes for one.
 RECORD_BYTES_MAX: Final = 32 << 20
 _MAGIC_START: Final = b"\xda\xa3\x20"
-_PLACE = struct.Struct(">ii20xq")  # size, magic, physical offset
+_HEAD = struct.Struct(">ii20xq")  # size, magic, physical offset
 _ZEROS: Final = bytes(BLOCK_BYTES)
 
 
@@ -145,10 +145,10 @@ class _LogFile:
         return None
 
     def _is_record(self, position: int, after: int) -> bool:
-        head = os.pread(self._descriptor, _PLACE.size, position)
-        if position <= after or len(head) < _PLACE.size:
+        head = os.pread(self._descriptor, _HEAD.size, position)
+        if position <= after or len(head) < _HEAD.size:
             return False
-        size, magic, physical_offset = _PLACE.unpack(head)
+        size, magic, physical_offset = _HEAD.unpack(head)
         if magic not in RECORD_MAGICS or physical_offset != self._start + position:
             return False
         if not RECORD_BYTES_MIN <= size <= min(self._end - position, RECORD_BYTES_MAX):

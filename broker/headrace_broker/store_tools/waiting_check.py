@@ -109,7 +109,7 @@ def _delays(directory: StoreDirectory) -> Iterator[tuple[int, int, int]]:
 
 
 def delayed_count(directory: StoreDirectory) -> int:
-    """How many delayed messages wait."""
+    """Number of delayed messages that wait."""
     return sum(max(end - offset, 0) for _, offset, end in _delays(directory))
 
 
@@ -203,17 +203,17 @@ def _chain_findings(wheel: Path, paths: list[Path], check: TimerCheck) -> Iterat
     log = TimerLog(paths)
     slots = np.fromfile(wheel, SLOT)
     is_used = slots["time"].astype(np.int64) * 1000 >= max(check.read_ms, 1)
-    for place in np.flatnonzero(is_used).tolist():
-        slot = slots[place]
+    for number in np.flatnonzero(is_used).tolist():
+        slot = slots[number]
         problem = _chain_problem(log, int(slot["time"]), int(slot["first"]), int(slot["last"]))
-        if problem or slot["time"] % WHEEL_SLOTS != place:
+        if problem or slot["time"] % WHEEL_SLOTS != number:
             problem = problem or "is in another slot's place"
             text = f"the slot of second {slot['time']} {problem}: {_MADE_ANEW}"
-            yield Finding(wheel, text, place * SLOT.itemsize)
+            yield Finding(wheel, text, number * SLOT.itemsize)
 
 
 def _chain_problem(log: TimerLog, second: int, first: int, last: int) -> str:
-    """What is wrong with the chain of a slot, "" if it leads from last to first."""
+    """Problem of the chain of a slot, "" if it leads from last to first."""
     position = last
     while (unit := log.at(position)) is not None:
         if unit["write_ms"] + unit["delay_ms"] != second * 1000:

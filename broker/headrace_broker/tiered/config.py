@@ -14,9 +14,9 @@ from headrace_broker.settings.setting import setting
 if TYPE_CHECKING:
     from headrace_broker.tiered.access.settings import TierSettings
     from headrace_broker.tiered.container.tier import Home
-    from headrace_protocol.tier.place import Place
+    from headrace_protocol.tier.location import Location
 
-# What switches the tier on, and where it keeps messages: the peer's classes, and short names.
+# Values that switch the tier on, and its providers: the peer's classes, and short names.
 _TIER_PLUG_INS = {"org.apache.rocketmq.tieredstore.TieredMessageStore", "tieredstore"}
 _TIER_PROVIDERS = {
     "org.apache.rocketmq.tieredstore.provider.PosixFileSegment": "posix",
@@ -170,7 +170,7 @@ class TierConfig(BaseModel):
         return name
 
     @model_validator(mode="after")
-    def _has_a_place_for_the_tier(self) -> Self:
+    def _has_a_location_for_the_tier(self) -> Self:
         if not self.message_store_plug_in:
             return self
         provider = self.tiered_backend_service_provider
@@ -223,7 +223,7 @@ class TierConfig(BaseModel):
         return TierSettings(
             root=root,
             folder=self.tiered_store_file_path if kind in _FOLDERS else None,
-            place=self._place(kind),
+            bucket=self._bucket(kind),
             keeps_objects=kind == "file" or kind in _BUCKETS,
             home=home,
             level=StorageLevel[self.tiered_storage_level],
@@ -252,10 +252,10 @@ class TierConfig(BaseModel):
             ),
         )
 
-    def _place(self, kind: str) -> Place | None:
+    def _bucket(self, kind: str) -> Location | None:
         from urllib.parse import quote
 
-        from headrace_protocol.tier.place import Place
+        from headrace_protocol.tier.location import Location
 
         if kind not in _BUCKETS:
             return None
@@ -265,4 +265,4 @@ class TierConfig(BaseModel):
         keys = self.object_store_access_key, self.object_store_secret_key
         stated = [(name, key.get_secret_value()) for name, key in zip(names, keys, strict=False)]
         config = tuple((name, value) for name, value in stated if value)
-        return Place(url, self.object_store_endpoint, self.object_store_region, config)
+        return Location(url, self.object_store_endpoint, self.object_store_region, config)

@@ -1,1 +1,1 @@
-"""Layouts of the tier, and the places that keep them: read by the broker and by Spark's tasks."""
+"""Layouts of the tier, and drivers of folders and buckets, for the broker and Spark's tasks."""

@@ -1,7 +1,7 @@
 """The interface of all drivers, and the failures that they return.
 
 A path is relative and has ``/`` between its parts. All methods may block, so they run in threads; a
-driver may be used by several threads at once. What a place can't do or does not have is a returned
+driver may be used by several threads at once. What a driver can't do or find is a returned
 ``Failure``, never an exception, so a caller can't overlook it.
 """
 
@@ -22,7 +22,7 @@ K = TypeVar("K")
 
 
 class FailureKind(enum.Enum):
-    """Why an operation failed; only ``UNREACHABLE`` is worth a retry as it is.
+    """The kinds of failures; only ``UNREACHABLE`` is worth a retry as it is.
 
     DAMAGED: bytes are there, and are not those that were written; no driver returns it.
     """
@@ -54,7 +54,7 @@ class Entry(NamedTuple):
 
 
 class Readable(Protocol):
-    """A place, as readers need it."""
+    """A driver as readers need it."""
 
     def read(self, path: str, /, ranges: Sequence[Range]) -> list[Buffer] | Failure:
         """The bytes of each range ``(start, end)``, all of them.
@@ -73,14 +73,14 @@ class Readable(Protocol):
 
 
 class Driver(Readable, Protocol):
-    """A place, as the broker needs it."""
+    """A driver as the broker needs it."""
 
     def delete(self, paths: Sequence[str], /) -> Failure | None:
         """Delete what is there; a missing path is no failure. Fails with UNREACHABLE."""
 
 
 class AppendDriver(Driver, Protocol):
-    """A place whose files grow, as a file system's."""
+    """A driver of files that grow, as a file system's."""
 
     def append(self, path: str, /, position: int, data: Buffer) -> Failure | None:
         """Write at the end; the bytes are durable when this returns.
@@ -104,7 +104,7 @@ class AppendDriver(Driver, Protocol):
 
 
 class PutDriver(Driver, Protocol):
-    """A place whose objects are written whole."""
+    """A driver of objects that are written whole."""
 
     def put(self, path: str, /, data: Buffer, replaces: str = "") -> str | Failure:
         """Store a whole object and return its etag; it is durable when this returns.

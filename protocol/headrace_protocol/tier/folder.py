@@ -87,10 +87,10 @@ class FolderDriver:
         """As ``Driver.entries``; "" is the folder itself."""
         found = []
         self._root.stat()
-        for place, _folders, names in os.walk(self._root / folder, onerror=_raise_unless_missing):
+        for parent, _, names in os.walk(self._root / folder, onerror=_raise_unless_missing):
             for name in names:
                 if name != self.temporary:
-                    path = Path(place, name)
+                    path = Path(parent, name)
                     with suppress(FileNotFoundError):  # deleted since
                         size = path.stat().st_size
                         found.append(Entry(path.relative_to(self._root).as_posix(), size))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from headrace_protocol.tier.driver import Buffer, Range
-    from headrace_protocol.tier.place import Place
+    from headrace_protocol.tier.location import Location
 
 _CONNECT_TIMEOUT: Final = "2s"
 _TIMEOUT_S: Final = 30
@@ -36,24 +36,24 @@ _DETAILS: Final = re.compile(r"\s*\n.*", re.DOTALL)
 
 
 def open_objects(
-    place: Place, *, timeout_s: int = _TIMEOUT_S, retries: int = _RETRIES
+    location: Location, *, timeout_s: int = _TIMEOUT_S, retries: int = _RETRIES
 ) -> ObjectDriver:
     """A driver for a bucket; nothing is requested yet. Raises ValueError for a wrong setting.
 
     timeout_s: of a request, which is retried for twice as long.
     """
-    config: Any = place.settings
+    config: Any = location.settings
     client: Any = {
         "allow_http": config.get("endpoint", "").startswith("http://"),
         "timeout": f"{timeout_s}s",
         "connect_timeout": _CONNECT_TIMEOUT,
     }
     retry: Any = {"max_retries": retries, "retry_timeout": timedelta(seconds=2 * timeout_s)}
-    secrets = [value for _, value in place.config]
+    secrets = [value for _, value in location.config]
     try:
-        store = from_url(place.url, config=config, client_options=client, retry_config=retry)
+        store = from_url(location.url, config=config, client_options=client, retry_config=retry)
     except (BaseError, ValueError, TypeError) as error:
-        raise ValueError(f"{place.url} can't be addressed: {_reason(error, secrets)}") from None
+        raise ValueError(f"{location.url} can't be addressed: {_reason(error, secrets)}") from None
     return ObjectDriver(store, secrets)
 
 

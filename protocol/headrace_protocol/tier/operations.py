@@ -1,4 +1,4 @@
-"""Operations of a place, and a driver that runs each of another's operations in its own way."""
+"""Operations of a driver, and a driver that runs each of another's operations in its own way."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MIB: Final = 1 << 20
 
 
 class Operation(NamedTuple):
-    """What is asked of a place.
+    """A request to a driver.
 
     path: of a listing, the folder. byte_count: bytes that it moves. changes: paths that it writes
     or deletes. Each MiB and each of these paths takes a second more. replaces: whether it fails

@@ -25,7 +25,7 @@ _NAME: Final = re.compile(r"[0-9a-f]{8}([0-9]{20})")
 
 
 class FileKind(enum.IntEnum):
-    """What a file holds, with Apache's number in the metadata."""
+    """The contents of a file, with Apache's number in the metadata."""
 
     COMMIT_LOG = 0
     CONSUME_QUEUE = 1
@@ -61,14 +61,14 @@ def segment_name(base: int) -> str:
 
 
 def segment_base(name: str) -> int | None:
-    """Where the segment of a file name begins; None for any other name."""
+    """Base of the segment of a file name; None for any other name."""
     match = _NAME.fullmatch(name)
     base = int(match[1]) if match else -1
     return base if base >= 0 and segment_name(base) == name else None
 
 
 def is_segment(path: str) -> bool:
-    """Whether a path below the cluster's folder is that of a segment."""
+    """True if a path below the cluster's folder is that of a segment."""
     folder, _, name = path.rpartition("/")
     kind = folder.rpartition("/")[2]
     return kind in FileKind.__members__ and segment_base(name) is not None

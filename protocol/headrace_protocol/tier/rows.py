@@ -29,7 +29,7 @@ FINAL: Final = 99
 class Part(msgspec.Struct, frozen=True, array_like=True):
     """Records of a queue with consecutive queue offsets, in one object.
 
-    number: in the object. first, count: queue offsets. log_base, log_bytes: place in the queue's
+    number: in the object. first, count: queue offsets. log_base, log_bytes: range in the queue's
     log. begin_ms, end_ms: lowest and highest store time. position: in the object.
 
     Without records (``count`` is 0) it only says where its queue ends.
@@ -101,7 +101,7 @@ class Reference(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, rename="camel"):
-    """What counts. The tier's only object that is replaced.
+    """The objects that count. The tier's only object that is replaced.
 
     epoch, writer: who may replace it. generation: number of the replacement in the epoch. number:
     of the last object that the epoch has named before. catalogs: lists of rows. tail: directories
@@ -120,7 +120,7 @@ class Manifest(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def unit_span(path: str, part: Part) -> UnitSpan:
-    """Where the units of a part are. path: of its object."""
+    """The span of a part's units. path: of its object."""
     return UnitSpan(
         path,
         part.first,
@@ -133,7 +133,7 @@ def unit_span(path: str, part: Part) -> UnitSpan:
 
 
 def log_span(path: str, part: Part) -> LogSpan:
-    """Where the records of a part are. path: of its object."""
+    """The span of a part's records. path: of its object."""
     return LogSpan(path, part.log_base, part.log_bytes, part.records_at)
 
 
@@ -181,7 +181,9 @@ class Named(NamedTuple):
 
 
 def read_named(driver: Readable, folder: str, manifest: Manifest) -> Named | Failure:
-    """Read the rows that a manifest names. folder: its own, with a ``/``; "" for the place itself.
+    """Read the rows that a manifest names.
+
+    folder: its own, with a ``/``; "" for the location itself.
 
     Fails as a read, and with DAMAGED.
     """

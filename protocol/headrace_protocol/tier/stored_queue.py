@@ -1,6 +1,6 @@
 """Reads of a queue in the tier, whatever the layout of its bytes.
 
-Records state their place in the queue's own log; a unit of 20 bytes has place, size and tags code.
+Records state their offset in the queue's own log; a unit of 20 bytes has offset, size, tags code.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Boundary = Literal["LOWER", "UPPER"]
 
 # What is read of a record to find its queue offset and store time.
-_HEAD: Final = struct.Struct(">ii12xqqi")  # size, magic, queue offset, place, sysFlag
+_HEAD: Final = struct.Struct(">ii12xqqi")  # size, magic, queue offset, log_offset, sysFlag
 HEAD_BYTES: Final = 80
 _STORE_TIME_AT: Final = 56  # after an IPv4 born host
 _V6_MORE: Final = 12
@@ -45,7 +45,7 @@ class RecordHead(NamedTuple):
 
     size: int
     queue_offset: int
-    place: int
+    log_offset: int
     store_ms: int
 
 
@@ -70,7 +70,7 @@ class StoredQueue(ABC):
     @property
     @abstractmethod
     def _log_limit(self) -> int:
-        """Where the log ends, for reads of heads."""
+        """End of the log, for reads of heads."""
 
     @abstractmethod
     def _read_log(self, ranges: Sequence[Range]) -> list[Buffer] | Failure:
@@ -146,7 +146,7 @@ class StoredQueue(ABC):
     ) -> RecordColumns | Failure:
         try:
             records = RecordColumns(data, starts + moved, sizes)
-            records.require(records.physical_offset == starts, "it states another place")
+            records.require(records.physical_offset == starts, "it states another offset")
             records.require(records.queue_offset == queue_offsets, "it states another queue offset")
             if check_bodies:
                 records.check_bodies()
@@ -157,13 +157,13 @@ class StoredQueue(ABC):
     def _damaged(self, reason: str) -> Failure:
         return Failure(FailureKind.DAMAGED, self.path, reason)
 
-    def head(self, place: int) -> RecordHead | Failure:
-        """The start of the record at a place in the log."""
-        end = min(place + HEAD_BYTES, self._log_limit)
-        read = self._read_log([(place, end)])
+    def head(self, log_offset: int) -> RecordHead | Failure:
+        """The start of the record at an offset of the log."""
+        end = min(log_offset + HEAD_BYTES, self._log_limit)
+        read = self._read_log([(log_offset, end)])
         if isinstance(read, Failure):
             return read
-        return read_head(read[0]) or self._damaged(f"there is no record at {place}")
+        return read_head(read[0]) or self._damaged(f"there is no record at {log_offset}")
 
     def offset_by_time(self, timestamp_ms: int, boundary: Boundary = "LOWER") -> int | Failure:
         """The queue offset for a store time.
@@ -205,9 +205,9 @@ def read_head(data: Buffer) -> RecordHead | None:
     """The head of the record at the start of ``data``; None if there is none."""
     if len(data) < HEAD_BYTES:
         return None
-    size, magic, queue_offset, place, sys_flag = _HEAD.unpack_from(data)
+    size, magic, queue_offset, log_offset, sys_flag = _HEAD.unpack_from(data)
     if magic not in {MAGIC_V1, MAGIC_V2}:
         return None
     at = _STORE_TIME_AT + (_V6_MORE if sys_flag & BORN_HOST_V6 else 0)
     store_ms = int.from_bytes(data[at : at + 8], "big", signed=True)
-    return RecordHead(size, queue_offset, place, store_ms)
+    return RecordHead(size, queue_offset, log_offset, store_ms)

@@ -1,4 +1,4 @@
-"""Time limits for the operations of a place, also for those that nothing can interrupt.
+"""Time limits for the operations of a driver, also for those that nothing can interrupt.
 
 A call into a mounted file system may never return, and no thread that is in it can be stopped. So
 each operation runs in a thread of its own, which is abandoned when the time is over. It may still
@@ -49,7 +49,7 @@ def _start_thread(work: Callable[[], None]) -> None:
 
 
 class TimeLimits:
-    """Runs the operations of one place, for all threads."""
+    """Runs the operations of one folder or bucket, for all threads."""
 
     def __init__(
         self,
@@ -58,8 +58,11 @@ class TimeLimits:
         start: Callable[[Callable[[], None]], None] = _start_thread,
         patience: float = 1.0,
     ) -> None:
-        """start: runs something in a thread. patience: multiplies all limits."""
-        self._monotonic = monotonic
+        """monotonic: a clock, in seconds. start: runs something in a thread.
+
+        patience: multiplies all limits.
+        """
+        self.monotonic = monotonic
         self._start = start
         self._patience = patience
         self._lock = Lock()
@@ -82,7 +85,7 @@ class TimeLimits:
 
     def run(self, operation: Operation, operate: Callable[[], T]) -> T | Failure:
         """The result of an operation; UNREACHABLE if it takes too long or is refused."""
-        running = _Running(operation, self._lock, self._monotonic())
+        running = _Running(operation, self._lock, self.monotonic())
         with self._lock:
             reason = next(self._refusals(operation), "")
             if reason:
@@ -93,7 +96,7 @@ class TimeLimits:
             while running.result is None:
                 limit_s = operation.limit_s * self._patience
                 end_s = min(running.begin_s + limit_s, self._end_s)
-                now_s = self._monotonic()
+                now_s = self.monotonic()
                 if now_s >= end_s:
                     self._abandoned[running] = None
                     reason = f"no answer to {operation.name} in {now_s - running.begin_s:.0f} s"
@@ -113,7 +116,7 @@ class TimeLimits:
             running.changed.notify()
 
     def _refusals(self, operation: Operation) -> Iterator[str]:
-        """Why an operation must not begin."""
+        """Reasons why an operation must not begin."""
         for other in self._abandoned:
             changed = other.operation.changes
             is_below = operation.name == "list" and any(
@@ -127,7 +130,7 @@ class TimeLimits:
             yield f"{count} operations have not returned; the {self._waiting(first)}"
 
     def _waiting(self, running: _Running) -> str:
-        seconds = self._monotonic() - running.begin_s
+        seconds = self.monotonic() - running.begin_s
         return f"{running.operation} has not returned for {seconds:.0f} s"
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace_protocol.tier.place import Place
+from headrace_protocol.tier.location import Location
 from tests.support.broker import BrokerUnderTest
 from tests.support.object_server import serving
 from tests.support.tiered_broker import start
@@ -19,6 +19,6 @@ def broker(tmp_path: Path) -> BrokerUnderTest:
 
 
 @pytest.fixture(scope="module")
-def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Location]:
     with serving(tmp_path_factory.mktemp("s3")) as place:
         yield place

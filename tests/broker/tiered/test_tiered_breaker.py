@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from headrace_broker.cold.breaker import Breaker
-from headrace_broker.store.files.filesystem import Files
-from headrace_broker.tiered.access import tier_access, tier_reader, tiered_storage
-from headrace_broker.tiered.driver.posix import PosixDriver
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import NotReady, RequestError
 from headrace_protocol.tier.driver import Failure, FailureKind
 from tests.support.broker import BrokerUnderTest
 from tests.support.hanging import Hanging, Patience, When
 from tests.support.stores import FaultyFiles
-from tests.support.tiered_broker import expire_log, put, read_all, source, start, tier_of, upload
+from tests.support.tiered_broker import (
+    expire_log,
+    put,
+    read_all,
+    source,
+    start,
+    tier_of,
+    upload,
+    wrap_driver,
+)
 
 AWAY = Failure(FailureKind.UNREACHABLE, "a/b", "away")
 
@@ -99,19 +104,6 @@ def test_an_answer_that_is_an_error_is_an_answer(breaker: Breaker) -> None:
 # -- a broker --------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def places(monkeypatch: pytest.MonkeyPatch) -> list[Hanging]:
-    """The places of the brokers that are started."""
-    made: list[Hanging] = []
-
-    def new_driver(root: Path, files: Files) -> Any:
-        made.append(Hanging(PosixDriver(root, files)))
-        return made[-1]
-
-    monkeypatch.setattr(tier_access, "PosixDriver", new_driver)
-    return made
-
-
 def fetch(broker: BrokerUnderTest, place: Hanging, patience: Patience) -> RequestError:
     """The error of a pull of the oldest messages, which is held until the place is given up."""
     with pytest.raises(NotReady) as waits:
@@ -122,12 +114,13 @@ def fetch(broker: BrokerUnderTest, place: Hanging, patience: Patience) -> Reques
 
 
 async def test_a_place_that_hangs_fails_only_reads_of_the_tier(
-    places: list[Hanging], broker: BrokerUnderTest
+    broker: BrokerUnderTest,
 ) -> None:
+    place = wrap_driver(broker, Hanging)
     put(broker, 0, 20)
     upload(broker)
     local_min = await expire_log(broker)
-    (place, _tables), patience = places, Patience(tier_of(broker).access.limits)
+    patience = Patience(tier_of(broker).access.drivers.limits)
     place.hang("append", "entries", "cut", when=When.LATE)
     put(broker, 20, 5)
     with pytest.raises(OSError, match="no answer to write in 1000 s"):
@@ -153,20 +146,17 @@ async def test_a_place_that_hangs_fails_only_reads_of_the_tier(
     assert read_all(broker) == [*range(25)]
 
 
-async def test_a_start_does_not_wait_for_a_place_that_hangs(
-    tmp_path: Path, places: list[Hanging], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_start_does_not_wait_for_a_place_that_hangs(tmp_path: Path) -> None:
     broker = start(tmp_path)
     put(broker, 0, 20)
     upload(broker)
     local_min = await expire_log(broker)
     broker.close()
     broker = start(tmp_path, broker.clock)
-    monkeypatch.setattr(tiered_storage, "_START_S", 0.01)
-    monkeypatch.setattr(tier_reader, "_OPEN_S", 0.01)
-    place = places[-1]
+    place, tier = wrap_driver(broker, Hanging), tier_of(broker)
+    tier.reader.open_s = 0.01
     place.hang("entries")
-    tier_of(broker).load()
+    tier.load()
     assert read_all(broker, offset=local_min) == [*range(local_min, 20)]
     with pytest.raises(NotReady) as waits:
         source(broker).get(0, 3, 100_000, None)
@@ -178,36 +168,41 @@ async def test_a_start_does_not_wait_for_a_place_that_hangs(
     assert read_all(broker) == [*range(20)]
 
 
-async def test_a_close_does_not_wait_for_a_place_that_hangs(
-    places: list[Hanging], broker: BrokerUnderTest
-) -> None:
+async def test_a_close_does_not_wait_for_a_place_that_hangs(broker: BrokerUnderTest) -> None:
+    place = wrap_driver(broker, Hanging)
     put(broker, 0, 20)
-    tier_of(broker)._hurry()
-    tier_of(broker).access.limits.end_by(0.0)
-    places[0].hang("append", "entries")
+    tier_of(broker).access.drivers.limits.end_by(0.0)
+    place.hang("append", "entries")
     broker.close()
-    places[0].release_all()
+    place.release_all()
 
 
-async def test_names_in_the_tier_are_synced_apart_from_the_store(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A folder of the tier that can't be synced must not make a flush of the log fail."""
-    broker = start(tmp_path)
-    sync = FaultyFiles.fsync_directory
+class UnsyncedNames(FaultyFiles):
+    """Files of a store, and those of its tier, whose names can't be synced while ``is_failing``."""
 
-    def sync_local(files: FaultyFiles, path: Path) -> None:
-        if (tmp_path / "tier") in (path, *path.parents):
+    is_failing = False
+
+    def apart(self) -> UnsyncedNames:
+        self.of_tier = UnsyncedNames()
+        return self.of_tier
+
+    def fsync_directory(self, path: Path) -> None:
+        if self.is_failing:
             raise OSError(os.strerror(5))
-        sync(files, path)
+        super().fsync_directory(path)
 
-    monkeypatch.setattr(FaultyFiles, "fsync_directory", sync_local)
+
+async def test_names_in_the_tier_are_synced_apart_from_the_store(tmp_path: Path) -> None:
+    """A folder of the tier that can't be synced must not make a flush of the log fail."""
+    files = UnsyncedNames()
+    broker = start(tmp_path, files=files)
     put(broker, 0, 20)
+    files.of_tier.is_failing = True
     with pytest.raises(OSError, match=os.strerror(5)):
         upload(broker)
     broker.store.fs.sync_names()
     put(broker, 20, 20)
     broker.store.flusher.flush_now()
     assert read_all(broker) == [*range(40)]
-    monkeypatch.undo()
+    files.of_tier.is_failing = False
     upload(broker)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,11 @@ from headrace_protocol.admin_headers import DeleteTopicHeader
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import QueryMessageHeader
 from headrace_protocol.message import decode_records
-from headrace_protocol.tier.place import Place
+from headrace_protocol.tier.location import Location
 from tests.broker.tiered.test_tiered_processes import read_all as consume_all
 from tests.broker.tiered.test_tiered_processes import send, wait_until
-from tests.support.broker import BrokerUnderTest, broker_config
+from tests.support import tiered_broker
+from tests.support.broker import BrokerUnderTest
 from tests.support.cluster import Cluster
 from tests.support.object_server import BUCKET, SECRET_KEY, bucket_settings, serving
 from tests.support.stores import crash, ready
@@ -30,21 +32,7 @@ from tests.support.tiered_broker import TOPIC, expire_log, put, read_all, source
 YEAR_MS = 365 * 24 * 3_600_000
 
 
-def start(folder: Path, clock: Any = None, **settings: Any) -> BrokerUnderTest:
-    config = broker_config(
-        folder,
-        **{
-            "message_store_plug_in": "tieredstore",
-            "tiered_backend_service_provider": "file",
-            "tiered_store_file_path": folder / "tier",
-            "delete_when": "",
-            **settings,
-        },
-    )
-    broker = BrokerUnderTest(folder, config, clock)
-    if broker.topics.get(TOPIC) is None:
-        broker.create_topic(TOPIC)
-    return broker
+start = partial(tiered_broker.start, tiered_backend_service_provider="file")
 
 
 def data_objects(folder: Path) -> list[Path]:
@@ -205,15 +193,15 @@ def test_secrets_are_shown_nowhere(tmp_path: Path, capsys: pytest.CaptureFixture
     with pytest.raises(OSError, match="vm/place") as refused:
         tier.clean_up({})
     logs = capsys.readouterr()
-    place = tier.settings.place
-    assert place is not None
-    shown = f"{bytes(answer.body)!r} {config!r} {refused.value} {tier.settings!r} {place} {logs}"
+    bucket = tier.settings.bucket
+    assert bucket is not None
+    shown = f"{bytes(answer.body)!r} {config!r} {refused.value} {tier.settings!r} {bucket} {logs}"
     assert "a-bucket" in shown
     for secret in ("an-access-key", "a-secret-key"):
         assert secret not in shown
     # A change of other settings leaves them as they are.
     assert config.object_store_secret_key.get_secret_value() == "a-secret-key"
-    assert ("secret_access_key", "a-secret-key") in place.config
+    assert ("secret_access_key", "a-secret-key") in bucket.config
 
 
 # -- a real server ---------------------------------------------------------------------------------
@@ -240,7 +228,7 @@ def test_a_killed_broker_serves_its_history_from_a_bucket(tmp_path: Path) -> Non
         assert SECRET_KEY not in broker.said()
 
 
-def _cluster(folder: Path, place: Place) -> Cluster:
+def _cluster(folder: Path, place: Location) -> Cluster:
     return Cluster(
         folder,
         "a",
@@ -277,7 +265,7 @@ async def test_a_topics_reserve_size_and_queries_by_key(tmp_path: Path) -> None:
     assert [message.queue_offset for message in decode_records(found.body)] == [kept]
     missing = broker.ask(RequestCode.QUERY_MESSAGE, QueryMessageHeader(key=f"k{gone}", **header))
     assert missing.code == ResponseCode.QUERY_NOT_FOUND
-    operations = cleaner.state.operations
+    operations = cleaner.state.access.drivers.operations
     assert sum(operations.latencies_ms["write", True].counts) >= 11
     assert sum(operations.downloaded.counts) > 0
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace_broker.tiered.container.place_mark import mark_path
+from headrace_broker.tiered.container.location_mark import mark_path
 from headrace_broker.tiered.container.tier import Home
 from headrace_broker.tiered.driver.posix import PosixDriver
 from tests.support.cli import fail, headrace, succeed

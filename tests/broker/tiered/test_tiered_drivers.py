@@ -16,8 +16,8 @@ from headrace_broker.tiered.driver.memory import MemoryDriver
 from headrace_broker.tiered.driver.metered import Metered, Operations
 from headrace_broker.tiered.driver.posix import PosixDriver
 from headrace_protocol.tier.driver import AppendDriver, Entry, Failure, FailureKind, PutDriver
+from headrace_protocol.tier.location import Location
 from headrace_protocol.tier.objects import ObjectDriver, open_objects
-from headrace_protocol.tier.place import Place
 from headrace_protocol.tier.time_limits import TimeLimits
 from tests.support.faulty_files import FaultRates, FaultyFiles, PowerCut
 from tests.support.object_server import SECRET_KEY, below
@@ -316,13 +316,13 @@ def test_a_cut_answer_is_no_short_object() -> None:
 
 def test_a_store_that_does_not_answer_is_unreachable() -> None:
     keys = ("access_key_id", "access"), ("secret_access_key", "hidden-secret")
-    driver = open_objects(Place("s3://bucket", "http://127.0.0.1:1", config=keys))
+    driver = open_objects(Location("s3://bucket", "http://127.0.0.1:1", config=keys))
     failure = driver.size("a")
     assert fails(failure, FailureKind.UNREACHABLE)
 
 
 @pytest.mark.slow
-def test_secrets_are_in_no_text(bucket: Place) -> None:
+def test_secrets_are_in_no_text(bucket: Location) -> None:
     keys = ("access_key_id", "an-access-key"), ("secret_access_key", "a-secret-key")
     wrong = open_objects(bucket._replace(config=keys))
     for result in (wrong.size("a"), wrong.put("a", b"x"), wrong.entries("a"), wrong.etag("a")):
@@ -333,18 +333,18 @@ def test_secrets_are_in_no_text(bucket: Place) -> None:
 
 
 @pytest.mark.slow
-def test_a_missing_bucket_is_not_a_missing_object(bucket: Place) -> None:
+def test_a_missing_bucket_is_not_a_missing_object(bucket: Location) -> None:
     driver = open_objects(bucket._replace(url="s3://another"))
     for result in (driver.size("a"), driver.read("a", [(0, 1)]), driver.etag("a")):
         assert fails(result, FailureKind.UNREACHABLE)
         assert "NoSuchBucket" in str(result)
 
 
-AZURE = Place("az://bucket", config=(("account_name", "account"), ("account_key", "a2V5")))
+AZURE = Location("az://bucket", config=(("account_name", "account"), ("account_key", "a2V5")))
 
 
-@pytest.mark.parametrize("place", [Place("gs://bucket"), AZURE])
-def test_other_providers_are_opened(place: Place) -> None:
+@pytest.mark.parametrize("place", [Location("gs://bucket"), AZURE])
+def test_other_providers_are_opened(place: Location) -> None:
     assert isinstance(open_objects(place), ObjectDriver)
 
 

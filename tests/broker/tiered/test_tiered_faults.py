@@ -14,7 +14,7 @@ from headrace_broker.tiered.driver.metered import Metered, Operations
 from headrace_broker.tiered.driver.posix import PosixDriver
 from headrace_protocol.tier import objects
 from headrace_protocol.tier.driver import Failure, FailureKind
-from headrace_protocol.tier.place import Place
+from headrace_protocol.tier.location import Location
 from headrace_protocol.tier.time_limits import TimeLimits
 from tests.broker.tiered.test_tiered_bucket import start as start_objects
 from tests.support.faulty_proxy import Fault, faulty_proxy
@@ -51,7 +51,7 @@ class Weather:
 @pytest.mark.parametrize("retries", [0, 2])
 @pytest.mark.parametrize("seed", range(3))
 def test_nothing_is_lost_or_twice_behind_a_faulty_proxy(
-    bucket: Place, monkeypatch: pytest.MonkeyPatch, seed: int, retries: int
+    bucket: Location, monkeypatch: pytest.MonkeyPatch, seed: int, retries: int
 ) -> None:
     monkeypatch.setattr(objects, "_RETRIES", retries)
     weather, counts = Weather(seed), dict.fromkeys([(TOPIC, number) for number in range(3)], 5)
@@ -81,44 +81,38 @@ def test_nothing_is_lost_or_twice_behind_a_faulty_proxy(
 # -- a folder --------------------------------------------------------------------------------------
 
 
-class Refusing:
-    """What a file system refuses: an error, or None."""
+class Refusing(FaultyFiles):
+    """Files of a store, and those of its tier, of which writes are refused with an error, if any.
+
+    On a full disk a part of the data is written.
+    """
 
     error = 0
 
-    def check(self) -> None:
+    def apart(self) -> Refusing:
+        self.of_tier = Refusing()
+        return self.of_tier
+
+    def write(self, descriptor: int, data: Any, position: int) -> None:
+        if self.error == errno.ENOSPC:
+            super().write(descriptor, bytes(data)[: len(data) // 2], position)
         if self.error:
             raise OSError(self.error, os.strerror(self.error))
-
-
-@pytest.fixture
-def refusing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Refusing:
-    """Writes of files of the tier are refused, after a part of what is to be written."""
-    refusing, write = Refusing(), FaultyFiles.write
-
-    def refused_write(files: FaultyFiles, descriptor: int, data: Any, position: int) -> None:
-        path = Path(f"/proc/self/fd/{descriptor}").readlink()
-        if path.is_relative_to(tmp_path / "tier") and refusing.error:
-            if refusing.error == errno.ENOSPC:
-                write(files, descriptor, bytes(data)[: len(data) // 2], position)
-            refusing.check()
-        write(files, descriptor, data, position)
-
-    monkeypatch.setattr(FaultyFiles, "write", refused_write)
-    return refusing
+        super().write(descriptor, data, position)
 
 
 @LAYOUTS
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EROFS, errno.EIO])
 async def test_a_place_that_refuses_writes_is_still_read(
-    tmp_path: Path, refusing: Refusing, start: Any, error: int
+    tmp_path: Path, start: Any, error: int
 ) -> None:
-    broker = start(tmp_path)
+    files = Refusing()
+    broker = start(tmp_path, files=files)
     put(broker, 0, 20)
     upload(broker)
     await expire_log(broker)
     put(broker, 20, 20)
-    refusing.error = error
+    files.of_tier.error = error
     for _ in range(3):
         with pytest.raises(OSError, match=os.strerror(error)):
             upload(broker)
@@ -127,7 +121,7 @@ async def test_a_place_that_refuses_writes_is_still_read(
     assert read_all(broker) == [*range(40)]
     assert not list((tmp_path / "tier").rglob(".tmp"))
     assert tier_of(broker).runtime_info()["tierStuckQueues"] == "0"
-    refusing.error = 0
+    files.of_tier.error = 0
     upload(broker)
     queue = tier_of(broker).access.queue("Orders", 0)
     assert queue is not None
@@ -136,12 +130,9 @@ async def test_a_place_that_refuses_writes_is_still_read(
 
 
 def test_a_put_that_fails_leaves_nothing(tmp_path: Path) -> None:
-    class Full(FaultyFiles):
-        def write(self, descriptor: int, data: Any, position: int) -> None:
-            os.pwrite(descriptor, bytes(data[:3]), position)
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    driver = PosixDriver(tmp_path, Full())
+    files = Refusing()
+    files.error = errno.ENOSPC
+    driver = PosixDriver(tmp_path, files)
     failure = driver.put("a/b", b"12345")
     assert isinstance(failure, Failure)
     assert failure.kind is FailureKind.UNREACHABLE

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from threading import Event, Thread
+from threading import Thread
 from typing import Any
 
 import pytest
 
 from headrace_broker.store.store_source import GetStatus
-from headrace_broker.tiered.driver.posix import PosixDriver
 from headrace_protocol.errors import NotReady, RequestError
 from headrace_protocol.message import decode_records
 from tests.support.broker import BrokerUnderTest
+from tests.support.hanging import Hanging
+from tests.support.object_tiers import Fault, FaultyDriver
 from tests.support.stores import ready
 from tests.support.tiered_broker import (
     TOPIC,
@@ -27,6 +28,7 @@ from tests.support.tiered_broker import (
     start,
     tier_of,
     upload,
+    wrap_driver,
 )
 
 
@@ -58,35 +60,32 @@ async def test_uploaded_files_leave_the_disk(tmp_path: Path) -> None:
     assert not broker.store.cleaner.detached
 
 
-async def test_an_unexpected_error_does_not_end_the_upload(
-    broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_unexpected_error_does_not_end_the_upload(broker: BrokerUnderTest) -> None:
     """#8955: the next round uploads what the failed one did not."""
+    driver = wrap_driver(broker, FaultyDriver)
     put(broker, 0, 10)
-    with monkeypatch.context() as patch:
-        patch.setattr(PosixDriver, "append", lambda *_: 1 // 0)
-        with pytest.raises(ZeroDivisionError):
-            upload(broker)
+    driver.fail("append", fault=Fault.RAISES)
+    with pytest.raises(ZeroDivisionError):
+        upload(broker)
+    driver.fail()
     put(broker, 10, 10)
     upload(broker)
     await expire_log(broker)
     assert read_all(broker) == [*range(20)]
 
 
-async def test_what_has_expired_is_answered_with_the_least_offset(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_has_expired_is_answered_with_the_least_offset(tmp_path: Path) -> None:
     """#11168: metadata goes first, so a read of a deleted file is not repeated for ever."""
     broker = start(tmp_path, tiered_store_file_reserved_time=1)
+    driver = wrap_driver(broker, FaultyDriver)
     put(broker, 0, 20)
     upload(broker)
     await expire_log(broker)
     put(broker, 20, 3)
     upload(broker)
-    with monkeypatch.context() as patch:
-        patch.setattr(PosixDriver, "delete", lambda *_: 1 // 0)
-        with pytest.raises(ZeroDivisionError):
-            tier_of(broker).clean_up({})
+    driver.fail("delete", fault=Fault.RAISES)
+    with pytest.raises(ZeroDivisionError):
+        tier_of(broker).clean_up({})
     result = ready(partial(source(broker).get, 0, 3, 1000, None))
     assert result.status is GetStatus.OFFSET_TOO_SMALL
     assert read_all(broker, offset=result.next_offset)[-1] == 22
@@ -95,28 +94,22 @@ async def test_what_has_expired_is_answered_with_the_least_offset(
 # -- a store that fails ----------------------------------------------------------------------------
 
 
-async def test_a_store_that_hangs_holds_only_those_who_need_it(
-    broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_store_that_hangs_holds_only_those_who_need_it(broker: BrokerUnderTest) -> None:
     """#9813: sends and pulls of new messages wait for no thread of the tier."""
+    driver = wrap_driver(broker, Hanging)
     put(broker, 0, 20)
     upload(broker)
     local_min = await expire_log(broker)
-    read, is_released = PosixDriver.read, Event()
-
-    def hang(driver: PosixDriver, *args: Any) -> Any:
-        assert is_released.wait(20)
-        return read(driver, *args)
-
-    monkeypatch.setattr(PosixDriver, "read", hang)
+    driver.hang("read")
     with pytest.raises(NotReady) as waits:
         source(broker).get(0, 3, 100_000, None)
     thread = Thread(target=waits.value.fetch)
     thread.start()
     put(broker, 20, 5)
     assert read_all(broker, offset=local_min) == [*range(local_min, 25)]
+    assert driver.is_hung()
     assert thread.is_alive()
-    is_released.set()
+    driver.release_all()
     thread.join()
     assert source(broker).get(0, 3, 100_000, None).count == 3
 

@@ -59,7 +59,7 @@ def offsets(
     """The queue offsets that a key finds."""
     hits = index.query(topic, key, store_ms(begin), store_ms(end), 1000)
     assert not isinstance(hits, Failure), hits
-    return [hit.place // 1000 for hit in hits]
+    return [hit.log_offset // 1000 for hit in hits]
 
 
 # -- files -----------------------------------------------------------------------------------------
@@ -68,13 +68,13 @@ def offsets(
 def items_of(hashes: list[int]) -> Array:
     items = np.zeros(len(hashes), ITEM)
     items["key_hash"] = hashes
-    items["place"] = np.arange(len(hashes)) * 1000
+    items["log_offset"] = np.arange(len(hashes)) * 1000
     return items
 
 
 def linked(file: OpenIndex) -> dict[int, list[int]]:
     """The places found by each hash, the newest first."""
-    return {value: file.find(value, 1000)["place"].tolist() for value in range(100)}
+    return {value: file.find(value, 1000)["log_offset"].tolist() for value in range(100)}
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -86,8 +86,8 @@ def test_items_are_found_however_they_were_added(tmp_path: Path, seed: int) -> N
     while file.room > 40:
         hashes = [rng.randrange(100) for _ in range(rng.randrange(1, 40))]
         items = items_of(hashes)
-        items["place"] += file.count
-        for value, place in zip(hashes, items["place"].tolist(), strict=True):
+        items["log_offset"] += file.count
+        for value, place in zip(hashes, items["log_offset"].tolist(), strict=True):
             expected[value].insert(0, place)
         file.add(items, np.full(len(items), BEGIN_MS + 5000))
     assert linked(file) == expected, f"seed {seed}"
@@ -113,7 +113,7 @@ def test_a_finished_file_has_the_form_of_the_peer(tmp_path: Path) -> None:
     assert slots == [(60, 0), (60, 4 * 28), (60 + 4 * 28, 28), (60 + 5 * 28, 0)]
     items = np.frombuffer(data, ITEM, 5, 60)
     assert items["key_hash"].tolist() == [9, 1, 5, 1, 2]
-    assert items["place"].tolist() == [4000, 3000, 2000, 0, 1000]
+    assert items["log_offset"].tolist() == [4000, 3000, 2000, 0, 1000]
     assert items["seconds"].tolist() == [5, 1, 0, -1, 0]
     assert len(data) == 60 + 5 * 28
 
@@ -373,7 +373,7 @@ def test_all_kept_records_are_found_after_a_crash(tmp_path: Path, seed: int, end
     assert tier.index_again(TOPIC, 0, position, BEGIN_MS) is None
     hits = index.query(TOPIC, "even", 0, LONG_MAX, 10**6)
     assert not isinstance(hits, Failure)
-    places = sorted(hit.place for hit in hits)
+    places = sorted(hit.log_offset for hit in hits)
     expected = [read(queue, at, 1).physical_offset[0] for at in range(queue.commit_offset)]
     assert places == expected, f"seed {seed}"
     index.close()

@@ -11,11 +11,19 @@ from headrace_protocol.admin_headers import ResetOffsetHeader
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import QueryMessageHeader, SearchOffsetHeader
 from headrace_protocol.message import decode_records
-from tests.broker.tiered.test_tiered_storage import Away, away
 from tests.support.broker import Answer, BrokerUnderTest
-from tests.support.tiered_broker import TOPIC, body, expire_log, put, start, tier_of, upload
+from tests.support.object_tiers import Fault, FaultyDriver
+from tests.support.tiered_broker import (
+    TOPIC,
+    body,
+    expire_log,
+    put,
+    start,
+    tier_of,
+    upload,
+    wrap_driver,
+)
 
-__all__ = ["away"]  # a fixture
 LONG_MAX = 2**63 - 1
 
 
@@ -36,22 +44,22 @@ def numbers(answer: Answer) -> list[int]:
     return [int(message.body.split()[0]) for message in decode_records(answer.body)]
 
 
-async def filled(folder: Path, **settings: Any) -> tuple[BrokerUnderTest, int, int]:
+async def fill(broker: BrokerUnderTest) -> tuple[int, int]:
     """Twenty messages in the tier, of which the log has the last ones, and three more.
 
-    Returns also the time of the first, and the oldest local queue offset.
+    Returns the time of the first, and the oldest local queue offset.
     """
-    broker = start(folder, **settings)
     begin_ms = broker.clock.ms
     put(broker, 0, 20)
     upload(broker)
     low = await expire_log(broker)
     put(broker, 20, 3)
-    return broker, begin_ms, low
+    return begin_ms, low
 
 
 async def test_keys_ids_and_tags_are_found_in_both_tiers(tmp_path: Path) -> None:
-    broker, begin_ms, low = await filled(tmp_path)
+    broker = start(tmp_path)
+    begin_ms, low = await fill(broker)
     for number in (0, 7, low - 1, low, 19, 22):
         assert numbers(query(broker, f"k{number}")) == [number]
     even = numbers(query(broker, "even", index_type="T"))
@@ -79,11 +87,13 @@ async def test_ids_of_senders(broker: BrokerUnderTest) -> None:
     assert sorted(numbers(query(broker, "same"))) == [*range(20)]
 
 
-async def test_a_query_for_what_the_log_has_asks_no_tier(tmp_path: Path, away: type[Away]) -> None:
-    broker, _begin_ms, low = await filled(tmp_path)
+async def test_a_query_for_what_the_log_has_asks_no_tier(tmp_path: Path) -> None:
+    broker = start(tmp_path)
+    driver = wrap_driver(broker, FaultyDriver)
+    _begin_ms, low = await fill(broker)
     oldest_ms = broker.store.commit_log.store_timestamp_at(broker.store.commit_log.min_offset)
     assert oldest_ms is not None
-    away.is_away = True
+    driver.fault = lambda _call: Fault.FAILS
     assert numbers(query(broker, f"k{low + 1}", begin_timestamp=oldest_ms + 1)) == [low + 1]
     # What the log has is found all the same, and what it lacks is an error.
     assert numbers(query(broker, "k21")) == [21]
@@ -91,12 +101,13 @@ async def test_a_query_for_what_the_log_has_asks_no_tier(tmp_path: Path, away: t
     assert refused.code == ResponseCode.SYSTEM_BUSY
     assert refused.remark is not None
     assert "unreachable since" in refused.remark
-    away.is_away = False
+    driver.fault = lambda _call: Fault.NONE
     assert numbers(query(broker, "k1")) == [1]
 
 
 async def test_expired_messages_are_not_found(tmp_path: Path) -> None:
-    broker, _begin_ms, _low = await filled(tmp_path, tiered_store_file_reserved_time=1)
+    broker = start(tmp_path, tiered_store_file_reserved_time=1)
+    await fill(broker)
     upload(broker)
     tier_of(broker).clean_up({})
     queue = tier_of(broker).access.queue(TOPIC, 0)
@@ -107,12 +118,14 @@ async def test_expired_messages_are_not_found(tmp_path: Path) -> None:
 
 
 async def test_a_level_that_reads_no_tier(tmp_path: Path) -> None:
-    broker, _begin_ms, _low = await filled(tmp_path, tiered_storage_level="DISABLE")
+    broker = start(tmp_path, tiered_storage_level="DISABLE")
+    await fill(broker)
     assert query(broker, "k1").code == ResponseCode.QUERY_NOT_FOUND
 
 
 async def test_offsets_by_time_and_resets_cover_both_tiers(tmp_path: Path) -> None:
-    broker, begin_ms, low = await filled(tmp_path)
+    broker = start(tmp_path)
+    begin_ms, low = await fill(broker)
     assert low > 5
     broker.join("group", "client", TOPIC)
     broker.offsets.commit("group", TOPIC, 0, 23)
@@ -131,7 +144,8 @@ async def test_offsets_by_time_and_resets_cover_both_tiers(tmp_path: Path) -> No
 async def test_long_answers_are_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
-    broker, begin_ms, low = await filled(tmp_path)
+    broker = start(tmp_path)
+    begin_ms, low = await fill(broker)
     # Two records, the last of which exceeds the bound.
     monkeypatch.setattr("headrace_broker.tiered.access.lookups._ANSWER_BYTES", 1500)
     span = {"begin_timestamp": begin_ms, "end_timestamp": begin_ms + 1000 * (low - 1)}

@@ -13,10 +13,11 @@ from obstore.store import MemoryStore
 from headrace_broker.tiered.container.stored_tier import Group, Name
 from headrace_broker.tiered.driver.memory import MemoryDriver
 from headrace_broker.tiered.driver.posix import PosixDriver
-from headrace_broker.tiered.objects.batch import Batch, read_directory
+from headrace_broker.tiered.objects.batch import read_directory
 from headrace_broker.tiered.objects.inventory import StoredObject
-from headrace_broker.tiered.objects.merge import Merger, choose, plan
+from headrace_broker.tiered.objects.merge import choose, plan
 from headrace_broker.tiered.objects.object_tier import ObjectTier
+from headrace_broker.tiered.objects.sizes import ObjectSizes
 from headrace_protocol.columns import RecordColumns
 from headrace_protocol.message import encode_record
 from headrace_protocol.message_ids import encode_host
@@ -27,7 +28,7 @@ from tests.support.object_server import below
 from tests.support.object_tiers import (
     HOME,
     Fault,
-    FaultyStore,
+    FaultyDriver,
     Killed,
     append_next,
     one,
@@ -87,7 +88,7 @@ def test_gaps_are_kept_and_skipped() -> None:
 def test_requests_do_not_depend_on_the_number_of_queues() -> None:
     requests = []
     for queue_count in (1, 50):
-        store = FaultyStore()
+        store = FaultyDriver()
         tier = open_objects_tier(store)
         names: list[Name] = [(TOPIC, number) for number in range(queue_count)]
         store.calls.clear()
@@ -108,7 +109,7 @@ def test_requests_do_not_depend_on_the_number_of_queues() -> None:
 
 
 def test_a_start_reads_the_tail_and_the_catalogs() -> None:
-    store = FaultyStore()
+    store = FaultyDriver()
     tier = open_objects_tier(store)
     for _ in range(100):
         append_next(tier, one(1))
@@ -128,7 +129,7 @@ def test_records_are_found_by_key() -> None:
     assert not isinstance(hits, Failure)
     assert sorted(hit.queue_id for hit in hits) == [0, 1]
     for hit in hits:
-        head = tier.queues[TOPIC, hit.queue_id].head(hit.place)
+        head = tier.queues[TOPIC, hit.queue_id].head(hit.log_offset)
         assert not isinstance(head, Failure)
         assert (head.queue_offset, head.size) == (7, hit.size)
         assert head.store_ms == hit.store_ms
@@ -139,10 +140,8 @@ def test_records_are_found_by_key() -> None:
     assert tier.index.query("nothing", "k7", 0, 1 << 60, 3) == []
 
 
-def test_many_keys_are_found_by_their_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace_broker.tiered.objects.key_index._WINDOW_ITEMS", 4)
-    monkeypatch.setattr("headrace_broker.tiered.objects.part_reader._SMALL_BYTES", 0)
-    tier = open_objects_tier(MemoryDriver())
+def test_many_keys_are_found_by_their_window() -> None:
+    tier = open_objects_tier(MemoryDriver(), sizes=ObjectSizes(window_items=4, read_bytes=0))
     append_next(tier, one(300))
     for offset in range(0, 300, 7):
         hits = tier.index.query(TOPIC, f"k{offset}", 0, 1 << 60, 10)
@@ -172,7 +171,7 @@ def test_a_broker_that_was_replaced_uploads_nothing_more(driver: Any) -> None:
 
 
 def test_a_replaced_broker_asks_nothing_and_deletes_nothing() -> None:
-    store = FaultyStore()
+    store = FaultyDriver()
     first = open_objects_tier(store)
     append_next(first, one(5))
     second = open_objects_tier(store)
@@ -233,18 +232,19 @@ def test_an_old_copy_of_the_manifest_is_refused(
     assert kept(driver, tier.manifest.path) == old
 
 
-def test_what_was_uploaded_in_vain_does_not_make_a_manifest_old(
-    driver: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tier = open_objects_tier(driver)
+def test_what_was_uploaded_in_vain_does_not_make_a_manifest_old(driver: Any) -> None:
+    store = FaultyDriver(driver)
+    tier = open_objects_tier(store)
     append_next(tier, one(5) | {("gone", 0): 3})
     append_next(tier, {("gone", 0): 3})
     assert tier.delete("gone", 0) is None
     tier.sync()
-    away = Failure(FailureKind.UNREACHABLE, tier.manifest.path, "away")
-    monkeypatch.setattr(tier.manifest, "commit", lambda *_: away)
+    puts = store.paths["put"]
+    store.fault = lambda call: (
+        Fault.FAILS if call == "put" and puts[-1] == tier.manifest.path else Fault.NONE
+    )
     for _ in range(3):
-        assert append_next(tier, one(4)) == away
+        assert append_next(tier, one(4)) is not None
     assert len(objects(driver)) >= 5
     assert read_all(open_objects_tier(driver).queues[TOPIC, 0]) == list(range(5))
 
@@ -420,14 +420,8 @@ def test_objects_without_an_entry_are_swept_after_a_day() -> None:
 # -- merge -----------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small numbers, so that all happens soon."""
-    monkeypatch.setattr("headrace_broker.tiered.objects.merge._RUNS", 3)
-    monkeypatch.setattr("headrace_broker.tiered.objects.merge._OBJECT_BYTES", 2500)
-    monkeypatch.setattr("headrace_broker.tiered.objects.object_tier._TAIL_MAX", 5)
-    monkeypatch.setattr("headrace_broker.tiered.objects.inventory._CATALOG_PARTS_MIN", 9)
-    monkeypatch.setattr("headrace_broker.tiered.objects.inventory._CATALOG_PARTS_MAX", 30)
+# Small numbers, so that all happens soon.
+FEW = ObjectSizes(runs=3, object_bytes=2500, tail=5, catalog_parts_min=9, catalog_parts_max=30)
 
 
 def merge_all(tier: ObjectTier, now_ms: int = BEGIN_MS) -> None:
@@ -436,11 +430,10 @@ def merge_all(tier: ObjectTier, now_ms: int = BEGIN_MS) -> None:
     assert merged is False, merged
 
 
-@pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("seed", range(5))
 def test_merged_objects_have_the_same_records_and_keys(seed: int) -> None:
     rng, driver = Random(seed), MemoryDriver()
-    tier = open_objects_tier(driver)
+    tier = open_objects_tier(driver, sizes=FEW)
     names: list[Name] = [(TOPIC, 0), (TOPIC, 1), ("other", 0)]
     for _ in range(40):
         counts = {name: rng.randrange(1, 6) for name in rng.sample(names, rng.randrange(1, 4))}
@@ -449,7 +442,7 @@ def test_merged_objects_have_the_same_records_and_keys(seed: int) -> None:
     hits = {key: tier.index.query(TOPIC, key, 0, 1 << 60, 999) for key in ("k7", "k50", "even")}
     piece_count = sum(len(tier.queues[name].state.pieces) for name in names)
     merge_all(tier)
-    for found in (tier, open_objects_tier(driver)):
+    for found in (tier, open_objects_tier(driver, sizes=FEW)):
         assert {name: read_all(found.queues[name]) for name in names} == before, f"seed {seed}"
         for key, expected in hits.items():
             assert found.index.query(TOPIC, key, 0, 1 << 60, 999) == expected, f"seed {seed}"
@@ -461,7 +454,7 @@ def test_merged_objects_have_the_same_records_and_keys(seed: int) -> None:
     levels = {stored.level for stored in tier.inventory.objects.values()}
     assert FINAL in levels
     # What was merged is deleted once no reader needs it.
-    tier = open_objects_tier(driver)
+    tier = open_objects_tier(driver, sizes=FEW)
     assert tier.clean_up(None, BEGIN_MS + 3 * DAY_MS) == []
     named = {f"{tier.folder}/{name}" for name in tier.inventory.objects}
     assert set(objects(driver)) == named
@@ -506,19 +499,18 @@ def test_sixteen_uploads_of_64_mib_make_large_objects_of_a_queue() -> None:
         name = f"data/{number:02}"
         row = ObjectRow(name, 0, name, 0, 0, {TOPIC: [large, small]})
         sources.append(StoredObject(row))
-    assert choose(sources[:15], set()) == []
-    assert choose(sources, {"data/03"}) == []
-    assert choose(sources, set()) == sources
-    planned = plan(sources)
+    assert choose(sources[:15], set(), 16) == []
+    assert choose(sources, {"data/03"}, 16) == []
+    assert choose(sources, set(), 16) == sources
+    planned = plan(sources, 64 << 20)
     assert [level for level, _ in planned] == [FINAL] * 4 + [1]
     counts = [[len(joint.pieces) for joint in joints] for _, joints in planned]
     assert counts == [[4], [4], [4], [4], [16]]
 
 
-@pytest.mark.usefixtures("few")
 def test_what_is_dropped_during_a_merge_does_not_come_back() -> None:
     driver = MemoryDriver()
-    tier = open_objects_tier(driver)
+    tier = open_objects_tier(driver, sizes=FEW)
     for _ in range(3):
         append_next(tier, {(TOPIC, 0): 2, (TOPIC, 1): 2, (TOPIC, 2): 2})
     assert tier.merge(BEGIN_MS) is True
@@ -527,53 +519,53 @@ def test_what_is_dropped_during_a_merge_does_not_come_back() -> None:
     append_next(tier, one(1))
     assert tier.clean_up(lambda _topic: store_ms(2), BEGIN_MS) == []
     merge_all(tier)
-    for found in (tier, open_objects_tier(driver)):
+    for found in (tier, open_objects_tier(driver, sizes=FEW)):
         assert read_all(found.queues[TOPIC, 0]) in ([], [0])
         assert read_all(found.queues[TOPIC, 1]) == read_all(found.queues[TOPIC, 2]) == [2, 3, 4, 5]
 
 
-@pytest.mark.usefixtures("few")
-def test_an_object_that_goes_during_a_merge_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = MemoryDriver()
-    tier = open_objects_tier(driver)
+def test_an_object_that_goes_during_a_merge_is_no_failure() -> None:
+    store = FaultyDriver()
+    tier = open_objects_tier(store, sizes=FEW)
     for queue_id in (0, 1, 1, 1):
         append_next(tier, {(TOPIC, queue_id): 2})
-    make = Merger.make
 
-    def delete_first(merger: Merger, name: str) -> Batch | Failure:
-        monkeypatch.setattr(Merger, "make", make)
+    def delete_first(_call: str) -> Fault:
+        store.fail()
         tier.delete(TOPIC, 0)
         for days in (0, 5):
             assert tier.clean_up(None, BEGIN_MS + days * DAY_MS) == []
-        return merger.make(name)
+        return Fault.NONE
 
-    monkeypatch.setattr(Merger, "make", delete_first)
+    store.fault = delete_first
     assert tier.merge(BEGIN_MS) is True
     merge_all(tier)
     assert read_all(tier.queues[TOPIC, 1]) == [0, 1, 2, 3, 4, 5]
 
 
-@pytest.mark.usefixtures("few")
-def test_a_merge_may_take_days(monkeypatch: pytest.MonkeyPatch) -> None:
-    tier = open_objects_tier(MemoryDriver())
+def test_a_merge_may_take_days() -> None:
+    class Slow(MemoryDriver):
+        def put(self, path: str, data: Any, replaces: str = "") -> str | Failure:
+            etag = super().put(path, data, replaces)
+            if now_ms[0] == BEGIN_MS and "/data/" in path:
+                now_ms[0] += 5 * DAY_MS
+                assert tier.clean_up(None, now_ms[0]) == []
+            return etag
+
+    now_ms = [0]
+    tier = open_objects_tier(Slow(), sizes=FEW)
     for _ in range(3):
         append_next(tier, one(3))
-    note_made = Merger.note_made
-
-    def sweep_first(merger: Merger, row: ObjectRow) -> None:
-        assert tier.clean_up(None, BEGIN_MS + 5 * DAY_MS) == []
-        note_made(merger, row)
-
-    monkeypatch.setattr(Merger, "note_made", sweep_first)
+    now_ms[0] = BEGIN_MS
     assert tier.merge(BEGIN_MS) is True
-    assert tier.clean_up(None, BEGIN_MS + 5 * DAY_MS) == []
-    merge_all(tier, BEGIN_MS + 5 * DAY_MS)
+    assert tier.clean_up(None, now_ms[0]) == []
+    merge_all(tier, now_ms[0])
     assert len(tier.inventory.objects) == 1
     assert read_all(tier.queues[TOPIC, 0]) == list(range(9))
 
 
 def test_what_the_manifest_names_without_an_answer_is_not_swept() -> None:
-    store = FaultyStore()
+    store = FaultyDriver()
     tier = open_objects_tier(store)
     puts = iter([Fault.NONE, Fault.ANSWER_LOST])
     store.fault = lambda call: next(puts) if call == "put" else Fault.NONE
@@ -588,10 +580,9 @@ def test_what_the_manifest_names_without_an_answer_is_not_swept() -> None:
     assert append_next(found, one(3)) is None
 
 
-@pytest.mark.usefixtures("few")
 def test_a_damaged_object_stops_only_its_own_merge() -> None:
     driver = MemoryDriver()
-    tier = open_objects_tier(driver)
+    tier = open_objects_tier(driver, sizes=FEW)
     for _ in range(5):
         append_next(tier, one(3))
     damaged = objects(driver)[1]
@@ -601,7 +592,7 @@ def test_a_damaged_object_stops_only_its_own_merge() -> None:
     assert (failure.kind, failure.path) == (FailureKind.DAMAGED, damaged)
     merge_all(tier)
     assert len(tier.inventory.objects) < 5
-    queue = open_objects_tier(driver).queues[TOPIC, 0]
+    queue = open_objects_tier(driver, sizes=FEW).queues[TOPIC, 0]
     for first in (0, 6, 9, 12):
         assert read(queue, first, 3).queue_offset.tolist() == [first, first + 1, first + 2]
     assert isinstance(queue.records(queue.units(3, 3).units, np.arange(3, 6)), Failure)  # type: ignore[union-attr]
@@ -618,7 +609,7 @@ class Life:
 
     def __init__(self, seed: int) -> None:
         self.rng = Random(seed)
-        self.store = FaultyStore()
+        self.store = FaultyDriver()
         self.kept: dict[Name, tuple[int, int]] = {}
         self.now_ms = BEGIN_MS
         self.fault_share = self.rng.choice([0.02, 0.1, 0.3])
@@ -669,7 +660,7 @@ class Life:
                 continue
             except Killed:
                 # The broker deletes it again after its start.
-                tier = self.tier = open_objects_tier(FaultyStore(self.store.driver), self.now_ms)
+                tier = self.tier = open_objects_tier(FaultyDriver(self.store.driver), self.now_ms)
                 tier.driver = self.store
                 continue
             break
@@ -690,7 +681,6 @@ class Life:
         self.tier = None
 
 
-@pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("seed", seeds(60))
 def test_nothing_is_lost_or_twice_whatever_fails(seed: int) -> None:
     life = Life(seed)
@@ -700,12 +690,11 @@ def test_nothing_is_lost_or_twice_whatever_fails(seed: int) -> None:
         life.check()
 
 
-@pytest.mark.usefixtures("few")
 def test_a_kill_at_every_call() -> None:
     """A fixed sequence of calls, ended at each call of the store, before and after it."""
 
-    def run(store: FaultyStore) -> None:
-        tier = open_objects_tier(store)
+    def run(store: FaultyDriver) -> None:
+        tier = open_objects_tier(store, sizes=FEW)
         for number in range(18):
             append_next(tier, {(TOPIC, 0): 2, (TOPIC, 1): 1}, BEGIN_MS + number)
         tier.clean_up(lambda _topic: store_ms(9), BEGIN_MS)
@@ -715,21 +704,21 @@ def test_a_kill_at_every_call() -> None:
         tier.sync()
         tier.clean_up(None, BEGIN_MS + 3 * DAY_MS)
 
-    whole = FaultyStore()
+    whole = FaultyDriver()
     run(whole)
     for number in range(whole.calls.total()):
         for fault in (Fault.KILLED_BEFORE, Fault.KILLED_AFTER):
-            store = FaultyStore()
+            store = FaultyDriver()
             left = iter(range(number, -1, -1))
             store.fault = lambda _call, left=left, fault=fault: Fault.NONE if next(left) else fault  # type: ignore[misc]
             with pytest.raises(Killed):
                 run(store)
-            tier = open_objects_tier(store.driver, BEGIN_MS)
+            tier = open_objects_tier(store.driver, BEGIN_MS, sizes=FEW)
             for queue in tier.queues.values():
                 assert read_all(queue) == list(range(queue.min_offset, queue.commit_offset))
             append_next(tier, one(3))
             tier.clean_up(None, BEGIN_MS + 3 * DAY_MS)
-            queue = open_objects_tier(store.driver).queues[TOPIC, 0]
+            queue = open_objects_tier(store.driver, sizes=FEW).queues[TOPIC, 0]
             assert read_all(queue) == list(range(queue.min_offset, queue.commit_offset))
 
 

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,7 +20,7 @@ import trio
 
 from headrace_broker.store.retention.topic_floors import TopicLimit
 from headrace_broker.tiered.access import tiered_storage
-from headrace_broker.tiered.container.place_mark import PlaceMark, read_mark
+from headrace_broker.tiered.container.location_mark import Folder, read_mark
 from headrace_broker.tiered.container.tier import Home
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import RequestError
@@ -139,30 +140,35 @@ async def test_nothing_is_written_to_a_place_without_the_mark(
     assert local_min
 
 
+class Unmounting(Folder):
+    """A folder whose file system is another one at each look."""
+
+    def __init__(self, before: Folder) -> None:
+        self.root = before.root
+        self.numbers = count()
+
+    def device(self) -> int:
+        return next(self.numbers)
+
+
 @PROVIDERS
 async def test_a_place_that_is_unmounted_during_an_upload_keeps_no_message(
-    tmp_path: Path, provider: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, provider: str
 ) -> None:
     broker = begin(tmp_path, provider)
     put(broker, 0, 5)
     upload(broker)
-    look, device = PlaceMark._look, PlaceMark._device_now
-    # The mark is seen, and then the file system is another one.
-    monkeypatch.setattr(PlaceMark, "_device_now", lambda mark: device(mark) + 1)  # type: ignore[operator]
-
-    def looked(mark: PlaceMark) -> Any:
-        found = look(mark)
-        mark._device = device(mark)  # type: ignore[assignment]
-        return found
-
-    monkeypatch.setattr(PlaceMark, "_look", looked)
+    mark = tier_of(broker).access.drivers.mark
+    assert mark is not None
+    assert mark.folder is not None
+    before, mark.folder = mark.folder, Unmounting(mark.folder)
     put(broker, 5, 5)
     with pytest.raises(OSError, match="its file system was changed"):
         upload(broker)
     queue = tier_of(broker).access.queue(TOPIC, 0)
     assert queue is not None
     assert queue.commit_offset == 5
-    monkeypatch.undo()
+    mark.folder = before
     upload(broker)
     assert queue.commit_offset == 10
     await expire_log(broker)

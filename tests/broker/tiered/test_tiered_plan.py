@@ -121,7 +121,7 @@ def test_a_place_is_named_without_its_secrets(
     )
     settings = config.tier_settings(tmp_path, Home("cluster", "broker"))
     assert settings is not None
-    assert settings.place is not None
-    assert settings.place.url == url
-    assert [value for _, value in settings.place.config] == [key for key in keys if key]
-    assert "secret" not in repr(settings.place)
+    assert settings.bucket is not None
+    assert settings.bucket.url == url
+    assert [value for _, value in settings.bucket.config] == [key for key in keys if key]
+    assert "secret" not in repr(settings.bucket)

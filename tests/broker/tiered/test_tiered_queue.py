@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from headrace_broker.tiered.container.flat_queue import FlatQueue, SegmentLimits, placed
+from headrace_broker.tiered.container.flat_queue import FlatQueue, SegmentLimits, with_offsets
 from headrace_broker.tiered.container.metadata import LONG_MAX, TierMetadata
 from headrace_broker.tiered.container.tier import Tier
 from headrace_broker.tiered.driver.memory import MemoryDriver
@@ -96,7 +96,7 @@ def test_units_have_places_sizes_and_tags(queue: FlatQueue) -> None:
 
 def test_only_the_place_changes_in_a_record() -> None:
     records, _ = block(0, 9)
-    data = placed(records, np.arange(9) * 10**12)
+    data = with_offsets(records, np.arange(9) * 10**12)
     stored = RecordColumns.from_records(bytes(data))
     assert stored.physical_offset.tolist() == [number * 10**12 for number in range(9)]
     for number in range(9):
@@ -111,7 +111,7 @@ def test_records_that_lie_apart_are_gathered() -> None:
     data = b"gap".join(parts)
     sizes = np.array([len(part) for part in parts])
     records = RecordColumns(data, np.cumsum(sizes) - sizes + 3 * np.arange(6), sizes)
-    stored = RecordColumns.from_records(bytes(placed(records, np.arange(6))))
+    stored = RecordColumns.from_records(bytes(with_offsets(records, np.arange(6))))
     assert stored.queue_offset.tolist() == list(range(6))
 
 
@@ -147,7 +147,7 @@ def test_a_log_ends_by_age_once_it_is_large_enough(tmp_path: Path) -> None:
 
 
 def log_file(tier: Tier, queue: FlatQueue, tmp_path: Path) -> Path:
-    return tmp_path / "tier" / queue.log.place.segment_path(0)
+    return tmp_path / "tier" / queue.log.address.segment_path(0)
 
 
 def posix_queue(tmp_path: Path) -> tuple[FlatQueue, Path]:
@@ -216,7 +216,7 @@ def test_expired_files_are_deleted_and_a_leftover_is_swept(tmp_path: Path) -> No
     paths = queue.expire(store_ms(50), BEGIN_MS)
     assert isinstance(paths, list)
     assert set((tmp_path / "tier").rglob("*")) == before
-    foreign = tmp_path / "tier" / queue.log.place.path / "notes.txt"
+    foreign = tmp_path / "tier" / queue.log.address.path / "notes.txt"
     foreign.write_text("of the operator")
     tier.metadata.save()
     tier = open_tier(tmp_path)

@@ -198,7 +198,7 @@ def test_a_folder_emptied_behind_our_back_begins_anew(tmp_path: Path) -> None:
 def segment(tier: Tier, root: Path, kind: str, number: int) -> Path:
     queue = tier.queues[TOPIC, 0]
     file = queue.log if kind == "log" else queue.units_file
-    return root / "tier" / file.place.segment_path(file.segments[number].base_offset)
+    return root / "tier" / file.address.segment_path(file.segments[number].base_offset)
 
 
 def test_a_missing_first_segment_has_expired(tmp_path: Path) -> None:
@@ -245,22 +245,22 @@ def test_units_without_whole_records_are_cut(
 
 def test_records_without_any_units_are_not_overwritten(tmp_path: Path) -> None:
     tier = filled(tmp_path)
-    place = tier.queues[TOPIC, 0].units_file.place
-    shutil.rmtree(tmp_path / "tier" / place.path)
+    address = tier.queues[TOPIC, 0].units_file.address
+    shutil.rmtree(tmp_path / "tier" / address.path)
     again = open_tier(tmp_path)
     assert (TOPIC, 0) not in again.queues
     failure = again.damaged[TOPIC, 0]
     assert failure.kind is FailureKind.DAMAGED
-    assert place.path in str(failure)
+    assert address.path in str(failure)
     assert again.sweep() is None
-    assert any((tmp_path / "tier" / tier.queues[TOPIC, 0].log.place.path).iterdir())
+    assert any((tmp_path / "tier" / tier.queues[TOPIC, 0].log.address.path).iterdir())
     assert read_all(again.queues[TOPIC, 1]) == list(range(100))
 
 
 def test_a_first_append_that_was_cut_short_is_repeated(tmp_path: Path) -> None:
     queue = queue_of(open_tier(tmp_path))
     append(queue, 5)
-    shutil.rmtree(tmp_path / "tier" / queue.units_file.place.path)
+    shutil.rmtree(tmp_path / "tier" / queue.units_file.address.path)
     again = open_tier(tmp_path)
     queue = again.queues[TOPIC, 0]
     assert queue.commit_offset == 0

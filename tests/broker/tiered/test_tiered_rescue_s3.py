@@ -9,8 +9,8 @@ from typing import NamedTuple
 import pytest
 
 from headrace import blocking
+from headrace_protocol.tier.location import Location
 from headrace_protocol.tier.objects import ObjectDriver, open_objects
-from headrace_protocol.tier.place import Place
 from tests.broker.tiered.test_tiered_processes import TOPIC, read_all, send, wait_until
 from tests.broker.tiered.test_tiered_restore import consume, is_uploaded
 from tests.support import tiers
@@ -39,13 +39,13 @@ class Bucket(NamedTuple):
 
 
 @pytest.fixture
-def filled(tmp_path: Path, bucket: Place) -> Bucket:
+def filled(tmp_path: Path, bucket: Location) -> Bucket:
     found = empty(tmp_path / "a", bucket, tmp_path.name)
     fill_objects(found.driver)
     return found
 
 
-def empty(root: Path, place: Place, prefix: str) -> Bucket:
+def empty(root: Path, place: Location, prefix: str) -> Bucket:
     root.mkdir()
     config = write_config(root, "file", **bucket_settings(place, prefix))
     return Bucket(config, open_objects(below(place, prefix)))
@@ -106,7 +106,7 @@ def test_sweep_deletes_old_leftovers_only(filled: Bucket) -> None:
     assert messages(filled.driver) == ALL
 
 
-def test_copy_to_a_bucket_and_back(tmp_path: Path, bucket: Place) -> None:
+def test_copy_to_a_bucket_and_back(tmp_path: Path, bucket: Location) -> None:
     begin, middle = fill(tmp_path / "a", "posix"), empty(tmp_path / "b", bucket, tmp_path.name)
     (tmp_path / "c").mkdir()
     end = write_config(tmp_path / "c", "posix")
@@ -124,7 +124,7 @@ def test_copy_to_a_bucket_and_back(tmp_path: Path, bucket: Place) -> None:
     "wrong", ["objectStoreSecretKey", "objectStoreBucket", "objectStoreEndpoint"]
 )
 def test_a_bucket_that_refuses_shows_no_secret(
-    tmp_path: Path, bucket: Place, command: tuple[str, ...], wrong: str
+    tmp_path: Path, bucket: Location, command: tuple[str, ...], wrong: str
 ) -> None:
     (tmp_path / "a").mkdir()
     lines = bucket_settings(bucket) | {"objectStoreAccessKey": "an-access-key"}
@@ -139,7 +139,9 @@ def test_a_bucket_that_refuses_shows_no_secret(
     assert wrong == "objectStoreBucket" or "another-one" not in said.stdout + said.stderr
 
 
-def test_a_broker_without_its_disk_continues_on_its_bucket(tmp_path: Path, bucket: Place) -> None:
+def test_a_broker_without_its_disk_continues_on_its_bucket(
+    tmp_path: Path, bucket: Location
+) -> None:
     settings = bucket_settings(bucket, tmp_path.name)
     with Cluster(tmp_path, "a", tieredStoreGroupCommitTimeout=200, **settings) as cluster:
         broker, nameserver = cluster.brokers["a"], cluster.nameserver.address

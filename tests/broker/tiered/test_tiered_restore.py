@@ -9,7 +9,7 @@ import pytest
 
 from headrace import blocking
 from headrace_broker.store.files.config_file import ConfigFile
-from headrace_broker.tiered.container.place_mark import PLACE_FILE
+from headrace_broker.tiered.container.location_mark import MARK_FILE
 from headrace_broker.tiered.rescue import restore as restoring
 from tests.broker.tiered.test_tiered_processes import TOPIC, read_all, send, wait_until
 from tests.support.cli import fail, headrace, succeed
@@ -108,7 +108,7 @@ def test_a_restored_store_expects_the_mark_of_its_tier(tmp_path: Path, layout: L
         if path != folder(root):
             shutil.rmtree(path)
     headrace("tier", "restore", "-c", str(config))
-    assert ConfigFile(root / "config" / PLACE_FILE).load() == text
+    assert ConfigFile(root / "config" / MARK_FILE).load() == text
     mark(root, id_="fedcba9876543210")
     assert "it is that of another tier" in fail(1, "tier", "verify", "-c", str(config))
 

@@ -10,9 +10,9 @@ import pytest
 from headrace_broker.persistence import SavedFile
 from headrace_broker.tiered.access.saved_tables import SavedTables, read_tables
 from headrace_broker.tiered.driver.posix import PosixDriver
-from headrace_protocol.tier.driver import Failure, FailureKind
 from tests.broker.tiered.test_tiered_lives import delete, files, make_again, upload_unsaved
 from tests.support.broker import BrokerUnderTest
+from tests.support.object_tiers import FaultyDriver
 from tests.support.rescued_tiers import lose_disk
 from tests.support.tiered_broker import (
     TOPIC,
@@ -23,6 +23,7 @@ from tests.support.tiered_broker import (
     start,
     tier_of,
     upload,
+    wrap_driver,
 )
 
 
@@ -70,23 +71,13 @@ def test_tables_are_saved_once_for_all_topics(tmp_path: Path, settings: dict[str
     for name in names:
         broker.create_topic(name)
         put(broker, 0, 2, name)
-    puts = 0
-
-    def count_puts() -> PosixDriver:
-        class Counting(PosixDriver):
-            def put(self, *arguments: Any) -> Any:
-                nonlocal puts
-                puts += 1
-                return super().put(*arguments)
-
-        return Counting(tmp_path / "tier")
-
-    tier_of(broker).tables._open_driver = count_puts
+    store = wrap_driver(broker, FaultyDriver)
     upload(broker)
     for name in names:
         put(broker, 2, 2, name)
     upload(broker)
-    assert puts == 1
+    tables = [path for path in store.paths["put"] if path.endswith("tables.json")]
+    assert len(tables) == 1
 
 
 def test_nothing_is_uploaded_of_a_topic_that_is_not_on_disk_yet(
@@ -142,18 +133,16 @@ def test_a_deleted_topic_is_not_restored(tmp_path: Path, settings: dict[str, Any
 
 
 @pytest.mark.parametrize("is_away", [False, True])
-def test_files_that_a_deletion_left_are_not_restored(
-    tmp_path: Path, *, is_away: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_that_a_deletion_left_are_not_restored(tmp_path: Path, *, is_away: bool) -> None:
     broker = start(tmp_path)
+    driver = wrap_driver(broker, FaultyDriver)
     put(broker, 0, 20)
     upload(broker)
     delete(broker)
-    failed = Failure(FailureKind.UNREACHABLE, "tier", "it is away")
-    with monkeypatch.context() as patch:
-        patch.setattr(PosixDriver, "delete", lambda *_: failed)
-        with pytest.raises(OSError, match="it is away"):
-            upload(broker)
+    driver.fail("delete")
+    with pytest.raises(OSError, match="is away"):
+        upload(broker)
+    driver.fail()
     if not is_away:
         upload(broker)
     save_in_tier(broker)

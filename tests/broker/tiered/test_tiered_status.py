@@ -8,12 +8,19 @@ from headrace_broker.tiered.access.standings import Event
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.tier_bodies import TierStatus
 from headrace_protocol.tier_headers import TierStatusHeader
-from tests.broker.tiered.test_tiered_storage import Away, away
 from tests.support.broker import BrokerUnderTest
+from tests.support.object_tiers import Fault, FaultyDriver
 from tests.support.stores import ready
-from tests.support.tiered_broker import TOPIC, expire_log, put, source, start, tier_of, upload
-
-__all__ = ["away"]  # a fixture
+from tests.support.tiered_broker import (
+    TOPIC,
+    expire_log,
+    put,
+    source,
+    start,
+    tier_of,
+    upload,
+    wrap_driver,
+)
 
 
 def ask(broker: BrokerUnderTest, topic: str | None = None, max_num: int = 10) -> TierStatus:
@@ -65,13 +72,14 @@ async def test_the_queues_that_are_furthest_behind_come_first(broker: BrokerUnde
     assert broker.ask(RequestCode.TIER_STATUS, header).code == ResponseCode.TOPIC_NOT_EXIST
 
 
-async def test_problems_are_reported(tmp_path: Path, away: type[Away]) -> None:
+async def test_problems_are_reported(tmp_path: Path) -> None:
     broker = start(tmp_path)
     put(broker, 0, 5)
     upload(broker)
     broker.close()
-    away.is_away = True
     broker = start(tmp_path, broker.clock)
+    driver = wrap_driver(broker, FaultyDriver)
+    driver.fault = lambda _call: Fault.FAILS
     tier_of(broker).load()
     put(broker, 5, 2)
     status = ask(broker)
@@ -79,7 +87,7 @@ async def test_problems_are_reported(tmp_path: Path, away: type[Away]) -> None:
     (queue,) = status.queues
     # As far as the log's side knows.
     assert (queue.behind_messages, queue.tier_min, queue.tier_end) == (2, None, None)
-    away.is_away = False
+    driver.fault = lambda _call: Fault.NONE
     tier_of(broker).load()
     assert ask(broker).queues[0].tier_end == 5
     tier_of(broker).upload.standings.apply((TOPIC, 0), Event.FAIL, "damaged")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,13 +11,13 @@ from headrace_broker.queue_directory import Use
 from headrace_broker.store.retention.topic_floors import TopicLimit
 from headrace_broker.store.store_source import GetStatus
 from headrace_broker.tiered.container.tier import Tier
-from headrace_broker.tiered.driver.posix import PosixDriver
 from headrace_protocol.admin_headers import DeleteTopicHeader
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import NotReady, RequestError
 from headrace_protocol.java_hash import tags_code
-from headrace_protocol.tier.driver import Failure, FailureKind
+from headrace_protocol.tier.driver import Failure
 from tests.support.broker import BrokerUnderTest
+from tests.support.object_tiers import Fault, FaultyDriver
 from tests.support.stores import crash, held, ready
 from tests.support.tiered_broker import (
     BODY_BYTES,
@@ -30,6 +29,7 @@ from tests.support.tiered_broker import (
     start,
     tier_of,
     upload,
+    wrap_driver,
 )
 
 
@@ -120,38 +120,14 @@ async def test_a_group_that_is_behind_holds_no_log_files_that_are_uploaded(
     assert read_all(broker, offset=3) == [*range(3, 20)]
 
 
-class Away(PosixDriver):
-    """A store that can be away."""
-
-    is_away = False
-
-    def _failure(self, path: str) -> Failure | None:
-        return Failure(FailureKind.UNREACHABLE, path, "away") if self.is_away else None
-
-    def read(self, path: str, ranges: Any) -> Any:
-        return self._failure(path) or super().read(path, ranges)
-
-    def append(self, path: str, position: int, data: Any) -> Any:
-        return self._failure(path) or super().append(path, position, data)
-
-    def entries(self, folder: str) -> Any:
-        return self._failure(folder) or super().entries(folder)
-
-
-@pytest.fixture
-def away(monkeypatch: pytest.MonkeyPatch) -> type[Away]:
-    monkeypatch.setattr("headrace_broker.tiered.access.tier_access.PosixDriver", Away)
-    monkeypatch.setattr(Away, "is_away", False)
-    return Away
-
-
 async def test_a_store_that_is_away_fails_only_reads_of_the_tier(
-    away: type[Away], broker: BrokerUnderTest
+    broker: BrokerUnderTest,
 ) -> None:
+    driver = wrap_driver(broker, FaultyDriver)
     put(broker, 0, 20)
     upload(broker)
     local_min = await expire_log(broker)
-    away.is_away = True
+    driver.fault = lambda _call: Fault.FAILS
     put(broker, 20, 5)
     with pytest.raises(OSError, match="away"):
         upload(broker)
@@ -165,27 +141,28 @@ async def test_a_store_that_is_away_fails_only_reads_of_the_tier(
     with pytest.raises(RequestError, match="next try in 1 s"):
         reader.get(0, 3, 100_000, None)
     assert "away" in tier_of(broker).runtime_info()["tierProblem"]
-    away.is_away = False
+    driver.fault = lambda _call: Fault.NONE
     tier_of(broker).reader.breaker.succeeded()
     upload(broker)
     await expire_log(broker)
     assert read_all(broker) == [*range(25)]
 
 
-async def test_a_start_without_the_store(tmp_path: Path, away: type[Away]) -> None:
+async def test_a_start_without_the_store(tmp_path: Path) -> None:
     broker = start(tmp_path)
     put(broker, 0, 20)
     upload(broker)
     local_min = await expire_log(broker)
     broker.close()
-    away.is_away = True
     broker = start(tmp_path, broker.clock)
+    driver = wrap_driver(broker, FaultyDriver)
+    driver.fault = lambda _call: Fault.FAILS
     tier_of(broker).load()
     assert read_all(broker, offset=local_min) == [*range(local_min, 20)]
     with pytest.raises(RequestError, match=r"unreachable since .* away") as refused:
         ready(lambda: source(broker).get(0, 3, 100_000, None))
     assert refused.value.code == ResponseCode.SYSTEM_BUSY
-    away.is_away = False
+    driver.fault = lambda _call: Fault.NONE
     assert read_all(broker) == [*range(20)]
 
 

@@ -13,7 +13,7 @@ from headrace_broker.store.files.filesystem import Files
 from headrace_broker.tiered.access.lives import LIVES_FILE, Lives
 from headrace_broker.tiered.access.saved_tables import TableSaver, read_tables
 from headrace_protocol.tier.driver import Failure
-from tests.support.object_tiers import HOME, Fault, FaultyStore
+from tests.support.object_tiers import HOME, Fault, FaultyDriver
 
 
 def saver_on(root: Path, store: Any) -> TableSaver:
@@ -26,14 +26,14 @@ def write(root: Path, text: str) -> None:
     (root / "config" / "topics.json").write_text(f'{{"text": "{text}"}}')
 
 
-def saved_text(store: FaultyStore) -> str:
+def saved_text(store: FaultyDriver) -> str:
     found = read_tables(store.driver, HOME)
     assert not isinstance(found, Failure), found
     return str(json.loads(found.files["topics.json"])["text"])
 
 
 def test_a_save_is_one_put_and_none_without_a_change(tmp_path: Path) -> None:
-    store = FaultyStore()
+    store = FaultyDriver()
     saver = saver_on(tmp_path, store)
     write(tmp_path, "first")
     saver.save(1)
@@ -48,7 +48,7 @@ def test_a_save_is_one_put_and_none_without_a_change(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fault", [Fault.FAILS, Fault.ANSWER_LOST, Fault.REPEATED])
 def test_a_save_without_an_answer_is_repeated(tmp_path: Path, fault: Fault) -> None:
-    store = FaultyStore()
+    store = FaultyDriver()
     saver = saver_on(tmp_path, store)
     write(tmp_path, "first")
     saver.save(1)

@@ -1,4 +1,4 @@
-"""What goes to tiered storage and comes from there."""
+"""Metrics of tiered storage."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FILE_TYPE = "commit_log"
 
 
 class TierMetrics:
-    """Collects the operations of a tier's place, its uploads and its reads."""
+    """Collects the operations of a tier's drivers, its uploads and its reads."""
 
     def __init__(self, state: TierState) -> None:
         self._state = state
@@ -29,7 +29,7 @@ class TierMetrics:
     async def __call__(self, samples: Samples) -> None:
         """See ``Collect``."""
         state = self._state
-        operations, reader = state.operations, state.reader
+        operations, reader = state.access.drivers.operations, state.reader
         for (operation, is_success), latencies in list(operations.latencies_ms.items()):
             labels = operation, str(is_success).lower()
             samples.add_histogram(table.TIER_LATENCY, latencies, *labels)

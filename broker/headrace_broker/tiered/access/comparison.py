@@ -1,4 +1,4 @@
-"""Whether a queue in the tier has the messages of the log.
+"""Comparison of a queue in the tier with that in the log.
 
 A store that was restored from a back-up, or replaced, gives queue offsets once more that the tier
 has already. So log and tier have the same messages up to some offset, and others from there on.
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from headrace_broker.store.followers.follower_work import LocalQueue
     from headrace_broker.tiered.container.stored_tier import Tail, TierQueue
 
-# Of a record: its place, which is another one in the tier.
-_PLACE: Final = slice(28, 36)
+# The offset that a record states, which is another one in the tier.
+_OFFSET: Final = slice(28, 36)
 
 
 def first_difference(queue: TierQueue, local: LocalQueue) -> int | Failure | None:
@@ -49,7 +49,7 @@ def first_difference(queue: TierQueue, local: LocalQueue) -> int | Failure | Non
 
 
 def _has_tail(local: LocalQueue, tail: Tail | None) -> bool:
-    """Whether the log has these records, as far as they are known: by their time and size."""
+    """True if the log has these records, as far as they are known: by their time and size."""
     if tail is None or tail.end > local.view.end:
         return False
     first = max(tail.first, local.first)
@@ -63,7 +63,7 @@ def _has_tail(local: LocalQueue, tail: Tail | None) -> bool:
 
 
 def _is_same(queue: TierQueue, local: LocalQueue, queue_offset: int) -> bool | Failure:
-    """Whether log and tier have the same record; also if one of them has none to compare."""
+    """True if log and tier have the same record; also if one of them has none to compare."""
     try:
         record = local.record(queue_offset)
     except QueueDamaged:  # which the log reports to those who read it
@@ -79,5 +79,5 @@ def _is_same(queue: TierQueue, local: LocalQueue, queue_offset: int) -> bool | F
     if isinstance(stored, Failure):
         return stored
     ours, theirs = bytearray(record.record(0)), bytearray(stored.record(0))
-    ours[_PLACE] = theirs[_PLACE] = bytes(_PLACE.stop - _PLACE.start)
+    ours[_OFFSET] = theirs[_OFFSET] = bytes(_OFFSET.stop - _OFFSET.start)
     return ours == theirs

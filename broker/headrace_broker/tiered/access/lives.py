@@ -1,4 +1,4 @@
-"""Which life of a topic the tier has: one that is made again is another one of its name."""
+"""Lives of topics in the tier: a topic that is recreated is another one of its name."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Lives:
         self._ids = file.read(_decoder.decode) or {}
 
     def is_current(self, topic: str) -> bool:
-        """Whether the tier is known to have the topic's present life."""
+        """True if the tier is known to have the topic's present life."""
         known = self._ids.get(topic)
         return known is not None and known == self._incarnation(topic)
 
@@ -51,7 +51,7 @@ class Lives:
         return {topic: self._ids[topic] for topic in topics if self.is_current(topic)}
 
     def is_over(self, topic: str) -> bool:
-        """Whether the tier is known to have an earlier life of the topic."""
+        """True if the tier is known to have an earlier life of the topic."""
         known, now = self._ids.get(topic), self._incarnation(topic)
         if known is None or known == now:
             return False
@@ -69,7 +69,7 @@ class Lives:
             self._save({**self._ids, topic: incarnation})
 
     def forget(self, topics: Iterable[str]) -> None:
-        """What the tier has of topics is no more known. Raises OSError."""
+        """Forget what the tier has of topics. Raises OSError."""
         left = {topic: known for topic, known in self._ids.items() if topic not in {*topics}}
         if left != self._ids:
             self._save(left)

@@ -101,4 +101,4 @@ class TierLookups:
     def _record(self, topic: str, hit: IndexHit) -> Buffer | Failure | None:
         """The record that an item of the index points to; None if it has expired."""
         queue = self._reader.access.queue(topic, hit.queue_id)
-        return None if queue is None else queue.record(hit.place, hit.size)
+        return None if queue is None else queue.record(hit.log_offset, hit.size)

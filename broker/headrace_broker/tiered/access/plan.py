@@ -1,4 +1,4 @@
-"""TIER_PLAN: where the tier keeps the messages of a queue, for those who read it themselves.
+"""TIER_PLAN: the spans of a queue in the tier, for those who read it themselves.
 
 Source: docs/protocol.md "Tier plan"; tests/broker/tiered/test_tiered_plan.py.
 """
@@ -34,15 +34,15 @@ class TierPlanRequests:
         registry.route(RequestCode.TIER_PLAN, self.plan)
 
     async def plan(self, request: Request) -> Reply:
-        """The place of the tier, and the spans of a range in it."""
+        """The location of the tier, and the spans of a range in it."""
         header, reader = request.header(TierPlanHeader), self._reader
         self._topics.expect(header.topic)
-        place = reader.access.place()
-        if place is None:
+        location = reader.access.location()
+        if location is None:
             raise RequestError(ResponseCode.INVALID_PARAMETER, "this tier is kept in memory")
         if not reader.access.is_open:
             await reader.open_first()
-        url, endpoint, region = place
+        url, endpoint, region = location
         plan = TierPlan(url=url, endpoint=endpoint, region=region, next_offset=header.end_offset)
         queue = reader.access.queue(header.topic, header.queue_id)
         if queue is not None:

@@ -1,4 +1,4 @@
-"""Tries the place of the tier without a broker, for --check-config."""
+"""Tries the location of the tier without a broker, for --check-config."""
 
 from __future__ import annotations
 

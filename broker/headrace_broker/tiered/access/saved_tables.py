@@ -64,7 +64,7 @@ class SavedTables(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """Which tables belong to this store."""
+    """Id of the tables that belong to this store."""
 
     store: str
 
@@ -133,7 +133,6 @@ class TableSaver:
         self._topics = topics
         self._lives = lives
         self._lock = Lock()
-        self._driver: PutDriver | None = None
         self._saved: tuple[dict[str, str], list[TopicRow]] | None = None
         # Of the tables that this object has put or found; "" if the tier may have others.
         self._etag = ""
@@ -170,7 +169,7 @@ class TableSaver:
             return
         tables = SavedTables(FORMAT, *self._home, self._owner().store, now_ms, texts, topics)
         path, body = tables_path(self._home), msgspec.json.encode(tables)
-        put = self._open().put(path, body, self._etag)
+        put = self._open_driver().put(path, body, self._etag)
         if isinstance(put, Failure):
             self._etag = ""  # looked for again, since the put may have taken place
             raise OSError(str(put))
@@ -188,14 +187,9 @@ class TableSaver:
                 raise OSError(f"topic {topic} is new, and its id is not on disk yet")
         return texts
 
-    def _open(self) -> PutDriver:
-        if self._driver is None:
-            self._driver = self._open_driver()
-        return self._driver
-
     def _look(self) -> None:
-        """Find what the tier has, which may be another store's. Raises OSError."""
-        driver, path = self._open(), tables_path(self._home)
+        """Find the tables that the tier has, which may be another store's. Raises OSError."""
+        driver, path = self._open_driver(), tables_path(self._home)
         found = read_tables(driver, self._home)
         if isinstance(found, Failure) and found.kind is FailureKind.UNREACHABLE:
             raise OSError(str(found))

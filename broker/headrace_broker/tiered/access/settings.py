@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from headrace_broker.tiered.container.flat_queue import SegmentLimits
     from headrace_broker.tiered.container.index_file import IndexSize
     from headrace_broker.tiered.container.tier import Home
-    from headrace_protocol.tier.place import Place
+    from headrace_protocol.tier.location import Location
 
 
 class StorageLevel(enum.Enum):
-    """Which messages are read from the tier, of those that it has.
+    """Messages that are read from the tier, of those that it has.
 
     NOT_IN_DISK: those that have left the local log. NOT_IN_MEM: also those that would have to be
     read from the local disk. FORCE: all.
@@ -33,17 +33,18 @@ class StorageLevel(enum.Enum):
 class TierSettings:
     """Settings of one tier.
 
-    root: the store's directory, for metadata and open index files. folder, place: where messages
-    are kept; without one, in memory. keeps_objects: whether as immutable objects of many queues.
+    root: the store's directory, for metadata and open index files. folder, bucket: with the
+    messages; without one, they are in memory. keeps_objects: True for immutable objects of many
+    queues.
     commit_ms, commit_count, commit_bytes: messages of a queue are uploaded once they have waited so
     long, or once so many of them or so many bytes wait.
-    reserved_ms: age at which messages expire. deletes: whether they do. clean_ms: time between
+    reserved_ms: age at which messages expire. deletes: True if they do. clean_ms: time between
     clean-ups.
     """
 
     root: Path
     folder: Path | None
-    place: Place | None
+    bucket: Location | None
     keeps_objects: bool
     home: Home
     level: StorageLevel
@@ -59,5 +60,5 @@ class TierSettings:
 
     @property
     def is_lasting(self) -> bool:
-        """Whether what is kept outlives the broker."""
-        return self.folder is not None or self.place is not None
+        """True if the messages outlive the broker."""
+        return self.folder is not None or self.bucket is not None

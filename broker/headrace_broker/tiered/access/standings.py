@@ -1,4 +1,4 @@
-"""Whether the tier has the messages of a queue of the log: a state machine for each queue.
+"""States of queues in the tier: whether they have the messages of the log.
 
 A queue is UNKNOWN until its newest messages in the tier are compared with those of the log. Given
 up and foreign queues are not uploaded until somebody decides, or the broker restarts; foreign ones
@@ -55,7 +55,7 @@ TRANSITIONS: Final = {
 
 
 class GivenUp(NamedTuple):
-    """Why a queue is not uploaded any further, and since when.
+    """The reason why a queue is no longer uploaded, and the time of that.
 
     foreign_from: where the tier begins to have other messages than the log; None if it has not.
     """
@@ -66,7 +66,7 @@ class GivenUp(NamedTuple):
 
     @property
     def is_foreign(self) -> bool:
-        """Whether the tier has other messages than the log."""
+        """True if the tier has other messages than the log."""
         return self.foreign_from is not None
 
 
@@ -111,7 +111,7 @@ class Standings:
             log.error("queue is not uploaded", queue=f"{name[0]}/{name[1]}", reason=reason)
 
     def is_foreign(self, name: Name) -> bool:
-        """Whether the tier has other messages than the log."""
+        """True if the tier has other messages than the log."""
         return self.state(name) is State.FOREIGN
 
     def foreign_count(self) -> int:

@@ -1,4 +1,4 @@
-"""TIER_STATUS: how far the uploads are, and what keeps them.
+"""TIER_STATUS: the progress of uploads, and what holds them up.
 
 Source: docs/protocol.md "Tier status"; tests/broker/tiered/test_tiered_status.py.
 """
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from headrace_broker.tiered.access.tier_access import TierAccess
     from headrace_broker.tiered.access.tier_reader import TierReader
     from headrace_broker.tiered.access.upload import Upload
-    from headrace_broker.tiered.driver.metered import Operations
     from headrace_broker.topics.table import TopicTable
     from headrace_protocol.serving import Registry, Request
 
@@ -49,9 +48,9 @@ class Behind(NamedTuple):
 
 
 class TierState:
-    """What is uploaded and read, and what is still to be uploaded.
+    """The messages that are uploaded and read, and those that are still to be uploaded.
 
-    following: what runs the upload; set once, before any request.
+    following: runs the upload; set once, before any request.
     """
 
     following: Following
@@ -68,18 +67,13 @@ class TierState:
         self._store = store
         self._topics = topics
         self._settings = settings
-        self._access = access
+        self.access = access
         self.reader = reader
         self.upload = upload
 
-    @property
-    def operations(self) -> Operations:
-        """What was asked of the place of the tier."""
-        return self._access.operations
-
     def stored_bytes(self, queue: StoreQueue) -> int:
         """Bytes of a queue in the tier; 0 before that is open."""
-        tiered = self._access.queue(queue.topic, queue.queue_id)
+        tiered = self.access.queue(queue.topic, queue.queue_id)
         return 0 if tiered is None else tiered.stored_bytes
 
     def behind(self, topic: str | None = None) -> Iterator[list[Behind]]:
@@ -94,8 +88,8 @@ class TierState:
     def _behind(self, queue: StoreQueue) -> Behind:
         name = queue.topic, queue.queue_id
         low, end = self._store.source(queue).known_range()
-        if self._access.is_open:
-            tiered = self._access.queue(*name)
+        if self.access.is_open:
+            tiered = self.access.queue(*name)
             uploaded = 0 if tiered is None else tiered.commit_offset
         else:
             uploaded = self.following.synced_offset(name) or 0
@@ -112,7 +106,7 @@ class TierState:
     def age_ms(self, behind: Behind) -> int:
         """Age of the oldest message to be uploaded, 0 without one. Raises NotReady."""
         store_ms = self._store.source(behind.queue).store_time_at(behind.first)
-        return 0 if store_ms is None else max(self._access.now_ms() - store_ms, 0)
+        return 0 if store_ms is None else max(self.access.now_ms() - store_ms, 0)
 
     def of_queue(self, behind: Behind) -> TierQueueStatus:
         """The state of a queue. Raises NotReady."""
@@ -128,7 +122,7 @@ class TierState:
         if (given_up := self.upload.standings.given_up.get(name)) is not None:
             status.problem, status.problem_since_ms = given_up.reason, given_up.since_ms
             status.foreign_from = given_up.foreign_from
-        tiered = self._access.queue(*name)
+        tiered = self.access.queue(*name)
         if tiered is not None:
             status.tier_min, status.tier_end = tiered.min_offset, tiered.commit_offset
             status.tier_bytes = tiered.log_bytes
@@ -142,36 +136,21 @@ class TierState:
         """The queues that are not uploaded until somebody acts. From any thread."""
         return dict(self.upload.standings.given_up)
 
-    @property
-    def place_problem(self) -> str:
-        """Why the place is not known to be that of this tier; "" if it is."""
-        mark = self._access.mark
-        return "" if mark is None else mark.problem
-
-    @property
-    def place_problem_seconds(self) -> float:
-        """Seconds for which the place has had that problem; 0 without one."""
-        mark = self._access.mark
-        return 0.0 if mark is None else mark.problem_seconds
-
-    def foreign_count(self) -> int:
-        """Number of queues that have other messages in the tier than in the log."""
-        return self.upload.standings.foreign_count()
-
     def of_broker(self) -> dict[str, object]:
         """The fields of ``TierStatus`` that are not about single queues."""
         breaker, upload = self.reader.breaker, self.following.status()
+        drivers, standings = self.access.drivers, self.upload.standings
         return {
             "level": self._settings.level.name,
-            "isOpen": self._access.is_open,
-            "placeProblem": self.place_problem,
-            "placeProblemSeconds": self.place_problem_seconds,
+            "isOpen": self.access.is_open,
+            "placeProblem": drivers.problem,
+            "placeProblemSeconds": drivers.problem_seconds,
             "uploadProblem": upload.problem,
             "uploadProblemSeconds": upload.problem_seconds,
             "readProblem": breaker.problem,
             "isReadPaused": breaker.is_paused,
-            "givenUpCount": len(self.upload.standings.given_up),
-            "foreignCount": self.foreign_count(),
+            "givenUpCount": len(standings.given_up),
+            "foreignCount": standings.foreign_count(),
         }
 
 

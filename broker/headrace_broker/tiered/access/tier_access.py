@@ -11,20 +11,13 @@ from typing import TYPE_CHECKING
 import structlog
 import trio
 
-from headrace_broker.store.files.config_file import ConfigFile
+from headrace_broker.tiered.access.drivers import TierDrivers, mark_file
 from headrace_broker.tiered.access.standings import Standings
 from headrace_broker.tiered.container.metadata import TierMetadata
-from headrace_broker.tiered.container.place_mark import (
-    PLACE_FILE,
-    Marked,
-    PlaceMark,
-)
 from headrace_broker.tiered.container.tier import Tier
 from headrace_broker.tiered.container.tier_index import TierIndex
-from headrace_broker.tiered.driver.memory import MemoryDriver
-from headrace_broker.tiered.driver.metered import Metered, Operations
-from headrace_broker.tiered.driver.posix import PosixDriver
 from headrace_broker.tiered.objects.object_tier import ObjectTier
+from headrace_broker.tiered.objects.sizes import SIZES
 from headrace_protocol.tier.paths import cluster_folder
 from headrace_protocol.tier.time_limits import TimeLimits
 
@@ -37,7 +30,7 @@ if TYPE_CHECKING:
     from headrace_broker.tiered.access.settings import TierSettings
     from headrace_broker.tiered.container.metadata import TopicRow
     from headrace_broker.tiered.container.stored_tier import StoredTier, TierQueue
-    from headrace_protocol.tier.driver import AppendDriver, PutDriver
+    from headrace_protocol.tier.driver import AppendDriver, Failure
 
 log = structlog.get_logger("headrace.broker")
 
@@ -45,10 +38,12 @@ log = structlog.get_logger("headrace.broker")
 class TierAccess:
     """Opens the tier once, and names its queues.
 
-    writing: held by whoever appends, deletes or expires. is_open: whether all queues are known.
-    operations: what was asked of its place. limits: how long that may take. lives: which life of a
-    topic its queues are of. standings: whether its queues have the log's messages.
+    writing: held by whoever appends, deletes or expires. is_open: True once all queues are known.
+    drivers: of its folder or bucket. object_sizes: of a tier of objects. lives: of the topics that
+    it has. standings: of its queues.
     """
+
+    object_sizes = SIZES
 
     def __init__(
         self,
@@ -64,25 +59,15 @@ class TierAccess:
         self.lives = lives
         self._settings = settings
         self._files = files
-        self._place_files = files.apart()
-        self.operations = Operations()
-        # trio keeps threads for reuse.
-        self.limits = TimeLimits(
-            start=lambda work: trio.lowlevel.start_thread_soon(work, lambda _: None)
+        limits = TimeLimits(start=_start_thread)
+        self.drivers = TierDrivers(
+            settings,
+            files.apart(),
+            mark_file(settings.root, files),
+            limits,
+            has_content=lambda: self._has_segments,
         )
-        self._folder = _new_driver(settings, self._place_files)
-        self.mark: PlaceMark | None = None
-        if settings.is_lasting:
-            self.mark = PlaceMark(
-                self._open_unmarked,
-                settings.home,
-                place_file(settings.root, files),
-                self.limits,
-                root=settings.folder,
-                files=self._place_files,
-                has_content=lambda: self._has_segments,
-            )
-        # Whether the metadata names bytes in the place.
+        # The metadata names bytes in the folder.
         self._has_segments = False
         self._lock = Lock()
         self._opening: Future[None] | None = None
@@ -108,7 +93,7 @@ class TierAccess:
             opening = self._opening
             if opening is None:
                 opening = self._opening = Future()
-                trio.lowlevel.start_thread_soon(partial(self._open_for, opening), lambda _: None)
+                _start_thread(partial(self._open_for, opening))
         try:
             opening.result(wait_s)
         except TimeoutError as error:
@@ -133,46 +118,32 @@ class TierAccess:
         if self._tier is None:
             self._tier = self._new_tier()
         tier, now_ms = self._tier, self.now_ms()
-        failure = (self.mark.check() if self.mark is not None else None) or tier.start(now_ms)
+        failure = self._check_mark() or tier.start(now_ms)
         if failure is not None:
             raise OSError(str(failure))
         self.end_old_lives()
         self.is_open = True
 
-    def open_place(self) -> PutDriver:
-        """The driver that puts objects into the place, within the same limits of time.
-
-        Raises ValueError for a bucket that can't be addressed.
-        """
-        driver = Metered(
-            open_place(self._settings, self._place_files), self.operations, self.limits
-        )
-        return Marked(driver, self.mark) if self.mark is not None else driver
-
-    def _open_unmarked(self) -> PutDriver:
-        is_folder = not self._settings.keeps_objects
-        place = self._folder if is_folder else open_place(self._settings, self._place_files)
-        return Metered(place, self.operations, self.limits)
+    def _check_mark(self) -> Failure | None:
+        mark = self.drivers.mark
+        return None if mark is None else mark.check()
 
     def _new_tier(self) -> StoredTier:
-        settings = self._settings
+        settings, driver = self._settings, self.drivers.marked
         if settings.keeps_objects:
-            return ObjectTier(self.open_place(), settings.home)
+            return ObjectTier(driver, settings.home, self.object_sizes)
         metadata = TierMetadata(metadata_path(settings.root), self._files)
         self._has_segments = metadata.has_segments
-        driver: AppendDriver = Metered(self._folder, self.operations, self.limits)
-        if self.mark is not None:
-            driver = Marked(driver, self.mark)
         return open_files(settings, driver, metadata, self._files)
 
     def look(self, wait_s: float) -> None:
-        """Look for the mark of the place; open the tier if it is not. Raises OSError.
+        """Look for the mark of the location; open the tier if it is not. Raises OSError.
 
         wait_s: as in ``open``. Raises StoreFormatError as well.
         """
         if not self.is_open:
             self.open(wait_s)
-        elif self.mark is not None and (failure := self.mark.check()) is not None:
+        elif (failure := self._check_mark()) is not None:
             raise OSError(str(failure))
 
     def end_old_lives(self) -> None:
@@ -211,11 +182,11 @@ class TierAccess:
         queue = self._tier.queues.get((topic, queue_id))
         return queue if queue is not None and queue.commit_offset else None
 
-    def place(self) -> tuple[str, str, str] | None:
-        """URL, endpoint and region of the place, without secrets; None in memory."""
-        place, folder = self._settings.place, self._settings.folder
-        if place is not None:
-            return place.url, place.endpoint, place.region
+    def location(self) -> tuple[str, str, str] | None:
+        """URL, endpoint and region of the folder or bucket, without secrets; None in memory."""
+        bucket, folder = self._settings.bucket, self._settings.folder
+        if bucket is not None:
+            return bucket.url, bucket.endpoint, bucket.region
         # Not resolved: the folder may hang.
         return (folder.absolute().as_uri(), "", "") if folder is not None else None
 
@@ -225,8 +196,8 @@ class TierAccess:
         return tier.metadata.topics() if isinstance(tier, Tier) else []
 
     def close(self) -> None:
-        """Release local files, and ask nothing more of the place."""
-        self.limits.end_by(monotonic())
+        """Release local files, and ask nothing more of the drivers."""
+        self.drivers.limits.end_by(monotonic())
         opening = self._opening
         if opening is not None:
             opening.exception()
@@ -235,9 +206,9 @@ class TierAccess:
             tier.close()
 
 
-def place_file(root: Path, files: Files | None = None) -> ConfigFile:
-    """The store's copy of the mark of its tier's place."""
-    return ConfigFile(root / "config" / PLACE_FILE, files)
+def _start_thread(work: Callable[[], None]) -> None:
+    """Run something in a thread; trio keeps threads for reuse."""
+    trio.lowlevel.start_thread_soon(work, lambda _: None)
 
 
 def metadata_path(root: Path) -> Path:
@@ -255,26 +226,3 @@ def open_files(
     index = TierIndex(settings.root, driver, metadata, folder, home.broker, files, size)
     index.open(is_clean=False)
     return Tier(driver, home, metadata, settings.limits, index)
-
-
-def open_place(settings: TierSettings, files: Files) -> PutDriver:
-    """The driver that puts objects into the place that the settings name.
-
-    Raises ValueError for a bucket that can't be addressed, ImportError without the extra ``tier``.
-    """
-    is_put = settings.keeps_objects
-    return _open_objects(settings, files) if is_put else _new_driver(settings, files)
-
-
-def _open_objects(settings: TierSettings, files: Files) -> PutDriver:
-    if settings.place is None:
-        assert settings.folder is not None
-        return PosixDriver(settings.folder, files)
-    # An extra, which only brokers with a bucket need.
-    from headrace_protocol.tier.objects import open_objects
-
-    return open_objects(settings.place)
-
-
-def _new_driver(settings: TierSettings, files: Files) -> PosixDriver | MemoryDriver:
-    return MemoryDriver() if settings.folder is None else PosixDriver(settings.folder, files)

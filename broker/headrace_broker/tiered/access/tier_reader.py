@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 # Apart from the threads that read the local disk: a slow store must not take those.
 TIERED_DATA: Final = Lane("messages of the tier", threads=8)
-# A request waits so long for the tier to be opened.
-_OPEN_S: Final = 5.0
 
 
 class TierReader(ColdReader):
-    """Reads the queues of a tier. access: opens it."""
+    """Reads the queues of a tier. access: opens it, and requests wait ``open_s`` for that."""
+
+    open_s = 5.0
 
     def __init__(self, access: TierAccess, settings: TierSettings) -> None:
         super().__init__(TIERED_DATA, Breaker("the tier"), settings.read_ahead)
@@ -33,6 +33,6 @@ class TierReader(ColdReader):
     def open(self) -> None:
         """Open the tier; may block. Raises RequestError if its store is away, StoreFormatError."""
         try:
-            self.access.open(_OPEN_S)
+            self.access.open(self.open_s)
         except OSError as error:
             raise self.breaker.unreachable(str(error)) from None

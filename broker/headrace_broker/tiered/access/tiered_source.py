@@ -87,7 +87,7 @@ class TieredSource:
         return None
 
     def _is_same(self, queue: TierQueue) -> bool:
-        """Whether the tier has this queue's messages, judging by one that both have."""
+        """True if the tier has this queue's messages, judging by one that both have."""
         at = max(queue.min_offset, self._local.min_offset())
         local_ms = self._local.store_time_at(at)
         if local_ms is None or at >= queue.commit_offset:
@@ -153,7 +153,7 @@ class TieredSource:
         return (low if queue is None else min(queue.min_offset, low)), high
 
     def unit(self, queue_offset: int) -> tuple[int, int, int]:
-        """As ``StoreSource.unit``; for messages that are only in the tier, with places there."""
+        """As ``StoreSource.unit``; for messages that are only in the tier, with offsets there."""
         queue = self._only_tiered(queue_offset)
         if queue is None:
             return self._local.unit(queue_offset)

@@ -40,16 +40,15 @@ if TYPE_CHECKING:
 log = structlog.get_logger("headrace.broker")
 
 _RETRY_S: Final = 10.0
-# A start waits so long for the tier, and a stop for all that is still to be written there.
-_START_S: Final = 5.0
+# A stop waits so long for all that is still to be written to the tier.
 _STOP_S: Final = 10.0
 _MERGE_S: Final = 60.0
 _TABLES_S: Final = 60.0
 _WATCH_S: Final = 60.0
 # Names of outages.
-_PLACE: Final = "the place of the tier"
+_LOCATION: Final = "the location of the tier"
 _UPLOAD: Final = "the upload of queues that are given up"
-# Tables, merges and clean-up, which fail together when the place is away.
+# Tables, merges and clean-up, which fail together when the location is away.
 _UPKEEP: Final = "the upkeep of the tier"
 # After a change of the topics, whose files are written meanwhile.
 _CHANGED_TABLES_S: Final = 1.0
@@ -62,7 +61,7 @@ _READS: Final = {Use.PULL, Use.READ, Use.BEGIN, *_SHOWN}
 class TieredStorage:
     """The tier of a running broker.
 
-    settings: its own. access: opens the place. reader: of its messages. upload: its follower.
+    settings: its own. access: opens its queues. reader: of its messages. upload: its follower.
     tables: the tables of the store that are saved there. state: how far all of it is.
     """
 
@@ -84,7 +83,7 @@ class TieredStorage:
         self.access = TierAccess(settings, store.fs, store.clock.now_ms, lives)
         self.reader = TierReader(self.access, settings)
         self.tables = TableSaver(
-            self.access.open_place,
+            lambda: self.access.drivers.marked,
             settings.home,
             settings.root,
             store.fs,
@@ -125,7 +124,7 @@ class TieredStorage:
         )
 
     def unconsumed(self, lowest: LowestUnconsumed) -> LowestUnconsumed:
-        """What must stay in the log until groups have consumed it: nothing that the tier has.
+        """The messages that must stay in the log for groups: none that the tier has.
 
         What is not uploaded yet stays because this follower needs it.
         """
@@ -198,21 +197,22 @@ class TieredStorage:
     def load(self) -> None:
         """Open the tier; if its store is away, the follower and the readers try again."""
         try:
-            self.access.open(_START_S)
+            self.access.open(self.reader.open_s)
         except OSError as error:
-            self._outages.failed(_PLACE, error)
+            self._outages.failed(_LOCATION, error)
 
     async def _run_watch(self) -> None:
-        """Check the place, and log its outages and those of queues that are given up."""
+        """Check the location, and log its outages and those of queues that are given up."""
         while True:
             await trio.sleep(_WATCH_S)
             try:
-                await trio.to_thread.run_sync(self.access.look, _START_S, limiter=self._watching)
+                wait_s = self.reader.open_s
+                await trio.to_thread.run_sync(self.access.look, wait_s, limiter=self._watching)
             except (OSError, StoreError) as error:
-                self._outages.failed(_PLACE, error)
+                self._outages.failed(_LOCATION, error)
             else:
-                if _PLACE in self._outages.names:
-                    self._outages.worked(_PLACE)
+                if _LOCATION in self._outages.names:
+                    self._outages.worked(_LOCATION)
                     self.state.following.retry()
             given_up = self.state.given_up()
             if given_up:
@@ -223,8 +223,8 @@ class TieredStorage:
                 self._outages.worked(_UPLOAD)
 
     def _hurry(self) -> None:
-        """Have a place that does not answer delay the stop no longer than this."""
-        self.access.limits.end_by(monotonic() + _STOP_S)
+        """Have a location that does not answer delay the stop no longer than this."""
+        self.access.drivers.limits.end_by(monotonic() + _STOP_S)
 
     async def _run_expiry(self) -> None:
         """Drop what was read and is not read any further."""
@@ -298,18 +298,18 @@ class TieredStorage:
 
     def runtime_info(self) -> dict[str, str]:
         """Numbers for GET_BROKER_RUNTIME_INFO."""
-        given_up = self.state.given_up()
+        given_up, drivers = self.state.given_up(), self.access.drivers
         first = min(given_up.values(), key=lambda each: each.since_ms, default=None)
         return {
             "tierOpen": str(self.access.is_open).lower(),
-            "tierPlaceProblem": self.state.place_problem,
-            "tierPlaceProblemSeconds": str(round(self.state.place_problem_seconds)),
+            "tierPlaceProblem": drivers.problem,
+            "tierPlaceProblemSeconds": str(round(drivers.problem_seconds)),
             "tierProblem": self.reader.breaker.problem,
             "tierStuckQueues": str(len(given_up)),
-            "tierForeignQueues": str(self.state.foreign_count()),
+            "tierForeignQueues": str(self.upload.standings.foreign_count()),
             "tierStuckReason": first.reason if first else "",
             "tierStuckSinceMs": str(first.since_ms if first else 0),
-            "tierUnansweredOperations": str(self.access.limits.abandoned_count),
+            "tierUnansweredOperations": str(drivers.limits.abandoned_count),
             "tierReadAheadBytes": str(self.reader.blocks.byte_count),
         }
 

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 # Of all queues together; a block may add a few MiB.
 _WAITING_BYTES_MAX: Final = 32 << 20
-# Uploaded as one where the number of queues does not matter; a request for less costs as much.
-_TOGETHER_BYTES: Final = 16 << 20
 
 
 class _Waiting:
@@ -73,6 +71,8 @@ class Upload:
     """
 
     name = "tier"
+    # Uploaded as one where the number of queues does not matter; a request for less costs as much.
+    together_bytes = 16 << 20
     # The tier may be away; a start uploads what is missing.
     is_part_of_stop = False
 
@@ -177,7 +177,7 @@ class Upload:
             self._waiting_bytes += len(block.records.data)
             settings = self._settings
             if self._access.tier.takes_all:
-                if self._waiting_bytes >= _TOGETHER_BYTES:
+                if self._waiting_bytes >= self.together_bytes:
                     self._append(list(self._waiting))
                 return
             if group.count >= settings.commit_count or group.byte_count >= settings.commit_bytes:
@@ -266,7 +266,7 @@ class Upload:
             self._waiting_bytes -= self._waiting.pop(name).byte_count
 
     def _missing(self, name: Name) -> Group:
-        """What the tier does not have yet of what waits of a queue. Raises OSError."""
+        """The waiting messages of a queue that the tier lacks. Raises OSError."""
         records, codes = self._waiting[name].join()
         queue = self._access.tier.queues[name]
         is_new = records.queue_offset >= queue.commit_offset

@@ -29,11 +29,8 @@ if TYPE_CHECKING:
     from headrace_protocol.tier.paths import FileKind, QueueName
 
 
-class Place(NamedTuple):
-    """Where the segments of a file are.
-
-    folder: the cluster's. queue: whose file it is.
-    """
+class FileAddress(NamedTuple):
+    """The address of a file's segments. folder: the cluster's. queue: owns the file."""
 
     folder: str
     queue: QueueName
@@ -63,9 +60,9 @@ class FlatFile:
     segments: their rows in the metadata, in order. The last one is the one that grows.
     """
 
-    def __init__(self, driver: AppendDriver, place: Place, metadata: TierMetadata) -> None:
-        self.place = place
-        self.segments = tuple(metadata.segments(place.queue, place.kind))
+    def __init__(self, driver: AppendDriver, address: FileAddress, metadata: TierMetadata) -> None:
+        self.address = address
+        self.segments = tuple(metadata.segments(address.queue, address.kind))
         self._driver = driver
         self._metadata = metadata
         # After a failed append the segment may be longer than its row says.
@@ -73,7 +70,7 @@ class FlatFile:
 
     @property
     def base(self) -> int:
-        """Where the first segment begins; 0 without segments."""
+        """Begin of the first segment; 0 without segments."""
         return self.segments[0].base_offset if self.segments else 0
 
     @property
@@ -99,8 +96,8 @@ class FlatFile:
         row = self.segment_at(position)
         if row is None or position >= row.end:
             reason = f"nothing is kept at {position}"
-            return Failure(FailureKind.SHORT, self.place.path, reason)
-        return Extent(self.place.segment_path(row.base_offset), row.base_offset, row.end, 0)
+            return Failure(FailureKind.SHORT, self.address.path, reason)
+        return Extent(self.address.segment_path(row.base_offset), row.base_offset, row.end, 0)
 
     # -- the end -----------------------------------------------------------------------------------
 
@@ -115,7 +112,7 @@ class FlatFile:
             rows[-1] = msgspec.structs.replace(
                 rows[-1], status=STATUS_SEALED, seal_timestamp=now_ms
             )
-        path, kind = self.place.queue.path, self.place.kind
+        path, kind = self.address.queue.path, self.address.kind
         self._set([*rows, SegmentRow(path, kind, base, create_timestamp=now_ms)])
 
     def settle(self) -> Failure | None:
@@ -126,7 +123,7 @@ class FlatFile:
         """Append to the last segment; durable when this returns. Fails as the driver's append."""
         assert not self._is_end_unknown
         row = self.segments[-1]
-        path = self.place.segment_path(row.base_offset)
+        path = self.address.segment_path(row.base_offset)
         failure = self._driver.append(path, row.size, piece.data)
         if failure is not None:
             self._is_end_unknown = True
@@ -145,7 +142,7 @@ class FlatFile:
         """Discard all bytes from ``end`` on, which must not be before the first segment."""
         while len(self.segments) > 1 and self.segments[-1].base_offset >= end:
             row = self.segments[-1]
-            failure = self._driver.delete([self.place.segment_path(row.base_offset)])
+            failure = self._driver.delete([self.address.segment_path(row.base_offset)])
             if failure is not None:
                 return failure
             self._set(self.segments[:-1])
@@ -159,7 +156,7 @@ class FlatFile:
         return self._cut_last(cut)
 
     def _cut_last(self, row: SegmentRow) -> Failure | None:
-        failure = self._driver.cut(self.place.segment_path(row.base_offset), row.size)
+        failure = self._driver.cut(self.address.segment_path(row.base_offset), row.size)
         is_not_made = failure is not None and failure.kind is FailureKind.MISSING and not row.size
         self._is_end_unknown = failure is not None and not is_not_made
         return failure if self._is_end_unknown else None
@@ -170,7 +167,7 @@ class FlatFile:
         """Drop the first segments; returns their paths, to delete once the metadata is saved."""
         dropped = self.segments[:count]
         self._set(self.segments[count:])
-        return [self.place.segment_path(row.base_offset) for row in dropped]
+        return [self.address.segment_path(row.base_offset) for row in dropped]
 
     def secure(self, saved: Sequence[SegmentRow]) -> Failure | None:
         """Bring what a killed process wrote to disk. saved: the rows before the start.
@@ -183,7 +180,7 @@ class FlatFile:
             if row.size and row.size != known.get(row.base_offset):
                 start = min(known.get(row.base_offset, 0), row.size)
                 start = max(start, row.size - REWRITTEN_BYTES_MAX)
-                failure = self._driver.rewrite(self.place.segment_path(row.base_offset), start)
+                failure = self._driver.rewrite(self.address.segment_path(row.base_offset), start)
                 if failure is not None:
                     return failure
         return None
@@ -195,4 +192,4 @@ class FlatFile:
 
     def _set(self, rows: Sequence[SegmentRow]) -> None:
         self.segments = tuple(rows)
-        self._metadata.set_segments(self.place.queue, self.place.kind, rows)
+        self._metadata.set_segments(self.address.queue, self.address.kind, rows)

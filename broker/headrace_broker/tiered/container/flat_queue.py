@@ -1,7 +1,7 @@
 """A queue in the tier: its own log and consume queue.
 
-The log has the records verbatim, except that each states its place in this log instead of its
-physical offset. The consume queue has a unit of 20 bytes for each: place, size, tags code.
+The log has the records verbatim, except that each states its offset in this log instead of its
+physical offset. The consume queue has a unit of 20 bytes for each: offset, size, tags code.
 
 What always holds:
 
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from headrace_broker.tiered.container.flat_file import FlatFile, Piece, Place
+from headrace_broker.tiered.container.flat_file import FileAddress, FlatFile, Piece
 from headrace_broker.tiered.container.stored_tier import Spans, TierQueue
 from headrace_protocol.columns import UNIT_DTYPE, RecordColumns
 from headrace_protocol.tier.driver import Failure
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from headrace_protocol.tier.paths import QueueName
 
 UNIT_BYTES: Final = UNIT_DTYPE.itemsize
-# Of a record: its place in the log.
-_PLACE_AT: Final = 28
-_PLACE_BYTES: Final = 8
+# The offset in the log that a record states.
+_OFFSET_AT: Final = 28
+_OFFSET_BYTES: Final = 8
 
 
 class SegmentLimits(NamedTuple):
-    """When a segment ends, with Apache's defaults."""
+    """Sizes and ages at which segments end, with Apache's defaults."""
 
     log_bytes: int = 1 << 30
     units_bytes: int = 100 << 20
@@ -51,6 +51,8 @@ class SegmentLimits(NamedTuple):
 
 class FlatQueue(TierQueue):
     """A queue as two files of segments."""
+
+    min_offset = 0
 
     def __init__(
         self,
@@ -62,22 +64,14 @@ class FlatQueue(TierQueue):
     ) -> None:
         """Take over the rows of the metadata; ``recovery.recover`` compares them to the store."""
         self.name, self.path = name, name.path
-        self.log = FlatFile(driver, Place(folder, name, FileKind.COMMIT_LOG), metadata)
-        self.units_file = FlatFile(driver, Place(folder, name, FileKind.CONSUME_QUEUE), metadata)
+        self.log, self.units_file = (
+            FlatFile(driver, FileAddress(folder, name, kind), metadata)
+            for kind in (FileKind.COMMIT_LOG, FileKind.CONSUME_QUEUE)
+        )
         self._metadata = metadata
         self._limits = limits
-        self._min_offset = 0
         # One past the last record that has a unit.
         self.log_end = self.log.end
-
-    @property
-    def min_offset(self) -> int:
-        """As ``StoredQueue.min_offset``."""
-        return self._min_offset
-
-    @min_offset.setter
-    def min_offset(self, queue_offset: int) -> None:
-        self._min_offset = queue_offset
 
     @property
     def commit_offset(self) -> int:
@@ -103,7 +97,7 @@ class FlatQueue(TierQueue):
 
     @property
     def is_new(self) -> bool:
-        """Whether the saved metadata is older than the queue's first message."""
+        """True if the saved metadata is older than the queue's first message."""
         row = self._metadata.queue(self.name)
         return row is not None and not row.max_offset
 
@@ -189,9 +183,8 @@ class FlatQueue(TierQueue):
         units["size"] = records.size
         units["tags_code"] = tags_codes
         times = records.store_timestamp
-        failure = self.log.append(
-            Piece(placed(records, units["physical_offset"]), int(times.min()), int(times.max()))
-        )
+        data = with_offsets(records, units["physical_offset"])
+        failure = self.log.append(Piece(data, int(times.min()), int(times.max())))
         return failure or self._append_units(units, times, now_ms)
 
     def _append_units(self, units: Array, times: Array, now_ms: int) -> Failure | None:
@@ -251,7 +244,7 @@ class FlatQueue(TierQueue):
         next_offset = end if len(rows) <= count_max else rows[count_max].base_offset // UNIT_BYTES
         units = [
             UnitSpan(
-                self.units_file.place.segment_path(row.base_offset),
+                self.units_file.address.segment_path(row.base_offset),
                 first,
                 row.end // UNIT_BYTES - first,
                 first * UNIT_BYTES - row.base_offset,
@@ -263,7 +256,7 @@ class FlatQueue(TierQueue):
             for first in [max(row.base_offset // UNIT_BYTES, self.min_offset)]
         ]
         log = [
-            LogSpan(self.log.place.segment_path(row.base_offset), row.base_offset, row.size, 0)
+            LogSpan(self.log.address.segment_path(row.base_offset), row.base_offset, row.size, 0)
             for row in self.log.segments
         ]
         return Spans(next_offset, units, log)
@@ -310,8 +303,8 @@ class FlatQueue(TierQueue):
         return paths
 
 
-def placed(records: RecordColumns, places: Array) -> bytearray:
-    """A copy of records back to back, each stating its place."""
+def with_offsets(records: RecordColumns, log_offsets: Array) -> bytearray:
+    """A copy of records back to back, each stating its offset in the log."""
     ends = np.cumsum(records.size)
     start, size = int(records.start[0]), int(ends[-1])
     if (records.start == start + ends - records.size).all():
@@ -320,7 +313,7 @@ def placed(records: RecordColumns, places: Array) -> bytearray:
         view, stops = memoryview(records.data), records.start + records.size
         pairs = zip(records.start.tolist(), stops.tolist(), strict=True)
         data = bytearray().join([view[begin:stop] for begin, stop in pairs])
-    at = (ends - records.size)[:, None] + np.arange(_PLACE_AT, _PLACE_AT + _PLACE_BYTES)
-    stated = np.ascontiguousarray(places, ">i8").view(np.uint8).reshape(-1, _PLACE_BYTES)
+    at = (ends - records.size)[:, None] + np.arange(_OFFSET_AT, _OFFSET_AT + _OFFSET_BYTES)
+    stated = np.ascontiguousarray(log_offsets, ">i8").view(np.uint8).reshape(-1, _OFFSET_BYTES)
     np.frombuffer(data, np.uint8)[at] = stated
     return data

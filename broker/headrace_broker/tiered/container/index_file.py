@@ -31,7 +31,7 @@ _FIELDS: Final = [
     ("key_hash", ">i4"),
     ("topic_id", ">i4"),
     ("queue_id", ">i4"),
-    ("place", ">i8"),
+    ("log_offset", ">i8"),
     ("size", ">i4"),
     ("seconds", ">i4"),
 ]
@@ -43,18 +43,18 @@ _PART_COUNT: Final = 1 << 18
 
 
 class IndexSize(NamedTuple):
-    """What a file has room for, with Apache's defaults. It is the same for all files of a tier."""
+    """Room of a file, with Apache's defaults. It is the same for all files of a tier."""
 
     slot_count: int = 5_000_000
     item_count: int = 20_000_000
 
     @property
     def items_at(self) -> int:
-        """Where the items begin, or in an open file the unused item 0."""
+        """Position of the items, or in an open file the unused item 0."""
         return HEADER.size + self.slot_count * SLOT.size
 
     def slot_at(self, key_hash: int) -> int:
-        """Where the slot of a hash is."""
+        """Position of the slot of a hash."""
         return HEADER.size + key_hash % self.slot_count * SLOT.size
 
 
@@ -82,7 +82,7 @@ class OpenIndex:
 
     @property
     def room(self) -> int:
-        """How many more items fit; number 0 is never used."""
+        """Number of items that still fit; number 0 is never used."""
         return self._size.item_count - 1 - self.count
 
     def add(self, items: Array, times: Array) -> None:

@@ -113,38 +113,38 @@ class _Log:
                 at = stop if is_last else at + done
 
     def has(self, queue_offset: int, unit: np.void) -> bool:
-        """Whether there is the record of a unit, or a hole in its place."""
-        place, size = int(unit["physical_offset"]), int(unit["size"])
-        base = max((base for base in self._sizes if base <= place), default=None)
-        if size <= 0 or place + size > self.end:
+        """True if there is the record of a unit, or a hole instead."""
+        log_offset, size = int(unit["physical_offset"]), int(unit["size"])
+        base = max((base for base in self._sizes if base <= log_offset), default=None)
+        if size <= 0 or log_offset + size > self.end:
             return False
-        if base is None or place + size > base + self._sizes[base]:
+        if base is None or log_offset + size > base + self._sizes[base]:
             return True
-        wanted = place - base, place + size - base
+        wanted = log_offset - base, log_offset + size - base
         data = bytes(_read(self._driver, f"{self._path}/{segment_name(base)}", wanted))
         head = read_head(data)
-        if head is None or head[:3] != (size, queue_offset, place):
+        if head is None or head[:3] != (size, queue_offset, log_offset):
             return False
-        return any(found.units[0] == unit for found in _sound_units(data, place))
+        return any(found.units[0] == unit for found in _sound_units(data, log_offset))
 
 
-def _records(data: bytes, place: int) -> tuple[list[Range], int]:
+def _records(data: bytes, log_offset: int) -> tuple[list[Range], int]:
     """Ranges of records back to back, and how far the data are understood.
 
-    Codas and damaged records are skipped: each record states its place.
+    Codas and damaged records are skipped: each record states its offset.
     """
     found: list[Range] = []
     at = first = 0
     while at < len(data):
         head = read_head(data[at : at + HEAD_BYTES])
-        if head is not None and head.place == place + at and head.size > 0:
+        if head is not None and head.log_offset == log_offset + at and head.size > 0:
             if at + head.size > len(data):
                 break
             at += head.size
             continue
         if first < at:
             found.append((first, at))
-        following = _next_record(data, at + 1, place)
+        following = _next_record(data, at + 1, log_offset)
         if following is None:
             # The rest may be the begin of a record.
             first = at = max(at, len(data) - HEAD_BYTES)
@@ -155,38 +155,38 @@ def _records(data: bytes, place: int) -> tuple[list[Range], int]:
     return found, at
 
 
-def _next_record(data: bytes, at: int, place: int) -> int | None:
-    """The first position from ``at`` on with the head of a record that states this place."""
+def _next_record(data: bytes, at: int, log_offset: int) -> int | None:
+    """The first position from ``at`` on with the head of a record that states this offset."""
     found = []
     for magic in _MAGICS:
         hit = data.find(magic, at + _MAGIC_AT)
         while hit >= 0:
             begin = hit - _MAGIC_AT
             head = read_head(data[begin : begin + HEAD_BYTES])
-            if head is not None and head.place == place + begin:
+            if head is not None and head.log_offset == log_offset + begin:
                 found.append(begin)
                 break
             hit = data.find(magic, hit + 1)
     return min(found, default=None)
 
 
-def _sound_units(data: bytes, place: int) -> list[_Units]:
+def _sound_units(data: bytes, log_offset: int) -> list[_Units]:
     """The units of records back to back, except those of damaged ones."""
     with suppress(CorruptRecord):
-        return _units_of(data, place)
+        return _units_of(data, log_offset)
     found, at = [], 0
     while (head := read_head(data[at : at + HEAD_BYTES])) is not None:
         with suppress(CorruptRecord):
-            found += _units_of(data[at : at + head.size], place + at)
+            found += _units_of(data[at : at + head.size], log_offset + at)
         at += head.size
     return found
 
 
-def _units_of(data: bytes, place: int) -> list[_Units]:
+def _units_of(data: bytes, log_offset: int) -> list[_Units]:
     """Raises CorruptRecord."""
     records = RecordColumns.from_records(data)
     units = np.empty(len(records), UNIT_DTYPE)
-    units["physical_offset"] = place + np.cumsum(records.size) - records.size
+    units["physical_offset"] = log_offset + np.cumsum(records.size) - records.size
     units["size"] = records.size
     units["tags_code"] = tags_codes(records)
     offsets = records.queue_offset

@@ -191,7 +191,7 @@ class TierMetadata:
 
     @property
     def has_segments(self) -> bool:
-        """Whether any segment has bytes."""
+        """True if any segment has bytes."""
         tables = self._segments(FileKind.COMMIT_LOG).values()
         return any(row.size for rows in tables for row in rows.values())
 

@@ -1,4 +1,4 @@
-"""What a start makes of a queue's files: the store is the truth, not the metadata.
+"""Recovery of a queue's files at a start: the store is the truth, not the metadata.
 
 The metadata may be older than the files (a crash came before it was saved) or newer (an expiry was
 cut short). Units are cut to whole ones whose record is there, records to the end of the last unit.
@@ -45,7 +45,7 @@ def recover(queue: FlatQueue, stored: dict[str, Sizes], now_ms: int) -> Failure 
     files = queue.log, queue.units_file
     saved = {file: file.segments for file in files}
     for file in files:
-        file.adopt(_reconciled(file, stored.get(file.place.path, {}), now_ms))
+        file.adopt(_reconciled(file, stored.get(file.address.path, {}), now_ms))
     if queue.units_file.segments:
         failure = _settle_end(queue, saved)
         failure = failure or _find_start(queue)
@@ -86,7 +86,7 @@ def _reconciled(file: FlatFile, sizes: Sizes, now_ms: int) -> list[SegmentRow]:
         if size != rows[-1].size:
             # Written to after the metadata was saved: ``_date`` finds the time again.
             rows[-1] = msgspec.structs.replace(rows[-1], size=size, end_timestamp=LONG_MAX)
-    path, kind = file.place.queue.path, file.place.kind
+    path, kind = file.address.queue.path, file.address.kind
     may_have_gaps = kind is FileKind.CONSUME_QUEUE
     for base in sorted(sizes):
         row = SegmentRow(path, kind, base, size=sizes[base], create_timestamp=now_ms)
@@ -103,7 +103,7 @@ def _without_units(queue: FlatQueue) -> Failure | None:
         return _cut(queue.log, queue.log.base)
     return Failure(
         FailureKind.DAMAGED,
-        queue.units_file.place.path,
+        queue.units_file.address.path,
         f"has no consume queue, but the log beside it has records; {_REBUILD}",
     )
 
@@ -126,7 +126,7 @@ def _cut_units(queue: FlatQueue, saved_end: int = 0) -> Failure | None:
     position, log_end = last
     if file.end < saved_end and log_end < queue.log.end:
         reason = f"ends at {file.end} instead of {saved_end}, but records are there; {_REBUILD}"
-        return Failure(FailureKind.DAMAGED, file.place.path, reason)
+        return Failure(FailureKind.DAMAGED, file.address.path, reason)
     queue.log_end = log_end
     failure = _cut(file, position)
     if failure is None and queue.log.segments:
@@ -180,7 +180,7 @@ def _cut_torn_units(queue: FlatQueue, saved_end: int) -> Failure | None:
 
 
 def _sound_units(queue: FlatQueue, found: UnitRange) -> int | Failure:
-    """How many of the first units state place, size and tags of their records."""
+    """Number of the first units that state offset, size and tags of their records."""
     for number, unit in enumerate(found.units):
         is_there = _has_record(queue, found.first + number, unit)
         if isinstance(is_there, Failure):
@@ -207,8 +207,8 @@ def _has_record(queue: FlatQueue, queue_offset: int, unit: np.void) -> bool | Fa
     head = queue.head(int(unit["physical_offset"]))
     if isinstance(head, Failure):
         return head if head.kind is FailureKind.UNREACHABLE else False
-    place, size = int(unit["physical_offset"]), int(unit["size"])
-    return head[:3] == (size, queue_offset, place)
+    log_offset, size = int(unit["physical_offset"]), int(unit["size"])
+    return head[:3] == (size, queue_offset, log_offset)
 
 
 # -- times and the start ---------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What a running broker needs of its tier, whatever the layout."""
+"""The interface of a broker's tier, whatever the layout."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SCANNED_UNITS: Final = 16_384
 
 
 class Spans(NamedTuple):
-    """Where the messages of a range are. next_offset: the range was looked at up to there."""
+    """The spans of a range of messages, up to ``next_offset``."""
 
     next_offset: int
     units: list[UnitSpan]
@@ -66,11 +66,11 @@ class TierQueue(StoredQueue):
 
     @abstractmethod
     def _keeps(self, wanted: Range) -> bool:
-        """Whether the queue's log has a range."""
+        """True if the queue's log has a range."""
 
     @abstractmethod
     def spans(self, wanted: Range, count_max: int) -> Spans:
-        """Where the records of a range of queue offsets are; at most ``count_max`` unit spans.
+        """The spans of a range of queue offsets; at most ``count_max`` unit spans.
 
         Reads nothing.
         """
@@ -97,9 +97,9 @@ class TierQueue(StoredQueue):
             return records
         return ReadBlock(wanted.queue_offset, end, offsets, units, records)
 
-    def record(self, place: int, size: int) -> Buffer | Failure | None:
-        """The bytes of a record at a place in the log; None if it has expired."""
-        wanted = place, place + size
+    def record(self, log_offset: int, size: int) -> Buffer | Failure | None:
+        """The bytes of a record at an offset of the log; None if it has expired."""
+        wanted = log_offset, log_offset + size
         if size <= 0 or not self._keeps(wanted):
             return None
         read = self._read_log([wanted])
@@ -138,7 +138,7 @@ def sizes(limits: Limits) -> dict[str, int]:
 
 
 class StoredIndex(Protocol):
-    """What finds records by key."""
+    """Finds records by key."""
 
     def query(
         self, topic: str, key: str, begin_ms: int, end_ms: int, count_max: int
@@ -161,7 +161,7 @@ class StoredTier(Protocol):
 
     @property
     def damaged(self) -> Mapping[Name, Failure]:
-        """Why other queues can't; a start after a repair opens them."""
+        """Failures of the other queues; a start after a repair opens them."""
 
     @property
     def index(self) -> StoredIndex | None:
@@ -169,7 +169,7 @@ class StoredTier(Protocol):
 
     @property
     def takes_all(self) -> bool:
-        """Whether an append costs the same for any number of queues."""
+        """True if an append costs the same for any number of queues."""
 
     def start(self, now_ms: int) -> Failure | None:
         """Open all queues that the store has; called again after UNREACHABLE. Raises OSError."""

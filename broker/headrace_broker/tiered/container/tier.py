@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from headrace_broker.tiered.container.flat_file import Place
+from headrace_broker.tiered.container.flat_file import FileAddress
 from headrace_broker.tiered.container.flat_queue import FlatQueue, SegmentLimits
 from headrace_broker.tiered.container.lost_units import complete_units
 from headrace_broker.tiered.container.metadata import UNKNOWN_OFFSET, SegmentRow
@@ -159,8 +159,8 @@ class Tier:
         failure = queue.append(records, tags_codes, now_ms)
         if self.index is not None:
             kept = records.select(records.queue_offset < queue.commit_offset)
-            places = log_end + np.cumsum(kept.size) - kept.size
-            self.index.add(topic, queue_id, kept, places, now_ms)
+            log_offsets = log_end + np.cumsum(kept.size) - kept.size
+            self.index.add(topic, queue_id, kept, log_offsets, now_ms)
         return failure
 
     def index_again(
@@ -296,7 +296,7 @@ class Tier:
         # After the listing: a file that is begun meanwhile is not in it.
         names = [*self.metadata.queues(), index_queue(self._home.broker)]
         kept = {
-            Place(self._folder, name, kind).segment_path(row.base_offset)
+            FileAddress(self._folder, name, kind).segment_path(row.base_offset)
             for name in names
             for kind in FileKind
             for row in self.metadata.segments(name, kind)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from headrace_broker.store.index.index_keys import Regions, index_prefixes, key_hashes
-from headrace_broker.tiered.container.flat_file import Place
+from headrace_broker.tiered.container.flat_file import FileAddress
 from headrace_broker.tiered.container.index_file import (
     FINISHED_MAGIC,
     HEADER,
@@ -47,7 +47,7 @@ class IndexHit(NamedTuple):
     """A record that may have the key: its hash is the same. store_ms: to within a second."""
 
     queue_id: int
-    place: int
+    log_offset: int
     size: int
     store_ms: int
 
@@ -81,7 +81,7 @@ class TierIndex:
         self._local = root / FOLDER
         self._driver = driver
         self.metadata = metadata
-        self._place = Place(folder, index_queue(broker), FileKind.INDEX)
+        self._address = FileAddress(folder, index_queue(broker), FileKind.INDEX)
         self._files = files
         self._size = size or IndexSize()
         self._open: tuple[OpenIndex, ...] = ()
@@ -110,7 +110,7 @@ class TierIndex:
             self._files.mark_names_unsynced(folder)
 
     def _rows(self) -> list[SegmentRow]:
-        return self.metadata.segments(self._place.queue, self._place.kind)
+        return self.metadata.segments(self._address.queue, self._address.kind)
 
     def adopt(self, sizes: Mapping[int, int], now_ms: int) -> list[SegmentRow] | Failure:
         """Name the finished files that the store has, instead of what the metadata says.
@@ -121,7 +121,7 @@ class TierIndex:
         for base in sorted(sizes):
             if base != (rows[-1].end if rows else base):
                 break
-            read = self._driver.read(self._place.segment_path(base), [(0, HEADER.size)])
+            read = self._driver.read(self._address.segment_path(base), [(0, HEADER.size)])
             if isinstance(read, Failure) and read.kind is not FailureKind.SHORT:
                 return read
             header = HEADER.unpack(read[0]) if isinstance(read, list) else (0, 0, 0, 0, 0)
@@ -129,8 +129,8 @@ class TierIndex:
             if header[0] != FINISHED_MAGIC or sizes[base] < least:  # the upload was cut short
                 break
             row = SegmentRow(
-                self._place.queue.path,
-                self._place.kind,
+                self._address.queue.path,
+                self._address.kind,
                 base,
                 status=STATUS_SEALED,
                 size=sizes[base],
@@ -140,17 +140,17 @@ class TierIndex:
                 seal_timestamp=now_ms,
             )
             rows.append(row)
-        self.metadata.set_segments(self._place.queue, self._place.kind, rows)
+        self.metadata.set_segments(self._address.queue, self._address.kind, rows)
         return rows
 
-    def last_places(self) -> dict[tuple[str, int], int] | Failure:
-        """The last place of each queue in the finished files, by topic and queue id.
+    def last_log_offsets(self) -> dict[tuple[str, int], int] | Failure:
+        """The last offset in the log of each queue in the finished files, by topic and queue id.
 
         Fails as a read.
         """
-        places: dict[int, int] = {}
+        log_offsets: dict[int, int] = {}
         for row in self._rows():
-            path = self._place.segment_path(row.base_offset)
+            path = self._address.segment_path(row.base_offset)
             for at in range(self._size.items_at, row.size, _PART_BYTES):
                 read = self._driver.read(path, [(at, min(at + _PART_BYTES, row.size))])
                 if isinstance(read, Failure):
@@ -159,22 +159,22 @@ class TierIndex:
                 keys = items["topic_id"].astype(np.int64) << 32 | items["queue_id"]
                 queues, numbers = np.unique(keys, return_inverse=True)
                 last = np.zeros(len(queues), np.int64)
-                np.maximum.at(last, numbers, items["place"])
-                for queue, place in zip(queues.tolist(), last.tolist(), strict=True):
-                    places[queue] = max(places.get(queue, 0), place)
+                np.maximum.at(last, numbers, items["log_offset"])
+                for queue, log_offset in zip(queues.tolist(), last.tolist(), strict=True):
+                    log_offsets[queue] = max(log_offsets.get(queue, 0), log_offset)
         names = {row.topic_id: row.topic for row in self.metadata.topics()}
         return {
-            (names[queue >> 32], queue & 0xFFFFFFFF): place
-            for queue, place in places.items()
+            (names[queue >> 32], queue & 0xFFFFFFFF): log_offset
+            for queue, log_offset in log_offsets.items()
             if queue >> 32 in names
         }
 
     # -- writing -----------------------------------------------------------------------------------
 
     def add(
-        self, topic: str, queue_id: int, records: RecordColumns, places: Array, now_ms: int
+        self, topic: str, queue_id: int, records: RecordColumns, log_offsets: Array, now_ms: int
     ) -> None:
-        """Add the keys of records that are kept. places: theirs in the queue's log.
+        """Add the keys of records that are kept. log_offsets: theirs in the queue's log.
 
         Raises OSError.
         """
@@ -185,7 +185,7 @@ class TierIndex:
         items["key_hash"] = hashes
         items["topic_id"] = self.metadata.topic_id(topic, now_ms)
         items["queue_id"] = queue_id
-        items["place"] = places[number]
+        items["log_offset"] = log_offsets[number]
         items["size"] = records.size[number]
         self._add(items, records.store_timestamp[number], now_ms)
 
@@ -226,7 +226,7 @@ class TierIndex:
     def _upload(self, file: OpenIndex, now_ms: int) -> Failure | None:
         rows = self._rows()
         base = rows[-1].end if rows else 0
-        path = self._place.segment_path(base)
+        path = self._address.segment_path(base)
         # A try that was cut short may have left a part.
         failure = self._driver.delete([path])
         position = 0
@@ -236,8 +236,8 @@ class TierIndex:
                 return failure
             position += len(part)
         row = SegmentRow(
-            self._place.queue.path,
-            self._place.kind,
+            self._address.queue.path,
+            self._address.kind,
             base,
             status=STATUS_SEALED,
             size=position,
@@ -246,7 +246,7 @@ class TierIndex:
             end_timestamp=file.end_ms,
             seal_timestamp=now_ms,
         )
-        self.metadata.set_segments(self._place.queue, self._place.kind, [*rows, row])
+        self.metadata.set_segments(self._address.queue, self._address.kind, [*rows, row])
         # A file counts from its row on; the local one is kept until that is on disk.
         self.metadata.save()
         with self._lock:
@@ -263,10 +263,10 @@ class TierIndex:
         kept = [row for row in rows if row.end_timestamp >= before_ms]
         if len(kept) == len(rows):
             return None
-        self.metadata.set_segments(self._place.queue, self._place.kind, kept)
+        self.metadata.set_segments(self._address.queue, self._address.kind, kept)
         self.metadata.save()
         expired = [row for row in rows if row.end_timestamp < before_ms]
-        return self._driver.delete([self._place.segment_path(row.base_offset) for row in expired])
+        return self._driver.delete([self._address.segment_path(row.base_offset) for row in expired])
 
     def close(self) -> None:
         """Release the local files."""
@@ -295,13 +295,14 @@ class TierIndex:
                 return found
             file_ms, items = found
             items = items[(items["key_hash"] == key_hash) & (items["topic_id"] == row.topic_id)]
-            for queue_id, place, size, seconds in items[
-                ["queue_id", "place", "size", "seconds"]
+            for queue_id, log_offset, size, seconds in items[
+                ["queue_id", "log_offset", "size", "seconds"]
             ].tolist():
                 store_ms = file_ms + seconds * _SECOND_MS
                 if begin_ms - _SECOND_MS <= store_ms <= end_ms + _SECOND_MS:
-                    hits.setdefault((queue_id, place), IndexHit(queue_id, place, size, store_ms))
-        newest = sorted(hits.values(), key=lambda hit: (hit.store_ms, hit.place), reverse=True)
+                    hit = IndexHit(queue_id, log_offset, size, store_ms)
+                    hits.setdefault((queue_id, log_offset), hit)
+        newest = sorted(hits.values(), key=lambda hit: (hit.store_ms, hit.log_offset), reverse=True)
         return newest[:count_max]
 
     def _found(self, key_hash: int, begin_ms: int) -> Iterator[tuple[int, Array] | Failure]:
@@ -319,7 +320,7 @@ class TierIndex:
                 yield found if isinstance(found, Failure) else (row.begin_timestamp, found)
 
     def _find_finished(self, row: SegmentRow, key_hash: int) -> Array | Failure:
-        path = self._place.segment_path(row.base_offset)
+        path = self._address.segment_path(row.base_offset)
         at = self._size.slot_at(key_hash)
         slot = self._driver.read(path, [(at, at + SLOT.size)])
         if isinstance(slot, Failure):

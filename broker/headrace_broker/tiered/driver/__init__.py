@@ -1,1 +1,1 @@
-"""Drivers: one small interface to the places that keep the tier's bytes."""
+"""Drivers: one small interface to the folders and buckets that keep the tier's bytes."""

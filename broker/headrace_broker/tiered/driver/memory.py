@@ -1,4 +1,4 @@
-"""A driver that keeps everything in memory: for tests, and to try the tier without a place."""
+"""A driver that keeps everything in memory: for tests, and to try the tier without a folder."""
 
 from __future__ import annotations
 

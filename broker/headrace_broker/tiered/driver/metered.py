@@ -24,7 +24,7 @@ _BYTES: Final = (1 << 10, 10 << 10, 100 << 10, 1 << 20, 10 << 20, 32 << 20, 50 <
 
 
 class Operations:
-    """What was asked of a place, for all threads.
+    """Counts of what drivers were asked, for all threads.
 
     latencies_ms: by operation and whether it succeeded. uploaded, downloaded: bytes of each
     successful write and read.

@@ -35,7 +35,7 @@ _MAGIC: Final = 0x48545431
 class Content(NamedTuple):
     """A part to write. units, times: columns of the records. keys: hash and record number.
 
-    places in ``units`` continue the queue's log at ``log_base``.
+    offsets in ``units`` continue the queue's log at ``log_base``.
     """
 
     topic: str

@@ -1,4 +1,4 @@
-"""What counts in the store, in memory: objects with their parts, and where the manifest says so."""
+"""Objects and parts that count in the store, in memory, and the catalogs that list them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,9 @@ if TYPE_CHECKING:
 
     from headrace_broker.tiered.container.stored_tier import Name
     from headrace_broker.tiered.objects.part_reader import PartReader
+    from headrace_broker.tiered.objects.sizes import ObjectSizes
     from headrace_protocol.tier.rows import Named, Reference
 
-# A smaller catalog is written anew with the next one, so that there are few.
-_CATALOG_PARTS_MIN: Final = 4096
-_CATALOG_PARTS_MAX: Final = 65_536
 # The row of queues without records: all have expired.
 _ENDED: Final = ""
 
@@ -55,7 +53,7 @@ class Inventory:
     more.
     """
 
-    def __init__(self, broker: str, reader: PartReader) -> None:
+    def __init__(self, broker: str, reader: PartReader, sizes: ObjectSizes) -> None:
         self.queues: dict[Name, ObjectQueue] = {}
         self.objects: dict[str, StoredObject] = {}
         self.catalogs: dict[str, tuple[Reference, _Catalog]] = {}
@@ -66,6 +64,7 @@ class Inventory:
         self._changed: set[str] = {_ENDED}
         self._broker = broker
         self._reader = reader
+        self._sizes = sizes
 
     def new_queue(self, name: Name) -> ObjectQueue:
         """Add a queue without messages."""
@@ -184,10 +183,11 @@ class Inventory:
 
     def kept(self) -> list[Reference]:
         """The catalogs that say what still holds, and are large enough."""
+        least = self._sizes.catalog_parts_min
         return [
             named
             for named, catalog in self.catalogs.values()
-            if not catalog.names & self._changed and catalog.part_count >= _CATALOG_PARTS_MIN
+            if not catalog.names & self._changed and catalog.part_count >= least
         ]
 
     def rows_beside(self, kept: list[Reference]) -> list[list[ObjectRow]]:
@@ -197,7 +197,7 @@ class Inventory:
         part_count = 0
         for name in sorted(self.objects.keys() - listed):
             row = self.objects[name].row()
-            if part_count + row.part_count > _CATALOG_PARTS_MAX and portions[-1]:
+            if part_count + row.part_count > self._sizes.catalog_parts_max and portions[-1]:
                 portions.append([])
                 part_count = 0
             portions[-1].append(row)

@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from headrace_protocol.columns import Array
 
 _HASHES: Final = 1 << 31
-# Items around the expected position of a hash that are read at first.
-_WINDOW_ITEMS: Final = 4096
 _ITEMS_MAX: Final = 1024
 
 
 class KeyIndex:
     """Queries by key, from all threads."""
 
-    def __init__(self, inventory: Inventory, reader: PartReader) -> None:
+    def __init__(self, inventory: Inventory, reader: PartReader, window_items: int) -> None:
+        """window_items: see ``ObjectSizes``."""
         self._inventory = inventory
+        self._window_items = window_items
         self._reader = reader
 
     def query(
@@ -49,7 +49,7 @@ class KeyIndex:
                 if isinstance(found, Failure):
                     return found
                 hits += [hit for hit in found if begin_ms <= hit.store_ms <= end_ms]
-        hits.sort(key=lambda hit: (hit.store_ms, hit.place, hit.queue_id), reverse=True)
+        hits.sort(key=lambda hit: (hit.store_ms, hit.log_offset, hit.queue_id), reverse=True)
         return hits[:count_max]
 
     def _objects(
@@ -71,7 +71,7 @@ class KeyIndex:
 
     def _find(self, stored: StoredObject, key_hash: int) -> Array | Failure:
         """All items of a hash: they are sorted and their hashes spread, so about where expected."""
-        count, window = stored.key_count, _WINDOW_ITEMS
+        count, window = stored.key_count, self._window_items
         while True:
             expected = key_hash * count // _HASHES
             begin, end = max(expected - window, 0), min(expected + window, count)

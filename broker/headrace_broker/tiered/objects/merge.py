@@ -9,7 +9,7 @@ level, and a queue has few parts, whatever its rate.
 from __future__ import annotations
 
 from itertools import groupby, pairwise
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -30,10 +30,6 @@ if TYPE_CHECKING:
     from headrace_protocol.columns import Array
     from headrace_protocol.tier.driver import Buffer, Driver
 
-_RUNS: Final = 16
-# Of an object that is made; a part of a final one may add up to one upload.
-_OBJECT_BYTES: Final = 64 << 20
-
 
 class Joint(NamedTuple):
     """Pieces of a queue that become one part."""
@@ -49,31 +45,31 @@ class _Read(NamedTuple):
     keys: Array
 
 
-def choose(objects: Iterable[StoredObject], spared: set[str]) -> list[StoredObject]:
-    """The sixteen oldest runs of the lowest level that has so many; none if no level has."""
+def choose(objects: Iterable[StoredObject], spared: set[str], run_count: int) -> list[StoredObject]:
+    """The oldest runs of the lowest level that has so many; none if no level has."""
     found = [each for each in objects if each.level < FINAL and each.name not in spared]
     found.sort(key=lambda each: (each.level, each.run, each.name))
     for _, of_level in groupby(found, key=lambda each: each.level):
         runs = [list(of_run) for _, of_run in groupby(of_level, key=lambda each: each.run)]
-        if len(runs) >= _RUNS:
-            return [each for of_run in runs[:_RUNS] for each in of_run]
+        if len(runs) >= run_count:
+            return [each for of_run in runs[:run_count] for each in of_run]
     return []
 
 
-def plan(sources: list[StoredObject]) -> list[tuple[int, list[Joint]]]:
+def plan(sources: list[StoredObject], object_bytes: int) -> list[tuple[int, list[Joint]]]:
     """The objects to make: the level of each, and its parts in the order of their queues."""
     level = sources[0].level + 1
     planned: list[tuple[int, list[Joint]]] = []
     shared: list[Joint] = []
     shared_bytes = 0
     for whole in _joints(sources):
-        for part, size in _portions(whole):
-            if size >= _OBJECT_BYTES:
+        for part, size in _portions(whole, object_bytes):
+            if size >= object_bytes:
                 planned.append((FINAL, [part]))
                 continue
             shared.append(part)
             shared_bytes += size
-            if shared_bytes >= _OBJECT_BYTES:
+            if shared_bytes >= object_bytes:
                 planned.append((level, shared))
                 shared, shared_bytes = [], 0
     return [*planned, (level, shared)] if shared else planned
@@ -94,12 +90,12 @@ def _joints(sources: list[StoredObject]) -> Iterator[Joint]:
         yield Joint(name, tuple(pieces[begin:]))
 
 
-def _portions(joint: Joint) -> Iterator[tuple[Joint, int]]:
+def _portions(joint: Joint, object_bytes: int) -> Iterator[tuple[Joint, int]]:
     """A joint in portions that are large enough for an object of their own, and the rest."""
     begin = size = 0
     for number, piece in enumerate(joint.pieces, 1):
         size += piece.part.stop - piece.part.position
-        if size >= _OBJECT_BYTES or number == len(joint.pieces):
+        if size >= object_bytes or number == len(joint.pieces):
             yield Joint(joint.name, joint.pieces[begin:number]), size
             begin, size = number, 0
 
@@ -108,14 +104,19 @@ class Merger:
     """Makes the objects that are planned from their sources."""
 
     def __init__(
-        self, driver: Driver, reader: PartReader, keys: KeyIndex, sources: list[StoredObject]
+        self,
+        driver: Driver,
+        reader: PartReader,
+        keys: KeyIndex,
+        sources: list[StoredObject],
+        object_bytes: int,
     ) -> None:
         self._driver = driver
         self._reader = reader
         self._keys = keys
         self._sources = {source.name: source for source in sources}
         # Parts may be dropped from the sources meanwhile.
-        self.left = plan(sources)
+        self.left = plan(sources, object_bytes)
         self.made: list[tuple[ObjectRow, list[Joint]]] = []
 
     def make(self, name: str) -> Batch | Failure:
@@ -128,7 +129,7 @@ class Merger:
         return build(name, contents, level, self.made[0][0].run if self.made else name)
 
     def has_all_of(self, objects: Container[str]) -> bool:
-        """Whether all its sources are among the objects of these names."""
+        """True if all its sources are among the objects of these names."""
         return all(name in objects for name in self._sources)
 
     def note_made(self, row: ObjectRow) -> None:
@@ -161,7 +162,7 @@ class Merger:
 
 
 def _columns(part: Part, data: Buffer, keys: Array) -> _Read | None:
-    """What a part has; None if it is damaged."""
+    """The columns of a part; None if it is damaged."""
     view = memoryview(data)
     times_at, records_at = UNIT_BYTES * part.count, (UNIT_BYTES + TIME_BYTES) * part.count
     units = np.frombuffer(view[:times_at], UNIT_DTYPE)

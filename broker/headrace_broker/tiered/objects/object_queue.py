@@ -35,7 +35,7 @@ class Piece(NamedTuple):
 
 
 class State(NamedTuple):
-    """What counts of a queue. pieces: in order of their queue offsets.
+    """The part of a queue that counts. pieces: in order of their queue offsets.
 
     end, log_end: one past the last queue offset and byte, also if all pieces have expired.
     """
@@ -152,7 +152,7 @@ class ObjectQueue(TierQueue):
         return number
 
     def _units(self, piece: Piece, begin: int, end: int) -> Array | Failure:
-        """Units of a part. Fails with DAMAGED if they are not in its place in the log."""
+        """Units of a part. Fails with DAMAGED if they are not in its range of the log."""
         at = piece.part.position
         wanted = at + begin * UNIT_BYTES, at + end * UNIT_BYTES
         read = self._read_part(piece, [wanted])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from headrace_broker.tiered.container.flat_queue import placed
+from headrace_broker.tiered.container.flat_queue import with_offsets
 from headrace_broker.tiered.container.stored_tier import Group, sizes
 from headrace_broker.tiered.container.tier_index import record_keys
 from headrace_broker.tiered.objects.batch import (
@@ -28,6 +28,7 @@ from headrace_broker.tiered.objects.manifest_file import ManifestFile
 from headrace_broker.tiered.objects.merge import Merger, choose
 from headrace_broker.tiered.objects.object_queue import Piece
 from headrace_broker.tiered.objects.part_reader import PartReader
+from headrace_broker.tiered.objects.sizes import DAY_MS, SIZES, ObjectSizes
 from headrace_protocol.columns import UNIT_DTYPE
 from headrace_protocol.tier.driver import Failure, FailureKind
 from headrace_protocol.tier.paths import cluster_folder
@@ -43,12 +44,8 @@ if TYPE_CHECKING:
 
 DATA: Final = "data"
 CATALOGS: Final = "catalogs"
-# Uploads between two checkpoints; a start reads a directory of each.
-_TAIL_MAX: Final = 32
 # How long an object is kept for readers that found it in an older manifest.
 _UNUSED_MS: Final = 600_000
-# Age of objects that no manifest names, and time between the listings that look for them.
-_DAY_MS: Final = 24 * 3600 * 1000
 
 
 class ObjectTier:
@@ -60,16 +57,17 @@ class ObjectTier:
 
     takes_all = True
 
-    def __init__(self, driver: PutDriver, home: Home) -> None:
+    def __init__(self, driver: PutDriver, home: Home, sizes: ObjectSizes = SIZES) -> None:
         self.damaged: dict[Name, Failure] = {}
         self.driver = driver
         self.folder = f"{cluster_folder(home.cluster)}/{home.broker}"
-        self.reader = PartReader(driver, self.folder)
-        self.inventory = Inventory(home.broker, self.reader)
-        self.index = KeyIndex(self.inventory, self.reader)
+        self.reader = PartReader(driver, self.folder, sizes.read_bytes)
+        self.inventory = Inventory(home.broker, self.reader, sizes)
+        self.index = KeyIndex(self.inventory, self.reader, sizes.window_items)
         # Held for each change of inventory and manifest.
         self.lock = Lock()
         self._home = home
+        self._sizes = sizes
         self._manifest: ManifestFile | None = None
         self._is_loaded = False
         self._unused: list[tuple[str, int]] = []
@@ -155,7 +153,7 @@ class ObjectTier:
         """Have a manifest name these objects, and nothing else but where queues have ended."""
         self._manifest = manifest
         ended = {name: queue.state for name, queue in self.queues.items() if queue.state.end}
-        self.inventory = Inventory(self._home.broker, self.reader)
+        self.inventory = Inventory(self._home.broker, self.reader, self._sizes)
         self.inventory.load(Named([], rows), [])
         for name, state in ended.items():
             if name not in self.queues:
@@ -198,7 +196,7 @@ class ObjectTier:
         it ends. An object that continues it further on was uploaded after another one.
         """
         named = manifest.manifest.epoch, manifest.manifest.number
-        newer = [path for path in paths if _place(path) > named]
+        newer = [path for path in paths if _epoch_and_number(path) > named]
         if not newer:
             return None
         known = ObjectTier(self.driver, self._home)
@@ -218,8 +216,8 @@ class ObjectTier:
         return None
 
     def _is_behind(self, row: ObjectRow, path: str) -> bool:
-        """Whether an upload that the manifest does not name follows another such upload."""
-        if _place(path)[0] > self.manifest.manifest.epoch:
+        """True if an upload that the manifest does not name follows another such upload."""
+        if _epoch_and_number(path)[0] > self.manifest.manifest.epoch:
             return True
         ends = {name: queue.log_end for name, queue in self.queues.items()}
         return not row.level and any(
@@ -282,7 +280,7 @@ class ObjectTier:
             failure = manifest.commit(catalogs, [*inventory.tail, batch.directory])
             if failure is None:
                 inventory.add(batch.row, batch.directory)
-                if len(inventory.tail) >= _TAIL_MAX:
+                if len(inventory.tail) >= self._sizes.tail:
                     # The records are kept even if this fails; the next upload tries again.
                     self.checkpoint(now_ms)
             return failure
@@ -356,8 +354,8 @@ class ObjectTier:
         return self.driver.delete([self.reader.path(name) for name in names]) if names else None
 
     def _sweep(self, now_ms: int) -> Failure | None:
-        """Once a day, delete objects older than a day that the manifest does not name."""
-        if now_ms < self._swept_ms + _DAY_MS:
+        """Once in a while delete old objects that the manifest does not name."""
+        if now_ms < self._swept_ms + self._sizes.sweep_ms:
             return None
         found: list[str] = []
         for folder in (DATA, CATALOGS):
@@ -374,7 +372,8 @@ class ObjectTier:
             named = self.named()
         if failure is not None:
             return failure
-        old = [name for name in found if name not in named and is_old(name, now_ms)]
+        age_ms = self._sizes.sweep_ms
+        old = [name for name in found if name not in named and is_old(name, now_ms, age_ms)]
         failure = self._delete(old)
         if failure is None:
             self._swept_ms = now_ms
@@ -388,10 +387,12 @@ class ObjectTier:
             return False
         if self._merger is None:
             with self.lock:
-                sources = choose(self.inventory.objects.values(), self._spoiled)
+                sources = choose(self.inventory.objects.values(), self._spoiled, self._sizes.runs)
                 if not sources:
                     return False
-                self._merger = Merger(self.driver, self.reader, self.index, sources)
+                self._merger = Merger(
+                    self.driver, self.reader, self.index, sources, self._sizes.object_bytes
+                )
         merger = self._merger
         failure = (self._make if merger.left else self._finish)(merger, now_ms)
         if failure is None:
@@ -440,17 +441,17 @@ def _missing(manifest: ManifestFile, count: int) -> Failure | None:
     return Failure(FailureKind.DAMAGED, manifest.path, reason)
 
 
-def _place(path: str) -> tuple[int, int]:
+def _epoch_and_number(path: str) -> tuple[int, int]:
     """Epoch and number in an object's name; zeros for another name."""
     epoch, _, rest = path.rpartition("/")[2].partition("-")
     number = rest.partition("-")[0]
     return (int(epoch), int(number)) if epoch.isdecimal() and number.isdecimal() else (0, 0)
 
 
-def is_old(name: str, now_ms: int) -> bool:
-    """Whether an object was made more than a day ago; one with another name is never old."""
+def is_old(name: str, now_ms: int, age_ms: int = DAY_MS) -> bool:
+    """True if an object has that age; one with another name is never old."""
     text = name.rpartition("-")[2]
-    return text.isdecimal() and int(text) + _DAY_MS < now_ms
+    return text.isdecimal() and int(text) + age_ms < now_ms
 
 
 def _contents(name: Name, log_base: int, group: Group) -> list[Content]:
@@ -467,7 +468,7 @@ def _contents(name: Name, log_base: int, group: Group) -> list[Content]:
         numbers, hashes = record_keys(name[0], records)
         keys = np.zeros(len(numbers), KEY_ITEM)
         keys["key_hash"], keys["record"] = hashes, numbers
-        data = placed(records, units["physical_offset"])
+        data = with_offsets(records, units["physical_offset"])
         times = records.store_timestamp
         found.append(Content(*name, int(offsets[first]), log_base, units, times, [data], keys))
         log_base += len(data)

@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 
     from headrace_protocol.tier.driver import Buffer, Driver, Range
 
-# A request for less costs as much.
-_SMALL_BYTES: Final = 256 << 10
 _KEPT_BYTES: Final = 8 << 20
 
 
 class PartReader:
     """Reads regions of objects, for all threads."""
 
-    def __init__(self, driver: Driver, folder: str) -> None:
+    def __init__(self, driver: Driver, folder: str, whole_bytes: int) -> None:
+        """whole_bytes: most bytes of a region that is read as a whole."""
         self._driver = driver
         self._folder = folder
+        self._whole_bytes = whole_bytes
         self._lock = Lock()
         self._kept: OrderedDict[tuple[str, Range], Buffer] = OrderedDict()
         self._kept_bytes = 0
@@ -35,7 +35,7 @@ class PartReader:
     def read(self, name: str, region: Range, ranges: Sequence[Range]) -> list[Buffer] | Failure:
         """Ranges of an object, all of them in one region. Fails as ``Driver.read``."""
         start, stop = region
-        if stop - start > _SMALL_BYTES:
+        if stop - start > self._whole_bytes:
             return self._driver.read(self.path(name), ranges)
         data = self._whole(name, region)
         if isinstance(data, Failure):

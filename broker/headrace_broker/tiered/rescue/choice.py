@@ -1,4 +1,4 @@
-"""Which parts of objects count, by what the objects say alone.
+"""A choice of the parts of objects that count, by what the objects alone say.
 
 Objects that a manifest no longer names may still be there: sources of merges, uploads that were
 repeated, queues of deleted topics. What is newer counts. An older part counts if it continues the

@@ -1,4 +1,4 @@
-"""``headrace tier copy``: copies a tier to another place, in either layout.
+"""``headrace tier copy``: copies a tier to another location, in either layout.
 
 A copy that was cut short is run again: each queue continues at its end in the target.
 """
@@ -15,11 +15,11 @@ from headrace_broker.store.errors import StoreError
 from headrace_broker.store.files.filesystem import Files
 from headrace_broker.tiered.access.saved_tables import SavedTables, read_tables, tables_path
 from headrace_broker.tiered.access.tier_access import metadata_path, open_files
+from headrace_broker.tiered.container.location_mark import mark_path, mark_text, read_mark
 from headrace_broker.tiered.container.metadata import TierMetadata
-from headrace_broker.tiered.container.place_mark import mark_path, mark_text, read_mark
 from headrace_broker.tiered.container.stored_tier import Group
 from headrace_broker.tiered.objects.object_tier import ObjectTier
-from headrace_broker.tiered.rescue.place import expect, open_folder, open_objects, open_unmarked
+from headrace_broker.tiered.rescue.listing import expect, open_driver
 from headrace_broker.tiered.rescue.rebuild import locked
 from headrace_broker.tiered.rescue.verify import portions, read_queues
 from headrace_protocol.tier.driver import Failure
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from headrace_broker.tiered.access.settings import TierSettings
     from headrace_broker.tiered.container.stored_tier import Name, StoredTier, TierQueue
-    from headrace_protocol.tier.driver import PutDriver
 
 _UNITS_AT_ONCE: Final = 4096
 # Appended together: in a bucket an object for each queue would be many small ones.
@@ -39,10 +38,10 @@ _TOGETHER_BYTES: Final = 16 << 20
 def copy(source: TierSettings, target: TierSettings, now_ms: int) -> int:
     """Copy all messages that the target lacks; returns their number.
 
-    Raises StoreError for a damaged source, a target with other messages, and a place that can't be
-    reached; StoreLocked while a broker runs on the store of a target in a folder.
+    Raises StoreError for a damaged source, a target with other messages, and a location that can't
+    be reached; StoreLocked while a broker runs on the store of a target in a folder.
     """
-    if (source.folder, source.place, source.home) == (target.folder, target.place, target.home):
+    if (source.folder, source.bucket, source.home) == (target.folder, target.bucket, target.home):
         raise StoreError("source and target are the same tier: name two config files")
     if source.root == target.root and not source.keeps_objects and not target.keeps_objects:
         raise StoreError(
@@ -54,18 +53,18 @@ def copy(source: TierSettings, target: TierSettings, now_ms: int) -> int:
     with _opened(target, now_ms) as tier:
         count = _copy_queues(queues, tier, now_ms)
         tier.sync()
-    _copy_tables(open_objects(source), source, open_objects(target), target)
+    _copy_tables(source, target)
     return count
 
 
 @contextmanager
 def _opened(settings: TierSettings, now_ms: int) -> Iterator[StoredTier]:
+    driver = open_driver(settings)
     if settings.keeps_objects:
-        objects = ObjectTier(open_objects(settings), settings.home)
+        objects = ObjectTier(driver, settings.home)
         expect(objects.start(now_ms))
         yield objects
         return
-    driver = open_folder(settings)
     with locked(settings.root):
         metadata = TierMetadata(metadata_path(settings.root))
         tier = open_files(settings, driver, metadata, Files())
@@ -115,21 +114,15 @@ def _compare_ends(name: Name, source: TierQueue, target: TierQueue) -> None:
 
 
 def _size_and_time(queue: TierQueue, queue_offset: int) -> tuple[int, int]:
-    units, store_ms = queue.units(queue_offset, 1), queue.store_time(queue_offset)
-    if isinstance(units, Failure):
-        raise StoreError(str(units))
-    if isinstance(store_ms, Failure):
-        raise StoreError(str(store_ms))
-    return int(units.units["size"][0]), store_ms
+    units = expect(queue.units(queue_offset, 1)).units
+    return int(units["size"][0]), expect(queue.store_time(queue_offset))
 
 
 def _groups(queue: TierQueue, queue_offset: int) -> Iterator[Group]:
     """The records from an offset on, each checked. Raises StoreError for a damaged one."""
     at = max(queue_offset, queue.min_offset)
     while at < queue.commit_offset:
-        found = queue.units(at, _UNITS_AT_ONCE)
-        if isinstance(found, Failure):
-            raise StoreError(str(found))
+        found = expect(queue.units(at, _UNITS_AT_ONCE))
         if not len(found.units):
             return
         for begin, end in portions(found.units):
@@ -148,28 +141,24 @@ def _copy_mark(source: TierSettings, target: TierSettings) -> None:
     """Mark the target as the same tier. Raises StoreError if it is that of another one."""
     if target.folder is not None:
         target.folder.mkdir(parents=True, exist_ok=True)
-    text = read_mark(open_objects(source), source.home)
+    text = read_mark(open_driver(source), source.home)
     if isinstance(text, Failure):
         return  # of Apache's broker: the first start marks it
-    place = open_unmarked(target)
+    driver = open_driver(target, is_marked=False)
     moved = mark_text(text, target.home)
-    found = read_mark(place, target.home)
+    found = read_mark(driver, target.home)
     if isinstance(found, Failure):
-        put = place.put(mark_path(target.home), moved)
-        expect(put if isinstance(put, Failure) else None)
+        expect(driver.put(mark_path(target.home), moved))
     elif found != moved:
         raise StoreError("the target has the mark of another tier: name an empty one")
 
 
-def _copy_tables(
-    source: PutDriver, settings: TierSettings, target: PutDriver, target_settings: TierSettings
-) -> None:
-    tables = read_tables(source, settings.home)
+def _copy_tables(source: TierSettings, target: TierSettings) -> None:
+    tables = read_tables(open_driver(source), source.home)
     if not isinstance(tables, SavedTables):
         return
-    home = target_settings.home
+    home, driver = target.home, open_driver(target)
     moved = msgspec.structs.replace(tables, cluster=home.cluster, broker=home.broker)
-    etag = target.etag(tables_path(home))
+    etag = driver.etag(tables_path(home))
     replaces = etag if isinstance(etag, str) else ""
-    put = target.put(tables_path(home), msgspec.json.encode(moved), replaces)
-    expect(put if isinstance(put, Failure) else None)
+    expect(driver.put(tables_path(home), msgspec.json.encode(moved), replaces))

@@ -1,4 +1,4 @@
-"""``headrace tier rebuild``: writes the metadata or the manifest of a tier anew, from its objects.
+"""``headrace tier rebuild``: rebuilds the metadata or the manifest of a tier from its objects.
 
 No object is deleted, and what is replaced is kept as ``.bak``.
 """
@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from shutil import rmtree
 from typing import TYPE_CHECKING, NamedTuple
 
-from headrace_broker.store.errors import StoreError, StoreFormatError
+from headrace_broker.store.errors import StoreFormatError
 from headrace_broker.store.files.config_file import BACKUP_SUFFIX, DAMAGED_SUFFIX
 from headrace_broker.store.files.filesystem import Files, make_private
 from headrace_broker.store.integrity.lock import StoreLock
@@ -21,7 +21,7 @@ from headrace_broker.tiered.objects.batch import read_directory
 from headrace_broker.tiered.objects.manifest_file import ManifestFile
 from headrace_broker.tiered.objects.object_tier import DATA, ObjectTier
 from headrace_broker.tiered.rescue.choice import choose
-from headrace_broker.tiered.rescue.place import entries, expect, open_folder, open_objects
+from headrace_broker.tiered.rescue.listing import expect, open_driver
 from headrace_protocol.tier.driver import Failure, FailureKind
 from headrace_protocol.tier.paths import FileKind, cluster_folder, index_queue, sizes_by_folder
 from headrace_protocol.tier.stored_queue import RecordHead
@@ -42,7 +42,7 @@ _NEW_SUFFIX = ".new"
 
 
 class Rebuilt(NamedTuple):
-    """What the tier names now. problems: queues and objects that are left out."""
+    """The tier as it is named now. problems: queues and objects that are left out."""
 
     tier: StoredTier
     problems: list[str]
@@ -50,9 +50,9 @@ class Rebuilt(NamedTuple):
 
 def rebuild(settings: TierSettings, now_ms: int) -> Rebuilt:
     """Find all queues by the objects alone. Raises StoreError, StoreLocked, OSError."""
+    driver = open_driver(settings)
     if settings.keeps_objects:
-        return rebuild_objects(open_objects(settings), settings, now_ms)
-    driver = open_folder(settings)
+        return rebuild_objects(driver, settings, now_ms)
     with locked(settings.root):
         return rebuild_files(driver, settings, now_ms)
 
@@ -97,7 +97,7 @@ def rebuild_files(driver: AppendDriver, settings: TierSettings, now_ms: int) -> 
 
 
 def _known_topics(driver: AppendDriver, settings: TierSettings) -> tuple[bool, list[TopicRow]]:
-    """Whether the old metadata is readable, and the ids of topics: its own, or those saved."""
+    """True if the old metadata is readable, and the ids of topics: its own, or those saved."""
     with suppress(StoreFormatError):
         topics = TierMetadata(metadata_path(settings.root)).topics()
         if topics:
@@ -122,30 +122,28 @@ def _index(
     assert index is not None
     name = index_queue(settings.home.broker)
     folder = f"{cluster_folder(settings.home.cluster)}/{name.path}"
-    sizes = sizes_by_folder(entries(driver, folder))
+    sizes = sizes_by_folder(expect(driver.entries(folder)))
     finished = sizes.get(f"{folder}/{FileKind.INDEX.name}", {}) if has_ids else {}
-    rows = index.adopt(finished, now_ms)
-    if not isinstance(rows, Failure) and rows and _has_older(tier, rows[0].begin_timestamp):
-        rows = index.adopt({}, now_ms)
-    places = rows if isinstance(rows, Failure) else index.last_places()
-    if isinstance(places, Failure):
-        raise StoreError(str(places))
+    rows = expect(index.adopt(finished, now_ms))
+    if rows and _has_older(tier, rows[0].begin_timestamp):
+        expect(index.adopt({}, now_ms))
+    log_offsets = expect(index.last_log_offsets())
     for (topic, queue_id), queue in tier.queues.items():
-        at = _offset_at(queue, places.get((topic, queue_id)))
+        at = _offset_at(queue, log_offsets.get((topic, queue_id)))
         failure = tier.index_again(topic, queue_id, at, now_ms)
         # Damaged records can't be found by key, and must not keep the others from being read.
         if failure is not None and failure.kind is FailureKind.UNREACHABLE:
             expect(failure)
 
 
-def _offset_at(queue: TierQueue, place: int | None) -> int:
-    """The queue offset of the record at a place: the next file may have more of its keys."""
-    head = queue.head(place) if place is not None else None
+def _offset_at(queue: TierQueue, log_offset: int | None) -> int:
+    """The queue offset of the record at an offset of the log: the next file may have its keys."""
+    head = queue.head(log_offset) if log_offset is not None else None
     return head.queue_offset if isinstance(head, RecordHead) else queue.min_offset
 
 
 def _has_older(tier: Tier, begin_ms: int) -> bool:
-    """Whether there is a message that was stored before a time."""
+    """True if there is a message that was stored before a time."""
     used = [queue for queue in tier.queues.values() if queue.min_offset < queue.commit_offset]
     times = [queue.store_time(queue.min_offset) for queue in used]
     return any(isinstance(ms, int) and ms < begin_ms for ms in times)
@@ -166,7 +164,7 @@ def rebuild_objects(driver: PutDriver, settings: TierSettings, now_ms: int) -> R
     if is_readable:
         manifest = ManifestFile(driver, tier.folder, *settings.home)
         expect(manifest.take())
-    names = [entry.path for entry in entries(driver, f"{tier.folder}/{DATA}")]
+    names = [entry.path for entry in expect(driver.entries(f"{tier.folder}/{DATA}"))]
     rows, problems = _directories(driver, tier.folder, names)
     if not is_readable:
         epochs = [_epoch(row.name) for row in rows]
@@ -179,13 +177,10 @@ def _keep_backup(driver: PutDriver, path: str) -> None:
     size = driver.size(path)
     if isinstance(size, Failure) and size.kind is FailureKind.MISSING:
         return
-    read = size if isinstance(size, Failure) else driver.read(path, [(0, size)])
-    if isinstance(read, Failure):
-        raise StoreError(str(read))
+    (data,) = expect(driver.read(path, [(0, expect(size))]))
     backup = path + BACKUP_SUFFIX
     etag = driver.etag(backup)
-    put = driver.put(backup, read[0], etag if isinstance(etag, str) else "")
-    expect(put if isinstance(put, Failure) else None)
+    expect(driver.put(backup, data, etag if isinstance(etag, str) else ""))
 
 
 def _directories(

@@ -1,8 +1,8 @@
 """``headrace tier restore``: a broker that lost its disk continues on its tier.
 
 Queues continue at their end in the tier: their ConsumeQueues have blank units up to there, and the
-log begins past the place that these name. All is made in a folder inside the store and then moved,
-tables last, so a command that was cut short is run again.
+log begins past the physical offset that these name. All is made in a folder inside the store and
+then moved, tables last, so a command that was cut short is run again.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from headrace_broker.store.errors import StoreError
 from headrace_broker.store.files.config_file import ConfigFile
 from headrace_broker.store.files.filesystem import Files
 from headrace_broker.store.queues.consume_queue import BLANK_SIZE, ConsumeQueue
+from headrace_broker.tiered.access.drivers import mark_file
 from headrace_broker.tiered.access.lives import LIVES_FILE, Lives
 from headrace_broker.tiered.access.saved_tables import (
     INCARNATIONS_FILE,
@@ -26,10 +27,9 @@ from headrace_broker.tiered.access.saved_tables import (
     owner_file,
     read_tables,
 )
-from headrace_broker.tiered.access.tier_access import place_file
-from headrace_broker.tiered.container.place_mark import read_mark
+from headrace_broker.tiered.container.location_mark import read_mark
 from headrace_broker.tiered.objects.object_tier import ObjectTier
-from headrace_broker.tiered.rescue.place import expect, open_folder, open_objects
+from headrace_broker.tiered.rescue.listing import expect, open_driver
 from headrace_broker.tiered.rescue.rebuild import locked, rebuild_files
 from headrace_protocol.bodies import (
     ConsumerOffsetSerializeWrapper,
@@ -56,7 +56,7 @@ _ADAPTED: Final = {"topics.json", "consumerOffset.json"}
 
 
 class Restored(NamedTuple):
-    """What a store was given. problems: what is missing in it."""
+    """The contents that a store was given. problems: what is missing in it."""
 
     tier: StoredTier
     topic_count: int
@@ -122,9 +122,9 @@ def _build(settings: TierSettings, sizes: StoreSettings, now_ms: int) -> Restore
     ConfigFile(config / "topics.json").save(topics.encode())
     offsets = _offsets(texts.get("consumerOffset.json", ""), ends)
     ConfigFile(config / "consumerOffset.json").save(offsets.encode())
-    mark = read_mark(open_objects(settings), settings.home)
+    mark = read_mark(open_driver(settings), settings.home)
     if not isinstance(mark, Failure):
-        place_file(sizes.root).save(mark)
+        mark_file(sizes.root).save(mark)
     if tables is not None:
         owner_file(sizes.root).save(msgspec.json.encode(Owner(tables.store)))
     return Restored(tier, len(topics.topic_config_table), problems)
@@ -135,14 +135,14 @@ def _read_tier(
 ) -> tuple[StoredTier, SavedTables | None, list[str]]:
     """All queues, and the tables if there are any."""
     problems: list[str] = []
-    driver = open_objects(settings)
+    driver = open_driver(settings)
     if settings.keeps_objects:
         expect(ObjectTier(driver, settings.home).look())
         tier: StoredTier = ObjectTier(driver, settings.home)
         # From here on a broker that still runs uploads nothing more.
         expect(tier.start(now_ms))
     else:
-        rebuilt = rebuild_files(open_folder(settings), settings, now_ms)
+        rebuilt = rebuild_files(driver, settings, now_ms)
         tier, problems = rebuilt.tier, rebuilt.problems
     tables = read_tables(driver, settings.home)
     if isinstance(tables, SavedTables):

@@ -8,12 +8,11 @@ from headrace_broker.store.errors import StoreError
 from headrace_broker.tiered.access.tier_access import metadata_path
 from headrace_broker.tiered.container.metadata import TierMetadata
 from headrace_broker.tiered.objects.object_tier import ObjectTier, is_old
-from headrace_broker.tiered.rescue.place import (
+from headrace_broker.tiered.rescue.listing import (
     FileListing,
     expect,
     list_objects,
-    open_folder,
-    open_objects,
+    open_driver,
 )
 from headrace_broker.tiered.rescue.rebuild import locked
 from headrace_protocol.tier.driver import Entry
@@ -34,7 +33,7 @@ def sweep(settings: TierSettings, now_ms: int, *, deletes: bool) -> list[Entry]:
 
 
 def _sweep_files(settings: TierSettings, deletes: bool) -> list[Entry]:
-    driver, path = open_folder(settings), metadata_path(settings.root)
+    driver, path = open_driver(settings), metadata_path(settings.root)
     listing = FileListing(settings.home, TierMetadata(path), driver)
     if listing.unnamed and not listing.names:
         raise StoreError(
@@ -47,7 +46,7 @@ def _sweep_files(settings: TierSettings, deletes: bool) -> list[Entry]:
 
 def _sweep_objects(settings: TierSettings, now_ms: int, deletes: bool) -> list[Entry]:
     """A running broker may name what it has put a moment ago, but nothing that is a day old."""
-    driver = open_objects(settings)
+    driver = open_driver(settings)
     tier = ObjectTier(driver, settings.home)
     sizes = list_objects(driver, tier.folder)
     # After the listing: what was named meanwhile stays.

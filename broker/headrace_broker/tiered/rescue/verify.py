@@ -1,4 +1,4 @@
-"""``headrace tier verify``: compares what a tier names with what its place has."""
+"""``headrace tier verify``: compares what a tier names with what is stored."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from headrace_broker.tiered.container.metadata import TierMetadata
 from headrace_broker.tiered.container.recovery import tags_codes
 from headrace_broker.tiered.objects.batch import object_bytes_min, read_directory
 from headrace_broker.tiered.objects.object_tier import ObjectTier
-from headrace_broker.tiered.rescue.place import (
+from headrace_broker.tiered.rescue.listing import (
     FileListing,
+    expect,
     list_objects,
-    open_folder,
-    open_objects,
+    open_driver,
 )
 from headrace_protocol.tier.driver import Failure, FailureKind
 from headrace_protocol.tier.paths import FileKind, cluster_folder
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
     from headrace_broker.tiered.access.settings import TierSettings
+    from headrace_broker.tiered.container.metadata import SegmentRow
     from headrace_broker.tiered.container.stored_tier import Name, TierQueue
     from headrace_broker.tiered.container.tier import Home
     from headrace_protocol.columns import Array
@@ -57,11 +58,12 @@ class Report(NamedTuple):
 def verify(settings: TierSettings, *, deep: bool) -> Report:
     """Compare names and sizes; with ``deep`` read and check each record. Changes nothing.
 
-    Raises StoreError if the place can't be reached.
+    Raises StoreError if the location can't be reached.
     """
+    driver = open_driver(settings)
     if settings.keeps_objects:
-        return _verify_objects(settings.home, open_objects(settings), deep)
-    return _verify_files(settings, open_folder(settings), deep)
+        return _verify_objects(settings.home, driver, deep)
+    return _verify_files(settings, driver, deep)
 
 
 # -- Apache's layout -------------------------------------------------------------------------------
@@ -89,13 +91,11 @@ def _verify_files(settings: TierSettings, driver: AppendDriver, deep: bool) -> R
 def read_queues(settings: TierSettings) -> dict[Name, TierQueue]:
     """All queues that a tier names, to be read only. Raises StoreError, StoreFormatError."""
     if settings.keeps_objects:
-        tier = ObjectTier(open_objects(settings), settings.home)
-        failure = tier.look()
-        if failure is not None:
-            raise StoreError(str(failure))
+        tier = ObjectTier(open_driver(settings), settings.home)
+        expect(tier.look())
         return dict(tier.queues)
     metadata = TierMetadata(metadata_path(settings.root))
-    return dict(_flat_queues(settings, open_folder(settings), metadata))
+    return dict(_flat_queues(settings, open_driver(settings), metadata))
 
 
 def _flat_queues(
@@ -122,26 +122,32 @@ def _alien_queues(settings: TierSettings, metadata: TierMetadata) -> Iterator[Pr
 
 
 def _files(listing: FileListing) -> Iterator[Problem]:
-    for place, rows in listing.files():
-        sizes = listing.sizes.get(place.path, {})
+    for address, rows in listing.files():
+        sizes = listing.sizes.get(address.path, {})
         for row in rows:
-            size = sizes.get(row.base_offset)
-            path = place.segment_path(row.base_offset)
-            if size is None:
-                if row.size:
-                    yield Problem(path, f"is missing; the metadata says {row.size} bytes")
-            elif size < row.size:
-                yield Problem(path, f"has {size} bytes, the metadata says {row.size}")
-            elif size > row.size:
-                problem = f"has {size - row.size} bytes more than the metadata says"
-                yield Problem(path, problem, is_damage=row is not rows[-1])
-        if place.kind is FileKind.COMMIT_LOG:
+            path = address.segment_path(row.base_offset)
+            yield from _size_problems(path, row, sizes.get(row.base_offset), row is rows[-1])
+        if address.kind is FileKind.COMMIT_LOG:
             for one, other in pairwise(rows):
                 if one.end != other.base_offset:
                     problem = f"follows {one.end} with a gap: messages are lost"
-                    yield Problem(place.segment_path(other.base_offset), problem)
+                    yield Problem(address.segment_path(other.base_offset), problem)
     for entry in listing.unnamed:
         yield Problem(entry.path, _UNNAMED, is_damage=False)
+
+
+def _size_problems(
+    path: str, row: SegmentRow, size: int | None, is_last: bool
+) -> Iterator[Problem]:
+    """size: of the file; None without one. is_last: the segment still grows."""
+    if size is None:
+        if row.size:
+            yield Problem(path, f"is missing; the metadata says {row.size} bytes")
+    elif size < row.size:
+        yield Problem(path, f"has {size} bytes, the metadata says {row.size}")
+    elif size > row.size:
+        problem = f"has {size - row.size} bytes more than the metadata says"
+        yield Problem(path, problem, is_damage=not is_last)
 
 
 # -- object layout ---------------------------------------------------------------------------------
@@ -210,7 +216,7 @@ def _of(failure: Failure) -> Problem:
 
 
 def _records(queue: TierQueue) -> Iterator[Problem]:
-    """Check all records: length, magic, place, queue offset, CRC of the body, tags in the unit."""
+    """Check all records: length, magic, offsets, CRC of the body, tags in the unit."""
     at = queue.min_offset
     while at < queue.commit_offset:
         found = queue.units(at, _UNITS_AT_ONCE)

@@ -16,8 +16,8 @@ from headrace.spark.tier.places import expect, open_place
 from headrace.spark.tier.spans import TierRange
 from headrace_protocol.bodies import MessageQueue
 from headrace_protocol.system_topics import user_topics
+from headrace_protocol.tier.location import Location
 from headrace_protocol.tier.paths import FileKind, segment_name, sizes_by_folder
-from headrace_protocol.tier.place import Place
 from headrace_protocol.tier.rows import (
     MANIFEST,
     UNIT_BYTES,
@@ -101,10 +101,10 @@ def open_tier(access: TierAccess) -> StoredTier:
     manifest = access.manifest
     assert manifest is not None
     if manifest.endswith(f"/{MANIFEST}"):
-        place = Place(manifest.removesuffix(f"/{MANIFEST}"), config=access.config)
+        place = Location(manifest.removesuffix(f"/{MANIFEST}"), config=access.config)
         ranges = _objects(access, place)
     else:
-        place = Place(manifest, config=access.config)
+        place = Location(manifest, config=access.config)
         folder = place.folder
         if folder is None or not folder.is_dir():
             raise OptionError(
@@ -120,7 +120,7 @@ def open_tier(access: TierAccess) -> StoredTier:
 # -- headrace's layout -----------------------------------------------------------------------------
 
 
-def _objects(access: TierAccess, place: Place) -> dict[MessageQueue, TierRange]:
+def _objects(access: TierAccess, place: Location) -> dict[MessageQueue, TierRange]:
     driver = open_place(place)
     for attempt in range(_LOADS_MAX):
         try:
@@ -154,7 +154,7 @@ def _rows(driver: TaskDriver) -> tuple[str, list[ObjectRow]]:
 # -- Apache's layout -------------------------------------------------------------------------------
 
 
-def _files(access: TierAccess, place: Place, folder: Path) -> dict[MessageQueue, TierRange]:
+def _files(access: TierAccess, place: Location, folder: Path) -> dict[MessageQueue, TierRange]:
     """The queues in a tier's folder, or in that of one of its clusters or brokers."""
     found: dict[MessageQueue, TierRange] = {}
     stored = sizes_by_folder(expect(open_place(place).entries("")))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from headrace_protocol.tier.driver import Buffer, Range, Readable
-    from headrace_protocol.tier.place import Place
+    from headrace_protocol.tier.location import Location
 
 T = TypeVar("T")
 
@@ -77,12 +77,12 @@ def _refusal(path: str, ranges: Sequence[Range]) -> str:
     return ""
 
 
-def open_place(place: Place) -> TaskDriver:
+def open_place(place: Location) -> TaskDriver:
     """The place of a tier. Raises OptionError."""
     return TaskDriver(_open(place), TimeLimits(patience=_PATIENCE))
 
 
-def _open(place: Place) -> Readable:
+def _open(place: Location) -> Readable:
     if place.folder is not None:
         return FolderDriver(place.folder)
     try:

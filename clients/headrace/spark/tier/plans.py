@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from headrace.spark.errors import OptionError
 from headrace.spark.tier.spans import TierRange
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.tier.place import Place
+from headrace_protocol.tier.location import Location
 from headrace_protocol.tier_bodies import TierPlan
 from headrace_protocol.tier_headers import TierPlanHeader
 
@@ -52,6 +52,6 @@ def ask_range(
         units += plan.units
         log |= {span.base: span for span in plan.log}
         if not at < plan.next_offset < end:
-            place = Place(plan.url, plan.endpoint, plan.region, access.config)
+            place = Location(plan.url, plan.endpoint, plan.region, access.config)
             return TierRange(access, place, tuple(units), tuple(log[base] for base in sorted(log)))
         at = plan.next_offset

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from headrace.spark.tier.places import TierAccess
-    from headrace_protocol.tier.place import Place
+    from headrace_protocol.tier.location import Location
     from headrace_protocol.tier_bodies import LogSpan, UnitSpan
 
 
@@ -24,7 +24,7 @@ class TierRange:
     """
 
     access: TierAccess
-    place: Place
+    place: Location
     units: tuple[UnitSpan, ...]
     log: tuple[LogSpan, ...]
 

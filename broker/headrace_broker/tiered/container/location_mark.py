@@ -1,12 +1,12 @@
-"""The mark of a tier's place, which tells it from an empty folder below an unmounted file system.
+"""The mark of a tier's folder or bucket, which tells it from an empty one behind the same name.
 
-The mark is a small file beside the queues, with a random id. The store has a copy of it. What
-always holds:
+Without it a folder below an unmounted file system would look like an empty tier. The mark is a
+small file beside the queues, with a random id. The store has a copy of it. What always holds:
 
-1. The place is made, and marked, once: when neither it nor the store has a mark.
-2. Nothing is written unless the place has the store's mark, and on the file system that had it: a
-   folder may be unmounted between the look and the write.
-3. A missing file is believed only of a place with the mark. Any other is away, and may come back.
+1. The folder is made, and the location marked, once: when neither it nor the store has a mark.
+2. Nothing is written unless the location has the store's mark, and on the file system that had it:
+   a folder may be unmounted between the look and the write.
+3. A missing file is believed only of a location with the mark. Any other is away, and may return.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import secrets
 from threading import Lock
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from headrace_broker.store.files.config_file import ConfigFile
     from headrace_broker.store.files.filesystem import Files
     from headrace_broker.tiered.container.tier import Home
-    from headrace_protocol.tier.driver import Driver, PutDriver
+    from headrace_protocol.tier.driver import Driver
     from headrace_protocol.tier.time_limits import TimeLimits
 
     T = TypeVar("T")
 
-PLACE_FILE: Final = "tieredPlace.json"
+MARK_FILE: Final = "tieredPlace.json"
 _ID_BYTES: Final = 8
-# What may be wrong only because the place is another one.
+# Failures that another location behind the same name may explain.
 _DOUBTFUL: Final = {
     FailureKind.MISSING,
     FailureKind.SHORT,
@@ -54,7 +54,7 @@ class Mark(msgspec.Struct, frozen=True):
     id: str
 
 
-# Two names of at most some hundred bytes each, and an id. Others may write to the place as well.
+# Two names of at most some hundred bytes each, and an id. Others may write to the location as well.
 _MARK_BYTES_MAX = 16 * 1024
 
 
@@ -64,7 +64,7 @@ def mark_path(home: Home) -> str:
 
 
 def read_mark(driver: Driver, home: Home) -> bytes | Failure:
-    """The mark in a place. Fails with MISSING, UNREACHABLE, DAMAGED."""
+    """The mark in a location. Fails with MISSING, UNREACHABLE, DAMAGED."""
     path = mark_path(home)
     size = driver.size(path)
     if isinstance(size, Failure):
@@ -91,35 +91,48 @@ def mark_text(text: bytes, home: Home) -> bytes:
     return msgspec.json.encode(Mark(*home, mark.id))
 
 
-class PlaceMark:
-    """Looks for the mark of one place. problem: what the last look found, "" for the mark."""
+class Folder:
+    """A folder that may be unmounted."""
+
+    def __init__(self, root: Path, files: Files) -> None:
+        self.root = root
+        self._files = files
+
+    def make(self) -> None:
+        """Create it. Raises OSError."""
+        self._files.make_directories(self.root)
+
+    def device(self) -> int:
+        """The number of its file system. Raises OSError."""
+        return self.root.stat().st_dev
+
+
+class LocationMark:
+    """Looks for the mark of one location.
+
+    problem: found by the last look; "" for the mark. folder: None for a bucket.
+    """
 
     def __init__(
         self,
-        open_driver: Callable[[], PutDriver],
+        open_driver: Callable[[], Wrapped],
+        limits: TimeLimits,
         home: Home,
         file: ConfigFile,
-        limits: TimeLimits,
-        *,
-        root: Path | None,
-        files: Files,
-        has_content: Callable[[], bool] = lambda: False,
+        folder: Folder | None,
+        has_content: Callable[[], bool],
     ) -> None:
-        """open_driver: of the place, unmarked. file: the copy of the store. root: of a folder.
+        """open_driver: of the location, unmarked. file: the copy of the store.
 
-        Raises what ``open_driver`` does at the first look.
-
-        has_content: whether the store knows of messages there, though it has no copy of the mark.
+        has_content: True if the store knows of messages there, though it has no copy of the mark.
         """
         self.problem = ""
+        self.folder = folder
         self._open_driver = open_driver
-        self._opened: PutDriver | None = None
+        self._limits = limits
         self._home = home
         self._path = mark_path(home)
         self._file = file
-        self._limits = limits
-        self._root = root
-        self._files = files
         self._has_content = has_content
         self._lock = Lock()
         self._text: bytes | None = None
@@ -132,7 +145,10 @@ class PlaceMark:
         return monotonic() - self._problem_s if self.problem else 0.0
 
     def check(self) -> Failure | None:
-        """Look for the mark; the first look makes it. Fails with UNREACHABLE. Raises OSError."""
+        """Look for the mark; the first look makes it. Fails with UNREACHABLE.
+
+        Raises OSError, and the first time as ``open_driver``.
+        """
         with self._lock:
             failure = self._claim() if self._text is None else None
             failure = failure or self._look()
@@ -142,24 +158,18 @@ class PlaceMark:
             return failure
 
     def check_device(self) -> Failure | None:
-        """Fail with UNREACHABLE if the place is on another file system than at the last look."""
+        """Fail with UNREACHABLE if the folder is on another file system than at the last look."""
         device = self._device_now()
         if isinstance(device, Failure):
             return device
         return None if device == self._device else self._away("its file system was changed")
-
-    @property
-    def _driver(self) -> PutDriver:
-        if self._opened is None:
-            self._opened = self._open_driver()
-        return self._opened
 
     def _look(self) -> Failure | None:
         assert self._text is not None
         device = self._device_now()
         if isinstance(device, Failure):
             return device
-        read = self._driver.read(self._path, [(0, len(self._text))])
+        read = self._open_driver().read(self._path, [(0, len(self._text))])
         if isinstance(read, Failure):
             return read if read.kind is FailureKind.UNREACHABLE else self._away("it is not there")
         if bytes(read[0]) != self._text:
@@ -168,12 +178,13 @@ class PlaceMark:
         return None
 
     def _claim(self) -> Failure | None:
-        """Find out which mark the place must have."""
+        """Find out the mark that the location must have."""
         text = self._file.load()
         if text is None:
-            found = read_mark(self._driver, self._home)
+            found = read_mark(self._open_driver(), self._home)
             if isinstance(found, Failure):
-                is_new = found.kind is FailureKind.MISSING or not self._has_root()
+                is_there = not isinstance(self._device_now(), Failure)
+                is_new = found.kind is FailureKind.MISSING or not is_there
                 found = self._make() if is_new else found
             if isinstance(found, Failure):
                 return found._replace(kind=FailureKind.UNREACHABLE)
@@ -185,40 +196,34 @@ class PlaceMark:
     def _make(self) -> bytes | Failure:
         if self._has_content():
             folder = f"{cluster_folder(self._home.cluster)}/{self._home.broker}"
-            entries = self._driver.entries(folder)
+            entries = self._open_driver().entries(folder)
             if isinstance(entries, Failure) or not entries:
                 return self._away("the store has messages in this tier, and it has none")
-        root, files = self._root, self._files
-        if root is not None:
-            made = self._limits.run(
-                Operation("write", self._path), lambda: files.make_directories(root)
-            )
+        if self.folder is not None:
+            made = self._limits.run(Operation("write", self._path), self.folder.make)
             if isinstance(made, Failure):
                 return made
         mark = Mark(*self._home, secrets.token_hex(_ID_BYTES))
         text = msgspec.json.encode(mark)
-        put = self._driver.put(self._path, text)
+        put = self._open_driver().put(self._path, text)
         return put if isinstance(put, Failure) else text
 
-    def _has_root(self) -> bool:
-        return not isinstance(self._device_now(), Failure)
-
     def _device_now(self) -> int | Failure:
-        """The file system of a folder."""
-        root = self._root
-        if root is None:
+        """The file system of a folder; 0 for a bucket."""
+        folder = self.folder
+        if folder is None:
             return 0
 
         def device() -> int | Failure:
             try:
-                return root.stat().st_dev
+                return folder.device()
             except OSError as error:
                 return self._away(str(error))
 
         return self._limits.run(Operation("size", self._path), device)
 
     def _away(self, reason: str) -> Failure:
-        where = self._root or "the bucket"
+        where = "the bucket" if self.folder is None else self.folder.root
         return Failure(
             FailureKind.UNREACHABLE,
             self._path,
@@ -229,9 +234,9 @@ class PlaceMark:
 
 
 class Marked(Wrapped):
-    """A driver that fails with UNREACHABLE while its place lacks the mark."""
+    """A driver that fails with UNREACHABLE while its location lacks the mark."""
 
-    def __init__(self, driver: Any, mark: PlaceMark) -> None:
+    def __init__(self, driver: Wrapped, mark: LocationMark) -> None:
         super().__init__(driver)
         self._mark = mark
 
@@ -241,7 +246,7 @@ class Marked(Wrapped):
             return found if isinstance(found, Failure) else self._mark.check() or found
         if not operation.changes:
             return self._believed(operate())
-        # What is replaced is in the right place.
+        # An object to replace is in the right location.
         failure = None if operation.replaces else self._mark.check()
         if failure is not None:
             return failure
@@ -249,6 +254,6 @@ class Marked(Wrapped):
         return result if isinstance(result, Failure) else self._mark.check_device() or result
 
     def _believed(self, result: T) -> T | Failure:
-        """A result that a missing mark explains is that the place is away."""
+        """The result; UNREACHABLE for a failure that a missing mark explains."""
         is_doubtful = isinstance(result, Failure) and result.kind in _DOUBTFUL
         return (self._mark.check() if is_doubtful else None) or result

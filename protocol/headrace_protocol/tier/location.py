@@ -7,7 +7,7 @@ from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 
-class Place(NamedTuple):
+class Location(NamedTuple):
     """A folder or a bucket. endpoint, region: "" for those of the provider or ``config``.
 
     url: with the prefix of all paths. config: of obstore, by name, such as ``access_key_id``; it
@@ -20,7 +20,7 @@ class Place(NamedTuple):
     config: tuple[tuple[str, str], ...] = ()
 
     def __repr__(self) -> str:
-        return f"Place({self.url!r}, {self.endpoint!r}, {self.region!r})"
+        return f"Location({self.url!r}, {self.endpoint!r}, {self.region!r})"
 
     @property
     def folder(self) -> Path | None:
@@ -32,7 +32,7 @@ class Place(NamedTuple):
 
     @property
     def settings(self) -> dict[str, str]:
-        """Settings of obstore: those of ``config``, else those of the place."""
+        """Settings of obstore: those of ``config``, else those of the location."""
         found = {"endpoint": self.endpoint} if self.endpoint else {}
         if not self.url.startswith("s3:"):
             return found | dict(self.config)
