@@ -37,9 +37,9 @@ from tests.abuse.hostile import (
     headers,
     plain_fields,
 )
-from tests.broker.serving.test_bad_input import framed, request
 from tests.fuzz.corpus import corpus
 from tests.fuzz.mutations import spoiled_inside
+from tests.support.wires import framed, request
 
 SILENCE_S = 2.0
 # Of one attacker at a time: each may keep a daemon for 10 ms before others have their turn, so as

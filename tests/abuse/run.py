@@ -23,16 +23,16 @@ from typing import Any
 from headrace.blocking import Admin
 from headrace_protocol.command import Command
 from tests.abuse.attackers import KINDS, SERVERS, Peer
-from tests.broker.serving.test_bad_input import (
+from tests.soak.holdings import CLIENTS, holding
+from tests.support.cluster import Cluster, Daemon
+from tests.support.kinds_at_work import LEAVE_S, KindsAtWork
+from tests.support.wires import (
     pull_fields,
     queue_fields,
     request,
     send_fields,
     topic_fields,
 )
-from tests.soak.holdings import CLIENTS, holding
-from tests.support.cluster import Cluster, Daemon
-from tests.support.kinds_at_work import LEAVE_S, KindsAtWork
 
 BROKER = "innocent"
 TOPIC = "Alive"

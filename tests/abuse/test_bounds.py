@@ -33,8 +33,8 @@ from headrace_protocol.java_hash import (
 from headrace_protocol.message import encode_batch
 from headrace_protocol.serving import Registry, Reply, Request, admit
 from headrace_protocol.statictopic.mapping import MappingInfo
-from tests.broker.serving.test_bad_input import daemons, queue_fields, request, send_fields
 from tests.support.channel import MemoryChannel
+from tests.support.wires import daemons, queue_fields, request, send_fields
 
 KIB = 1024
 MERSENNE = 2**61 - 1  # what CPython takes integers modulo, for their hash

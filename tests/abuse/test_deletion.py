@@ -8,9 +8,9 @@ from typing import Any
 
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.frame import FrameReader
-from tests.broker.serving.test_bad_input import pull_fields, request, send_fields
 from tests.support.broker import BrokerUnderTest
 from tests.support.channel import MemoryChannel
+from tests.support.wires import pull_fields, request, send_fields
 
 TOPIC = "Gone"
 QUEUES = 4

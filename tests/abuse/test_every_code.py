@@ -32,7 +32,7 @@ from tests.abuse.hostile import (
     headers,
     plain_fields,
 )
-from tests.broker.serving.test_bad_input import Daemons, Wire, daemons, framed, request, send_fields
+from tests.support.wires import Daemons, Wire, daemons, framed, request, send_fields
 
 BROKER, NAMESERVER = "broker", "nameserver"
 

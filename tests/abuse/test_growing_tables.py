@@ -21,11 +21,11 @@ from headrace_protocol.codes import RequestCode as Code
 from headrace_protocol.key_lookup import WantedKey, encode_keys
 from headrace_protocol.staging import Decision, StagedAttempt, encode_names
 from tests.abuse.hostile import plain_value
-from tests.broker.serving.test_bad_input import request
 from tests.support.batches import block
 from tests.support.broker import BrokerUnderTest, heartbeat
 from tests.support.channel import MemoryChannel
 from tests.support.wire_types import REQUEST_HEADERS
+from tests.support.wires import request
 
 COUNT = 24
 # By what bounds it, each table that grows, with its class. What names topics, groups and queues is

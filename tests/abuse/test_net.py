@@ -22,7 +22,9 @@ from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import Lane, NotReady
 from headrace_protocol.frame import Frame, FrameReader
 from headrace_protocol.serving import Registry, Reply, Request
-from tests.broker.serving.test_bad_input import (
+from tests.support.channel import MemoryChannel
+from tests.support.running import in_background, running
+from tests.support.wires import (
     Wire,
     daemons,
     framed,
@@ -30,8 +32,6 @@ from tests.broker.serving.test_bad_input import (
     send_fields,
     topic_fields,
 )
-from tests.support.channel import MemoryChannel
-from tests.support.running import in_background, running
 
 NESTED = 990
 

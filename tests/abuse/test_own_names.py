@@ -38,12 +38,12 @@ from headrace_protocol.system_topics import (
     is_own_topic,
 )
 from tests.abuse.hostile import plain_value
-from tests.broker.serving.test_bad_input import request
 from tests.support.batches import block
 from tests.support.broker import BrokerUnderTest, heartbeat
 from tests.support.channel import MemoryChannel
 from tests.support.memory import HOST
 from tests.support.wire_types import REQUEST_HEADERS
+from tests.support.wires import request
 
 GROUPS = [TRANSACTION_GROUP, "CID_RMQ_SYS_REVIVE_GROUP"]
 TOPICS = [

@@ -11,12 +11,11 @@ import pytest
 
 from headrace_nameserver import brokers, departed, registrations, routes
 from headrace_protocol import fastjson
-from headrace_protocol.bodies import QueueData, TopicConfig, TopicRouteData
+from headrace_protocol.bodies import TopicConfig, TopicRouteData
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.command import Command
 from headrace_protocol.nameserver_headers import (
     GetRouteInfoHeader,
-    TopicInNamesrvHeader,
     UnregisterBrokerHeader,
 )
 from headrace_protocol.statictopic.mapping import MappingInfo
@@ -145,69 +144,6 @@ def test_a_broker_without_an_address_does_not_hide_the_others(server: NameServer
     assert register(server, stranger, name="other", address=EVIL).code == ResponseCode.SUCCESS
     server.table.close_channel(stranger, 0)
     assert addresses(server) == {"b0": {0: REAL}}
-
-
-@pytest.mark.parametrize(
-    "header",
-    [
-        {"address": ""},
-        {"address": "10.0.0.2"},
-        {"address": "10.0.0.2:0"},
-        {"address": "10.0.0.2:65536"},
-        {"address": "a\0b:1"},
-        {"address": "a b:1"},
-        {"address": "x" * 300 + ":1"},
-        {"name": ""},
-        {"name": "b 1"},
-        {"name": "b\x1b[2J"},
-        {"name": "x" * 256},
-        {"cluster_name": ""},
-        {"cluster_name": "x" * 256},
-        {"ha_server_addr": "\n:1"},
-        {"zone_name": "x" * 256},
-    ],
-    ids=lambda header: repr(header)[:40],
-)
-def test_malformed_names_and_addresses_are_refused(
-    server: NameServerUnderTest, header: dict[str, Any]
-) -> None:
-    fields = {"name": "b1", "address": "10.0.0.2:10911", "ha_server_addr": "", **header}
-    assert register(server, client("10.0.0.2"), **fields).code == ResponseCode.INVALID_PARAMETER
-    assert list(server.table.cluster_info().broker_addr_table) == ["b0"]
-
-
-BAD_TOPICS = [
-    {"read_queue_nums": 2**31 - 1},
-    {"write_queue_nums": 65_537},
-    {"read_queue_nums": -1},
-    {"perm": 16},
-    {"perm": -1},
-    {"topic_name": ""},
-    {"topic_name": "a b"},
-    {"topic_name": "x" * 256},
-    {"topic_name": "a\x1b"},
-]
-
-
-@pytest.mark.parametrize("fields", BAD_TOPICS, ids=lambda fields: repr(fields)[:40])
-def test_a_topic_that_no_route_may_hold_is_refused(
-    server: NameServerUnderTest, fields: dict[str, Any]
-) -> None:
-    topic = TopicConfig(**{"topic_name": "T", **fields})
-    refused = register(server, client(), topic, "U", name="b1", address="10.0.0.1:2")
-    assert refused.code == ResponseCode.INVALID_PARAMETER
-    assert addresses(server) == {"b0": {0: REAL}}
-
-
-@pytest.mark.parametrize("fields", BAD_TOPICS[:5], ids=repr)
-def test_a_topic_added_by_hand_has_the_same_bounds(
-    server: NameServerUnderTest, fields: dict[str, Any]
-) -> None:
-    route = TopicRouteData(queue_datas=[QueueData(broker_name="b0", **fields)])
-    header = TopicInNamesrvHeader(topic="N")
-    refused, _ = server.ask(RequestCode.REGISTER_TOPIC_IN_NAMESRV, header, route.encode())
-    assert refused.code == ResponseCode.INVALID_PARAMETER
-    assert list(server.table.topics()) == ["T", "U"]
 
 
 def test_the_largest_registration_is_accepted(server: NameServerUnderTest) -> None:

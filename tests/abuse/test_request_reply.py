@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace_daemon.network import MemoryNetwork
-from tests.broker.serving.test_bad_input import daemons, request
+from tests.support.wires import daemons, request
 
 
 @pytest.mark.parametrize("code", [324, 325])

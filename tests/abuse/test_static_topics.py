@@ -16,12 +16,12 @@ from headrace_protocol.admin_headers import CreateStaticTopicHeader
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import GetMaxOffsetHeader, PullMessageResponseHeader
 from headrace_protocol.statictopic.mapping import TopicMapping, encode_detail
-from tests.broker.serving.test_bad_input import pull_fields, request, send_fields
 from tests.support.broker import BrokerUnderTest, broker_config
 from tests.support.channel import MemoryChannel
 from tests.support.running import in_background
 from tests.support.static_brokers import TOPIC, Brokers, item, response
 from tests.support.wire import pull_header, send_header
+from tests.support.wires import pull_fields, request, send_fields
 
 A, B = item("a", 0, 0), item("b", 1, 3)
 

@@ -17,9 +17,9 @@ from headrace_daemon.serving.server_channel import ServerChannel
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.frame import Frame, FrameReader
 from headrace_protocol.serving import Registry, Reply, Request
-from tests.broker.serving.test_bad_input import Wire, framed, request
 from tests.support.channel import MemoryChannel
 from tests.support.running import running
+from tests.support.wires import Wire, framed, request
 
 COSTLY, CHEAP = RequestCode.GET_BROKER_RUNTIME_INFO, RequestCode.GET_MIN_OFFSET
 COUNT = 100

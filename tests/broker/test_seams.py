@@ -37,7 +37,12 @@ from tests.broker.seams.place import OTHER_BROKER, MovedTopic
 from tests.broker.seams.service import IdleService
 from tests.broker.seams.source import HiddenTopic
 from tests.broker.seams.whole import DRAWER, LOCKED, LOOK_INTO, Drawer
-from tests.broker.serving.test_bad_input import (
+from tests.support.features import add_feature, add_parts
+from tests.support.followers import CopyingFollower
+from tests.support.metrics import parse, value
+from tests.support.running import small_config
+from tests.support.until import until
+from tests.support.wires import (
     Wire,
     pull_fields,
     queue_fields,
@@ -45,11 +50,6 @@ from tests.broker.serving.test_bad_input import (
     send_fields,
     topic_fields,
 )
-from tests.support.features import add_feature, add_parts
-from tests.support.followers import CopyingFollower
-from tests.support.metrics import parse, value
-from tests.support.running import small_config
-from tests.support.until import until
 
 TOPIC = "Orders"
 OTHER = "Others"

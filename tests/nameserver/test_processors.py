@@ -205,12 +205,6 @@ def test_any_body_is_taken_or_refused(data: bytes, start: int, end: int) -> None
     assert server.unexpected == []
 
 
-def test_a_missing_header_field_is_named() -> None:
-    command, _ = NameServerUnderTest().ask(RequestCode.REGISTER_BROKER)
-    assert command.code == ResponseCode.INVALID_PARAMETER
-    assert "missing required field `brokerName`" in (command.remark or "")
-
-
 def test_slaves_are_told_their_master() -> None:
     server = registered()
     master = server.ask(RequestCode.REGISTER_BROKER, register_header())[0]

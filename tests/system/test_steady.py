@@ -19,7 +19,8 @@ from headrace_daemon.network import TcpNetwork
 from headrace_daemon.serving.server_channel import ServerChannel
 from headrace_protocol.codes import RequestCode as Code
 from headrace_protocol.frame import FrameReader
-from tests.broker.serving.test_bad_input import (
+from tests.support.processes import Dev, dev
+from tests.support.wires import (
     Wire,
     daemons,
     pull_fields,
@@ -27,7 +28,6 @@ from tests.broker.serving.test_bad_input import (
     send_fields,
     topic_fields,
 )
-from tests.support.processes import Dev, dev
 
 
 class Client:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from headrace_broker.settings.files import parse_properties
 from headrace_broker.settings.listing import RELOADABLE
 from headrace_protocol.admin_headers import GetBrokerConfigResponseHeader
@@ -107,33 +105,6 @@ def test_another_permission_is_told_to_the_nameservers(broker: BrokerUnderTest) 
     after = broker.topics.change_count, broker.topics.data_version.counter
     assert told == [None]
     assert after == (before[0] + 1, before[1] + 1)
-
-
-@pytest.mark.parametrize(
-    ("text", "code", "remark"),
-    [
-        ("listenPort=1", ResponseCode.NO_PERMISSION, "listenPort can't change while"),
-        ("traceOn=true", ResponseCode.NO_PERMISSION, "traceOn can't change while"),
-        ("colour=red", ResponseCode.INVALID_PARAMETER, "unknown key colour: see conf"),
-        ("deleteWhem=5", ResponseCode.INVALID_PARAMETER, "did you mean deleteWhen?"),
-        ("brokerPermission=9", ResponseCode.INVALID_PARAMETER, "expected at most 7"),
-        ("brokerPermission", ResponseCode.INVALID_PARAMETER, "body:1: expected key=value"),
-        ("", ResponseCode.INVALID_PARAMETER, "nothing to change"),
-    ],
-)
-def test_changes_that_are_refused(
-    broker: BrokerUnderTest, text: str, code: ResponseCode, remark: str
-) -> None:
-    before = broker.config.as_text()
-    answer = update(broker, f"longPollingEnable=false\n{text}" if text else "")
-    assert answer.code == code
-    assert remark.replace("body:1", "body:2") in answer.remark
-    assert broker.config.as_text() == before
-
-
-def test_text_that_is_none(broker: BrokerUnderTest) -> None:
-    answer = broker.ask(RequestCode.UPDATE_BROKER_CONFIG, body=b"\xff=\xff")
-    assert answer.code == ResponseCode.INVALID_PARAMETER
 
 
 def test_every_live_setting_can_be_set_to_what_it_is(broker: BrokerUnderTest) -> None:

@@ -93,13 +93,6 @@ def test_groups_are_made_read_and_deleted(broker: BrokerUnderTest) -> None:
         assert broker.offsets.query("g", "t", 0) == offset
 
 
-def test_groups_that_cannot_be(broker: BrokerUnderTest) -> None:
-    answer = put(broker, SubscriptionGroupConfig(group_name="a b"))
-    assert answer.code == ResponseCode.INVALID_PARAMETER
-    answer = broker.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=b"[")
-    assert answer.code == ResponseCode.INVALID_PARAMETER
-
-
 # -- members ---------------------------------------------------------------------------------------
 
 

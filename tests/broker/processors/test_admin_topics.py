@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-import pytest
-
 from headrace_protocol import fastjson
 from headrace_protocol.admin_headers import (
     CreateTopicHeader,
@@ -55,30 +52,6 @@ def test_a_topic_is_made_and_changed(broker: BrokerUnderTest) -> None:
         perm=4,
         attributes={"message.type": "FIFO"},
     )
-
-
-@pytest.mark.parametrize(
-    ("fields", "remark"),
-    [
-        ({"topic": "a b"}, "use only letters"),
-        ({"topic": "TBW102"}, "conflict with system topic"),
-        ({"topic": "rmq_sys_mine"}, "conflict with system topic"),
-        ({"topic": "broker-a"}, "conflict with system topic"),
-        ({"read_queue_nums": -1}, "readQueueNums -1"),
-        ({"perm": 99}, "perm 99"),
-        ({"topic_filter_type": "BLOOM"}, "expected SINGLE_TAG or MULTI_TAG"),
-        ({"attributes": "+colour=red"}, "unknown key 'colour'"),
-        ({"attributes": "colour"}, "write +key=value to set"),
-    ],
-)
-def test_topics_that_cannot_be(
-    broker: BrokerUnderTest, fields: dict[str, Any], remark: str
-) -> None:
-    before = list(broker.topics.all())
-    answer = create(broker, **fields)
-    assert answer.code == ResponseCode.INVALID_PARAMETER
-    assert remark in answer.remark
-    assert list(broker.topics.all()) == before
 
 
 def test_a_list_is_made_as_a_whole(broker: BrokerUnderTest) -> None:
@@ -157,11 +130,6 @@ async def test_nobody_waits_for_a_deleted_topic(broker: BrokerUnderTest) -> None
     assert broker.long_polling.held_count == 0
 
 
-@pytest.mark.parametrize("topic", ["TBW102", "SCHEDULE_TOPIC_XXXX", " "])
-def test_topics_that_cannot_be_deleted(broker: BrokerUnderTest, topic: str) -> None:
-    assert delete(broker, topic).code == ResponseCode.INVALID_PARAMETER
-
-
 # -- reads -----------------------------------------------------------------------------------------
 
 
@@ -205,27 +173,3 @@ def test_how_far_queues_reach(broker: BrokerUnderTest) -> None:
             max_offset=2, last_update_timestamp=start_ms + 1000
         ),
     }
-
-
-@pytest.mark.parametrize(
-    ("code", "header"),
-    [
-        (RequestCode.GET_TOPIC_CONFIG, GetTopicConfigHeader(topic="x")),
-        (RequestCode.GET_TOPIC_STATS_INFO, GetTopicStatsHeader(topic="x")),
-    ],
-)
-def test_topics_that_are_not_there(
-    broker: BrokerUnderTest, code: int, header: msgspec.Struct
-) -> None:
-    answer = broker.ask(code, header)
-    assert answer.code == ResponseCode.TOPIC_NOT_EXIST
-    assert "headrace topic create x" in answer.remark
-
-
-@pytest.mark.parametrize(
-    "code", [RequestCode.GET_TOPIC_CONFIG_LIST, RequestCode.GET_TOPIC_NAME_LIST]
-)
-def test_numbers_that_the_peer_does_not_serve(broker: BrokerUnderTest, code: int) -> None:
-    answer = broker.ask(code)
-    assert answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
-    assert answer.remark == f" request type {code} not supported"

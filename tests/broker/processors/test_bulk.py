@@ -322,21 +322,6 @@ def test_a_held_pull_is_answered_by_what_arrives(broker: BrokerUnderTest) -> Non
     assert broker.long_polling.held_count == 0
 
 
-@pytest.mark.parametrize(
-    ("changes", "code", "remark"),
-    [
-        ({"queue_id": 2}, INVALID, "there are 2 to read"),
-        ({"topic": "No"}, ResponseCode.TOPIC_NOT_EXIST, "No"),
-        ({"expression_type": "SQL92"}, ResponseCode.SYSTEM_ERROR, "SQL92"),
-    ],
-)
-def test_what_can_not_be_read_is_refused(
-    broker: BrokerUnderTest, changes: dict[str, Any], code: int, remark: str
-) -> None:
-    answer = pull(broker, **changes)
-    assert (answer.code, remark in answer.remark) == (code, True), answer.remark
-
-
 @pytest.mark.parametrize("wanted", [-1, 0, 1])
 def test_at_least_one_record_comes_whatever_is_asked(broker: BrokerUnderTest, wanted: int) -> None:
     send(broker, block(b"a", b"b"))

@@ -245,30 +245,6 @@ def test_a_group_without_commits_chooses_in_an_old_queue(
     assert query(broker, "t") is None
 
 
-@pytest.mark.parametrize(
-    ("fields", "code", "remark"),
-    [
-        (
-            {"consumer_group": "x"},
-            ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
-            "Group x not exist",
-        ),
-        ({"topic": "x"}, ResponseCode.TOPIC_NOT_EXIST, "headrace topic create x"),
-        ({"queue_id": -1}, ResponseCode.INVALID_PARAMETER, "queue -1"),
-        ({"commit_offset": -1}, ResponseCode.INVALID_PARAMETER, "offset -1"),
-    ],
-)
-def test_commits_that_are_refused(
-    broker: BrokerUnderTest, fields: dict[str, object], code: ResponseCode, remark: str
-) -> None:
-    broker.create_topic("t")
-    broker.join("g", "c", "t")
-    answer = commit(broker, **fields)
-    assert answer.code == code
-    assert remark in answer.remark
-    assert broker.offsets.topics_of("g") == set()
-
-
 def test_a_commit_does_not_overrun_a_reset(broker: BrokerUnderTest) -> None:
     broker.create_topic("t")
     broker.join("g", "c", "t")

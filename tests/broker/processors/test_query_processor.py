@@ -99,13 +99,6 @@ def test_a_message_by_its_place(broker: BrokerUnderTest) -> None:
     assert bodies(answer) == [b"second"]
 
 
-@pytest.mark.parametrize("place", [1, 10**6, -1, LONG_MAX])
-def test_no_message_at_a_place(broker: BrokerUnderTest, start_ms: int, place: int) -> None:
-    answer = broker.ask(RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageHeader(offset=place))
-    assert answer.code == ResponseCode.SYSTEM_ERROR
-    assert f"can not find message by the offset, {place}" in answer.remark
-
-
 def offset(answer: Answer) -> int:
     assert answer.code == ResponseCode.SUCCESS, answer.remark
     return answer.command.header(OffsetResponseHeader).offset
@@ -152,27 +145,6 @@ def test_the_ends_of_a_queue_that_was_never_written(broker: BrokerUnderTest) -> 
     header = GetEarliestMsgStoretimeHeader(topic="t", queue_id=1)
     answer = ask(RequestCode.GET_EARLIEST_MSG_STORETIME, header)
     assert answer.command.header(TimestampResponseHeader).timestamp == -1
-
-
-REQUESTS = [
-    (RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, SearchOffsetHeader, {"timestamp": 0}),
-    (RequestCode.GET_MAX_OFFSET, GetMaxOffsetHeader, {}),
-    (RequestCode.GET_MIN_OFFSET, GetMinOffsetHeader, {}),
-    (RequestCode.GET_EARLIEST_MSG_STORETIME, GetEarliestMsgStoretimeHeader, {}),
-]
-
-
-@pytest.mark.parametrize(("code", "header_type", "fields"), REQUESTS)
-def test_queues_that_are_not_there(
-    broker: BrokerUnderTest, code: int, header_type: type, fields: dict[str, int]
-) -> None:
-    broker.create_topic("t", 2)
-    answer = broker.ask(code, header_type(topic="x", queue_id=0, **fields))
-    assert answer.code == ResponseCode.TOPIC_NOT_EXIST
-    for queue_id in (2, -1):
-        answer = broker.ask(code, header_type(topic="t", queue_id=queue_id, **fields))
-        assert answer.code == ResponseCode.INVALID_PARAMETER
-        assert f"queue {queue_id} of topic t on broker broker-a: there are 2" in answer.remark
 
 
 def test_a_queue_that_was_taken_away_is_still_read(broker: BrokerUnderTest) -> None:

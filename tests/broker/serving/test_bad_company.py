@@ -22,7 +22,7 @@ from headrace_daemon.serving import server as server_module
 from headrace_daemon.serving.server import ServerLimits
 from headrace_protocol.codes import RequestCode as Code
 from headrace_protocol.codes import ResponseCode as Answer
-from tests.broker.serving.test_bad_input import (
+from tests.support.wires import (
     Daemons,
     Wire,
     pull_fields,

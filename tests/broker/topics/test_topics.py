@@ -111,11 +111,6 @@ def test_a_send_makes_no_topic_by_one_that_does_not_pass_itself_on(tmp_path: Pat
             topics.create_on_send("new", default, 4, CLIENT)
 
 
-def test_a_send_makes_no_topic_without_queues(tmp_path: Path) -> None:
-    with refused(ResponseCode.INVALID_PARAMETER, "127.0.0.1:1 requests it with 0 queues"):
-        table(tmp_path).create_on_send("new", "TBW102", 0, CLIENT)
-
-
 def test_retry_and_dead_letter_topics_need_no_default(tmp_path: Path) -> None:
     topics = table(tmp_path, auto_create_topic_enable=False)
     assert topics.create_on_send("%RETRY%g", "", 0, CLIENT).read_queue_nums == 1
@@ -156,15 +151,6 @@ def test_settings_that_cannot_be(tmp_path: Path, change: dict[str, Any]) -> None
     with refused(ResponseCode.INVALID_PARAMETER, "topic bad"):
         topics.put_all([good, TopicConfig(topic_name="bad", **change)])
     assert topics.get("good") is None
-
-
-@pytest.mark.parametrize(
-    "name", ["SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC", "SELF_TEST_TOPIC"]
-)
-def test_topics_of_the_broker_are_not_for_clients(tmp_path: Path, name: str) -> None:
-    topics = table(tmp_path)
-    with refused(ResponseCode.NO_PERMISSION, "the broker itself writes it"):
-        topics.check_writable(topics.expect(name))
 
 
 def test_permissions(tmp_path: Path) -> None:
