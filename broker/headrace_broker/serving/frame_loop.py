@@ -105,13 +105,19 @@ class FrameLoop:
             self._write_path.commit()
 
     def replied(self) -> None:
-        """Publish the messages of the turn, which wakes the requests that wait for them."""
-        producers, self._producers_of_turn = self._producers_of_turn, []
-        if self._is_stored:
+        """Publish the messages of the turn, which wakes the requests that wait for them.
+
+        The answers of requests that continue here leave after it. What they have stored is written
+        by then, too.
+        """
+        while self._is_stored:
+            producers, self._producers_of_turn = self._producers_of_turn, []
             self._is_stored = False
             self._write_path.publish()
             if self._write_path.pressure():
                 self._hold_all_back(producers)
+            if self._producers_of_turn:
+                self.finish_turn()
 
     def _hold_all_back(self, producers: list[ServerChannel]) -> None:
         for channel in producers:

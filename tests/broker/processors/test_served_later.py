@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from headrace_broker.queue_directory import Lookup, Place, QueueDirectory, Use
+from headrace_broker.store.write.confirmation import Gate
 from headrace_daemon.serving.server_channel import ServerChannel
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import Lane, NotReady
@@ -15,7 +16,7 @@ from headrace_protocol.header_codecs import SerializeType, decode_header, encode
 from headrace_protocol.serving import Channel, Registry, Request, ServedElsewhere, Then
 from tests.support.broker import BrokerUnderTest
 from tests.support.features import add_parts
-from tests.support.stores import FaultyFiles
+from tests.support.stores import FaultyFiles, put
 
 BODY = b"body"
 SEND = (
@@ -131,3 +132,22 @@ async def test_it_is_not_answered_when_it_cannot_be_written(
     assert (wire.codes, wire.is_closed) == ([], True)
     broker.faults = 1
     files.is_unwritable = False
+
+
+async def test_what_continues_at_a_publish_is_written_before_its_answer(
+    broker: BrokerUnderTest, waits: Waits
+) -> None:
+    store, passed = broker.store, [0]
+
+    def advance() -> None:
+        passed[0] = store.commit_log.max_offset
+        if not waits.is_known:
+            waits.resume()
+
+    gate = Gate(lambda: passed[0], advance, lambda _offset, callback: callback(True))
+    wire = send(broker)
+    store.write_path.confirmation.add(gate)
+    other = broker.server.open_channel(Wire(broker), "127.0.0.1", 2)
+    broker.registry.in_turn(other, lambda: put(store, store.queue("U", 0), dispatch=False))
+    assert (wire.codes, wire.unwritten) == ([ResponseCode.SUCCESS], [0])
+    assert [message.body for message in broker.stored("T", 0)] == [BODY]
