@@ -43,7 +43,6 @@ log = structlog.get_logger("headrace.broker")
 _CLOCK_LOOK_S: Final = 1.0
 # Apache's broker stores a delivery after it is due by its own clock.
 _CLOCK_MARGIN_MS: Final = 60_000
-# A start after a crash reads the log from the last save on.
 _UNCOUNTED_BYTES_MAX: Final = 64 << 20
 
 
@@ -110,6 +109,7 @@ class Schedule:
 
     dropped: messages for the half topic, which no producer could have delayed.
     unreadable: messages whose record was damaged or gone when they were due.
+    uncounted_bytes_max: a start after a crash reads the log from the last save on.
     """
 
     def __init__(
@@ -139,6 +139,7 @@ class Schedule:
         self._scanned_from = 0
         self._threads = trio.CapacityLimiter(1)
         self.dropped = self.unreadable = 0
+        self.uncounted_bytes_max = _UNCOUNTED_BYTES_MAX
 
     def _wake(self) -> None:
         self._asked.set()
@@ -215,7 +216,7 @@ class Schedule:
         """
         offsets, counted_to = self._progress(), self._counted_to()
         saved_to = self._offsets.log_offset
-        is_near = saved_to is None or counted_to - saved_to < _UNCOUNTED_BYTES_MAX
+        is_near = saved_to is None or counted_to - saved_to < self.uncounted_bytes_max
         if self._offsets.saved == offsets and is_near:
             return
         await self._store.flusher.wait_flushed()

@@ -15,9 +15,8 @@ import trio
 from headrace_broker.inner.delivered import Delivered
 from headrace_broker.inner.delivery import REASON
 from headrace_broker.inner.waiting import WaitingQueue
-from headrace_broker.inner.writer import InnerWriter
+from headrace_broker.inner.writer import DeliverLater, InnerMessage
 from headrace_broker.schedule.offsets import DeliveredLevels
-from headrace_broker.store.errors import StoreBusy
 from headrace_broker.store.recovery import read_log
 from headrace_broker.topics.table import TopicTable
 from headrace_daemon.host_log import LINES_MAX
@@ -142,10 +141,8 @@ def test_names_that_a_producer_forges_are_replaced(delays: Delays) -> None:
     assert "TIMER_DELAY_SEC" not in message.properties
 
 
-def test_the_delay_begins_at_the_store_time(
-    delays: Delays, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(delays.clock, "now_ms", itertools.count(delays.clock.ms + 7).__next__)
+def test_the_delay_begins_at_the_store_time(delays: Delays) -> None:
+    delays.clock.now_ms = itertools.count(delays.clock.ms + 7).__next__
     delays.send(b"x", 1)
     (message,) = delays.stored(SCHEDULE_TOPIC, 0)
     (unit,) = WaitingQueue(delays.broker.store, SCHEDULE_TOPIC, 0).units_now(0, 1)
@@ -213,18 +210,20 @@ async def test_what_can_not_go_to_its_topic_is_kept_with_the_reason(
 
 
 async def test_undelivered_messages_are_counted_when_they_are_stored(
-    delays: Delays, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+    delays: Delays, autojump_clock: trio.testing.MockClock
 ) -> None:
+    writer = delays.broker.writer
+    find_target = writer.find_target
     for number in range(LINES_MAX + 5):
         delays.send(b"%d" % number, 1)
     delays.broker.topics.delete("T")
     delays.clock.ms += 1000
     with structlog.testing.capture_logs() as logs:
-        with monkeypatch.context() as patch:
-            patch.setattr(InnerWriter, "_append_to", refused)
-            for _ in range(3):  # a delivery that is interrupted, and repeated
-                async with delays.running():
-                    await delays.idle()
+        writer.find_target = lambda _topic, _queue_id: refused
+        for _ in range(3):  # a delivery that is interrupted, and repeated
+            async with delays.running():
+                await delays.idle()
+        writer.find_target = find_target
         assert logs == []
         async with delays.running():
             await delays.until(lambda: bool(delays.stored(UNDELIVERED_TOPIC, 0)))
@@ -233,8 +232,8 @@ async def test_undelivered_messages_are_counted_when_they_are_stored(
     assert table["messagesUndelivered"] == str(LINES_MAX + 5)
 
 
-def refused(*_: Any) -> int:
-    raise StoreBusy("a taker")
+async def refused(_message: InnerMessage) -> str:
+    raise DeliverLater
 
 
 async def test_a_damaged_record_stops_no_other(
@@ -264,18 +263,19 @@ async def test_a_damaged_record_stops_no_other(
 async def test_a_clock_that_went_back_delays_by_the_level_at_most(
     delays: Delays, autojump_clock: trio.testing.MockClock
 ) -> None:
+    delays.runs = []  # the first look must be at the time to which the clock went back
     async with delays.running():
         for number in range(3):
             delays.send(b"%d" % number, 2)
         back_ms = delays.clock.ms - 3_600_000
         delays.clock.ms = back_ms
-        await delays.idle()
+        await delays.schedule.deliver_due()
         delays.send(b"3", 2)
         delays.clock.ms = back_ms + 4999
-        await delays.idle()
+        await delays.schedule.deliver_due()
         assert delays.bodies() == []
         delays.clock.ms = back_ms + 5000
-        await delays.until(lambda: len(delays.bodies()) == 4)
+        await delays.schedule.deliver_due()
     assert delays.bodies() == [b"0", b"1", b"2", b"3"]
 
 
@@ -376,10 +376,10 @@ async def test_what_apache_delivered_before_its_crash_is_not_delivered_again(
 
 
 async def test_how_far_the_log_is_counted_is_saved_while_nothing_is_delivered(
-    delays: Delays, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+    delays: Delays, autojump_clock: trio.testing.MockClock
 ) -> None:
     """Else a start after a kill would read the log from the last delivery on."""
-    monkeypatch.setattr("headrace_broker.schedule.schedule._UNCOUNTED_BYTES_MAX", 1000)
+    delays.schedule.uncounted_bytes_max = 1000
     position = delays.broker.core.position("schedule", DeliveredLevels)
     counted = []
     async with delays.running():
