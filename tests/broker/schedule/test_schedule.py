@@ -275,7 +275,8 @@ async def test_a_clock_that_went_back_delays_by_the_level_at_most(
         await delays.schedule.deliver_due()
         assert delays.bodies() == []
         delays.clock.ms = back_ms + 5000
-        await delays.schedule.deliver_due()
+        while not await delays.schedule.deliver_due():
+            pass
     assert delays.bodies() == [b"0", b"1", b"2", b"3"]
 
 
