@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from headrace_nameserver.departed import mapped_queues
-from headrace_protocol.bounds import REGISTERED_TOPICS_MAX, OutOfBounds
+from headrace_protocol.bounds import OutOfBounds
 
 if TYPE_CHECKING:
     from headrace_nameserver.registrations import BrokerTopics
@@ -53,24 +53,24 @@ class Broker(msgspec.Struct):
         """The number of topics and mapped queues that counts towards the limits."""
         return len(self.queues) + mapped_queues(self.mappings)
 
-    def fits(self, topics: BrokerTopics) -> bool:
+    def fits(self, topics: BrokerTopics, size_max: int) -> bool:
         """Whether a broker's known and new topics together are within the limit.
 
         A registration need not name all topics, so deleted topics stay until the limit is reached.
         """
         added = topics.queues.keys() - self.queues.keys()
-        return len(self.queues) + len(added) <= REGISTERED_TOPICS_MAX
+        return len(self.queues) + len(added) <= size_max
 
-    def size_with(self, topics: BrokerTopics) -> int:
+    def size_with(self, topics: BrokerTopics, size_max: int) -> int:
         """A broker's size after registering ``topics``. Raises OutOfBounds."""
-        fits = self.fits(topics)
+        fits = self.fits(topics, size_max)
         queues = self.queues.keys() | topics.queues.keys() if fits else topics.queues
         mapped_count = mapped_queues(self.mappings_after(topics))
         # A single topic is an update, which must not replace the others.
-        if mapped_count > REGISTERED_TOPICS_MAX or not (fits or len(queues) > 1):
+        if mapped_count > size_max or not (fits or len(queues) > 1):
             raise OutOfBounds(
                 f"broker {self.data.broker_name} with {len(self.queues)} topics: "
-                f"the maximum is {REGISTERED_TOPICS_MAX} topics and mapped queues"
+                f"the maximum is {size_max} topics and mapped queues"
             )
         return len(queues) + mapped_count
 

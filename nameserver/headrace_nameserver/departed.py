@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from headrace_protocol.bounds import REGISTERED_TOPICS_MAX
+from headrace_nameserver.limits import LIMITS, Limits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,13 +20,6 @@ if TYPE_CHECKING:
     from headrace_protocol.bodies import QueueData
     from headrace_protocol.departed import Departure
     from headrace_protocol.statictopic.mapping import MappingInfo
-
-# Brokers that left, and their topics and mapped queues: per host and in total. One broker has at
-# most half of what its host may have.
-PER_HOST_MAX = 256
-ALL_MAX = 1024
-SIZE_PER_HOST_MAX = 2 * REGISTERED_TOPICS_MAX
-SIZE_MAX = 4 * REGISTERED_TOPICS_MAX
 
 
 class Departed(msgspec.Struct):
@@ -63,7 +56,8 @@ class DepartedBrokers:
     keep_ms: how long a broker is remembered. change_count: grows with each change.
     """
 
-    def __init__(self, keep_ms: int) -> None:
+    def __init__(self, keep_ms: int, limits: Limits = LIMITS) -> None:
+        self.limits = limits
         self._keep_ms = keep_ms
         self._brokers: dict[str, Departed] = {}
         # Counted once: many brokers may leave in one step, each with many mapped queues.
@@ -91,8 +85,8 @@ class DepartedBrokers:
         self._sizes[broker.name] = broker.size
         self.change_count += 1
         of_host = [name for name, each in self._brokers.items() if each.host == broker.host]
-        self._shrink(of_host, PER_HOST_MAX, SIZE_PER_HOST_MAX)
-        self._shrink(list(self._brokers), ALL_MAX, SIZE_MAX)
+        self._shrink(of_host, self.limits.departed_of_host, self.limits.departed_size_of_host)
+        self._shrink(list(self._brokers), self.limits.departed, self.limits.departed_size)
 
     def _shrink(self, names: list[str], count_max: int, size_max: int) -> None:
         size = sum(map(self._sizes.__getitem__, names))

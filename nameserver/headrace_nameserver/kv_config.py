@@ -47,6 +47,7 @@ class KVConfig:
     """namespace -> key -> value.
 
     path: the file kvConfig.json; None keeps the table in memory only.
+    items_max, chars_max: the most values, and characters of all names and values.
 
     A change becomes visible once ``save``, which any thread may call, has written it to disk. One
     save writes all pending changes, in order.
@@ -54,8 +55,16 @@ class KVConfig:
     Raises ConfigError if the file exists but cannot be read.
     """
 
-    def __init__(self, path: Path | None = None) -> None:
+    def __init__(
+        self,
+        path: Path | None = None,
+        *,
+        items_max: int = ITEMS_MAX,
+        chars_max: int = CHARS_MAX,
+    ) -> None:
         self._path = path
+        self._items_max = items_max
+        self._chars_max = chars_max
         self._table: _Table = {}
         self._pending: deque[_Change] = deque()
         self._saving = threading.Lock()
@@ -102,12 +111,28 @@ class KVConfig:
         table, accepted = self._table, []
         for change in changes:
             try:
-                table = _changed(table, change)
+                changed = _changed(table, change)
+                if change.value is not None and changed is not table:
+                    self._check_room(changed)
+                table = changed
             except OutOfBounds as error:
                 change.done.set_exception(error)
             else:
                 accepted.append(change)
         return table, accepted
+
+    def _check_room(self, table: _Table) -> None:
+        count = sum(map(len, table.values()))
+        chars = sum(
+            len(namespace) + len(key) + len(value)
+            for namespace, values in table.items()
+            for key, value in values.items()
+        )
+        if count > self._items_max or chars > self._chars_max:
+            raise OutOfBounds(
+                f"{count} values with {chars} characters: the maximum for all namespaces is "
+                f"{self._items_max} values and {self._chars_max} characters; delete some first"
+            )
 
     def get(self, namespace: str, key: str) -> str | None:
         """A value; None if missing."""
@@ -119,7 +144,7 @@ class KVConfig:
 
 
 def _changed(table: _Table, change: _Change) -> _Table:
-    """The table after a change; the same object if it is unchanged. Raises OutOfBounds."""
+    """The table after a change; the same object if it is unchanged."""
     namespace, key, value = change.namespace, change.key, change.value
     values = table.get(namespace, {})
     if values.get(key) == value:
@@ -130,23 +155,7 @@ def _changed(table: _Table, change: _Change) -> _Table:
     changed = {**table, namespace: others}
     if not others:
         del changed[namespace]
-    if value is not None:
-        _check_room(changed)
     return changed
-
-
-def _check_room(table: _Table) -> None:
-    count = sum(map(len, table.values()))
-    chars = sum(
-        len(namespace) + len(key) + len(value)
-        for namespace, values in table.items()
-        for key, value in values.items()
-    )
-    if count > ITEMS_MAX or chars > CHARS_MAX:
-        raise OutOfBounds(
-            f"{count} values with {chars} characters: the maximum for all namespaces is "
-            f"{ITEMS_MAX} values and {CHARS_MAX} characters; delete some first"
-        )
 
 
 def _read(path: Path) -> KVConfigSerializeWrapper:

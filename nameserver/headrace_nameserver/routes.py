@@ -15,6 +15,7 @@ import msgspec
 
 from headrace_nameserver.brokers import Broker, LiveBroker, host_of
 from headrace_nameserver.departed import Departed, DepartedBrokers, Known
+from headrace_nameserver.limits import LIMITS, Limits
 from headrace_protocol.bodies import (
     MASTER_ID,
     PERM_READ,
@@ -26,7 +27,7 @@ from headrace_protocol.bodies import (
     QueueData,
     TopicRouteData,
 )
-from headrace_protocol.bounds import REGISTERED_TOPICS_MAX, OutOfBounds
+from headrace_protocol.bounds import OutOfBounds
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.departed import Departure
 from headrace_protocol.errors import RequestError
@@ -42,12 +43,6 @@ if TYPE_CHECKING:
 
 BROKER_TIMEOUT_MS = 120_000
 DEPARTED_HOURS = 24
-
-# Limits for broker addresses and their topics, per host and in total.
-BROKERS_PER_HOST_MAX = 256
-BROKERS_MAX = 1024
-TOPICS_PER_HOST_MAX = 4 * REGISTERED_TOPICS_MAX
-TOPICS_MAX = 16 * REGISTERED_TOPICS_MAX
 
 _UNIT = 1
 _UNIT_SUB = 2
@@ -70,11 +65,13 @@ class RouteTable:
         broker_timeout_ms: int = BROKER_TIMEOUT_MS,
         support_acting_master: bool = False,
         departed_ms: int = DEPARTED_HOURS * 3_600_000,
+        limits: Limits = LIMITS,
     ) -> None:
+        self.limits = limits
         self._broker_timeout_ms = broker_timeout_ms
         self._support_acting_master = support_acting_master
         self._brokers: dict[str, Broker] = {}
-        self.departed = DepartedBrokers(departed_ms)
+        self.departed = DepartedBrokers(departed_ms, limits)
         self._live: dict[str, LiveBroker] = {}
         self.lost_count = 0
         self._topic_changes = 0
@@ -157,14 +154,14 @@ class RouteTable:
     def _check_room(
         self, header: RegisterBrokerHeader, topics: BrokerTopics, channel: Channel
     ) -> None:
-        name = header.broker_name
+        name, limits = header.broker_name, self.limits
         known = self._brokers.get(name)
-        size = (known or self._returning(name)).size_with(topics)
+        size = (known or self._returning(name)).size_with(topics, limits.size)
         added = size - (known.size if known else 0)
         host = [live for live in self._live.values() if _same_host(live.channel, channel)]
         for kind, brokers, brokers_max, topics_max in (
-            ("this host", host, BROKERS_PER_HOST_MAX, TOPICS_PER_HOST_MAX),
-            ("all hosts", self._live.values(), BROKERS_MAX, TOPICS_MAX),
+            ("this host", host, limits.brokers_of_host, limits.size_of_host),
+            ("all hosts", self._live.values(), limits.brokers, limits.size_of_all),
         ):
             if header.broker_addr not in self._live and len(brokers) >= brokers_max:
                 raise OutOfBounds(
@@ -228,7 +225,7 @@ class RouteTable:
             # An acting master accepts no messages: the master may return with its own.
             _change_perm(topics.queues, lambda perm: perm & ~PERM_WRITE)
         self._topic_changes += 1
-        if not broker.fits(topics):
+        if not broker.fits(topics, self.limits.size):
             broker.queues, broker.mappings = topics.queues, topics.mappings
             broker.compacted = topics.compacted
         elif is_first or live is None or live.data_version != topics.data_version:
@@ -363,7 +360,7 @@ class RouteTable:
             )
         for name in by_broker:
             known = self._brokers[name].queues
-            if topic not in known and len(known) >= REGISTERED_TOPICS_MAX:
+            if topic not in known and len(known) >= self.limits.size:
                 raise OutOfBounds(
                     f"topic {topic}: broker {name} has {len(known)} topics, which is the maximum"
                 )
@@ -468,7 +465,7 @@ class RouteTable:
         return [*info.cluster_addr_table, *info.broker_addr_table]
 
     def live(self) -> list[LiveBroker]:
-        """All registered addresses, ``BROKERS_MAX`` at most."""
+        """All registered addresses, ``Limits.brokers`` at most."""
         return list(self._live.values())
 
     @property

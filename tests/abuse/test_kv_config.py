@@ -129,12 +129,9 @@ def test_a_change_without_effect_is_not_written(tmp_path: Path, writes: list[byt
     assert len(writes) == 1
 
 
-@pytest.mark.parametrize(("bound", "most"), [("ITEMS_MAX", 3), ("CHARS_MAX", 9)])
-def test_all_values_together_are_bounded(
-    bound: str, most: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kv_config, bound, most)
-    server = NameServerUnderTest()
+@pytest.mark.parametrize(("bound", "most"), [("items_max", 3), ("chars_max", 9)])
+def test_all_values_together_are_bounded(bound: str, most: int) -> None:
+    server = NameServerUnderTest(kv_limits={bound: most})
     codes = [
         put(server, key, namespace=namespace).code
         for key, namespace in zip("abcd", "nnmm", strict=True)

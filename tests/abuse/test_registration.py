@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from headrace_nameserver import brokers, departed, registrations, routes
-from headrace_protocol import fastjson
+from headrace_nameserver.limits import Limits
+from headrace_nameserver.routes import RouteTable
 from headrace_protocol.bodies import TopicConfig, TopicRouteData
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.command import Command
@@ -156,10 +156,6 @@ def topics_json(entries: str) -> bytes:
     return f'{{"topicConfigSerializeWrapper":{{"topicConfigTable":{{{entries}}}}}}}'.encode()
 
 
-def refuse_to_read(*_: Any) -> Any:
-    raise AssertionError("it was read")
-
-
 @pytest.mark.parametrize(
     "entries",
     [
@@ -169,25 +165,23 @@ def refuse_to_read(*_: Any) -> Any:
     ids=["objects", "numbers"],
 )
 def test_a_registration_of_too_many_topics_is_not_read(
-    server: NameServerUnderTest, entries: str, monkeypatch: pytest.MonkeyPatch
+    server: NameServerUnderTest, entries: str
 ) -> None:
-    monkeypatch.setattr(fastjson, "decode", refuse_to_read)
-    monkeypatch.setattr(fastjson, "decode_plain", refuse_to_read, raising=False)
     header = register_header(name="b1", address="10.0.0.1:2")
     refused, _ = server.ask(REGISTER, header, topics_json(entries))
     assert refused.code == ResponseCode.INVALID_PARAMETER, refused.remark
+    assert "fields: the maximum is 65536 topics" in (refused.remark or "")
     assert server.unexpected == []
 
 
 def test_a_compressed_registration_of_too_many_topics_is_not_read(
-    server: NameServerUnderTest, monkeypatch: pytest.MonkeyPatch
+    server: NameServerUnderTest,
 ) -> None:
     version = b'{"counter":0}'
     topic = b"T 1 1 6 S"
     count = 2_100_000
     blocks = [len(version).to_bytes(4) + version, count.to_bytes(4)]
     data = zlib.compress(b"".join(blocks) + (len(topic).to_bytes(4) + topic) * count, 9)
-    monkeypatch.setattr(fastjson, "loads", refuse_to_read)
     header = register_header(name="b1", address="10.0.0.1:2", compressed=True)
     refused, _ = server.ask(REGISTER, header, data)
     assert refused.code == ResponseCode.INVALID_PARAMETER, refused.remark
@@ -197,10 +191,8 @@ def test_a_compressed_registration_of_too_many_topics_is_not_read(
 # -- what is kept ----------------------------------------------------------------------------------
 
 
-def test_brokers_of_one_host_are_bounded(
-    server: NameServerUnderTest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(routes, "BROKERS_PER_HOST_MAX", 3)
+def test_brokers_of_one_host_are_bounded(server: NameServerUnderTest) -> None:
+    server.table.limits = Limits(brokers_of_host=3)
     stranger = client("6.6.6.6")
     codes = [
         register(server, stranger, name=f"e{number}", address=f"6.6.6.6:{number}").code
@@ -211,10 +203,8 @@ def test_brokers_of_one_host_are_bounded(
     assert register(server, stranger, name="e1", address="6.6.6.6:1").code == 0  # as before
 
 
-def test_brokers_of_all_hosts_are_bounded(
-    server: NameServerUnderTest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(routes, "BROKERS_MAX", 2)
+def test_brokers_of_all_hosts_are_bounded(server: NameServerUnderTest) -> None:
+    server.table.limits = Limits(brokers=2)
     codes = [
         register(server, client(f"6.6.6.{n}"), name=f"e{n}", address=f"6.6.6.{n}:1").code
         for n in range(1, 4)
@@ -225,14 +215,12 @@ def test_brokers_of_all_hosts_are_bounded(
 @pytest.mark.parametrize(
     ("bound", "codes"),
     [
-        ("TOPICS_PER_HOST_MAX", [0, 0, 29, 0, 29]),
-        ("TOPICS_MAX", [0, 29, 29, 0, 29]),
+        ("size_of_host", [0, 0, 29, 0, 29]),
+        ("size_of_all", [0, 29, 29, 0, 29]),
     ],
 )
-def test_topics_are_bounded(
-    server: NameServerUnderTest, bound: str, codes: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(routes, bound, 5)
+def test_topics_are_bounded(server: NameServerUnderTest, bound: str, codes: list[int]) -> None:
+    server.table.limits = Limits(**{bound: 5})
     stranger = client("6.6.6.6")
     answers = [
         register(server, stranger, "A", "B", name="e1", address="6.6.6.6:1"),
@@ -247,10 +235,8 @@ def test_topics_are_bounded(
     assert addresses(server) == {"b0": {0: REAL}}
 
 
-def test_old_topics_make_room_for_current_ones(
-    server: NameServerUnderTest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(brokers, "REGISTERED_TOPICS_MAX", 4)
+def test_old_topics_make_room_for_current_ones(server: NameServerUnderTest) -> None:
+    server.table.limits = Limits(size=4)
     assert register(server, server.channel, "V", "W", state=1).code == ResponseCode.SUCCESS
     assert list(server.table.topics()) == ["T", "U", "V", "W"]
     # A change that comes alone is no list of all topics.
@@ -261,10 +247,8 @@ def test_old_topics_make_room_for_current_ones(
     assert list(server.table.topics()) == ["W", "X", "Y"]
 
 
-def test_queue_mappings_are_bounded_and_go_with_their_broker(
-    server: NameServerUnderTest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(brokers, "REGISTERED_TOPICS_MAX", 10)
+def test_queue_mappings_are_bounded_and_go_with_their_broker(server: NameServerUnderTest) -> None:
+    server.table.limits = Limits(size=10)
     stranger = client("6.6.6.6")
 
     def add(topic: str, queue_count: int) -> int:
@@ -282,9 +266,8 @@ def test_queue_mappings_are_bounded_and_go_with_their_broker(
     assert route.topic_queue_mapping_by_broker is None
 
 
-def test_topics_of_departed_brokers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(departed, "SIZE_PER_HOST_MAX", 7)
-    server = NameServerUnderTest()
+def test_topics_of_departed_brokers_are_bounded() -> None:
+    server = NameServerUnderTest(table=RouteTable(limits=Limits(departed_size_of_host=7)))
     for name, topics in (("a", "1234"), ("b", "12345"), ("c", "1234567"), ("d", "1")):
         channel = client()
         register(server, channel, "0", *topics, name=name)
@@ -308,18 +291,14 @@ def test_a_registration_is_dropped_when_its_connection_ends_while_it_is_read() -
     assert list(server.table.topics()) == []
 
 
-def test_a_large_registration_is_read_and_checked_in_a_thread(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_large_registration_is_read_and_checked_in_a_thread() -> None:
     server = NameServerUnderTest()
     fetches: list[tuple[Callable[[], None], Callable[[None], None]]] = []
     server.registry.run_fetch = lambda _, wait, then: fetches.append((wait.fetch, then))
     topics = [f"topic{number}" for number in range(700)]
-    with monkeypatch.context() as patched:
-        patched.setattr(registrations, "check", refuse_to_read)
-        patched.setattr(fastjson, "decode_plain", refuse_to_read)
-        server.take(frame(REGISTER, register_header(), register_body(*topics).encode()), client())
+    server.take(frame(REGISTER, register_header(), register_body(*topics).encode()), client())
     ((fetch, then),) = fetches
+    assert list(server.table.topics()) == []
     fetch()
     then(None)
     assert list(server.table.topics()) == topics
@@ -398,12 +377,8 @@ def test_the_dialect_of_static_topics_is_read(server: NameServerUnderTest) -> No
     assert route.queue_datas[0].perm == 6
 
 
-def test_a_large_registration_in_the_dialect_is_refused(
-    server: NameServerUnderTest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(registrations, "_DIALECT_BYTES_MAX", 40)
-    monkeypatch.setattr(fastjson, "decode", refuse_to_read)
+def test_a_large_registration_in_the_dialect_is_refused(server: NameServerUnderTest) -> None:
     header = register_header(name="b1", address="10.0.0.1:2")
-    refused, _ = server.ask(REGISTER, header, topics_json("'T':{}"))
+    refused, _ = server.ask(REGISTER, header, topics_json("'T':{}" + " " * (2 << 20)))
     assert refused.code == ResponseCode.INVALID_PARAMETER
-    assert "is not plain JSON: the maximum is 40" in (refused.remark or "")
+    assert "is not plain JSON: the maximum is 2097152" in (refused.remark or "")

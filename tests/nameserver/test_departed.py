@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from headrace_nameserver import departed
 from headrace_nameserver.config import ConfigError, NameServerConfig
 from headrace_nameserver.departed import Departed, DepartedBrokers
 from headrace_nameserver.departed_file import DepartedFile
+from headrace_nameserver.limits import LIMITS, Limits
 from headrace_nameserver.routes import RouteTable
 from headrace_nameserver.server import NameServer
 from headrace_protocol.bodies import ClusterInfo, QueueData, TopicConfig, TopicRouteData
@@ -22,7 +22,6 @@ from headrace_protocol.departed import (
     ForgetBrokerHeader,
 )
 from headrace_protocol.nameserver_headers import GetRouteInfoHeader, TopicInNamesrvHeader
-from headrace_protocol.statictopic.mapping import MappingInfo
 from tests.support.channel import MemoryChannel
 from tests.support.nameserver import (
     NameServerUnderTest,
@@ -89,19 +88,20 @@ def forget(server: NameServerUnderTest, name: str) -> tuple[int, str | None]:
     return command.code, command.remark
 
 
-def test_the_queues_of_a_broker_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    counted: list[int] = []
+def test_the_queues_of_a_broker_are_counted_once() -> None:
+    counted: list[str] = []
 
-    def count(mappings: dict[str, MappingInfo]) -> int:
-        counted.append(len(mappings))
-        return len(mappings)
+    class Counted(Departed):
+        @property
+        def size(self) -> int:
+            counted.append(self.name)
+            return 1
 
-    monkeypatch.setattr(departed, "mapped_queues", count)
     brokers = DepartedBrokers(HOUR_MS)
     for number in range(300):
         how = Departure.DISCONNECTED
-        brokers.add(Departed(f"b{number}", "c", f"b{number}:1", "h", how, 0, {"t": QueueData()}))
-    assert (len(counted), len(brokers)) == (300, departed.PER_HOST_MAX)
+        brokers.add(Counted(f"b{number}", "c", f"b{number}:1", "h", how, 0, {"t": QueueData()}))
+    assert (len(counted), len(brokers)) == (300, LIMITS.departed_of_host)
 
 
 # -- what answers say ------------------------------------------------------------------------------
@@ -267,10 +267,8 @@ def depart(brokers: DepartedBrokers, name: str, host: str, topics: int = 1) -> N
     table.close_channel(channel, 0)
 
 
-def test_one_host_does_not_evict_another_s_brokers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(departed, "PER_HOST_MAX", 3)
-    monkeypatch.setattr(departed, "ALL_MAX", 5)
-    brokers = DepartedBrokers(HOUR_MS)
+def test_one_host_does_not_evict_another_s_brokers() -> None:
+    brokers = DepartedBrokers(HOUR_MS, Limits(departed_of_host=3, departed=5))
     for name in ("x", "y"):
         depart(brokers, name, "1.1.1.1")
     for number in range(10):
@@ -280,9 +278,8 @@ def test_one_host_does_not_evict_another_s_brokers(monkeypatch: pytest.MonkeyPat
     assert [each.name for each in brokers] == ["y", "evil7", "evil8", "evil9", "z"]
 
 
-def test_topics_count_not_only_brokers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(departed, "SIZE_PER_HOST_MAX", 10)
-    brokers = DepartedBrokers(HOUR_MS)
+def test_topics_count_not_only_brokers() -> None:
+    brokers = DepartedBrokers(HOUR_MS, Limits(departed_size_of_host=10))
     depart(brokers, "x", "1.1.1.1", 8)
     for number in range(10):
         depart(brokers, f"evil{number}", "6.6.6.6", 6)

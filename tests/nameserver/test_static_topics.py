@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from headrace_nameserver import brokers, departed
+from headrace_nameserver.limits import Limits
 from headrace_nameserver.routes import RouteTable
 from headrace_protocol.bodies import TopicRouteData
 from headrace_protocol.bounds import OutOfBounds
@@ -160,10 +160,10 @@ def test_mappings_of_brokers_away_do_not_make_a_plain_topic_static(cluster: Clus
     assert cluster.mappings() is None
 
 
-def test_mappings_of_brokers_away_are_limited_by_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(departed, "SIZE_PER_HOST_MAX", 11)
-    monkeypatch.setattr(departed, "SIZE_MAX", 18)
+def test_mappings_of_brokers_away_are_limited_by_host() -> None:
     cluster = Cluster()
+    away = cluster.table.departed
+    away.limits = Limits(departed_size_of_host=11, departed_size=18)
     for name, host in (("x", "1.1.1.1"), ("a", "6.6.6.6"), ("b", "6.6.6.6"), ("y", "2.2.2.2")):
         cluster.channels[name] = MemoryChannel()
         cluster.channels[name].address = f"{host}:1"
@@ -180,16 +180,14 @@ def test_mappings_of_brokers_away_are_limited_by_host(monkeypatch: pytest.Monkey
     assert kept() == ["b", "x", "y"]  # one host's limit costs no other host anything
     cluster.stop("y")
     assert kept() == ["b", "x", "y"]
-    monkeypatch.setattr(departed, "SIZE_MAX", 11)
+    away.limits = Limits(departed_size_of_host=11, departed_size=11)
     cluster.register("y", body("y", "T", mappings=[info("y", [0])]))
     cluster.stop("y")
     assert kept() == ["b", "y"]  # the one that is away for longest goes first
 
 
-def test_kept_mappings_count_when_their_broker_comes_back(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(brokers, "REGISTERED_TOPICS_MAX", 6)
+def test_kept_mappings_count_when_their_broker_comes_back(cluster: Cluster) -> None:
+    cluster.table.limits = Limits(size=6)
     cluster.stop("b0")
     more = body("U", "V", mappings=[info("b0", [0], topic="U")])
     with pytest.raises(OutOfBounds, match="mapped queues"):

@@ -35,6 +35,7 @@ class NameServerUnderTest:
     order_message_enable: bool = False
     register_from_own_address: bool = False
     kv_config_path: Path | None = None
+    kv_limits: dict[str, int] = field(default_factory=dict)
     unexpected: list[Exception] = field(default_factory=list)
     channel: MemoryChannel = field(default_factory=MemoryChannel)
 
@@ -42,7 +43,7 @@ class NameServerUnderTest:
         self.registry = Registry(lambda _, error: self.unexpected.append(error))
         processor = NameServerProcessor(
             self.table,
-            KVConfig(self.kv_config_path),
+            KVConfig(self.kv_config_path, **self.kv_limits),
             lambda: self.now_ms,
             order_message_enable=self.order_message_enable,
             register_from_own_address=self.register_from_own_address,
