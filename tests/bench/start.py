@@ -1,4 +1,4 @@
-"""How long a broker takes to start on a large store, and to stop: python -m tests.bench.start.
+"""Seconds that a broker takes to start on a large store, and to stop: python -m tests.bench.start.
 
 One store is 100 GiB of 1 KiB records in 100 queues. Of the log only what a start looks at is there:
 the first record of each file, and the last file; the rest are holes. The queues are whole (2.1 GB).
@@ -176,7 +176,7 @@ def starts(root: Path, last_file: int) -> Iterator[tuple[str, float, float]]:
 
 
 async def stop_s(root: Path, gib: float, *, is_daemon: bool) -> float:
-    """What a stop takes once so much was written."""
+    """Seconds that a stop takes once so much was written."""
     store = MessageStore(StoreSettings(root=root))
     store.use_threads = is_daemon
     store.load()

@@ -1,4 +1,4 @@
-"""What a store that is closed, killed or garbage still holds."""
+"""Resources of a store that is closed, killed or garbage."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROW_ITERATOR = type(ROW.iter_unpack(b""))
 
 @pytest.fixture(autouse=True)
 def _no_collector() -> Iterator[None]:
-    """What is held in loops is not given up by chance."""
+    """Objects held in loops are not freed by chance."""
     gc.disable()
     yield
     gc.enable()

@@ -311,7 +311,7 @@ def test_an_end_at_any_step_loses_nothing_and_repeats_nothing(
 
 
 def end_at(root: Path, kind: type[faulty_files.FaultyFiles], operation: int) -> bool:
-    """Whether the life was over before that operation of the disk."""
+    """True if the life was over before that operation of the disk."""
     files = kind(root / "store", Random(operation))
     files.cut_after = operation
     store = MessageStore(small_settings(root / "store"), SetClock(), files)

@@ -1,4 +1,4 @@
-"""Whether a store takes messages: every state with every event."""
+"""The life of a store: every state with every event."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a start finds when the power went at a bad moment."""
+"""A start after the power went at a bad moment."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class NoUniformBatch:
 
 
 def drain(store: MessageStore, confirmed_offset: int | None = None) -> tuple[bool, list[str]]:
-    """Whether all that may be put was, and the queues that got units."""
+    """True if all that may be put was, and the queues that got units."""
     dispatcher = store.dispatcher
     try:
         dispatcher.drain(confirmed_offset)
@@ -126,7 +126,7 @@ class Life:
         return drain(self.store, confirmed_offset), units(self.store)
 
     def drain_on_a_full_disk(self) -> object:
-        """What was put before the error may differ; what is there once it is over may not."""
+        """Units put before the error may differ; those that are there once it is over may not."""
         self.files.is_full = True
         try:
             drain(self.store)
@@ -176,7 +176,7 @@ def test_every_way_gives_the_same_log_and_units(
 
 
 def recovered_units(life: Life) -> object:
-    """What a start after a crash makes of the log."""
+    """The rows that a start after a crash makes of the log."""
     crash(life.store)
     store = open_store(life.folder, files=life.files, **life.sizes)
     found = units(store)

@@ -1,4 +1,4 @@
-"""What the write path promises: nothing is seen or acknowledged beyond the confirmed offset."""
+"""Promises of the write path: nothing is seen or acknowledged beyond the confirmed offset."""
 
 from __future__ import annotations
 

@@ -164,7 +164,7 @@ class Compactor:
             plan.queue.swap.discard()
 
     def _is_current(self, name: Name, plan: _Plan) -> bool:
-        """Whether the queue still exists with the segments of the run."""
+        """True if the queue still exists with the segments of the run."""
         segments = plan.queue.log.segments[: len(plan.segments)]
         return self.queues.all().get(name) is plan.queue and segments == plan.segments
 
@@ -236,14 +236,14 @@ def _job(state: RunState, request: Request) -> Job:
 
 
 def _is_live_due(segments: Sequence[Segment], position: int, request: Request) -> bool:
-    """Whether to end the newest segment early: its oldest dirty message is old enough."""
+    """True if the newest segment is to end early: its oldest dirty message is old enough."""
     if not segments or segments[-1].is_sealed or segments[-1].last_queue_offset < position:
         return False
     return request.is_forced or _is_old(segments[-1], position, request)
 
 
 def _is_due(segments: Sequence[Segment], state: RunState, request: Request) -> bool:
-    """Whether a run has enough to do."""
+    """True if a run has enough to do."""
     position = state.position
     dirty = [segment for segment in segments if segment.last_queue_offset >= position]
     if dirty and (request.is_forced or _is_old(dirty[0], position, request)):
@@ -261,7 +261,7 @@ def _is_due(segments: Sequence[Segment], state: RunState, request: Request) -> b
 
 
 def _is_old(segment: Segment, position: int, request: Request) -> bool:
-    """Whether the oldest dirty message of a segment has waited for the maximum lag."""
+    """True if the oldest dirty message of a segment has waited for the maximum lag."""
     units = segment.read_units()
     dirty = units["store_timestamp"][units["queue_offset"] >= position]
     return bool(len(dirty)) and int(dirty[0]) <= request.now_ms - request.policy.max_lag_ms

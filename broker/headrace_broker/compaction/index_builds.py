@@ -227,7 +227,7 @@ class IndexBuilds:
                     queue.key_index.delete_files()
 
     def _plan(self, name: Name, build: _Build) -> _Plan | None:
-        """What an index lacks; None if that is little, or the queue is gone."""
+        """The messages that an index lacks; None if these are few, or the queue is gone."""
         with self._queues.lock:
             queue = self._queues.all().get(name)
             if queue is None:
@@ -264,7 +264,7 @@ class IndexBuilds:
             raise _PlanAgain
 
     def _is_current(self, name: Name, plan: _Plan) -> bool:
-        """Whether a queue still has the files of the segments of a plan."""
+        """True if a queue still has the files of the segments of a plan."""
         with self._queues.lock:
             if self._queues.all().get(name) is not plan.queue:
                 return False

@@ -94,7 +94,7 @@ def _has_delete(text: bytes) -> bool:
 
 
 def _have_keys_alike(ends: bytes, count: int) -> bool:
-    """Whether each item of a uniform batch has one KEYS, at the same position in all."""
+    """True if each item of a uniform batch has one KEYS, at the same position in all."""
     stride = len(ends) // count
     at = ends.find(_RAW_NAME, _LENGTH_BYTES, stride)
     if at < 0 or not (at == _LENGTH_BYTES or ends[at - 1] == _SEPARATOR):
@@ -110,7 +110,7 @@ def _have_keys_alike(ends: bytes, count: int) -> bool:
 
 
 def _have_keys(text: bytes, starts: Array) -> bool:
-    """Whether each of the properties that begin at ``starts`` has one KEYS."""
+    """True if each of the properties that begin at ``starts`` has one KEYS."""
     data = np.frombuffer(text, np.uint8)
     letters = np.flatnonzero(data == _RAW_NAME[0])
     padded = text + bytes(8)

@@ -108,12 +108,12 @@ class KeyIndex:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether ``position`` is that of the file."""
+        """True if ``position`` is that of the file."""
         return self._table is not None and not self.is_damaged
 
     @property
     def seed(self) -> bytes:
-        """Of the hash."""
+        """The seed of the hash."""
         return self._hash.seed
 
     def load(self, end: int) -> None:

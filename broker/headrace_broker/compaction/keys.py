@@ -1,4 +1,4 @@
-"""What a message to a compacted topic must have: a key, and the queue of its key.
+"""The demands on a message to a compacted topic: a key, and the queue of its key.
 
 The key is the whole text of KEYS, also with blanks in it. A message without a body is a delete
 marker; clients that can't send one send ``__DELETE__=true``, and the body is not stored.
@@ -33,7 +33,7 @@ class LogicQueues(Protocol):
     """The queues of static topics, each a chain of physical queues; of others, the queues."""
 
     def is_static(self, topic: str) -> bool:
-        """Whether a topic is static."""
+        """True if a topic is static."""
 
     def of_keys(self, topic: str, queue_id: int, queue_count: int) -> tuple[int, int]:
         """The number of a queue among those that producers choose from, and the number of these.
@@ -42,7 +42,7 @@ class LogicQueues(Protocol):
         """
 
     def has_older(self, topic: str, queue_id: int) -> bool:
-        """Whether other queues may have values that the delete markers of a queue hide."""
+        """True if other queues may have values that the delete markers of a queue hide."""
 
 
 class KeyDemand:
@@ -60,7 +60,7 @@ class KeyDemand:
         self._record_bytes_max = record_bytes_max
 
     def matches(self, topic: str) -> bool:
-        """Whether a topic is compacted."""
+        """True if a topic is compacted."""
         return self._policy(topic) is not None
 
     def _policy(self, topic: str) -> CompactionPolicy | None:

@@ -256,7 +256,7 @@ class LogReader:
             self._slots[queue_offset] = _Slot(segment, number)
 
     def _holds(self, slot: _Slot, segment: Segment) -> bool:
-        """Whether a remembered slot is that of the same unit in ``segment``."""
+        """True if a remembered slot is that of the same unit in ``segment``."""
         if self._cut_count != self._log.cut_count:
             self._cut_count = self._log.cut_count
             self._slots.clear()

@@ -272,7 +272,7 @@ class KeyLookups:
         return _answer(found)
 
     def has_foreign_ids(self, topic: str) -> bool:
-        """Whether a topic is compacted: its messages may have been copied from another broker."""
+        """True if a topic is compacted: its messages may have been copied from another broker."""
         return self._queues.wants(topic)
 
     async def find(self, wanted: WantedMessages) -> list[bytes]:

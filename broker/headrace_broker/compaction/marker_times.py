@@ -1,4 +1,4 @@
-"""When delete markers were first part of a run.
+"""The times of the first runs that delete markers were part of.
 
 A run enters all messages up to some queue offset that no run has entered before, so the runs' ends
 and times tell the time for each marker.
@@ -24,7 +24,7 @@ class MarkerTimes(NamedTuple):
     times_ms: list[int]
 
     def is_over(self, queue_offsets: Array, before_ms: int) -> Array:
-        """Which markers were in a run before a time. False where no run is known."""
+        """A mask of the markers that were in a run before a time. False where no run is known."""
         times_ms = np.array([*self.times_ms, np.iinfo(np.int64).max])
         is_over: Array = times_ms[np.searchsorted(self.ends, queue_offsets, "right")] < before_ms
         return is_over

@@ -75,7 +75,7 @@ class OffsetMap:
         return found
 
     def _fitting_count(self, hashes: Array) -> int:
-        """How many of the records can be entered before there are too many keys."""
+        """The number of records that can be entered before there are too many keys."""
         count, room = len(hashes[0]), self.keys_max - self.key_count
         if count <= room:
             return count
@@ -113,7 +113,7 @@ class OffsetMap:
         return is_same
 
     def _first_slots(self, hashes: Array) -> Array:
-        """Where the search for each key begins: the upper bits of a hash are the mixed ones."""
+        """The slots where searches for keys begin: the upper bits of a hash are the mixed ones."""
         slots: Array = (hashes[0] >> _HALF_BITS) * np.uint64(len(self._numbers)) >> _HALF_BITS
         return slots.astype(np.int64)
 

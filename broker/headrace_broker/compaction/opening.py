@@ -31,7 +31,7 @@ FindSeal = Callable[[Path], "FileSeal | None"]
 
 
 class Opened(NamedTuple):
-    """What was found. segments: those whose units are whole, in order.
+    """The files found. segments: those whose units are whole, in order.
 
     rest: the other files, from the first damaged one on; they may hold records past the segments.
     path, problem: what is wrong with the first one; "" if nothing is.
@@ -118,14 +118,14 @@ def _head(path: Path, byte_count: int) -> bytes:
 
 
 def is_end(segment: Segment) -> bool:
-    """Whether no unit follows the last one, as after one that is damaged."""
+    """True if no unit follows the last one, as after one that is damaged."""
     start = (segment.count + 1) * COMPACTION_UNIT_BYTES
     data = segment.units_file.pread(start, _AFTER_UNITS * COMPACTION_UNIT_BYTES)
     return not used_mask(np.frombuffer(data, COMPACTION_UNIT_DTYPE)).any()
 
 
 def whole_count(segment: Segment) -> int:
-    """How many leading units are whole: records back to back, queue offsets that ascend."""
+    """The number of leading whole units: records back to back, queue offsets that ascend."""
     units = segment.read_units()
     sizes = units["size"].astype(np.int64)
     starts = segment.base + np.cumsum(sizes) - sizes

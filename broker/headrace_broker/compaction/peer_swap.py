@@ -70,7 +70,7 @@ def _names(folder: Path) -> set[str]:
 
 
 def _fits(units_path: Path, log_path: Path) -> bool:
-    """Whether the units are those of the records in a log file."""
+    """True if the units are those of the records in a log file."""
     count = units_path.stat().st_size // COMPACTION_UNIT_DTYPE.itemsize
     units = np.fromfile(units_path, COMPACTION_UNIT_DTYPE, count)
     units = units[used_mask(units)]

@@ -169,7 +169,7 @@ class QueueLog:
         self._base = max(self._base, file_count * self.sizes.log_bytes)
 
     def _fitting(self, live: Segment, ends: Array) -> int:
-        """How many records with these ends fit into a segment, end marks included."""
+        """The number of records with these ends that fit into a segment, end marks included."""
         room = self.sizes.log_bytes - END_RECORD.size - live.log_end
         return min(int(np.searchsorted(ends, room, "right")), self.sizes.units_max - live.count)
 

@@ -111,7 +111,7 @@ class CompactedQueues:
         self._hash: KeyHash | None = None
 
     def wants(self, topic: str) -> bool:
-        """Whether a topic is compacted."""
+        """True if a topic is compacted."""
         config = self._topics.get(topic)
         return config is not None and is_compacted(config)
 
@@ -163,7 +163,7 @@ class CompactedQueues:
         return [queue.lost for _, queue in sorted(self.all().items()) if queue.lost]
 
     def _created_at(self, topic: str) -> int:
-        """Where the CommitLog ended when a topic was created; see ``Incarnations``.
+        """The end of the CommitLog when a topic was created; see ``Incarnations``.
 
         A crash in the middle of another deletion may have taken its id.
         """
@@ -274,7 +274,7 @@ class CompactedQueues:
                     queue.key_index.sync()
 
     def _synced(self, topic: str, queue_id: int) -> tuple[int, int]:
-        """How far the log was brought to disk, and the oldest offset that the CommitLog has."""
+        """The end of the log's synced part, and the oldest offset that the CommitLog has."""
         queue = self._store.find_queue(topic, queue_id)
         if queue is None:
             return 0, 0

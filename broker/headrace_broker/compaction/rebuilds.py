@@ -117,7 +117,7 @@ class Rebuild:
                 self._unsaved_bytes = 0
 
     def is_complete(self) -> bool:
-        """Whether all that is missing was pulled, or the queue is gone."""
+        """True if all that is missing was pulled, or the queue is gone."""
         return self.checkpoint.position >= self.checkpoint.end or self._current() is None
 
     def _current(self) -> CompactedQueue | None:
@@ -203,11 +203,11 @@ class Rebuilds:
         self._wakeup.set()
 
     def is_pending(self, topic: str) -> bool:
-        """Whether a queue of a topic is being rebuilt, or is to be."""
+        """True if a queue of a topic is being rebuilt, or is to be."""
         return any(name[0] == topic for name in self._pending)
 
     def problem(self, topic: str) -> str:
-        """Why the last rebuild of a topic has failed; "" if it has not."""
+        """The reason why the last rebuild of a topic has failed; "" if it has not."""
         problems = self._problems.items()
         return next((text for name, text in sorted(problems) if name[0] == topic), "")
 

@@ -1,4 +1,4 @@
-"""What a rebuild has pulled of a queue, in ``replicating/``, and how far it has come.
+"""Messages that a rebuild has pulled of a queue, in ``replicating/``, and its checkpoint.
 
 The messages of a master are appended to a compaction log of their own, and the checkpoint is saved
 after they are on disk. A rebuild resumes there after a start; without checkpoint, what is in
@@ -37,7 +37,7 @@ _CHECKPOINT_FILE: Final = "rebuild.json"
 
 
 class RebuildCheckpoint(msgspec.Struct, frozen=True, rename="camel"):
-    """How far a rebuild has come.
+    """The state of a rebuild.
 
     address: of the master. started_ms: when it began. position: the next queue offset to pull.
     hides_from: the first queue offset of the queue's own log; from there on only delete markers are
@@ -108,7 +108,7 @@ class Replica:
         self._file.save(checkpoint)
 
     def older(self, hides_from: int) -> Older | None:
-        """What is to be merged; None if nothing was pulled."""
+        """The segments to merge; None if nothing was pulled."""
         segments = [(segment.base, segment.count) for segment in self._log.segments]
         return Older(self._folders.texts, segments, hides_from) if segments else None
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class Job(NamedTuple):
-    """What a run is to do.
+    """The task of a run.
 
     position: first queue offset whose key no run has entered yet.
     stored_until_ms: the run ends before the first record that was stored later (minimum lag).
@@ -81,7 +81,7 @@ class Group(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What a run did. The counts are of messages; bytes are those of records and units.
+    """The outcome of a run. The counts are of messages; bytes are those of records and units.
 
     next_position: the next run's ``position``. kept_end: one past the last queue offset that is
     kept. marker_count: delete markers that are kept.
@@ -263,5 +263,5 @@ class Run:
 
 
 def _is_small(segment: Segment, sizes: FileSizes) -> bool:
-    """Whether two such segments fit into one."""
+    """True if two such segments fit into one."""
     return 2 * segment.log_end < sizes.log_bytes and 2 * segment.count < sizes.units_max

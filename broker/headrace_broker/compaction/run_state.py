@@ -1,4 +1,4 @@
-"""What the runs of a queue leave for the next one: a small file in ``compaction/headrace/``."""
+"""The state that runs of a queue leave to the next: a file in ``compaction/headrace/``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _STATE_NAME: Final = "state.json"
 
 
 class RunState(msgspec.Struct, frozen=True, rename="camel"):
-    """How far the runs of a queue are, and what the last one did.
+    """The end of the runs of a queue, and the figures of the last one.
 
     position: the first queue offset whose key no run has entered yet.
     marker_count: delete markers that the last run has kept; keeps_markers: even those whose time

@@ -1,4 +1,4 @@
-"""When queues are compacted: at intervals, with a random part, and by hand."""
+"""The schedule of compaction: at intervals, with a random part, and by hand."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class CompactionSchedule:
         return len(names)
 
     def is_pending(self, topic: str) -> bool:
-        """Whether a queue of a topic is being compacted, or is to be by request."""
+        """True if a queue of a topic is being compacted, or is to be by request."""
         return any(name[0] == topic for name in (*self._forced, *self._running))
 
     async def run(self) -> None:

@@ -160,7 +160,7 @@ class Segment:
 
     @property
     def has_gaps(self) -> bool:
-        """Whether queue offsets are missing between the first record and the last."""
+        """True if queue offsets are missing between the first record and the last."""
         return self.last_queue_offset - self.first_queue_offset != self.count - 1
 
     @property

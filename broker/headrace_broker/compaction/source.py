@@ -1,4 +1,4 @@
-"""Where a compacted queue is read: its compaction log, then what follows in the CommitLog.
+"""Reads of a compacted queue: its compaction log, then what follows in the CommitLog.
 
 The follower appends to the compaction log what it has read from the CommitLog, and the CommitLog
 keeps what the follower has not brought to disk. So together they have every message, and those of
@@ -57,7 +57,7 @@ class CompactedSource:
         return found._replace(min_offset=self.min_offset())
 
     def _in_tail(self, queue_offset: int) -> int:
-        """Where to read the CommitLog for an offset that the compaction log does not reach."""
+        """The CommitLog's queue offset for one that the compaction log does not reach."""
         return max(queue_offset, self._tail.min_offset())
 
     def _log_with(self, queue_offset: int) -> LogReader | None:
@@ -101,7 +101,7 @@ class CompactedSource:
         return found.position, found.size, found.tags_code
 
     def missing_from(self, queue_offset: int) -> int:
-        """How many offsets from ``queue_offset`` on have no message because it was compacted."""
+        """The number of offsets from ``queue_offset`` on whose message was compacted."""
         log = self._find_log()
         if log is None or queue_offset > log.last_offset:
             return 0

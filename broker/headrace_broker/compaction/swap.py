@@ -84,7 +84,7 @@ class Swap:
 
     @property
     def is_begun(self) -> bool:
-        """Whether a swap has passed the point of no return and is not finished."""
+        """True if a swap has passed the point of no return and is not finished."""
         return self._journal_path.exists()
 
     def resume(self, log: QueueLog) -> None:

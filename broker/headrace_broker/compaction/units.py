@@ -74,12 +74,12 @@ class CompactionUnit(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Where the record ends in the compaction log."""
+        """The end of the record in the compaction log."""
         return self.position + self.size
 
     @property
     def is_used(self) -> bool:
-        """Whether it stands for a record; the same test as ``used_mask``."""
+        """True if it stands for a record; the same test as ``used_mask``."""
         is_used = self.position >= 0 and self.size > 0
         return is_used and self.queue_offset >= 0 and self.message_count > 0
 
@@ -90,7 +90,7 @@ def unpack_unit(data: bytes | memoryview, number: int) -> CompactionUnit:
 
 
 def used_mask(units: Array) -> Array:
-    """Which units stand for records."""
+    """A mask of the units that stand for records."""
     is_used: Array = (units["physical_offset"] >= 0) & (units["size"] > 0)
     return is_used & (units["queue_offset"] >= 0) & (units["count"] > 0)
 

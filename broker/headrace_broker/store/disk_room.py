@@ -1,4 +1,4 @@
-"""Whether the disk has room: every writer of new data asks here before it allocates."""
+"""The room on the disk: every writer of new data asks here before it allocates."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class DiskRoom:
 
     @property
     def is_tight(self) -> bool:
-        """Whether a clean-up may have something to free."""
+        """True if a clean-up may have something to free."""
         if self._unmet is not None:
             return True
         with suppress(OSError):
@@ -51,7 +51,7 @@ class DiskRoom:
         return False
 
     def problem(self, more_bytes: int) -> str | None:
-        """Why nothing more may be written, None if ``more_bytes`` may.
+        """The reason why nothing more may be written, None if ``more_bytes`` may.
 
         Once usage is above ``refuse_ratio``, until it is down to ``force_ratio``. A file system
         that does not tell its usage has no such limit.

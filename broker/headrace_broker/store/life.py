@@ -1,4 +1,4 @@
-"""Whether a store accepts messages: a state machine.
+"""The life of a store, which accepts messages or refuses them: a state machine.
 
 A full disk refuses messages until there is room again. A failed flush or a lost lock is final,
 because pages may be lost or another broker may own the files; only a restart recovers.
@@ -93,12 +93,12 @@ class StoreLife:
 
     @property
     def is_writable(self) -> bool:
-        """Whether messages are accepted, or will be once the disk has room."""
+        """True if messages are accepted, or will be once the disk has room."""
         return self.state in _LIVING
 
     @property
     def may_retry(self) -> bool:
-        """Whether a temporary refusal is old enough for an append to try again."""
+        """True if a temporary refusal is old enough for an append to try again."""
         # A clock that was set back must not prolong the refusal.
         is_early = 0 <= self._clock.now_ms() - self.refused_ms < self._retry_ms
         return self.state is State.REFUSING and not is_early

@@ -303,7 +303,7 @@ class MessageStore(StoreParts):
     # --- monitor ---------------------------------------------------------------------------
 
     def failure(self) -> str | None:
-        """Why messages are refused until the next start; None while the store can still write."""
+        """The reason of a refusal until the next start; None while the store can still write."""
         life = self.commit_log.life
         return None if life.is_writable else str(life.refusal)
 

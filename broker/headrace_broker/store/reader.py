@@ -72,7 +72,7 @@ class Reader:
         queues: Mapping[tuple[str, int], StoreQueue],
         physical_offset: int,
     ) -> bool:
-        """Whether the unit at the record's queue offset points to the record. Raises NotReady."""
+        """True if the unit at the record's queue offset points to the record. Raises NotReady."""
         message = self.message_at(physical_offset)
         queue = queues.get((message.topic, message.queue_id)) if message else None
         if message is None or queue is None:
@@ -186,4 +186,4 @@ class KeySource(Protocol):
         """Messages of the key; some may be known, or outside the range. Raises RequestError."""
 
     def has_foreign_ids(self, topic: str, /) -> bool:
-        """Whether ids of a topic's messages may name records of another topic in this log."""
+        """True if ids of a topic's messages may name records of another topic in this log."""

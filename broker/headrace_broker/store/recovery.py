@@ -94,7 +94,7 @@ def _files_past(files: list[MappedFile], offset: int) -> list[MappedFile]:
 
 
 def _after(file: MappedFile, offset: int) -> int:
-    """Where the next record begins by the damaged one's stated size, else the end of the file."""
+    """The next record's offset by the damaged one's stated size, else the end of the file."""
     size = stated_size(file, offset - file.start_offset)
     return offset + size if size else file.end_offset
 

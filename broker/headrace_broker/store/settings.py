@@ -23,7 +23,7 @@ DELAY_LEVELS_MS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """Which files may be removed, and when; replaceable while the store runs.
+    """The rules by which files may be removed; replaceable while the store runs.
 
     delete_hours: hours of local time in which expired files are removed.
     clean_ratio: above it expired files are removed at any hour.

@@ -220,7 +220,7 @@ class StoreSource:
         return sampled_bytes * count // sampled if sampled else 0
 
     def has_unit(self, queue_offset: int) -> bool:
-        """Whether the queue has this unit, even if the record is gone."""
+        """True if the queue has this unit, even if the record is gone."""
         return self._queue.first_offset <= queue_offset < self._queue.max_offset
 
     # --- by time ---------------------------------------------------------------------------

@@ -57,7 +57,7 @@ class Client(MemoryChannel):
         broker.send(RequestCode.GET_BY_KEY, header, encode_keys(keys), channel=self)
 
     def bodies(self) -> list[bytes | NoRecord]:
-        """What the answer has."""
+        """Bodies in the answer."""
         ((command, body),) = self.replies()
         assert command.code == ResponseCode.SUCCESS, command.remark
         count = command.header(GetByKeyResponseHeader).count

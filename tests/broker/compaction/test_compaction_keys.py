@@ -1,4 +1,4 @@
-"""What compacted topics take: messages with keys, and delete markers."""
+"""Messages that compacted topics take: those with keys, and delete markers."""
 
 from __future__ import annotations
 

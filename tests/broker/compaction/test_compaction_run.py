@@ -85,7 +85,7 @@ def random_entries(rng: Random, count: int, key_count: int) -> list[Entry]:
 
 
 def expected(entries: Sequence[Entry], begin: int = 0, end: int = 1 << 60) -> list[Entry]:
-    """What a run leaves that enters the messages from ``begin`` to ``end``."""
+    """Entries left by a run that enters the messages from ``begin`` to ``end``."""
     newest = {
         entry.key: entry.queue_offset for entry in entries if begin <= entry.queue_offset < end
     }

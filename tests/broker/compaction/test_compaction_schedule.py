@@ -1,4 +1,4 @@
-"""When queues are compacted, and what a run leaves in the store."""
+"""The schedule of compaction, and the store after a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What compacted queues return to requests: from the compaction log, then from the CommitLog."""
+"""Answers of compacted queues: from the compaction log, then from the CommitLog."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ _BIT_TO_BLANK: Final = bytes.maketrans(b"01", b" \t")
 
 
 class ConfigSource(enum.Enum):
-    """Where a loaded value came from."""
+    """The origin of a loaded value."""
 
     FILE = enum.auto()
     BACKUP = enum.auto()
@@ -130,7 +130,7 @@ def _seal(data: bytes) -> bytes:
 
 
 def is_whole(data: bytes) -> bool:
-    """Whether a JSON object, in any dialect, is complete; no proper prefix of one is.
+    """True if a JSON object, in any dialect, is complete; no proper prefix of one is.
 
     No Python objects are built from it: a table of 10 MB may hold a million strings.
     """

@@ -70,7 +70,7 @@ class FileSeal:
         return min(count * BLOCK_BYTES, self.used_bytes)
 
     def is_pending(self, number: int) -> bool:
-        """Whether a block is in use and was not compared yet."""
+        """True if a block is in use and was not compared yet."""
         return number < len(self._states) and self._states[number] == _PENDING
 
     def compare(self, number: int, checksum: int) -> None:

@@ -39,7 +39,7 @@ class Paged(Protocol):
     path: Path
 
     def is_resident(self, start: int, end: int) -> bool:
-        """Whether all pages of a page-aligned range are in memory."""
+        """True if all pages of a page-aligned range are in memory."""
 
 
 class DiskUsage(NamedTuple):
@@ -235,7 +235,7 @@ class Files:
                     raise
 
     def is_cached(self, file: Paged, start: int, end: int) -> bool:
-        """Whether a range of a mapped file can be read without the disk."""
+        """True if a range of a mapped file can be read without the disk."""
         return file.is_resident(start, end)
 
     def rename(self, source: Path, target: Path) -> None:

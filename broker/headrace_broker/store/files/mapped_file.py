@@ -137,7 +137,7 @@ class MappedFile:
             return os.pread(descriptor, byte_count, position)
 
     def has_data(self, start: int) -> bool:
-        """Whether any byte from ``start`` on is not zero. Raises OSError."""
+        """True if any byte from ``start`` on is not zero. Raises OSError."""
         with self._descriptor() as descriptor:
             for begin, end in self.files.data_ranges(descriptor, start):
                 for at in range(begin, end, _REWRITE_BYTES):
@@ -153,14 +153,14 @@ class MappedFile:
             return 0 if begin else end
 
     def is_resident(self, start: int, end: int) -> bool:
-        """Whether all pages of a page-aligned range are in memory."""
+        """True if all pages of a page-aligned range are in memory."""
         if not self._address:
             self._address = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
         return is_resident(self._address + start, end - start)
 
     @property
     def is_mapped(self) -> bool:
-        """Whether the file is mapped now."""
+        """True if the file is mapped now."""
         return self._map is not None
 
     def unmap(self) -> None:

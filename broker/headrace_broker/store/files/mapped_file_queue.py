@@ -114,7 +114,7 @@ class MappedFileQueue:
 
     @property
     def is_prepared(self) -> bool:
-        """Whether the next file exists already."""
+        """True if the next file exists already."""
         return self._prepared is not None
 
     def prepare(self) -> None:

@@ -1,4 +1,4 @@
-"""Whether pages of a map are in memory, and the lane whose threads read missing ones."""
+"""Pages of a map that are in memory, and the lane whose threads read missing ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
 
 
 def is_resident(address: int, byte_count: int) -> bool:
-    """Whether all pages of a mapping are in memory."""
+    """True if all pages of a mapping are in memory."""
     pages = ctypes.create_string_buffer(-(-byte_count // mmap.PAGESIZE))
     if _mincore(address, byte_count, pages):
         error = ctypes.get_errno()

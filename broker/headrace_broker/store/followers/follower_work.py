@@ -46,7 +46,7 @@ def position_file(root: Path, name: str, files: Files) -> QueuePositions:
 
 
 class Follower(Protocol):
-    """What a feature implements; its verbs but ``wants`` run in a thread, one call at a time.
+    """The part of a feature; its verbs but ``wants`` run in a thread, one call at a time.
 
     After an OSError the follower is retried; any other error is logged with its traceback. Either
     way it resumes at its saved positions or, if saving failed after ``sync``, at those synced.
@@ -58,10 +58,10 @@ class Follower(Protocol):
 
     @property
     def is_part_of_stop(self) -> bool:
-        """Whether a stop is clean only if the follower has every message on disk."""
+        """True if a stop is clean only if the follower has every message on disk."""
 
     def wants(self, topic: str) -> bool:
-        """Whether to follow a topic's queues; called on the loop when one of them gets units."""
+        """True if a topic's queues are followed; called on the loop when one of them gets units."""
 
     def resume(self, queue: LocalQueue, queue_offset: int) -> int:
         """Prepare to follow a queue from ``queue_offset`` on: drop what was kept from there on.
@@ -117,7 +117,7 @@ class LocalQueue(NamedTuple):
 
 
 class Track:
-    """How far one queue has been followed; only the thread moves it.
+    """The position in one queue that is followed; only the thread moves it.
 
     position: the next queue offset. physical_offset_before: target of the unit before it, -1
     without one. next_physical_offset: target of the unit at ``position``; None if the last scan

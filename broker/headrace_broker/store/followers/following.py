@@ -372,7 +372,7 @@ class Following:
         return Scan(self.follower, queues, items, list(self._gone))
 
     def _is_current(self, queue: StoreQueue) -> bool:
-        """Whether the queue still exists under its name."""
+        """True if the queue still exists under its name."""
         return self._find((queue.topic, queue.queue_id)) is queue
 
     def _queue_scan(self, queue: StoreQueue) -> QueueScan:

@@ -92,7 +92,7 @@ class IndexFile:
 
     @property
     def is_full(self) -> bool:
-        """Whether no more entries fit."""
+        """True if no more entries fit."""
         return self.header.index_count >= self.entry_count
 
     def put(self, key_hashes: Array, physical_offsets: Array, timestamps: Array) -> int:
@@ -405,7 +405,7 @@ class IndexFiles:
 
     @property
     def is_sealed(self) -> bool:
-        """Whether the last file has yet to be compared with its seal."""
+        """True if the last file has yet to be compared with its seal."""
         return bool(self.files) and self.files[-1].file.seal is not None
 
     @property

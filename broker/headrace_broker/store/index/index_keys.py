@@ -64,7 +64,7 @@ def record_keys(properties: dict[str, str]) -> list[str]:
 
 
 class Regions(NamedTuple):
-    """Where the properties of records are, in log order; none is empty.
+    """The ranges of the properties of records, in log order; none is empty.
 
     text: a part of the log, shape (n,), uint8. start, size: of each record's properties, in bytes.
     """

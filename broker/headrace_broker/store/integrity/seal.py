@@ -58,7 +58,7 @@ class Seals:
                 self._found[name] = int(time_ns), FileSeal(int(used_bytes), checksums)
 
     def is_of(self, checkpoint: Checkpoint) -> bool:
-        """Whether the checkpoint is the one that was sealed."""
+        """True if the checkpoint is the one that was sealed."""
         return self._checkpoint == _text(checkpoint)
 
     @property

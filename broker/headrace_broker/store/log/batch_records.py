@@ -72,7 +72,7 @@ class BatchRecords:
 
     @property
     def properties_starts(self) -> Array:
-        """Where the properties of each item begin in ``ends``."""
+        """The starts of the items' properties in ``ends``."""
         sizes = self._items.properties_bytes
         return np.cumsum(sizes + _SHORT.itemsize) - sizes
 
@@ -194,7 +194,7 @@ class _Items:
         return last.tobytes()
 
     def end_with(self, end: bytes) -> bool:
-        """Whether every item ends with these bytes."""
+        """True if every item ends with these bytes."""
         return all(item.endswith(end) for item in self.properties())
 
     def bodies(self) -> list[bytes]:
@@ -267,7 +267,7 @@ def _starts(data: bytes) -> Array:
 
 
 def _is_terminated(items: _Items) -> bool:
-    """Whether all properties end with a separator.
+    """True if all properties end with a separator.
 
     Raises CorruptRecord if any end with a zero byte, which recovery takes for a torn record.
     """

@@ -1,4 +1,4 @@
-"""Whether the log accepts appends, by its life and the room on its disk."""
+"""Refusals of appends, by the log's life and the room on its disk."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class LogRefusals:
             self.resume()
 
     def check_room(self, byte_count: int) -> None:
-        """Whether ``byte_count`` may be written elsewhere in the store, as for a message.
+        """Require room for ``byte_count`` elsewhere in the store, as for a message.
 
         Raises StoreNotWritable.
         """

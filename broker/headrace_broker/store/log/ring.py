@@ -148,7 +148,7 @@ class Ring:
         return slice(start, stop)
 
     def holds(self, cursor: Cursor, physical_offset: int) -> bool:
-        """Whether the record at an offset has a row that the cursor has not taken yet."""
+        """True if the record at an offset has a row that the cursor has not taken yet."""
         numbers = np.arange(cursor.taken, self.written) & self.mask
         return bool((self.rows["physical_offset"][numbers] == physical_offset).any())
 

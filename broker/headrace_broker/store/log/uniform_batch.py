@@ -209,7 +209,7 @@ class UniformBatch:
 
 
 def _are_valid(ends: bytes, properties_bytes: int, count: int) -> bool:
-    """Whether the ends state their length, end with a separator, and have no checksum property.
+    """True if the ends state their length, end with a separator, and have no checksum property.
 
     Finding a single byte costs a tenth of finding a text, so a rare byte is tried first.
     """

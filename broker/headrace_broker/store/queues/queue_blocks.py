@@ -104,7 +104,7 @@ def read_records(
 
 
 def _readable_count(units: Array, flushed_offset: int) -> int:
-    """How many units have their records on disk and fit the maximum size of a block."""
+    """The number of units whose records are on disk and fit the maximum size of a block."""
     sizes = units["size"].astype(np.int64)
     sizes[sizes == BLANK_SIZE] = 0
     is_readable = (units["size"] > 0) & (units["physical_offset"] + sizes <= flushed_offset)

@@ -395,7 +395,7 @@ def _log_files(files: list[MappedFile], cold: ColdFiles, limit_ms: int) -> list[
 
 
 def _newest_ms(file: MappedFile, cold: ColdFiles, limit_ms: int) -> int:
-    """When a file was last written: its modification time, as in the peer.
+    """The time of a file's last write: its modification time, as in the peer.
 
     A modification time older than the file's first record was lost in a copy; then the first record
     of the next file stands for it.

@@ -50,7 +50,7 @@ class NeededRecord(Protocol):
 
     @property
     def physical_offset(self) -> int:
-        """Where it is."""
+        """Its offset in the log."""
 
 
 class UnconsumedRecord(NamedTuple):
@@ -124,7 +124,7 @@ class DiskForecast:
     # --- forecast --------------------------------------------------------------------------
 
     def is_sample_due(self, now_s: float) -> bool:
-        """Whether it is time to ``scan`` and then ``sample``."""
+        """True if it is time to ``scan`` and then ``sample``."""
         return now_s >= self._sampled_s + SAMPLE_EVERY_S
 
     def used_by_others(self, disk: DiskUsage) -> int:
@@ -153,7 +153,7 @@ class DiskForecast:
 
     @property
     def is_filled_by_others(self) -> bool:
-        """Whether files outside the log account for most of the growth."""
+        """True if files outside the log account for most of the growth."""
         return self._others_growth.bytes_per_s > self.growth.bytes_per_s / 2
 
     def take_alarm(self, now_s: float) -> float | None:

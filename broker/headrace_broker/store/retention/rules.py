@@ -52,7 +52,7 @@ class Facts(NamedTuple):
 
 
 class CleanPlan(NamedTuple):
-    """What to do now.
+    """The work of one clean-up.
 
     reasons: one for each file to remove, oldest first. held_back: number of files that are due, but
     hold records that must be kept.
@@ -83,7 +83,7 @@ def plan_clean(facts: Facts, retention: Retention) -> CleanPlan:
 
 
 def _excess_bytes(facts: Facts, retention: Retention) -> int:
-    """How many bytes must be removed whatever their age."""
+    """The number of bytes to remove whatever their age."""
     if not retention.removes_young:
         return 0
     excess_bytes = facts.disk.excess_bytes(retention.force_ratio)
@@ -116,5 +116,5 @@ class ClockWatch:
         return jump_ms
 
     def is_trusted(self, steady_s: float) -> bool:
-        """Whether the last jump was at least ``TRUST_S`` ago."""
+        """True if the last jump was at least ``TRUST_S`` ago."""
         return steady_s >= self._trusted_at

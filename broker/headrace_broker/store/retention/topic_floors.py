@@ -120,7 +120,7 @@ def _count(queues: Sequence[QueueView], counted: dict[int, Counted]) -> int:
 
 
 def _can_continue(queue: QueueView, known: Counted) -> bool:
-    """Whether the units added and expired since the last count can still be read."""
+    """True if the units added and expired since the last count can still be read."""
     if queue.first < known.first or queue.max_offset < known.end:
         return False
     return queue.first == known.first or len(queue.units.units(known.first, 1)) > 0
@@ -165,7 +165,7 @@ def _drop(queues: Sequence[QueueView], excess_bytes: int) -> Mapping[int, int]:
 def _oldest(
     blocks: Sequence[tuple[int, Array]], excess_bytes: int
 ) -> Iterator[tuple[int, int, int]]:
-    """How many units of each block to drop, and their bytes; at least one unit of one block."""
+    """The number of units of each block to drop, and their bytes; at least one unit of one."""
     # Past the earliest end of a block, units that were not read yet may be older.
     horizon = min(int(units["physical_offset"][-1]) for _, units in blocks)
     numbers = np.repeat(np.arange(len(blocks)), [len(units) for _, units in blocks])

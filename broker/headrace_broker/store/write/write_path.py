@@ -148,7 +148,7 @@ class WritePath:
         return confirmed_offset
 
     def _is_hidden_from(self, confirmed_offset: int) -> bool:
-        """Whether no taker has a record at or past the confirmed offset."""
+        """True if no taker has a record at or past the confirmed offset."""
         lasts = [self._ring.last_of(taker.cursor.taken) for taker in self._takers]
         return all(last is None or last[0] < confirmed_offset for last in lasts)
 
