@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace_broker.store.log.batch_records import BatchRecords
+from headrace_broker.store.log.batch_records import BatchRecords, Stamp
 from headrace_broker.store.log.ring import ROW_DTYPE
 from headrace_broker.store.log.uniform_batch import UniformBatch
 from headrace_broker.store.message_store import MessageStore
@@ -162,7 +162,7 @@ def test_a_uniform_batch_gives_the_records_and_rows_of_any_batch(
     if uniform is not None:
         found = []
         for records in (uniform, BatchRecords(bytes(raw), sys_flag, store_queue)):
-            block = records.encode(5, 1 << 33, 77, 7, born_host, store_host, 1)
+            block = records.encode(Stamp(5, 1 << 33, 77, 7, born_host, store_host, 1))
             rows = np.zeros(records.count, ROW_DTYPE)
             records.fill(rows)
             places = records.physical_offsets.tolist()

@@ -23,6 +23,7 @@ from headrace_broker.compaction.units import (
     unpack_unit,
 )
 from headrace_broker.store.files.file_seal import FileSeal
+from headrace_broker.store.files.gallop import gallop
 from headrace_broker.store.files.mapped_file import MappedFile
 from headrace_broker.store.files.residency import OLD_DATA
 from headrace_protocol.errors import NotReady
@@ -268,21 +269,13 @@ class Segment:
 def _used_count(file: SegmentFile) -> tuple[int, bool]:
     """The number of leading used units, and whether the end unit follows them.
 
-    Gallops from the start, since most files hold few units.
+    Most files hold few units.
     """
-    slots = file.file_bytes // COMPACTION_UNIT_BYTES
-    low, high = 0, 0
     with file.opened() as descriptor:
-        while high < slots and _read_unit(descriptor, high).is_used:
-            low, high = high + 1, min(2 * high + 1, slots)
-        while low < high:
-            middle = (low + high) // 2
-            if _read_unit(descriptor, middle).is_used:
-                low = middle + 1
-            else:
-                high = middle
-        end = os.pread(descriptor, COMPACTION_UNIT_BYTES, low * COMPACTION_UNIT_BYTES)
-    return low, end == END_UNIT
+        slots = file.file_bytes // COMPACTION_UNIT_BYTES
+        count = gallop(0, slots, lambda number: _read_unit(descriptor, number).is_used)
+        end = os.pread(descriptor, COMPACTION_UNIT_BYTES, count * COMPACTION_UNIT_BYTES)
+    return count, end == END_UNIT
 
 
 def _read_unit(descriptor: int, number: int) -> CompactionUnit:

@@ -10,11 +10,7 @@ import trio
 
 from headrace_broker.clock import SystemClock
 from headrace_broker.store.errors import StoreError, StoreFormatError
-from headrace_broker.store.files.filesystem import (
-    Files,
-    make_private,
-)
-from headrace_broker.store.integrity.seal import Used
+from headrace_broker.store.files.filesystem import Files, make_private
 from headrace_broker.store.opening import Opening
 from headrace_broker.store.parts import StoreParts
 from headrace_broker.store.statistics import StoreStatistics
@@ -28,11 +24,7 @@ if TYPE_CHECKING:
     from headrace_broker.clock import Clock
     from headrace_broker.store.files.mapped_file import MappedFile
     from headrace_broker.store.reader import KeyQuery, WantedMessages
-    from headrace_broker.store.recovery import (
-        OnProgress,
-        RecoveryReport,
-        Scan,
-    )
+    from headrace_broker.store.recovery import OnProgress, RecoveryReport, Scan
     from headrace_broker.store.retention.disk_forecast import LowestUnconsumed
     from headrace_broker.store.retention.topic_floors import TopicLimit
     from headrace_broker.store.settings import StoreSettings
@@ -197,10 +189,9 @@ class MessageStore(StoreParts):
         return used
 
     def _seal(self, used: list[tuple[MappedFile, int]]) -> None:
-        files = [Used(file, used_bytes, file.seal) for file, used_bytes in used]
         # Without a seal damage goes unnoticed, but the stop is clean all the same.
         with suppress(OSError):
-            self.seals.save(self.flusher.checkpoint, files)
+            self.seals.save(self.flusher.checkpoint, used)
 
     def delete_topic(self, topic: str) -> None:
         """As ``delete_queues`` in one step, then flush. Raises OSError."""

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace_broker.store.files.filesystem import (
-    DiskUsage,
-    Files,
-)
+from headrace_broker.store.files.filesystem import DiskUsage, Files
 from headrace_broker.store.followers.followers import Followers
 from headrace_broker.store.index.index_file import IndexFiles
 from headrace_broker.store.index.indexer import Indexer, log_vanished
@@ -22,7 +19,7 @@ from headrace_broker.store.queues.deletions import Deletions
 from headrace_broker.store.queues.dispatch import Dispatcher
 from headrace_broker.store.queues.queue_table import QueueTable
 from headrace_broker.store.reader import Reader
-from headrace_broker.store.retention.cleaner import Cleaner
+from headrace_broker.store.retention.cleaner import Cleaner, Rest
 from headrace_broker.store.retention.healer import Healer
 from headrace_broker.store.store_queue import StoreQueue
 from headrace_broker.store.store_source import StoreSource
@@ -90,17 +87,14 @@ class StoreParts:
         )
 
     def _new_cleaner(self) -> Cleaner:
-        return Cleaner(
-            self.settings,
-            self.commit_log,
-            self.index_files,
-            self.table.by_topic,
+        rest = Rest(
             self.settled_offset,
             self.flusher.flush_thoroughly,
             self.durable_offset,
             self.followers.oldest,
             self._hurry,
         )
+        return Cleaner(self.settings, self.commit_log, self.index_files, self.table.by_topic, rest)
 
     def _hurry(self) -> None:
         """Hurry the flush and the followers, which keep log files, on a disk short of room."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from bisect import bisect_left
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import numpy as np
@@ -234,15 +235,14 @@ class StoreSource:
         """
         min_offset = self.min_offset()
         limit_ms = timestamp_ms if boundary == "LOWER" else timestamp_ms + 1
-        low, high = min_offset, self._queue.max_offset
-        while low < high:
-            middle = (low + high) // 2
-            store_ms = self.store_time_at(middle)
+
+        def is_found(queue_offset: int) -> bool:
+            store_ms = self.store_time_at(queue_offset)
             # A unit without a record is older than every record.
-            if store_ms is None or store_ms < limit_ms:
-                low = middle + 1
-            else:
-                high = middle
+            return store_ms is not None and store_ms >= limit_ms
+
+        offsets = range(min_offset, self._queue.max_offset)
+        low = min_offset + bisect_left(offsets, True, key=is_found)
         if boundary == "LOWER":
             return low
         return low - 1 if low > min_offset else 0

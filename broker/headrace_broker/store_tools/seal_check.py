@@ -9,7 +9,7 @@ from headrace_broker.store.files.file_seal import FileSeal, StoreDamaged
 from headrace_broker.store.files.mapped_file import MappedFile
 from headrace_broker.store.index.index_file import ENTRY_BYTES, IndexFiles
 from headrace_broker.store.integrity.checkpoint import Checkpoint
-from headrace_broker.store.integrity.seal import SEAL_NAME, Seals, Used
+from headrace_broker.store.integrity.seal import SEAL_NAME, Seals
 from headrace_broker.store.queues.consume_queue import UNIT_BYTES
 from headrace_broker.store_tools.findings import Finding, MoveAside, RebuildIndex
 from headrace_broker.store_tools.queue_check import open_queue
@@ -62,20 +62,20 @@ def seal(directory: StoreDirectory, log_end: int) -> None:
     seals.save(checkpoint, _used(directory, log_end))
 
 
-def _used(directory: StoreDirectory, log_end: int) -> Iterator[Used]:
+def _used(directory: StoreDirectory, log_end: int) -> Iterator[tuple[MappedFile, int]]:
     log_bytes = directory.settings.commit_log_file_bytes
     for path in directory.log_paths:
         file = MappedFile(path, log_bytes, directory.fs)
-        yield Used(file, min(log_end - file.start_offset, log_bytes))
+        yield file, min(log_end - file.start_offset, log_bytes)
         file.unmap()
     for folder in directory.queue_paths:
         queue = open_queue(folder, directory)
         for file in queue.files.files:
             end = queue.max_offset * UNIT_BYTES - file.start_offset
-            yield Used(file, min(end, file.file_bytes))
+            yield file, min(end, file.file_bytes)
         queue.unmap()
     index = IndexFiles(directory.settings, directory.fs)
     index.load()
     for index_file in index.files:
         end = index_file.entries_at + index_file.header.index_count * ENTRY_BYTES
-        yield Used(index_file.file, end)
+        yield index_file.file, end

@@ -22,7 +22,7 @@ from headrace_broker.store.files.file_seal import FileSeal, StoreDamaged
 from headrace_broker.store.files.filesystem import Files, Paged
 from headrace_broker.store.files.page_cache import PageCache
 from headrace_broker.store.integrity.checkpoint import Checkpoint
-from headrace_broker.store.integrity.seal import Seals, Used
+from headrace_broker.store.integrity.seal import Seals
 from headrace_broker.store.store_source import GetResult, GetStatus
 from headrace_protocol.errors import NotReady
 from headrace_protocol.message import decode_record, decode_records
@@ -270,7 +270,7 @@ def test_rot_in_a_finished_or_open_segment_is_found_when_it_is_read(tmp_path: Pa
     log.append(block(5, bodies(5, 5)))
     log.sync()
     seals = Seals(tmp_path, Files())
-    seals.save(Checkpoint(), [Used(file, end, file.seal) for file, end in log.used])
+    seals.save(Checkpoint(), log.used)
     seals.load()
     paths = [path for path in sorted(tmp_path.rglob("0*")) if path.is_file()]
     assert set(seals.paths) == set(paths)

@@ -44,8 +44,8 @@ class Aging(Clockwork):
         await self.until(lambda: self.timers.is_caught_up)
         for file in self.store.commit_log.files.files:
             os.utime(file.path, (0, NOW_MS / 1000))
-        cleaner, end = self.store.cleaner, self.store.commit_log.max_offset
-        await self.until(lambda: cleaner._settled_from() >= end)
+        end = self.store.commit_log.max_offset
+        await self.until(lambda: self.store.settled_offset() >= end)
         self.seen |= self.delivered()
         await self.store.cleaner.round()
         await self.until(lambda: not len(self.timers.to_carry) and self.timers.is_caught_up)

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from headrace_broker.store.followers.follower_work import (
-    position_file,
-)
+from headrace_broker.store.followers.follower_work import position_file
 from headrace_broker.store.followers.following import (
     SAVE_S,
+    FollowedLog,
     FollowedRecord,
     FollowerStatus,
     Following,
@@ -42,9 +41,7 @@ class Followers:
         """dispatched_offset: records before it have their units."""
         self.all: list[Following] = []
         self._root = root
-        self._commit_log = commit_log
-        self._topics = topics
-        self._dispatched_offset = dispatched_offset
+        self._log = FollowedLog(commit_log, topics, dispatched_offset)
 
     def add(
         self,
@@ -57,16 +54,8 @@ class Followers:
         save_s: time between two calls of its ``sync``. holds_log: whether the log keeps what the
         follower needs.
         """
-        positions = position_file(self._root, follower.name, self._commit_log.files.fs)
-        following = Following(
-            follower,
-            positions,
-            self._commit_log,
-            self._topics,
-            self._dispatched_offset,
-            save_s,
-            holds_log,
-        )
+        positions = position_file(self._root, follower.name, self._log.commit_log.files.fs)
+        following = Following(follower, positions, self._log, save_s, holds_log)
         self.all.append(following)
         return following
 
@@ -99,7 +88,7 @@ class Followers:
             key=lambda record: record.physical_offset,
             default=None,
         )
-        files = self._commit_log.files.files
+        files = self._log.commit_log.files.files
         is_kept = oldest is not None and files and oldest.physical_offset < files[-1].start_offset
         return oldest if is_kept else None
 

@@ -96,6 +96,14 @@ class FollowedRecord(NamedTuple):
         return f"follower {self.follower}{where}{f': {self.problem}' if self.problem else ''}"
 
 
+class FollowedLog(NamedTuple):
+    """The log, its queues by topic, and the end of the records that have their units."""
+
+    commit_log: CommitLog
+    topics: Mapping[str, Mapping[int, StoreQueue]]
+    dispatched_offset: Callable[[], int]
+
+
 class Following:
     """Runs one follower and keeps its positions."""
 
@@ -103,9 +111,7 @@ class Following:
         self,
         follower: Follower,
         positions: QueuePositions,
-        commit_log: CommitLog,
-        topics: Mapping[str, Mapping[int, StoreQueue]],
-        dispatched_offset: Callable[[], int],
+        log_: FollowedLog,
         save_s: float = SAVE_S,
         holds_log: Callable[[], bool] = lambda: True,
     ) -> None:
@@ -117,9 +123,7 @@ class Following:
         self.holds_log = holds_log
         self._save_s = save_s
         self._file = positions
-        self._commit_log = commit_log
-        self._topics = topics
-        self._dispatched_offset = dispatched_offset
+        self._commit_log, self._topics, self._dispatched_offset = log_
         self._synced = positions.load()
         # The ends of queues that recovery left short of their saved position; 0 for missing queues.
         self._start_ends = {

@@ -9,10 +9,11 @@ run; the last line is the checksum of the lines before it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from zlib_ng.zlib_ng import crc32
 
+from headrace_broker.store.files.file_seal import FileSeal
 from headrace_broker.store.files.filesystem import read_file
 
 if TYPE_CHECKING:
@@ -22,17 +23,8 @@ if TYPE_CHECKING:
     from headrace_broker.store.files.filesystem import Files
     from headrace_broker.store.files.mapped_file import MappedFile
     from headrace_broker.store.integrity.checkpoint import Checkpoint
-from headrace_broker.store.files.file_seal import BLOCK_BYTES, FileSeal
 
 SEAL_NAME: Final = "headrace.seal"
-
-
-class Used(NamedTuple):
-    """A file and its bytes in use; ``before`` is its seal so far, whose bytes have not changed."""
-
-    file: MappedFile
-    used_bytes: int
-    before: FileSeal | None = None
 
 
 class Seals:
@@ -72,20 +64,16 @@ class Seals:
         time_ns, seal = self._found.get(name, (0, None))
         return seal if seal is not None and path.stat().st_mtime_ns == time_ns else None
 
-    def save(self, checkpoint: Checkpoint, files: Iterable[Used]) -> None:
-        """Write seals for files that are on disk already. Raises OSError."""
-        texts = [_text(checkpoint), *map(self._line, files)]
+    def save(self, checkpoint: Checkpoint, files: Iterable[tuple[MappedFile, int]]) -> None:
+        """Write seals for files that are on disk already, with the bytes in use. Raises OSError."""
+        texts = [_text(checkpoint), *(self._line(*used) for used in files)]
         lines = "\n".join(texts).encode()
         self._files.replace(self._root / SEAL_NAME, lines + b"\n%08x" % crc32(lines))
 
-    def _line(self, used: Used) -> str:
-        path, pread = used.file.path, used.file.pread
-        checksums = used.before.kept(used.used_bytes) if used.before else []
-        for at in range(len(checksums) * BLOCK_BYTES, used.used_bytes, BLOCK_BYTES):
-            checksums.append(crc32(pread(at, min(BLOCK_BYTES, used.used_bytes - at))))
-        digits = "".join(f"{checksum:08x}" for checksum in checksums)
-        name = path.relative_to(self._root)
-        return f"{path.stat().st_mtime_ns} {used.used_bytes} {digits} {name}"
+    def _line(self, file: MappedFile, used_bytes: int) -> str:
+        path, seal = file.path, FileSeal.of_written(file.path, used_bytes, file.seal)
+        digits = "".join(f"{checksum:08x}" for checksum in seal.checksums)
+        return f"{path.stat().st_mtime_ns} {used_bytes} {digits} {path.relative_to(self._root)}"
 
 
 def _text(checkpoint: Checkpoint) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -39,6 +39,27 @@ _LEAST_BYTES: Final = _HEAD_BYTES + _SHORT.itemsize
 _TAGS = b"TAGS\x01"
 
 
+class Stamp(NamedTuple):
+    """The values that all records of a batch get; both offsets are those of the first record."""
+
+    queue_offset: int
+    physical_offset: int
+    now_ms: int
+    born_timestamp: int
+    born_host: bytes
+    store_host: bytes
+    reconsume_times: int
+
+    def head(
+        self, queue: StoreQueue, sys_flag: int, size: int = 0, flag: int = 0, body_bytes: int = 0
+    ) -> bytes:
+        """A record's head, with zeros for the fields that differ from record to record."""
+        _, _, now_ms, *born, store_host, reconsume_times = self
+        fields = size, queue.magic, 0, queue.queue_id, flag, 0, 0, sys_flag, *born
+        more = now_ms, store_host, reconsume_times, 0, body_bytes
+        return RECORD_HEADS[sys_flag >> 4 & 3].pack(*fields, *more)
+
+
 class BatchRecords:
     """The records of any batch, without offsets yet; its items may have different layouts."""
 
@@ -53,8 +74,8 @@ class BatchRecords:
             items = items.terminated()
         self._items = items
         self._sys_flag = sys_flag
-        self._head = RECORD_HEADS[sys_flag >> 4 & 3]
-        self._overhead = self._head.size + len(queue.topic_field) - _HEAD_BYTES + checksum_bytes
+        head_bytes = RECORD_HEADS[sys_flag >> 4 & 3].size
+        self._overhead = head_bytes + len(queue.topic_field) - _HEAD_BYTES + checksum_bytes
         row = ROW.pack(0, 0, 0, 0, 0, queue.key, 0, sys_flag)
         self.rows = _repeated(row, items.count, ROW_DTYPE)
         self.rows["size"] = items.sizes + self._overhead
@@ -85,36 +106,11 @@ class BatchRecords:
         """Properties of each item."""
         return self._items.texts()
 
-    def encode(
-        self,
-        queue_offset: int,
-        physical_offset: int,
-        now_ms: int,
-        born_timestamp: int,
-        born_host: bytes,
-        store_host: bytes,
-        reconsume_times: int,
-    ) -> Buffer:
-        """All records back to back; both offsets are those of the first record."""
+    def encode(self, stamp: Stamp) -> Buffer:
+        """All records back to back."""
         queue = self._queue
-        starts = self._place(queue_offset, physical_offset, now_ms)
-        head = self._head.pack(
-            0,
-            queue.magic,
-            0,
-            queue.queue_id,
-            0,
-            0,
-            0,
-            self._sys_flag,
-            born_timestamp,
-            born_host,
-            now_ms,
-            store_host,
-            reconsume_times,
-            0,
-            0,
-        )
+        starts = self._place(stamp.queue_offset, stamp.physical_offset, stamp.now_ms)
+        head = stamp.head(queue, self._sys_flag)
         dtype = HEAD_DTYPES[self._sys_flag >> 4 & 3]
         heads = _repeated(head, self.count, dtype)
         bodies = self._items.bodies()

@@ -18,7 +18,8 @@ from headrace_broker.store.files.mapped_file import MappedFile
 from headrace_broker.store.files.mapped_file_queue import MappedFileQueue
 from headrace_broker.store.files.page_cache import HOT_BYTES, PageCache
 from headrace_broker.store.life import Event, State
-from headrace_broker.store.log.batch_records import BatchRecords
+from headrace_broker.store.log.batch_records import BatchRecords, Stamp
+from headrace_broker.store.log.log_blocks import RECORD_MAGICS
 from headrace_broker.store.log.log_refusals import LogRefusals
 from headrace_broker.store.log.record_checksum import SEPARATOR, checksum_slot
 from headrace_broker.store.log.ring import ROW, ROW_BYTES, Ring
@@ -30,8 +31,6 @@ from headrace_protocol.message import (
     CRC_MASK,
     INNER_BATCH,
     MAGIC_BLANK,
-    MAGIC_V1,
-    MAGIC_V2,
     NEED_UNWRAP,
     PROPERTIES_BYTES_MAX,
     RECORD_BYTES_MIN,
@@ -61,7 +60,6 @@ SENDERS_FLAGS: Final = ~(BORN_HOST_V6 | STORE_HOST_V6 | NEED_UNWRAP | INNER_BATC
 _INT = struct.Struct(">i")
 _SHORT = struct.Struct(">h")
 _RECORD_PLACE = struct.Struct(">ii20xq")  # total size, magic, physical offset
-RECORD_MAGICS: Final = frozenset((MAGIC_V1, MAGIC_V2))
 
 
 BatchItems = UniformBatch | BatchRecords
@@ -255,15 +253,8 @@ class CommitLog(LogRefusals):
         check(items)
         self._make_room_for_block(items.count, items.total_bytes, len(batch_body))
         queue_offset = queue.next_offset
-        block = items.encode(
-            queue_offset,
-            self.max_offset,
-            self.now_ms,
-            born_timestamp,
-            born_host,
-            self.store_host,
-            reconsume_times,
-        )
+        received = born_timestamp, born_host, self.store_host, reconsume_times
+        block = items.encode(Stamp(queue_offset, self.max_offset, self.now_ms, *received))
         self.ring.put_run(queue.key, queue_offset, items.count, items.fill)
         self._pending.append(block)
         self.position += len(block)

@@ -131,7 +131,7 @@ class Ring:
             self.put(rows)
         if count >= RUN_ROWS_MIN:
             last = int(rows["physical_offset"][-1])
-            self.runs.append(Run(first, queue_key, queue_offset, last, _units(rows)))
+            self.runs.append(Run(first, queue_key, queue_offset, last, units_of(rows)))
 
     def waiting(self, cursor: Cursor, confirmed_offset: int | None) -> slice:
         """The slice of ``rows`` that the cursor may take next, up to the end of the buffer.
@@ -209,7 +209,8 @@ class Ring:
         return self.slow_taker()
 
 
-def _units(rows: Rows) -> Rows:
+def units_of(rows: Rows) -> Rows:
+    """The ConsumeQueue units of rows."""
     units = np.empty(len(rows), UNIT_DTYPE)
     for name in UNIT_DTYPE.names or ():
         units[name] = rows[name]

@@ -20,10 +20,10 @@ from headrace_protocol.message import (
     BATCH_ITEM_HEAD,
     BATCH_ITEMS_MAX,
     PROPERTIES_BYTES_MAX,
-    RECORD_HEADS,
 )
 
 if TYPE_CHECKING:
+    from headrace_broker.store.log.batch_records import Stamp
     from headrace_broker.store.log.ring import Rows
     from headrace_broker.store.store_queue import StoreQueue
     from headrace_protocol.columns import Array, Buffer
@@ -133,38 +133,13 @@ class UniformBatch:
             for start in range(0, len(self.ends), stride)
         ]
 
-    def encode(
-        self,
-        queue_offset: int,
-        physical_offset: int,
-        now_ms: int,
-        born_timestamp: int,
-        born_host: bytes,
-        store_host: bytes,
-        reconsume_times: int,
-    ) -> Buffer:
+    def encode(self, stamp: Stamp) -> Buffer:
         """As ``BatchRecords.encode``; each column is copied once, directly into the block."""
         items, queue, shape = self._items, self._queue, self._shape
-        size = shape.records.itemsize
+        size, queue_offset, physical_offset = shape.records.itemsize, *stamp[:2]
         _, flag, body_bytes = BATCH_ITEM_HEAD.unpack(items["head"][0].tobytes())
-        head = RECORD_HEADS[self._sys_flag >> 4 & 3].pack(
-            size,
-            queue.magic,
-            0,
-            queue.queue_id,
-            flag,
-            0,
-            0,
-            self._sys_flag,
-            born_timestamp,
-            born_host,
-            now_ms,
-            store_host,
-            reconsume_times,
-            0,
-            body_bytes,
-        )
-        self._first_queue_offset, self._now_ms = queue_offset, now_ms
+        head = stamp.head(queue, self._sys_flag, size, flag, body_bytes)
+        self._first_queue_offset, self._now_ms = queue_offset, stamp.now_ms
         end_offset = physical_offset + self.total_bytes
         self.physical_offsets = np.arange(physical_offset, end_offset, size)
         block = np.empty(self.total_bytes, np.uint8)

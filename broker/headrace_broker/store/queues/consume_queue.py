@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from headrace_broker.store.files.cold_files import ColdFiles
 from headrace_broker.store.files.file_seal import StoreDamaged
+from headrace_broker.store.files.gallop import gallop
 from headrace_broker.store.files.mapped_file_queue import MappedFileQueue
 from headrace_protocol.columns import UNIT_DTYPE
 
@@ -230,16 +231,7 @@ class ConsumeQueue:
             size: int = UNIT.unpack(data)[1]
             return size > 0
 
-        low, high, count = 0, 0, file.file_bytes // UNIT_BYTES
-        while high < count and is_used(high):
-            low, high = high + 1, min(2 * high + 1, count)
-        while low < high:
-            middle = (low + high) // 2
-            if is_used(middle):
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        return gallop(0, file.file_bytes // UNIT_BYTES, is_used)
 
     @staticmethod
     def _unbroken_end(files: list[MappedFile]) -> int:
@@ -441,8 +433,7 @@ def _first_at(
 
     physical_offset_of: returns the physical offset in a unit.
     """
-    if (
-        low < high and physical_offset_of(low) >= physical_offset
-    ):  # the usual case: nothing expired since
+    # Usually nothing has expired since the last call.
+    if low < high and physical_offset_of(low) >= physical_offset:
         return low
     return low + bisect_left(range(low, high), physical_offset, key=physical_offset_of)

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from headrace_broker.store.log.ring import ROW, ROW_BYTES, Ring, Rows, select
+from headrace_broker.store.log.ring import ROW, ROW_BYTES, Ring, Rows, select, units_of
 from headrace_broker.store.log.takers import Taker, TakerFlush
 from headrace_broker.store.queues.consume_queue import UNIT, UNIT_BYTES, Units
-from headrace_protocol.columns import UNIT_DTYPE
 from headrace_protocol.message import INNER_BATCH, TRANSACTION_PREPARED
 
 if TYPE_CHECKING:
@@ -252,9 +251,7 @@ class Dispatcher(Taker):
             changes = keys[1:] != keys[:-1]
             starts += (np.flatnonzero(changes) + 1).tolist()
         queue_offsets = rows["queue_offset"]
-        units = np.empty(len(rows), UNIT_DTYPE)
-        for name in UNIT_DTYPE.names or ():
-            units[name] = rows[name]
+        units = units_of(rows)
         is_unbroken = bool(((queue_offsets[1:] - queue_offsets[:-1] == 1) | changes).all())
         queues = [self.queues[key] for key in keys[starts].tolist()]
         new_files = sum(queue.consume_queue.file is None for queue in queues)

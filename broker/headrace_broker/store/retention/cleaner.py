@@ -65,14 +65,9 @@ class CleanerStatus(NamedTuple):
     full_in_hours: float | None
 
 
-class Cleaner:
-    """Runs one clean-up round per ``clean_interval_ms``; threads do disk work if ``use_threads``.
+class Rest(NamedTuple):
+    """The rest of the store, as the cleaner sees it.
 
-    retention: may be replaced at any time.
-    unconsumed: returns the ``LowestUnconsumed`` for one scan of all queues.
-    topic_limits: returns the limits of all topics that have their own.
-    carriers: by topic, appends its unconsumed records before a physical offset anew, some at each
-    call, so that they don't keep their files.
     settled_from: returns the physical offset from which records are still to be flushed, taken by
     takers or followed.
     flush: brings log, queues and index to disk. durable_from: returns the physical offset up to
@@ -81,17 +76,30 @@ class Cleaner:
     hurry: called when files that are to make room still have to be flushed or followed.
     """
 
+    settled_from: Callable[[], int]
+    flush: Callable[[], Awaitable[None]]
+    durable_from: Callable[[], int]
+    oldest_followed: Callable[[], NeededRecord | None]
+    hurry: Callable[[], None]
+
+
+class Cleaner:
+    """Runs one clean-up round per ``clean_interval_ms``; threads do disk work if ``use_threads``.
+
+    retention: may be replaced at any time.
+    unconsumed: returns the ``LowestUnconsumed`` for one scan of all queues.
+    topic_limits: returns the limits of all topics that have their own.
+    carriers: by topic, appends its unconsumed records before a physical offset anew, some at each
+    call, so that they don't keep their files.
+    """
+
     def __init__(
         self,
         settings: StoreSettings,
         commit_log: CommitLog,
         index_files: IndexFiles,
         topics: Mapping[str, Mapping[int, StoreQueue]],
-        settled_from: Callable[[], int],
-        flush: Callable[[], Awaitable[None]],
-        durable_from: Callable[[], int],
-        oldest_followed: Callable[[], NeededRecord | None],
-        hurry: Callable[[], None],
+        rest: Rest,
     ) -> None:
         self.settings = settings
         self.commit_log = commit_log
@@ -102,11 +110,7 @@ class Cleaner:
         self.carriers: Mapping[str, Callable[[int], Awaitable[None]]] = {}
         # Files that the store has detached, still to be removed from the disk.
         self.detached: list[MappedFile] = []
-        self._settled_from = settled_from
-        self._flush = flush
-        self._durable_from = durable_from
-        self._oldest_followed = oldest_followed
-        self._hurry = hurry
+        self._rest = rest
         self._asked = trio.Event()
         self._topics = topics
         self._clock_watch = ClockWatch()
@@ -188,13 +192,13 @@ class Cleaner:
 
     async def _bring_to_disk(self) -> bool:
         """Flush log, queues and index; if the disk failed, returns False: remove nothing."""
-        await self._flush()
+        await self._rest.flush()
         return self.commit_log.life.is_writable
 
     async def _is_durable_past(self, file_count: int) -> bool:
         """Flush everything; returns whether no start needs the first files of the log any more."""
         last = self.commit_log.files.files[file_count - 1]
-        return await self._bring_to_disk() and self._durable_from() >= last.end_offset
+        return await self._bring_to_disk() and self._rest.durable_from() >= last.end_offset
 
     # --- the log ---------------------------------------------------------------------------
 
@@ -202,7 +206,7 @@ class Cleaner:
         facts = await self._facts()
         plan = plan_clean(facts, self.retention)
         if plan.held_back:
-            self._hurry()
+            self._rest.hurry()
         if plan.reasons:  # only then does it matter what consumers have read
             await self._find_unconsumed()
             keep_from = min(facts.keep_from, self._disk_forecast.keep_from)
@@ -237,7 +241,7 @@ class Cleaner:
             now_ms=now_ms,
             hour=time.localtime(now_ms / 1000).tm_hour,
             disk=await self._in_thread(self.commit_log.room.usage),
-            keep_from=self._settled_from(),
+            keep_from=self._rest.settled_from(),
             pending_bytes=sum(file.file_bytes for file in self.detached),
             is_requested=is_requested,
             is_clock_trusted=self._clock_watch.is_trusted(trio.current_time()),
@@ -267,7 +271,7 @@ class Cleaner:
             count, by_disk = self._unlogged.total(), self._unlogged["disk"]
             log.info("removing log files", count=count, next=first, by_disk=by_disk)
             self._unlogged.clear()
-        oldest = self._disk_forecast.oldest or self._oldest_followed()
+        oldest = self._disk_forecast.oldest or self._rest.oldest_followed()
         if plan.held_back and oldest and now_s >= self._held_logged_s + ALARM_EVERY_S:
             self._held_logged_s = now_s
             log.warning(
@@ -371,7 +375,7 @@ class Cleaner:
     async def _find_unconsumed(self) -> None:
         await in_slices(self._disk_forecast.scan(self._lowest_unconsumed()))
         unconsumed = await self._in_thread(self._disk_forecast.find_oldest)
-        records = [each for each in (unconsumed, self._oldest_followed()) if each is not None]
+        records = [each for each in (unconsumed, self._rest.oldest_followed()) if each is not None]
         self._disk_forecast.oldest = min(
             records, key=lambda record: record.physical_offset, default=None
         )

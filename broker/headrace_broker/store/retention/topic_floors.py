@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from headrace_broker.store.files.gallop import gallop
 from headrace_broker.store.queues.consume_queue import BLANK_SIZE
 
 if TYPE_CHECKING:
@@ -77,21 +78,8 @@ def find_floors(
 
 def _first_since(queue: QueueView, log: ColdFiles, limit_ms: int) -> int:
     """The first queue offset whose record was stored after ``limit_ms``; at most ``end``."""
-    low, high = queue.first, queue.end
-    step = 1  # gallop: usually little or nothing has expired since the last call
-    while low < high:
-        at = min(low + step, high) - 1
-        if not _is_expired(queue, log, at, limit_ms):
-            high = at
-            break
-        low, step = at + 1, step * 2
-    while low < high:
-        middle = (low + high) // 2
-        if _is_expired(queue, log, middle, limit_ms):
-            low = middle + 1
-        else:
-            high = middle
-    return low
+    # Usually little or nothing has expired since the last call.
+    return gallop(queue.first, queue.end, lambda at: _is_expired(queue, log, at, limit_ms))
 
 
 def _is_expired(queue: QueueView, log: ColdFiles, queue_offset: int, limit_ms: int) -> bool:
