@@ -71,6 +71,13 @@ def upload(broker: BrokerUnderTest) -> None:
         following.catch_up()
 
 
+def follow(broker: BrokerUnderTest) -> None:
+    """Have the follower take what is on disk, but upload and save nothing yet."""
+    broker.store.flusher.flush_now()
+    for work in tier_of(broker).state.following._follow():
+        work.run()
+
+
 async def expire_log(broker: BrokerUnderTest) -> int:
     """Have the log forget all but its last file; returns the oldest local queue offset."""
     if broker.clock.ms < 1 << 41:  # a second jump would be distrusted

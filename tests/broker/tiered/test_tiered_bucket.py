@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -177,9 +178,10 @@ def test_wrong_settings_are_named(tmp_path: Path, changes: dict[str, str], reaso
 
 
 def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace_broker.tiered.config.find_spec", lambda _name: None)
-    with pytest.raises(ConfigError, match=r"needs obstore.*pip install obstore"):
-        load_with(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "obstore", None)
+        with pytest.raises(ConfigError, match=r"needs obstore.*pip install obstore"):
+            load_with(tmp_path)
     assert importlib.util.find_spec("obstore") is not None
 
 

@@ -13,11 +13,11 @@ from headrace_broker.store.store_source import GetStatus
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
 from headrace_protocol.message import decode_records
-from headrace_protocol.tier.driver import Failure
 from headrace_protocol.tier_bodies import TierStatus
 from headrace_protocol.tier_headers import TierForgetHeader, TierResumeHeader
 from tests.broker.tiered.test_tiered_status import ask
 from tests.support.broker import BrokerUnderTest
+from tests.support.object_tiers import Fault, FaultyDriver
 from tests.support.stores import ready
 from tests.support.tiered_broker import (
     TOPIC,
@@ -29,6 +29,7 @@ from tests.support.tiered_broker import (
     start,
     tier_of,
     upload,
+    wrap_driver,
 )
 
 PROVIDERS = ("posix", "file")
@@ -162,20 +163,18 @@ async def test_all_of_the_tier_may_be_forgotten(tmp_path: Path, provider: str) -
     assert (queue.min_offset, queue.commit_offset) == (0, 10)
 
 
-async def test_a_decision_that_comes_during_the_one_before_is_carried_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_decision_that_comes_during_the_one_before_is_carried_out(tmp_path: Path) -> None:
     broker = restored(tmp_path, "posix", before=6, lost=9, again=4)
+    store = wrap_driver(broker, FaultyDriver)
     upload(broker)
     access = tier_of(broker).access
-    reopen = access.tier.reopen
 
-    def decide_meanwhile(name: tuple[str, int], now_ms: int) -> Failure | None:
-        monkeypatch.setattr(access.tier, "reopen", reopen)
+    def decide_meanwhile(_call: str) -> Fault:
+        store.fail()
         forget(broker, 0)
-        return reopen(name, now_ms)
+        return Fault.NONE
 
-    monkeypatch.setattr(access.tier, "reopen", decide_meanwhile)
+    store.fault = decide_meanwhile
     decide(broker, RequestCode.TIER_RESUME, TierResumeHeader())
     for _ in range(2):
         upload(broker)

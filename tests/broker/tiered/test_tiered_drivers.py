@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from obstore.store import MemoryStore
 
-from headrace_broker.tiered.driver import posix
 from headrace_broker.tiered.driver.memory import MemoryDriver
 from headrace_broker.tiered.driver.metered import Metered, Operations
 from headrace_broker.tiered.driver.posix import PosixDriver
@@ -211,21 +210,19 @@ def test_a_failed_append_is_repeated_after_a_cut(tmp_path: Path, seed: int) -> N
 
 
 @pytest.mark.parametrize("start", [0, 5])
-def test_a_rewrite_saves_what_a_failed_sync_has_dropped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: int
-) -> None:
-    monkeypatch.setattr(posix, "_REWRITTEN_AT_ONCE", 4)
+def test_a_rewrite_saves_what_a_failed_sync_has_dropped(tmp_path: Path, start: int) -> None:
+    more = bytes(5 << 20)  # more than is rewritten at once
     disk = FaultyFiles(tmp_path, Random(1))
     disk.make_directories(tmp_path / "tier")
     driver = PosixDriver(tmp_path / "tier", disk)
     assert driver.append("a/b", 0, b"first") is None
     disk.rates = FaultRates(sync=1.0)
-    assert driver.append("a/b", 5, b"second") is not None
+    assert driver.append("a/b", 5, b"second" + more) is not None
     disk.rates = FaultRates()
     assert driver.rewrite("a/b", start) is None
     disk.cut_power()
     assert disk.image is not None
-    assert disk.image.files[Path("tier/a/b")] == b"firstsecond"
+    assert disk.image.files[Path("tier/a/b")] == b"firstsecond" + more
 
 
 @pytest.mark.parametrize("seed", seeds(20))

@@ -51,13 +51,12 @@ class Weather:
 @pytest.mark.parametrize("retries", [0, 2])
 @pytest.mark.parametrize("seed", range(3))
 def test_nothing_is_lost_or_twice_behind_a_faulty_proxy(
-    bucket: Location, monkeypatch: pytest.MonkeyPatch, seed: int, retries: int
+    bucket: Location, seed: int, retries: int
 ) -> None:
-    monkeypatch.setattr(objects, "_RETRIES", retries)
     weather, counts = Weather(seed), dict.fromkeys([(TOPIC, number) for number in range(3)], 5)
     place = below(bucket, f"{seed}-{retries}")
     with faulty_proxy(bucket.endpoint) as (proxy, endpoint):
-        inner = objects.open_objects(place._replace(endpoint=endpoint))
+        inner = objects.open_objects(place._replace(endpoint=endpoint), retries=retries)
         driver = Metered(inner, Operations(), TimeLimits())
         tier = open_objects_tier(driver)
         proxy.choose = weather

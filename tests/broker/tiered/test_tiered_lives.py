@@ -17,6 +17,7 @@ from tests.support.stores import crash
 from tests.support.tiered_broker import (
     TOPIC,
     expire_log,
+    follow,
     put,
     read_all,
     source,
@@ -30,11 +31,8 @@ LEVELS = ("NOT_IN_DISK", "FORCE")
 
 def upload_unsaved(broker: BrokerUnderTest) -> None:
     """Upload everything, but don't save the positions."""
-    following = next(f for f in broker.store.followers.all if f.follower.name == "tier")
-    broker.store.flusher.flush_now()
-    for work in following._follow():
-        work.run()
-    following.follower.sync()
+    follow(broker)
+    tier_of(broker).upload.sync()
 
 
 def delete(broker: BrokerUnderTest) -> None:
@@ -125,33 +123,37 @@ def test_a_deleted_topic_does_not_return_after_a_crash(tmp_path: Path, *, is_sav
     assert json.loads((tmp_path / "store/config/tieredTopicIncarnation.json").read_text()) == {}
 
 
+class KilledFiles(FaultyFiles):
+    """Files of a process that is killed before the first name of a file is durable."""
+
+    path = Path()
+
+    def fsync_directory(self, path: Path) -> None:
+        if path == self.path.parent and self.path.exists():
+            self.kill()
+        super().fsync_directory(path)
+
+
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("name", ["config/tieredTopicIncarnation.json", "followers/tier.json"])
 def test_a_power_cut_takes_nothing_back_that_a_start_has_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, seed: int
+    tmp_path: Path, name: str, seed: int
 ) -> None:
     """A kill has left the new file before its name was durable."""
     path = tmp_path / "store" / name
-    files = FaultyFiles(tmp_path / "store", Random(seed))
+    files = KilledFiles(tmp_path / "store", Random(seed))
     broker = start(tmp_path, files=files, tiered_backend_service_provider="memory")
     put(broker, 0, 20)
-    sync_names = files.fsync_directory
-
-    def kill_first(folder: Path) -> None:
-        if folder == path.parent and path.exists():
-            files.kill()
-        sync_names(folder)
-
-    monkeypatch.setattr(files, "fsync_directory", kill_first)
+    files.path = path
     with pytest.raises(PowerCut):
         upload(broker)
     crash(broker.store)
-    files = next_life(files.root, files.rng, before=files)
-    broker = start(tmp_path, broker.clock, files, tiered_backend_service_provider="memory")
+    after = next_life(files.root, files.rng, before=files)
+    broker = start(tmp_path, broker.clock, after, tiered_backend_service_provider="memory")
     found = path.read_bytes()
-    files.cut_power()
+    after.cut_power()
     crash(broker.store)
-    next_life(files.root, files.rng, before=files)
+    next_life(after.root, after.rng, before=after)
     assert path.exists(), f"seed {seed}"
     assert path.read_bytes() == found
 

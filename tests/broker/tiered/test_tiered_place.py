@@ -6,9 +6,8 @@ import json
 import re
 import shutil
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -18,8 +17,9 @@ import pytest
 import structlog
 import trio
 
+from headrace_broker.store.followers.following import Following
 from headrace_broker.store.retention.topic_floors import TopicLimit
-from headrace_broker.tiered.access import tiered_storage
+from headrace_broker.tiered.access.tiered_storage import TieredStorage
 from headrace_broker.tiered.container.location_mark import Folder, read_mark
 from headrace_broker.tiered.container.tier import Home
 from headrace_protocol.codes import ResponseCode
@@ -28,7 +28,7 @@ from headrace_protocol.tier.driver import Driver, Failure, FailureKind
 from tests.broker.tiered.test_tiered_status import ask
 from tests.support.broker import BrokerUnderTest
 from tests.support.object_server import ACCESS_KEY, BUCKET, SECRET_KEY, serving
-from tests.support.running import in_background
+from tests.support.object_tiers import FaultyDriver
 from tests.support.stores import ready
 from tests.support.tiered_broker import (
     TOPIC,
@@ -39,6 +39,7 @@ from tests.support.tiered_broker import (
     start,
     tier_of,
     upload,
+    wrap_driver,
 )
 from tests.support.until import until
 
@@ -272,51 +273,68 @@ async def test_the_first_start_with_a_mark_makes_none_in_an_empty_folder(tmp_pat
     assert mark.exists()
 
 
-async def test_the_place_is_looked_for_each_minute(
-    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class Retried:
+    """What runs the upload, and how often it was asked to retry at once."""
+
+    def __init__(self, following: Following) -> None:
+        self.following = following
+        self.count = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.following, name)
+
+    def retry(self) -> None:
+        self.count += 1
+
+
+@asynccontextmanager
+async def running(tier: TieredStorage) -> AsyncIterator[None]:
+    """The tier's tasks."""
+    async with trio.open_nursery() as nursery:
+        for service in tier.services():
+            assert service.run is not None
+            nursery.start_soon(service.run)
+        yield
+        nursery.cancel_scope.cancel()
+
+
+async def test_the_place_is_looked_for_each_minute(tmp_path: Path, autojump_clock: object) -> None:
     broker = begin(tmp_path, "posix")
     put(broker, 0, 5)
     upload(broker)
     tier = tier_of(broker)
-    retried: list[bool] = []
-    monkeypatch.setattr(tier.state.following, "retry", lambda: retried.append(True))
-    async with in_background(tier._run_watch):
-        take_away(tmp_path, empty)
-        await until(lambda: "lacks the mark" in ask(broker).place_problem)
-        bring_back(tmp_path)
-        await until(lambda: (ask(broker).place_problem, retried) == ("", [True]))
+    retried = Retried(tier.state.following)
+    tier.follow(cast("Following", retried))
+    with structlog.testing.capture_logs() as lines:
+        async with running(tier):
+            take_away(tmp_path, empty)
+            await until(lambda: "the location of the tier is unavailable" in str(lines))
+            assert "lacks the mark" in ask(broker).place_problem
+            bring_back(tmp_path)
+            await until(lambda: ask(broker).place_problem == "" and retried.count > 0)
 
 
 async def test_tables_merges_and_clean_up_report_one_outage(
-    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, autojump_clock: object
 ) -> None:
-    for pause in ("_TABLES_S", "_CHANGED_TABLES_S", "_MERGE_S", "_RETRY_S"):
-        monkeypatch.setattr(tiered_storage, pause, 0.1)
     first = begin(tmp_path, "file")
     put(first, 0, 5)
     upload(first)
     first.close()
     take_away(tmp_path, empty)
     broker = begin(tmp_path, "file")
-    tier = tier_of(broker)
-    failed, parts = tier._outages.failed, ("tables", "merges", "clean-up")
-    failures: Counter[str] = Counter()
+    driver = wrap_driver(broker, FaultyDriver)
 
-    def count(name: str, reason: object, part: str) -> None:
-        failures[part] += 1
-        failed(name, reason, part)
+    def upkeep() -> list[str]:
+        events = [re.sub(": .*| after .*", "", line["event"]) for line in lines]
+        return [event for event in events if "the upkeep" in event]
 
-    monkeypatch.setattr(tier._outages, "failed", count)
     with structlog.testing.capture_logs() as lines:
-        async with trio.open_nursery() as nursery:
-            for work in (tier._run_tables, tier._run_merges, tier._run_clean_up):
-                nursery.start_soon(work)
-            await until(lambda: min(failures[part] for part in parts) > 2)
+        async with running(tier_of(broker)):
+            await until(lambda: driver.calls["read"] > 12)
             bring_back(tmp_path)
-            await until(lambda: tiered_storage._UPKEEP not in tier._outages.names)
-            nursery.cancel_scope.cancel()
-    assert [re.sub(": .*| after .*", "", line["event"]) for line in lines] == [
+            await until(lambda: len(upkeep()) > 1)
+    assert upkeep() == [
         "the upkeep of the tier is unavailable, retrying",
         "the upkeep of the tier is available again",
     ]

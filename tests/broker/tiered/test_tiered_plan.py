@@ -62,17 +62,16 @@ async def test_the_spans_are_where_the_bytes_are(tmp_path: Path, start_broker: A
 
 
 @pytest.mark.parametrize("start_broker", STARTS)
-async def test_a_long_range_is_planned_in_pieces(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start_broker: Any
-) -> None:
-    monkeypatch.setattr("headrace_broker.tiered.access.plan._SPANS_MAX", 2)
+async def test_a_long_range_is_planned_in_pieces(tmp_path: Path, start_broker: Any) -> None:
     broker = start_broker(tmp_path)
     for first in range(0, 40, 8):
         put(broker, first, 8)
         upload(broker)
+    queue = tier_of(broker).access.queue(TOPIC, 0)
+    assert queue is not None
     at, ends = 0, []
     while at < 40:
-        found = plan(broker, at, 40)
+        found = queue.spans((at, 40), 2)
         assert found.units[0].first <= at
         at = found.next_offset
         ends.append(at)

@@ -11,7 +11,7 @@ from headrace_broker import main as broker_main
 from headrace_broker.tiered.access.probe import probe
 from headrace_broker.tiered.driver.memory import MemoryDriver
 from headrace_broker.tiered.driver.posix import PosixDriver
-from headrace_protocol.tier.driver import Failure, FailureKind
+from tests.support.object_tiers import FaultyDriver
 
 
 def test_one_object_is_put_read_and_removed(tmp_path: Path) -> None:
@@ -19,20 +19,13 @@ def test_one_object_is_put_read_and_removed(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-class Failing(MemoryDriver):
-    """Fails at one verb."""
-
-    def __init__(self, verb: str) -> None:
-        super().__init__()
-        setattr(self, verb, lambda *_arguments: Failure(FailureKind.UNREACHABLE, "x", "denied"))
-
-
 @pytest.mark.parametrize(("verb", "said"), [("put", "put"), ("read", "read"), ("delete", "remove")])
 def test_what_is_missing_is_named(verb: str, said: str) -> None:
-    driver = Failing(verb)
-    assert f"can't {said} an object" in probe(driver)
-    assert "denied" in probe(driver)
-    assert bool(driver.stored) is (verb == "delete")
+    store = FaultyDriver()
+    store.fail(verb)
+    assert f"can't {said} an object" in probe(store)
+    assert "is away" in probe(store)
+    assert bool(store.driver.stored) is (verb == "delete")
 
 
 class Garbling(MemoryDriver):
@@ -59,18 +52,13 @@ def test_check_config_tries_the_tier(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_check_config_says_what_the_tier_lacks(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = tmp_path / "broker.conf"
+    file, folder = tmp_path / "broker.conf", "/proc/self/fdinfo"
     file.write_text(
         f"storePathRootDir={tmp_path}/store\nmessageStorePlugIn=tieredstore\n"
-        f"tieredBackendServiceProvider=posix\ntieredStoreFilePath={tmp_path}/tier\n"
+        f"tieredBackendServiceProvider=posix\ntieredStoreFilePath={folder}\n"
     )
-
-    def fail(*_arguments: object) -> Failure:
-        return Failure(FailureKind.UNREACHABLE, "x", "read-only")
-
-    monkeypatch.setattr(PosixDriver, "put", fail)
     assert broker_main.main(["-c", str(file), "--check-config"]) == 2
     said = capsys.readouterr().err
-    assert f"tiered storage (posix {tmp_path}/tier): can't put an object: x: read-only" in said
+    assert f"tiered storage (posix {folder}): can't put an object: headrace-check-" in said

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from headrace_broker.persistence import SavedFile
 from headrace_broker.tiered.access.saved_tables import SavedTables, read_tables
 from headrace_broker.tiered.driver.posix import PosixDriver
 from tests.broker.tiered.test_tiered_lives import delete, files, make_again, upload_unsaved
@@ -81,13 +80,14 @@ def test_tables_are_saved_once_for_all_topics(tmp_path: Path, settings: dict[str
 
 
 def test_nothing_is_uploaded_of_a_topic_that_is_not_on_disk_yet(
-    tmp_path: Path, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, settings: dict[str, Any]
 ) -> None:
     """Restored tables without it would say that it was deleted."""
     broker = start(tmp_path, **settings)
-    with monkeypatch.context() as patch:
-        patch.setattr(SavedFile, "changed", lambda _self: None)
-        broker.create_topic("New")
+    ids = tmp_path / "store/config/topicIncarnation.json"
+    before = ids.read_bytes()
+    broker.create_topic("New")
+    ids.write_bytes(before)
     put(broker, 0, 3, "New")
     with pytest.raises(OSError, match="topic New is new, and its id is not on disk yet"):
         upload(broker)

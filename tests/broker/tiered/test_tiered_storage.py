@@ -23,6 +23,7 @@ from tests.support.tiered_broker import (
     BODY_BYTES,
     TOPIC,
     expire_log,
+    follow,
     put,
     read_all,
     source,
@@ -56,16 +57,10 @@ async def test_what_waits_has_no_records_of_other_queues(broker: BrokerUnderTest
             put(broker, number, 1, name)
     broker.store.index_tick()
     broker.store.flusher.flush_now()
-    tier = tier_of(broker)
-    for work in tier.state.following._follow():
-        work.run()
-    waiting = tier.upload._waiting[TOPIC, 0]
-    records, codes = waiting.join()
-    assert (len(records), len(codes)) == (20, 20)
-    assert waiting.byte_count == len(records.data) == int(records.size.sum())
-    assert tier.upload._waiting_bytes == sum(
-        group.byte_count for group in tier.upload._waiting.values()
-    )
+    follow(broker)
+    queues = [broker.store.queue(name, 0) for name in (TOPIC, *others)]
+    waiting_bytes = sum(broker.store.source(queue).record_bytes() for queue in queues)
+    assert tier_of(broker).upload.waiting_bytes == waiting_bytes
     upload(broker)
     await expire_log(broker)
     for name in (TOPIC, *others):
@@ -78,11 +73,8 @@ async def test_a_killed_broker_continues_where_it_was(tmp_path: Path) -> None:
     upload(broker)
     put(broker, 10, 10)
     # Uploaded, and killed before the positions were saved.
-    following = next(f for f in broker.store.followers.all if f.follower.name == "tier")
-    broker.store.flusher.flush_now()
-    for work in following._follow():
-        work.run()
-    following.follower.sync()
+    follow(broker)
+    tier_of(broker).upload.sync()
     crash(broker.store)
     broker = start(tmp_path, broker.clock)
     put(broker, 20, 5)

@@ -67,7 +67,7 @@ class Upload:
 
     standings: of all queues. The log keeps the messages of those that are given up; ``retry`` or a
     restart tries again.
-    message_counts: uploaded since the start, by topic.
+    message_counts: uploaded since the start, by topic. waiting_bytes: of records in memory.
     """
 
     name = "tier"
@@ -97,7 +97,7 @@ class Upload:
         self._settings = settings
         # The queue that has waited longest is first.
         self._waiting: dict[Name, _Waiting] = {}
-        self._waiting_bytes = 0
+        self.waiting_bytes = 0
         # What a person has decided about queues that were given up, carried out by ``resume``: to
         # look once more, or to forget what the tier has from an offset on.
         self._decided: dict[Name, int | None] = {}
@@ -174,15 +174,15 @@ class Upload:
         with self._access.writing:
             group = self._waiting.setdefault(name, _Waiting())
             group.add(block.records, block.units["tags_code"])
-            self._waiting_bytes += len(block.records.data)
+            self.waiting_bytes += len(block.records.data)
             settings = self._settings
             if self._access.tier.takes_all:
-                if self._waiting_bytes >= self.together_bytes:
+                if self.waiting_bytes >= self.together_bytes:
                     self._append(list(self._waiting))
                 return
             if group.count >= settings.commit_count or group.byte_count >= settings.commit_bytes:
                 self._append([name])
-            while self._waiting_bytes > _WAITING_BYTES_MAX:
+            while self.waiting_bytes > _WAITING_BYTES_MAX:
                 self._append([next(iter(self._waiting))])
 
     def sync(self) -> None:
@@ -253,7 +253,7 @@ class Upload:
     def _drop(self, name: Name) -> None:
         group = self._waiting.pop(name, None)
         if group is not None:
-            self._waiting_bytes -= group.byte_count
+            self.waiting_bytes -= group.byte_count
 
     def _append(self, names: list[Name]) -> None:
         """Upload what waits of queues: of one, or of any if the tier takes all. Raises OSError."""
@@ -263,7 +263,7 @@ class Upload:
         self._check_write(names[0], tier.append_all(groups, self._access.now_ms()))
         for name, group in groups.items():
             self.message_counts[name[0]] += len(group.records)
-            self._waiting_bytes -= self._waiting.pop(name).byte_count
+            self.waiting_bytes -= self._waiting.pop(name).byte_count
 
     def _missing(self, name: Name) -> Group:
         """The waiting messages of a queue that the tier lacks. Raises OSError."""
