@@ -8,14 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from headrace_broker.store.files.filesystem import Files
-from headrace_broker.tiered.container.index_file import IndexSize
 from headrace_broker.tiered.container.tier import Tier
-from headrace_broker.tiered.container.tier_index import TierIndex
-from headrace_broker.tiered.driver.posix import PosixDriver
 from headrace_protocol.java_hash import tags_code
 from headrace_protocol.tier.driver import Failure
-from headrace_protocol.tier.paths import cluster_folder
 from tests.conformance.peer import driver_command
 from tests.support.tiers import (
     TAGS,
@@ -70,16 +65,8 @@ def append_theirs(root: Path, first: int, count: int) -> None:
     java(root, "append", b"".join(_HEAD.pack(code, len(each)) + each for code, each in pairs))
 
 
-def index_of(root: Path, tier: Tier) -> TierIndex:
-    size, driver = IndexSize(slot_count=13, item_count=50), PosixDriver(root / "tier")
-    folder = cluster_folder("cluster")
-    index = TierIndex(root, driver, tier.metadata, folder, "broker", Files(), size)
-    index.open(is_clean=True)
-    return index
-
-
 def append_ours(root: Path, tier: Tier, count: int) -> None:
-    queue, index = queue_of(tier), index_of(root, tier)
+    queue, index = queue_of(tier), tier.index
     first = queue.commit_offset
     records, _codes = block(first, count)
     assert append(queue, count) is None
@@ -97,7 +84,7 @@ def check(root: Path, expected: list[int]) -> None:
     """Both read the same records, and find them by their keys."""
     assert their_offsets(root) == expected
     tier = open_tier(root)
-    queue, index = tier.queues[TOPIC, 0], index_of(root, tier)
+    queue, index = tier.queues[TOPIC, 0], tier.index
     assert read_all(queue) == expected
     keys = [f"k{offset}" for offset in expected]
     theirs = java(root, "find", "\n".join(keys).encode()).decode().splitlines()

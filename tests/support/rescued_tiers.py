@@ -77,7 +77,7 @@ def mark(root: Path, home: Home = HOME, id_: str = "0123456789abcdef") -> bytes:
 def fill(root: Path, layout: Layout) -> Path:
     """Fill a tier with ``QUEUES``; returns the config file of its broker."""
     if layout == "posix":
-        tier = open_tier(root, has_index=True, limits=LIMITS)
+        tier = open_tier(root, limits=LIMITS)
         for (topic, queue_id), count in QUEUES.items():
             assert append(queue_of(tier, queue_id, topic), count) is None
         tier.sync()

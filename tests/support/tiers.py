@@ -19,7 +19,6 @@ from headrace_protocol.java_hash import tags_code
 from headrace_protocol.message import encode_properties, encode_record
 from headrace_protocol.message_ids import encode_host
 from headrace_protocol.tier.driver import AppendDriver, Failure, FailureKind
-from headrace_protocol.tier.paths import cluster_folder
 from headrace_protocol.tier.stored_queue import StoredQueue
 
 TOPIC = "tiered"
@@ -104,19 +103,15 @@ def open_tier(
     *,
     limits: SegmentLimits = SMALL,
     files: Files | None = None,
-    has_index: bool = False,
 ) -> Tier:
     """The tier of a broker, opened: its metadata and, without a driver, its files below a root."""
     files = files or Files()
     metadata = TierMetadata(root / "config" / "tieredStoreMetadata.json", files)
     (root / "tier").mkdir(parents=True, exist_ok=True)
     driver = driver or PosixDriver(root / "tier", files)
-    index = None
-    if has_index:
-        size, folder = IndexSize(slot_count=13, item_count=50), cluster_folder("cluster")
-        index = TierIndex(root, driver, metadata, folder, "broker", files, size)
-        index.open(is_clean=False)
-    tier = Tier(driver, Home("cluster", "broker"), metadata, limits, index)
+    size, home = IndexSize(slot_count=13, item_count=50), Home("cluster", "broker")
+    index = TierIndex(root, driver, metadata, home, files, size)
+    tier = Tier(driver, home, metadata, limits, index)
     while (failure := tier.open(BEGIN_MS)) is not None:
         assert failure.kind is FailureKind.UNREACHABLE, failure
     return tier

@@ -117,6 +117,21 @@ class PutDriver(Driver, Protocol):
         """The etag of an object. Fails with MISSING, UNREACHABLE."""
 
 
+def read_whole(driver: Readable, path: str, bytes_max: int) -> Buffer | Failure:
+    """A small object. Fails as ``read``, and with DAMAGED for a larger one.
+
+    Others may write to the location as well.
+    """
+    size = driver.size(path)
+    if isinstance(size, Failure):
+        return size
+    if size > bytes_max:
+        reason = f"has {size} bytes; at most {bytes_max} are read"
+        return Failure(FailureKind.DAMAGED, path, reason)
+    read = driver.read(path, [(0, size)]) if size else [b""]
+    return read if isinstance(read, Failure) else read[0]
+
+
 def short_read(path: str, wanted: Range, got_bytes: int) -> Failure:
     """The failure of a range that ends behind the file, or was answered in part."""
     start, end = wanted

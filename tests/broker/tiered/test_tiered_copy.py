@@ -36,7 +36,7 @@ def config_of(root: Path, layout: Layout) -> Path:
 
 def check(root: Path, layout: Layout, counts: dict[tuple[str, int], int]) -> None:
     if layout == "posix":
-        queues = open_tier(root, limits=LIMITS, has_index=True).queues
+        queues = open_tier(root, limits=LIMITS).queues
         found = {name: read_all(queue) for name, queue in queues.items()}
     else:
         objects = open_objects_tier(PosixDriver(folder(root))).queues

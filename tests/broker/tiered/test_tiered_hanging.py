@@ -103,9 +103,8 @@ def test_a_late_part_of_an_index_file_is_not_in_the_next_one(
     tmp_path: Path, number: int, when: When
 ) -> None:
     place, patience = Hanging(MemoryDriver()), Patience()
-    tier = open_tier(tmp_path, patience.limited(place), limits=SegmentLimits(), has_index=True)
+    tier = open_tier(tmp_path, patience.limited(place), limits=SegmentLimits())
     queue_of(tier)
-    assert tier.index is not None
     for first in range(0, 60, 20):
         assert tier.append(TOPIC, 0, *block(first, 20), BEGIN_MS) is None
     index = tier.index

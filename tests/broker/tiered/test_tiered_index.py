@@ -19,13 +19,13 @@ from headrace_broker.tiered.container.index_file import (
     OpenIndex,
 )
 from headrace_broker.tiered.container.metadata import LONG_MAX, TierMetadata
+from headrace_broker.tiered.container.tier import Home
 from headrace_broker.tiered.container.tier_index import FOLDER, TierIndex
 from headrace_broker.tiered.driver.posix import PosixDriver
 from headrace_protocol.columns import Array, RecordColumns
 from headrace_protocol.java_hash import index_key_hash, java_hash
 from headrace_protocol.message import encode_properties, encode_record
 from headrace_protocol.tier.driver import Failure, FailureKind
-from headrace_protocol.tier.paths import cluster_folder
 from tests.support.faulty_files import FaultyFiles, PowerCut, next_life
 from tests.support.seeds import seeds
 from tests.support.tiers import BEGIN_MS, TOPIC, block, open_tier, queue_of, read, store_ms
@@ -33,17 +33,12 @@ from tests.support.tiers import BEGIN_MS, TOPIC, block, open_tier, queue_of, rea
 SMALL = IndexSize(slot_count=13, item_count=50)
 
 
-def open_index(
-    root: Path, files: Files | None = None, *, size: IndexSize = SMALL, is_clean: bool = True
-) -> TierIndex:
+def open_index(root: Path, files: Files | None = None, *, size: IndexSize = SMALL) -> TierIndex:
     files = files or Files()
     metadata = TierMetadata(root / "config" / "tieredStoreMetadata.json", files)
     (root / "tier").mkdir(parents=True, exist_ok=True)
     driver = PosixDriver(root / "tier", files)
-    folder = cluster_folder("cluster")
-    index = TierIndex(root, driver, metadata, folder, "broker", files, size)
-    index.open(is_clean=is_clean)
-    return index
+    return TierIndex(root, driver, metadata, Home("cluster", "broker"), files, size)
 
 
 def add(index: TierIndex, first: int, count: int, queue_id: int = 0, topic: str = TOPIC) -> None:
@@ -279,7 +274,7 @@ def test_a_file_of_full_size_takes_little_room(tmp_path: Path) -> None:
     (path,) = (tmp_path / FOLDER).iterdir()
     assert path.stat().st_size == 28 + 5_000_000 * 8 + 20_000_000 * 32
     assert path.stat().st_blocks * 512 < 4 << 20
-    again = open_index(tmp_path, size=IndexSize(), is_clean=False)
+    again = open_index(tmp_path, size=IndexSize())
     assert path.stat().st_blocks * 512 < 4 << 20
     assert offsets(again, "k7") == [7]
 
@@ -288,18 +283,18 @@ def test_a_file_of_full_size_takes_little_room(tmp_path: Path) -> None:
 def test_a_file_of_a_killed_process_survives_a_power_cut(tmp_path: Path, seed: int) -> None:
     rng, root = Random(seed), tmp_path / "disk"
     life = next_life(root, rng)
-    index = open_index(root, life, is_clean=False)
+    index = open_index(root, life)
     index.metadata.topic_id(TOPIC, BEGIN_MS)
     index.metadata.save()
     add(index, 0, 5)
     life.kill()
     index.close()
     life = next_life(root, rng, before=life)
-    index = open_index(root, life, is_clean=False)
+    index = open_index(root, life)
     index.sync()
     life.cut_power()
     index.close()
-    index = open_index(root, next_life(root, rng, before=life), is_clean=False)
+    index = open_index(root, next_life(root, rng, before=life))
     assert offsets(index, "k3") == [3]
     index.close()
 
@@ -318,7 +313,7 @@ def test_synced_items_survive_a_crash(tmp_path: Path, seed: int, end: str) -> No
         else:
             life.cut_after = after
         try:
-            index = open_index(root, life, is_clean=False)
+            index = open_index(root, life)
             # As an uploader does: from its last position on.
             added = synced
             while True:
@@ -335,7 +330,7 @@ def test_synced_items_survive_a_crash(tmp_path: Path, seed: int, end: str) -> No
             pass
         life.kill() if end == "kill" else life.cut_power()
         life = next_life(root, rng, before=life)
-        index = open_index(root, life, is_clean=False)
+        index = open_index(root, life)
         assert set(offsets(index, "even")) >= set(range(synced)), f"seed {seed}"
         for offset in rng.sample(range(synced), min(synced, 5)):
             assert offset in offsets(index, f"u{offset}"), f"seed {seed}"
@@ -353,7 +348,7 @@ def test_all_kept_records_are_found_after_a_crash(tmp_path: Path, seed: int, end
         after = life.operation_count + rng.randrange(30, 150)
         life.kill_after, life.cut_after = (after, -1) if end == "kill" else (-1, after)
         try:
-            tier = open_tier(root, files=life, has_index=True)
+            tier = open_tier(root, files=life)
             queue = queue_of(tier)
             assert tier.index_again(TOPIC, 0, position, BEGIN_MS) is None
             while True:
@@ -367,7 +362,7 @@ def test_all_kept_records_are_found_after_a_crash(tmp_path: Path, seed: int, end
             pass
         life.kill() if end == "kill" else life.cut_power()
         life = next_life(root, rng, before=life)
-    tier = open_tier(root, files=life, has_index=True)
+    tier = open_tier(root, files=life)
     queue, index = queue_of(tier), tier.index
     assert index is not None
     assert tier.index_again(TOPIC, 0, position, BEGIN_MS) is None

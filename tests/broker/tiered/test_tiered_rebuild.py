@@ -37,7 +37,7 @@ TOTAL = sum(QUEUES.values())
 
 def reopen(root: Path, layout: Layout) -> Tier | ObjectTier:
     if layout == "posix":
-        return open_tier(root, limits=LIMITS, has_index=True)
+        return open_tier(root, limits=LIMITS)
     return open_objects_tier(PosixDriver(folder(root)))
 
 
@@ -75,7 +75,6 @@ def test_all_messages_are_found(tmp_path: Path, layout: Layout, loss: str) -> No
     tier = reopen(root, layout)
     for (topic, queue_id), count in QUEUES.items():
         assert read_all(tier.queues[topic, queue_id]) == list(range(count))
-    assert tier.index is not None
     for offset in (0, 20, 39):
         hits = tier.index.query(TOPIC, f"k{offset}", 0, 1 << 62, 10)
         assert not isinstance(hits, Failure)

@@ -115,7 +115,7 @@ def test_copy_to_a_bucket_and_back(tmp_path: Path, bucket: Location) -> None:
         assert succeed("tier", "copy", *way, "--json").json()["copied"] == TOTAL
         assert succeed("tier", "copy", *way, "--json").json()["copied"] == 0
     assert messages(middle.driver) == ALL
-    back = open_tier(tmp_path / "c", limits=LIMITS, has_index=True).queues
+    back = open_tier(tmp_path / "c", limits=LIMITS).queues
     assert {name: tiers.read_all(queue) for name, queue in back.items()} == ALL
 
 

@@ -336,15 +336,15 @@ async def test_a_topics_reserve_size_counts_both_tiers(tmp_path: Path) -> None:
     queue = tier.queues[topic, 0]
     cleaner.clean_up(cleaner.limits())
     # Whole segments of less than 5000 bytes go, and what is left is no less than the limit.
-    assert limit <= tier.record_bytes(topic) < limit + 5000
-    assert tier.record_bytes(topic) == queue.log.end - queue.log.base
+    assert limit <= queue.log_bytes < limit + 5000
+    assert queue.log_bytes == queue.log.end - queue.log.base
     low = queue.min_offset
     put(broker, 20, 6, topic)
     behind_bytes = cleaner.state.behind_bytes(topic)
     assert 6000 < behind_bytes < 7000
     cleaner.clean_up(cleaner.limits())
     assert queue.min_offset > low
-    assert limit <= tier.record_bytes(topic) + behind_bytes < limit + 5000
+    assert limit <= queue.log_bytes + behind_bytes < limit + 5000
     stored = {path.name for path in (tmp_path / "tier").rglob(f"{topic}/0/COMMIT_LOG/*")}
     assert len(stored) == len(queue.log.segments)
     assert read_all(broker, topic, queue.min_offset) == [*range(queue.min_offset, 26)]

@@ -67,7 +67,7 @@ def test_with_gaps_and_expired_segments(tmp_path: Path, seed: int) -> None:
     rng = Random(seed)
     root = tmp_path / "a"
     config = fill(root, "posix")
-    tier = open_tier(root, limits=LIMITS, has_index=True)
+    tier = open_tier(root, limits=LIMITS)
     queue = queue_of(tier)
     for _ in range(4):
         append(queue, rng.randrange(1, 12), queue.commit_offset + rng.randrange(3))
@@ -85,7 +85,7 @@ def test_with_gaps_and_expired_segments(tmp_path: Path, seed: int) -> None:
                 path.write_bytes(path.read_bytes()[: rng.randrange(150)] + bytes(50))
     succeed("tier", "rebuild", "-c", str(config))
     succeed("tier", "verify", "-c", str(config), "--deep")
-    tier = open_tier(root, limits=LIMITS, has_index=True)
+    tier = open_tier(root, limits=LIMITS)
     assert read_all(tier.queues[TOPIC, 0]) == expected, f"seed {seed}"
 
 
@@ -100,7 +100,7 @@ def test_a_damaged_record_costs_only_itself(tmp_path: Path) -> None:
     log.write_bytes(data[:at] + b"\xff" * 8 + data[at + 8 :])
     LOSSES["folder"](units_of(root))
     succeed("tier", "rebuild", "-c", str(config))
-    tier = open_tier(root, limits=LIMITS, has_index=True)
+    tier = open_tier(root, limits=LIMITS)
     assert read_all(tier.queues[TOPIC, 0]) == [*range(13), *range(14, COUNT)]
 
 
@@ -108,7 +108,7 @@ def test_a_damaged_record_costs_only_itself(tmp_path: Path) -> None:
 def test_a_lost_index_is_written_again(tmp_path: Path, lost: str) -> None:
     root = tmp_path / "a"
     config = fill(root, "posix")
-    tier = open_tier(root, limits=LIMITS, has_index=True)
+    tier = open_tier(root, limits=LIMITS)
     for name in QUEUES:
         assert tier.index_again(*name, 0, 1 << 60) is None
     tier.clean_up(None, 1 << 60)  # uploads full index files
@@ -129,8 +129,7 @@ def test_a_lost_index_is_written_again(tmp_path: Path, lost: str) -> None:
                 path.unlink()
             shutil.rmtree(root / "tiered_index_file")
     succeed("tier", "rebuild", "-c", str(config))
-    tier = open_tier(root, limits=LIMITS, has_index=True)
-    assert tier.index is not None
+    tier = open_tier(root, limits=LIMITS)
     for offset in range(COUNT):
         hits = tier.index.query(TOPIC, f"k{offset}", 0, 1 << 62, 10)
         assert not isinstance(hits, Failure), hits
@@ -144,13 +143,13 @@ def test_a_start_deletes_no_records_whose_units_are_lost(tmp_path: Path, loss: s
     config = fill(root, "posix")
     logs = {path: data for path, data in contents(root).items() if path.parent.name == "COMMIT_LOG"}
     LOSSES[loss](units_of(root))
-    tier = open_tier(root, limits=LIMITS, has_index=True)
+    tier = open_tier(root, limits=LIMITS)
     assert "headrace tier rebuild" in str(tier.damaged[TOPIC, 0])
     tier.sync()
     tier.close()
     assert {path: contents(root)[path] for path in logs} == logs
     succeed("tier", "rebuild", "-c", str(config))
-    tier = open_tier(root, limits=LIMITS, has_index=True)
+    tier = open_tier(root, limits=LIMITS)
     assert read_all(tier.queues[TOPIC, 0]) == [*range(COUNT)]
 
 
@@ -162,7 +161,7 @@ def test_a_start_without_metadata_writes_lost_units(tmp_path: Path, loss: str) -
     LOSSES[loss](units_of(root))
     for path in (root / "config").glob("tieredStoreMetadata.json*"):
         path.unlink()
-    tier = open_tier(root, limits=LIMITS, has_index=True)
+    tier = open_tier(root, limits=LIMITS)
     assert tier.start(BEGIN_MS) is None
     assert not tier.damaged
     assert read_all(tier.queues[TOPIC, 0]) == [*range(COUNT)]

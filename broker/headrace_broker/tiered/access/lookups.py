@@ -62,7 +62,6 @@ class TierLookups:
         def find() -> list[Buffer]:
             self._reader.open()
             index = self._reader.access.tier.index
-            assert index is not None
             text, end_ms = wanted.index_text, wanted.end_ms
             hits = index.query(topic, text, begin_ms, end_ms, CANDIDATES_MAX)
             hits = self._reader.result(hits)

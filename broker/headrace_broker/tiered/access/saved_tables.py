@@ -16,7 +16,7 @@ import structlog
 from headrace_broker.store.files.config_file import ConfigFile
 from headrace_broker.tiered.access.lives import LIVES_FILE
 from headrace_broker.tiered.container.metadata import TopicRow  # noqa: TC001 - msgspec reads the annotations
-from headrace_protocol.tier.driver import Failure, FailureKind
+from headrace_protocol.tier.driver import Failure, FailureKind, read_whole
 from headrace_protocol.tier.paths import cluster_folder
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ FILES: Final = (
 )
 _OWNER_FILE: Final = "tieredTables.json"
 _ID_BYTES: Final = 8
+_TABLES_BYTES_MAX: Final = 1 << 30
 
 
 class SavedTables(msgspec.Struct, frozen=True, rename="camel"):
@@ -77,14 +78,11 @@ def tables_path(home: Home) -> str:
 def read_tables(driver: Driver, home: Home) -> SavedTables | Failure:
     """The tables in the tier. Fails with MISSING, UNREACHABLE, DAMAGED."""
     path = tables_path(home)
-    size = driver.size(path)
-    if isinstance(size, Failure):
-        return size
-    read = driver.read(path, [(0, size)])
+    read = read_whole(driver, path, _TABLES_BYTES_MAX)
     if isinstance(read, Failure):
         return read
     try:
-        found = msgspec.json.decode(read[0], type=SavedTables)
+        found = msgspec.json.decode(read, type=SavedTables)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         return Failure(FailureKind.DAMAGED, path, f"not readable: {error}")
     if found.format != FORMAT or (found.cluster, found.broker) != home:

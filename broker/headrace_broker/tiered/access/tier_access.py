@@ -18,7 +18,6 @@ from headrace_broker.tiered.container.tier import Tier
 from headrace_broker.tiered.container.tier_index import TierIndex
 from headrace_broker.tiered.objects.object_tier import ObjectTier
 from headrace_broker.tiered.objects.sizes import SIZES
-from headrace_protocol.tier.paths import cluster_folder
 from headrace_protocol.tier.time_limits import TimeLimits
 
 if TYPE_CHECKING:
@@ -220,9 +219,6 @@ def open_files(
     settings: TierSettings, driver: AppendDriver, metadata: TierMetadata, files: Files
 ) -> Tier:
     """A tier in Apache's layout, not started yet. Raises StoreFormatError, OSError."""
-    home = settings.home
-    folder = cluster_folder(home.cluster)
-    size = settings.index_size
-    index = TierIndex(settings.root, driver, metadata, folder, home.broker, files, size)
-    index.open(is_clean=False)
+    home, size = settings.home, settings.index_size
+    index = TierIndex(settings.root, driver, metadata, home, files, size)
     return Tier(driver, home, metadata, settings.limits, index)

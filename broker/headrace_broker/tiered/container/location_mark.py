@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from headrace_protocol.tier.driver import Failure, FailureKind
+from headrace_protocol.tier.driver import Failure, FailureKind, read_whole
 from headrace_protocol.tier.operations import Operation, Wrapped
 from headrace_protocol.tier.paths import cluster_folder
 
@@ -54,7 +54,7 @@ class Mark(msgspec.Struct, frozen=True):
     id: str
 
 
-# Two names of at most some hundred bytes each, and an id. Others may write to the location as well.
+# Two names of at most some hundred bytes each, and an id.
 _MARK_BYTES_MAX = 16 * 1024
 
 
@@ -66,15 +66,10 @@ def mark_path(home: Home) -> str:
 def read_mark(driver: Driver, home: Home) -> bytes | Failure:
     """The mark in a location. Fails with MISSING, UNREACHABLE, DAMAGED."""
     path = mark_path(home)
-    size = driver.size(path)
-    if isinstance(size, Failure):
-        return size
-    if size > _MARK_BYTES_MAX:
-        return Failure(FailureKind.DAMAGED, path, f"has {size} bytes: too large for a mark")
-    read = driver.read(path, [(0, size)]) if size else [b""]
+    read = read_whole(driver, path, _MARK_BYTES_MAX)
     if isinstance(read, Failure):
         return read
-    text = bytes(read[0])
+    text = bytes(read)
     try:
         mark = msgspec.json.decode(text, type=Mark)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

@@ -128,13 +128,32 @@ class Limit(Protocol):
 Limits = Mapping[str, Limit]
 
 
-def sizes(limits: Limits) -> dict[str, int]:
+def byte_limits(limits: Limits) -> dict[str, int]:
     """Bytes to keep of topics, of those with a limit of bytes."""
     return {
         topic: limit.reserved_bytes
         for topic, limit in limits.items()
         if limit.reserved_bytes is not None
     }
+
+
+def oldest(pieces: Iterable[Iterable[tuple[int, int]]], excess_bytes: int) -> list[int]:
+    """Number of the first pieces of each queue that may go, the oldest of all queues first.
+
+    pieces: time of the newest message and size, by queue. excess_bytes: as much goes at most.
+    """
+    by_queue = [[*of_queue] for of_queue in pieces]
+    counts = [0] * len(by_queue)
+    for _, number, size in sorted(
+        (end_ms, number, size)
+        for number, of_queue in enumerate(by_queue)
+        for end_ms, size in of_queue
+    ):
+        excess_bytes -= size
+        if excess_bytes < 0:
+            break
+        counts[number] += 1
+    return counts
 
 
 class StoredIndex(Protocol):
@@ -164,8 +183,8 @@ class StoredTier(Protocol):
         """Failures of the other queues; a start after a repair opens them."""
 
     @property
-    def index(self) -> StoredIndex | None:
-        """Finds records by key; None in a tier without queries."""
+    def index(self) -> StoredIndex:
+        """Finds records by key."""
 
     @property
     def takes_all(self) -> bool:

@@ -12,7 +12,7 @@ from headrace_broker.tiered.container.flat_queue import FlatQueue, SegmentLimits
 from headrace_broker.tiered.container.lost_units import complete_units
 from headrace_broker.tiered.container.metadata import UNKNOWN_OFFSET, SegmentRow
 from headrace_broker.tiered.container.recovery import recover
-from headrace_broker.tiered.container.stored_tier import sizes
+from headrace_broker.tiered.container.stored_tier import byte_limits, oldest
 from headrace_protocol.tier.driver import Failure, FailureKind
 from headrace_protocol.tier.paths import (
     FileKind,
@@ -54,17 +54,17 @@ class Tier:
         driver: AppendDriver,
         home: Home,
         metadata: TierMetadata,
-        limits: SegmentLimits | None = None,
-        index: TierIndex | None = None,
+        limits: SegmentLimits,
+        index: TierIndex,
     ) -> None:
-        """index: where appended records are found by key; None for a tier without queries."""
+        """index: finds appended records by key."""
         self.queues: dict[tuple[str, int], FlatQueue] = {}
         self.damaged: dict[tuple[str, int], Failure] = {}
         self.metadata = metadata
         self._driver = driver
         self._home = home
         self._folder = cluster_folder(home.cluster)
-        self._limits = limits or SegmentLimits()
+        self._limits = limits
         self.index = index
 
     def start(self, now_ms: int) -> Failure | None:
@@ -157,10 +157,9 @@ class Tier:
         queue = self.queues[topic, queue_id]
         log_end = queue.log_end
         failure = queue.append(records, tags_codes, now_ms)
-        if self.index is not None:
-            kept = records.select(records.queue_offset < queue.commit_offset)
-            log_offsets = log_end + np.cumsum(kept.size) - kept.size
-            self.index.add(topic, queue_id, kept, log_offsets, now_ms)
+        kept = records.select(records.queue_offset < queue.commit_offset)
+        log_offsets = log_end + np.cumsum(kept.size) - kept.size
+        self.index.add(topic, queue_id, kept, log_offsets, now_ms)
         return failure
 
     def index_again(
@@ -171,7 +170,7 @@ class Tier:
         Fails as ``FlatQueue.records``. Raises OSError.
         """
         queue, at = self.queues[topic, queue_id], queue_offset
-        while self.index is not None and at < queue.commit_offset:
+        while at < queue.commit_offset:
             found = queue.units(at, _INDEXED_AT_ONCE)
             if isinstance(found, Failure):
                 return found
@@ -188,8 +187,7 @@ class Tier:
     def sync(self) -> None:
         """Bring metadata and index to disk; the records are there already. Raises OSError."""
         self.metadata.save()
-        if self.index is not None:
-            self.index.sync()
+        self.index.sync()
 
     # -- removal -----------------------------------------------------------------------------------
 
@@ -215,27 +213,13 @@ class Tier:
         """
         return self._remove(self.queues[topic, queue_id].expire(before_ms, now_ms))
 
-    def record_bytes(self, topic: str) -> int:
-        """Bytes of a topic's records."""
-        queues = [queue for (name, _), queue in self.queues.items() if name == topic]
-        return sum(queue.log_bytes for queue in queues)
-
     def shrink(self, topic: str, bytes_max: int, now_ms: int) -> Failure | None:
         """Delete a topic's oldest segments while the rest is at least of a size. Raises OSError."""
-        excess_bytes = self.record_bytes(topic) - bytes_max
         queues = [queue for (name, _), queue in self.queues.items() if name == topic]
-        segments = sorted(
-            (row.end_timestamp, number, row.size)
-            for number, queue in enumerate(queues)
-            for row in queue.log.segments[:-1]
-        )
-        counts = [0] * len(queues)
-        for _, number, size in segments:
-            excess_bytes -= size
-            if excess_bytes < 0:
-                break
-            counts[number] += 1
-        for queue, count in zip(queues, counts, strict=True):
+        excess_bytes = sum(queue.log_bytes for queue in queues) - bytes_max
+        rows = [queue.log.segments[:-1] for queue in queues]
+        sizes = [[(row.end_timestamp, row.size) for row in of_queue] for of_queue in rows]
+        for queue, count in zip(queues, oldest(sizes, excess_bytes), strict=True):
             failure = self._remove(queue.drop(count, now_ms))
             if failure is not None:
                 return failure
@@ -253,7 +237,7 @@ class Tier:
         self, before_ms: Callable[[str], int] | None, now_ms: int, limits: Limits | None = None
     ) -> list[Failure]:
         """As ``StoredTier.clean_up``; full index files are uploaded as well."""
-        failures = [self.index.upload(now_ms) if self.index is not None else None]
+        failures = [self.index.upload(now_ms)]
         if before_ms is not None:
             failures += self._expire_all(before_ms, now_ms, limits or {})
         failures.append(self.sweep())
@@ -270,9 +254,9 @@ class Tier:
             self.metadata.set_reserve_hours(topic, hours, now_ms)
         for topic, queue_id in list(self.queues):
             failures.append(self.expire(topic, queue_id, befores[topic], now_ms))
-        for topic, bytes_max in sizes(limits).items():
+        for topic, bytes_max in byte_limits(limits).items():
             failures.append(self.shrink(topic, bytes_max, now_ms))
-        if self.index is not None and befores:
+        if befores:
             failures.append(self.index.expire(min(befores.values())))
         return failures
 
@@ -282,8 +266,7 @@ class Tier:
 
     def close(self) -> None:
         """As ``StoredTier.close``."""
-        if self.index is not None:
-            self.index.close()
+        self.index.close()
 
     def sweep(self) -> Failure | None:
         """Delete what no row names: leftovers of expiries and deletions that were cut short.

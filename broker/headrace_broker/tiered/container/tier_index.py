@@ -25,7 +25,7 @@ from headrace_broker.tiered.container.index_file import (
 from headrace_broker.tiered.container.metadata import STATUS_SEALED, SegmentRow
 from headrace_protocol.java_hash import index_key_hash
 from headrace_protocol.tier.driver import Failure, FailureKind
-from headrace_protocol.tier.paths import FileKind, index_queue
+from headrace_protocol.tier.paths import FileKind, cluster_folder, index_queue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from headrace_broker.store.files.filesystem import Files
     from headrace_broker.tiered.container.metadata import TierMetadata
+    from headrace_broker.tiered.container.tier import Home
     from headrace_protocol.columns import Array, RecordColumns
     from headrace_protocol.tier.driver import AppendDriver
 
@@ -72,23 +73,23 @@ class TierIndex:
         root: Path,
         driver: AppendDriver,
         metadata: TierMetadata,
-        folder: str,
-        broker: str,
+        home: Home,
         files: Files,
-        size: IndexSize | None = None,
+        size: IndexSize,
     ) -> None:
-        """root: the store's; the open files are in a folder of it. folder: the cluster's."""
+        """Open the local files, in a folder of the store's ``root``. Raises OSError."""
         self._local = root / FOLDER
         self._driver = driver
         self.metadata = metadata
-        self._address = FileAddress(folder, index_queue(broker), FileKind.INDEX)
+        self._address = FileAddress(
+            cluster_folder(home.cluster), index_queue(home.broker), FileKind.INDEX
+        )
         self._files = files
-        self._size = size or IndexSize()
-        self._open: tuple[OpenIndex, ...] = ()
+        self._size = size
         self._lock = Lock()
+        self._open = self._opened()
 
-    def open(self, *, is_clean: bool) -> None:
-        """Open the local files. is_clean: the last stop was. Raises OSError."""
+    def _opened(self) -> tuple[OpenIndex, ...]:
         uploaded = {row.begin_timestamp for row in self._rows()}
         names = [path for path in self._local.glob("*") if path.name.isdecimal() and path.is_file()]
         opened = []
@@ -97,20 +98,30 @@ class TierIndex:
             if file.begin_ms in uploaded:  # a crash came before it was removed
                 file.remove()
                 continue
-            if not is_clean:
-                file.link_anew()
+            file.link_anew()
             opened.append(file)
-        self._open = tuple(opened)
-        if opened and not is_clean:
-            self._mark_names_unsynced()
-
-    def _mark_names_unsynced(self) -> None:
-        """Have ``sync`` cover the names too that a killed process gave to folder and files."""
-        for folder in (self._local, self._local.parent):
-            self._files.mark_names_unsynced(folder)
+        if opened:
+            # A killed process may have given names to folder and files, and not synced them.
+            for folder in (self._local, self._local.parent):
+                self._files.mark_names_unsynced(folder)
+        return tuple(opened)
 
     def _rows(self) -> list[SegmentRow]:
         return self.metadata.segments(self._address.queue, self._address.kind)
+
+    def _row(self, base: int, size: int, begin_ms: int, end_ms: int, now_ms: int) -> SegmentRow:
+        """The row of a finished file."""
+        return SegmentRow(
+            self._address.queue.path,
+            self._address.kind,
+            base,
+            status=STATUS_SEALED,
+            size=size,
+            create_timestamp=now_ms,
+            begin_timestamp=begin_ms,
+            end_timestamp=end_ms,
+            seal_timestamp=now_ms,
+        )
 
     def adopt(self, sizes: Mapping[int, int], now_ms: int) -> list[SegmentRow] | Failure:
         """Name the finished files that the store has, instead of what the metadata says.
@@ -128,18 +139,7 @@ class TierIndex:
             least = self._size.items_at + header[4] * ITEM.itemsize
             if header[0] != FINISHED_MAGIC or sizes[base] < least:  # the upload was cut short
                 break
-            row = SegmentRow(
-                self._address.queue.path,
-                self._address.kind,
-                base,
-                status=STATUS_SEALED,
-                size=sizes[base],
-                create_timestamp=now_ms,
-                begin_timestamp=header[1],
-                end_timestamp=header[2],
-                seal_timestamp=now_ms,
-            )
-            rows.append(row)
+            rows.append(self._row(base, sizes[base], header[1], header[2], now_ms))
         self.metadata.set_segments(self._address.queue, self._address.kind, rows)
         return rows
 
@@ -235,17 +235,7 @@ class TierIndex:
             if failure is not None:
                 return failure
             position += len(part)
-        row = SegmentRow(
-            self._address.queue.path,
-            self._address.kind,
-            base,
-            status=STATUS_SEALED,
-            size=position,
-            create_timestamp=now_ms,
-            begin_timestamp=file.begin_ms,
-            end_timestamp=file.end_ms,
-            seal_timestamp=now_ms,
-        )
+        row = self._row(base, position, file.begin_ms, file.end_ms, now_ms)
         self.metadata.set_segments(self._address.queue, self._address.kind, [*rows, row])
         # A file counts from its row on; the local one is kept until that is on disk.
         self.metadata.save()

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
+from headrace_broker.tiered.container.stored_tier import oldest
 from headrace_broker.tiered.objects.object_queue import ObjectQueue, Piece, State
 from headrace_protocol.tier.paths import QueueName
 from headrace_protocol.tier.rows import ObjectRow, Part
@@ -111,18 +112,9 @@ class Inventory:
         """Drop a topic's oldest pieces while the rest is at least of a size."""
         names = [name for name in self.queues if name[0] == topic]
         excess_bytes = sum(self.queues[name].log_bytes for name in names) - bytes_max
-        pieces = sorted(
-            (piece.part.end_ms, number, piece.part.log_bytes)
-            for number, name in enumerate(names)
-            for piece in self.queues[name].state.pieces
-        )
-        counts = [0] * len(names)
-        for _, number, size in pieces:
-            excess_bytes -= size
-            if excess_bytes < 0:
-                break
-            counts[number] += 1
-        for name, count in zip(names, counts, strict=True):
+        pieces = [self.queues[name].state.pieces for name in names]
+        sizes = [[(each.part.end_ms, each.part.log_bytes) for each in found] for found in pieces]
+        for name, count in zip(names, oldest(sizes, excess_bytes), strict=True):
             self._drop_first(name, count)
 
     def _drop_first(self, name: Name, count: int) -> None:

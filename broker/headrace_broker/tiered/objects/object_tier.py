@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from headrace_broker.tiered.container.flat_queue import with_offsets
-from headrace_broker.tiered.container.stored_tier import Group, sizes
+from headrace_broker.tiered.container.stored_tier import Group, byte_limits
 from headrace_broker.tiered.container.tier_index import record_keys
 from headrace_broker.tiered.objects.batch import (
     KEY_ITEM,
@@ -335,7 +335,7 @@ class ObjectTier:
             if before_ms is not None:
                 for name in self.queues:
                     self.inventory.expire(name, before_ms(name[0]))
-                for topic, bytes_max in sizes(limits or {}).items():
+                for topic, bytes_max in byte_limits(limits or {}).items():
                     self.inventory.shrink(topic, bytes_max)
             failure = self.checkpoint(now_ms) if self.inventory.is_changed else None
         failures = [failure or self._delete_unused(now_ms) or self._sweep(now_ms)]

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from headrace_broker.tiered.container.metadata import TopicRow
     from headrace_broker.tiered.container.stored_tier import StoredTier, TierQueue
     from headrace_broker.tiered.container.tier import Tier
-    from headrace_broker.tiered.container.tier_index import TierIndex
     from headrace_protocol.tier.driver import AppendDriver, PutDriver
     from headrace_protocol.tier.rows import ObjectRow
 
@@ -118,16 +117,14 @@ def _index(
     driver: AppendDriver, settings: TierSettings, tier: Tier, now_ms: int, *, has_ids: bool
 ) -> None:
     """Name the index files in the tier, and index what they may lack: all, without their ids."""
-    index: TierIndex | None = tier.index
-    assert index is not None
     name = index_queue(settings.home.broker)
     folder = f"{cluster_folder(settings.home.cluster)}/{name.path}"
     sizes = sizes_by_folder(expect(driver.entries(folder)))
     finished = sizes.get(f"{folder}/{FileKind.INDEX.name}", {}) if has_ids else {}
-    rows = expect(index.adopt(finished, now_ms))
+    rows = expect(tier.index.adopt(finished, now_ms))
     if rows and _has_older(tier, rows[0].begin_timestamp):
-        expect(index.adopt({}, now_ms))
-    log_offsets = expect(index.last_log_offsets())
+        expect(tier.index.adopt({}, now_ms))
+    log_offsets = expect(tier.index.last_log_offsets())
     for (topic, queue_id), queue in tier.queues.items():
         at = _offset_at(queue, log_offsets.get((topic, queue_id)))
         failure = tier.index_again(topic, queue_id, at, now_ms)
