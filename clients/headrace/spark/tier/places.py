@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from headrace.spark.errors import OptionError, TierGone, TierUnreachable
-from headrace_protocol.tier.driver import Failure, FailureKind, read_whole
+from headrace_protocol.tier.driver import Failure, FailureKind
 from headrace_protocol.tier.folder import FolderDriver
 from headrace_protocol.tier.time_limits import Limited, TimeLimits
 
@@ -54,9 +54,16 @@ class TaskDriver(Limited):
             return Failure(FailureKind.DAMAGED, path, reason)
         return super().read(path, ranges)
 
-    def read_all(self, path: str) -> Buffer | Failure:
+    def read_all(self, path: str) -> bytes | Failure:
         """A whole file; fails as ``read``."""
-        return read_whole(self, path, _MANIFEST_BYTES_MAX)
+        size = self.size(path)
+        if isinstance(size, Failure):
+            return size
+        if size > _MANIFEST_BYTES_MAX:
+            reason = f"has {size} bytes; at most {_MANIFEST_BYTES_MAX} are read"
+            return Failure(FailureKind.DAMAGED, path, reason)
+        found = self.read(path, [(0, size)])
+        return found if isinstance(found, Failure) else bytes(found[0])
 
 
 def _refusal(path: str, ranges: Sequence[Range]) -> str:
