@@ -146,16 +146,16 @@ def _read(path: Path) -> dict[str, object]:
     return settings
 
 
-def _addresses(value: object, place: str) -> tuple[str, ...]:
+def _addresses(value: object, source: str) -> tuple[str, ...]:
     parts = value.split(";") if isinstance(value, str) else value
     if not isinstance(parts, list | tuple) or not all(isinstance(part, str) for part in parts):
-        raise ConfigurationError(f"{place}: {value!r} is neither a string nor a list of strings")
+        raise ConfigurationError(f"{source}: {value!r} is neither a string nor a list of strings")
     addresses = tuple(part.strip() for part in parts if part.strip())
     if not addresses:
-        raise ConfigurationError(f"{place} names no nameserver; write HOST:PORT[;HOST:PORT...]")
+        raise ConfigurationError(f"{source} names no nameserver; write HOST:PORT[;HOST:PORT...]")
     try:
         for address in addresses:
             check_address(address)
     except ValueError as error:
-        raise ConfigurationError(f"{place}: {error}") from error
+        raise ConfigurationError(f"{source}: {error}") from error
     return addresses

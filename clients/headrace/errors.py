@@ -164,7 +164,7 @@ class RouteNotFound(HeadraceError):
 
 
 def _origin(topic: str) -> str:
-    """What makes a topic exist."""
+    """The way in which a topic begins to exist."""
     if topic.startswith(DLQ_PREFIX):
         group = topic.removeprefix(DLQ_PREFIX)
         return f"; it begins with the first dead letter of group {group}, which has none"

@@ -335,7 +335,7 @@ class ClientInstance:
         return TopicRoute.of(topic, response, anyio.current_time())
 
     def _awaits_broker(self, topic: str, response: Response) -> bool:
-        """Whether a broker may yet register ``topic``, which the nameserver does not know.
+        """True if a broker may yet register ``topic``, which the nameserver does not know.
 
         headrace's nameserver says so. Apache's does not; there, a topic that was known is expected
         back, and any topic until the nameserver has been seen up for a whole registration period.

@@ -93,7 +93,7 @@ class _Host:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the block is left, for example because its event loop has ended."""
+        """True once the block is left, for example because its event loop has ended."""
         return self._left.is_set()
 
     async def stop(self) -> None:

@@ -43,7 +43,7 @@ def current_task() -> object:
 
 
 def has_ended(user: Any) -> bool:
-    """Whether a task of trio or asyncio, or a thread, has ended."""
+    """True once a task of trio or asyncio, or a thread, has ended."""
     if isinstance(user, Thread):
         return not user.is_alive()
     if hasattr(user, "done"):  # asyncio's

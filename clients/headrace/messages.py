@@ -313,7 +313,7 @@ def _check_texts(topic: str, key: str, tag: str, properties: list[tuple[str, str
 
 
 class SendResult(msgspec.Struct, frozen=True):
-    """Where the message or messages of one request were stored: consecutively in one queue.
+    """The queue and offsets of the messages of one request, which are stored consecutively.
 
     queue_offset: offset of the first message; -1 while the offsets of a static topic's queue are
         undecided.

@@ -36,7 +36,7 @@ def check_queue(queue: MessageQueue) -> MessageQueue:
 
 
 def takes_batches(topic: str) -> bool:
-    """Whether brokers accept batches for ``topic``: not for retry and dead-letter topics."""
+    """True if brokers accept batches for ``topic``: not for retry and dead-letter topics."""
     return not topic.startswith(GROUP_PREFIXES)
 
 

@@ -1,4 +1,4 @@
-"""What a client's log says about servers and topics that its retries wait for."""
+"""A client's log lines about servers and topics that its retries wait for."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SILENT = (ConnectFailed, ConnectionLost, RequestTimeout)
 
 
 def is_absence(error: HeadraceError) -> bool:
-    """Whether the error means that a broker does not answer, or has left the topic's route."""
+    """True if a broker does not answer, or has left the topic's route."""
     if isinstance(error, RouteNotFound):
         return error.retryable
     return isinstance(error, (*SILENT, NoQueue))

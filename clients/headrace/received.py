@@ -238,8 +238,8 @@ class MessageBatch(Sequence[ReceivedMessage]):
         self.returns: Returns | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        place = (self.queue, self.queue_offset, self.next_offset)
-        return type(self), (*place, self.columns, self.limits)
+        head = (self.queue, self.queue_offset, self.next_offset)
+        return type(self), (*head, self.columns, self.limits)
 
     def __repr__(self) -> str:
         queue = self.queue

@@ -116,10 +116,12 @@ class TopicRoute:
         data = response.expect().decode(TopicRouteData)
         parts = data.queue_datas
         mappings = (data.topic_queue_mapping_by_broker or {}).values()
-        kept = [each.write_queue_nums for each in data.departed_brokers or () if each.compacted]
+        compacted = [
+            each.write_queue_nums for each in data.departed_brokers or () if each.compacted
+        ]
         for what, counts in (
             ("read", [part.read_queue_nums for part in parts]),
-            ("write", [part.write_queue_nums for part in parts] + kept),
+            ("write", [part.write_queue_nums for part in parts] + compacted),
             ("static", [max((info.total_queues for info in mappings), default=0)]),
         ):
             # Each queue becomes an object here, so the bound applies to all brokers together.
@@ -157,7 +159,7 @@ class TopicRoute:
         return next((name for name, at in self.brokers.items() if address in at.values()), "")
 
     def has_address(self, address: str) -> bool:
-        """Whether a broker of the route has this address."""
+        """True if a broker of the route has this address."""
         return bool(self.broker_at(address))
 
     def note_leader(self, queue: MessageQueue, leader: str, now: float) -> None:
@@ -186,13 +188,13 @@ class TopicRoute:
             reason = f"the topic or its leader {leader} forbids writes"
         else:
             return None
-        return NoQueue(self.topic, f"write to at {_place(queue)}", reason, away)
+        return NoQueue(self.topic, f"write to at {_queue_text(queue)}", reason, away)
 
     def unserved(self, queue: MessageQueue) -> NoQueue:
         """The error of a request about a queue whose broker has no address."""
         broker = self.broker_of(queue)
         if broker == NO_LEADER_BROKER:
-            return NoQueue(self.topic, f"use at {_place(queue)}", "no broker leads it")
+            return NoQueue(self.topic, f"use at {_queue_text(queue)}", "no broker leads it")
         reason = self._absence(broker)
         wanted = f"use on broker {broker}"
         if reason is None:
@@ -200,7 +202,7 @@ class TopicRoute:
         return NoQueue(self.topic, wanted, reason, broker)
 
     def _absence(self, broker: str) -> str | None:
-        """Why a broker is away; None if nobody knows."""
+        """The reason why a broker is away; None if nobody knows."""
         for part in self.missing:
             if part.broker == broker and part.since_ms is not None:
                 return f"broker {broker} {part.why}"
@@ -218,7 +220,7 @@ class TopicRoute:
         return replicas.get(broker_id) or replicas[min(replicas)]
 
 
-def _place(queue: MessageQueue) -> str:
+def _queue_text(queue: MessageQueue) -> str:
     return f"{queue.broker_name}/{queue.queue_id}"
 
 

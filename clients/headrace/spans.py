@@ -65,7 +65,7 @@ class Tracing:
     def received(self, batch: MessageBatch, group: str | None, started_ns: int) -> None:
         """Record a receive that began at ``started_ns``."""
         attributes = self._attributes("receive", batch.queue.topic, len(batch))
-        _add_place(attributes, batch.queue, group)
+        _add_queue(attributes, batch.queue, group)
         self._tracer.start_span(
             f"receive {batch.queue.topic}",
             kind=SpanKind.CLIENT,
@@ -88,7 +88,7 @@ class Tracing:
                 parent = _PROPAGATOR.extract(what.stored.properties)
                 topic, message_id = what.topic, what.message_id
         attributes = self._attributes("process", topic, count)
-        _add_place(attributes, what.queue, group)
+        _add_queue(attributes, what.queue, group)
         if message_id:
             attributes["messaging.message.id"] = message_id
         name = f"process {topic}"
@@ -130,7 +130,9 @@ class SendSpan:
             self._span.set_attribute("error.type", type(outcome).__name__)
             self._span.set_status(StatusCode.ERROR, str(outcome))
         elif outcome is not None:
-            self._span.set_attribute("messaging.destination.partition.id", _place(outcome.queue))
+            self._span.set_attribute(
+                "messaging.destination.partition.id", _queue_text(outcome.queue)
+            )
             if len(outcome.message_ids) == 1:
                 self._span.set_attribute("messaging.message.id", outcome.message_id)
         self._span.end()
@@ -188,13 +190,13 @@ def process_each(items: Iterator[Item], tracing: Tracing, group: str) -> Iterato
             span.end()
 
 
-def _add_place(attributes: dict[str, Any], queue: MessageQueue, group: str | None) -> None:
-    attributes["messaging.destination.partition.id"] = _place(queue)
+def _add_queue(attributes: dict[str, Any], queue: MessageQueue, group: str | None) -> None:
+    attributes["messaging.destination.partition.id"] = _queue_text(queue)
     if group:
         attributes["messaging.consumer.group.name"] = group
 
 
-def _place(queue: MessageQueue) -> str:
+def _queue_text(queue: MessageQueue) -> str:
     return f"{queue.broker_name}/{queue.queue_id}"
 
 

@@ -24,7 +24,7 @@ _here = threading.local()
 
 
 def runs_here(portal: BlockingPortal) -> bool:
-    """Whether this is the thread of a portal's event loop, which cannot wait for the loop."""
+    """True in the thread of a portal's event loop, which cannot wait for the loop."""
     return getattr(_here, "portal", None) is portal
 
 

@@ -1,4 +1,4 @@
-"""What callers may pass as text, bytes and numbers, and the plain values that are made of it.
+"""Text, bytes and numbers as callers may pass them, and the plain values that are made of them.
 
 Subclasses count as their value, whatever they do when formatted, hashed or compared: a member of
 ``class State(str, Enum)`` is its text, an ``IntEnum`` its number. Everything that can change later
@@ -86,7 +86,7 @@ def plain_body(value: object, name: str = "body") -> bytes:
 
 
 def is_int(value: object) -> bool:
-    """Whether a value is an int, a subclass of it, or an integer of numpy."""
+    """True for an int, a subclass of it, or an integer of numpy."""
     return not isinstance(value, bool) and isinstance(value, Integral)
 
 
@@ -134,5 +134,5 @@ def check_tag(tag: str, name: str = "tag") -> None:
 
 
 def looks_like_sql(expression: str) -> bool:
-    """Whether a tag or a tag expression is rather an SQL92 filter."""
+    """True if a tag or a tag expression is rather an SQL92 filter."""
     return _SQL.search(expression) is not None

@@ -348,7 +348,7 @@ def test_threads_share_a_consumer_as_tasks_do(mq: Embedded) -> None:
 
 
 def in_child(function: Callable[[], object]) -> str:
-    """What a forked child gets from a function: the repr of its result or error."""
+    """The outcome of a function in a forked child: the repr of its result or error."""
     read_end, write_end = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of processes with threads

@@ -87,7 +87,7 @@ async def daemons(folder: Path) -> AsyncIterator[Daemons]:
 
 
 class Sending:
-    """What one producer has sent so far; it goes on until ``enough`` is set."""
+    """The messages that one producer has sent so far; it continues until ``enough`` is set."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -159,7 +159,7 @@ async def stored_bodies(address: str) -> list[bytes]:
 
 
 def count_retrying(caplog: pytest.LogCaptureFixture) -> int:
-    """How many producers have reported that they retry: each does so once."""
+    """The number of producers that have reported a retry: each does so once."""
     return sum(record.message.startswith("broker a is unavailable") for record in caplog.records)
 
 

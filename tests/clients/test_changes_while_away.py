@@ -28,7 +28,7 @@ async def mq(tmp_path: Path) -> AsyncIterator[Brokers]:
 
 @pytest.fixture
 async def admin(mq: Brokers) -> AsyncIterator[Admin]:
-    """Of the brokers a and b, of which b has stopped, with a plain and a static topic on both."""
+    """Brokers a and b, of which b has stopped, with a plain and a static topic on both."""
     async with Admin(**mq.at) as admin:
         await admin.create_topic("T", queues=2)
         await admin.create_static_topic("S", 4)

@@ -1,4 +1,4 @@
-"""What a person at a terminal meets: typing errors, narrow windows, forgotten options."""
+"""A person at a terminal: typing errors, narrow windows, forgotten options."""
 
 from __future__ import annotations
 

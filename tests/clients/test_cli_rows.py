@@ -184,7 +184,7 @@ def test_a_bad_row_is_named_by_file_line_and_column(
     row_format: RowFormat, text: str | bytes, columns: Columns, place: str, words: str
 ) -> None:
     error = bad_row(text, row_format, columns)
-    assert error.place == place
+    assert error.location == place
     assert re.search(words, error.reason)
     assert str(error).startswith(f"{place}: ")
 
@@ -194,5 +194,5 @@ def test_any_bytes_are_messages_or_a_bad_row(data: bytes, row_format: RowFormat)
     try:
         bodies = [body for body, _, _ in read(data, row_format)]
     except BadRow as error:
-        bodies = [error.place.removeprefix("in:").encode()]
+        bodies = [error.location.removeprefix("in:").encode()]
     assert all(bodies)

@@ -1,4 +1,4 @@
-"""Where the nameserver's address comes from, and how wrong ones are refused."""
+"""The sources of the nameserver's address, and the refusal of wrong ones."""
 
 from __future__ import annotations
 

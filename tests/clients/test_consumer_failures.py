@@ -1,4 +1,4 @@
-"""What a group's member does when brokers fail, refuse, or ask: against scripted brokers."""
+"""A group's member when brokers fail, refuse, or ask: against scripted brokers."""
 
 from __future__ import annotations
 

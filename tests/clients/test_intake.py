@@ -1,4 +1,4 @@
-"""What a message may hold, and what arrives: the same in every way to send."""
+"""Contents of a message, and what arrives of them: the same in every way to send."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a route lacks while a broker is away, and how it is named."""
+"""The parts that a route lacks while a broker is away, and their names."""
 
 from __future__ import annotations
 

@@ -266,7 +266,7 @@ class Machine:
 
 
 class Handlers:
-    """What the two members process, and how often two handlers of a queue overlap."""
+    """The messages that two members process, and overlaps of two handlers of a queue."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng

@@ -92,7 +92,7 @@ def test_a_key_always_has_a_queue(key: str, queue_count: int) -> None:
 
 
 def publication(*broker_names: str) -> Publication:
-    """Of a topic with two queues on each broker."""
+    """The route of a topic with two queues on each broker."""
     data = TopicRouteData(
         queue_datas=[
             QueueData(broker_name=name, write_queue_nums=2, perm=6) for name in broker_names
@@ -1078,7 +1078,7 @@ async def test_losses_go_to_on_result_when_there_is_one(ours: bool, autojump_clo
 
 
 class Outcomes:
-    """What a pipeline's ``on_result`` was called with, by body."""
+    """The outcomes that a pipeline's ``on_result`` was called with, by body."""
 
     def __init__(self) -> None:
         self.of: dict[bytes, list[SendResult | HeadraceError]] = {}

@@ -135,7 +135,7 @@ def test_blocking_code_sends_the_same_way(mq: Embedded) -> None:
 
 
 def rows(table: Any, topic: str | None = None) -> list[tuple[str, bytes, bytes]]:
-    """What chunks hold, row by row."""
+    """The contents of chunks, row by row."""
     return [
         (chunk.block.topic, body, properties)
         for chunk in chunks_of_table(table, topic)

@@ -23,7 +23,7 @@ COLUMNS = {"value": VALUES, "key": KEYS, "tag": TAGS}
 
 
 def rows(table: Any, topic: str | None = "T") -> list[tuple[str, str, str]]:
-    """What the chunks of a table hold: bodies, keys and tags."""
+    """The contents of a table's chunks: bodies, keys and tags."""
     found = []
     for chunk in chunks(table, topic, None, None):
         properties = chunk.block.properties
@@ -75,7 +75,7 @@ def extension(name: str) -> Any:
 
 
 class Opaque:
-    """What another library passes: only the capsule interface."""
+    """A table of another library: only the capsule interface."""
 
     def __init__(self, table: Any) -> None:
         self._table = table

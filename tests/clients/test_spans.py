@@ -31,7 +31,7 @@ COUNT = 1000
 
 
 class Spans:
-    """What the clients have traced."""
+    """The spans that the clients have ended."""
 
     def __init__(self) -> None:
         self._exporter = InMemorySpanExporter()

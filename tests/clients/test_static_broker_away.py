@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 
 def bodies(first: int, *queues: int) -> list[str]:
-    """What the rounds from ``first`` on sent to these queues."""
+    """The bodies that the rounds from ``first`` on sent to these queues."""
     return sorted(f"{number}-{queue}" for number in range(first, 2 * ROUNDS) for queue in queues)
 
 

@@ -100,7 +100,7 @@ class ChainAdmin(BrokerRequests):
     """The methods of Admin that read topics, also static ones."""
 
     async def is_static(self, topic: str) -> bool:
-        """Whether a topic is static; False if no broker has it."""
+        """True if a topic is static; False if no broker has it."""
         try:
             return (await self._instance.route(topic)).is_static
         except RouteNotFound:
@@ -195,7 +195,7 @@ def ranges_in(tables: Mapping[str, TopicStatsTable]) -> dict[MessageQueue, Topic
 
 
 def _logic(message: ReceivedMessage, part: QueuePart | None) -> ReceivedMessage:
-    """A message with its place in a logic queue; as it is if it belongs to none."""
+    """A message with the queue and offset that consumers see; as it is outside of logic queues."""
     if part is None:
         return message
     item = part.item

@@ -23,7 +23,7 @@ VARIABLE = "_HEADRACE_COMPLETE"
 
 
 def is_asked() -> bool:
-    """Whether a shell wants the words to choose from, not a command."""
+    """True if a shell wants the words to choose from, not a command."""
     return VARIABLE in os.environ
 
 

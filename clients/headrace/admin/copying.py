@@ -47,9 +47,9 @@ _LINE_BEGIN = b'{"topic":'
 
 
 class Original(NamedTuple):
-    """A message to copy. place: its queue, as text that is the same for all its messages."""
+    """A message to copy. queue: its queue, as text that is the same for all its messages."""
 
-    place: str
+    queue: str
     message: Message
 
 
@@ -87,12 +87,12 @@ class Target:
         await self._pace.wait(len(originals))
         if keyed := [each.message for each in originals if each.message.key]:
             await self._producer.send_many(keyed)
-        places: dict[str, list[Message]] = {}
-        for place, message in originals:
+        by_queue: dict[str, list[Message]] = {}
+        for original_queue, message in originals:
             if not message.key:
-                places.setdefault(place, []).append(message)
-        for place, messages in places.items():
-            number = self._numbers.setdefault(place, len(self._numbers))
+                by_queue.setdefault(original_queue, []).append(message)
+        for original_queue, messages in by_queue.items():
+            number = self._numbers.setdefault(original_queue, len(self._numbers))
             # Without a queue to write to, the producer waits for one, or says why there is none.
             queue = queues[number % len(queues)] if queues else None
             await self._producer.send_many(messages, queue=queue)
@@ -151,9 +151,9 @@ async def _reader(
         offset = begin.get((queue.broker_name, queue.queue_id))
         if offset is not None and offset > end:
             # No HeadraceError: the reader would retry it.
-            place = f"{queue.broker_name}/{queue.queue_id}"
+            name = f"{queue.broker_name}/{queue.queue_id}"
             raise click.UsageError(
-                f"the file has messages up to offset {offset} of {place}, which ends at {end}: "
+                f"the file has messages up to offset {offset} of {name}, which ends at {end}: "
                 "they are of an earlier topic of this name; choose another file"
             )
         return offset
@@ -163,9 +163,9 @@ async def _reader(
 
 
 def _originals(batch: MessageBatch, topic: str) -> Iterator[Original]:
-    place = f"{batch.queue.broker_name}/{batch.queue.queue_id}"
+    queue = f"{batch.queue.broker_name}/{batch.queue.queue_id}"
     for message in batch:
-        yield Original(place, _copy(message, topic))
+        yield Original(queue, _copy(message, topic))
 
 
 def _copy(message: ReceivedMessage, topic: str) -> Message:
@@ -246,16 +246,16 @@ def _resume(file: BinaryIO, path: Path, topic: str) -> dict[tuple[str, int], int
     begin: dict[tuple[str, int], int] = {}
     whole_bytes = 0
     for number, line in enumerate(file, 1):
-        place = f"{path}:{number}"
+        location = f"{path}:{number}"
         if not line.endswith(b"\n"):
             if not (line.startswith(_LINE_BEGIN) or _LINE_BEGIN.startswith(line)):
-                raise CommandFailed(f"{place}: not a line of `headrace consume --json`")
+                raise CommandFailed(f"{location}: not a line of `headrace consume --json`")
             break
-        row = _row(line, place)
+        row = _row(line, location)
         if row.topic != topic:
             raise CommandFailed(
-                f"{place}: a message of topic {row.topic}, not {topic}; give each topic a file of "
-                "its own"
+                f"{location}: a message of topic {row.topic}, not {topic}; give each topic a file "
+                "of its own"
             )
         begin[row.broker, row.queue] = row.queue_offset + 1
         whole_bytes += len(line)
@@ -263,11 +263,13 @@ def _resume(file: BinaryIO, path: Path, topic: str) -> dict[tuple[str, int], int
     return begin
 
 
-def _row(line: bytes, place: str) -> _Row:
+def _row(line: bytes, location: str) -> _Row:
     try:
         return _decode_row(line)
     except msgspec.MsgspecError as error:
-        raise CommandFailed(f"{place}: not a line of `headrace consume --json`: {error}") from error
+        raise CommandFailed(
+            f"{location}: not a line of `headrace consume --json`: {error}"
+        ) from error
 
 
 # -- from a file -----------------------------------------------------------------------------------
@@ -328,22 +330,22 @@ def _some_lines(file: BinaryIO) -> list[bytes]:
 
 def _of_lines(lines: list[bytes], topic: str, name: str, number: int) -> list[Original]:
     """number: that of the first line."""
-    return [_of_line(line, topic, f"{name}:{place}") for place, line in enumerate(lines, number)]
+    return [_of_line(line, topic, f"{name}:{at}") for at, line in enumerate(lines, number)]
 
 
 def _of_line(line: bytes, topic: str, name: str) -> Original:
     row = _row(line, name)
-    place = f"{row.broker}/{row.queue}"
+    queue = f"{row.broker}/{row.queue}"
     if row.problem is not None:
-        raise CommandFailed(f"{name}: {place}@{row.queue_offset} was unreadable: {row.problem}")
+        raise CommandFailed(f"{name}: {queue}@{row.queue_offset} was unreadable: {row.problem}")
     body = _body(row, name)
     properties = _origin(row.message_id, row.born_time, row.store_time) | row.properties
     message = Copy(topic, body, row.key or "", row.tag or "", properties)
     try:
         message.check()
     except InvalidMessage as error:
-        raise CommandFailed(f"{name}: {place}@{row.queue_offset}: {error}") from error
-    return Original(place, message)
+        raise CommandFailed(f"{name}: {queue}@{row.queue_offset}: {error}") from error
+    return Original(queue, message)
 
 
 def _body(row: _Row, name: str) -> bytes:

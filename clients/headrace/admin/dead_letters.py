@@ -154,7 +154,7 @@ class DeadLetters:
         return target
 
     async def is_replayed(self, letter: ReceivedMessage, target: str) -> bool:
-        """Whether a former replay, perhaps interrupted before its end, has sent it to ``target``.
+        """True if a former replay, perhaps interrupted before its end, has sent it to ``target``.
 
         Relies on the broker's index of messages.
         """
@@ -169,15 +169,15 @@ class DeadLetters:
         """Send it once: an attempt without an answer may have stored it, so there is no second."""
         stored = letter.stored
         publication = Publication(REPLAY_GROUP, await self._instance.route(target))
-        place = publication.target(letter.key.encode(), avoid=())
-        if place.error:
-            raise place.error
+        chosen = publication.target(letter.key.encode(), avoid=())
+        if chosen.error:
+            raise chosen.error
         header = SendMessageHeaderV2(
             producer_group=REPLAY_GROUP,
             topic=target,
             default_topic=DEFAULT_TOPIC,
             default_topic_queue_nums=DEFAULT_TOPIC_QUEUES,
-            queue_id=place.queue.queue_id,
+            queue_id=chosen.queue.queue_id,
             sys_flag=stored.sys_flag & _FLAGS_OF_BODY,
             born_timestamp=stored.born_timestamp,
             flag=stored.flag,
@@ -185,10 +185,10 @@ class DeadLetters:
             reconsume_times=0,
             unit_mode=False,
             batch=False,
-            bname=place.broker_name,
+            bname=chosen.broker_name,
         )
         response = await self._instance.request(
-            place.address, RequestCode.SEND_MESSAGE_V2, header, stored.stored_body
+            chosen.address, RequestCode.SEND_MESSAGE_V2, header, stored.stored_body
         )
         response.expect(*STORED)
 

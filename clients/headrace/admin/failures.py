@@ -129,7 +129,7 @@ def _explained(error: BaseException) -> BaseException:
 
 
 def _problem_of(address: str, request_code: int) -> str | None:
-    """What is wrong with the server that should have served a request, as far as it shows."""
+    """The problem with the server that should have served a request, as far as it shows."""
     import trio
 
     from headrace.admin.probe import Role, examine
@@ -140,8 +140,11 @@ def _problem_of(address: str, request_code: int) -> str | None:
 
 def _of_daemons() -> dict[type[Exception], int]:
     """The errors of the daemons that this command has loaded, and their exit codes."""
-    loaded = (place for place in _OF_DAEMONS if place[0] in sys.modules)
-    return {getattr(sys.modules[place[0]], place[1]): _OF_DAEMONS[place] for place in loaded}
+    return {
+        getattr(sys.modules[module], name): code
+        for (module, name), code in _OF_DAEMONS.items()
+        if module in sys.modules
+    }
 
 
 def _exit_code(error: BaseException) -> int:

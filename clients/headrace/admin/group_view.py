@@ -1,4 +1,4 @@
-"""What an operator sees of one group: its members, topics and queues."""
+"""An operator's view of one group: its members, topics and queues."""
 
 from __future__ import annotations
 
@@ -155,19 +155,19 @@ def _alarm(known: QueueOfGroup | None) -> str | None:
 async def _reports(
     admin: Admin, group: str, members: Mapping[str, ConsumerConnection]
 ) -> dict[str, ConsumerRunningInfo]:
-    places = {
+    brokers = {
         client.client_id: broker
         for broker, found in members.items()
         for client in found.connection_set
     }
 
-    async def ask(place: tuple[str, str]) -> ConsumerRunningInfo | None:
-        return await admin.running_info(group, *place)
+    async def ask(member: tuple[str, str]) -> ConsumerRunningInfo | None:
+        return await admin.running_info(group, *member)
 
-    outcomes = await gather(ask, list(places.items()))
+    outcomes = await gather(ask, list(brokers.items()))
     return {
         client_id: outcome
-        for client_id, outcome in zip(places, outcomes, strict=True)
+        for client_id, outcome in zip(brokers, outcomes, strict=True)
         if isinstance(outcome, ConsumerRunningInfo)
     }
 

@@ -359,7 +359,7 @@ class GroupAdmin(ChainAdmin):
     async def running_info(
         self, group: str, client_id: str, broker: str
     ) -> ConsumerRunningInfo | None:
-        """What a connected member reports about itself; None if it does not answer.
+        """The report of a connected member about itself; None if it does not answer.
 
         broker: name of a broker that it is connected to.
         """

@@ -1,4 +1,4 @@
-"""What can be wrong with a broker that answers, or that has left: the rows of ``headrace doctor``.
+"""The problems of a broker that answers, or that has left: the rows of ``headrace doctor``.
 
 Each check reads a broker's runtime information (GET_BROKER_RUNTIME_INFO), and has a row in
 ``CHECKS``. docs/operations.md "What doctor finds" lists them; tests/clients/test_cli_doctor_rows.py

@@ -91,10 +91,10 @@ async def _connect(address: str) -> trio.SocketStream:
     host, port = split_address(address)
     with trio.move_on_after(CONNECT_TIMEOUT_S):
         found = await trio.socket.getaddrinfo(host, port, type=trio.socket.SOCK_STREAM)
-        family, kind, protocol, _, place = found[0]
+        family, kind, protocol, _, peer = found[0]
         sock = trio.socket.socket(family, kind, protocol)
         try:
-            await sock.connect(place)
+            await sock.connect(peer)
         except BaseException:
             sock.close()
             raise

@@ -43,12 +43,12 @@ _FORMATS = {
 class BadRow(HeadraceError):
     """A row that cannot become a message.
 
-    place: ``file:line`` or ``file:line:column``, counting from 1.
+    location: ``file:line`` or ``file:line:column``, counting from 1.
     """
 
-    def __init__(self, place: str, reason: str) -> None:
-        super().__init__(f"{place}: {reason}")
-        self.place = place
+    def __init__(self, location: str, reason: str) -> None:
+        super().__init__(f"{location}: {reason}")
+        self.location = location
         self.reason = reason
 
 
@@ -82,16 +82,16 @@ def read_messages(
     from headrace.messages import Message
 
     readers = {RowFormat.LINES: _lines, RowFormat.NDJSON: _ndjson, RowFormat.CSV: _csv}
-    for place, body, key, tag in readers[row_format](lines, name, columns):
+    for location, body, key, tag in readers[row_format](lines, name, columns):
         try:
             message = Message(topic, body, key=key, tag=tag)
             message.check()
         except InvalidMessage as error:
-            raise BadRow(place, str(error)) from error
+            raise BadRow(location, str(error)) from error
         yield message
 
 
-# Place, body, key, tag.
+# Location, body, key, tag.
 _Row = tuple[str, bytes, str, str]
 
 
@@ -138,18 +138,18 @@ class _Number(str):
     __slots__ = ()
 
 
-def _select(place: str, whole: bytes, row: Any, columns: Columns) -> _Row:
+def _select(location: str, whole: bytes, row: Any, columns: Columns) -> _Row:
     wanted = columns.names()
     if wanted and not isinstance(row, dict):
-        raise BadRow(place, f"not a JSON object, so it has no field {wanted[0]!r}")
+        raise BadRow(location, f"not a JSON object, so it has no field {wanted[0]!r}")
     for field in wanted:
         if field not in row:
-            raise BadRow(place, f"no field {field!r}; it has {', '.join(row) or 'none'}")
+            raise BadRow(location, f"no field {field!r}; it has {', '.join(row) or 'none'}")
     try:
         key, tag, body = (_field(row, column, whole) for column in columns)
-        return place, encoded_text(body, "body") if columns.body else whole, key, tag
+        return location, encoded_text(body, "body") if columns.body else whole, key, tag
     except (InvalidMessage, msgspec.DecodeError) as error:
-        raise BadRow(place, str(error)) from error
+        raise BadRow(location, str(error)) from error
 
 
 def _field(row: Mapping[str, Any], name: str | None, whole: bytes) -> str:
@@ -177,14 +177,14 @@ def _csv(lines: Iterable[bytes], name: str, columns: Columns) -> Iterator[_Row]:
     _check_header(header, name, columns)
     first_line = reader.line_num + 1
     while (row := _next_row(reader, name)) is not None:
-        place = f"{name}:{first_line}"
+        location = f"{name}:{first_line}"
         first_line = reader.line_num + 1
         if not row:
             continue
         if len(row) != len(header):
-            raise _uneven(place, header, row)
+            raise _uneven(location, header, row)
         fields = dict(zip(header, row, strict=True))
-        yield _select(place, msgspec.json.encode(fields), fields, columns)
+        yield _select(location, msgspec.json.encode(fields), fields, columns)
 
 
 def _next_row(reader: Any, name: str) -> list[str] | None:
@@ -204,12 +204,12 @@ def _check_header(header: list[str], name: str, columns: Columns) -> None:
         raise BadRow(f"{name}:1", f"two columns are named {min(duplicates)!r}; rename one")
 
 
-def _uneven(place: str, header: list[str], row: list[str]) -> BadRow:
+def _uneven(location: str, header: list[str], row: list[str]) -> BadRow:
     problem = f"{len(row)} fields, but the header names {len(header)}"
     if len(row) < len(header):
         return BadRow(
-            f"{place}:{len(row) + 1}", f"{problem}: column {header[len(row)]!r} is missing"
+            f"{location}:{len(row) + 1}", f"{problem}: column {header[len(row)]!r} is missing"
         )
     return BadRow(
-        f"{place}:{len(header) + 1}", f"{problem}: does an unquoted value contain a comma?"
+        f"{location}:{len(header) + 1}", f"{problem}: does an unquoted value contain a comma?"
     )

@@ -228,14 +228,14 @@ def _leader_rows(change: Change) -> list[dict[str, Any]]:
                 {
                     "topic": change.plan.topic,
                     "queue": queue,
-                    "before": _place(old),
-                    "after": _place(new),
+                    "before": _queue_text(old),
+                    "after": _queue_text(new),
                     "from_offset": None if new.logic_offset < 0 else new.logic_offset,
                 }
             )
     return rows
 
 
-def _place(item: MappingItem | None) -> str | None:
+def _queue_text(item: MappingItem | None) -> str | None:
     """A physical queue as broker/queue."""
     return f"{item.bname}/{item.queue_id}" if item else None

@@ -45,7 +45,7 @@ _COMPACTED: Final = "COMPACTION"
 
 
 def is_compacted(attributes: Mapping[str, str]) -> bool:
-    """Whether a topic with these attributes keeps the newest message of each key."""
+    """True if a topic with these attributes keeps the newest message of each key."""
     return attributes.get(_POLICY) == _COMPACTED
 
 
@@ -84,7 +84,7 @@ class Found(NamedTuple):
 
     @property
     def is_compacted(self) -> bool:
-        """Whether the topic keeps the newest message of each key."""
+        """True if the topic keeps the newest message of each key."""
         return is_compacted(self.attributes)
 
     def brokers(self) -> dict[str, BrokerTopic]:
@@ -116,7 +116,7 @@ class StaticTopicAdmin(ChainAdmin):
     """
 
     async def becomes_static(self, topic: str) -> bool:
-        """Whether a compacted topic is static if no broker is named at its creation.
+        """True if a compacted topic is static without a broker named at its creation.
 
         It is on several brokers of headrace's: a key of a plain one goes to another queue when a
         broker joins, while its old value stays. A topic that exists stays what it is.

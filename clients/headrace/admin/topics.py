@@ -432,7 +432,7 @@ def _topic_header(config: TopicConfig, force: bool) -> CreateTopicHeader:
 
 
 def _is_like(config: TopicConfig, wanted: TopicConfig) -> bool:
-    """Whether a topic has the settings of ``wanted``; it may have more attributes."""
+    """True if a topic has the settings of ``wanted``; it may have more attributes."""
     return (
         config.write_queue_nums == wanted.write_queue_nums
         and config.read_queue_nums == wanted.read_queue_nums

@@ -206,7 +206,7 @@ class WaitingAdmin(BrokerRequests):
         return (await self._ask(address, RequestCode.QUERY_CONSUME_QUEUE, header)).decode(Units)
 
     async def _is_resumed(self, address: str, discarded: StoredMessage) -> bool:
-        """Whether a half message was written that names a discarded one."""
+        """True if a half message was written that names a discarded one."""
         header = QueryMessageHeader(
             topic=HALF_TOPIC,
             key=discarded.properties.get(UNIQ_KEY, ""),
@@ -215,11 +215,11 @@ class WaitingAdmin(BrokerRequests):
             end_timestamp=_TIMESTAMP_MAX,
             unique_key_query=True,
         )
-        place = discarded.physical_offset
+        offset = discarded.physical_offset
         found = await newest(
             partial(self._query_page, address),
             header,
-            lambda half: half.prepared_transaction_offset == place,
+            lambda half: half.prepared_transaction_offset == offset,
             max_count=1,
         )
         return bool(found.messages)

@@ -303,19 +303,19 @@ class Assignment:
 
     async def _join(self, route: TopicRoute) -> dict[str, HeadraceError]:
         """Send a first heartbeat to all brokers of a topic; return errors by broker name."""
-        places = [
+        replicas_at = [
             (name, at) for name, replicas in route.brokers.items() for at in replicas.values()
         ]
 
-        async def join(place: tuple[str, str]) -> None:
-            if not self._instance.open_connection(place[1]):
-                await self._instance.heartbeat([place[1]])
+        async def join(replica: tuple[str, str]) -> None:
+            if not self._instance.open_connection(replica[1]):
+                await self._instance.heartbeat([replica[1]])
 
-        outcomes = await gather(join, places)
+        outcomes = await gather(join, replicas_at)
         # A failed replica does not make the queues unavailable.
         return {
             name: error
-            for (name, address), error in zip(places, outcomes, strict=True)
+            for (name, address), error in zip(replicas_at, outcomes, strict=True)
             if error is not None and address == route.address(name)
         }
 

@@ -28,12 +28,12 @@ _PAUSE_S = 1.0
 
 
 def _is_topic_deleted(error: HeadraceError) -> bool:
-    """Whether the queue's broker reports that the topic does not exist."""
+    """True if the queue's broker reports that the topic does not exist."""
     return isinstance(error, BrokerError) and error.code == ResponseCode.TOPIC_NOT_EXIST
 
 
 def _has_moved(error: HeadraceError) -> bool:
-    """Whether another broker serves the queue now, which the next route names."""
+    """True if another broker serves the queue now, which the next route names."""
     return isinstance(error, BrokerError) and error.code == ResponseCode.NOT_LEADER_FOR_QUEUE
 
 

@@ -184,7 +184,7 @@ class Inbox:
         return None
 
     def is_handed_out(self, process_queue: ProcessQueue) -> bool:
-        """Whether a batch of this queue is handed out and not processed."""
+        """True if a batch of this queue is handed out and not processed."""
         # A queue that was lost and taken again has a new ProcessQueue.
         return any(
             delivery.process_queue.queue == process_queue.queue for delivery in self._handed_out
@@ -267,7 +267,7 @@ class Inbox:
         return longest.process_queue.split(longest)
 
     def _is_blocked(self, process_queue: ProcessQueue) -> bool:
-        """Whether a queue has to wait: for its current batch, until its retry, or paused."""
+        """True if a queue has to wait: for its current batch, until its retry, or paused."""
         is_busy = self._ordered and self.is_handed_out(process_queue)
         return is_busy or process_queue.is_suspended
 
@@ -320,7 +320,7 @@ class _Holder:
         return self._caller if has_ended(self._task) else self._task
 
     def had(self, caller: Caller) -> bool:
-        """Whether the user held it when it called."""
+        """True if the user held it when it called."""
         return self._number < caller.seen and self.user is caller.user
 
     def is_in_time(self) -> bool:

@@ -59,7 +59,7 @@ class Delivery:
 
     @property
     def is_valid(self) -> bool:
-        """Whether it may be handed out: its queue was neither dropped nor reset since the fetch."""
+        """True while it may be handed out: its queue is neither dropped nor reset since."""
         return not (self.is_done or self.process_queue.is_dropped)
 
     @property
@@ -86,7 +86,7 @@ class Delivery:
 
     @property
     def has_more(self) -> bool:
-        """Whether messages remain that may still be handed out."""
+        """True while messages remain that may be handed out."""
         return self.remaining_count > 0
 
     def next_part(self, messages_max: int | None = None) -> MessageBatch:
@@ -143,7 +143,7 @@ class Delivery:
 
 
 class Failure(NamedTuple):
-    """Why a queue can't be read. since: loop time of the beginning of the first failed attempt."""
+    """An error that leaves a queue unread. since: loop time at which the first failure began."""
 
     since: float
     error: HeadraceError
@@ -198,22 +198,22 @@ class ProcessQueue:
 
     @property
     def is_locked(self) -> bool:
-        """Whether the queue is processed under a lock."""
+        """True if the queue is processed under a lock."""
         return self.locked_until is not None
 
     @property
     def has_lost_lock(self) -> bool:
-        """Whether the lock has ended, so that another member may process the queue."""
+        """True once the lock has ended, so that another member may process the queue."""
         return self.locked_until is not None and anyio.current_time() >= self.locked_until
 
     @property
     def is_suspended(self) -> bool:
-        """Whether no message may be handed out now: the queue is paused, or waits for a retry."""
+        """True while no message may be handed out: the queue is paused, or waits for a retry."""
         return self.is_paused or self.suspended_until > anyio.current_time()
 
     @property
     def is_dropped(self) -> bool:
-        """Whether the queue was released or lost; fetched messages are then not handed out."""
+        """True once the queue is released or lost; fetched messages are then not handed out."""
         return self._is_dropped or self.has_lost_lock
 
     @property
@@ -228,7 +228,7 @@ class ProcessQueue:
 
     @property
     def room(self) -> Limits:
-        """How much the next pull may fetch; the pull waits while either limit is 0."""
+        """Limits of the next pull, which waits while either is 0."""
         return Limits(
             max(0, self._limits.messages - self._message_count),
             max(0, self._limits.record_bytes - self._record_bytes),

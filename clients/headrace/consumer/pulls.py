@@ -190,7 +190,7 @@ class PullAnswer:
 
 
 def needs_ordinary_pull(response: Response) -> bool:
-    """Whether a bulk pull has to be repeated as an ordinary one.
+    """True if a bulk pull has to be repeated as an ordinary one.
 
     A static topic's leader of headrace reads some messages from brokers of Apache RocketMQ.
     """

@@ -1,4 +1,4 @@
-"""What a member does with messages that it cannot process: retries and dead letters."""
+"""Retries and dead letters: the ways of a message that a member cannot process."""
 
 from __future__ import annotations
 

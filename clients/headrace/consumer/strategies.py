@@ -167,7 +167,7 @@ def _by_room(items: Iterable[Item], room_of: Callable[[Item], str]) -> dict[str,
 
 
 def _text(queue: MessageQueue) -> str:
-    """What Java's toString makes of a queue."""
+    """The text that Java's toString makes of a queue."""
     return (
         f"MessageQueue [topic={queue.topic}, brokerName={queue.broker_name}, "
         f"queueId={queue.queue_id}]"

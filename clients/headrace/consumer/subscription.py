@@ -37,18 +37,18 @@ class Subscription:
 
     def _listed(self) -> frozenset[str]:
         """The tags of an expression that lists them. Raises ConfigurationError."""
-        place = f"tags={shown(self.expression)} of {self.topic}"
-        encoded_text(self.expression, place, ConfigurationError)
+        given = f"tags={shown(self.expression)} of {self.topic}"
+        encoded_text(self.expression, given, ConfigurationError)
         if looks_like_sql(self.expression):
             raise ConfigurationError(
-                f"{place}: SQL92 filters are not supported yet; list tags, separated by {OR}"
+                f"{given}: SQL92 filters are not supported yet; list tags, separated by {OR}"
             )
         tags = {part.strip(TRIMMED) for part in self.expression.split(OR)} - {""}
         if not tags:
-            raise ConfigurationError(f"{place} lists no tag; {ALL!r} means all tags")
+            raise ConfigurationError(f"{given} lists no tag; {ALL!r} means all tags")
         if ALL in tags:
             raise ConfigurationError(
-                f"{place}: {ALL!r} means all tags, so it cannot be listed with others"
+                f"{given}: {ALL!r} means all tags, so it cannot be listed with others"
             )
         return frozenset(tags)
 

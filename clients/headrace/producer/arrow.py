@@ -206,12 +206,12 @@ def _texts(batch: Any, name: str) -> list[bytes] | None:
 
 
 def _chunks_of_topics(batch: Any, rows: Sequence[int]) -> Iterator[Chunk]:
-    places: dict[bytes, list[int]] = {}
-    for place, topic in enumerate(_values(batch.column(_TOPIC))):
-        places.setdefault(topic, []).append(place)
+    by_topic: dict[bytes, list[int]] = {}
+    for index, topic in enumerate(_values(batch.column(_TOPIC))):
+        by_topic.setdefault(topic, []).append(index)
     batch = batch.drop_columns([_TOPIC])
-    for topic, its_places in places.items():
-        with row_named(rows[its_places[0]]):
+    for topic, indices in by_topic.items():
+        with row_named(rows[indices[0]]):
             name = check_batch_topic(property_text(topic))
-        part = batch if len(places) == 1 else batch.take(pa.array(its_places))
-        yield from _chunks(part, name, [rows[place] for place in its_places])
+        part = batch if len(by_topic) == 1 else batch.take(pa.array(indices))
+        yield from _chunks(part, name, [rows[index] for index in indices])

@@ -40,7 +40,7 @@ class Outlet:
 
     @property
     def is_open(self) -> bool:
-        """Whether messages can be sent now."""
+        """True while messages can be sent."""
         return self.connection is not None and self.connection.is_open
 
     def add(self, backlog: Backlog) -> None:

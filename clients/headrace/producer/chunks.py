@@ -161,7 +161,7 @@ def _property_column(
 
 
 def is_utf8(text: bytes) -> bool:
-    """Whether these bytes are text."""
+    """True if these bytes are text."""
     try:
         text.decode()
     except UnicodeDecodeError:

@@ -58,7 +58,7 @@ _PREFIX = struct.Struct(">II")
 _SYS_FLAG, _BORN_TIMESTAMP, _PROPERTIES = "\x01f", "\x01g", "\x01i"
 _COUNT, _BODY_CRC32 = "\x01count", "\x01crc"
 _FLAG, _OPAQUE = "\x01flag", "\x01opaque"
-_PLACES = {
+_FORMATS = {
     _SYS_FLAG: b'"%d"',
     _BORN_TIMESTAMP: b'"%d"',
     _PROPERTIES: b"%b",
@@ -82,8 +82,8 @@ def _template(code: RequestCode, fields: Mapping[str, str]) -> bytes:
     }
     # The name of a retry topic begins with %, which is special in the template.
     template = _json(header).replace(b"%", b"%%")
-    for name, place in _PLACES.items():
-        template = template.replace(_json(name), place)
+    for name, spec in _FORMATS.items():
+        template = template.replace(_json(name), spec)
     return template
 
 

@@ -534,5 +534,5 @@ class Pipeline(Startable):
 
 
 def _may_concern_one_message(error: HeadraceError) -> bool:
-    """Whether the broker may have refused the request because of a single message."""
+    """True if the broker may have refused the request because of a single message."""
     return isinstance(error, BrokerError) and error.code == ResponseCode.MESSAGE_ILLEGAL

@@ -52,7 +52,7 @@ class Publication:
         return target
 
     def has_broker_besides(self, avoid: Container[str]) -> bool:
-        """Whether any queue is on a broker not in ``avoid``."""
+        """True if any queue is on a broker not in ``avoid``."""
         return any(target.broker_name not in avoid for target in self._usable)
 
 

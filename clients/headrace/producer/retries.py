@@ -26,12 +26,12 @@ _DENIALS_MAX = 3
 
 
 def is_retryable(error: HeadraceError) -> bool:
-    """Whether another attempt may succeed after ``Sender.note_failure``."""
+    """True if another attempt may succeed after ``Sender.note_failure``."""
     return error.retryable or refuses_blocks(error)
 
 
 def refuses_blocks(error: HeadraceError) -> bool:
-    """Whether a headrace broker accepts messages, but not as complete records."""
+    """True if a headrace broker accepts messages, but not as complete records."""
     return (
         isinstance(error, BrokerError)
         and error.request_code == RequestCode.BULK_SEND

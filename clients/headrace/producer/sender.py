@@ -102,7 +102,7 @@ class Sender:
         return block.for_any_broker(now_ms(), self._new_message_id)
 
     def takes_blocks(self, connection: AsyncConnection) -> bool:
-        """Whether the broker at the other end accepts complete records."""
+        """True if the broker at the other end accepts complete records."""
         return connection.peer_is_headrace and connection.address not in self._without_blocks
 
     async def connection(self, target: Target) -> AsyncConnection:
@@ -229,7 +229,7 @@ class Sender:
 
 
 def _is_of_queue(error: HeadraceError) -> bool:
-    """Whether only the queue is unavailable, not all queues of the broker."""
+    """True if only the queue is unavailable, not all queues of the broker."""
     if isinstance(error, BrokerError):
         return error.code == ResponseCode.NOT_LEADER_FOR_QUEUE
     return isinstance(error, NoQueue)

@@ -118,7 +118,7 @@ def _plain_bodies(messages: list[Message]) -> tuple[str, list[bytes]]:
 
 
 def _are_columns(messages: list[Message], topic: str) -> bool:
-    """Whether all messages have ``topic`` and, besides bodies, only keys and tags."""
+    """True if all messages have ``topic`` and, besides bodies, only keys and tags."""
     return not [
         True
         for message in messages

@@ -49,7 +49,7 @@ class Change(msgspec.Struct, Generic[Value], frozen=True):
 
     @property
     def is_deletion(self) -> bool:
-        """Whether the key was deleted."""
+        """True if the key was deleted."""
         return self.value is None
 
 

@@ -91,7 +91,7 @@ class Follower:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether all messages that were there at the start have been applied."""
+        """True once all messages that were there at the start are applied."""
         return self._loaded.is_set()
 
     async def start(self, tasks: TaskGroup) -> None:

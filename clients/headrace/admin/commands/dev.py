@@ -118,18 +118,20 @@ _OPTIONS = {
 
 
 def _settings(config: Path | None, changes: tuple[str, ...]) -> dict[str, str]:
-    """Settings by key. Raises ConfigError with the place of each unusable one."""
+    """Settings by key. Raises ConfigError that names the line of each unusable one."""
     from headrace_broker.config import BrokerConfig, ConfigError
     from headrace_broker.settings.files import read_settings
 
-    values, places, warnings = read_settings("\n".join(changes), "--set")
+    values, origins, warnings = read_settings("\n".join(changes), "--set")
     if config:
         in_file = read_settings(config.read_text(), str(config))
-        values, places = in_file[0] | values, in_file[1] | places
+        values, origins = in_file[0] | values, in_file[1] | origins
         warnings += in_file[2]
     if values:
-        BrokerConfig().changed(values, places)
-    if taken := [f"{places[key]}: {key}: use {_OPTIONS[key]}" for key in values if key in _OPTIONS]:
+        BrokerConfig().changed(values, origins)
+    if taken := [
+        f"{origins[key]}: {key}: use {_OPTIONS[key]}" for key in values if key in _OPTIONS
+    ]:
         raise ConfigError(taken)
     for warning in warnings:
         warn(warning)

@@ -77,14 +77,14 @@ async def diagnose(nameservers: Sequence[str], wall_ms: Callable[[], int] = now_
     live = {address for _, _, address in brokers}
     left = _left(clusters.values())
 
-    async def check(place: tuple[str, int, str]) -> list[Check]:
-        name, broker_id, address = place
+    async def check(node_at: tuple[str, int, str]) -> list[Check]:
+        name, broker_id, address = node_at
         problem, body = await examine(address, Role.BROKER)
         node = f"{name}:{broker_id}"
         problem, found = (
             (problem, []) if problem else _broker_problems(node, address, body, wall_ms())
         )
-        return [Check("broker", node, address, problem or brokers[place]), *found]
+        return [Check("broker", node, address, problem or brokers[node_at]), *found]
 
     async def check_left(broker: DepartedBroker) -> list[Check]:
         """Also a broker that runs and doesn't register, which its store may be the reason for."""

@@ -278,7 +278,7 @@ async def _load(topic: str, source: BinaryIO, name: str, nameserver: str | None)
             count += len(messages)
             bad_row = next((row for row in chunk if isinstance(row, BadRow)), None)
     if bad_row:
-        raise BadRow(bad_row.place, f"{bad_row.reason}. Lines loaded before it: {count}")
+        raise BadRow(bad_row.location, f"{bad_row.reason}. Lines loaded before it: {count}")
     return count
 
 

@@ -195,7 +195,7 @@ def _send_rows(
     failure = stream.failure
     if isinstance(failure, BadRow):
         raise BadRow(
-            failure.place,
+            failure.location,
             f"{failure.reason}. Messages sent before this row: {stream.sent}, none after it",
         )
     if failure:
@@ -340,7 +340,7 @@ class _Stream:
                 yield line + b"\n"
             count += len(lines)
             if len(rest) > LINE_BYTES_MAX:
-                place = f"{self._source.name}:{count + 1}"
-                raise BadRow(place, f"a line of more than {LINE_BYTES_MAX} bytes")
+                location = f"{self._source.name}:{count + 1}"
+                raise BadRow(location, f"a line of more than {LINE_BYTES_MAX} bytes")
         if rest:
             yield rest

@@ -115,7 +115,7 @@ def cancel(timer: str, nameserver: str | None, *, as_json: bool) -> None:
 
 
 async def _handle(admin: Admin, timer: str) -> RecallHandle:
-    """What recalls a timer. Raises NotFound for an unknown id."""
+    """The handle that recalls a timer. Raises NotFound for an unknown id."""
     from headrace.admin.waiting import handle_of
     from headrace_protocol.recall_handle import decode_recall_handle
     from headrace_protocol.system_topics import TIMER_TOPIC
