@@ -461,34 +461,22 @@ def test_a_program_ends_whatever_it_leaves_open(mq: Embedded, ending: str) -> No
         admin.delete_group("g")
 
 
-class PatchedSocket:
-    """Stands for what a library of greenlets puts in place of the original."""
-
-
-PatchedSocket.__module__ = "gevent._socket3"
-
-
-def test_patched_modules_are_refused_with_the_way_out(
-    mq: Embedded, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("library", "is_refused"), [("gevent._socket3", True), ("socks", False)])
+def test_patched_modules_are_refused_where_greenlets_are_behind_them(
+    mq: Embedded, monkeypatch: pytest.MonkeyPatch, library: str, *, is_refused: bool
 ) -> None:
-    producer = blocking.Producer(**options(mq))
-    monkeypatch.setattr("socket.socket", PatchedSocket)
-    with pytest.raises(ConfigurationError, match=r"gevent has replaced socket\.socket.* gthread"):
-        producer.start()
-    monkeypatch.undo()
-    with producer:
-        producer.send(Message("Plain", b"x"))
-
-
-def test_a_patched_socket_that_is_no_greenlet_library_s_is_used(
-    mq: Embedded, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Proxied(socket.socket):
+    class Patched(socket.socket):
         __slots__ = ()
 
-    Proxied.__module__ = "socks"
-    monkeypatch.setattr("socket.socket", Proxied)
-    with blocking.Producer(**options(mq)) as producer:
+    Patched.__module__ = library
+    producer = blocking.Producer(**options(mq))
+    monkeypatch.setattr("socket.socket", Patched)
+    if is_refused:
+        words = r"gevent has replaced socket\.socket.* gthread"
+        with pytest.raises(ConfigurationError, match=words):
+            producer.start()
+        monkeypatch.undo()
+    with producer:
         producer.send(Message("Plain", b"x"))
 
 

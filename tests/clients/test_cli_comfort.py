@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -93,11 +94,11 @@ def test_dev_runs_with_settings(tmp_path: Path) -> None:
 @pytest.mark.parametrize("width", [20, 40, 110])
 def test_words_of_tables_stay_whole(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
     terminal = Terminal()
-    monkeypatch.setattr(sys, "stdout", terminal)
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setenv("TERM", "dumb")
     row = {"topic": "orders-of-yesterday", "last_message": "2026-11-26T23:59:54.536Z", "count": 12}
-    print_rows([row, row], as_json=False, empty="")
+    with redirect_stdout(terminal):
+        print_rows([row, row], as_json=False, empty="")
     shown = terminal.getvalue()
     for text in map(str, row.values()):
         assert shown.count(text) == 2, shown
@@ -111,9 +112,9 @@ def test_counts_agree_with_their_nouns() -> None:
 @pytest.mark.parametrize("no_color", ["", "1"])
 def test_errors_are_red_on_a_terminal(monkeypatch: pytest.MonkeyPatch, no_color: str) -> None:
     terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("NO_COLOR", no_color)
-    command.fail("bad\nthing")
+    with redirect_stderr(terminal):
+        command.fail("bad\nthing")
     red = "headrace:" if no_color else "\x1b[31mheadrace:\x1b[0m"
     assert terminal.getvalue() == f"{red} bad\\nthing\n"
 

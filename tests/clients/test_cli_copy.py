@@ -15,8 +15,10 @@ import trio
 from headrace import Message
 from headrace import Producer as AsyncProducer
 from headrace.admin import copying
+from headrace.admin.failures import CommandFailed
 from headrace.blocking import Producer
 from headrace.consumer.pull import PullConsumer
+from headrace.errors import NoQueue
 from tests.support.cli import fail, headrace, succeed
 from tests.support.running_brokers import brokers_in_thread
 
@@ -110,23 +112,20 @@ def test_a_copy_has_all_fields_and_continues(names: tuple[str, str], clusters: A
 
 
 @pytest.mark.parametrize("keys", [KEYS, 0])
-def test_a_copy_that_fails_repeats_what_is_not_stored(
-    clusters: Any, monkeypatch: pytest.MonkeyPatch, keys: int
-) -> None:
+def test_a_copy_that_fails_repeats_what_is_not_stored(clusters: Any, keys: int) -> None:
     source, target = create_topics(clusters)
     send(clusters[0], source, range(40), keys)
     succeed("topic", "alter", target, "--perm", "r")
-    with monkeypatch.context() as patch:
-        patch.setattr(copying, "Producer", partial(AsyncProducer, delivery_timeout_ms=0))
-        assert "has no queue to write to" in fail(1, "topic", "copy", source, target)
+    consumer = PullConsumer(f"copy_{source}_{target}", start="earliest")
+    hasty = AsyncProducer(delivery_timeout_ms=0)
+    with pytest.raises(NoQueue, match="has no queue to write to"):
+        trio.run(copying.copy_topic, consumer, hasty, source, target)
     succeed("topic", "alter", target, "--perm", "rw")
     assert succeed("topic", "copy", source, target, "--json").json()["messages"] == 40
     check_copies(source, target)
 
 
-def test_a_copy_repeats_what_came_after_its_end(
-    names: tuple[str, str], clusters: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_copy_repeats_what_came_after_its_end(names: tuple[str, str], clusters: Any) -> None:
     source, target = names
     more = [range(40, 44)]
 
@@ -138,8 +137,8 @@ def test_a_copy_repeats_what_came_after_its_end(
                 await trio.to_thread.run_sync(send, clusters[0], source, more.pop())
             await super().assign(*queues)
 
-    monkeypatch.setattr(copying, "PullConsumer", LateConsumer)
-    first = succeed("topic", "copy", source, target, "--json").json()["messages"]
+    late = LateConsumer(f"copy_{source}_{target}", start="earliest")
+    first = trio.run(copying.copy_topic, late, AsyncProducer(), source, target)
     assert first < 44
     second = succeed("topic", "copy", source, target, "--json").json()["messages"]
     assert first + second == 44
@@ -222,18 +221,14 @@ def test_a_topic_is_not_copied_to_itself(names: tuple[str, str]) -> None:
     assert len(contents(names[0])) == 40
 
 
-def test_an_import_is_continued(
-    names: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(copying, "_IMPORT_MESSAGES", 7)
+def test_an_import_is_continued(names: tuple[str, str], tmp_path: Path) -> None:
     source, target = names
     file = tmp_path / "out.jsonl"
     succeed("topic", "export", source, str(file))
     lines = file.read_bytes().splitlines(keepends=True)
     file.write_bytes(b"".join(lines[:21]) + b"{}\n")
-    assert f"{file}:22: not a line of `headrace consume --json`" in fail(
-        1, "topic", "import", target, str(file)
-    )
+    with pytest.raises(CommandFailed, match=r"out\.jsonl:22: not a line of"):
+        trio.run(partial(copying.import_file, AsyncProducer(), file, target, at_once=7))
     assert len(contents(target)) == 21
     file.write_bytes(b"".join(lines))
     assert succeed("topic", "import", target, str(file), "--json").json()["messages"] == 19

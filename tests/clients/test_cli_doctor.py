@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 import trio
 
-from headrace.admin.probe import Role, examine, recognise
+from headrace.admin.probe import Role, Timeouts, examine, recognise
 from tests.support.cli import headrace
 
 Session = Callable[[socket.socket], None]
@@ -82,16 +82,12 @@ def web_server() -> Iterator[str]:
         httpd.shutdown()
 
 
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loopback answers at once or never."""
-    monkeypatch.setattr("headrace.admin.probe.ANSWER_TIMEOUT_S", 0.1)
-    monkeypatch.setattr("headrace.admin.probe.CONNECT_TIMEOUT_S", 0.3)
-    monkeypatch.setattr("headrace.admin.probe._FOREIGN_TIMEOUT_S", 0.1)
+# Loopback answers at once or never.
+IMPATIENT = Timeouts(connect_s=0.3, answer_s=0.1, foreign_s=0.1)
 
 
 def problem_of(address: str, role: Role = Role.NAMESERVER) -> str:
-    problem = trio.run(examine, address, role).problem
+    problem = trio.run(examine, address, role, IMPATIENT).problem
     assert problem
     return problem
 

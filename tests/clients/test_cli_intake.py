@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import errno
+import io
 import re
-from io import FileIO
-from pathlib import Path
 
 import click
 import pytest
 
 from headrace.admin import cli, options
-from headrace.admin.commands import send
 from headrace.admin.rows import LINE_BYTES_MAX
 from tests.support.cli import fail, succeed
 
@@ -59,21 +57,24 @@ def test_a_bad_row_costs_no_good_one(
     assert len(stored(topic)) == 2
 
 
-def test_rows_before_an_error_of_the_file_are_sent(
-    topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read, reads = send._read, []
+class Failing(io.RawIOBase):
+    """A file that can be read once."""
 
-    def failing(file: FileIO) -> bytes:
-        reads.append(file)
-        if len(reads) > 1:
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:  # noqa: ARG002
+        if not self._data:
             raise OSError(errno.EIO, "Input/output error")
-        return read(file)
+        data, self._data = self._data, b""
+        return data
 
-    monkeypatch.setattr(send, "_read", failing)
-    file = tmp_path / "lines.txt"
-    file.write_text("a\nb\nhalf a li")
-    assert "Input/output error" in fail(1, "send", topic, "--file", str(file))
+
+def test_rows_before_an_error_of_the_file_are_sent(topic: str) -> None:
+    assert "Input/output error" in fail(1, "send", topic, stdin=Failing(b"a\nb\nhalf a li"))
     assert stored(topic) == ["a", "b"]
 
 

@@ -20,7 +20,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any
     """A function that writes the user's config file."""
     monkeypatch.delenv(NAMESERVER_VARIABLE, raising=False)
     monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
-    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
 
     def write(text: str) -> Path:
         path = tmp_path / ".config" / "headrace.toml"

@@ -39,10 +39,13 @@ class Outcome(NamedTuple):
         return [line.split("\t") for line in self.stdout.splitlines()[1:]]
 
 
-def headrace(*arguments: str, stdin: bytes = b"", patience: Patience = PATIENCE) -> Outcome:
+def headrace(
+    *arguments: str, stdin: bytes | io.RawIOBase = b"", patience: Patience = PATIENCE
+) -> Outcome:
     """Run ``headrace`` with these arguments."""
     out, err = _Capture(), _Capture()
-    given = io.TextIOWrapper(io.BufferedReader(io.BytesIO(stdin)))
+    raw: Any = io.BytesIO(stdin) if isinstance(stdin, bytes) else stdin
+    given = io.TextIOWrapper(io.BufferedReader(raw))
     with (
         redirect_stdout(out),
         redirect_stderr(err),
@@ -57,14 +60,21 @@ def headrace(*arguments: str, stdin: bytes = b"", patience: Patience = PATIENCE)
     return Outcome(code or 0, out.text(), err.text())
 
 
-def succeed(*arguments: str, stdin: bytes = b"", patience: Patience = PATIENCE) -> Outcome:
+def succeed(
+    *arguments: str, stdin: bytes | io.RawIOBase = b"", patience: Patience = PATIENCE
+) -> Outcome:
     """Run a command that succeeds."""
     outcome = headrace(*arguments, stdin=stdin, patience=patience)
     assert outcome.exit_code == 0, outcome.stderr
     return outcome
 
 
-def fail(exit_code: int, *arguments: str, stdin: bytes = b"", patience: Patience = PATIENCE) -> str:
+def fail(
+    exit_code: int,
+    *arguments: str,
+    stdin: bytes | io.RawIOBase = b"",
+    patience: Patience = PATIENCE,
+) -> str:
     """Run a command that fails; returns its message, which is one line."""
     outcome = headrace(*arguments, stdin=stdin, patience=patience)
     assert outcome.exit_code == exit_code, outcome

@@ -71,19 +71,15 @@ def copy(
     copy that is repeated continues where the last one ended.
     """
     from headrace.admin.copying import copy_topic
+    from headrace.consumer.pull import PullConsumer
+    from headrace.producer.producer import Producer
 
     if source == target and _addresses(origin) == _addresses(destination):
         raise click.UsageError("SOURCE and TARGET are the same topic; name another one, or --to")
     group = group or f"copy_{source}_{target}"
-    work = partial(
-        copy_topic,
-        source,
-        target,
-        group=group,
-        from_nameserver=_addresses(origin),
-        to_nameserver=_addresses(destination),
-        per_second=per_second,
-    )
+    consumer = PullConsumer(group, nameserver=_addresses(origin), start="earliest")
+    producer = Producer(nameserver=_addresses(destination))
+    work = partial(copy_topic, consumer, producer, source, target, per_second)
     _run(work, {"topic": source, "to": target}, as_json=as_json)
     sys.stderr.write(
         f"group {group} keeps the progress, and the log keeps what it has not copied; "
@@ -105,8 +101,10 @@ def export(
     Messages that the file has already are not written again.
     """
     from headrace.admin.copying import export_topic
+    from headrace.consumer.pull import PullConsumer
 
-    work = partial(export_topic, topic, file, nameserver=nameserver, per_second=per_second)
+    consumer = PullConsumer(nameserver=nameserver, start="earliest")
+    work = partial(export_topic, consumer, topic, file, per_second)
     _run(work, {"topic": topic, "to": str(file)}, as_json=as_json)
 
 
@@ -125,8 +123,9 @@ def import_(
     continues where the last one ended.
     """
     from headrace.admin.copying import import_file
+    from headrace.producer.producer import Producer
 
-    work = partial(import_file, file, topic, nameserver=nameserver, per_second=per_second)
+    work = partial(import_file, Producer(nameserver=nameserver), file, topic, per_second)
     _run(work, {"topic": topic, "from": str(file)}, as_json=as_json)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 import msgspec
@@ -20,18 +20,18 @@ from headrace.admin.failures import CommandFailed
 from headrace.admin.goal import Goal, all_queues
 from headrace.admin.messages import UNREADABLE, message_record
 from headrace.admin.output import queue_text, time_text
-from headrace.consumer.pull import PullConsumer
 from headrace.consumer.subscription import ALL
 from headrace.errors import InvalidMessage
 from headrace.messages import Copy
-from headrace.producer.producer import Producer
 from headrace_protocol.drivers.files import replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from typing import BinaryIO
 
+    from headrace.consumer.pull import PullConsumer
     from headrace.messages import Message
+    from headrace.producer.producer import Producer
     from headrace.received import MessageBatch, ReceivedMessage
     from headrace_protocol.bodies import MessageQueue
 
@@ -42,7 +42,6 @@ ORIGIN_STORE_TIME = "origin_store_time"
 _COMMIT_S = 1.0
 _IMPORT_MESSAGES = 500
 _IMPORT_BYTES = 8 * 1024 * 1024
-_EARLIEST: Final = "earliest"
 _LINE_BEGIN = b'{"topic":'
 
 
@@ -103,23 +102,19 @@ class Target:
 
 
 async def copy_topic(
+    consumer: PullConsumer,
+    producer: Producer,
     source: str,
     target: str,
-    *,
-    group: str,
-    from_nameserver: str | None,
-    to_nameserver: str | None,
-    per_second: float | None,
+    per_second: float | None = None,
 ) -> int:
-    """Copy what ``source`` holds now, from where ``group`` is; returns the number of messages.
+    """Copy what ``source`` holds now; returns the number of messages.
 
-    The group commits each second, so a copy that is interrupted repeats a second's messages.
+    consumer: of the group that keeps the progress. It commits each second, so a copy that is
+    interrupted repeats a second's messages. Both clients are opened for the copy.
     Raises PartialRead if queues can't be read to the end, and CommandFailed for a damaged message.
     """
-    async with (
-        PullConsumer(group, nameserver=from_nameserver, start=_EARLIEST) as consumer,
-        Producer(nameserver=to_nameserver) as producer,
-    ):
+    async with consumer, producer:
         copies = Target(producer, target, Pace(per_second))
         await producer.queues(target)
         reader = await _reader(consumer, source, {})
@@ -190,7 +185,7 @@ def _origin(message_id: str | None, born: str | None, stored: str | None) -> dic
 
 
 async def export_topic(
-    topic: str, path: Path, *, nameserver: str | None, per_second: float | None
+    consumer: PullConsumer, topic: str, path: Path, per_second: float | None = None
 ) -> int:
     """Append what the file does not have yet of a topic, one JSON object a line.
 
@@ -200,7 +195,7 @@ async def export_topic(
     """
     with path.open("ab+") as file:
         begin = _resume(file, path, topic)
-        async with PullConsumer(nameserver=nameserver, start=_EARLIEST) as consumer:
+        async with consumer:
             reader = await _reader(consumer, topic, begin)
             pace, count = Pace(per_second), 0
             while not reader.is_over:
@@ -276,20 +271,25 @@ def _row(line: bytes, location: str) -> _Row:
 
 
 async def import_file(
-    path: Path, topic: str, *, nameserver: str | None, per_second: float | None
+    producer: Producer,
+    path: Path,
+    topic: str,
+    per_second: float | None = None,
+    *,
+    at_once: int = _IMPORT_MESSAGES,
 ) -> int:
     """Store the messages of a file in a topic; returns their number.
 
-    ``PATH.TOPIC.imported`` says how far it came, so an import that is repeated continues there. One
-    that was killed repeats at most 500 messages. ``-`` is standard input, and keeps no progress.
-    Raises CommandFailed for a line that is no message.
+    ``PATH.TOPIC.imported`` keeps the progress, so an import that is repeated continues there. One
+    that was killed repeats at most ``at_once`` messages. ``-`` is standard input, and keeps no
+    progress. Raises CommandFailed for a line that is no message.
     """
-    async with Producer(nameserver=nameserver) as producer:
+    async with producer:
         copies = Target(producer, topic, Pace(per_second))
         if path == Path("-"):
             name, number = "standard input", 1
             while lines := await trio.to_thread.run_sync(
-                _some_lines, sys.stdin.buffer, abandon_on_cancel=True
+                _some_lines, sys.stdin.buffer, at_once, abandon_on_cancel=True
             ):
                 await copies.send(_of_lines(lines, topic, name, number))
                 number += len(lines)
@@ -297,7 +297,7 @@ async def import_file(
         progress = path.with_name(f"{path.name}.{topic}.imported")
         with path.open("rb") as file:
             number = 1 + _skip_imported(file, progress)
-            while lines := _some_lines(file):
+            while lines := _some_lines(file, at_once):
                 await copies.send(_of_lines(lines, topic, str(path), number))
                 number += len(lines)
                 replace_file(progress, b"%d" % file.tell())
@@ -319,10 +319,10 @@ def _skip_imported(file: BinaryIO, progress: Path) -> int:
     return count
 
 
-def _some_lines(file: BinaryIO) -> list[bytes]:
+def _some_lines(file: BinaryIO, at_once: int) -> list[bytes]:
     lines: list[bytes] = []
     bytes_left = _IMPORT_BYTES
-    while len(lines) < _IMPORT_MESSAGES and bytes_left > 0 and (line := file.readline()):
+    while len(lines) < at_once and bytes_left > 0 and (line := file.readline()):
         lines.append(line)
         bytes_left -= len(line)
     return lines

@@ -25,10 +25,6 @@ from headrace_protocol.frame import foreign_protocol
 if TYPE_CHECKING:
     from headrace_protocol.command import Command
 
-CONNECT_TIMEOUT_S = 3.0
-ANSWER_TIMEOUT_S = 3.0
-# Foreign servers are identified by their first bytes, which they send at once.
-_FOREIGN_TIMEOUT_S = 1.0
 # A server that serves the role's request does so in less.
 _PATIENCE_S = 0.5
 _RECEIVE_BYTES = 64 * 1024
@@ -36,6 +32,17 @@ _RECEIVE_BYTES = 64 * 1024
 _HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 _HTTP2_SETTINGS = 4
 _HTTP2_GOAWAY = 7
+
+
+class Timeouts(NamedTuple):
+    """Seconds for a connection, for an answer, and for the first bytes of a foreign server."""
+
+    connect_s: float = 3.0
+    answer_s: float = 3.0
+    foreign_s: float = 1.0
+
+
+_TIMEOUTS = Timeouts()
 
 
 class Role(Enum):
@@ -59,20 +66,20 @@ class Finding(NamedTuple):
     body: bytes = b""
 
 
-async def examine(address: str, role: Role) -> Finding:
+async def examine(address: str, role: Role, timeouts: Timeouts = _TIMEOUTS) -> Finding:
     """Connect, send the role's request and evaluate the response; takes at most some seconds."""
     try:
-        stream = await _connect(address)
+        stream = await _connect(address, timeouts)
     except OSError as error:
-        return Finding(_connect_problem(error))
+        return Finding(_connect_problem(error, timeouts))
     except ValueError as error:  # a malformed address or name
         return Finding(str(error))
     async with stream:
-        answer, protocol = await _answer_or_protocol(stream, address, role)
+        answer, protocol = await _answer_or_protocol(stream, address, role, timeouts)
     if isinstance(answer, ResponseReceived):
         return _judge(answer.command, bytes(answer.body), role)
     # A server of one client at a time serves no other before the first is closed.
-    protocol = protocol or await _foreign(address)
+    protocol = protocol or await _foreign(address, timeouts)
     return Finding(_silence_problem(answer, protocol, role))
 
 
@@ -86,10 +93,10 @@ def recognise(start: bytes) -> str | None:
     return foreign_protocol(start)
 
 
-async def _connect(address: str) -> trio.SocketStream:
+async def _connect(address: str, timeouts: Timeouts) -> trio.SocketStream:
     """Connect to the first address that the name resolves to. Raises OSError."""
     host, port = split_address(address)
-    with trio.move_on_after(CONNECT_TIMEOUT_S):
+    with trio.move_on_after(timeouts.connect_s):
         found = await trio.socket.getaddrinfo(host, port, type=trio.socket.SOCK_STREAM)
         family, kind, protocol, _, peer = found[0]
         sock = trio.socket.socket(family, kind, protocol)
@@ -102,12 +109,12 @@ async def _connect(address: str) -> trio.SocketStream:
     raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
 
 
-def _connect_problem(error: OSError) -> str:
+def _connect_problem(error: OSError, timeouts: Timeouts) -> str:
     if isinstance(error, ConnectionRefusedError):
         return "connection refused: nothing listens there; start the server, or fix the address"
     if isinstance(error, TimeoutError):
         return (
-            f"no connection within {CONNECT_TIMEOUT_S:g} s: the machine is down, or a firewall "
+            f"no connection within {timeouts.connect_s:g} s: the machine is down, or a firewall "
             "drops the packets"
         )
     if isinstance(error, trio.socket.gaierror):
@@ -116,7 +123,7 @@ def _connect_problem(error: OSError) -> str:
 
 
 async def _answer_or_protocol(
-    stream: trio.SocketStream, address: str, role: Role
+    stream: trio.SocketStream, address: str, role: Role, timeouts: Timeouts
 ) -> tuple[ResponseReceived[Role] | bytes, str | None]:
     """The answer, and the protocol of a server that is silent for half a second."""
     answer: ResponseReceived[Role] | bytes = b""
@@ -125,26 +132,28 @@ async def _answer_or_protocol(
     async def look(scope: trio.CancelScope) -> None:
         nonlocal protocol
         await trio.sleep(_PATIENCE_S)
-        protocol = await _foreign(address)
+        protocol = await _foreign(address, timeouts)
         if protocol:
             scope.cancel()
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(look, nursery.cancel_scope)
-        answer = await _ask(stream, role)
+        answer = await _ask(stream, role, timeouts)
         protocol = None if isinstance(answer, ResponseReceived) else recognise(answer)
         if protocol or isinstance(answer, ResponseReceived):
             nursery.cancel_scope.cancel()
     return answer, protocol
 
 
-async def _ask(stream: trio.SocketStream, role: Role) -> ResponseReceived[Role] | bytes:
+async def _ask(
+    stream: trio.SocketStream, role: Role, timeouts: Timeouts
+) -> ResponseReceived[Role] | bytes:
     """The response to the role's request, or the bytes received instead."""
     connection: Connection[Role] = Connection()
     header = ClusterInfoHeader(departed=True) if role is Role.NAMESERVER else None
     _, buffers = connection.request(role.value, header, waiter=role)
     received = b""
-    with trio.move_on_after(ANSWER_TIMEOUT_S):
+    with trio.move_on_after(timeouts.answer_s):
         try:
             await stream.send_all(b"".join(buffers))
             while data := await stream.receive_some(_RECEIVE_BYTES):
@@ -179,19 +188,19 @@ def _silence_problem(received: bytes, protocol: str | None, role: Role) -> str:
     )
 
 
-async def _foreign(address: str) -> str | None:
+async def _foreign(address: str, timeouts: Timeouts) -> str | None:
     for greeting in (b"GET / HTTP/1.0\r\n\r\n", _client_hello(), _HTTP2_PREFACE):
-        protocol = recognise(await _greet(address, greeting))
+        protocol = recognise(await _greet(address, greeting, timeouts))
         if protocol:
             return protocol
     return None
 
 
-async def _greet(address: str, greeting: bytes) -> bytes:
+async def _greet(address: str, greeting: bytes, timeouts: Timeouts) -> bytes:
     """The first bytes that a server sends to a new client after ``greeting``."""
-    with trio.move_on_after(_FOREIGN_TIMEOUT_S):
+    with trio.move_on_after(timeouts.foreign_s):
         try:
-            async with await _connect(address) as stream:
+            async with await _connect(address, timeouts) as stream:
                 await stream.send_all(greeting)
                 return bytes(await stream.receive_some(_RECEIVE_BYTES))
         except (OSError, trio.BrokenResourceError):

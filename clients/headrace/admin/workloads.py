@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from headrace.messages import SendResult
 
 _MANY = 1000
-_STALL_MS = 10_000
 _DELIVERY_TIMEOUT_MS_MIN = 3000
 # Id of the run, and the time at which the message was due, on this process's clock.
 _STAMP = struct.Struct("8sd")
@@ -32,6 +31,7 @@ class Setup(NamedTuple):
     """Parameters shared by all workloads.
 
     in_flight: used by ``pipeline``. rate: messages per second of ``latency``.
+    stall_s: a consumer that gets nothing for so long gets no more.
     """
 
     topic: str
@@ -40,6 +40,7 @@ class Setup(NamedTuple):
     in_flight: int
     rate: float
     nameserver: str | None
+    stall_s: float = 10.0
 
     def producer(self) -> Producer:
         """A Producer without compression: random bytes do not compress.
@@ -165,11 +166,11 @@ async def receive(setup: Setup) -> Outcome:
         await consumer.assign(queues)
         tally = _Tally(setup.seconds)
         while tally.messages < wanted and _now() < tally.deadline:
-            batch = await consumer.receive_many(timeout_ms=_STALL_MS)
+            batch = await consumer.receive_many(timeout_ms=1000 * setup.stall_s)
             if not batch:
                 raise CommandFailed(
                     f"{wanted - tally.messages} messages of {setup.topic} did not arrive within "
-                    f"{_STALL_MS / 1000:g} s: were messages deleted, or was the topic recreated?"
+                    f"{setup.stall_s:g} s: were messages deleted, or was the topic recreated?"
                 )
             tally.messages += len(batch)
         return tally.outcome()
@@ -187,7 +188,7 @@ async def latency(setup: Setup) -> Outcome:
         await producer.queues(setup.topic)
         tally = _Tally(setup.seconds)
         nursery.start_soon(_send_steadily, setup, producer, run, total, tally)
-        await _receive_stamped(consumer, run, total, tally)
+        await _receive_stamped(setup, consumer, run, total, tally)
         tally.errors = total - tally.messages
         return tally.outcome()
 
@@ -206,10 +207,12 @@ async def _send_steadily(
                 await sends.send(Message(setup.topic, _STAMP.pack(run, due) + padding))
 
 
-async def _receive_stamped(consumer: PullConsumer, run: bytes, total: int, tally: _Tally) -> None:
+async def _receive_stamped(
+    setup: Setup, consumer: PullConsumer, run: bytes, total: int, tally: _Tally
+) -> None:
     """Receive until all messages have arrived, or no more arrive."""
     while tally.messages < total:
-        batch = await consumer.receive_many(timeout_ms=_STALL_MS)
+        batch = await consumer.receive_many(timeout_ms=1000 * setup.stall_s)
         if not batch:
             return
         arrived = _now()
