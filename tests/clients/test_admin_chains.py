@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from headrace import Message, MessageQueue, Producer
+from headrace import Message, MessageQueue, Producer, PullConsumer
 from headrace.admin.client import Admin
 from headrace.admin.requests import BrokerProblem
-from headrace.consumer.offset_store import OffsetStore
-from headrace.instance import ClientInstance
 from headrace_protocol.bodies import SubscriptionGroupConfig
 from headrace_protocol.statictopic.plans import Mode
 from tests.support.running_brokers import Brokers, brokers
@@ -38,12 +36,8 @@ async def send(mq: Brokers, count: int) -> None:
 
 
 async def commit(mq: Brokers, offset: int) -> None:
-    instance = ClientInstance(mq.nameserver, connect=mq.network.connect)
-    await instance.start()
-    try:
-        await OffsetStore(instance).commit("g", {QUEUE: offset})
-    finally:
-        await instance.stop()
+    async with PullConsumer("g", **mq.at) as consumer:
+        await consumer.commit({QUEUE: offset})
 
 
 async def jumped(mq: Brokers, admin: Admin) -> None:

@@ -9,11 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from headrace import Admin, Message, Producer
+from headrace import Admin, Message, Producer, PullConsumer
 from headrace.admin.chains import LogicQueue
 from headrace.admin.statictopic import HalfDone, StaticTopicError, UnchangedTopic
 from headrace.admin.topics import TopicExists
-from headrace.consumer.offset_store import OffsetStore
 from headrace.errors import (
     BrokerError,
     ConfigurationError,
@@ -113,11 +112,11 @@ async def test_a_group_keeps_its_offset_where_an_empty_leader_leaves_its_chain(
     await admin.create_static_topic("T", 2, brokers=["a"])
     await admin.create_group(SubscriptionGroupConfig(group_name="g"))
     queue, other = (each.queue for each in await admin.logic_queues("T"))
-    offsets = OffsetStore(admin._instance)
-    await offsets.commit("g", {queue: 0})
-    await admin.remap_static_topic("T", ["b"], mode=mode)
-    await admin.remap_static_topic("T", ["c"], mode=mode)
-    assert [await offsets.committed("g", each) for each in (queue, other)] == [0, None]
+    async with PullConsumer("g", **mq.at) as consumer:
+        await consumer.commit({queue: 0})
+        await admin.remap_static_topic("T", ["b"], mode=mode)
+        await admin.remap_static_topic("T", ["c"], mode=mode)
+        assert [await consumer.committed(each) for each in (queue, other)] == [0, None]
 
 
 async def test_a_change_has_what_was_and_what_will_be(admin: Admin) -> None:
@@ -230,6 +229,10 @@ class CutOffAdmin(Admin):
             self.requests_left -= 1
         return await super()._ask(address, code, *args)
 
+    async def delete_on(self, topic: str, address: str) -> None:
+        header = DeleteTopicHeader(topic=topic)
+        await super()._ask(address, RequestCode.DELETE_TOPIC_IN_BROKER, header)
+
 
 async def test_a_tool_that_is_cut_off_says_how_to_finish(mq: Brokers, admin: Admin) -> None:
     await admin.create_static_topic("T", 2, brokers=["a"])
@@ -251,7 +254,8 @@ async def test_a_delete_that_dies(mq: Brokers, admin: Admin) -> None:
         await admin.create_static_topic(topic, 2, brokers=["a"])
         await send(mq, topic, 6)
         await admin.remap_static_topic(topic, ["b"], queues=[1])
-        await delete_on(admin, topic, mq.brokers["b"].address)
+        async with CutOffAdmin(**mq.at) as cut_off:
+            await cut_off.delete_on(topic, mq.brokers["b"].address)
         with pytest.raises(StaticTopicError, match=r"gone on b.*topic delete.*--forget-broker b"):
             await admin.repair_static_topic(topic)
     await admin.delete_topic("T1")
@@ -260,10 +264,6 @@ async def test_a_delete_that_dies(mq: Brokers, admin: Admin) -> None:
     assert [(gone.queue, gone.broker) for gone in change.plan.gone] == [(1, "b")]
     assert messages(await admin.logic_queues("T2")) == 6
     await send(mq, "T2", 6)
-
-
-async def delete_on(admin: Admin, topic: str, address: str) -> None:
-    await admin._ask(address, RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicHeader(topic=topic))
 
 
 def messages(queues: list[LogicQueue]) -> int:

@@ -13,7 +13,6 @@ from headrace import Message, MessageQueue, PullConsumer, embedded
 from headrace.admin.end_reader import EndReader
 from headrace.admin.goal import Goal, PartialRead
 from headrace.admin.options import Patience
-from headrace.consumer import assignment, fetcher
 from headrace.errors import ConnectFailed
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import OffsetResponseHeader
@@ -45,8 +44,6 @@ def keep_progress(broker: Scripted) -> None:
 @pytest.fixture
 def brokers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Scripted]]:
     """Two brokers with three messages each; the commands find them, and give up soon."""
-    monkeypatch.setattr(fetcher, "_PAUSE_S", 0.01)
-    monkeypatch.setattr(assignment, "_RETRY_PAUSE_S", 0.01)
     with scripted_in_thread(3) as (nameserver, *brokers):
         known = route(*brokers)
         nameserver.answer(RequestCode.GET_ROUTEINFO_BY_TOPIC, known)
@@ -97,6 +94,7 @@ def test_a_broker_is_asked_where_to_start_before_the_pulls(
         assert START not in codes[codes.index(PULL) :]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [[], ["--group", "g"]], ids=" ".join)
 @pytest.mark.parametrize("code", [ENDS, START, PULL])
 def test_a_broker_that_comes_back_in_time_is_read(
@@ -104,7 +102,7 @@ def test_a_broker_that_comes_back_in_time_is_read(
 ) -> None:
     working: Any = brokers[1].answers[code][0]
     brokers[1].answer(code, close, working)
-    outcome = headrace("consume", "T", *arguments, patience=SOON)
+    outcome = headrace("consume", "T", *arguments, patience=Patience(give_up_s=5, pause_s=0.01))
     assert sorted(outcome.stdout.split()) == ["0", "0", "1", "1", "2", "2"]
     assert outcome.exit_code == 0
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from headrace import MessageQueue, PullConsumer
+from headrace import MessageQueue
 from headrace.consumer.offset_store import OffsetStore
 from headrace.errors import BrokerError, ConnectionLost, NoQueue
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.serving import Reply
 from headrace_protocol.statictopic.mapping import logic_broker_name
-from tests.support.scripted import close, scripted_cluster, static_route
+from tests.support.scripted import close, open_instance, scripted_cluster, static_route
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,10 +69,8 @@ async def test_a_queue_that_fails_holds_up_no_other(
     """committed: by broker, the numbers of the queues whose commits arrive, refused or not."""
     async with scripted_cluster(2, queues=2) as (nameserver, brokers, network):
         queues = begin(nameserver, brokers)
-        async with PullConsumer(
-            "g", nameserver=nameserver.address, connect=network.connect
-        ) as consumer:
-            offsets = OffsetStore(consumer._instance)
+        async with open_instance(nameserver.address, network) as instance:
+            offsets = OffsetStore(instance)
             commit = offsets.commit_oneway if is_oneway else offsets.commit
             with pytest.raises(error):
                 await commit("g", {queue: number for number, queue in enumerate(queues)})

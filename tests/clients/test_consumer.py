@@ -18,7 +18,6 @@ import trio.lowlevel
 
 import headrace
 from headrace import Consumer, HeadraceError, Message, MessageQueue, PullConsumer
-from headrace.consumer import fetcher
 from headrace.embedded import Embedded
 from headrace.errors import ClientClosed, ConfigurationError, RouteNotFound
 from headrace.received import MessageBatch
@@ -358,11 +357,9 @@ async def test_progress_beyond_the_end_is_corrected(mq: Embedded) -> None:
         assert (await take(consumer, 1))[0] in range(6)
 
 
-async def test_a_topic_that_is_made_anew_is_read_from_its_beginning(
-    mq: Embedded, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # The new queue is longer than what was read of the old one when the member asks again.
-    monkeypatch.setattr(fetcher, "_PAUSE_S", 0.5)
+@pytest.mark.slow
+async def test_a_topic_that_is_made_anew_is_read_from_its_beginning(mq: Embedded) -> None:
+    """The new queue is longer than what was read of the old one when the member asks again."""
     await produce(mq, 5, queues=1)
     async with mq.consumer("g", "T") as consumer:
         assert await take(consumer, 5) == [0, 1, 2, 3, 4]
@@ -568,13 +565,8 @@ async def test_a_seek_within_a_batch_ends_it(mq: Embedded) -> None:
     async with mq.consumer("g", "T") as consumer:
         messages = aiter(consumer)
         assert [int((await anext(messages)).body) for _ in range(10)] == list(range(10))
-        (process_queue,) = [
-            process_queue
-            for queue, process_queue in consumer._assignment.process_queues.items()
-            if queue.topic == "T"
-        ]
-        assert process_queue.processed_offset == 9, "the message at hand is not processed"
-        process_queue.reset(2500)
+        (queue,) = [queue for queue in consumer.assignment if queue.topic == "T"]
+        consumer.seek(queue, 2500)
         assert [int((await anext(messages)).body) for _ in range(10)] == list(range(2500, 2510))
 
 

@@ -16,7 +16,7 @@ import trio.testing
 
 import headrace
 from headrace import Message
-from headrace.consumer.inbox import BatchIterator, Inbox, MessageIterator
+from headrace.consumer.inbox import BatchIterator, Inbox, MessageIterator, Receiver
 from headrace.consumer.process_queue import Limits, ProcessQueue
 from headrace.embedded import Embedded
 from headrace.errors import ConfigurationError
@@ -338,8 +338,10 @@ async def test_a_paused_queue_may_move_while_its_reader_asks_for_more(
 ) -> None:
     inbox, queue = opened()
     inbox.put(queue.add(fetched(queue, 10)))
-    batches = BatchIterator(inbox, 1)
-    await anext(batches)
+    receiver = Receiver(inbox)
+    delivery = await receiver.receive()
+    assert delivery is not None
+    delivery.next_part(1)
     inbox.pause(queue)
 
     async def run_others() -> None:
@@ -351,6 +353,8 @@ async def test_a_paused_queue_may_move_while_its_reader_asks_for_more(
     with monkeypatch.context() as patch:
         patch.setattr("anyio.lowlevel.checkpoint", run_others)
         with trio.move_on_after(0.01):
-            await batches._receiver.receive()
+            await receiver.receive()
     inbox.resume(queue)
-    assert (await anext(batches)).queue_offset == 5
+    delivery = await receiver.receive()
+    assert delivery is not None
+    assert delivery.next_part(1).queue_offset == 5

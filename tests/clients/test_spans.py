@@ -326,5 +326,3 @@ async def test_without_a_provider_nothing_is_traced_or_loaded(
             assert message.properties == {}
             break
     assert "headrace.spans" not in sys.modules
-    async with PullConsumer(nameserver="127.0.0.1:1") as reader:
-        assert reader._instance.tracing is None

@@ -25,7 +25,7 @@ from headrace.consumer.pulls import Wanted
 from headrace.consumer.queue_slices import SliceReader
 from headrace.consumer.subscription import Subscription
 from headrace.errors import HeadraceError, MalformedAnswer, NoQueue
-from headrace.instance import ClientInstance
+from headrace.instance import ROUTE_INTERVAL_S
 from headrace.outages import ClientOutages
 from headrace.producer.selector import queue_index
 from headrace.route import TopicRoute
@@ -52,6 +52,7 @@ from tests.support.member import NO_TOPIC, NOT_FOUND
 from tests.support.scripted import (
     Asked,
     Scripted,
+    open_instance,
     scripted_cluster,
     scripted_in_thread,
     sent_queue,
@@ -177,7 +178,7 @@ def test_leaders_are_those_that_javas_client_finds() -> None:
 async def test_too_many_queues_are_refused() -> None:
     async with scripted_cluster() as (nameserver, (broker,), network):
         nameserver.answer(ROUTE, static_route(broker, leads=[[0]], total=QUEUE_NUMS_MAX + 1))
-        async with instance(nameserver, network) as client:
+        async with open_instance(nameserver.address, network) as client:
             with pytest.raises(MalformedAnswer, match="65537 static queues"):
                 await client.route("T")
 
@@ -187,20 +188,6 @@ async def test_too_many_queues_are_refused() -> None:
 
 def producer(nameserver: Scripted, network: MemoryNetwork, **options: Any) -> Producer:
     return Producer(nameserver=nameserver.address, connect=network.connect, **options)
-
-
-class instance:  # noqa: N801 - reads like a function
-    """A started client instance."""
-
-    def __init__(self, nameserver: Scripted, network: MemoryNetwork) -> None:
-        self._instance = ClientInstance(nameserver.address, connect=network.connect)
-
-    async def __aenter__(self) -> ClientInstance:
-        await self._instance.start()
-        return self._instance
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._instance.stop()
 
 
 def queues_sent(broker: Scripted) -> list[int]:
@@ -264,7 +251,8 @@ async def test_the_log_names_the_leader_that_is_away(
                 await p.send(Message("T", b"x", key=key_of(0, 2)))
             (line,) = caplog.messages
             assert line.startswith("broker broker-1 is unavailable, retrying: ")
-            read = (await p._instance.route("T")).unserved(queue(0))
+        async with open_instance(nameserver.address, network) as instance:
+            read = (await instance.route("T")).unserved(queue(0))
         outages = ClientOutages([], lambda: 0.0)
         outages.report(read, "T", queue(0).broker_name)
         assert outages.names == {"broker broker-1"}
@@ -348,7 +336,7 @@ async def test_a_transaction_ends_where_its_message_is(autojump_clock: MockClock
         old.answer_sends(at_old)
         async with producer(nameserver, network) as p, p.transaction("T") as transaction:
             await transaction.send(Message("T", b"x"))
-            p._instance.invalidate_route("T")
+            await trio.sleep(ROUTE_INTERVAL_S + 1)
         assert old.last(RequestCode.END_TRANSACTION).ext["commitLogOffset"] == "777"
         assert new.count(RequestCode.END_TRANSACTION) == 0
 
@@ -365,7 +353,7 @@ async def test_offsets_are_kept_by_the_leader_of_the_moment() -> None:
             broker.answer(
                 RequestCode.QUERY_CONSUMER_OFFSET, Reply(OffsetResponseHeader(offset=offset))
             )
-        async with instance(nameserver, network) as client:
+        async with open_instance(nameserver.address, network) as client:
             offsets = OffsetStore(client)
             assert await offsets.committed("g", queue(0)) == 7
             old.answer(RequestCode.QUERY_CONSUMER_OFFSET, NOT_LEADER)
@@ -388,7 +376,7 @@ async def test_locks_are_asked_of_each_queues_leader() -> None:
         nameserver.answer(ROUTE, static_route(*brokers, leads=leads, total=5, away=1))
         for broker in brokers:
             broker.answer(RequestCode.LOCK_BATCH_MQ, lock_all)
-        async with instance(nameserver, network) as client:
+        async with open_instance(nameserver.address, network) as client:
             locks = QueueLockClient(client, "g")
             failures: dict[str, HeadraceError] = {}
             locked = await locks.lock(map(queue, range(5)), failures)

@@ -16,6 +16,7 @@ from typing import Any
 
 import trio
 
+from headrace.instance import ClientInstance
 from headrace_daemon.network import MemoryNetwork, Network, TcpNetwork
 from headrace_daemon.serving.server import RemotingServer
 from headrace_daemon.serving.server_channel import ServerChannel
@@ -32,6 +33,17 @@ from tests.support.batches import iter_batch
 
 Answer = Reply | None
 HOST = "127.0.0.1"
+
+
+@contextlib.asynccontextmanager
+async def open_instance(nameserver: str, network: Network) -> AsyncIterator[ClientInstance]:
+    """The base of a client, started."""
+    instance = ClientInstance(nameserver, connect=network.connect)
+    await instance.start()
+    try:
+        yield instance
+    finally:
+        await instance.stop()
 
 
 @dataclass
