@@ -15,13 +15,12 @@ import trio
 import trio.testing
 
 import headrace
-from headrace import Message, MessageQueue, SendResult, Table, blocking
-from headrace.consumer.offset_store import OffsetStore
+from headrace import Message, Table, blocking
 from headrace.embedded import Embedded
 from headrace.errors import (
     ClientClosed,
     ConfigurationError,
-    ConnectFailed,
+    ConnectionLost,
     CopyBehind,
     InvalidMessage,
     InvalidValue,
@@ -29,9 +28,13 @@ from headrace.errors import (
     TableNotLoaded,
 )
 from headrace.table.entries import DELETED, Entries, Keyed, Waiting
-from headrace_broker.compaction.lookups import KeyLookups
+from headrace_protocol.codes import RequestCode
 from headrace_protocol.drivers.errors import MalformedAnswer
-from headrace_protocol.key_lookup import WantedKey
+from headrace_protocol.headers import GetByKeyResponseHeader, OffsetResponseHeader
+from headrace_protocol.key_lookup import encode_found
+from headrace_protocol.message import encode_record
+from headrace_protocol.serving import Reply
+from tests.support.scripted import close, scripted_cluster, stored
 
 
 @pytest.fixture
@@ -67,29 +70,30 @@ class Point:
 
 
 async def test_no_reader_of_a_copy_that_cannot_load_waits_for_others(
-    mq: Embedded, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+    autojump_clock: object,
 ) -> None:
-    await create(mq)
-
-    async def fail(_: object, queue: MessageQueue) -> int:
-        raise ConnectFailed("broker:10911", "refused")
-
-    monkeypatch.setattr(OffsetStore, "max_offset", fail)
     waited: list[float] = []
 
     async def get(table: Table[bytes], delay_s: float) -> None:
         await trio.sleep(delay_s)
         began = trio.current_time()
-        with pytest.raises(ConnectFailed):
+        with pytest.raises(ConnectionLost):
             await table.get("k")
         waited.append(trio.current_time() - began)
 
-    async with (
-        mq.table("users", delivery_timeout_ms=3000) as table,
-        trio.open_nursery() as nursery,
-    ):
-        for number in range(100):
-            nursery.start_soon(get, table, number / 10)
+    async with scripted_cluster() as (nameserver, (broker,), network):
+        broker.answer(RequestCode.GET_MAX_OFFSET, close)
+        async with (
+            Table(
+                "T",
+                nameserver=nameserver.address,
+                connect=network.connect,
+                delivery_timeout_ms=3000,
+            ) as table,
+            trio.open_nursery() as nursery,
+        ):
+            for number in range(100):
+                nursery.start_soon(get, table, number / 10)
     assert max(waited) < 4
 
 
@@ -131,22 +135,16 @@ async def test_a_write_is_seen_when_it_returns(mq: Embedded, compacted: bool) ->
         assert table["ada"] == "again"
 
 
-async def test_the_message_of_another_key_is_an_error(
-    mq: Embedded, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    find = KeyLookups._find_in
-
-    def find_other(
-        self: KeyLookups, topic: str, queue_id: int, wanted: WantedKey, *more: Any
-    ) -> Any:
-        return find(self, topic, queue_id, wanted._replace(key=b"other"), *more)
-
-    await create(mq)
-    async with mq.table("users", local=False) as users:
-        await users.put("other", b"1")
-        monkeypatch.setattr(KeyLookups, "_find_in", find_other)
-        with pytest.raises(MalformedAnswer, match="the message of another key than b'mine'"):
-            await users.get("mine")
+async def test_the_message_of_another_key_is_an_error() -> None:
+    record = encode_record(topic="T", queue_id=0, body=b"1", properties=b"KEYS\x01other\x02")
+    async with scripted_cluster(headrace=True) as (nameserver, (broker,), network):
+        found = Reply(GetByKeyResponseHeader(count=1), encode_found([record]))
+        broker.answer(RequestCode.GET_BY_KEY, found)
+        async with Table(
+            "T", local=False, nameserver=nameserver.address, connect=network.connect
+        ) as table:
+            with pytest.raises(MalformedAnswer, match="the message of another key than b'mine'"):
+                await table.get("mine")
 
 
 async def test_get_waits_until_the_copy_is_loaded(mq: Embedded) -> None:
@@ -413,9 +411,10 @@ def test_a_marker_in_one_queue_hides_an_older_value_of_another_while_loading() -
     assert entries.get("k") is None
     assert len(entries) == 0
     entries.forget_deleted()
-    assert entries._entries == {}
     entries.apply(0, messages(("k", b"1", 30), ("k", DELETED, 31)))
-    assert entries._entries == {}
+    # Nothing of it is left, so an older value of another queue counts again.
+    entries.apply(1, messages(("k", b"older", 5)))
+    assert entries.get("k") == b"older"
 
 
 def test_a_key_that_is_set_again_while_loading_is_kept() -> None:
@@ -443,43 +442,22 @@ async def test_changes_that_nobody_reads_any_more_are_not_kept() -> None:
     assert not entries.waiting
 
 
+@pytest.mark.parametrize("is_away", [True, False])
 async def test_a_write_that_the_copy_cannot_read_is_reported(
-    mq: Embedded, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+    autojump_clock: object, *, is_away: bool
 ) -> None:
-    await create(mq)
-    async with mq.table("users", local=True) as table:
-        await table.synced()
-        away = ConnectFailed("broker-a", "it has stopped")
-        assert table._follower is not None
-        for queue in table._follower._queues.values():
-            queue.fetching.cancel()
-        with monkeypatch.context() as patch:
-
-            async def max_offset(*_: object) -> int:
-                raise away
-
-            patch.setattr(OffsetStore, "max_offset", max_offset)
-            with (
-                trio.fail_after(10),
-                pytest.raises(CopyBehind, match="is stored at offset 0") as error,
-            ):
-                await table.put("ada", b"1")
-        assert error.value.__cause__ is away
-        assert await mq_value(mq, "ada") == b"1"
-
-
-async def test_a_write_into_a_topic_that_is_created_again_is_not_waited_for(
-    mq: Embedded, autojump_clock: object
-) -> None:
-    await create(mq)
-    async with mq.table("users", local=True) as table:
-        await table.synced()
-        assert table._follower is not None
-        queue = next(iter(table._follower._queues))
-        with trio.fail_after(10):
-            await table._follower.applied(SendResult(queue, 7, [], []))
-
-
-async def mq_value(mq: Embedded, key: str) -> bytes | None:
-    async with mq.table("users") as table:
-        return await table.get(key)
+    """Only a broker that tells no end of the queue is waited for: the topic may be a new one."""
+    async with scripted_cluster(headrace=True) as (nameserver, (broker,), network):
+        end = Reply(OffsetResponseHeader(offset=0))
+        broker.answer(RequestCode.BULK_PULL, None)
+        broker.answer(RequestCode.GET_MAX_OFFSET, end, close if is_away else end)
+        broker.answer_sends(stored(7))
+        async with Table("T", nameserver=nameserver.address, connect=network.connect) as table:
+            await table.synced()
+            with trio.fail_after(10):
+                if not is_away:
+                    await table.put("ada", b"1")
+                    return
+                with pytest.raises(CopyBehind, match="is stored at offset 7") as error:
+                    await table.put("ada", b"1")
+        assert isinstance(error.value.__cause__, ConnectionLost)
