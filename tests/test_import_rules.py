@@ -147,7 +147,12 @@ MAY_IMPORT = {
     "headrace_broker.topics": SERVICE | {"headrace_broker.config"},
     "headrace_broker.peers": {"headrace_protocol", *LOOP},
     "headrace_broker.statictopic": INNER
-    | {"headrace_broker.consumer", "headrace_broker.inner", "headrace_broker.peers"},
+    | {
+        "headrace_broker.cold",
+        "headrace_broker.consumer",
+        "headrace_broker.inner",
+        "headrace_broker.peers",
+    },
     "headrace_broker.staging": SERVICE | RECORDS,
     "headrace_broker.inner": INNER,
     "headrace_broker.retry": INNER

@@ -134,8 +134,9 @@ class RecordColumns:
     tags_code: the ConsumeQueue's hash of each record's tags; None if only records were received.
 
     Columns have shape (n,) and native integers, and are gathered on first use. Record versions and
-    address families may be mixed. The constructor checks all lengths; only ``check_bodies`` checks
-    body CRCs. Views are valid as long as the buffer.
+    address families may be mixed. The constructor checks all lengths, unless its caller passes the
+    records on as they are; only ``check_bodies`` checks body CRCs. Views are valid as long as the
+    buffer.
     """
 
     def __init__(
@@ -147,6 +148,7 @@ class RecordColumns:
         physical_offset: Array | None = None,
         queue_offset: Array | None = None,
         tags_code: Array | None = None,
+        is_passed_on: bool = False,
     ) -> None:
         """start, size: native int64. The other columns default to the records' own fields.
 
@@ -160,10 +162,13 @@ class RecordColumns:
             self.physical_offset = physical_offset
         if queue_offset is not None:
             self.queue_offset = queue_offset
-        self._check()
+        if not is_passed_on:
+            self._check()
 
     @classmethod
-    def from_bulk(cls, header: BulkPullResponseHeader, body: Buffer) -> RecordColumns:
+    def from_bulk(
+        cls, header: BulkPullResponseHeader, body: Buffer, *, is_passed_on: bool = False
+    ) -> RecordColumns:
         """The records in a BULK_PULL response. Raises CorruptRecord if header and body differ."""
         count = header.count
         data_at = count * UNIT_DTYPE.itemsize
@@ -188,13 +193,14 @@ class RecordColumns:
             physical_offset=physical_offset,
             queue_offset=queue_offset,
             tags_code=_native(units["tags_code"]),
+            is_passed_on=is_passed_on,
         )
 
     @classmethod
-    def from_records(cls, data: Buffer) -> RecordColumns:
+    def from_records(cls, data: Buffer, *, is_passed_on: bool = False) -> RecordColumns:
         """Contiguous records, as in a PULL_MESSAGE response. Raises CorruptRecord."""
         start, size = _walk(data)
-        return cls(data, start, size)
+        return cls(data, start, size, is_passed_on=is_passed_on)
 
     def __len__(self) -> int:
         return len(self.start)

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace_broker.cold import blocks as blocks_module
 from headrace_broker.cold.blocks import ReadBlocks
 from headrace_broker.cold.queue import ReadBlock
 from headrace_protocol.columns import UNIT_DTYPE, RecordColumns
@@ -27,8 +26,8 @@ def block(asked: int, count: int = 100) -> ReadBlock:
     return ReadBlock(asked, asked + count, np.arange(asked, asked + count), units, records)
 
 
-def new_blocks() -> ReadBlocks:
-    return ReadBlocks(EXPIRE_S, 4096)
+def new_blocks(bytes_max: int = 64 << 20) -> ReadBlocks:
+    return ReadBlocks(EXPIRE_S, 4096, bytes_max)
 
 
 def read(blocks: ReadBlocks, begin: int, end: int, now_s: float, stream: Any = ALL) -> None:
@@ -119,11 +118,8 @@ def test_the_window_grows_by_a_batch_with_each_read_and_halves_with_an_expired_b
     assert blocks.window(ALL, 4224) == 0
 
 
-def test_a_new_scan_takes_no_block_that_another_reader_needs_sooner(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(blocks_module, "BLOCKS_BYTES_MAX", 3 * block(0).held_bytes)
-    blocks = new_blocks()
+def test_a_new_scan_takes_no_block_that_another_reader_needs_sooner() -> None:
+    blocks = new_blocks(3 * block(0).held_bytes)
     read(blocks, 0, 50, 0)
     read(blocks, 50, 100, 2)  # 25 messages/s
     for asked in (100, 300, 200):  # of which the second is needed last
@@ -156,7 +152,7 @@ def test_nothing_is_left_of_random_readers() -> None:
         positions[number] = stream, rng.choice((end, end, end, rng.randrange(2000)))
         if rng.random() < 0.1:
             blocks.expire(now_s)
-        assert blocks.message_count == sum(len(b.units) for b, _ in blocks._blocks.values())
+        assert blocks.message_count == sum(len(b.units) for b in blocks._blocks)
     blocks.expire(math.inf)
     assert (len(blocks), blocks.byte_count, blocks.message_count) == (0, 0, 0)
     cursors = blocks._cursors

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left
 from collections import OrderedDict
 from itertools import islice
+from math import inf
 from threading import Lock
 from typing import TYPE_CHECKING, Final
 
 from headrace_broker.cold.cursors import ReadCursors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from headrace_broker.cold.queue import ReadBlock, Stream
 
-# Of all blocks together. Requests run again after their read, so this has room for many blocks of
-# the largest size.
-BLOCKS_BYTES_MAX: Final = 64 << 20
-BLOCK_BYTES_MAX: Final = BLOCKS_BYTES_MAX // 16
 # The block to drop is chosen among so many of those that were used longest ago.
 _CANDIDATES: Final = 64
 _JUST_FETCHED_S: Final = 1.0
@@ -27,11 +21,10 @@ _JUST_FETCHED_S: Final = 1.0
 _CURSOR_LIVES: Final = 4
 
 
-_Key = tuple["Stream", int]
-
-
 class ReadBlocks:
     """The blocks by stream, and their readers, for all threads.
+
+    access_count, hit_count: blocks that were found, and those that had been found before.
 
     A block goes when nobody is expected to read on in it: each reader is past its end, or would
     arrive after the block has expired. If there are too many, that one goes which will be read
@@ -39,39 +32,72 @@ class ReadBlocks:
     with each read, and is halved when a block expires that it has not read out.
     """
 
-    def __init__(self, expire_s: float, window_max: int) -> None:
-        """expire_s: how long a block stays that nobody uses. window_max: in messages."""
+    def __init__(self, expire_s: float, window_max: int, bytes_max: int) -> None:
+        """expire_s: how long a block stays that nobody uses. window_max: in messages.
+
+        bytes_max: of all blocks together.
+        """
+        self.bytes_max = bytes_max
         self._expire_s = expire_s
         self._window_max = window_max
         self._lock = Lock()
-        self._blocks: OrderedDict[_Key, tuple[ReadBlock, float]] = OrderedDict()
-        self._asked: dict[Stream, list[int]] = {}
+        # Those that were used longest ago first.
+        self._blocks: OrderedDict[ReadBlock, None] = OrderedDict()
+        # Of each stream the beginnings of its blocks, and the blocks.
+        self._rows: dict[Stream, tuple[list[int], list[ReadBlock]]] = {}
         self._cursors = ReadCursors()
-        self.byte_count = self.message_count = 0
+        self.byte_count = self.message_count = self.access_count = self.hit_count = 0
 
     def __len__(self) -> int:
         return len(self._blocks)
 
+    @property
+    def block_bytes_max(self) -> int:
+        """Most bytes to read for a block."""
+        return self.bytes_max // 16
+
+    def has_room(self, more_bytes: int) -> bool:
+        """Whether a block fits without another one being dropped."""
+        return self.byte_count + more_bytes <= self.bytes_max
+
     def find(self, stream: Stream, queue_offset: int, now_s: float) -> ReadBlock | None:
-        """The block whose range has a queue offset."""
+        """The block whose range has a queue offset, of the stream or of all tags."""
         with self._lock:
-            asked = self._asked.get(stream)
-            number = bisect_right(asked, queue_offset) if asked else 0
-            if not asked or not number:
-                return None
-            key = stream, asked[number - 1]
-            block, _ = self._blocks[key]
-            if queue_offset >= block.end:
-                return None
-            self._blocks[key] = block, now_s
-            self._blocks.move_to_end(key)
+            block = self._before(stream, queue_offset + 1)
+            if block is None or queue_offset >= block.end:
+                if stream[1] is None:
+                    return None
+                block = self._before((stream[0], None), queue_offset + 1)
+                if block is None or queue_offset >= block.end:
+                    return None
+            self.access_count += 1
+            self.hit_count += block.was_read
+            block.was_read, block.used_s = True, now_s
+            self._blocks.move_to_end(block)
             return block
+
+    def has(self, stream: Stream, queue_offset: int) -> bool:
+        """Whether there is a block of the stream that has a queue offset."""
+        with self._lock:
+            block = self._before(stream, queue_offset + 1)
+            return block is not None and queue_offset < block.end
+
+    def _before(self, stream: Stream, queue_offset: int) -> ReadBlock | None:
+        """The last block of a stream that begins before a queue offset."""
+        row = self._rows.get(stream)
+        number = bisect_left(row[0], queue_offset) if row else 0
+        return row[1][number - 1] if row and number else None
 
     def window(self, stream: Stream, queue_offset: int) -> int:
         """Messages to read at once for a reader that continues at a queue offset; 0 without one."""
         with self._lock:
             cursor = self._cursors.find(stream, queue_offset)
             return cursor.window if cursor else 0
+
+    def expect(self, stream: Stream, queue_offset: int, count: int, now_s: float) -> None:
+        """Note that so many readers are about to read from a queue offset on."""
+        with self._lock:
+            self._cursors.expect(stream, queue_offset, count, now_s)
 
     def note_read(
         self, stream: Stream, begin: int, end: int, count_asked: int, now_s: float
@@ -81,78 +107,73 @@ class ReadBlocks:
             cursor = self._cursors.move(stream, begin, end, now_s)
             grown = (cursor.window or count_asked) + count_asked
             cursor.window = min(grown, self._window_max)
-            for key in self._keys_before(stream, end):
-                if self._blocks[key][0].end <= end and self._wait_s(key, now_s) == math.inf:
-                    self._drop(key)
-
-    def _keys_before(self, stream: Stream, queue_offset: int) -> Iterator[_Key]:
-        """The last block that begins before a queue offset, of each stream that serves this one."""
-        queue, tags = stream
-        for source in (stream,) if tags is None else (stream, (queue, None)):
-            asked = self._asked.get(source, [])
-            number = bisect_left(asked, queue_offset)
-            if number:
-                yield source, asked[number - 1]
+            queue, tags = stream
+            for source in (stream,) if tags is None else (stream, (queue, None)):
+                block = self._before(source, end)
+                if block is not None and block.end <= end and self._wait_s(block, now_s) == inf:
+                    self._drop(block)
 
     def put(self, stream: Stream, block: ReadBlock, now_s: float) -> None:
         """Keep a block, and drop others if there is too much."""
         with self._lock:
-            key = stream, block.asked
-            if key in self._blocks:
-                self._drop(key)
-            self._blocks[key] = block, now_s
-            insort(self._asked.setdefault(stream, []), block.asked)
+            same = self._before(stream, block.asked + 1)
+            if same is not None and same.asked == block.asked:
+                self._drop(same)
+            block.stream, block.used_s = stream, now_s
+            self._blocks[block] = None
+            asked, blocks = self._rows.setdefault(stream, ([], []))
+            number = bisect_left(asked, block.asked)
+            asked.insert(number, block.asked)
+            blocks.insert(number, block)
             self.byte_count += block.held_bytes
             self.message_count += len(block.units)
-            while self.byte_count > BLOCKS_BYTES_MAX and len(self._blocks) > 1:
+            while self.byte_count > self.bytes_max and len(self._blocks) > 1:
                 others = islice(self._blocks, min(len(self._blocks) - 1, _CANDIDATES))
                 self._drop(max(others, key=lambda other: self._wait_s(other, now_s)))
 
     def expire(self, now_s: float) -> None:
         """Drop the blocks that were not used for long, or will not be used in time."""
         with self._lock:
-            keys = list(self._blocks)
-        for key in keys:
+            blocks = list(self._blocks)
+        for block in blocks:
             with self._lock:
-                if key in self._blocks:
-                    self._expire(key, now_s)
+                if block in self._blocks:
+                    self._expire(block, now_s)
         with self._lock:
             self._cursors.forget(now_s - _CURSOR_LIVES * self._expire_s)
 
-    def _expire(self, key: _Key, now_s: float) -> None:
-        block, used_s = self._blocks[key]
-        unused_s = now_s - used_s
+    def _expire(self, block: ReadBlock, now_s: float) -> None:
+        unused_s = now_s - block.used_s
         if unused_s >= self._expire_s:
-            self._halve_windows(key[0], block)
-            self._drop(key)
+            self._halve_windows(block)
+            self._drop(block)
         # One that was just fetched may wait for the request that asked for it.
-        elif unused_s >= _JUST_FETCHED_S and self._wait_s(key, now_s) == math.inf:
-            self._drop(key)
+        elif unused_s >= _JUST_FETCHED_S and self._wait_s(block, now_s) == inf:
+            self._drop(block)
 
-    def _halve_windows(self, stream: Stream, block: ReadBlock) -> None:
+    def _halve_windows(self, block: ReadBlock) -> None:
         """Read less at once for those who did not read a block in time."""
-        for cursor in self._cursors.of(stream):
+        for cursor in self._cursors.of(block.stream):
             if block.asked <= cursor.position < block.end:
                 cursor.window //= 2
 
-    def _wait_s(self, key: _Key, now_s: float) -> float:
+    def _wait_s(self, block: ReadBlock, now_s: float) -> float:
         """Seconds until somebody reads on in a block; infinite if nobody does before it expires."""
-        (stream, asked), (block, used_s) = key, self._blocks[key]
-        left_s = self._expire_s - (now_s - used_s)
+        left_s = self._expire_s - (now_s - block.used_s)
         waits = [
-            cursor.wait_s(asked, now_s)
-            for cursor in self._cursors.of(stream)
+            cursor.wait_s(block.asked, now_s)
+            for cursor in self._cursors.of(block.stream)
             if cursor.position < block.end and now_s - cursor.seen_s < self._expire_s
         ]
-        wait_s = min(waits, default=math.inf)
-        return wait_s if wait_s <= left_s else math.inf
+        wait_s = min(waits, default=inf)
+        return wait_s if wait_s <= left_s else inf
 
-    def _drop(self, key: _Key) -> None:
-        stream, at = key
-        block, _ = self._blocks.pop(key)
+    def _drop(self, block: ReadBlock) -> None:
+        del self._blocks[block]
         self.byte_count -= block.held_bytes
         self.message_count -= len(block.units)
-        asked = self._asked[stream]
-        asked.remove(at)
+        asked, blocks = self._rows[block.stream]
+        number = bisect_left(asked, block.asked)
+        del asked[number], blocks[number]
         if not asked:
-            del self._asked[stream]
+            del self._rows[block.stream]

@@ -11,9 +11,9 @@ from collections import OrderedDict, defaultdict
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Hashable, Iterator
 
-    from headrace_broker.cold.queue import ColdQueue, Stream
+    from headrace_broker.cold.queue import Stream
 
 # A reader's speed is that of a second, or of more until it reads again.
 _SPEED_S: Final = 1.0
@@ -46,8 +46,8 @@ class ReadCursor:
 
     def move(self, position: int, now_s: float) -> None:
         """Continue at a position after a read."""
-        self._speed = self._measured(now_s)
         if now_s - self._speed_since_s >= _SPEED_S:
+            self._speed = self._measured(now_s)
             self._speed_from, self._speed_since_s = self.position, self.seen_s
         self.position, self.seen_s = position, now_s
 
@@ -74,7 +74,7 @@ class ReadCursors:
         # Those that were seen longest ago first, also of a queue.
         self._cursors: OrderedDict[ReadCursor, None] = OrderedDict()
         self._at: defaultdict[tuple[Stream, int], list[ReadCursor]] = defaultdict(list)
-        self._of_queue: defaultdict[ColdQueue, dict[ReadCursor, None]] = defaultdict(dict)
+        self._of_queue: defaultdict[Hashable, dict[ReadCursor, None]] = defaultdict(dict)
 
     def find(self, stream: Stream, position: int) -> ReadCursor | None:
         """A reader that continues at a position."""
@@ -83,19 +83,37 @@ class ReadCursors:
 
     def move(self, stream: Stream, position: int, end: int, now_s: float) -> ReadCursor:
         """Note that a reader has read from ``position`` to ``end``; returns it."""
-        cursor = self.find(stream, position)
-        if cursor is None:
-            self._make_room(stream[0])
-            cursor = ReadCursor(stream, position, now_s)
-        else:
-            self._forget(cursor)
+        cursor = self.find(stream, position) or self._new(stream, position, now_s)
+        self._leave(cursor)
         cursor.move(end, now_s)
-        self._cursors[cursor] = None
-        self._of_queue[stream[0]][cursor] = None
         self._at[stream, end].append(cursor)
+        self._cursors.move_to_end(cursor)
+        cursors = self._of_queue[stream[0]]
+        cursors[cursor] = cursors.pop(cursor)
         return cursor
 
-    def _make_room(self, queue: ColdQueue) -> None:
+    def expect(self, stream: Stream, position: int, count: int, now_s: float) -> None:
+        """Have so many readers at a position at least."""
+        for _ in range(len(self._at.get((stream, position), ())), count):
+            self._new(stream, position, now_s)
+
+    def _new(self, stream: Stream, position: int, now_s: float) -> ReadCursor:
+        self._make_room(stream[0])
+        cursor = ReadCursor(stream, position, now_s)
+        self._cursors[cursor] = self._of_queue[stream[0]][cursor] = None
+        self._at[stream, position].append(cursor)
+        return cursor
+
+    def _leave(self, cursor: ReadCursor) -> None:
+        """Take a reader from its position."""
+        key = cursor.stream, cursor.position
+        cursors = self._at[key]
+        if len(cursors) > 1:
+            cursors.remove(cursor)
+        else:
+            del self._at[key]
+
+    def _make_room(self, queue: Hashable) -> None:
         if len(self._cursors) >= _CURSORS_MAX:
             self._forget(next(iter(self._cursors)))
         if len(self._of_queue.get(queue, ())) >= _QUEUE_CURSORS_MAX:
@@ -117,11 +135,9 @@ class ReadCursors:
             self._forget(cursor)
 
     def _forget(self, cursor: ReadCursor) -> None:
-        queue, key = cursor.stream[0], (cursor.stream, cursor.position)
+        queue = cursor.stream[0]
+        self._leave(cursor)
         del self._cursors[cursor]
         del self._of_queue[queue][cursor]
         if not self._of_queue[queue]:
             del self._of_queue[queue]
-        self._at[key].remove(cursor)
-        if not self._at[key]:
-            del self._at[key]

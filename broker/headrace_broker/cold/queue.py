@@ -1,8 +1,10 @@
-"""A queue that is not in the local log, and what is fetched of it at once."""
+"""Messages of a queue that is not in the local log, in memory, and how much of it is read."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from array import array
+from bisect import bisect_left, bisect_right
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -11,11 +13,12 @@ from headrace_protocol.choose import adjoining, choose
 from headrace_protocol.columns import QUEUE_OFFSET_DTYPE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
     from headrace_protocol.columns import Array, RecordColumns
     from headrace_protocol.message import Buffer
-    from headrace_protocol.tier.driver import Failure
 
-# Unit, position, size and queue offset of a message.
+# Unit, queue offset twice, and where the record is.
 _UNIT_BYTES: Final = 44
 
 
@@ -28,72 +31,123 @@ class Wanted(NamedTuple):
     tags: frozenset[int] | None
 
 
-class ReadBlock(NamedTuple):
-    """The messages of a stream in a range of queue offsets.
+class ReadBlock:
+    """The messages of a stream in a range of queue offsets, their records back to back.
 
     asked, end: the range, without ``end``. The queue has no other message of the stream in it.
-    offsets: queue offset of each message. units: with places in the queue's own log.
+    offsets: queue offset of each message. units: with addresses in the queue's own log.
+    stream, used_s: while it is one of ``ReadBlocks``. was_read: whether a reader has found it.
+    fetch_next: called when the first reader has begun to read it, with the queue offset where the
+    reader continues; fetches what is behind it.
     """
 
-    asked: int
-    end: int
-    offsets: Array
-    units: Array
-    records: RecordColumns
+    __slots__ = (
+        "_data",
+        "_numbers",
+        "_starts",
+        "asked",
+        "end",
+        "fetch_next",
+        "offsets",
+        "stream",
+        "units",
+        "used_s",
+        "was_read",
+    )
+
+    stream: Stream
+    used_s: float
+
+    def __init__(
+        self,
+        asked: int,
+        end: int,
+        offsets: Array,
+        units: Array,
+        records: RecordColumns,
+        fetch_next: Callable[[int], None] | None = None,
+    ) -> None:
+        self.asked = asked
+        self.end = end
+        self.offsets = offsets
+        self.units = units
+        self.fetch_next = fetch_next
+        self.was_read = False
+        # Arrays whose single values come faster than those of numpy. starts: also of the end.
+        self._numbers = array("q", offsets.tobytes())
+        starts = np.append(0, np.cumsum(records.size, dtype=np.int64))
+        self._starts = array("q", starts.tobytes())
+        self._data = _gathered(records, self._starts[-1])
 
     @property
     def held_bytes(self) -> int:
         """Memory of the block."""
-        return len(self.records.data) + _UNIT_BYTES * len(self.units)
+        return len(self._data) + _UNIT_BYTES * len(self.units)
 
     def get(self, wanted: Wanted, shown: tuple[int, int], *, is_bulk: bool) -> GetResult:
         """Messages of the block that fit, at least one if any matches; see ``StoreSource``.
 
         shown: the range of the queue for the answer.
         """
-        begin = int(np.searchsorted(self.offsets, wanted.queue_offset))
-        units, offsets = self.units[begin:], self.offsets[begin:]
-        where, _, seen = choose(units, wanted.tags, wanted.count_max, wanted.bytes_max)
-        next_offset = int(offsets[seen]) if seen < len(offsets) else self.end
-        units, offsets = units[where], offsets[where]
-        count = len(offsets)
+        numbers = self._numbers
+        begin = bisect_left(numbers, wanted.queue_offset)
+        where: slice | Array
+        if wanted.tags is None:
+            seen = self._fitting(begin, wanted)
+            where, count = slice(begin, seen), seen - begin
+            records = [self._data[self._starts[begin] : self._starts[seen]]]
+            byte_count = len(records[0])
+        else:
+            where, count, seen, records = self._choose(begin, wanted)
+            byte_count = sum(map(len, records))
+        next_offset = numbers[seen] if seen < len(numbers) else self.end
         if not count:
             return GetResult(GetStatus.NO_MATCHED_MESSAGE, [], 0, 0, next_offset, *shown)
-        front: list[Buffer] = []
+        if not is_bulk:
+            return GetResult(GetStatus.FOUND, records, count, byte_count, next_offset, *shown)
+        offsets = self.offsets[where]
+        front: list[Buffer] = [self.units[where].view(np.uint8).data]
         has_gaps = next_offset - int(offsets[0]) != count
-        if is_bulk:
-            front.append(units.view(np.uint8).data)
-            if has_gaps:
-                front.append(offsets.astype(QUEUE_OFFSET_DTYPE).tobytes())
-        data, sizes = memoryview(self.records.data), self.records.size[begin:][where]
-        pieces = adjoining(self.records.start[begin:][where], sizes)
+        if has_gaps:
+            front.append(offsets.astype(QUEUE_OFFSET_DTYPE).tobytes())
         return GetResult(
             GetStatus.FOUND,
-            [*front, *(data[start:end] for start, end in pieces)],
+            [*front, *records],
             count,
-            int(sizes.sum()),
+            byte_count,
             next_offset,
             *shown,
-            has_queue_offsets=is_bulk and has_gaps,
+            has_queue_offsets=has_gaps,
         )
 
+    def _fitting(self, begin: int, wanted: Wanted) -> int:
+        """The index behind the messages that fit, of any tags."""
+        starts, last = self._starts, min(begin + wanted.count_max, len(self._numbers))
+        bytes_end = starts[begin] + wanted.bytes_max
+        if starts[last] <= bytes_end:
+            return last
+        return max(bisect_right(starts, bytes_end, begin, last) - 1, begin + 1)
 
-class ColdQueue(Protocol):
-    """A queue in the files or objects of a tier, or on another broker. path: for messages."""
+    def _choose(self, begin: int, wanted: Wanted) -> tuple[Array, int, int, list[memoryview]]:
+        """The indexes of messages that fit, their number, the index behind them, the records."""
+        units = self.units[begin:]
+        where, _, seen = choose(units, wanted.tags, wanted.count_max, wanted.bytes_max)
+        chosen = np.arange(begin, len(self.units))[where]
+        if not len(chosen):
+            return chosen, 0, begin + seen, []
+        pieces = adjoining(np.asarray(self._starts)[chosen], self.units["size"][chosen])
+        records = [self._data[start:end] for start, end in pieces]
+        return chosen, len(chosen), begin + seen, records
 
-    path: str
 
-    @property
-    def min_offset(self) -> int:
-        """Queue offset of the first message."""
-
-    @property
-    def commit_offset(self) -> int:
-        """One past the last queue offset."""
-
-    def fetch(self, wanted: Wanted, /, *, check_bodies: bool) -> ReadBlock | Failure:
-        """Messages from an offset on, at least one if any is wanted and there. May block."""
+def _gathered(records: RecordColumns, byte_count: int) -> memoryview:
+    """The bytes of records, without what is between them; a view if there is nothing."""
+    data, starts, sizes = memoryview(records.data), records.start, records.size
+    first = int(starts[0]) if len(starts) else 0
+    if not len(starts) or int(starts[-1] + sizes[-1]) - first == byte_count:
+        return data[first : first + byte_count]
+    return memoryview(b"".join(data[start:end] for start, end in adjoining(starts, sizes)))
 
 
 # A queue, and the tags codes of the messages that are read of it; None for all.
-Stream = tuple[ColdQueue, frozenset[int] | None]
+Stream = tuple["Hashable", frozenset[int] | None]

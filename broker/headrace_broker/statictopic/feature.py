@@ -21,7 +21,7 @@ from headrace_broker.statictopic.locks import StaticLocks
 from headrace_broker.statictopic.places import StaticPlaces
 from headrace_broker.statictopic.progress import StaticProgress
 from headrace_broker.statictopic.reader import StaticReader
-from headrace_broker.statictopic.relay import Relay
+from headrace_broker.statictopic.remote_queue import RemoteReader
 from headrace_broker.statictopic.requests import StaticRequests
 from headrace_broker.statictopic.traffic import StaticTraffic
 from headrace_broker.statictopic.undecided import UndecidedQueues
@@ -41,7 +41,7 @@ class _Shared(NamedTuple):
     """Parts that serve requests for queues elsewhere."""
 
     forwarding: Forwarding
-    relay: Relay
+    remote: RemoteReader
     leaders: Leaders
     progress: StaticProgress
     workers: Workers
@@ -51,14 +51,14 @@ def build(core: Core) -> Feature:
     """See ``Feature``."""
     topics, mappings, _, _ = core.tables
     shared = _shared(core)
-    forwarding, relay, leaders, progress, workers = shared
+    forwarding, remote, leaders, progress, workers = shared
     founders = Founders(core.config.broker_name, core.nameservers.find_infos, core.peers)
     changes = _changes(core, founders, workers)
     changes.restore_topics()
     fence = Fence(mappings, topics, core.store, core.clients.long_polling, core.nameservers)
     undecided = UndecidedQueues(mappings, topics, core.store.clock.now_ms)
-    places = StaticPlaces(leaders, partial(StaticReader, leaders, relay), progress)
-    traffic = StaticTraffic(mappings, relay, forwarding)
+    places = StaticPlaces(leaders, partial(StaticReader, leaders, remote), progress)
+    traffic = StaticTraffic(mappings, remote, forwarding)
     return Feature(
         places=(mappings.reject_unusable, places.place),
         targets=(Deliveries(leaders, core.peers).find_target,),
@@ -70,7 +70,7 @@ def build(core: Core) -> Feature:
             Service(fence.run, fence.load),
             Service(undecided.run),
             Service(_cleanup(core, changes).run),
-            Service(relay.blocks.run),
+            Service(remote.run),
             Service(founders.run),
             Service(forwarding.run),
         ),
@@ -89,13 +89,14 @@ def _shared(core: Core) -> _Shared:
         return consumers.subscription_for_pull(group, topic, version).sub_string
 
     forwarding = Forwarding(peers, core.nameservers.find_infos, subscription, timeout_ms)
-    relay, workers = Relay(peers, subscription), Workers(config.broker_name, peers)
+    remote = RemoteReader(peers, subscription, lambda: core.store.clock.steady_ms() / 1000)
+    workers = Workers(config.broker_name, peers)
     forwarding.registry = workers.registry = core.serving.registry
     leaders = Leaders(core.tables.mappings, peers.known_address, forwarding.pass_on)
     forwarding.leaders = leaders
     progress = StaticProgress(core.tables.offsets, leaders, peers)
     core.tables.mappings.subscribe(core.tables.topics.lookups_changed)
-    return _Shared(forwarding, relay, leaders, progress, workers)
+    return _Shared(forwarding, remote, leaders, progress, workers)
 
 
 def _changes(core: Core, founders: Founders, workers: Workers) -> StaticTopicChanges:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from headrace_broker.statictopic.forward import Forwarding
-    from headrace_broker.statictopic.relay import Relay
+    from headrace_broker.statictopic.remote_queue import RemoteReader
     from headrace_broker.statictopic.table import MappingTable
 
 
@@ -16,17 +16,17 @@ class StaticTraffic:
     def __init__(
         self,
         mappings: MappingTable,
-        relay: Relay,
+        remote: RemoteReader,
         forwarding: Forwarding,
     ) -> None:
         self.mappings = mappings
-        self.relay = relay
+        self.remote = remote
         self.forwarding = forwarding
 
     def runtime_info(self) -> dict[str, str]:
         """Counters for GET_BROKER_RUNTIME_INFO."""
         return {
-            "staticQueueRemoteReads": str(self.relay.relayed_count),
-            "staticQueueRemoteBytes": str(self.relay.relayed_bytes),
+            "staticQueueRemoteReads": str(self.remote.blocks.access_count),
+            "staticQueueRemoteBytes": str(self.remote.relayed_bytes),
             "staticQueueForwardedRequests": str(self.forwarding.forwarded_count),
         }

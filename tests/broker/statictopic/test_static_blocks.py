@@ -1,8 +1,7 @@
-"""Records of another broker's items that are fetched ahead: how they are cut, and how long kept."""
+"""Reads ahead of another broker's items: how much is fetched, for whom, and what is no answer."""
 
 from __future__ import annotations
 
-import random
 import struct
 from pathlib import Path
 
@@ -11,107 +10,18 @@ import trio
 
 from headrace_broker.peers.callers import Caller
 from headrace_broker.peers.peers import Ask, Then
-from headrace_broker.statictopic import blocks as blocks_module
-from headrace_broker.statictopic.blocks import LOOK_S, Blocks, MalformedRecords, RecordBlock
-from headrace_broker.statictopic.relay import Relay
+from headrace_broker.statictopic.remote_queue import RemoteReader
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.drivers.errors import ConnectFailed
 from headrace_protocol.headers import BulkPullResponseHeader
+from headrace_protocol.message import encode_record
 from tests.support.channel import MemoryChannel
 from tests.support.running import in_background
-from tests.support.seeds import seeds
 from tests.support.static_brokers import Brokers, item, response
 from tests.support.wire import bulk_pull_header, pull_header
 
 COUNT = 400
 PULL = RequestCode.PULL_MESSAGE
-
-
-def record(offset: int, record_bytes: int = 100) -> bytes:
-    return struct.pack(">i16xq", record_bytes, offset).ljust(record_bytes, b"x")
-
-
-def block_of(*offsets: int, end: int) -> RecordBlock:
-    return RecordBlock(offsets[0], end, memoryview(b"".join(map(record, offsets))))
-
-
-# -- blocks ----------------------------------------------------------------------------------------
-
-
-def test_pulls_of_any_size_are_cut_from_a_block() -> None:
-    block = block_of(5, 6, 9, end=12)  # a filter has dropped 7, 8, 10 and 11
-    for offset, count, size, found, next_offset in (
-        (5, 2, 1000, [5, 6], 7),
-        (5, 9, 250, [5, 6], 7),
-        (5, 9, 1, [5], 6),
-        (7, 9, 1000, [9], 12),
-        (9, 1, 1000, [9], 12),
-    ):
-        result = block.get(offset, count, size)
-        assert result is not None
-        assert b"".join(result.buffers) == b"".join(map(record, found))
-        assert (result.count, result.next_offset) == (len(found), next_offset)
-    assert block.get(10, 9, 1000) is None
-
-
-@pytest.mark.parametrize("seed", seeds(20))
-def test_records_of_one_size_and_of_many_are_cut_alike(seed: int) -> None:
-    choice = random.Random(seed)
-    sizes = [100] if seed % 2 else [100, 100, 101]
-    offsets = sorted(choice.sample(range(5, 80), choice.randint(1, 40)))
-    records = {offset: record(offset, choice.choice(sizes)) for offset in offsets}
-    block = RecordBlock(5, 80, memoryview(b"".join(records.values())))
-    for offset in range(5, offsets[-1] + 1):
-        result = block.get(offset, 3, 250)
-        assert result is not None
-        found = [each for each in offsets if each >= offset][:2]
-        assert b"".join(result.buffers) == b"".join(records[each] for each in found)
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"",
-        b"x" * 27,
-        record(5)[:-1],
-        record(5) + b"x",
-        record(4),
-        record(12),
-        record(6) + record(6),
-        record(5, 27) + b"x" * 50,
-        struct.pack(">i16xq", 0, 5),
-        struct.pack(">i16xq", -100, 5) + b"x" * 100,
-        struct.pack(">i16xq", 2**31 - 1, 5),
-    ],
-)
-def test_what_is_no_block(body: bytes) -> None:
-    with pytest.raises(MalformedRecords):
-        RecordBlock(5, 12, memoryview(body))
-
-
-async def test_a_block_that_nobody_reads_is_dropped(autojump_clock: object) -> None:
-    blocks, channel = Blocks(), MemoryChannel()
-    async with in_background(blocks.run):
-        blocks.put("key", block_of(0, 1, end=2), channel, None)
-        held_bytes = blocks.held_bytes
-        assert channel.charged_bytes == held_bytes > 200
-        await trio.sleep(LOOK_S * 1.5)
-        assert blocks.get("key", 0, 1, 1000) is not None
-        await trio.sleep(LOOK_S)
-        assert blocks.held_bytes == held_bytes
-        await trio.sleep(LOOK_S)
-        assert blocks.get("key", 1, 1, 1000) is None
-        assert channel.charged_bytes == blocks.held_bytes == 0
-
-
-def test_a_reader_keeps_few_blocks() -> None:
-    blocks, channel = Blocks(), MemoryChannel()
-    for start in range(100):
-        blocks.put("key", block_of(start, end=start + 1), channel, None)
-    assert blocks.held_bytes == channel.charged_bytes < 5 * 200
-
-
-# -- reading ahead ---------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -131,8 +41,8 @@ def remap(brokers: Brokers) -> list[tuple[int, bytes]]:
     return sent
 
 
-def relay_of(brokers: Brokers) -> Relay:
-    return brokers["b"].traffic.relay
+def remote_of(brokers: Brokers) -> RemoteReader:
+    return brokers["b"].traffic.remote
 
 
 def pulls_asked(brokers: Brokers) -> list[tuple[int, int]]:
@@ -148,7 +58,21 @@ def test_a_reader_gets_larger_and_larger_blocks(brokers: Brokers) -> None:
     sent = remap(brokers)
     assert brokers.read_all("b") == sent
     assert pulls_asked(brokers) == [(0, 32), (32, 256), (288, 112)]
-    assert relay_of(brokers).blocks.held_bytes == 0
+    blocks = remote_of(brokers).blocks
+    assert (len(blocks), blocks.byte_count) == (0, 0)
+
+
+async def test_a_block_that_nobody_reads_is_dropped(
+    brokers: Brokers, autojump_clock: trio.testing.MockClock
+) -> None:
+    remap(brokers)
+    brokers.pull("b", 0)
+    remote = remote_of(brokers)
+    async with in_background(remote.run):
+        for passed_ms, block_count in ((5000, 1), (10_000, 0)):
+            brokers["b"].clock.ms += passed_ms
+            await trio.sleep(10.1)
+            assert len(remote.blocks) == block_count
 
 
 def test_readers_do_not_wait_for_each_other(brokers: Brokers) -> None:
@@ -178,53 +102,58 @@ def test_a_pull_waits_for_the_block_that_is_under_way(brokers: Brokers) -> None:
     peers = brokers["b"].peers
     asked: list[tuple[Caller, Ask, Then]] = []
     peers.begin = lambda *arguments: asked.append(arguments)  # type: ignore
-    channels = [MemoryChannel(), MemoryChannel()]
+    channels = [MemoryChannel() for _ in range(5)]
     for channel in channels:
         brokers["b"].send(PULL, pull_header(0), channel=channel)
     assert len(asked) == 1
     peers.begin = brokers.begin  # type: ignore
     brokers.begin(*asked[0])
     answers = [body for channel in channels for _, body in channel.replies()]
-    assert len(answers) == 2
-    assert answers[0] == answers[1] != b""
+    assert len(answers) == 5
+    assert len(set(answers)) == 1
+    assert answers[0]
+    assert pulls_asked(brokers) == [(0, 32), (32, 256)]  # and what is read ahead
 
 
 def test_the_client_that_asks_is_charged(brokers: Brokers) -> None:
     remap(brokers)
     channel = MemoryChannel()
+    peers = brokers["b"].peers
+    asked: list[tuple[Caller, Ask, Then]] = []
+    peers.begin = lambda *arguments: asked.append(arguments)  # type: ignore
     brokers["b"].send(PULL, pull_header(0), channel=channel)
-    assert channel.charged_bytes == relay_of(brokers).blocks.held_bytes > 0
+    peers.begin = brokers.begin  # type: ignore
+    ((_, ask, _),) = asked
+    assert (ask.payer, ask.answer_bytes) == (channel, 256 * 1024)
     channel.is_open = False  # it leaves; nothing more is fetched for it
-    brokers.asked.clear()
-    brokers.read_all("b", 32)
-    assert pulls_asked(brokers)[0] == (288, 32)
+    brokers.begin(*asked[0])
+    assert not channel.charged_bytes
+    brokers.read_all("b", 0)
+    assert pulls_asked(brokers)[:2] == [(0, 32), (32, 64)]
+    assert not channel.charged_bytes
 
 
-def test_without_room_pulls_are_relayed_one_by_one(
-    brokers: Brokers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(blocks_module, "BLOCKS_BYTES_MAX", 0)
+def test_without_room_pulls_are_relayed_one_by_one(brokers: Brokers) -> None:
+    remote_of(brokers).blocks.bytes_max = 0
     sent = remap(brokers)
     assert brokers.read_all("b") == sent
     assert {count for _, count in pulls_asked(brokers)} == {32, 16}
 
 
-def test_a_block_that_could_not_be_fetched(
-    brokers: Brokers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_block_that_could_not_be_fetched(brokers: Brokers) -> None:
     sent = remap(brokers)
 
     def fail(_caller: Caller, ask: Ask, then: Then) -> None:
         then(ConnectFailed(ask.peer, "it is away"))
 
     brokers.pull("b", 0)
-    monkeypatch.setattr(brokers["b"].peers, "begin", fail)
+    brokers["b"].peers.begin = fail  # type: ignore
     _, header, _ = brokers.pull("b", 32)
     while header.next_begin_offset < 288:
         _, header, _ = brokers.pull("b", header.next_begin_offset)
     answer = brokers["b"].ask(PULL, pull_header(288))
     assert answer.code == ResponseCode.SYSTEM_ERROR
-    monkeypatch.undo()
+    brokers["b"].peers.begin = brokers.begin  # type: ignore
     assert brokers.read_all("b", 288) == sent[288:]
 
 
@@ -256,17 +185,64 @@ def test_answers_in_bulk_are_fetched_ahead(brokers: Brokers) -> None:
 @pytest.mark.parametrize(
     ("count", "body"), [(0, b""), (1, b""), (-1, b""), (2, b"x" * 39), (151, b"x" * 4000)]
 )
-def test_a_bulk_answer_that_is_none(
-    brokers: Brokers, monkeypatch: pytest.MonkeyPatch, count: int, body: bytes
-) -> None:
+def test_a_bulk_answer_that_is_none(brokers: Brokers, count: int, body: bytes) -> None:
     remap(brokers)
 
     def answer(_caller: Caller, ask: Ask, then: Then) -> None:
         fields = {"nextBeginOffset": 9, "count": count}
         then(response(ask, ResponseCode.SUCCESS, fields, body))
 
-    monkeypatch.setattr(brokers["b"].peers, "begin", answer)
+    brokers["b"].peers.begin = answer  # type: ignore
     header = bulk_pull_header(0, max_msg_bytes=100)
     answered = brokers["b"].ask(RequestCode.BULK_PULL, header)
     assert answered.code == ResponseCode.SYSTEM_ERROR
     assert "broker-a" in answered.remark
+
+
+def record(offset: int, body_bytes: int = 100) -> bytes:
+    return encode_record(topic="T", queue_id=0, body=bytes(body_bytes), queue_offset=offset)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"x" * 27,
+        record(0)[:-1],
+        record(0) + b"x",
+        record(9),
+        record(1) + record(1),
+        record(1) + record(0),
+        record(0) + record(1, 300 * 1024),
+        struct.pack(">i16xq", 0, 0),
+        struct.pack(">i16xq", -100, 0) + b"x" * 100,
+        struct.pack(">i16xq", 2**31 - 1, 0),
+    ],
+)
+def test_an_answer_that_has_no_records(brokers: Brokers, body: bytes) -> None:
+    sent = remap(brokers)
+
+    def answer(_caller: Caller, ask: Ask, then: Then) -> None:
+        fields = {"nextBeginOffset": 9, "minOffset": 0, "maxOffset": COUNT}
+        then(response(ask, ResponseCode.SUCCESS, fields, body))
+
+    brokers["b"].peers.begin = answer  # type: ignore
+    answered = brokers["b"].ask(PULL, pull_header(0))
+    assert answered.code == ResponseCode.SYSTEM_ERROR
+    assert "in the answer of broker-a to a pull of its queue 0 at 0" in answered.remark
+    brokers["b"].peers.begin = brokers.begin  # type: ignore
+    assert brokers.read_all("b") == sent
+
+
+def test_a_filter_that_passes_the_end_of_an_item(brokers: Brokers) -> None:
+    """As of an old leader that took messages while another broker had closed its item."""
+    remap(brokers)
+
+    def answer(_caller: Caller, ask: Ask, then: Then) -> None:
+        fields = {"nextBeginOffset": COUNT + 2, "minOffset": 0, "maxOffset": COUNT + 2}
+        then(response(ask, ResponseCode.SUCCESS, fields, record(COUNT - 2) + record(COUNT + 1)))
+
+    brokers["b"].peers.begin = answer  # type: ignore
+    code, header, found = brokers.pull("b", COUNT - 5)
+    assert (code, [offset for offset, _ in found]) == (ResponseCode.SUCCESS, [COUNT - 2])
+    assert header.next_begin_offset == COUNT

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from headrace_broker.cold import reader as reader_module
 from headrace_broker.queue_directory import Use
 from headrace_broker.store.retention.topic_floors import TopicLimit
 from headrace_broker.store.store_source import GetStatus
@@ -250,10 +249,10 @@ async def test_levels(tmp_path: Path, level: str) -> None:
 
 
 async def test_a_block_by_tag_holds_no_more_with_what_lies_between_its_messages(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(reader_module, "BLOCK_BYTES_MAX", 10 * BODY_BYTES)
     broker = start(tmp_path)
+    tier_of(broker).reader.blocks.bytes_max = 16 * 10 * BODY_BYTES
     put(broker, 0, 40)
     upload(broker)
     await expire_log(broker)

@@ -134,9 +134,9 @@ class TieredSource:
         return result if queue is None else _widened(result, queue, wanted.queue_offset)
 
     def _read_tier(self, queue: TierQueue, wanted: Wanted, is_bulk: bool) -> GetResult:
-        stream, shown = (queue, wanted.tags), (queue.min_offset, self._local.max_offset())
+        shown = queue.min_offset, self._local.max_offset()
         wanted = wanted._replace(count_max=max(wanted.count_max, 1))
-        return self._reader.get(stream, self._queue.topic, wanted, shown, is_bulk=is_bulk)
+        return self._reader.get(queue, self._queue.topic, wanted, shown, is_bulk=is_bulk)
 
     def min_offset(self) -> int:
         """The oldest queue offset of both tiers. Raises NotReady."""
@@ -157,7 +157,7 @@ class TieredSource:
         queue = self._only_tiered(queue_offset)
         if queue is None:
             return self._local.unit(queue_offset)
-        block = self._reader.block((queue, None), queue_offset, 1)
+        block = self._reader.block_at(queue, queue_offset)
         unit = block.units[int(np.searchsorted(block.offsets, queue_offset))]
         return int(unit["physical_offset"]), int(unit["size"]), int(unit["tags_code"])
 
