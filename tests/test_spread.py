@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from xdist.remote import Producer
 
-from tests.support import spread
 from tests.support.spread import (
     UNMEASURED,
     ByDuration,
@@ -26,7 +25,6 @@ from tests.support.spread import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import pytest
 
 HERE = "tests/test_spread.py"
 KNOWN = {
@@ -107,11 +105,11 @@ def test_a_run_of_one_kind_keeps_the_other() -> None:
     }
 
 
-def test_what_is_kept_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spread, "KEPT", tmp_path / "durations.json")
-    keep(KNOWN)
-    assert kept() == KNOWN
-    assert len(spread.KEPT.read_text().splitlines()) == len(KNOWN) + 2
+def test_what_is_kept_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "durations.json"
+    keep(KNOWN, path)
+    assert kept(path) == KNOWN
+    assert len(path.read_text().splitlines()) == len(KNOWN) + 2
 
 
 def test_the_table_has_a_row_for_each_part() -> None:

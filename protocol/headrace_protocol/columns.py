@@ -105,11 +105,11 @@ def split(data: Buffer, starts: Array, sizes: Array) -> list[bytes]:
     return [whole[start:end] for start, end in bounds]
 
 
-def distinct_rows(rows: Array) -> tuple[list[bytes], Array]:
+def distinct_rows(rows: Array, hash_factor: np.uint64 = _HASH_FACTOR) -> tuple[list[bytes], Array]:
     """The distinct rows, shape (n, bytes), uint8, n > 0, and the number of each row among them."""
     if (rows == rows[0]).all():
         return [rows[0].tobytes()], np.zeros(len(rows), np.int64)
-    factors = np.cumprod(np.full(rows.shape[1], _HASH_FACTOR))
+    factors = np.cumprod(np.full(rows.shape[1], hash_factor))
     _, first, number = np.unique(rows @ factors, return_index=True, return_inverse=True)
     if (rows[first[number]] == rows).all():
         return [row.tobytes() for row in rows[first]], number

@@ -323,9 +323,8 @@ def test_topics_are_numbered(topics: list[str]) -> None:
 
 
 @pytest.mark.parametrize("have_equal_hashes", [False, True])
-def test_rows_are_told_apart(have_equal_hashes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if have_equal_hashes:
-        monkeypatch.setattr("headrace_protocol.columns._HASH_FACTOR", np.uint64(0))
-    names, numbers = distinct_rows(np.frombuffer(b"abacabba", np.uint8).reshape(4, 2))
+def test_rows_are_told_apart(have_equal_hashes: bool) -> None:
+    given = {"hash_factor": np.uint64(0)} if have_equal_hashes else {}
+    names, numbers = distinct_rows(np.frombuffer(b"abacabba", np.uint8).reshape(4, 2), **given)
     assert [names[number] for number in numbers] == [b"ab", b"ac", b"ab", b"ba"]
     assert sorted(names) == [b"ab", b"ac", b"ba"]

@@ -458,9 +458,15 @@ def test_late_answers_are_reported_with_their_waits(
     assert sorted(waits) == sorted(reported)
 
 
-def test_slow_requests_are_told_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace_protocol.serving._SLOW_S", 0.0)
+def test_slow_requests_are_told_by_name() -> None:
+    def takes_6_ms(request: Request) -> Reply:
+        until = time.perf_counter() + 0.006
+        while time.perf_counter() < until:
+            pass
+        return offset(request)
+
     service, slow = Service(), []
-    service.registry.on_slow = lambda name, seconds: slow.append((name, seconds > 0))
+    service.registry.functions[RequestCode.GET_MIN_OFFSET] = takes_6_ms
+    service.registry.on_slow = lambda name, seconds: slow.append((name, seconds > 0.005))
     ask(service, Connection(SerializeType.JSON), "t")
     assert slow == [("GET_MIN_OFFSET", True)]

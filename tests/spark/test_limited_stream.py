@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 
 import pytest
 
@@ -21,8 +22,10 @@ from headrace.spark.errors import (
     TopicNotFound,
     TopicRecreated,
 )
-from headrace.spark.read import stream
-from headrace.spark.source import HeadraceSource
+from headrace.spark.options import read_options
+from headrace.spark.read.readers import stream_reader
+from headrace.spark.read.schema import source_schema
+from headrace.spark.retry import READING, Patience
 from headrace_protocol.admin_headers import DeleteTopicHeader
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.drivers.blocking import BlockingConnection
@@ -48,9 +51,10 @@ def reader(mq: Embedded) -> Iterator[Readers]:
     """Makes readers."""
     with ExitStack() as stack:
 
-        def made(topic: str, **options: str) -> LimitedStreamReader:
-            source = HeadraceSource({"nameserver": mq.nameserver, "topic": topic, **options})
-            running = source.streamReader(source.schema())
+        def made(topic: str, patience: Patience = READING, **options: str) -> LimitedStreamReader:
+            given = {"nameserver": mq.nameserver, "topic": topic, **options}
+            chosen = replace(read_options(given), patience=patience)
+            running = stream_reader(chosen, None, source_schema())
             assert isinstance(running, LimitedStreamReader)
             stack.callback(running.stop)
             return running
@@ -440,14 +444,13 @@ def test_a_broker_that_stays_away_is_named(
     mq: Embedded,
     admin: blocking.Admin,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(stream, "RETRY_S", 0.1)
+    patience = Patience(0.1, 0.25)
     with broker(mq, tmp_path, "broker-s"):
         admin.create_topic("stays", queues=1, broker="broker-s")
         start = reader("stays", starting="earliest").initialOffset()
     with pytest.raises(BrokerMissing, match=r"topic stays came back within 0.1 s \(broker-s\)"):
-        reader("stays").latestOffset(start, EVERYTHING)
-    alone = reader("stays", nameserver="127.0.0.1:1")
+        reader("stays", patience).latestOffset(start, EVERYTHING)
+    alone = reader("stays", patience, nameserver="127.0.0.1:1")
     with pytest.raises(NameserverUnavailable, match=r"127\.0\.0\.1:1"):
         alone.latestOffset(start, EVERYTHING)

@@ -11,8 +11,10 @@ from pyspark.sql import SparkSession
 from headrace import blocking
 from headrace.embedded import Embedded
 from headrace.errors import InvalidMessage
-from headrace.producer import chunks, sources
+from headrace.producer import sources
 from tests.spark.test_table import read
+from tests.support.batches import block
+from tests.support.bulk import store_block
 
 VALUES = {r"\xff": b"one", r"caf\xe9": b"two", r"\xfe": b"three", "é": b"four"}
 RAW = [b"\xff", b"caf\xe9", b"\xfe", "é".encode()]
@@ -38,14 +40,13 @@ def test_a_table_with_such_a_text_is_refused(columns: dict[str, list[Any]], reas
 
 
 @pytest.fixture
-def users(mq: Embedded, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
+def users(mq: Embedded, request: pytest.FixtureRequest) -> str:
     """A compacted topic with such keys."""
     topic = f"users-{request.node.name[5:30].strip('_')}"
     with blocking.Admin(nameserver=mq.nameserver) as admin:
         admin.create_topic(topic, queues=1, attributes={"cleanup.policy": "COMPACTION"})
-    monkeypatch.setattr(chunks, "is_utf8", lambda _: True)
-    with blocking.Producer(nameserver=mq.nameserver) as producer:
-        producer.send_many(pa.table({"key": RAW, "value": [*VALUES.values()]}), topic=topic)
+    properties = [b"KEYS\x01%b\x02" % key for key in RAW]
+    store_block(mq.broker, topic, block(*VALUES.values(), topic=topic, properties=properties))
     return topic
 
 
@@ -72,13 +73,12 @@ def test_a_consumer_shows_each(mq: Embedded, users: str) -> None:
 
 @pytest.mark.slow
 def test_a_frame_has_each_and_its_copy_keeps_them_apart(
-    mq: Embedded, users: str, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+    mq: Embedded, users: str, spark: SparkSession
 ) -> None:
     frame = spark.read.format("headrace").option("nameserver", mq.nameserver)
     rows = frame.option("topic", users).load()
     assert [row.keys for row in rows.select("keys").collect()] == list(VALUES)
     assert rows.where(rows.keys == r"\xff").count() == 1
-    monkeypatch.undo()
     with blocking.Admin(nameserver=mq.nameserver) as admin:
         admin.create_topic("users-copy", queues=1)
     writer = rows.write.format("headrace").option("nameserver", mq.nameserver)

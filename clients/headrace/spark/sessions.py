@@ -11,7 +11,7 @@ from headrace.errors import HeadraceError
 from headrace.spark.java import java_home
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from pyspark.sql import SparkSession
 
@@ -68,10 +68,10 @@ def session(
     return builder.getOrCreate()
 
 
-def check_installed() -> None:
+def check_installed(version_of: Callable[[str], str] = version) -> None:
     """Raise PySparkMissing unless a supported PySpark is installed."""
     try:
-        found = version("pyspark")
+        found = version_of("pyspark")
     except PackageNotFoundError:
         raise PySparkMissing("it is not installed") from None
     if int(found.partition(".")[0]) < 4:

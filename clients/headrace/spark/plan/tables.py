@@ -9,7 +9,7 @@ from headrace.spark.cluster import Topics
 from headrace.spark.errors import SparkConnectorError
 from headrace.spark.plan.ranges import Range, not_empty
 from headrace.spark.plan.tasks import QueueRange, TableTask
-from headrace.spark.retry import RETRY_S, retry_transient
+from headrace.spark.retry import Patience, retry_transient
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,7 +53,7 @@ def table_tasks(cluster: Cluster, queues: Queues) -> list[TableTask]:
     ]
 
 
-def current(task: TableTask, open_cluster: Callable[[], Cluster]) -> TableTask:
+def current(task: TableTask, open_cluster: Callable[[], Cluster], patience: Patience) -> TableTask:
     """The task with the messages that its queue has now; Spark runs a task again without a plan.
 
     open_cluster: connects to where the table is.
@@ -66,7 +66,7 @@ def current(task: TableTask, open_cluster: Callable[[], Cluster]) -> TableTask:
         with open_cluster() as cluster:
             return table_tasks(cluster, cluster.queues(Topics((topic,))))
 
-    tasks = retry_transient(look, RETRY_S)
+    tasks = retry_transient(look, patience)
     if len(tasks) != task.queue_count:
         raise SparkConnectorError(
             f"table {topic} had {task.queue_count} queues when this read was planned, and has "

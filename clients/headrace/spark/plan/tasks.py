@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import InputPartition
 
 from headrace.consumer.pulls import READER_GROUP, SLICE_BYTES
+from headrace.spark.retry import READING, Patience
 from headrace_protocol.bodies import MessageQueue
 
 if TYPE_CHECKING:
@@ -99,6 +100,7 @@ class ReadPlan:
     predicates: filters that Spark pushed down to the source.
     table: the messages are changes of a table: those without a key are left out, and missing older
         ones are not lost.
+    patience: with a broker that restarts.
     """
 
     group: str = READER_GROUP
@@ -110,6 +112,7 @@ class ReadPlan:
     body: BodyFormat | None = None
     predicates: Predicates | None = None
     table: bool = False
+    patience: Patience = READING
 
     @classmethod
     def of(
@@ -124,4 +127,5 @@ class ReadPlan:
             body=body,
             predicates=predicates,
             table=options.table,
+            patience=options.patience,
         )

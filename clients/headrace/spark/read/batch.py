@@ -16,7 +16,7 @@ from headrace.spark.plan.filters import push
 from headrace.spark.plan.ranges import Range, drop_lost, extent, narrow, resolve
 from headrace.spark.plan.tasks import ReadPlan, ReadTask
 from headrace.spark.read.columns import arrow_schema
-from headrace.spark.read.frozen import warn_if_repeated
+from headrace.spark.read.frozen import execution_id, warn_if_repeated
 from headrace.spark.read.schema import own_columns
 from headrace.spark.read.task import read_range
 from headrace.spark.tier.manifest import open_tier
@@ -86,7 +86,7 @@ class BatchReader(DataSourceReader):
         """The rows of a task, as Arrow batches."""
         assert isinstance(partition, ReadTask)
         if self._options.ending is None:
-            warn_if_repeated(partition.plan_id, str(self._options.topics))
+            warn_if_repeated(partition.plan_id, execution_id(), str(self._options.topics))
         plan = ReadPlan.of(self._options, self._body, self._predicates)
         return read_task(plan, partition, self._schema)
 

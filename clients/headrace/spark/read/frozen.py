@@ -28,10 +28,14 @@ class _Plan:
 _plans: dict[str, _Plan] = {}
 
 
-def warn_if_repeated(plan_id: str | None, topics: str) -> None:
-    """Log a warning, once, if this worker process ran the plan for an earlier query."""
+def execution_id() -> str | None:
+    """The query of the running task; None if it has none."""
     context = TaskContext.get()
-    execution = context.getLocalProperty(_EXECUTION) if context else None
+    return context.getLocalProperty(_EXECUTION) if context else None
+
+
+def warn_if_repeated(plan_id: str | None, execution: str | None, topics: str) -> None:
+    """Log a warning, once, if this worker process ran the plan for an earlier query."""
     if plan_id is None or execution is None:
         return
     if len(_plans) >= _PLANS_MAX:

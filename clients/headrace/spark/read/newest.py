@@ -79,16 +79,17 @@ class Newest:
     Deleted keys count as well.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, waiting_min: int = _WAITING_MIN) -> None:
         empty = np.empty(0, np.int64)
         self._waiting = [(Hashes(empty, empty), empty)]
         self._waiting_count = self._known_count = 0
+        self._waiting_min = waiting_min
 
     def add(self, hashes: Hashes, offsets: Array) -> None:
         """Add messages, ascending by offset."""
         self._waiting.append((hashes, offsets))
         self._waiting_count += len(offsets)
-        if self._waiting_count > max(_WAITING_MIN, 2 * self._known_count):
+        if self._waiting_count > max(self._waiting_min, 2 * self._known_count):
             self._merge()
 
     def result(self) -> tuple[Hashes, Array]:

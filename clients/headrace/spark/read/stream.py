@@ -33,7 +33,7 @@ from headrace.spark.plan.tasks import ReadPlan, ReadTask
 from headrace.spark.read.batch import read_task
 from headrace.spark.read.checkpoint import StreamOffset
 from headrace.spark.read.columns import arrow_schema
-from headrace.spark.retry import OUTAGES, RETRY_S, retry_transient
+from headrace.spark.retry import AT_ONCE, OUTAGES, retry_transient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -202,15 +202,16 @@ class StreamReader(DataSourceStreamReader):
         """
         try:
             return retry_transient(
-                lambda: self._or_topic_deleted(work), RETRY_S if self._seen else 0.0
+                lambda: self._or_topic_deleted(work),
+                self._options.patience if self._seen else AT_ONCE,
             )
         except TopicNotFound as error:
             if not self._seen:
                 raise
             raise BrokerMissing(
                 f"no broker of topic {self._options.topics} came back within "
-                f"{RETRY_S:g} s ({_brokers(self._seen)}); restart the broker, then "
-                f"the query. The nameserver reports: {error}"
+                f"{self._options.patience.retry_s:g} s ({_brokers(self._seen)}); restart the "
+                f"broker, then the query. The nameserver reports: {error}"
             ) from error
 
     def _or_topic_deleted(self, work: Callable[[], Result]) -> Result:

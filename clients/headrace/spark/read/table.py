@@ -72,7 +72,7 @@ class TableReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """The rows of a task, as Arrow batches."""
         assert isinstance(partition, TableTask)
-        task = current(partition, self._cluster)
+        task = current(partition, self._cluster, self._options.patience)
         return read_table(ReadPlan.of(self._options, self._body), task, self._schema)
 
 

@@ -39,10 +39,6 @@ if TYPE_CHECKING:
     from headrace_protocol.columns import Array, RecordColumns
     from headrace_protocol.drivers.blocking import BlockingConnection
 
-# How long to wait for a broker that restarts, and the pause before each attempt.
-_RETRY_MS = 30_000
-_PAUSE_MS = 250
-
 # A tag without special characters of tag expressions.
 _PLAIN_TAG = re.compile(r"[^\s|*]+")
 
@@ -103,10 +99,10 @@ def _read_from_broker(plan: ReadPlan, part: QueueRange) -> Iterator[RecordColumn
             except OffsetNotFound as error:
                 offset = _after_loss(plan, part, error)
             except HeadraceError as error:
-                if not error.retryable or time.monotonic() > reached_s + _RETRY_MS / 1000:
+                if not error.retryable or time.monotonic() > reached_s + plan.patience.retry_s:
                     raise
                 waiting.failed(error)
-                time.sleep(_PAUSE_MS / 1000)
+                time.sleep(plan.patience.pause_s)
 
 
 def _read(

@@ -14,7 +14,7 @@ from zlib_ng.zlib_ng import crc32
 from headrace.errors import ConnectFailed, ConnectionLost, RequestTimeout
 from headrace.producer.encoding import DEFAULT_TOPIC_QUEUES, STORED
 from headrace.spark.connections import TASK_TIMEOUT_MS, Connections
-from headrace.spark.retry import Waiting
+from headrace.spark.retry import WRITING, Patience, Waiting
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import (
     BulkSendHeader,
@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     from headrace_protocol.frame import Buffer
 
 GROUP = "headrace-spark"
-# Long enough for a broker to restart.
-RETRY_S = 60.0
-PAUSE_S = 0.1
 AWAY = (ConnectFailed, ConnectionLost, RequestTimeout)
 # The broker is overloaded and accepts the same request later.
 _LATER = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.FLOW_CONTROL})
@@ -62,8 +59,9 @@ class BrokerLink:
     Reconnects after a failure and resends the unanswered request. Not thread-safe.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, patience: Patience = WRITING) -> None:
         self.address = address
+        self._patience = patience
         self._unanswered: _Request | None = None
         self._connections = Connections()
 
@@ -82,7 +80,7 @@ class BrokerLink:
 
         Raises ConnectFailed, ConnectionLost or RequestTimeout if the broker stays unreachable.
         """
-        until = time.monotonic() + RETRY_S
+        until = time.monotonic() + self._patience.retry_s
         with Waiting() as waiting:
             while True:
                 try:
@@ -95,7 +93,7 @@ class BrokerLink:
                     if time.monotonic() > until:
                         raise
                     waiting.failed(error)
-                time.sleep(PAUSE_S)
+                time.sleep(self._patience.pause_s)
 
     def send(self, code: int, header: msgspec.Struct, body: Buffer) -> None:
         """Send a request as soon as the previous one is stored. Raises as ``finish``."""

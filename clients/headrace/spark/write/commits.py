@@ -9,7 +9,6 @@ Source: docs/protocol.md "Staged writes".
 from __future__ import annotations
 
 import logging
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from hashlib import sha256
@@ -18,8 +17,8 @@ from uuid import uuid4
 
 from headrace.errors import RequestTimeout
 from headrace.spark.errors import BrokerMissing, SparkConnectorError
-from headrace.spark.retry import Waiting
-from headrace.spark.write.broker_link import AWAY, PAUSE_S, RETRY_S, BrokerLink
+from headrace.spark.retry import WRITING, retry_transient
+from headrace.spark.write.broker_link import AWAY, BrokerLink
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.headers import (
     StageAbortHeader,
@@ -33,6 +32,7 @@ from headrace_protocol.staging import Decision, StagedAttempt, encode_names
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from headrace.errors import HeadraceError
     from headrace.spark.cluster import Cluster
     from headrace_protocol.drivers.response import Response
 
@@ -106,6 +106,10 @@ def _was_never_applied(decision: Decision, states: Mapping[str, BrokerState]) ->
     return any(name in states and states[name].decision != decision for name in decision.attempts)
 
 
+def _may_be_restarting(error: HeadraceError) -> bool:
+    return isinstance(error, (*AWAY, BrokerMissing))
+
+
 class Committer:
     """Commits and aborts the micro-batches of one query."""
 
@@ -123,19 +127,12 @@ class Committer:
         Raises CommitConflict if the earlier decision is for another topic, and HeadraceError for
         failures after which the commit can be repeated.
         """
-        until = time.monotonic() + RETRY_S
-        with Waiting() as waiting:
-            while True:
-                try:
-                    with ExitStack() as stack:
-                        self._commit(batch_id, parts, self._links(stack))
-                except (*AWAY, BrokerMissing) as error:  # it may be restarting
-                    if time.monotonic() > until:
-                        raise
-                    waiting.failed(error)
-                    time.sleep(PAUSE_S)
-                else:
-                    return
+
+        def attempt() -> None:
+            with ExitStack() as stack:
+                self._commit(batch_id, parts, self._links(stack))
+
+        retry_transient(attempt, WRITING, _may_be_restarting)
 
     def _commit(self, batch_id: int, parts: Parts, links: Mapping[str, BrokerLink]) -> None:
         states = {name: self._state(link) for name, link in links.items()}

@@ -39,9 +39,8 @@ from headrace.spark.brief import brief
 from headrace.spark.cluster import Cluster
 from headrace.spark.errors import OptionError
 from headrace.spark.options import Options, nameservers
-from headrace.spark.retry import retry_transient
+from headrace.spark.retry import AT_ONCE, WRITING, Patience, retry_transient
 from headrace.spark.write.broker_link import (
-    RETRY_S,
     AttemptName,
     BrokerLink,
     StagedBlocks,
@@ -121,19 +120,20 @@ def stream_writer(
     if overwrite:
         raise OptionError("outputMode", "complete", "a topic is append-only: use append")
     # Spark creates a writer for each micro-batch, and a broker may be down in between.
-    retry_s = 0.0 if _is_new(given) else RETRY_S
-    options = _checked(given, schema, retry_s)
+    options = _checked(given, schema, AT_ONCE if _is_new(given) else WRITING)
     if _ARROW_BASE is not DataSourceStreamWriter:
         return ArrowStreamWriter(options)
     return RowStreamWriter(options, arrow_schema(schema))
 
 
-def _checked(given: Mapping[str, str], schema: StructType, retry_s: float = 0.0) -> WriteOptions:
+def _checked(
+    given: Mapping[str, str], schema: StructType, patience: Patience = AT_ONCE
+) -> WriteOptions:
     options = write_options(given)
     check_schema(schema, options.topic)
     if options.topic is not None:
         with Cluster(options.nameservers) as cluster:
-            _route(cluster, options.topic, retry_s)
+            _route(cluster, options.topic, patience)
     return options
 
 
@@ -149,7 +149,7 @@ def _is_new(given: Mapping[str, str]) -> bool:
     )
 
 
-def _route(cluster: Cluster, topic: str, retry_s: float) -> TopicRoute:
+def _route(cluster: Cluster, topic: str, patience: Patience) -> TopicRoute:
     """The route of a topic. Raises TopicNotFound, NoQueue, NameserverUnavailable."""
 
     def look() -> TopicRoute:
@@ -158,7 +158,7 @@ def _route(cluster: Cluster, topic: str, retry_s: float) -> TopicRoute:
             raise NoQueue(topic, "write to")
         return route
 
-    return retry_transient(look, retry_s)
+    return retry_transient(look, patience)
 
 
 # -- tasks -----------------------------------------------------------------------------------------
@@ -255,7 +255,7 @@ class TaskWriter:
     def _route(self, topic: str) -> TopicRoute:
         route = self._routes.get(topic)
         if route is None:
-            route = self._routes[topic] = _route(self._cluster, topic, RETRY_S)
+            route = self._routes[topic] = _route(self._cluster, topic, WRITING)
         return route
 
     def _link(self, broker_name: str, topic: str) -> BrokerLink:
