@@ -27,7 +27,7 @@ from tests.broker.compaction.test_compaction_source import SIZES, C, create, fol
 from tests.simulation.history import PromiseBroken
 from tests.simulation.world import Life, Lives, World
 from tests.support.broker import BrokerUnderTest, broker_config
-from tests.support.faulty_files import FaultRates, FaultyFiles
+from tests.support.faulty_files import ENDINGS, FaultRates, FaultyFiles
 
 QUEUE = (C, 0)
 OTHER = "OTHER"
@@ -321,9 +321,8 @@ class CompactedLives(Lives[CompactedLife]):
         return files
 
     def arm(self, files: FaultyFiles) -> None:
-        ending = self.rng.choice(("cut_after", "kill_after", ""))
-        if ending:
-            setattr(files, ending, files.operation_count + self.rng.randrange(OPERATIONS_MAX))
+        if ending := self.rng.choice(ENDINGS):
+            files.end_after(files.operation_count + self.rng.randrange(OPERATIONS_MAX), ending)
 
     def end(self, life: CompactedLife) -> None:
         life.close()

@@ -1,4 +1,4 @@
-"""What a process decides by chance, decided by a seed: the same seed is the same run.
+"""Chance in a process is decided by a seed: the same seed is the same run.
 
 Sets of objects are ordered by addresses, trio shuffles ready tasks, names and times come from the
 machine, and some work is cut into slices by the time it takes. Strings are hashed anew in each
@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 from trio._core import _run
@@ -38,8 +39,20 @@ def temporary_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
+class Patches:
+    """Replacements of functions and constants, which end with a run."""
+
+    def __init__(self, context: pytest.MonkeyPatch) -> None:
+        self._context = context
+
+    def put(self, *replacements: tuple[Any, str, Any]) -> None:
+        """Replace: a module or class, a name in it, and what it has from now on."""
+        for owner, name, value in replacements:
+            self._context.setattr(owner, name, value)
+
+
 @contextmanager
-def decided_by(seed: int, now_s: Callable[[], float]) -> Iterator[pytest.MonkeyPatch]:
+def decided_by(seed: int, now_s: Callable[[], float]) -> Iterator[Patches]:
     """Everything random in the block follows from the seed; what the block patches ends with it.
 
     now_s: the simulation's time, since any moment.
@@ -47,29 +60,34 @@ def decided_by(seed: int, now_s: Callable[[], float]) -> Iterator[pytest.MonkeyP
     random.seed(seed)
     _run._r.seed(seed)
     nanoseconds = itertools.count(START_MS * 1_000_000, 1000)
-    with pytest.MonkeyPatch.context() as patch:
-        # As Hypothesis does it.
-        patch.setattr(_run, "_ALLOW_DETERMINISTIC_SCHEDULING", True)
-        patch.setattr(ConsumeQueue, "__hash__", _place_of_queue)
-        patch.setattr(StoreQueue, "__hash__", lambda queue: queue.key)
-        patch.setattr(ServerChannel, "__hash__", lambda channel: zlib.crc32(channel.host_bytes))
-        patch.setattr(time, "time_ns", lambda: next(nanoseconds))
-        patch.setattr(os, "getpid", lambda: 1)
-        patch.setattr(os, "urandom", random.Random(seed).randbytes)
-        patch.setattr(secrets, "token_hex", lambda count: random.randbytes(count).hex())
-        # Work costs nothing: how much is done at once must not depend on how fast the machine is.
-        _replace_clock(patch, "perf_counter", lambda: 0.0)
-        _replace_clock(patch, "monotonic", now_s)
-        yield patch
+    with pytest.MonkeyPatch.context() as context:
+        patches = Patches(context)
+        patches.put(
+            # As Hypothesis does it.
+            (_run, "_ALLOW_DETERMINISTIC_SCHEDULING", True),
+            (ConsumeQueue, "__hash__", _hash_of_queue),
+            (StoreQueue, "__hash__", lambda queue: queue.key),
+            (ServerChannel, "__hash__", lambda channel: zlib.crc32(channel.host_bytes)),
+            (time, "time_ns", lambda: next(nanoseconds)),
+            (os, "getpid", lambda: 1),
+            (os, "urandom", random.Random(seed).randbytes),
+            (secrets, "token_hex", lambda count: random.randbytes(count).hex()),
+            # Work costs nothing: how much is done at once must not depend on the machine.
+            *_clocks("perf_counter", lambda: 0.0),
+            *_clocks("monotonic", now_s),
+        )
+        yield patches
 
 
-def _replace_clock(patch: pytest.MonkeyPatch, name: str, ours: Callable[[], float]) -> None:
-    """Replace a clock of ``time`` in each module of ours that has imported it by its name."""
+def _clocks(name: str, ours: Callable[[], float]) -> list[tuple[Any, str, Any]]:
+    """Replacements of a clock of ``time`` in each module of ours that has imported its name."""
     clock = getattr(time, name)
-    for module_name, module in list(sys.modules.items()):
-        if module_name.startswith("headrace") and vars(module).get(name) is clock:
-            patch.setattr(module, name, ours)
+    return [
+        (module, name, ours)
+        for module_name, module in sys.modules.items()
+        if module_name.startswith("headrace") and vars(module).get(name) is clock
+    ]
 
 
-def _place_of_queue(queue: ConsumeQueue) -> int:
+def _hash_of_queue(queue: ConsumeQueue) -> int:
     return zlib.crc32("/".join(queue.files.directory.parts[-2:]).encode())

@@ -158,7 +158,7 @@ class Simulation(Kind):
         clock = trio.testing.MockClock(autojump_threshold=0)
         with cls.world(seed, clock, trio.current_time) as world:
             faults: Counter[str] = Counter()
-            world.patch.setattr(trio.to_thread, "run_sync", run_here(world.rng, faults))
+            world.patches.put((trio.to_thread, "run_sync", run_here(world.rng, faults)))
             try:
                 outcome = trio.run(cls._simulate, world, clock=clock)
             except BaseExceptionGroup as group:

@@ -16,7 +16,6 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-import pytest
 import trio
 
 from headrace import Admin, Message, SendResult
@@ -62,9 +61,9 @@ PATIENCE_S = 600.0
 class StaticWorkload(Workload):
     """Clients of one static topic."""
 
-    def _message(self, key: str, number: int, **_: bool) -> Message:
+    def message(self, key: str, number: int, **_: bool) -> Message:
         """One that waits for the disk, so that nothing excuses its loss."""
-        return super()._message(key, number)
+        return super().message(key, number)
 
     def _acked(self, result: SendResult, messages: list[Message], sent_s: float) -> None:
         first = result.queue_offset
@@ -76,10 +75,10 @@ class StaticWorkload(Workload):
     def _are_all(self, queues: Sequence[MessageQueue]) -> bool:
         return len(queues) >= QUEUES
 
-    async def _read_queues(self) -> bool:
+    async def read_queues(self) -> bool:
         """Until its next registration, the route may lack a leader, but not its queues."""
         try:
-            return await super()._read_queues()
+            return await super().read_queues()
         except NoQueue:
             return False
 
@@ -114,11 +113,12 @@ class StaticSimulation(Simulation):
         self.watch = MappingWatch(TOPIC, self.brokers, is_strict=self.history.is_strict)
         self.offsets = OffsetWatch(self.history, self.watch)
         self.workload = StaticWorkload(self.network, self.history, self.brokers)
-        patch = world.patch
-        patch.setattr(tempfile, "tempdir", str(world.folder))  # admins' files
-        call_after(patch, MappingTable, "leads_changed", self.watch.leads_changed)
-        call_after(patch, MappingTable, "_saved_changed", self.watch.mapping_changed)
-        call_after(patch, offset_store, "_commit_header", self.offsets.committing)
+        world.patches.put(
+            (tempfile, "tempdir", str(world.folder)),  # admins' files
+            call_after(MappingTable, "leads_changed", self.watch.leads_changed),
+            call_after(MappingTable, "_saved_changed", self.watch.mapping_changed),
+            call_after(offset_store, "_commit_header", self.offsets.committing),
+        )
 
     async def create(self, admin: Admin) -> None:
         await admin.create_static_topic(TOPIC, QUEUES, brokers=self._some_brokers())
@@ -278,8 +278,8 @@ class StaticSimulation(Simulation):
                     self.history.firsts[queue] = await offsets.min_offset(queue)
 
 
-def call_after(patch: pytest.MonkeyPatch, owner: Any, name: str, call: Callable[..., None]) -> None:
-    """Call ``call`` after a function of ``owner``, with its arguments."""
+def call_after(owner: Any, name: str, call: Callable[..., None]) -> tuple[Any, str, Any]:
+    """The replacement of a function by one that calls another afterwards, with its arguments."""
     function = getattr(owner, name)
 
     def both(*arguments: Any) -> Any:
@@ -287,4 +287,4 @@ def call_after(patch: pytest.MonkeyPatch, owner: Any, name: str, call: Callable[
         call(*arguments)
         return result
 
-    patch.setattr(owner, name, both)
+    return owner, name, both

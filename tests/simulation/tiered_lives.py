@@ -35,7 +35,7 @@ from tests.simulation.history import PromiseBroken
 from tests.simulation.tiered_model import Name, QueueModel, Sent
 from tests.simulation.world import DISK_FILES, HOUR_MS, Life, Lives, World
 from tests.support.broker import BrokerUnderTest, broker_config
-from tests.support.faulty_files import FaultyFiles
+from tests.support.faulty_files import ENDINGS, FaultyFiles
 from tests.support.simulated_store import StoreWeather
 from tests.support.stores import put, ready
 from tests.support.troubled_driver import TROUBLES, TroubledDriver, Weather
@@ -463,9 +463,8 @@ class TieredLives(Lives[TieredLife]):
         return self.life_type(self, files)
 
     def arm(self, files: FaultyFiles) -> None:
-        ending = self.rng.choice(("cut_after", "kill_after", ""))
-        if ending:
-            setattr(files, ending, self.rng.randrange(OPERATIONS_MAX))
+        if ending := self.rng.choice(ENDINGS):
+            files.end_after(self.rng.randrange(OPERATIONS_MAX), ending)
 
 
 def files_of(tier: StoredTier) -> Tier:

@@ -64,7 +64,7 @@ class Workload:
     async def _send_key(self, producer: Producer, key: str) -> None:
         for number in range(MESSAGES_PER_KEY):
             waits = self.rng.random() >= UNWAITING_PROBABILITY
-            message, sent_s = self._message(key, number, waits=waits), trio.current_time()
+            message, sent_s = self.message(key, number, waits=waits), trio.current_time()
             try:
                 result = await producer.send(message)
             except HeadraceError:
@@ -77,7 +77,7 @@ class Workload:
         number = 0
         for _ in range(BATCHES):
             count = self.rng.randint(1, BATCH_COUNT_MAX)
-            batch = [self._message(BATCH_KEY, number + index) for index in range(count)]
+            batch = [self.message(BATCH_KEY, number + index) for index in range(count)]
             number += count
             sent_s = trio.current_time()
             try:
@@ -90,7 +90,7 @@ class Workload:
                 del batch[: result.message_count]
             await trio.sleep(self.rng.random() * 4 * PAUSE_S_MAX)
 
-    def _message(self, key: str, number: int, *, waits: bool = True) -> Message:
+    def message(self, key: str, number: int, *, waits: bool = True) -> Message:
         rng = self.rng
         body = f"{key}/{number}/".encode() + rng.randbytes(rng.choice(BODY_BYTES))
         sent = self.history.sent[body] = Sent(key, number, rng.choice(TAGS), body, waits)
@@ -142,13 +142,13 @@ class Workload:
     async def read_all(self) -> None:
         """Read every queue from its first to its last offset, when nothing fails any more."""
         # A nameserver that was started again knows a broker once that registers.
-        while not await self._read_queues():  # noqa: ASYNC110
+        while not await self.read_queues():  # noqa: ASYNC110
             await trio.sleep(1)
 
     def _are_all(self, queues: Sequence[MessageQueue]) -> bool:
         return {queue.broker_name for queue in queues} == self.brokers.keys()
 
-    async def _read_queues(self) -> bool:
+    async def read_queues(self) -> bool:
         consumer = PullConsumer(nameserver=NAMESERVER, connect=self.network.connect)
         async with consumer:
             try:

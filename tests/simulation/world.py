@@ -15,13 +15,12 @@ from pathlib import Path
 from random import Random
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
-import pytest
 import trio
 
 from headrace_broker.store.errors import StoreError, StoreFormatError
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.retention import cleaner
-from tests.simulation.determinism import decided_by, temporary_folder
+from tests.simulation.determinism import Patches, decided_by, temporary_folder
 from tests.simulation.totals import Outcome
 from tests.support.broker import forget_brokers
 from tests.support.faulty_files import FaultRates, FaultyFiles, PowerCut, next_life
@@ -36,12 +35,12 @@ FREE_BYTES = 1500
 
 
 class World(NamedTuple):
-    """Everything that a seed decides. patch: its changes end with the run."""
+    """Everything that a seed decides."""
 
     rng: Random
     folder: Path
     clock: Any
-    patch: pytest.MonkeyPatch
+    patches: Patches
 
 
 class LifeClock(SetClock, trio.abc.Clock):
@@ -116,19 +115,19 @@ class Kind:
         """Run a seed; returns its outcome. Raises PromiseBroken."""
         clock = cls.clock_type()
         with cls.world(seed, clock, clock.current_time) as world:
-            world.patch.setattr(trio.to_thread, "run_sync", run_here)
-            world.patch.setattr(cleaner, "_FREE_BYTES", FREE_BYTES)
+            world.patches.put(
+                (trio.to_thread, "run_sync", run_here), (cleaner, "_FREE_BYTES", FREE_BYTES)
+            )
             return cls(world).run()
 
     @classmethod
     @contextmanager
     def world(cls, seed: int, clock: Any, now_s: Callable[[], float]) -> Iterator[World]:
         """The world of one run. now_s: its time, since any moment."""
-        with temporary_folder() as folder, decided_by(seed, now_s) as patch:
-            for owner, name, value in cls.constants:
-                patch.setattr(owner, name, value)
+        with temporary_folder() as folder, decided_by(seed, now_s) as patches:
+            patches.put(*cls.constants)
             try:
-                yield World(Random(seed), folder, clock, patch)
+                yield World(Random(seed), folder, clock, patches)
             finally:
                 forget_brokers()
 

@@ -33,6 +33,8 @@ PAGE_BYTES = 4096
 SECTOR_BYTES = 512
 WRITE_BACK_PROBABILITY = 0.05
 ROOMY = DiskUsage(used_bytes=0, usable_bytes=1 << 40)
+# Of a life: the power goes, the program is killed, or neither.
+ENDINGS = ("cut", "kill", "")
 
 
 FAULT_NAMES = {
@@ -464,6 +466,13 @@ class FaultyFiles(Files):
         self._look(path.parent)
 
     # -- faults ------------------------------------------------------------------------------------
+
+    def end_after(self, operations: int, ending: str) -> None:
+        """End the life after so many operations. ending: one of ENDINGS, but for the last."""
+        if ending == "cut":
+            self.cut_after = operations
+        else:
+            self.kill_after = operations
 
     def operate(self) -> None:
         """Every operation begins with this; the power may go, and pages go to the disk."""
