@@ -163,7 +163,13 @@ MAY_IMPORT = {
     },
     "headrace_broker.schedule": INNER
     | {"headrace_broker.inner", "headrace_broker.message_demands"},
-    "headrace_broker.timer": INNER | {"headrace_broker.inner", "headrace_broker.message_demands"},
+    "headrace_broker.timer": INNER
+    | {
+        "headrace_broker.config",
+        "headrace_broker.inner",
+        "headrace_broker.message_demands",
+        "headrace_broker.statistics",
+    },
     "headrace_broker.transaction": INNER
     | {
         "headrace_broker.config",

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from headrace_broker.inner.topic_counts import TIMERS, TRANSACTIONS
 from headrace_broker.store.queues.consume_queue import BLANK_SIZE
 from headrace_broker.store_tools.compaction_files import compaction_queues
 from headrace_broker.store_tools.directory import disk_bytes
 from headrace_broker.store_tools.queue_check import open_queue
 from headrace_broker.store_tools.waiting_check import delayed_count, read_config
-from headrace_broker.timer.metrics import TIMER_METRICS_FILE
-from headrace_broker.transaction.metrics import METRICS_FILE
 from headrace_protocol import fastjson
 from headrace_protocol.columns import UNIT_DTYPE
 from headrace_protocol.message import BORN_HOST_V6, RECORD_HEADS
@@ -78,8 +77,8 @@ def store_stat(directory: StoreDirectory) -> StoreStat:
         index_files=len(directory.index_paths),
         disk_bytes=sum(map(disk_bytes, files)),
         delayed_messages=delayed_count(directory),
-        timers=_saved_count(directory, TIMER_METRICS_FILE, "timingCount"),
-        open_transactions=_saved_count(directory, METRICS_FILE, "transactionCount"),
+        timers=_saved_count(directory, *TIMERS),
+        open_transactions=_saved_count(directory, *TRANSACTIONS),
     )
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from headrace_broker.consumer.unconsumed import InnerConsumer
 from headrace_broker.feature import Feature
+from headrace_broker.inner.topic_counts import TIMERS, TopicCounts
 from headrace_broker.message_demands import Demand
 from headrace_broker.processors.send import rejection
 from headrace_broker.timer.arrivals import Topics
@@ -13,7 +14,6 @@ from headrace_broker.timer.checkpoint import TIMER_CHECK_FILE, TimerCheckFile, T
 from headrace_broker.timer.demand import TIMES, TimerDemand
 from headrace_broker.timer.files import TimerFiles
 from headrace_broker.timer.messages import TimerMessages
-from headrace_broker.timer.metrics import TIMER_METRICS_FILE, TimerMetrics
 from headrace_broker.timer.processor import TimerProcessor
 from headrace_broker.timer.timers import Timers, TimerSwitches
 from headrace_broker.timer.waiting_timers import RollWindow, WaitingTimers
@@ -72,7 +72,7 @@ def _timers(core: Core) -> Timers:
             core.file(TIMER_CHECK_FILE).path, store.fs, core.position("timer", TimerCheckpoint)
         ),
         TimerWheel(config.store_path_root_dir, store.fs, config.mapped_file_size_timer_log, topics),
-        TimerMetrics(core.file(TIMER_METRICS_FILE), store.clock.now_ms),
+        TopicCounts(core.file(TIMERS[0]), TIMERS[1], store.clock.now_ms),
     )
     return Timers(
         store,

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     import numpy as np
 
     from headrace_broker.clock import Clock
+    from headrace_broker.inner.topic_counts import TopicCounts
     from headrace_broker.timer.arrivals import Arrivals
     from headrace_broker.timer.checkpoint import TimerCheckFile
-    from headrace_broker.timer.metrics import TimerMetrics
     from headrace_broker.timer.waiting_timers import WaitingTimers
     from headrace_broker.timer.wheel import TimerWheel
     from headrace_protocol.columns import Array
@@ -47,7 +47,7 @@ class TimerFiles:
         waiting: WaitingTimers,
         check: TimerCheckFile,
         wheel: TimerWheel,
-        metrics: TimerMetrics,
+        metrics: TopicCounts,
     ) -> None:
         self._clock = clock
         self._waiting = waiting
@@ -153,4 +153,7 @@ class TimerFiles:
 
     def metrics_body(self) -> bytes:
         """Number of timers that wait, by topic, as config/timermetrics holds it."""
-        return self._metrics.body(self._waiting.counts())
+        counts = self._waiting.counts()
+        return self._metrics.body(
+            {topic.decode(errors="replace"): counts[topic] for topic in counts}
+        )

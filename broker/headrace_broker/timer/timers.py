@@ -24,6 +24,7 @@ import numpy as np
 import structlog
 import trio
 
+from headrace_broker import statistics
 from headrace_broker.inner.delivered import Delivered, stored_since
 from headrace_broker.inner.saving import save_at_intervals
 from headrace_broker.inner.waiting import RECORDS_AT_ONCE, Unreadable, Waiting, WaitingQueue
@@ -32,7 +33,6 @@ from headrace_broker.store.queues.queue_blocks import BLOCK_UNITS, QueueDamaged
 from headrace_broker.store.recovery import NOTHING, Scan, read_log
 from headrace_broker.timer.arrivals import TIMER, arrivals, joined
 from headrace_broker.timer.checkpoint import TimerCheck, TimerPosition
-from headrace_broker.timer.metrics import Rate
 from headrace_protocol.columns import UNIT_DTYPE
 from headrace_protocol.message import TIMER_OUT_MS, property_number
 from headrace_protocol.outages import Outages
@@ -116,7 +116,7 @@ class Timers:
         self._saved_s = -math.inf
         self.unreadable = 0
         self.carried_bytes = _CARRIED_BYTES
-        self.enqueued, self.delivered = Rate(), Rate()
+        self.enqueued, self.delivered = statistics.Counter(), statistics.Counter()
 
     def wake(self) -> None:
         """Look at the queue soon: a timer is about to be stored."""
@@ -209,8 +209,8 @@ class Timers:
         await save_at_intervals("timers", self._sample_and_save, self._switches.save_s)
 
     async def _sample_and_save(self) -> None:
-        self.enqueued.sample()
-        self.delivered.sample()
+        for each in (self.enqueued, self.delivered):
+            each.sample(trio.current_time())
         await self.save()
 
     async def save(self) -> None:

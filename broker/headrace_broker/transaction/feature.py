@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from headrace_broker.consumer.unconsumed import InnerConsumer
 from headrace_broker.feature import Feature
+from headrace_broker.inner.topic_counts import TRANSACTIONS, TopicCounts
 from headrace_broker.message_demands import Demand
 from headrace_broker.processors.send import rejection
 from headrace_broker.transaction.halves import TRAN_MSG
-from headrace_broker.transaction.metrics import METRICS_FILE, TransactionMetrics
 from headrace_broker.transaction.processor import TransactionProcessor
 from headrace_broker.transaction.rebuild import Progress
 from headrace_broker.transaction.transactions import Transactions
@@ -72,7 +72,7 @@ def _transactions(core: Core) -> Transactions:
         core.tables.topics,
         core.tables.offsets,
         core.position("transaction", Progress),
-        TransactionMetrics(core.file(METRICS_FILE), core.store.clock.now_ms),
+        TopicCounts(core.file(TRANSACTIONS[0]), TRANSACTIONS[1], core.store.clock.now_ms),
         channels,
         core.budget,
         core.serving.server.host_log,

@@ -51,11 +51,11 @@ if TYPE_CHECKING:
     from headrace_broker.config import BrokerConfig
     from headrace_broker.consumer.offsets import ConsumerOffsets
     from headrace_broker.host_budget import HostBudget
+    from headrace_broker.inner.topic_counts import TopicCounts
     from headrace_broker.inner.writer import InnerMessage, InnerWriter
     from headrace_broker.store.files.positions import PositionFile
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.topics.table import TopicTable
-    from headrace_broker.transaction.metrics import TransactionMetrics
     from headrace_daemon.host_log import HostLog
     from headrace_protocol.serving import Channel
 
@@ -100,7 +100,7 @@ class Transactions:
         topics: TopicTable,
         offsets: ConsumerOffsets,
         position: PositionFile[Progress],
-        metrics: TransactionMetrics,
+        metrics: TopicCounts,
         channels: Callable[[str], Sequence[Channel]],
         budget: HostBudget,
         host_log: HostLog,
@@ -229,7 +229,8 @@ class Transactions:
         Raises OSError, StoreNotWritable.
         """
         await self._look()
-        await trio.to_thread.run_sync(self._metrics.save, self._counts(), limiter=self._threads)
+        counts = self._metrics.body(self._counts())
+        await trio.to_thread.run_sync(self._metrics.save, counts, limiter=self._threads)
         if not self.table.is_settled:
             return
         half, log_end = self.table.next_offset, self._store.commit_log.max_offset
@@ -243,7 +244,7 @@ class Transactions:
     def finish(self) -> None:
         """As ``save``, after all tasks have ended. Raises OSError."""
         store = self._store
-        self._metrics.save(self._counts())
+        self._metrics.save(self._metrics.body(self._counts()))
         if self.table.is_settled and store.commit_log.life.is_writable:
             half, log_end = self.table.next_offset, store.commit_log.max_offset
             op = self._op_finder(half)()
