@@ -327,7 +327,11 @@ MAY_IMPORT_TOO = {
     "headrace_daemon.metrics.exposition": {"prometheus_client"},
     "headrace.spans": {"opentelemetry"},
     "headrace_broker.processors.feature": {"headrace_broker.cluster.expected_store"},
+    # They store a message and answer as a send does.
+    "headrace_broker.retry.processor": {"headrace_broker.processors"},
     "headrace_broker.staging.processor": {"headrace_broker.processors"},
+    "headrace_broker.timer.processor": {"headrace_broker.processors"},
+    "headrace_broker.transaction.processor": {"headrace_broker.processors"},
     # What they measure is on one page, in one table.
     "headrace_broker.compaction.collector": {"headrace_broker.metrics.table"},
     "headrace_broker.statictopic.collector": {"headrace_broker.metrics.table"},

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from headrace_broker.feature import Feature
 from headrace_broker.message_demands import Demand
-from headrace_broker.processors.send import rejection
 from headrace_broker.retry.dead_letters import DeadLetters, is_retry_topic
 from headrace_broker.retry.processor import SendBackProcessor
 from headrace_protocol.message import DELAY
@@ -27,8 +26,7 @@ def build(core: Core) -> Feature:
         core.statistics,
         dead_letters,
         partial(core.messages.delays.apply_for, DELAY),
-        core.messages.sends.reply_confirmed,
-        rejection,
+        core.messages.sends,
         core.serving.server.host_log,
     )
     return Feature(

@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from headrace_broker.message_demands import SentMessage
+from headrace_broker.processors.send import rejection
 from headrace_broker.retry.dead_letters import unknown_group
 from headrace_broker.store.errors import StoreError
 from headrace_broker.store.log.record_checksum import without_checksum
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from headrace_broker.consumer.subscriptions import SubscriptionGroups
+    from headrace_broker.processors.send import SendProcessor
     from headrace_broker.retry.dead_letters import DeadLetters
     from headrace_broker.statistics import BrokerStatistics
     from headrace_broker.store.message_store import MessageStore
@@ -51,23 +53,17 @@ class SendBackProcessor:
         statistics: BrokerStatistics,
         dead_letters: DeadLetters,
         delay: Callable[[SentMessage], None],
-        reply_confirmed: Callable[[Request, Reply], Reply | None],
-        rejection: Callable[[StoreError, str], RequestError],
+        sends: SendProcessor,
         host_log: HostLog,
     ) -> None:
-        """delay: has a message wait for its DELAY.
-
-        reply_confirmed: replies once all that was appended is confirmed.
-        rejection: the answer for a message that the store does not take.
-        """
+        """delay: has a message wait for its DELAY."""
         self._store = store
         self._topics = topics
         self._groups = groups
         self._statistics = statistics
         self._dead_letters = dead_letters
         self._delay = delay
-        self._reply_confirmed = reply_confirmed
-        self._rejection = rejection
+        self._sends = sends
         self._host_log = host_log
 
     def register(self, registry: Registry) -> None:
@@ -102,8 +98,8 @@ class SendBackProcessor:
         try:
             self._append(stored, message)
         except StoreError as error:
-            raise self._rejection(error, message.topic) from None
-        return self._reply_confirmed(request, Reply())
+            raise rejection(error, message.topic) from None
+        return self._sends.reply_confirmed(request, Reply())
 
     def _find(self, header: ConsumerSendMsgBackHeader) -> StoredMessage:
         """The message at an offset in the log. Raises RequestError, NotReady.

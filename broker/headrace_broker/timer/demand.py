@@ -21,6 +21,7 @@ from headrace_protocol.system_topics import HALF_TOPIC, TIMER_TOPIC
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from headrace_broker.config import BrokerConfig
     from headrace_broker.message_demands import SentMessage
 
 # The first of a message counts.
@@ -40,14 +41,12 @@ class TimerDemand:
 
     def __init__(
         self,
-        delay_max_s: Callable[[], int],
-        is_enabled: Callable[[], bool],
+        config: BrokerConfig,
         now_ms: Callable[[], int],
         on_timer: Callable[[], None],
     ) -> None:
         """now_ms: the store time of the message, at which its delay begins."""
-        self._delay_max_s = delay_max_s
-        self._is_enabled = is_enabled
+        self._config = config
         self._now_ms = now_ms
         self._on_timer = on_timer
 
@@ -57,7 +56,7 @@ class TimerDemand:
         # A message that was delivered once and is sent again does not wait again.
         if message.topic in {HALF_TOPIC, TIMER_TOPIC} or values.get(TIMER_OUT_MS):
             return
-        if not self._is_enabled():
+        if not self._config.timer_wheel_enable:
             raise _illegal(message, "timers are switched off (timerWheelEnable=false)")
         now_ms = self._now_ms()
         deliver_ms = self._deliver_ms(message, values, now_ms)
@@ -86,7 +85,7 @@ class TimerDemand:
         deliver_ms = int(value)
         if name != TIMER_DELIVER_MS:
             deliver_ms = now_ms + deliver_ms * (1000 if name == TIMER_DELAY_SEC else 1)
-        delay_max_ms = self._delay_max_s() * 1000
+        delay_max_ms = self._config.timer_max_delay_sec * 1000
         if deliver_ms - now_ms > delay_max_ms:
             raise _illegal(
                 message,

@@ -8,14 +8,13 @@ from headrace_broker.consumer.unconsumed import InnerConsumer
 from headrace_broker.feature import Feature
 from headrace_broker.inner.topic_counts import TIMERS, TopicCounts
 from headrace_broker.message_demands import Demand
-from headrace_broker.processors.send import rejection
 from headrace_broker.timer.arrivals import Topics
 from headrace_broker.timer.checkpoint import TIMER_CHECK_FILE, TimerCheckFile, TimerCheckpoint
 from headrace_broker.timer.demand import TIMES, TimerDemand
 from headrace_broker.timer.files import TimerFiles
 from headrace_broker.timer.messages import TimerMessages
 from headrace_broker.timer.processor import TimerProcessor
-from headrace_broker.timer.timers import Timers, TimerSwitches
+from headrace_broker.timer.timers import Timers
 from headrace_broker.timer.waiting_timers import RollWindow, WaitingTimers
 from headrace_broker.timer.wheel import TimerWheel
 from headrace_daemon.services import Service
@@ -29,22 +28,8 @@ def build(core: Core) -> Feature:
     """See ``Feature``. Raises StoreFormatError if a file of progress can't be read."""
     config, store = core.config, core.store
     timers = _timers(core)
-    demand = TimerDemand(
-        lambda: config.timer_max_delay_sec,
-        lambda: config.timer_wheel_enable,
-        lambda: store.commit_log.now_ms,
-        timers.wake,
-    )
-    requests = TimerProcessor(
-        store,
-        core.tables.topics,
-        timers,
-        config.broker_name,
-        lambda: config.recall_message_enable,
-        lambda: config.timer_max_delay_sec,
-        core.messages.sends.reply_confirmed,
-        rejection,
-    )
+    demand = TimerDemand(config, lambda: store.commit_log.now_ms, timers.wake)
+    topics, sends = core.tables.topics, core.messages.sends
     return Feature(
         inner_consumers=(
             InnerConsumer(TIMER_TOPIC, "timers", timers.next_offset, timers.carry_over),
@@ -53,7 +38,7 @@ def build(core: Core) -> Feature:
             Demand("messages with a delivery time", TIMES, apply=demand.serve, is_delay=True),
         ),
         scans=(timers.scan,),
-        processors=(requests,),
+        processors=(TimerProcessor(store, topics, timers, config, sends),),
         services=(
             Service(timers.run, timers.load, finish=timers.finish),
             Service(timers.run_saving),
@@ -80,9 +65,5 @@ def _timers(core: Core) -> Timers:
         TimerMessages(messages.delivery, store.clock),
         waiting,
         files,
-        TimerSwitches(
-            lambda: config.timer_stop_enqueue,
-            lambda: config.timer_stop_dequeue,
-            lambda: config.timer_flush_interval_ms / 1000,
-        ),
+        config,
     )

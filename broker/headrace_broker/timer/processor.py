@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from headrace_broker.processors.send import rejection
 from headrace_broker.store.errors import StoreError
 from headrace_broker.timer.arrivals import key_hash
 from headrace_broker.timer.demand import SLOT_MS
@@ -28,8 +29,8 @@ from headrace_protocol.system_topics import TIMER_TOPIC
 from headrace_protocol.waiting import sliced
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from headrace_broker.config import BrokerConfig
+    from headrace_broker.processors.send import SendProcessor
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.timer.timers import Timers
     from headrace_broker.topics.table import TopicTable
@@ -47,24 +48,14 @@ class TimerProcessor:
         store: MessageStore,
         topics: TopicTable,
         timers: Timers,
-        broker_name: str,
-        may_recall: Callable[[], bool],
-        delay_max_s: Callable[[], int],
-        reply_confirmed: Callable[[Request, Reply], Reply | None],
-        rejection: Callable[[StoreError, str], RequestError],
+        config: BrokerConfig,
+        sends: SendProcessor,
     ) -> None:
-        """reply_confirmed: replies once all that was appended is confirmed.
-
-        rejection: the answer for a message that the store does not take.
-        """
         self._store = store
         self._topics = topics
         self._timers = timers
-        self._broker_name = broker_name
-        self._may_recall = may_recall
-        self._delay_max_s = delay_max_s
-        self._reply_confirmed = reply_confirmed
-        self._rejection = rejection
+        self._config = config
+        self._sends = sends
 
     def register(self, registry: Registry) -> None:
         """Serve the codes."""
@@ -99,7 +90,7 @@ class TimerProcessor:
     def recall(self, request: Request) -> Reply | None:
         """RECALL_MESSAGE: drop the timer of a handle."""
         header = request.header(RecallMessageHeader)
-        if not self._may_recall():
+        if not self._config.recall_message_enable:
             raise RequestError(
                 ResponseCode.NO_PERMISSION,
                 "recall failed, operation is forbidden: recallMessageEnable=false",
@@ -111,9 +102,9 @@ class TimerProcessor:
         try:
             self._append(request, header, handle)
         except StoreError as error:
-            raise self._rejection(error, TIMER_TOPIC) from None
+            raise rejection(error, TIMER_TOPIC) from None
         self._timers.recall(*_place(handle))
-        return self._reply_confirmed(
+        return self._sends.reply_confirmed(
             request, Reply(RecallMessageResponseHeader(msg_id=handle.uniq_key))
         )
 
@@ -123,16 +114,14 @@ class TimerProcessor:
             raise _refused("recall handle is invalid")
         if handle.topic != header.topic:
             raise _refused(f"topic not match: the handle is of a message to {handle.topic}")
-        if handle.broker_name != self._broker_name:
-            raise _refused(
-                f"the message was sent to broker {handle.broker_name}, this is {self._broker_name}"
-            )
+        if handle.broker_name != (name := self._config.broker_name):
+            raise _refused(f"the message was sent to broker {handle.broker_name}, this is {name}")
         return handle
 
     def _check_waiting(self, handle: RecallHandle) -> None:
         """Raise RequestError if certainly no such timer waits."""
         timers, place = self._timers, _place(handle)
-        if handle.time_ms - self._store.clock.now_ms() > self._delay_max_s() * 1000:
+        if handle.time_ms - self._store.clock.now_ms() > self._config.timer_max_delay_sec * 1000:
             raise _refused("no timer waits for that long (timerMaxDelaySec): the handle is forged")
         if timers.has(*place):
             return

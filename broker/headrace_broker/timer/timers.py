@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable  # noqa: TC003 - a NamedTuple reads it
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import structlog
@@ -39,6 +39,7 @@ from headrace_protocol.outages import Outages
 from headrace_protocol.system_topics import TIMER_TOPIC
 
 if TYPE_CHECKING:
+    from headrace_broker.config import BrokerConfig
     from headrace_broker.inner.writer import InnerMessage, InnerWriter
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.timer.arrivals import Arrivals
@@ -66,14 +67,6 @@ _RECALLED_MAX: Final = 10_000
 _OUT_MS: Final = TIMER_OUT_MS.encode()
 
 
-class TimerSwitches(NamedTuple):
-    """Settings that may change while the broker runs."""
-
-    stops_enqueue: Callable[[], bool]
-    stops_dequeue: Callable[[], bool]
-    save_s: Callable[[], float]
-
-
 class Timers:
     """All timers of the broker.
 
@@ -91,7 +84,7 @@ class Timers:
         messages: TimerMessages,
         waiting: WaitingTimers,
         files: TimerFiles,
-        switches: TimerSwitches,
+        config: BrokerConfig,
     ) -> None:
         """Reads nothing yet."""
         self._store = store
@@ -99,7 +92,7 @@ class Timers:
         self._messages = messages
         self.waiting = waiting
         self.files = files
-        self._switches = switches
+        self._config = config
         self._asked = trio.Event()
         self._queue = WaitingQueue(store, TIMER_TOPIC, 0)
         self._offset = 0  # of the queue: all before it is in `waiting`
@@ -206,7 +199,10 @@ class Timers:
 
     async def run_saving(self) -> None:
         """Save at intervals until cancelled."""
-        await save_at_intervals("timers", self._sample_and_save, self._switches.save_s)
+        config = self._config
+        await save_at_intervals(
+            "timers", self._sample_and_save, lambda: config.timer_flush_interval_ms / 1000
+        )
 
     async def _sample_and_save(self) -> None:
         for each in (self.enqueued, self.delivered):
@@ -260,11 +256,11 @@ class Timers:
         """
         self._asked = trio.Event()
         await self._writer.published(self._queue)
-        if not self._switches.stops_enqueue():
+        if not self._config.timer_stop_enqueue:
             await self._adopt_all()
         # No other task runs from here until rows are taken out, so all recalls are known.
         now_ms = self._store.clock.now_ms()
-        if not self._switches.stops_dequeue():
+        if not self._config.timer_stop_dequeue:
             if len(rolled := self.waiting.take_rolled(now_ms, RECORDS_AT_ONCE)):
                 self.files.begin_deliveries(now_ms)
                 await self._roll(rolled)
@@ -283,7 +279,7 @@ class Timers:
     async def _sleep(self, now_ms: int) -> None:
         """Wait for an arrival, the next timer, or the next look at the clock and the switches."""
         wait_s = (self.waiting.due_ms() - now_ms) / 1000
-        if self._switches.stops_enqueue() or self._switches.stops_dequeue():
+        if self._config.timer_stop_enqueue or self._config.timer_stop_dequeue:
             wait_s = _CLOCK_LOOK_S
         if wait_s < math.inf or self.files.has_open_slots(self._position):
             wait_s = min(max(wait_s, 0), _CLOCK_LOOK_S)

@@ -8,7 +8,6 @@ from headrace_broker.consumer.unconsumed import InnerConsumer
 from headrace_broker.feature import Feature
 from headrace_broker.inner.topic_counts import TRANSACTIONS, TopicCounts
 from headrace_broker.message_demands import Demand
-from headrace_broker.processors.send import rejection
 from headrace_broker.transaction.halves import TRAN_MSG
 from headrace_broker.transaction.processor import TransactionProcessor
 from headrace_broker.transaction.rebuild import Progress
@@ -31,8 +30,7 @@ def build(core: Core) -> Feature:
         messages.writer,
         messages.delivery,
         messages.delays,
-        messages.sends.reply_confirmed,
-        rejection,
+        messages.sends,
     )
     demand = Demand(
         "transactional messages",

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from headrace_broker.message_demands import SentMessage
+from headrace_broker.processors.send import rejection
 from headrace_broker.store.errors import StoreError
 from headrace_broker.store.log.record_checksum import without_checksum
 from headrace_broker.store.reader import WantedMessages
@@ -39,11 +40,12 @@ from headrace_protocol.system_topics import CHECK_MAX_TIME_TOPIC, HALF_TOPIC
 from headrace_protocol.waiting import Until, now_or_later, ready, take_break
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Collection
 
     from headrace_broker.inner.delivery import Delivery
     from headrace_broker.inner.writer import InnerMessage, InnerWriter
     from headrace_broker.message_demands import MessageDemands
+    from headrace_broker.processors.send import SendProcessor
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.transaction.transactions import Transactions
     from headrace_protocol.message import StoredMessage
@@ -78,21 +80,15 @@ class TransactionProcessor:
         writer: InnerWriter,
         delivery: Delivery,
         delays: MessageDemands,
-        reply_confirmed: Callable[[Request, Reply], Reply | None],
-        rejection: Callable[[StoreError, str], RequestError],
+        sends: SendProcessor,
     ) -> None:
-        """delays: redirects a committed message that its properties delay.
-
-        reply_confirmed: replies once all that was appended is confirmed.
-        rejection: the answer for a message that the store does not take.
-        """
+        """delays: redirects a committed message that its properties delay."""
         self._store = store
         self._transactions = transactions
         self._writer = writer
         self._delivery = delivery
         self._delays = delays
-        self._reply_confirmed = reply_confirmed
-        self._rejection = rejection
+        self._sends = sends
 
     def register(self, registry: Registry) -> None:
         """Serve the codes."""
@@ -145,7 +141,7 @@ class TransactionProcessor:
                 ResponseCode.SYSTEM_BUSY,
                 "the rollback is not in the log yet: the store takes no messages, send it again",
             )
-        return self._reply_confirmed(request, Reply())
+        return self._sends.reply_confirmed(request, Reply())
 
     def _find(self, header: EndTransactionHeader) -> StoredMessage:
         """The half at an offset in the log. Raises RequestError, NotReady."""
@@ -191,7 +187,7 @@ class TransactionProcessor:
         try:
             self._writer.append_now(record)
         except StoreError as error:
-            raise self._rejection(error, record.topic) from None
+            raise rejection(error, record.topic) from None
 
     def _delayed(self, record: InnerMessage) -> InnerMessage:
         """A committed message, redirected to where it waits if it does. Raises RequestError."""
@@ -248,7 +244,7 @@ class TransactionProcessor:
                 raise _failed(f"msgId {message_id}: was resumed before, and is checked or decided")
 
         await Until("a write", begin)
-        return self._reply_confirmed(request, Reply())
+        return self._sends.reply_confirmed(request, Reply())
 
     async def _resumed_sources(self, record: StoredMessage) -> Collection[int]:
         """Physical offsets of the discarded halves of a record's key that were resumed."""
