@@ -67,8 +67,8 @@ def _check_tier(config: BrokerConfig) -> None:
         return
     from headrace_broker.tiered.access.drivers import mark_file
     from headrace_broker.tiered.access.probe import probe
-    from headrace_broker.tiered.container.tier import Home
     from headrace_broker.tiered.rescue.listing import open_driver
+    from headrace_protocol.tier.paths import Home
 
     home = Home(config.broker_cluster_name, config.broker_name)
     tier = config.tier_settings(config.store_path_root_dir, home)

@@ -20,10 +20,10 @@ from headrace_broker.store.followers.following import _view
 from headrace_broker.store.queues.queue_blocks import read_block
 from headrace_broker.tiered.access.tiered_storage import TieredStorage
 from headrace_broker.tiered.container.stored_tier import Group, Name
-from headrace_broker.tiered.container.tier import Home
 from headrace_broker.tiered.objects.object_tier import CATALOGS, DATA, ObjectTier
 from headrace_broker.tiered.objects.sizes import ObjectSizes
 from headrace_broker.tiered.rescue.verify import _verify_objects
+from headrace_protocol.tier.paths import Home
 from headrace_protocol.tier.rows import Manifest, ObjectRow
 from tests.simulation.history import PromiseBroken
 from tests.simulation.tiered_lives import PAUSE_MS, TIER_HOURS, TieredLife, TieredLives

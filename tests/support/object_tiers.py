@@ -9,12 +9,12 @@ from functools import partial
 from typing import Any
 
 from headrace_broker.tiered.container.stored_tier import Group, Name
-from headrace_broker.tiered.container.tier import Home
 from headrace_broker.tiered.driver.memory import MemoryDriver
 from headrace_broker.tiered.driver.posix import PosixDriver
 from headrace_broker.tiered.objects.object_tier import ObjectTier
 from headrace_broker.tiered.objects.sizes import SIZES, ObjectSizes
 from headrace_protocol.tier.driver import Failure, FailureKind
+from headrace_protocol.tier.paths import Home
 from tests.support.tiers import BEGIN_MS, TOPIC, block
 
 HOME = Home("cluster", "broker")

@@ -13,10 +13,10 @@ from headrace_broker.tiered.access.settings import TierSettings
 from headrace_broker.tiered.container.flat_queue import SegmentLimits
 from headrace_broker.tiered.container.location_mark import Mark, mark_path
 from headrace_broker.tiered.container.stored_tier import Name
-from headrace_broker.tiered.container.tier import Home
 from headrace_broker.tiered.driver.posix import PosixDriver
 from headrace_broker.tiered.rescue.restore import Restored, restore
 from headrace_protocol.tier.driver import PutDriver
+from headrace_protocol.tier.paths import Home
 from tests.support.broker import BrokerUnderTest
 from tests.support.object_tiers import HOME, append_next, open_objects_tier
 from tests.support.stores import crash

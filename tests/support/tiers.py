@@ -11,7 +11,7 @@ from headrace_broker.tiered.container.flat_queue import FlatQueue, SegmentLimits
 from headrace_broker.tiered.container.index_file import IndexSize
 from headrace_broker.tiered.container.metadata import TierMetadata
 from headrace_broker.tiered.container.stored_tier import TierQueue
-from headrace_broker.tiered.container.tier import Home, Tier
+from headrace_broker.tiered.container.tier import Tier
 from headrace_broker.tiered.container.tier_index import TierIndex
 from headrace_broker.tiered.driver.posix import PosixDriver
 from headrace_protocol.columns import Array, RecordColumns
@@ -19,6 +19,7 @@ from headrace_protocol.java_hash import tags_code
 from headrace_protocol.message import encode_properties, encode_record
 from headrace_protocol.message_ids import encode_host
 from headrace_protocol.tier.driver import AppendDriver, Failure, FailureKind
+from headrace_protocol.tier.paths import Home
 from headrace_protocol.tier.stored_queue import StoredQueue
 
 TOPIC = "tiered"

@@ -13,8 +13,8 @@ from headrace_broker.settings.setting import setting
 
 if TYPE_CHECKING:
     from headrace_broker.tiered.access.settings import TierSettings
-    from headrace_broker.tiered.container.tier import Home
     from headrace_protocol.tier.location import Location
+    from headrace_protocol.tier.paths import Home
 
 # Values that switch the tier on, and its providers: the peer's classes, and short names.
 _TIER_PLUG_INS = {"org.apache.rocketmq.tieredstore.TieredMessageStore", "tieredstore"}

@@ -26,7 +26,7 @@ def build(core: Core) -> Feature:
     from headrace_broker.tiered.access.plan import TierPlanRequests
     from headrace_broker.tiered.access.status import TierStatusRequests
     from headrace_broker.tiered.access.tiered_storage import TieredStorage
-    from headrace_broker.tiered.container.tier import Home
+    from headrace_protocol.tier.paths import Home
 
     topics = core.tables.topics
     home = Home(config.broker_cluster_name, config.broker_name)

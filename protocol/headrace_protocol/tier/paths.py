@@ -45,14 +45,31 @@ class QueueName(NamedTuple):
         return f"{self.broker}/{self.topic}/{self.queue_id}"
 
 
+class Home(NamedTuple):
+    """The owner of a tier."""
+
+    cluster: str
+    broker: str
+
+    @property
+    def cluster_folder(self) -> str:
+        """The folder of the cluster."""
+        return f"{h8(self.cluster)}_{self.cluster}"
+
+    @property
+    def folder(self) -> str:
+        """The folder of all that the broker has."""
+        return f"{self.cluster_folder}/{self.broker}"
+
+    @property
+    def index_queue(self) -> QueueName:
+        """The queue under whose name index files are kept."""
+        return QueueName(self.broker, INDEX_TOPIC, 0)
+
+
 def h8(text: str) -> str:
     """The first 8 hexadecimal digits of a text's MD5."""
     return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()[:8]
-
-
-def cluster_folder(cluster: str) -> str:
-    """The folder of a cluster."""
-    return f"{h8(cluster)}_{cluster}"
 
 
 def segment_name(base: int) -> str:
@@ -83,8 +100,3 @@ def sizes_by_folder(entries: Iterable[Entry]) -> dict[str, Sizes]:
         if base is not None:
             found.setdefault(folder, {})[base] = size
     return found
-
-
-def index_queue(broker: str) -> QueueName:
-    """The queue under whose name a broker's index files are kept."""
-    return QueueName(broker, INDEX_TOPIC, 0)

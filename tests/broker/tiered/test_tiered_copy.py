@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from headrace_broker.tiered.container.location_mark import mark_path
-from headrace_broker.tiered.container.tier import Home
 from headrace_broker.tiered.driver.posix import PosixDriver
+from headrace_protocol.tier.paths import Home
 from tests.support.cli import fail, headrace, succeed
 from tests.support.object_tiers import HOME, append_next, one, open_objects_tier
 from tests.support.rescued_tiers import LIMITS, QUEUES, Layout, fill, folder, mark, write_config

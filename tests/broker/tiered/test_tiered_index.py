@@ -19,13 +19,13 @@ from headrace_broker.tiered.container.index_file import (
     OpenIndex,
 )
 from headrace_broker.tiered.container.metadata import LONG_MAX, TierMetadata
-from headrace_broker.tiered.container.tier import Home
 from headrace_broker.tiered.container.tier_index import FOLDER, TierIndex
 from headrace_broker.tiered.driver.posix import PosixDriver
 from headrace_protocol.columns import Array, RecordColumns
 from headrace_protocol.java_hash import index_key_hash, java_hash
 from headrace_protocol.message import encode_properties, encode_record
 from headrace_protocol.tier.driver import Failure, FailureKind
+from headrace_protocol.tier.paths import Home
 from tests.support.faulty_files import FaultyFiles, PowerCut, next_life
 from tests.support.seeds import seeds
 from tests.support.tiers import BEGIN_MS, TOPIC, block, open_tier, queue_of, read, store_ms

@@ -21,10 +21,10 @@ from headrace_broker.store.followers.following import Following
 from headrace_broker.store.retention.topic_floors import TopicLimit
 from headrace_broker.tiered.access.tiered_storage import TieredStorage
 from headrace_broker.tiered.container.location_mark import Folder, read_mark
-from headrace_broker.tiered.container.tier import Home
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import RequestError
 from headrace_protocol.tier.driver import Driver, Failure, FailureKind
+from headrace_protocol.tier.paths import Home
 from tests.broker.tiered.test_tiered_status import ask
 from tests.support.broker import BrokerUnderTest
 from tests.support.object_server import ACCESS_KEY, BUCKET, SECRET_KEY, serving

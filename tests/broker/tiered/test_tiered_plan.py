@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from headrace_broker.tiered.container.flat_queue import FlatQueue
-from headrace_broker.tiered.container.tier import Home
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.columns import RecordColumns
+from headrace_protocol.tier.paths import Home
 from headrace_protocol.tier_bodies import TierPlan
 from headrace_protocol.tier_headers import TierPlanHeader
 from tests.broker.tiered.test_tiered_bucket import start as start_with_objects

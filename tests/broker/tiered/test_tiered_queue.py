@@ -22,8 +22,8 @@ from headrace_protocol.columns import RecordColumns
 from headrace_protocol.tier.driver import Buffer, Failure, FailureKind
 from headrace_protocol.tier.paths import (
     FileKind,
+    Home,
     QueueName,
-    cluster_folder,
     is_segment,
     segment_base,
     segment_name,
@@ -68,7 +68,7 @@ def damaged(queue: FlatQueue) -> Failure:
 
 def test_names_are_those_of_the_peer() -> None:
     # Made by Apache's MessageStoreUtil.
-    assert cluster_folder("DefaultCluster") == "212d6b50_DefaultCluster"
+    assert Home("DefaultCluster", "b").cluster_folder == "212d6b50_DefaultCluster"
     assert segment_name(0) == "cfcd208400000000000000000000"
     assert segment_name(1073741824) == "952eb02900000000001073741824"
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace_broker.tiered.container.tier import Home
 from headrace_broker.tiered.driver.posix import PosixDriver
+from headrace_protocol.tier.paths import Home
 from tests.support.cli import Outcome, fail, headrace, succeed
 from tests.support.object_tiers import append_next, open_objects_tier
 from tests.support.rescued_tiers import LIMITS, QUEUES, Layout, fill, folder, write_config

@@ -17,7 +17,6 @@ from headrace_broker.store.files.config_file import ConfigFile
 from headrace_broker.tiered.access.lives import LIVES_FILE
 from headrace_broker.tiered.container.metadata import TopicRow  # noqa: TC001 - msgspec reads the annotations
 from headrace_protocol.tier.driver import Failure, FailureKind, read_whole
-from headrace_protocol.tier.paths import cluster_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
 
     from headrace_broker.store.files.filesystem import Files
     from headrace_broker.tiered.access.lives import Lives
-    from headrace_broker.tiered.container.tier import Home
     from headrace_protocol.tier.driver import Driver, PutDriver
+    from headrace_protocol.tier.paths import Home
 
 log = structlog.get_logger("headrace.broker")
 
@@ -72,7 +71,7 @@ class Owner(msgspec.Struct, frozen=True):
 
 def tables_path(home: Home) -> str:
     """The path of a broker's tables in its tier."""
-    return f"{cluster_folder(home.cluster)}/{home.broker}/tables.json"
+    return f"{home.folder}/tables.json"
 
 
 def read_tables(driver: Driver, home: Home) -> SavedTables | Failure:

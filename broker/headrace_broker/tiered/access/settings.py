@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from headrace_broker.cold.reader import ReadAhead
     from headrace_broker.tiered.container.flat_queue import SegmentLimits
     from headrace_broker.tiered.container.index_file import IndexSize
-    from headrace_broker.tiered.container.tier import Home
     from headrace_protocol.tier.location import Location
+    from headrace_protocol.tier.paths import Home
 
 
 class StorageLevel(enum.Enum):

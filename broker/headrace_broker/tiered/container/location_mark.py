@@ -20,7 +20,6 @@ import msgspec
 
 from headrace_protocol.tier.driver import Failure, FailureKind, read_whole
 from headrace_protocol.tier.operations import Operation, Wrapped
-from headrace_protocol.tier.paths import cluster_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,8 +28,8 @@ if TYPE_CHECKING:
 
     from headrace_broker.store.files.config_file import ConfigFile
     from headrace_broker.store.files.filesystem import Files
-    from headrace_broker.tiered.container.tier import Home
     from headrace_protocol.tier.driver import Driver
+    from headrace_protocol.tier.paths import Home
     from headrace_protocol.tier.time_limits import TimeLimits
 
     T = TypeVar("T")
@@ -60,7 +59,7 @@ _MARK_BYTES_MAX = 16 * 1024
 
 def mark_path(home: Home) -> str:
     """The path of a broker's mark, beside its queues."""
-    return f"{cluster_folder(home.cluster)}/{home.broker}/place.json"
+    return f"{home.folder}/place.json"
 
 
 def read_mark(driver: Driver, home: Home) -> bytes | Failure:
@@ -190,8 +189,7 @@ class LocationMark:
 
     def _make(self) -> bytes | Failure:
         if self._has_content():
-            folder = f"{cluster_folder(self._home.cluster)}/{self._home.broker}"
-            entries = self._open_driver().entries(folder)
+            entries = self._open_driver().entries(self._home.folder)
             if isinstance(entries, Failure) or not entries:
                 return self._away("the store has messages in this tier, and it has none")
         if self.folder is not None:

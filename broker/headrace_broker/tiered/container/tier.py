@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -17,8 +17,6 @@ from headrace_protocol.tier.driver import Failure, FailureKind
 from headrace_protocol.tier.paths import (
     FileKind,
     QueueName,
-    cluster_folder,
-    index_queue,
     is_segment,
     sizes_by_folder,
 )
@@ -31,17 +29,10 @@ if TYPE_CHECKING:
     from headrace_broker.tiered.container.tier_index import TierIndex
     from headrace_protocol.columns import Array, RecordColumns
     from headrace_protocol.tier.driver import AppendDriver
-    from headrace_protocol.tier.paths import Sizes
+    from headrace_protocol.tier.paths import Home, Sizes
 
 _INDEXED_AT_ONCE: Final = 4096
 _HOUR_MS: Final = 3_600_000
-
-
-class Home(NamedTuple):
-    """Whose tier it is."""
-
-    cluster: str
-    broker: str
 
 
 class Tier:
@@ -63,7 +54,7 @@ class Tier:
         self.metadata = metadata
         self._driver = driver
         self._home = home
-        self._folder = cluster_folder(home.cluster)
+        self._folder = home.cluster_folder
         self._limits = limits
         self.index = index
 
@@ -78,7 +69,7 @@ class Tier:
 
         Fails with UNREACHABLE; the next call continues with the remaining queues. Raises OSError.
         """
-        entries = self._driver.entries(f"{self._folder}/{self._home.broker}")
+        entries = self._driver.entries(self._home.folder)
         if isinstance(entries, Failure):
             return entries
         stored = sizes_by_folder(entries)
@@ -273,11 +264,11 @@ class Tier:
 
         Never while the index uploads: its file has no row until it is whole.
         """
-        entries = self._driver.entries(f"{self._folder}/{self._home.broker}")
+        entries = self._driver.entries(self._home.folder)
         if isinstance(entries, Failure):
             return entries
         # After the listing: a file that is begun meanwhile is not in it.
-        names = [*self.metadata.queues(), index_queue(self._home.broker)]
+        names = [*self.metadata.queues(), self._home.index_queue]
         kept = {
             FileAddress(self._folder, name, kind).segment_path(row.base_offset)
             for name in names
@@ -297,7 +288,7 @@ class Tier:
         Records without units get them: nothing tells what a crash left from what was lost with the
         metadata. Files of deleted queues that no ``sweep`` removed are found too.
         """
-        entries = self._driver.entries(f"{self._folder}/{self._home.broker}")
+        entries = self._driver.entries(self._home.folder)
         if isinstance(entries, Failure):
             return entries
         stored = sizes_by_folder(entries)

@@ -25,7 +25,7 @@ from headrace_broker.tiered.container.index_file import (
 from headrace_broker.tiered.container.metadata import STATUS_SEALED, SegmentRow
 from headrace_protocol.java_hash import index_key_hash
 from headrace_protocol.tier.driver import Failure, FailureKind
-from headrace_protocol.tier.paths import FileKind, cluster_folder, index_queue
+from headrace_protocol.tier.paths import FileKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
     from headrace_broker.store.files.filesystem import Files
     from headrace_broker.tiered.container.metadata import TierMetadata
-    from headrace_broker.tiered.container.tier import Home
     from headrace_protocol.columns import Array, RecordColumns
     from headrace_protocol.tier.driver import AppendDriver
+    from headrace_protocol.tier.paths import Home
 
 FOLDER: Final = "tiered_index_file"
 # Items count seconds, and Apache rounds towards the file's begin.
@@ -81,9 +81,8 @@ class TierIndex:
         self._local = root / FOLDER
         self._driver = driver
         self.metadata = metadata
-        self._address = FileAddress(
-            cluster_folder(home.cluster), index_queue(home.broker), FileKind.INDEX
-        )
+        queue = home.index_queue
+        self._address = FileAddress(home.cluster_folder, queue, FileKind.INDEX)
         self._files = files
         self._size = size
         self._lock = Lock()

@@ -31,16 +31,15 @@ from headrace_broker.tiered.objects.part_reader import PartReader
 from headrace_broker.tiered.objects.sizes import DAY_MS, SIZES, ObjectSizes
 from headrace_protocol.columns import UNIT_DTYPE
 from headrace_protocol.tier.driver import Failure, FailureKind
-from headrace_protocol.tier.paths import cluster_folder
 from headrace_protocol.tier.rows import Named, ObjectRow, Part, encode, read_named, reference
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from headrace_broker.tiered.container.stored_tier import Limits, Name
-    from headrace_broker.tiered.container.tier import Home
     from headrace_broker.tiered.objects.object_queue import ObjectQueue
     from headrace_protocol.tier.driver import PutDriver
+    from headrace_protocol.tier.paths import Home
 
 DATA: Final = "data"
 CATALOGS: Final = "catalogs"
@@ -60,7 +59,7 @@ class ObjectTier:
     def __init__(self, driver: PutDriver, home: Home, sizes: ObjectSizes = SIZES) -> None:
         self.damaged: dict[Name, Failure] = {}
         self.driver = driver
-        self.folder = f"{cluster_folder(home.cluster)}/{home.broker}"
+        self.folder = home.folder
         self.reader = PartReader(driver, self.folder, sizes.read_bytes)
         self.inventory = Inventory(home.broker, self.reader, sizes)
         self.index = KeyIndex(self.inventory, self.reader, sizes.window_items)

@@ -12,8 +12,6 @@ from headrace_broker.tiered.objects.object_tier import CATALOGS, DATA
 from headrace_protocol.tier.driver import Failure
 from headrace_protocol.tier.paths import (
     FileKind,
-    cluster_folder,
-    index_queue,
     is_segment,
     sizes_by_folder,
 )
@@ -24,9 +22,9 @@ if TYPE_CHECKING:
 
     from headrace_broker.tiered.access.settings import TierSettings
     from headrace_broker.tiered.container.metadata import SegmentRow, TierMetadata
-    from headrace_broker.tiered.container.tier import Home
     from headrace_protocol.tier.driver import Driver
     from headrace_protocol.tier.operations import Wrapped
+    from headrace_protocol.tier.paths import Home
 
 T = TypeVar("T")
 
@@ -79,10 +77,10 @@ class FileListing:
     def __init__(self, home: Home, metadata: TierMetadata, driver: Driver) -> None:
         """Read the listing. Raises StoreError."""
         self._metadata = metadata
-        self._folder = cluster_folder(home.cluster)
-        self._index = index_queue(home.broker)
+        self._folder = home.cluster_folder
+        self._index = home.index_queue
         self.names = [name for name in metadata.queues() if name.broker == home.broker]
-        found = expect(driver.entries(f"{self._folder}/{home.broker}"))
+        found = expect(driver.entries(home.folder))
         self.sizes = sizes_by_folder(found)
         kept = set(self._kept())
         self.unnamed = [

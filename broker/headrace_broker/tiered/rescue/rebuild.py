@@ -23,7 +23,7 @@ from headrace_broker.tiered.objects.object_tier import DATA, ObjectTier
 from headrace_broker.tiered.rescue.choice import choose
 from headrace_broker.tiered.rescue.listing import expect, open_driver
 from headrace_protocol.tier.driver import Failure, FailureKind
-from headrace_protocol.tier.paths import FileKind, cluster_folder, index_queue, sizes_by_folder
+from headrace_protocol.tier.paths import FileKind, sizes_by_folder
 from headrace_protocol.tier.stored_queue import RecordHead
 
 if TYPE_CHECKING:
@@ -117,8 +117,8 @@ def _index(
     driver: AppendDriver, settings: TierSettings, tier: Tier, now_ms: int, *, has_ids: bool
 ) -> None:
     """Name the index files in the tier, and index what they may lack: all, without their ids."""
-    name = index_queue(settings.home.broker)
-    folder = f"{cluster_folder(settings.home.cluster)}/{name.path}"
+    name = settings.home.index_queue
+    folder = f"{settings.home.cluster_folder}/{name.path}"
     sizes = sizes_by_folder(expect(driver.entries(folder)))
     finished = sizes.get(f"{folder}/{FileKind.INDEX.name}", {}) if has_ids else {}
     rows = expect(tier.index.adopt(finished, now_ms))

@@ -21,7 +21,7 @@ from headrace_broker.tiered.rescue.listing import (
     open_driver,
 )
 from headrace_protocol.tier.driver import Failure, FailureKind
-from headrace_protocol.tier.paths import FileKind, cluster_folder
+from headrace_protocol.tier.paths import FileKind
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from headrace_broker.tiered.access.settings import TierSettings
     from headrace_broker.tiered.container.metadata import SegmentRow
     from headrace_broker.tiered.container.stored_tier import Name, TierQueue
-    from headrace_broker.tiered.container.tier import Home
     from headrace_protocol.columns import Array
     from headrace_protocol.tier.driver import AppendDriver, PutDriver
+    from headrace_protocol.tier.paths import Home
 
 _REBUILD: Final = "headrace tier rebuild writes it anew"
 _UNNAMED: Final = "is not named; headrace tier sweep deletes such leftovers"
@@ -102,7 +102,7 @@ def _flat_queues(
     settings: TierSettings, driver: AppendDriver, metadata: TierMetadata
 ) -> dict[Name, FlatQueue]:
     queues = {}
-    folder = cluster_folder(settings.home.cluster)
+    folder = settings.home.cluster_folder
     for name in metadata.queues():
         if name.broker == settings.home.broker:
             queue = FlatQueue(driver, folder, name, metadata, settings.limits)

@@ -381,7 +381,7 @@ def _counts(tier: StoredTier, **more: int) -> dict[str, int]:
 def _settings(path: Path) -> tuple[BrokerConfig, TierSettings]:
     """A broker's settings, and those of its tier."""
     from headrace_broker.settings.files import load_config
-    from headrace_broker.tiered.container.tier import Home
+    from headrace_protocol.tier.paths import Home
 
     config = load_config(path)[0]
     home = Home(config.broker_cluster_name, config.broker_name)
