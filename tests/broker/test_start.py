@@ -12,7 +12,7 @@ from headrace_broker import server
 from headrace_broker.config import BrokerConfig
 from headrace_broker.server import Broker
 from headrace_broker.settings.of_store import store_settings
-from headrace_broker.store.log import log_rows
+from headrace_broker.store.log import commit_log
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.recovery import LoadStage
 from headrace_daemon.network import MemoryNetwork
@@ -36,7 +36,7 @@ def config_of_a_crashed_store(folder: Path, queues: int = 1) -> BrokerConfig:
 async def test_progress_is_told_and_a_stop_is_obeyed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_rows, "SCAN_BYTES", 200)  # thousands of blocks
+    monkeypatch.setattr(commit_log, "SCAN_BYTES", 200)  # thousands of blocks
     monkeypatch.setattr(server, "_PROGRESS_S", 0.0)
     config = config_of_a_crashed_store(tmp_path)
     with structlog.testing.capture_logs() as logs, trio.fail_after(30):

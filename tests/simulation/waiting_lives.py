@@ -97,7 +97,7 @@ class WaitingLife(Life):
 
     def log(self) -> WaitingLog:
         """What the log holds at the moment."""
-        columns = [block.columns for block in scan_from(self.store.commit_log.files, 0)]
+        columns = [block.columns for block in scan_from(self.store.commit_log, 0)]
         return WaitingLog([each.message(number) for each in columns for number in range(len(each))])
 
     def start(self) -> None:

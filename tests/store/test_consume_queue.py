@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from headrace_broker.store.files.filesystem import Files
 from headrace_broker.store.message_store import MessageStore
-from headrace_broker.store.queues import dispatch
 from headrace_broker.store.queues.consume_queue import BLANK_SIZE, UNIT_BYTES, ConsumeQueue
 from headrace_broker.store.retention.cleaner import delete_files
 from headrace_broker.store.store_queue import StoreQueue
@@ -157,9 +156,9 @@ def test_rows_one_by_one_and_in_blocks_give_the_same_units(
 ) -> None:
     seen = []
     for block_rows in (1, 1 << 30):
-        with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-            patch.setattr(dispatch, "BLOCK_ROWS", block_rows)
+        with tempfile.TemporaryDirectory() as folder:
             store = open_store(Path(folder))
+            store.dispatcher.block_rows = block_rows
             touched: list[set[tuple[str, int]]] = []
 
             store.write_path.on_published(partial(note_names, touched))

@@ -15,21 +15,34 @@ import trio
 import trio.testing
 
 from headrace_broker.store.errors import StoreFormatError
+from headrace_broker.store.files.cold_files import ColdFiles
 from headrace_broker.store.files.config_file import ConfigFile
-from headrace_broker.store.files.positions import Name, Position, Positions, QueuePositions
+from headrace_broker.store.files.positions import Name, Position
 from headrace_broker.store.followers import following as followers_module
-from headrace_broker.store.followers.follower_work import position_file
+from headrace_broker.store.followers.follower_work import POSITIONS_FOLDER, position_file
 from headrace_broker.store.message_store import MessageStore
-from headrace_broker.store.queues import queue_blocks
 from headrace_broker.store.queues.consume_queue import BLANK_SIZE
-from headrace_broker.store.queues.queue_blocks import QueueBlock
+from headrace_broker.store.queues.queue_blocks import (
+    QueueBlock,
+    QueueView,
+    ReadLimits,
+    read_block,
+)
 from headrace_broker.store.settings import Retention
 from headrace_daemon.services import Services
 from headrace_protocol.message import TRANSACTION_PREPARED
 from tests.support import faulty_files
 from tests.support.faulty_files import PowerCut, next_life
 from tests.support.followers import CopyingFollower
-from tests.support.stores import SetClock, crash, open_store, put, small_settings, units_from
+from tests.support.stores import (
+    FaultyFiles,
+    SetClock,
+    crash,
+    open_store,
+    put,
+    small_settings,
+    units_from,
+)
 
 HOUR_MS = 3_600_000
 # The disk of whoever runs the tests is none of theirs.
@@ -40,6 +53,23 @@ AT_ONCE = Retention(
     force_ratio=1.0,
     refuse_ratio=1.0,
 )
+
+
+class FailingSaves(FaultyFiles):
+    """Fails to save positions; ``fails_late``: after it has saved them."""
+
+    def __init__(self, *, fails_late: bool = False) -> None:
+        super().__init__()
+        self.failures = 0
+        self._fails_late = fails_late
+
+    def replace(self, path: Path, data: bytes, backup_path: Path | None = None) -> None:
+        is_failing = path.parent.name == POSITIONS_FOLDER and self.failures > 0
+        self.failures -= is_failing
+        if not is_failing or self._fails_late:
+            super().replace(path, data, backup_path)
+        if is_failing:
+            raise OSError(errno.EIO, "Input/output error")
 
 
 def follow(store: MessageStore, **changes: Any) -> CopyingFollower:
@@ -92,11 +122,8 @@ def problems(store: MessageStore) -> list[str]:
 # --- following -----------------------------------------------------------------------------
 
 
-def test_a_follower_far_behind_gets_all_messages(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(queue_blocks, "BLOCK_BYTES_MAX", 2000)
-    store = open_store(tmp_path)
+def test_a_follower_far_behind_gets_all_messages(tmp_path: Path) -> None:
+    store = open_store(tmp_path, consume_queue_file_bytes=40)  # a block ends with a file of units
     fill(store, 60)
     assert len(store.commit_log.files.files) > 3
     follower = follow(store)
@@ -133,22 +160,27 @@ def test_a_block_has_the_units_and_records_of_its_queue(store: MessageStore) -> 
     assert [m.body for m in map(block.records.message, range(4))] == [b"0", b"1", b"3", b"4"]
 
 
+@pytest.mark.parametrize("block_bytes", [1, 2000, 4 << 20])
 @pytest.mark.parametrize(
     ("span_share", "span_bytes"), [(0, 4 << 20), (8, 4 << 20), (8, 1), (8, 1000), (2, 2000)]
 )
 def test_records_are_read_one_by_one_or_with_what_lies_between(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, span_share: int, span_bytes: int
+    tmp_path: Path, block_bytes: int, span_share: int, span_bytes: int
 ) -> None:
-    monkeypatch.setattr(queue_blocks, "_SPAN_SHARE", span_share)
-    monkeypatch.setattr(queue_blocks, "_SPAN_BYTES", span_bytes)
     rng = Random(7)
     store = open_store(tmp_path, ring_rows=1024)
     for _ in range(200):
         put(store, store.queue("T", rng.choice((0, 0, 0, 1))), rng.randbytes(rng.randrange(300)))
     store.flusher.flush_now()
-    follower = follow(store)
-    catch_up(store)
-    assert follower.copied() == stored(store)
+    queue = store.queue("T", 0).consume_queue
+    view = QueueView("T", 0, ColdFiles(queue.files), queue.max_offset)
+    log, flushed_offset = ColdFiles(store.commit_log.files), store.commit_log.flushed_offset
+    limits = ReadLimits(block_bytes, span_share, span_bytes)
+    found: list[tuple[int, bytes]] = []
+    while block := read_block(view, len(found), log, flushed_offset, limits):
+        assert len(block.units) == 1 or block.records.size.sum() <= block_bytes
+        found += zip(block.records.queue_offset.tolist(), block.records.bodies(), strict=True)
+    assert found == stored(store)["T", 0]
 
 
 def test_queue_offsets_without_a_record_are_left_out(tmp_path: Path) -> None:
@@ -253,30 +285,25 @@ def test_a_follower_that_lacks_what_it_had_begins_where_it_says(tmp_path: Path) 
 
 @pytest.mark.parametrize("failures", [0, 2])
 def test_a_lower_position_is_saved_before_messages_are_followed_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int
+    tmp_path: Path, failures: int
 ) -> None:
     store = open_store(tmp_path)
     follow(store)
     fill(store, 10)
     catch_up(store)
     crash(store)
-    store = open_store(tmp_path)
+    files = FailingSaves()
+    store = open_store(tmp_path, files=files)
     follower = follow(store)
-    resume, take, save = follower.resume, follower.follow, QueuePositions.save
+    resume, take = follower.resume, follower.follow
     saved: list[Position] = []
-    errors = [OSError(errno.ENOSPC, "full")] * failures
-
-    def fail_first(file: QueuePositions, positions: Positions) -> None:
-        if errors:
-            raise errors.pop()
-        save(file, positions)
 
     def follow_once_saved(block: QueueBlock) -> None:
         positions = position_file(store.root, follower.name, store.fs).load()
         saved.append(positions[block.topic, block.queue_id])
         take(block)
 
-    monkeypatch.setattr(QueuePositions, "save", fail_first)
+    files.failures = failures
     follower.resume = lambda queue, _: resume(queue, 2)  # type: ignore[method-assign,assignment]
     follower.follow = follow_once_saved  # type: ignore[method-assign]
     for _ in range(failures + 1):
@@ -683,21 +710,14 @@ async def test_reads_wait_in_a_thread(
     assert threading.get_ident() not in threads
 
 
-def test_what_a_failed_save_covers_is_not_followed_anew(
-    store: MessageStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_failed_save_covers_is_not_followed_anew(tmp_path: Path) -> None:
     """The positions may be on the disk all the same, so the copy must keep what they cover."""
+    files = FailingSaves(fails_late=True)
+    store = open_store(tmp_path, files=files)
     follower = follow(store)
     fill(store, 3)
-    save = QueuePositions.save
-
-    def save_then_fail(self: QueuePositions, positions: Any) -> None:
-        save(self, positions)
-        raise OSError(5, "Input/output error")
-
-    with monkeypatch.context() as failing:
-        failing.setattr(QueuePositions, "save", save_then_fail)
-        catch_up(store)  # logs the error
+    files.failures = 1
+    catch_up(store)  # logs the error
     follower.resumed.clear()
     needed_from = store.followers.needed_from()
     catch_up(store)

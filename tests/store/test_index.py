@@ -21,7 +21,6 @@ import trio
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from headrace_broker.store import upkeep
 from headrace_broker.store.files.filesystem import Files
 from headrace_broker.store.index import index_keys
 from headrace_broker.store.index.index_file import ALLOCATE_STEP_BYTES, IndexFiles, IndexWalk
@@ -284,10 +283,7 @@ def test_a_block_that_the_loop_was_quicker_with_is_left_alone(store: MessageStor
     assert entry_count(store) == 5
 
 
-async def test_a_thread_indexes_while_the_loop_asks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(upkeep, "BLOCK_ROWS_MAX", 0)  # small blocks too go to the thread
+async def test_a_thread_indexes_while_the_loop_asks(tmp_path: Path) -> None:
     seed = secrets.randbits(32)
     random = Random(seed)
     sizes: dict[str, Any] = {
@@ -296,7 +292,7 @@ async def test_a_thread_indexes_while_the_loop_asks(
         "index_entry_count": 999,
     }
     store = open_store(tmp_path, index_tick_ms=0, **sizes)
-    store.use_threads = True
+    store.use_threads, store.upkeep.index_rows_max = True, 0
     offsets: list[int] = []
     async with running(store.run):
         while len(offsets) < 8000:
@@ -321,13 +317,10 @@ async def test_a_thread_indexes_while_the_loop_asks(
     assert len(query_index(store, "T", "t", 64, 0, 1 << 62, "T")) == 64
 
 
-async def test_a_full_disk_in_the_thread_refuses_and_heals(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(upkeep, "BLOCK_ROWS_MAX", 0)
+async def test_a_full_disk_in_the_thread_refuses_and_heals(tmp_path: Path) -> None:
     files = FaultyFiles()
     store = open_store(tmp_path, files=files, index_tick_ms=0)
-    store.use_threads = True
+    store.use_threads, store.upkeep.index_rows_max = True, 0
     put(store, store.queue("T", 0), KEYS="k0")
     async with running(store.run):
         files.is_full = True

@@ -118,7 +118,7 @@ def as_columns(rows: Rows) -> dict[str, list[int]]:
 
 def scan(store: MessageStore) -> list[RecordColumns]:
     """As a start reads it."""
-    return [block.columns for block in LogScan(store.commit_log.files.files, 0)]
+    return [block.columns for block in LogScan(store.commit_log.files.files, 0, 1 << 20)]
 
 
 def scan_cold(store: MessageStore) -> list[RecordColumns]:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace_broker.store.files.filesystem import Files
-from headrace_broker.store.files.map_budget import MAPS_MAX, MapBudget
+from headrace_broker.store.files.map_budget import MAPS_MAX, MapBudget, maps_max
 from headrace_broker.store.message_store import MessageStore
 from tests.support.stores import SetClock, crash, open_store, put, read_all
 
@@ -82,7 +82,9 @@ def test_any_order_of_writes_and_reads(
     assert mapped_count(store) <= MAPS
 
 
-def test_the_limit_is_half_of_the_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    for soft, expected in ((1024, 512), (1 << 20, MAPS_MAX), (resource.RLIM_INFINITY, MAPS_MAX)):
-        monkeypatch.setattr(resource, "getrlimit", lambda _, soft=soft: (soft, soft))
-        assert MapBudget()._limit() == expected
+@pytest.mark.parametrize(
+    ("open_files_max", "expected"),
+    [(1024, 512), (1 << 20, MAPS_MAX), (resource.RLIM_INFINITY, MAPS_MAX)],
+)
+def test_the_limit_is_half_of_the_open_files(open_files_max: int, expected: int) -> None:
+    assert maps_max(open_files_max) == expected

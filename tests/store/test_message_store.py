@@ -35,7 +35,6 @@ from headrace_broker.store.queues.consume_queue import UNIT, UNIT_BYTES
 from headrace_broker.store.retention.cleaner import delete_files
 from headrace_broker.store.store_queue import StoreQueue
 from headrace_broker.store.store_source import SAMPLE_UNITS, SAMPLES, GetStatus
-from headrace_broker.store.write import flush
 from headrace_protocol.errors import CorruptRecord
 from headrace_protocol.message import (
     BORN_HOST_V6,
@@ -538,12 +537,13 @@ async def test_a_failed_flush_stops_sends_for_good(tmp_path: Path) -> None:
         put(store, queue)
 
 
-@pytest.mark.parametrize("fault", ["is_full", "is_unwritable", "is_broken"])
+@pytest.mark.parametrize("fault", ["full", "unwritable", "broken"])
 def test_a_refused_send_leaves_nothing_behind(
     fault: str, files: FaultyFiles, store: MessageStore, queue: StoreQueue
 ) -> None:
     put(store, queue, bytes(3000))
-    setattr(files, fault, True)
+    files.is_full, files.is_unwritable = fault == "full", fault == "unwritable"
+    files.is_broken = fault == "broken"
     with suppress(OSError, StoreNotWritable):
         put(store, queue, bytes(3000))
         store.flusher.flush_log_now()
@@ -554,7 +554,7 @@ def test_a_refused_send_leaves_nothing_behind(
     assert store.commit_log.life.refusal is not None
     del body
     assert known() is None
-    setattr(files, fault, False)
+    files.is_full = files.is_unwritable = files.is_broken = False
 
 
 # --- the running store ---------------------------------------------------------------------
@@ -643,11 +643,9 @@ async def test_the_checkpoint_says_what_is_on_disk(tmp_path: Path) -> None:
     assert {"T/0", f"{tmp_path.name}/commitlog", f"{tmp_path.name}/index"} <= folders
 
 
-async def test_much_that_the_checkpoint_does_not_speak_of_is_flushed_soon(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(flush, "UNCHECKED_BYTES_MAX", 500)
+async def test_much_that_the_checkpoint_does_not_speak_of_is_flushed_soon(tmp_path: Path) -> None:
     store = open_store(tmp_path, queue_flush_interval_ms=1)
+    store.flusher.unchecked_bytes_max = 500
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
         offset = put(store, store.queue("T", 0), bytes(500))

@@ -12,13 +12,10 @@ from typing import Any
 
 import pytest
 
-from headrace_broker.store import store_source
-from headrace_broker.store.files import page_cache
 from headrace_broker.store.files.file_seal import StoreDamaged
 from headrace_broker.store.files.filesystem import Files, Paged
 from headrace_broker.store.files.page_cache import CHUNK_BYTES, PageCache
 from headrace_broker.store.files.residency import is_resident
-from headrace_broker.store.log import commit_log
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.settings import Retention
 from headrace_broker.store.store_source import GetStatus, StoreSource
@@ -56,7 +53,7 @@ def files() -> ColdFiles:
 
 
 def open_small(root: Path, files: ColdFiles) -> MessageStore:
-    return open_store(
+    store = open_store(
         root,
         SetClock(),
         files,
@@ -64,6 +61,8 @@ def open_small(root: Path, files: ColdFiles) -> MessageStore:
         consume_queue_file_bytes=20 * 300,
         ring_rows=4096,
     )
+    store.commit_log.hot_bytes, store.commit_log.hot_units = 200_000, 200
+    return store
 
 
 def fill(root: Path, files: ColdFiles) -> MessageStore:
@@ -84,12 +83,6 @@ def know_min(store: MessageStore) -> int:
     store.fs.asked.clear()
     store.commit_log.page_cache = PageCache(store.fs)
     return found
-
-
-@pytest.fixture(autouse=True)
-def hot_tenth(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commit_log, "HOT_BYTES", 200_000)
-    monkeypatch.setattr(store_source, "HOT_UNITS", 200)
 
 
 @pytest.fixture
@@ -210,10 +203,8 @@ def test_what_vanished_before_it_was_fetched_is_not_asked_for_again(
     moved.rename(path)
 
 
-def test_a_look_holds_good_for_some_seconds_only(
-    store: MessageStore, files: ColdFiles, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(page_cache, "CHECK_VALID_S", -1.0)
+def test_a_look_holds_good_for_some_seconds_only(store: MessageStore, files: ColdFiles) -> None:
+    store.commit_log.page_cache.valid_s = -1.0
     for _ in range(2):
         with pytest.raises(NotReady) as cold:
             get(store, 10)
@@ -329,12 +320,11 @@ async def test_a_clean_up_finds_the_oldest_messages_in_a_thread(
 
 
 def test_looks_are_forgotten_before_they_are_too_many(
-    store: MessageStore, files: ColdFiles, monkeypatch: pytest.MonkeyPatch
+    store: MessageStore, files: ColdFiles
 ) -> None:
-    monkeypatch.setattr(page_cache, "_CHECKS_MAX", 3)
-    cache = PageCache(files)
+    cache = PageCache(files, checks_max=3)
     file = store.commit_log.files.files[0]
     files.cached = {(str(file.path), chunk * CHUNK_BYTES) for chunk in range(4)}
     for _ in range(3):
         cache.check(file, 0, 4 * CHUNK_BYTES)
-    assert len(cache._valid_until) <= 3
+    assert len(files.asked) > 4, "some are looked at again"

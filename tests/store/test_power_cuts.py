@@ -13,7 +13,7 @@ import trio.testing
 from headrace_broker.store.errors import StoreNotWritable
 from headrace_broker.store.log.ring import Ring
 from headrace_broker.store.message_store import MessageStore
-from headrace_broker.store.retention import cleaner
+from headrace_broker.store.retention.cleaner import FREE_BYTES
 from headrace_broker.store.retention.topic_floors import TopicLimit
 from headrace_broker.store.settings import Retention
 from tests.support.faulty_files import FaultRates, FaultyFiles, PowerCut, next_life
@@ -25,16 +25,17 @@ from tests.support.stores import SetClock, crash, open_store, put, read_all, sma
 ALL_EXPIRED = Retention(delete_hours=frozenset(range(24)), reserved_ms=-(1 << 50))
 
 
-def loaded(files: FaultyFiles) -> MessageStore:
+def loaded(files: FaultyFiles, free_bytes: int = FREE_BYTES) -> MessageStore:
     settings = small_settings(files.root, retention=ALL_EXPIRED)
     store = MessageStore(settings, SetClock(), files)
+    store.cleaner.free_bytes = free_bytes
     store.load()
     return store
 
 
-async def cleaned(files: FaultyFiles) -> MessageStore:
+async def cleaned(files: FaultyFiles, free_bytes: int) -> MessageStore:
     """A store whose first files of the log were just removed, with all of topic Old's records."""
-    store = loaded(files)
+    store = loaded(files, free_bytes)
     for topic in ("Old", "Old", *["New"] * 9):
         put(store, store.queue(topic, 0), bytes(900))
     store.index_tick()
@@ -44,10 +45,10 @@ async def cleaned(files: FaultyFiles) -> MessageStore:
     return store
 
 
-async def cleaned_and_cut(seed: int, root: Path) -> MessageStore:
+async def cleaned_and_cut(seed: int, root: Path, free_bytes: int = FREE_BYTES) -> MessageStore:
     """Such a store, started again after a power cut."""
     files = FaultyFiles(root, Random(seed))
-    crash(await cleaned(files))
+    crash(await cleaned(files, free_bytes))
     files.cut_power()
     return loaded(next_life(files.root, files.rng, before=files))
 
@@ -76,27 +77,29 @@ def test_a_deleted_topic_does_not_come_back(seed: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ending", ["cut_after", "kill_after"])
-def test_an_interrupted_deletion_leaves_a_topic_whole_or_empty(ending: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_cut", [False, True], ids=["kill", "power cut"])
+def test_an_interrupted_deletion_leaves_a_topic_whole_or_empty(
+    tmp_path: Path, *, is_cut: bool
+) -> None:
     sent = [b"%d" % number for number in range(15)]
     results = []
     for number in range(25):
         files = FaultyFiles(tmp_path / str(number), Random(number))
-        delete_interrupted(files, sent, ending, number)
+        delete_interrupted(files, sent, number, is_cut=is_cut)
         results.append(bodies_of_gone(next_life(files.root, files.rng, before=files)))
     both: list[list[list[bytes]]] = [[sent, sent], [[], []]]
     assert all(found in results for found in both)
     assert [found for found in results if found not in both] == []
 
 
-def delete_interrupted(files: FaultyFiles, sent: list[bytes], ending: str, number: int) -> None:
+def delete_interrupted(files: FaultyFiles, sent: list[bytes], number: int, *, is_cut: bool) -> None:
     """Delete a topic of two queues with two files each, up to an operation of the disk."""
     store = loaded(files)
     for body in sent:
         for queue_id in range(2):
             put(store, store.queue("Gone", queue_id), body)
     store.flusher.flush_now()
-    setattr(files, ending, files.operation_count + number)
+    files.end_in(number, is_cut=is_cut)
     with suppress(PowerCut):
         store.delete_topic("Gone")
     files.stop()
@@ -129,11 +132,8 @@ async def test_what_a_topics_limit_gave_up_is_not_lost(seed: int, tmp_path: Path
 
 
 @pytest.mark.parametrize("seed", range(5))
-async def test_a_removed_file_does_not_come_back_shorter(
-    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cleaner, "_FREE_BYTES", 1000)
-    store = await cleaned_and_cut(seed, tmp_path / "store")
+async def test_a_removed_file_does_not_come_back_shorter(seed: int, tmp_path: Path) -> None:
+    store = await cleaned_and_cut(seed, tmp_path / "store", 1000)
     assert store.queue("New", 0).next_offset == 9
     crash(store)
 

@@ -35,39 +35,41 @@ BODIES = [b"one", b"two two", b"", b"four"]
 ALIKE = [b"abc", b"xyz"]
 
 
-def one_by_one(store: MessageStore, bodies: list[bytes]) -> None:
+def one_by_one(store: MessageStore, bodies: list[bytes], properties: bytes = PROPERTIES) -> None:
     queue = store.queue("T", 0)
     for body in bodies:
-        store.write_path.append((queue, body, PROPERTIES, 0, 0, 0, 1, 0), HOST)
+        store.write_path.append((queue, body, properties, 0, 0, 0, 1, 0), HOST)
 
 
-def all_of_a_recv(store: MessageStore, bodies: list[bytes]) -> None:
+def all_of_a_recv(store: MessageStore, bodies: list[bytes], properties: bytes = PROPERTIES) -> None:
     """As the processor does: the general way makes room for the fast one."""
     queue = store.queue("T", 0)
-    messages = [(queue, body, PROPERTIES, 0, 0, 0, 1, 0) for body in bodies]
+    messages = [(queue, body, properties, 0, 0, 0, 1, 0) for body in bodies]
     while messages:
         stored = len(store.write_path.append_each(messages, HOST))
-        one_by_one(store, bodies[-len(messages) :][stored : stored + 1])
+        one_by_one(store, bodies[-len(messages) :][stored : stored + 1], properties)
         messages = messages[stored + 1 :]
 
 
-def as_batch(store: MessageStore, bodies: list[bytes]) -> None:
-    items = encode_batch([(0, body, PROPERTIES) for body in bodies])
+def as_batch(store: MessageStore, bodies: list[bytes], properties: bytes = PROPERTIES) -> None:
+    items = encode_batch([(0, body, properties) for body in bodies])
     store.write_path.append_batch(store.queue("T", 0), items, 0, 1, HOST, 0)
 
 
-def block_of(bodies: list[bytes]) -> bytes | memoryview:
-    return encode_records("T", bodies, PROPERTIES, born_timestamp=1, born_host=HOST).body
+def block_of(bodies: list[bytes], properties: bytes) -> bytes | memoryview:
+    return encode_records("T", bodies, properties, born_timestamp=1, born_host=HOST).body
 
 
-def as_block(store: MessageStore, bodies: list[bytes]) -> None:
+def as_block(store: MessageStore, bodies: list[bytes], properties: bytes = PROPERTIES) -> None:
     store.write_path.append_records(
-        EncodedRecords(store.queue("T", 0), len(bodies), block_of(bodies))
+        EncodedRecords(store.queue("T", 0), len(bodies), block_of(bodies, properties))
     )
 
 
-def as_staged_block(store: MessageStore, bodies: list[bytes]) -> None:
-    block = StagedBlock("T", 0, len(bodies), 0, block_of(bodies))
+def as_staged_block(
+    store: MessageStore, bodies: list[bytes], properties: bytes = PROPERTIES
+) -> None:
+    block = StagedBlock("T", 0, len(bodies), 0, block_of(bodies, properties))
     store.write_path.append_records(StagedRecords(store.queue("T", 0), block, 77))
 
 
@@ -161,9 +163,7 @@ def test_clients_that_leave_out_the_last_separator_get_one(tmp_path: Path) -> No
 
 @each_way
 def test_properties_must_leave_room_for_it(
-    put: Callable[[MessageStore, list[bytes]], None],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    put: Callable[[MessageStore, list[bytes], bytes], None], tmp_path: Path
 ) -> None:
     store = open_checked(tmp_path)
     for length, is_taken in (
@@ -173,13 +173,12 @@ def test_properties_must_leave_room_for_it(
     ):
         end = store.commit_log.max_offset
         text = b"k\x01" + b"v" * (length - 3) + b"\x02"
-        monkeypatch.setattr(f"{__name__}.PROPERTIES", text)
         if is_taken:
-            put(store, [b"body"])
+            put(store, [b"body"], text)
             store.write_path.publish()
         else:
             with pytest.raises((RecordTooLarge, CorruptRecord), match="properties"):
-                put(store, [b"body"])
+                put(store, [b"body"], text)
         assert (store.commit_log.max_offset > end) == is_taken
 
 

@@ -22,7 +22,6 @@ from headrace_broker.store.errors import LoadInterrupted
 from headrace_broker.store.files.filesystem import Files
 from headrace_broker.store.index.index_file import ENTRY_BYTES
 from headrace_broker.store.integrity.checkpoint import Checkpoint, IndexMark
-from headrace_broker.store.log import log_rows
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.recovery import (
     NOTHING,
@@ -182,10 +181,9 @@ def read_from(store: MessageStore, offset: int) -> list[int]:
 @pytest.mark.parametrize("inside", [0, 1])
 @pytest.mark.parametrize("wanted", [0, 5, 12, 23, 24, 99])
 def test_a_scan_gets_all_records_from_its_offset_on(
-    wanted: int, inside: int, is_clean: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    wanted: int, inside: int, is_clean: bool, tmp_path: Path
 ) -> None:
     """In one pass with the takers, which need only some of them, or none."""
-    monkeypatch.setattr(log_rows, "SCAN_BYTES", 500)
     store, _ = fill(tmp_path)
     store.flusher.flush_now()
     put(store, store.queue("C", 0))
@@ -195,6 +193,7 @@ def test_a_scan_gets_all_records_from_its_offset_on(
     offset = [*starts, NOTHING][min(wanted, 25)] + inside
     found: list[int] = []
     store = new_store(tmp_path)
+    store.commit_log.scan_bytes = 500
     store.open()
     scan = Scan(lambda: offset, lambda some: found.extend(some.physical_offset.tolist()))
     store.recover((scan, Scan(lambda: NOTHING, lambda _some: pytest.fail("not wanted"))))
@@ -340,10 +339,7 @@ def test_recovering_twice_changes_nothing(is_clean: bool, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("blocks", [1, 7])
-def test_an_interrupted_start_is_made_good_by_the_next(
-    blocks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(log_rows, "SCAN_BYTES", 300)
+def test_an_interrupted_start_is_made_good_by_the_next(blocks: int, tmp_path: Path) -> None:
     store, _ = fill(tmp_path / "whole")
     crash(store)
     shutil.copytree(tmp_path / "whole", tmp_path / "cut")
@@ -356,8 +352,8 @@ def test_an_interrupted_start_is_made_good_by_the_next(
         elif len(told) == 2 + blocks:
             raise LoadInterrupted("told to stop")
 
-    interrupted = MessageStore(small_settings(tmp_path / "cut"), SetClock(), FaultyFiles())
-    interrupted.on_progress = interrupt
+    interrupted = new_store(tmp_path / "cut")
+    interrupted.commit_log.scan_bytes, interrupted.on_progress = 300, interrupt
     with pytest.raises(LoadInterrupted):
         interrupted.load()
     assert all(before < after for (before, _), (after, _) in pairwise(told[2:]))
@@ -573,26 +569,28 @@ def test_an_index_file_that_was_full_after_the_mark_is_not_trusted(tmp_path: Pat
         assert len(query_index(store, "A", f"key{number}", 9, 0, 1 << 62)) == 1, number
 
 
-def test_index_files_are_removed_from_the_newest_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class EndsAtSecondRemoval(FaultyFiles):
+    """The start is interrupted where it would remove a second file."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._removed_count = 0
+
+    def unlink(self, path: Path) -> None:
+        if self._removed_count:
+            raise KeyboardInterrupt
+        self._removed_count += 1
+        super().unlink(path)
+
+
+def test_index_files_are_removed_from_the_newest_on(tmp_path: Path) -> None:
     """A start that is cut off must not leave a gap, which nothing would tell from a whole index."""
     store = open_store(tmp_path)
     put_with_keys(store, 3 * 19)
     names = [index_file.file.path.name for index_file in store.index_files.files]
     crash(store)
-    unlink = FaultyFiles.unlink
-
-    def unlink_first_only(files: FaultyFiles, path: Path) -> None:
-        monkeypatch.setattr(FaultyFiles, "unlink", interrupt)
-        unlink(files, path)
-
-    def interrupt(_files: FaultyFiles, _path: Path) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(FaultyFiles, "unlink", unlink_first_only)
     with pytest.raises(KeyboardInterrupt):
-        open_store(tmp_path)
+        open_store(tmp_path, files=EndsAtSecondRemoval())
     assert sorted(path.name for path in (tmp_path / "index").iterdir()) == names[:2]
 
 
@@ -614,10 +612,9 @@ def test_whatever_ends_a_start_leaves_the_directory_unlocked(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("is_clean", [True, False])
 def test_queues_that_are_made_anew_are_whole_after_an_interruption(
-    is_clean: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    is_clean: bool, tmp_path: Path
 ) -> None:
     """The checkpoint spoke of the queues that were removed, not of the half that is there now."""
-    monkeypatch.setattr(log_rows, "SCAN_BYTES", 300)
     store, _ = fill(tmp_path)
     store.flusher.flush_now()
     store.close() if is_clean else crash(store)
@@ -626,8 +623,8 @@ def test_queues_that_are_made_anew_are_whole_after_an_interruption(
     def interrupt(_stage: LoadStage, _done: int, _most: int) -> None:
         raise LoadInterrupted("told to stop")
 
-    interrupted = MessageStore(small_settings(tmp_path), SetClock(), FaultyFiles())
-    interrupted.on_progress = interrupt
+    interrupted = new_store(tmp_path)
+    interrupted.commit_log.scan_bytes, interrupted.on_progress = 300, interrupt
     with pytest.raises(LoadInterrupted):
         interrupted.load()
     assert (tmp_path / "consumequeue").exists()  # some units are there
@@ -637,10 +634,9 @@ def test_queues_that_are_made_anew_are_whole_after_an_interruption(
 
 @pytest.mark.parametrize(("is_clean", "has_queues"), [(True, False), (False, True), (False, False)])
 def test_what_a_long_start_made_is_not_made_again(
-    is_clean: bool, has_queues: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    is_clean: bool, has_queues: bool, tmp_path: Path
 ) -> None:
     """Each minute it is brought to disk, and the checkpoint moves."""
-    monkeypatch.setattr(log_rows, "SCAN_BYTES", 300)
     store, ends = fill(tmp_path / "whole")
     store.close() if is_clean else crash(store)
     if not has_queues:
@@ -656,8 +652,8 @@ def test_what_a_long_start_made_is_not_made_again(
             raise LoadInterrupted("told to stop")
 
     files = FaultyFiles()
-    interrupted = MessageStore(small_settings(tmp_path / "cut"), clock, files)
-    interrupted.on_progress = interrupt
+    interrupted = new_store(tmp_path / "cut", clock, files)
+    interrupted.commit_log.scan_bytes, interrupted.on_progress = 300, interrupt
     with pytest.raises(LoadInterrupted):
         interrupted.load()
     # The log before what speaks of it, the checkpoint last.
@@ -666,7 +662,8 @@ def test_what_a_long_start_made_is_not_made_again(
     assert "checkpoint.tmp" in places[-2:]
     starts, queries = [], []
     for name in ("whole", "cut"):
-        store = MessageStore(small_settings(tmp_path / name), SetClock(), FaultyFiles())
+        store = new_store(tmp_path / name)
+        store.commit_log.scan_bytes = 300
         starts.append(store.load().scanned_from)
         queries.append(
             [query_index(store, "A", str(number), 9, 0, 1 << 62) for number in range(40)]

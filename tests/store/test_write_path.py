@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import trio
 
-from headrace_broker.store import upkeep
 from headrace_broker.store.errors import StoreNotWritable
 from headrace_broker.store.log.encoded_records import EncodedRecords
 from headrace_broker.store.log.ring import RUN_ROWS_MIN
@@ -50,13 +49,10 @@ class HeldFiles(FaultyFiles):
         super().fdatasync(descriptor)
 
 
-async def test_the_indexing_thread_waits_for_the_flush(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(upkeep, "BLOCK_ROWS_MAX", 0)  # small blocks too go to the thread
+async def test_the_indexing_thread_waits_for_the_flush(tmp_path: Path) -> None:
     files = HeldFiles()
     store = open_store(tmp_path, files=files, flush="sync", index_tick_ms=0)
-    store.use_threads = True
+    store.use_threads, store.upkeep.index_rows_max = True, 0
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
         offset = put(store, store.queue("T", 0), KEYS="k")

@@ -97,7 +97,7 @@ class Opening:
         if not peer_queues or not log_files:
             return
         start = unclean_start(first_records(log_files), store.flusher.checkpoint)
-        scan = scan_from(store.commit_log.files, start)
+        scan = scan_from(store.commit_log, start)
         scanned_from = scan.end_offset
         for block in scan:
             peer_queues.check(block)

@@ -57,7 +57,7 @@ def _feed(take: Callable[[RecordColumns], None], block: LogBlock, start: int) ->
 def read_log(take: Callable[[RecordColumns], None], log: CommitLog, start: int) -> None:
     """Feed a scan that could not tell before recovery where it begins. Raises OSError."""
     if start < log.max_offset:  # no record begins at the end, so the whole file would be read
-        for block in scan_from(log.files, max(start, log.min_offset)):
+        for block in scan_from(log, max(start, log.min_offset)):
             _feed(take, block, start)
 
 
@@ -75,15 +75,15 @@ OnProgress = Callable[[LoadStage, int, int], None]
 # --- the end of the log --------------------------------------------------------------------
 
 
-def count_after(files: list[MappedFile], end_offset: int) -> int:
+def count_after(files: list[MappedFile], end_offset: int, block_bytes: int) -> int:
     """The number of whole records after the log's end; if any, the end is damage, not a torn tail.
 
-    files: files of the log.
+    files: files of the log. block_bytes: read at once.
     """
     count = 0
     while files := _files_past(files, end_offset):
         begin_offset = _after(files[0], end_offset)
-        scan = LogScan(_files_past(files, begin_offset), begin_offset)
+        scan = LogScan(_files_past(files, begin_offset), begin_offset, block_bytes)
         count += sum(len(block.columns) for block in scan)
         end_offset = scan.end_offset
     return count
@@ -259,7 +259,7 @@ class Recovery:
         """
         for taker in self.takers:
             taker.cut(plan.put_from[taker.name])
-        scan = scan_from(self.commit_log.files, self._first_wanted(plan))
+        scan = scan_from(self.commit_log, self._first_wanted(plan))
         scanned_from = scan.end_offset
         bytes_max = scan.files[-1].end_offset - scanned_from if scan.files else 0
         for block in scan:
@@ -274,7 +274,7 @@ class Recovery:
                 _feed(take, block, wanted_from)
             on_progress(LoadStage.LOG, scan.end_offset - scanned_from, bytes_max)
         self._rewrite(plan.rewrite_from, scan.end_offset)  # the end of a full file, too
-        cut_count = count_after(scan.files, scan.end_offset)
+        cut_count = count_after(scan.files, scan.end_offset, self.commit_log.scan_bytes)
         self._cut_log(scan.end_offset, is_clean=is_clean)
         for taker in self.takers:
             taker.cut(scan.end_offset)

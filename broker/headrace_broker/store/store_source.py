@@ -29,8 +29,6 @@ BULK_SCAN_UNITS: Final = 65_536
 LOG_FILL_MIN: Final = 0.75
 # Smaller pieces cost more to send one by one than to copy.
 PIECE_BYTES_MIN: Final = 4096
-# Units farther than this from the end are checked for residency, as old bytes of the log are.
-HOT_UNITS: Final = 100_000
 # A queue's bytes are summed up to SAMPLES * SAMPLE_UNITS units, and estimated from so many beyond.
 SAMPLES: Final = 16
 SAMPLE_UNITS: Final = 256
@@ -175,7 +173,7 @@ class StoreSource:
         if (file := queue.files.find(queue_offset * UNIT_BYTES)) is not None:
             start = queue_offset * UNIT_BYTES - file.start_offset
             end = min(start + count * UNIT_BYTES, file.file_bytes)
-            if queue_offset < max(queue.max_offset - HOT_UNITS, queue.started_at):
+            if queue_offset < max(queue.max_offset - self._commit_log.hot_units, queue.started_at):
                 queue.view_of(file)  # within the map budget, before the check maps it
                 self._commit_log.page_cache.check(file, start, end)
             file.check_soon(start, end)

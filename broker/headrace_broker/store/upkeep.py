@@ -28,6 +28,8 @@ class Upkeep:
 
     def __init__(self, store: StoreParts, start_soon: StartSoon) -> None:
         """start_soon: starts a loop in a nursery; every loop can restart after an error."""
+        # With more rows waiting a thread indexes them.
+        self.index_rows_max = BLOCK_ROWS_MAX
         self._store = store
         self._start_soon = start_soon
         self._next_file_requested = trio.Event()
@@ -75,7 +77,7 @@ class Upkeep:
             while taken < store.indexer.cursor.taken < end:
                 taken = store.indexer.cursor.taken
                 is_much = (
-                    store.indexer.waiting_count > BLOCK_ROWS_MAX or store.index_files.is_sealed
+                    store.indexer.waiting_count > self.index_rows_max or store.index_files.is_sealed
                 )
                 if store.use_threads and is_much:
                     await self._index_in_thread()

@@ -16,8 +16,6 @@ from headrace_broker.config import BrokerConfig
 from headrace_broker.metrics import lag, table
 from headrace_broker.metrics.broker_metrics import TrafficMetrics
 from headrace_broker.server import Broker
-from headrace_broker.store import store_source
-from headrace_broker.store.log import commit_log
 from headrace_daemon.metrics.daemon_metrics import DAEMON_METRICS
 from headrace_daemon.metrics.samples import Samples
 from headrace_daemon.metrics.scrapes import SCRAPE_SECONDS
@@ -197,12 +195,11 @@ def test_queues_of_a_flood_are_not_looked_at(
 
 
 @pytest.fixture
-def cold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BrokerUnderTest]:
+def cold(tmp_path: Path) -> Iterator[BrokerUnderTest]:
     """A group that is behind in what memory does not hold."""
-    monkeypatch.setattr(commit_log, "HOT_BYTES", 0)
-    monkeypatch.setattr(store_source, "HOT_UNITS", 0)
     files = ColdFiles()
     broker = measured(tmp_path, files=files)
+    broker.store.commit_log.hot_bytes = broker.store.commit_log.hot_units = 0
     broker.create_topic("t", queue_nums=1)
     broker.join("g", "c", "t")
     for _ in range(5):

@@ -10,9 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from headrace_broker.store import store_source
 from headrace_broker.store.files.filesystem import Paged
-from headrace_broker.store.log import commit_log
 from headrace_protocol.admin_headers import (
     GetConsumeStatsHeader,
     GetTopicStatsHeader,
@@ -144,13 +142,10 @@ def files() -> ColdFiles:
 
 
 @pytest.fixture
-def broker(
-    tmp_path: Path, files: ColdFiles, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[BrokerUnderTest]:
+def broker(tmp_path: Path, files: ColdFiles) -> Iterator[BrokerUnderTest]:
     """Five messages, a second apart, none of which counts as written lately."""
-    monkeypatch.setattr(commit_log, "HOT_BYTES", 0)
-    monkeypatch.setattr(store_source, "HOT_UNITS", 0)
     broker = BrokerUnderTest(tmp_path, files=files)
+    broker.store.commit_log.hot_bytes = broker.store.commit_log.hot_units = 0
     broker.create_topic("t", queue_nums=1)
     broker.join("g", "c", "t")
     for number in range(5):

@@ -13,10 +13,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from headrace_broker.store import store_source
 from headrace_broker.store.files import page_cache
 from headrace_broker.store.files.residency import OLD_DATA
-from headrace_broker.store.log import commit_log
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.errors import NotReady
 from headrace_protocol.header_codecs import SerializeType, encode_frame
@@ -84,8 +82,6 @@ class Looks:
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
     looks = Looks()
-    monkeypatch.setattr(commit_log, "HOT_BYTES", 0)
-    monkeypatch.setattr(store_source, "HOT_UNITS", 0)
     monkeypatch.setattr(page_cache.PageCache, "check", lambda *_: looks.look())
     return looks
 
@@ -100,6 +96,7 @@ class Brokers:
 
     def new(self) -> BrokerUnderTest:
         broker = BrokerUnderTest(self._folder / str(len(self._brokers)))
+        broker.store.commit_log.hot_bytes = broker.store.commit_log.hot_units = 0
         self._brokers.append(broker)
         broker.create_topic("t", queue_nums=2)
         broker.join("g", "c", "t")

@@ -22,6 +22,12 @@ class Mapped(Protocol):
         """Release the map until it is needed again."""
 
 
+def maps_max(open_files_max: int) -> int:
+    """The number of maps to allow by the limit of open files."""
+    is_unlimited = open_files_max == resource.RLIM_INFINITY
+    return MAPS_MAX if is_unlimited else min(open_files_max // 2, MAPS_MAX)
+
+
 class MapBudget:
     """Limits maps: each takes a descriptor, which clients need too, and one of Linux's mappings.
 
@@ -46,9 +52,7 @@ class MapBudget:
 
     def _limit(self) -> int:
         if self._maps_max is None:
-            soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-            is_unlimited = soft == resource.RLIM_INFINITY
-            self._maps_max = MAPS_MAX if is_unlimited else min(soft // 2, MAPS_MAX)
+            self._maps_max = maps_max(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
         return self._maps_max
 
     def _unmap_one(self) -> None:

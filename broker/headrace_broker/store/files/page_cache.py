@@ -22,19 +22,18 @@ if TYPE_CHECKING:
     from headrace_broker.store.files.filesystem import Files
     from headrace_broker.store.files.mapped_file import MappedFile
 
-HOT_BYTES: Final = 256 << 20
 CHUNK_BYTES: Final = BLOCK_BYTES  # one checksum of the seal for each chunk
-# How long a check of a chunk stays valid; the kernel keeps pages that were just read for longer.
-CHECK_VALID_S: Final = 5.0
-_CHECKS_MAX: Final = 10_000
 _READ_BYTES: Final = 256 << 10
 
 
 class PageCache:
     """Remembers which chunks of old files are in memory."""
 
-    def __init__(self, fs: Files) -> None:
+    def __init__(self, fs: Files, valid_s: float = 5.0, checks_max: int = 10_000) -> None:
+        """valid_s: how long a check of a chunk stays valid; the kernel keeps pages for longer."""
+        self.valid_s = valid_s
         self._fs = fs
+        self._checks_max = checks_max
         self._valid_until: dict[tuple[MappedFile, int], float] = {}
 
     def check(self, file: MappedFile, start: int, end: int) -> None:
@@ -50,9 +49,9 @@ class PageCache:
                 self._remember(file, chunk)
 
     def _remember(self, file: MappedFile, chunk: int) -> None:
-        if len(self._valid_until) >= _CHECKS_MAX:
+        if len(self._valid_until) >= self._checks_max:
             self._valid_until.clear()
-        self._valid_until[file, chunk] = monotonic() + CHECK_VALID_S
+        self._valid_until[file, chunk] = monotonic() + self.valid_s
 
     def _fetch(self, file: MappedFile, chunks: range) -> None:
         """Bring chunks into the page cache; in any thread. Raises OSError."""

@@ -16,7 +16,7 @@ from headrace_broker.store.errors import (
 )
 from headrace_broker.store.files.mapped_file import MappedFile
 from headrace_broker.store.files.mapped_file_queue import MappedFileQueue
-from headrace_broker.store.files.page_cache import HOT_BYTES, PageCache
+from headrace_broker.store.files.page_cache import PageCache
 from headrace_broker.store.life import Event, State
 from headrace_broker.store.log.batch_records import BatchRecords, Stamp
 from headrace_broker.store.log.log_blocks import RECORD_MAGICS
@@ -53,6 +53,12 @@ if TYPE_CHECKING:
 # Queue, body, properties, tags code, flag, sysFlag, born timestamp, reconsume times.
 PlainMessage = tuple["StoreQueue", Buffer, bytes, int, int, int, int, int]
 
+# Of the end of the log and of a queue, as far as this process wrote it: in memory without a check.
+HOT_BYTES: Final = 256 << 20
+HOT_UNITS: Final = 100_000
+# Read at once by a start, some thousands of records: larger blocks save nothing, and progress is
+# reported after each.
+SCAN_BYTES: Final = 4 << 20
 BLANK_BYTES: Final = 8
 NO_QUEUE_OFFSET: Final = 0x4  # set in PREPARED and ROLLBACK, clear in COMMIT
 # Bits that a sender may set: the store sets the host bits itself, and has no inner batches.
@@ -93,6 +99,7 @@ class CommitLog(LogRefusals):
             "commit_log_file_bytes",
         )
         self.page_cache = PageCache(fs)
+        self.hot_bytes, self.hot_units, self.scan_bytes = HOT_BYTES, HOT_UNITS, SCAN_BYTES
         self.now_ms = 0
         self.ring = ring
         self.file_bytes = settings.commit_log_file_bytes
@@ -454,7 +461,7 @@ class CommitLog(LogRefusals):
 
     @property
     def _hot_from(self) -> int:
-        return max(self.max_offset - HOT_BYTES, self.started_at)
+        return max(self.max_offset - self.hot_bytes, self.started_at)
 
     def slices(self, runs: list[tuple[int, int]]) -> list[memoryview]:
         """Views of runs of bytes, given by physical offsets; each run lies within one file.

@@ -23,14 +23,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from headrace_broker.store.files.mapped_file import MappedFile
-    from headrace_broker.store.files.mapped_file_queue import MappedFileQueue
+    from headrace_broker.store.log.commit_log import CommitLog
     from headrace_broker.store.store_queue import StoreQueue
     from headrace_protocol.columns import Array, RecordColumns
 
 
 TAGS_MARK: Final = b"TAGS\x01"
-# Some thousands of records: larger blocks save nothing, and progress is reported after each.
-SCAN_BYTES: Final = 4 << 20
 _SHORT_BYTES: Final = 256 << 10
 # More queues than a table by their ids may have.
 _TABLE_MAX: Final = 1 << 16
@@ -67,11 +65,11 @@ class LogScan:
     end_offset: one past the last record so far.
     """
 
-    def __init__(self, files: list[MappedFile], start_offset: int) -> None:
+    def __init__(self, files: list[MappedFile], start_offset: int, block_bytes: int) -> None:
         """files: files of the log, from the one that contains ``start_offset`` on."""
         self.files = files
         self.end_offset = start_offset
-        self._bytes = SCAN_BYTES
+        self._bytes_max = self._bytes = block_bytes
 
     def __iter__(self) -> Iterator[LogBlock]:
         for file in self.files:
@@ -80,7 +78,7 @@ class LogScan:
             while block := read_block(file, self.end_offset - file.start_offset, self._bytes):
                 # A block ends where the sizes of records change: read little ahead of a short one.
                 self._bytes = max(2 * (block.end_offset - block.base), _SHORT_BYTES)
-                self._bytes = min(self._bytes, SCAN_BYTES)
+                self._bytes = min(self._bytes, self._bytes_max)
                 self.end_offset = block.end_offset
                 yield block
             if not _is_file_end(file, self.end_offset - file.start_offset):
@@ -95,15 +93,16 @@ def _is_file_end(file: MappedFile, position: int) -> bool:
     return bool(magic == MAGIC_BLANK and size == file.file_bytes - position)
 
 
-def scan_from(log: MappedFileQueue, wanted: int) -> LogScan:
+def scan_from(log: CommitLog, wanted: int) -> LogScan:
     """A scan from the record at ``wanted`` if it is whole, else from the start of its file."""
-    if not log.files:
-        return LogScan([], 0)
-    file = log.find(wanted) or log.files[-1]
+    files = log.files.files
+    if not files:
+        return LogScan([], 0, log.scan_bytes)
+    file = log.files.find(wanted) or files[-1]
     start = file.start_offset
     if start <= wanted < file.end_offset and read_block(file, wanted - start, 0):
         start = wanted
-    return LogScan(log.files[log.files.index(file) :], start)
+    return LogScan(files[files.index(file) :], start, log.scan_bytes)
 
 
 # --- rows ----------------------------------------------------------------------------------

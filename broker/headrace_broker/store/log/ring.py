@@ -37,7 +37,6 @@ ROW_DTYPE: Final = np.dtype(
 )
 WHOLE_ROW: Final = np.dtype(f"V{ROW_BYTES}")
 Rows = npt.NDArray[Any]
-# From this many rows on, keeping a batch's units costs less than making them from rows later.
 RUN_ROWS_MIN: Final = 16
 PRESSURE_PERCENT: Final = 80
 
@@ -77,7 +76,17 @@ class Ring:
     limit: the value of ``written`` at which the next row would overwrite one still needed.
     """
 
-    __slots__ = ("buffer", "cursors", "limit", "mask", "row_count", "rows", "runs", "written")
+    __slots__ = (
+        "buffer",
+        "cursors",
+        "limit",
+        "mask",
+        "row_count",
+        "rows",
+        "run_rows_min",
+        "runs",
+        "written",
+    )
 
     def __init__(self, row_count: int) -> None:
         """row_count: a power of two."""
@@ -91,6 +100,8 @@ class Ring:
         self.cursors: list[Cursor] = []
         # A shortcut for the dispatcher, which drops each run when past it; rows are the truth.
         self.runs: deque[Run] = deque()
+        # From this many rows on, keeping a batch's units costs less than making them later.
+        self.run_rows_min = RUN_ROWS_MIN
 
     def add_cursor(self, name: str) -> Cursor:
         """A cursor for a taker that takes all rows from now on."""
@@ -129,7 +140,7 @@ class Ring:
             rows = np.empty(count, ROW_DTYPE)
             fill(rows)
             self.put(rows)
-        if count >= RUN_ROWS_MIN:
+        if count >= self.run_rows_min:
             last = int(rows["physical_offset"][-1])
             self.runs.append(Run(first, queue_key, queue_offset, last, units_of(rows)))
 

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 # PREPARED and ROLLBACK records (they share this bit) and inner batches have no unit of their own.
 NOT_QUEUED: Final = TRANSACTION_PREPARED | INNER_BATCH
-# From this many rows on numpy costs less than a plain loop.
 BLOCK_ROWS: Final = 96
 # Bounds the sorting that is wasted when too many queues are new; larger blocks save nothing.
 BLOCK_ROWS_MAX: Final = 2048
@@ -41,6 +40,8 @@ class Dispatcher(Taker):
     def __init__(self, ring: Ring, queues: list[StoreQueue], deletions: Deletions) -> None:
         """queues: indexed by queue_key; the store appends to it. deletions: saved by flushes."""
         self.join(ring)
+        # From this many rows on numpy costs less than a plain loop.
+        self.block_rows = BLOCK_ROWS
         self.deletions = deletions
         self.queues = queues
         # Dictionaries, since the order of sets differs from run to run.
@@ -75,7 +76,7 @@ class Dispatcher(Taker):
             count = waiting.stop - waiting.start
             if not count:
                 return
-            if count >= BLOCK_ROWS and self._put_block(ring.rows[waiting]):
+            if count >= self.block_rows and self._put_block(ring.rows[waiting]):
                 ring.take(cursor, count)
                 continue
             taken = self._put_each(waiting)

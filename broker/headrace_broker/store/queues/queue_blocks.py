@@ -19,12 +19,22 @@ if TYPE_CHECKING:
     from headrace_protocol.columns import Array
 
 BLOCK_UNITS: Final = 4096
-BLOCK_BYTES_MAX: Final = 4 << 20
-# Reading what lies between records costs less than many reads, up to this factor.
-_SPAN_SHARE: Final = 8
-# Of one read: larger buffers come from the system each time, and a page of them costs more than the
-# bytes that are read into it.
-_SPAN_BYTES: Final = 4 << 20
+
+
+class ReadLimits(NamedTuple):
+    """block_bytes: most bytes of a block with more than one message.
+
+    span_share: reading what lies between records costs less than many reads, up to this factor.
+    span_bytes: of one read: larger buffers come from the system each time, and a page of them costs
+    more than the bytes that are read into it.
+    """
+
+    block_bytes: int = 4 << 20
+    span_share: int = 8
+    span_bytes: int = 4 << 20
+
+
+_LIMITS: Final = ReadLimits()
 
 
 class QueueNotFollowed(StoreError):
@@ -69,7 +79,11 @@ class QueueView(NamedTuple):
 
 
 def read_block(
-    queue: QueueView, first: int, log: ColdFiles, flushed_offset: int
+    queue: QueueView,
+    first: int,
+    log: ColdFiles,
+    flushed_offset: int,
+    limits: ReadLimits = _LIMITS,
 ) -> QueueBlock | None:
     """The messages from ``first`` on: a few MiB, but at least one message.
 
@@ -78,17 +92,21 @@ def read_block(
     Returns None if there is nothing to read. Raises OSError, QueueDamaged.
     """
     units = queue.units.units(first, min(BLOCK_UNITS, queue.end - first))
-    units = units[: _readable_count(units, flushed_offset)]
+    units = units[: _readable_count(units, flushed_offset, limits.block_bytes)]
     if not len(units):
         return None
     numbers = np.flatnonzero(units["size"] != BLANK_SIZE)
     kept = units[numbers]
-    records = read_records(queue, kept, numbers + first, log)
+    records = read_records(queue, kept, numbers + first, log, limits)
     return QueueBlock(queue.topic, queue.queue_id, first, first + len(units), kept, records)
 
 
 def read_records(
-    queue: QueueView, units: Array, queue_offsets: Array, log: ColdFiles
+    queue: QueueView,
+    units: Array,
+    queue_offsets: Array,
+    log: ColdFiles,
+    limits: ReadLimits = _LIMITS,
 ) -> RecordColumns:
     """The checked records of units, which may lie apart. Raises OSError, QueueDamaged.
 
@@ -96,43 +114,43 @@ def read_records(
     """
     first_record = int(units["physical_offset"][0]) if len(units) else -1
     try:
-        records = _gather(units, log)
+        records = _gather(units, log, limits)
         _check(records, queue, units, queue_offsets)
     except CorruptRecord as error:
         raise QueueDamaged(queue.topic, queue.queue_id, first_record, error.reason) from error
     return records
 
 
-def _readable_count(units: Array, flushed_offset: int) -> int:
+def _readable_count(units: Array, flushed_offset: int, block_bytes: int) -> int:
     """The number of units whose records are on disk and fit the maximum size of a block."""
     sizes = units["size"].astype(np.int64)
     sizes[sizes == BLANK_SIZE] = 0
     is_readable = (units["size"] > 0) & (units["physical_offset"] + sizes <= flushed_offset)
     count = len(units) if is_readable.all() else int(is_readable.argmin())
-    fitting = int(np.searchsorted(np.cumsum(sizes[:count]), BLOCK_BYTES_MAX, "right"))
+    fitting = int(np.searchsorted(np.cumsum(sizes[:count]), block_bytes, "right"))
     return min(count, max(fitting, 1))
 
 
-def _gather(units: Array, log: ColdFiles) -> RecordColumns:
+def _gather(units: Array, log: ColdFiles, limits: ReadLimits) -> RecordColumns:
     """The records of units, back to back."""
     sizes = units["size"].astype(np.int64)
     starts = units["physical_offset"].astype(np.int64)
     ends = starts + sizes
     parts, at = [], 0
     while at < len(starts):
-        fitting = int(np.searchsorted(ends, starts[at] + _SPAN_BYTES, "right"))
+        fitting = int(np.searchsorted(ends, starts[at] + limits.span_bytes, "right"))
         stop = max(fitting, at + 1)
-        parts.append(_read_span(starts[at:stop], ends[at:stop], log))
+        parts.append(_read_span(starts[at:stop], ends[at:stop], log, limits.span_share))
         at = stop
     data = parts[0] if len(parts) == 1 else b"".join(parts)
     return RecordColumns(data, np.cumsum(sizes) - sizes, sizes)
 
 
-def _read_span(starts: Array, ends: Array, log: ColdFiles) -> bytes:
+def _read_span(starts: Array, ends: Array, log: ColdFiles, span_share: int) -> bytes:
     """The bytes of some records."""
     first, span_bytes = int(starts[0]), int(ends[-1] - starts[0])
     own_bytes = int((ends - starts).sum())
-    if span_bytes <= _SPAN_SHARE * own_bytes:
+    if span_bytes <= span_share * own_bytes:
         data = log.read(first, span_bytes)
         if len(data) == span_bytes == own_bytes:
             return data

@@ -47,8 +47,7 @@ REQUESTED_ROUNDS: Final = 20
 _SLICE_S: Final = 0.002
 # Some file systems have times in whole seconds, and records carry the time their turn began.
 _TIME_SLACK_MS: Final = 10_000
-# Freed at a time, so that other writes get through in between.
-_FREE_BYTES: Final = 16 << 20
+FREE_BYTES: Final = 16 << 20
 # Between two rounds on request; a share of the time that rounds may take.
 _PAUSE_S: Final = 0.1
 _ROUNDS_SHARE: Final = 0.1
@@ -110,6 +109,8 @@ class Cleaner:
         self.carriers: Mapping[str, Callable[[int], Awaitable[None]]] = {}
         # Files that the store has detached, still to be removed from the disk.
         self.detached: list[MappedFile] = []
+        # Freed at a time, so that other writes get through in between.
+        self.free_bytes = FREE_BYTES
         self._rest = rest
         self._asked = trio.Event()
         self._topics = topics
@@ -315,7 +316,7 @@ class Cleaner:
         """Remove the detached files that no reader holds."""
         if self.detached:
             detached, self.detached = self.detached, []
-            left = await trio.to_thread.run_sync(delete_files, detached)
+            left = await trio.to_thread.run_sync(delete_files, detached, self.free_bytes)
             self.detached = left + self.detached
             self._removed_files += len(detached) - len(left)
 
@@ -415,7 +416,7 @@ def _newest_ms(file: MappedFile, cold: ColdFiles, limit_ms: int) -> int:
     return cold.store_time_ms(file.end_offset) or first_ms if is_lost else modified_ms
 
 
-def delete_files(files: list[MappedFile]) -> list[MappedFile]:
+def delete_files(files: list[MappedFile], free_bytes: int = FREE_BYTES) -> list[MappedFile]:
     """Remove detached files, in any thread; returns those that are left.
 
     Left are files that a reader holds or that could not be removed, and all later ones in the same
@@ -425,13 +426,13 @@ def delete_files(files: list[MappedFile]) -> list[MappedFile]:
     blocked: set[Path] = set()
     for file in files:
         folder = file.path.parent
-        if folder in blocked or not _delete(file):
+        if folder in blocked or not _delete(file, free_bytes):
             blocked.add(folder)
             left.append(file)
     return left
 
 
-def _delete(file: MappedFile) -> bool:
+def _delete(file: MappedFile, free_bytes: int) -> bool:
     if not file.release():
         return False
     try:
@@ -440,7 +441,7 @@ def _delete(file: MappedFile) -> bool:
         return True
     try:
         file.delete()
-        ends = range(file.file_bytes - _FREE_BYTES, 0, -_FREE_BYTES)
+        ends = range(file.file_bytes - free_bytes, 0, -free_bytes)
         if ends:  # a power cut must not bring the name back: a start rejects a shorter file
             file.files.fsync_directory(file.path.parent)
         for end in ends:

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("headrace.broker")
 
-# A start after a crash reads the log past the checkpoint: some tenths of a second for 256 MiB.
-UNCHECKED_BYTES_MAX: Final = 256 << 20
 _DESCRIPTOR_S: Final = 1.0
 _RAISE_LIMIT: Final = "raise the limit of open files (LimitNOFILE, ulimit -n) and restart"
 
@@ -61,6 +59,8 @@ class Flusher:
         self.takers = takers
         self.checkpoint_path = settings.root / "checkpoint"
         self.checkpoint = Checkpoint()
+        # A start after a crash reads the log past the checkpoint, at a GiB or so per second.
+        self.unchecked_bytes_max = 256 << 20
         self.longest_flush_ms = 0.0
         # Called with the duration of each flush of the log, in seconds.
         self.on_log_flush: Callable[[float], None] = lambda _seconds: None
@@ -196,7 +196,10 @@ class Flusher:
         thorough_at = trio.current_time() + settings.queue_flush_thorough_interval_ms / 1000
         while True:
             await trio.sleep(settings.queue_flush_interval_ms / 1000)
-            if trio.current_time() >= thorough_at or self._unchecked_bytes() >= UNCHECKED_BYTES_MAX:
+            if (
+                trio.current_time() >= thorough_at
+                or self._unchecked_bytes() >= self.unchecked_bytes_max
+            ):
                 thorough_at = trio.current_time() + settings.queue_flush_thorough_interval_ms / 1000
                 await self.flush_thoroughly()
             elif self.commit_log.life.is_writable:
