@@ -33,7 +33,6 @@ Item = TypeVar("Item")
 # The name of the wait, for logs.
 SAVES: Final = "saves of tables"
 _RETRY_S = 1.0
-# Errors other than the disk's will probably recur.
 _UNEXPECTED_RETRY_S = 60.0
 _ITEMS_AT_ONCE = 20  # half a millisecond of structs
 
@@ -148,12 +147,15 @@ class SavedFile:
 
     snapshot: called in the loop's thread; returns a function that encodes the file in another.
     unexpected_errors: number of writes that failed for a reason other than the disk.
+    retry_s, unexpected_retry_s: pauses after a failure of the disk, and after another one, which
+    will probably recur.
     """
 
     def __init__(self, file: ConfigFile, snapshot: Callable[[], Callable[[], bytes]]) -> None:
         self._file = file
         self._snapshot = snapshot
         self.unexpected_errors = 0
+        self.retry_s, self.unexpected_retry_s = _RETRY_S, _UNEXPECTED_RETRY_S
         self._outages = Outages(log.error, ended=log.warning)
         self._change_count = self._saved_count = 0
         self._is_running = False
@@ -193,7 +195,7 @@ class SavedFile:
                 if (problem := await self._save()) is not None:
                     self._save_requested.set()
                     is_disk = isinstance(problem, OSError)
-                    await trio.sleep(_RETRY_S if is_disk else _UNEXPECTED_RETRY_S)
+                    await trio.sleep(self.retry_s if is_disk else self.unexpected_retry_s)
         finally:
             self._is_running = False
 

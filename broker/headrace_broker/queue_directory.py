@@ -232,6 +232,7 @@ class QueueDirectory:
         self._sources: Sequence[FindSource] = ()
         # Sends and pulls have caches of their own, with more than the place.
         self._cache: dict[tuple[str, int, Use], Here] = {}
+        self.cached_max = _CACHED_MAX
         self._cache_change = -1
 
     def ask(self, places: Sequence[FindPlace], sources: Sequence[FindSource]) -> None:
@@ -246,7 +247,7 @@ class QueueDirectory:
 
         before_create: see ``Lookup``.
         """
-        if self._cache_change != self._topics.change_count or len(self._cache) >= _CACHED_MAX:
+        if self._cache_change != self._topics.change_count or len(self._cache) >= self.cached_max:
             self._cache.clear()
             self._cache_change = self._topics.change_count
         cached = self._cache.get((topic, queue_id, use))

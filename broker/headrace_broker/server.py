@@ -62,7 +62,8 @@ class Broker:
         self.address = self.monitor_address = ""
         self.readiness = Readiness()
         self.services = Services()
-        self.on_progress = on_progress or _log_progress
+        self.on_progress = on_progress or log_progress
+        self.progress_s = _PROGRESS_S
         self._network = network or TcpNetwork()
         self._clock = clock or SystemClock()
         self._files = files
@@ -227,12 +228,13 @@ class _LoadProgress:
                 f"stopped after checking {readiness.done_queues} of {readiness.queue_count} queues "
                 f"and reading {readiness.done_bytes >> 20} MiB of the log"
             )
-        if monotonic() - self._reported_at >= _PROGRESS_S:
+        if monotonic() - self._reported_at >= self._broker.progress_s:
             self._reported_at = monotonic()
             self._broker.on_progress(stage, done, most)
 
 
-def _log_progress(stage: LoadStage, done: int, most: int) -> None:
+def log_progress(stage: LoadStage, done: int, most: int) -> None:
+    """Log how far a start is."""
     if stage is LoadStage.QUEUES:
         log.info("checking queues", done=done, of=most)
     else:

@@ -86,9 +86,11 @@ class Services:
 
     A service must be able to restart after an error anywhere in it.
     unexpected_errors: their number; each is logged with its traceback.
+    retry_s: pause before a restart.
     """
 
     def __init__(self) -> None:
+        self.retry_s = RETRY_S
         self.unexpected_errors = 0
 
     async def start_all(
@@ -145,7 +147,7 @@ class Services:
         log.error(
             "service failed, restarting",
             service=getattr(function, "__qualname__", repr(function)),
-            pause_s=RETRY_S,
+            pause_s=self.retry_s,
             exc_info=error,
         )
-        await trio.sleep(RETRY_S)
+        await trio.sleep(self.retry_s)

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 log = structlog.get_logger("headrace.watchdog")
 
 STALL_MS = 20.0
-# Shorter stalls are counted, but nobody has to act on them.
 WARNING_MS = 500.0
 _REPORT_S = 1.0
 _NAMED_PARTS = 5
@@ -54,7 +53,19 @@ class Watchdog(trio.abc.Instrument):
     longest_collection_ms: the longest garbage collection.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        warning_ms: float = WARNING_MS,
+        report_s: float = _REPORT_S,
+        scheduled_path: str = _SCHEDULED_PATH,
+    ) -> None:
+        """warning_ms: shorter stalls are counted, but nobody has to act on them.
+
+        scheduled_path: the kernel's account of this thread's time on and waiting for a core.
+        """
+        self._warning_ms = warning_ms
+        self._report_s = report_s
+        self._scheduled_path = scheduled_path
         self.longest = self.busiest = _NO_STALL
         self.stall_count = 0
         self.stalled_ms = 0.0
@@ -72,14 +83,14 @@ class Watchdog(trio.abc.Instrument):
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Watch this loop until cancelled; logs the longest stall of each second."""
-        self._scheduled_file = _open_scheduled()
+        self._scheduled_file = _opened(self._scheduled_path)
         self._begin_step()
         trio.lowlevel.add_instrument(self)
         gc.callbacks.append(self._collection)
         task_status.started()
         try:
             while True:
-                await trio.sleep(_REPORT_S)
+                await trio.sleep(self._report_s)
                 self._report()
         finally:
             gc.callbacks.remove(self._collection)
@@ -89,7 +100,7 @@ class Watchdog(trio.abc.Instrument):
     def _report(self) -> None:
         worst, self._worst = self._worst, _NO_STALL
         if worst.ms:
-            say = log.warning if worst.ms >= WARNING_MS else log.debug
+            say = log.warning if worst.ms >= self._warning_ms else log.debug
             say("the loop stalled", ms=round(worst.ms), cpu_ms=round(worst.cpu_ms), ran=worst.ran)
 
     # -- called by trio and gc ---------------------------------------------------------------------
@@ -152,13 +163,10 @@ def _short_name(task: Task) -> str:
     return ".".join(task.name.split(".")[-2:])
 
 
-def _open_scheduled() -> int:
-    """Open the kernel's account of this thread's time on and waiting for a core.
-
-    An empty file where the kernel keeps none.
-    """
+def _opened(path: str) -> int:
+    """The descriptor of a file, or of an empty one where the kernel has none."""
     try:
-        return os.open(_SCHEDULED_PATH, os.O_RDONLY | os.O_CLOEXEC)
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 

@@ -13,7 +13,6 @@ import structlog.testing
 import trio
 import trio.testing
 
-from headrace_broker import persistence
 from headrace_broker.persistence import SavedFile, TableText
 from headrace_broker.store.errors import StoreFormatError
 from headrace_broker.store.files.config_file import ConfigFile, is_whole
@@ -127,10 +126,10 @@ class Broken:
 
 
 async def test_an_unexpected_error_refuses_the_change_and_leaves_the_service_running(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(persistence, "_UNEXPECTED_RETRY_S", 0.001)
     table = Broken(tmp_path)
+    table.saved.unexpected_retry_s = 0.001
     told: list[Exception | None] = []
     async with in_background(table.saved.run):
         await trio.testing.wait_all_tasks_blocked()

@@ -24,7 +24,6 @@ from headrace_broker.store.retention.cleaner import Cleaner
 from headrace_broker.store.write import flush
 from headrace_broker.store.write.flush import Flusher
 from headrace_broker.store.write.write_path import WritePath
-from headrace_daemon import services as services_module
 from headrace_daemon.network import MemoryNetwork
 from headrace_daemon.services import RETRY_S, Services
 from headrace_daemon.slices import SlicedWork
@@ -201,9 +200,9 @@ async def test_sliced_work_continues_after_a_failure(autojump_clock: object) -> 
 async def test_flush_waiters_are_answered_after_a_failed_flush(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(services_module, "RETRY_S", 0)
     network = MemoryNetwork()
     broker = Broker(config(tmp_path, flush_disk_type="SYNC_FLUSH"), network)
+    broker.services.retry_s = 0
     async with trio.open_nursery() as nursery:
         address = await nursery.start(broker.run)
         fault = Fault(monkeypatch, Flusher, "flush_log")

@@ -12,7 +12,6 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace_broker import persistence
 from headrace_broker.persistence import SavedFile, TableText, field_text, file_text
 from headrace_broker.store.files.config_file import ConfigFile
 from headrace_broker.store.files.filesystem import Files
@@ -91,9 +90,9 @@ async def test_a_burst_of_changes_is_few_writes_in_a_thread(a_table: Table) -> N
 
 
 async def test_a_failure_is_told_and_tried_again(
-    a_table: Table, monkeypatch: pytest.MonkeyPatch
+    a_table: Table,
 ) -> None:
-    monkeypatch.setattr(persistence, "_RETRY_S", 0.001)
+    a_table.saved.retry_s = 0.001
     told: list[Exception | None] = []
     a_table.files.problem = full = OSError(28, "No space left on device")
     async with in_background(a_table.saved.run):

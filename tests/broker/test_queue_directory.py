@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from headrace_broker import queue_directory
 from headrace_broker.queue_directory import (
     Elsewhere,
     FindPlace,
@@ -231,7 +230,7 @@ def test_the_first_source_that_answers_reads(broker: BrokerUnderTest) -> None:
 
 @pytest.mark.parametrize("use", LOOKS)
 def test_what_was_looked_at_is_kept_until_the_tables_change(
-    broker: BrokerUnderTest, use: Use, monkeypatch: pytest.MonkeyPatch
+    broker: BrokerUnderTest, use: Use
 ) -> None:
     lookups: list[int] = []
     places = directory(broker, lambda _, each: lookups.append(each.queue_id))
@@ -245,7 +244,7 @@ def test_what_was_looked_at_is_kept_until_the_tables_change(
     broker.create_topic("another")
     assert look() is not before
     assert lookups == [0, 0]
-    monkeypatch.setattr(queue_directory, "_CACHED_MAX", 3)
+    places.cached_max = 3
     for queue_id in range(4):
         places.serve("t", queue_id, use)
     look()

@@ -8,9 +8,8 @@ import pytest
 import structlog.testing
 import trio
 
-from headrace_broker import server
 from headrace_broker.config import BrokerConfig
-from headrace_broker.server import Broker
+from headrace_broker.server import Broker, log_progress
 from headrace_broker.settings.of_store import store_settings
 from headrace_broker.store.log import commit_log
 from headrace_broker.store.message_store import MessageStore
@@ -37,10 +36,11 @@ async def test_progress_is_told_and_a_stop_is_obeyed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(commit_log, "SCAN_BYTES", 200)  # thousands of blocks
-    monkeypatch.setattr(server, "_PROGRESS_S", 0.0)
     config = config_of_a_crashed_store(tmp_path)
+    broker = Broker(config, MemoryNetwork())
+    broker.progress_s = 0.0
     with structlog.testing.capture_logs() as logs, trio.fail_after(30):
-        async with in_background(Broker(config, MemoryNetwork()).run):
+        async with in_background(broker.run):
             while not any(entry["event"] == "reading the log" for entry in logs):  # noqa: ASYNC110
                 await trio.sleep(0.001)  # the thread that loads tells by its log alone
     last = next(entry for entry in logs if entry["event"] == "store not opened")
@@ -56,18 +56,18 @@ async def test_progress_is_told_and_a_stop_is_obeyed(
 
 
 async def test_queues_are_counted_before_the_log_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     """In the log, and in what /ready answers meanwhile."""
-    monkeypatch.setattr(server, "_PROGRESS_S", 0.0)
     reports = []
 
     def note(stage: LoadStage, done: int, most: int) -> None:
         reports.append(broker.readiness.report()[1])
-        server._log_progress(stage, done, most)
+        log_progress(stage, done, most)
 
     config = config_of_a_crashed_store(tmp_path, queues=3)
     broker = Broker(config, MemoryNetwork(), on_progress=note)
+    broker.progress_s = 0.0
     with structlog.testing.capture_logs() as logs:
         async with trio.open_nursery() as nursery:
             await nursery.start(broker.run)

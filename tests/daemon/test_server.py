@@ -20,11 +20,10 @@ import trio.testing
 
 from headrace_daemon.network import MemoryNetwork, TcpNetwork
 from headrace_daemon.serving import server as server_module
-from headrace_daemon.serving import socket_loop
 from headrace_daemon.serving.listen import listen
 from headrace_daemon.serving.server import RemotingServer, ServerLimits
 from headrace_daemon.serving.server_channel import ServerChannel
-from headrace_daemon.serving.socket_loop import serve_sockets
+from headrace_daemon.serving.socket_loop import LARGE_WAIT_S, READ, WRITE, SocketLoop, serve_sockets
 from headrace_daemon.serving.stream_transport import serve_stream
 from headrace_protocol.drivers.address import pack_host
 from headrace_protocol.frame import Frame, FrameReader, frame_prefix
@@ -139,10 +138,12 @@ async def test_what_came_at_once_is_one_batch() -> None:
         assert len([batch for batch in echo.batches if batch]) == 1
 
 
-async def test_a_large_answer_leaves_in_turns_with_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(socket_loop, "_SEND_BYTES", 1000)
-    monkeypatch.setattr(socket_loop, "_SMALL_BYTES", 1000)
-    async with serving() as (_, echo, connect):
+async def test_a_large_answer_leaves_in_turns_with_others() -> None:
+    async with serving(ServerLimits(turn_send_bytes=1000, small_send_bytes=1000)) as (
+        _,
+        echo,
+        connect,
+    ):
         stream = await connect()
         await stream.send_all(frame(b"a") + frame(b"big:50000"))
         assert await receive_frames(stream, 2) == [b"a", b"x" * 50_000]
@@ -150,18 +151,22 @@ async def test_a_large_answer_leaves_in_turns_with_others(monkeypatch: pytest.Mo
 
 
 @contextmanager
-def driven_loop(count: int) -> Iterator[tuple[Any, list[ServerChannel], list[socket.socket]]]:
+def driven_loop(
+    count: int,
+    limits: ServerLimits | None = None,
+    now_s: Callable[[], float] = time.perf_counter,
+) -> Iterator[tuple[SocketLoop, list[ServerChannel], list[socket.socket]]]:
     """A loop whose turns a test makes, with clients that it knows already."""
-    server = RemotingServer(Echo())
-    loop = socket_loop._SocketLoop(server, [])
+    server = RemotingServer(Echo(), limits)
+    loop = SocketLoop(server, [], now_s)
     pairs = [socket.socketpair() for _ in range(count)]
     for ours, _ in pairs:
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             ours.setsockopt(socket.SOL_SOCKET, option, 4 << 20)
-        loop._add(ours, ("127.0.0.1", 1))
+        loop.add(ours, ("127.0.0.1", 1))
     clients = [theirs for _, theirs in pairs]
     try:
-        yield loop, [*loop._channels.values()], clients
+        yield loop, [*loop.channels.values()], clients
     finally:
         server.close_all()
         loop.close()
@@ -169,18 +174,17 @@ def driven_loop(count: int) -> Iterator[tuple[Any, list[ServerChannel], list[soc
             client.close()
 
 
-def make_turn(loop: Any, readable: list[int], writable: list[int]) -> None:
-    events = dict.fromkeys(readable, socket_loop._READ)
+def make_turn(loop: SocketLoop, readable: list[int], writable: list[int]) -> None:
+    events = dict.fromkeys(readable, READ)
     for fd in writable:
-        events[fd] = events.get(fd, 0) | socket_loop._WRITE
-    loop._handle([*events.items()])
+        events[fd] = events.get(fd, 0) | WRITE
+    loop.handle([*events.items()])
 
 
-async def test_large_answers_of_all_clients_share_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(socket_loop, "_SEND_BYTES", 1000)
-    monkeypatch.setattr(socket_loop, "_SMALL_BYTES", 100)
-    with driven_loop(3) as (loop, channels, clients):
-        fds = list(loop._channels)
+async def test_large_answers_of_all_clients_share_a_turn() -> None:
+    limits = ServerLimits(turn_send_bytes=1000, small_send_bytes=100)
+    with driven_loop(3, limits) as (loop, channels, clients):
+        fds = list(loop.channels)
         for client in clients:
             client.sendall(frame(b"big:5000"))
         make_turn(loop, fds, [])
@@ -199,27 +203,24 @@ async def test_large_answers_of_all_clients_share_a_turn(monkeypatch: pytest.Mon
     assert order[:3] == order[3:] == [[0], [1], [2]]
 
 
-async def test_requests_come_before_the_rest_of_large_answers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now_s = 100.0
-    monkeypatch.setattr(socket_loop, "perf_counter", lambda: now_s)
-    with driven_loop(2) as (loop, (reader, _), clients):
-        large, other = loop._channels
+async def test_requests_come_before_the_rest_of_large_answers() -> None:
+    now_s, limits = 100.0, ServerLimits()
+    with driven_loop(2, limits, lambda: now_s) as (loop, (reader, _), clients):
+        large, other = loop.channels
         clients[0].sendall(frame(b"big:3000000"))
         make_turn(loop, [large], [])
         make_turn(loop, [], [large])
         left = reader.out_bytes
-        assert left < 3_000_000 - socket_loop._SEND_BYTES
+        assert left < 3_000_000 - limits.turn_send_bytes
         for _ in range(10):
             clients[1].sendall(frame(b"small"))
             make_turn(loop, [other], [large])
         assert reader.out_bytes == left
-        now_s += socket_loop._LARGE_WAIT_S * 1.01
+        now_s += LARGE_WAIT_S * 1.01
         clients[1].sendall(frame(b"small"))
         make_turn(loop, [other], [large])
         small = len(frame_prefix(0, 2, 5)) + len(b"{}small")
-        assert reader.out_bytes == left - (socket_loop._SEND_BYTES - small)
+        assert reader.out_bytes == left - (limits.turn_send_bytes - small)
 
 
 async def test_replies_that_are_joined_leave_together() -> None:

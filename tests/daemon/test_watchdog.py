@@ -6,24 +6,19 @@ import gc
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 import structlog.testing
 import trio
 
-from headrace_daemon import watchdog as module
-from headrace_daemon.watchdog import STALL_MS, Watchdog
+from headrace_daemon.watchdog import STALL_MS, WARNING_MS, Watchdog
 from tests.support.running import running
 
 
-@pytest.fixture(autouse=True)
-def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_REPORT_S", 0.01)
-
-
 @asynccontextmanager
-async def watching() -> AsyncIterator[Watchdog]:
-    watchdog = Watchdog()
+async def watching(**settings: Any) -> AsyncIterator[Watchdog]:
+    watchdog = Watchdog(report_s=0.01, **settings)
     async with running(watchdog.run):
         yield watchdog
 
@@ -41,15 +36,13 @@ async def step(watchdog: Watchdog, seconds: float) -> None:
     await trio.lowlevel.checkpoint()
 
 
-@pytest.mark.parametrize(
-    ("warning_ms", "level"), [(module.WARNING_MS, "debug"), (STALL_MS, "warning")]
-)
-async def test_a_long_step_is_measured_named_and_logged(
-    warning_ms: float, level: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "WARNING_MS", warning_ms)
+@pytest.mark.parametrize(("warning_ms", "level"), [(WARNING_MS, "debug"), (STALL_MS, "warning")])
+async def test_a_long_step_is_measured_named_and_logged(warning_ms: float, level: str) -> None:
     with structlog.testing.capture_logs() as logs:
-        async with watching() as watchdog, trio.open_nursery() as nursery:
+        async with (
+            watching(warning_ms=warning_ms) as watchdog,
+            trio.open_nursery() as nursery,
+        ):
             nursery.start_soon(step, watchdog, 0.03)
             await trio.sleep(0.1)
     assert watchdog.longest.ms >= 29
@@ -137,9 +130,8 @@ async def test_it_leaves_nothing_behind() -> None:
     assert gc.callbacks == callbacks
 
 
-async def test_a_system_without_schedules_is_watched_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_SCHEDULED_PATH", "/nowhere/schedstat")
-    async with watching() as watchdog:
+async def test_a_system_without_schedules_is_watched_too() -> None:
+    async with watching(scheduled_path="/nowhere/schedstat") as watchdog:
         await step(watchdog, 0.03)
     assert watchdog.longest.ms >= 30
     assert watchdog.longest.cpu_ms == 0

@@ -32,9 +32,12 @@ _UNKNOWN = -1
 class TrafficMetrics:
     """Collects what went in and out, of the first topics and groups with traffic and in total."""
 
-    def __init__(self, statistics: BrokerStatistics, topics: TopicTable) -> None:
+    def __init__(
+        self, statistics: BrokerStatistics, topics: TopicTable, topics_max: int = TOPICS_MAX
+    ) -> None:
         self._statistics = statistics
         self._topics = topics
+        self._topics_max = topics_max
 
     async def __call__(self, samples: Samples) -> None:
         """See ``Collect``."""
@@ -44,8 +47,8 @@ class TrafficMetrics:
         samples.add(table.DELIVERED_MESSAGES, statistics.gets.count)
         samples.add(table.DELIVERED_BYTES, statistics.gets.body_bytes)
         topic_puts, group_gets = statistics.topic_puts, statistics.group_gets
-        samples.add(table.OMITTED, max(len(topic_puts) - TOPICS_MAX, 0), "topics")
-        for topic, counter in list(islice(topic_puts.items(), TOPICS_MAX)):
+        samples.add(table.OMITTED, max(len(topic_puts) - self._topics_max, 0), "topics")
+        for topic, counter in list(islice(topic_puts.items(), self._topics_max)):
             labels = topic, self._is_system(topic)
             samples.add(table.MESSAGES_IN, counter.count, *labels)
             samples.add(table.BYTES_IN, counter.body_bytes, *labels)

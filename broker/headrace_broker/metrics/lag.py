@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from headrace_broker.topics.table import TopicTable
     from headrace_daemon.metrics.samples import Samples
 
-# Pairs of topic and group that are looked at for those that count, and queues of those.
+# Pairs of topic and group that are looked at for those that count.
 _LOOKED_AT_MAX: Final = 20_000
 _QUEUES_MAX: Final = 100_000
 # Some 50 µs of work.
@@ -44,6 +44,8 @@ class GroupMetrics:
     the first place is read. The places found are kept until the group commits: without that a
     scrape would read old units from the disk again for each queue of an abandoned group. In a
     compacted topic the first message of each queue is read, since its unit has its store time.
+
+    pairs_max: most pairs of topic and group on the page. queues_max: most queues of those.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class GroupMetrics:
         self._offsets = offsets
         self._consumers = consumers
         self._unconsumed = unconsumed
+        self.pairs_max, self.queues_max = PAIRS_MAX, _QUEUES_MAX
         # By queue and group, queue offset and place of the first unconsumed message: as of the
         # last scrape, and of this one.
         self._known: dict[tuple[StoreQueue, str], tuple[int, int]] = {}
@@ -68,7 +71,7 @@ class GroupMetrics:
 
     async def __call__(self, samples: Samples) -> None:
         """See ``Collect``."""
-        for group, count in self._consumers.member_counts(PAIRS_MAX):
+        for group, count in self._consumers.member_counts(self.pairs_max):
             samples.add(CONSUMERS, count, group)
         await take_break()
         pairs, omitted_count = await self._pairs()
@@ -92,7 +95,10 @@ class GroupMetrics:
             config = self._topics.get(topic)
             if config is None or not self._unconsumed.counts(group, topic):
                 continue
-            if len(pairs) < PAIRS_MAX and queue_count + config.read_queue_nums <= _QUEUES_MAX:
+            if (
+                len(pairs) < self.pairs_max
+                and queue_count + config.read_queue_nums <= self.queues_max
+            ):
                 pairs.append((topic, group))
                 queue_count += config.read_queue_nums
             else:

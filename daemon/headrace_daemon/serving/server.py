@@ -50,6 +50,9 @@ class ServerLimits:
     yet, or is refused if there is none.
     idle_s: silence before a client is closed, as the peer does.
     half_frame_s: longest time for an unfinished frame, and for the first frame of a connection.
+    turn_send_bytes: most bytes of large answers that leave in one turn, of all clients: a quarter
+    of a millisecond. small_send_bytes: what each client gets of its answers whatever others got in
+    this turn: all of most answers.
     """
 
     frame_bytes_max: int = FRAME_BYTES_MAX
@@ -58,6 +61,8 @@ class ServerLimits:
     connections_max: int = field(default_factory=connections_max)
     idle_s: float = 120.0
     half_frame_s: float = 30.0
+    turn_send_bytes: int = 512 * 1024
+    small_send_bytes: int = 64 * 1024
 
 
 class FrameHandler(Protocol):

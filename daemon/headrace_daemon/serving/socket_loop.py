@@ -18,6 +18,8 @@ import structlog
 import trio
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from headrace_daemon.serving.server import RemotingServer
     from headrace_daemon.serving.server_channel import ServerChannel
     from headrace_protocol.frame import Buffer
@@ -35,10 +37,6 @@ _COMPANY_S = 0.1
 _RECEIVE_S_MAX = 0.01
 _RECEIVE_BYTES_MIN = 512
 _BUFFERS_PER_SEND = 1024  # IOV_MAX on Linux
-# Most bytes of large answers that leave in one turn, of all clients: a quarter of a millisecond.
-_SEND_BYTES = 512 * 1024
-# What each client gets of its answers whatever others got in this turn: all of most answers.
-_SMALL_BYTES = 64 * 1024
 _ACCEPT_PAUSE_S = 1.0
 _ACCEPTED_AT_ONCE = 64
 # Longest time that the replies of a turn wait for the rest of it.
@@ -46,9 +44,9 @@ _LIGHT_TURN_S = 0.005
 # Longest time that light clients keep heavy ones waiting.
 _HEAVY_WAIT_S = 0.02
 # Longest time that requests keep the rest of large answers waiting: 100 MB/s leave beside them.
-_LARGE_WAIT_S = 0.005
-_READ = select.EPOLLIN
-_WRITE = select.EPOLLOUT
+LARGE_WAIT_S = 0.005
+READ = select.EPOLLIN
+WRITE = select.EPOLLOUT
 
 
 async def serve_sockets(
@@ -58,7 +56,7 @@ async def serve_sockets(
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve until cancelled; closes listeners and clients at the end."""
-    sockets = _SocketLoop(server, listeners)
+    sockets = SocketLoop(server, listeners)
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(sockets.run)
@@ -70,17 +68,23 @@ async def serve_sockets(
         sockets.close()
 
 
-class _SocketLoop:
+class SocketLoop:
     """The epoll of all TCP clients, and the order of their reads.
 
     A client is heavy after a large or slow read, or with deferred frames; otherwise it is light.
     """
 
-    def __init__(self, server: RemotingServer, listeners: list[socket.socket]) -> None:
+    def __init__(
+        self,
+        server: RemotingServer,
+        listeners: list[socket.socket],
+        now_s: Callable[[], float] = perf_counter,
+    ) -> None:
+        self._now_s = now_s
         self.epoll = select.epoll()
-        self._server = server
+        self.server = server
         self._listeners = {listener.fileno(): listener for listener in listeners}
-        self._channels: dict[int, ServerChannel] = {}
+        self.channels: dict[int, ServerChannel] = {}
         self._buffer = memoryview(bytearray(_RECEIVE_BYTES))
         self._shared_buffer = self._buffer[:_SHARED_RECEIVE_BYTES]
         self._accept_again_at: float | None = None
@@ -91,26 +95,28 @@ class _SocketLoop:
         # Clients that accept more of their answers, the next one first.
         self._writable: dict[int, ServerChannel] = {}
         # Bytes of large answers that may still leave in this turn.
-        self.room = _SEND_BYTES
+        self.room = server.limits.turn_send_bytes
         self._light_at = self._heavy_at = self._large_at = 0.0
         for listener in listeners:
             listener.setblocking(False)
-            self.epoll.register(listener, _READ)
+            self.epoll.register(listener, READ)
 
     def close(self) -> None:
+        """Close the listeners."""
         self.epoll.close()
         for listener in self._listeners.values():
             listener.close()
 
     async def run(self) -> None:
+        """Serve until cancelled."""
         others_at = trio.current_time()
         while True:
             # While clients are busy, polling again costs less than waiting through the scheduler.
-            wait_s = 0 if self._heavy else self._server.busy_wait_s
+            wait_s = 0 if self._heavy else self.server.busy_wait_s
             events = self._postponed or self.epoll.poll(wait_s)
             if events or self._heavy:
-                self._handle(events)
-                if trio.current_time() - others_at < self._server.busy_turns_s:
+                self.handle(events)
+                if trio.current_time() - others_at < self.server.busy_turns_s:
                     continue
                 await trio.lowlevel.checkpoint()
             else:
@@ -126,9 +132,9 @@ class _SocketLoop:
         if waited.cancelled_caught:
             self._accept_again_at = None
             for listener in self._listeners:
-                self.epoll.modify(listener, _READ)
+                self.epoll.modify(listener, READ)
 
-    def _handle(self, events: list[tuple[int, int]]) -> None:
+    def handle(self, events: list[tuple[int, int]]) -> None:
         """Serve the light clients in one turn, then one heavy client in another.
 
         Events for which a turn has no time come first in the next, so no client starves. A heavy
@@ -138,22 +144,22 @@ class _SocketLoop:
         The rest of large answers leaves last, and of all clients together only so much: readers of
         history, however many, take a share of each turn and no more.
         """
-        self.room = _SEND_BYTES
-        server = self._server
+        self.room = self.server.limits.turn_send_bytes
+        server = self.server
         waiting = iter(events)
         served = bool(self._heavy)
-        end = perf_counter() + _LIGHT_TURN_S
+        end = self._now_s() + _LIGHT_TURN_S
         server.begin_turn()
         try:
             for fd, mask in waiting:
-                channel = self._channels.get(fd)
+                channel = self.channels.get(fd)
                 if channel is None:
                     if fd in self._listeners:
                         self._accept(self._listeners[fd])
                     continue
-                if mask & _WRITE:
+                if mask & WRITE:
                     self._writable[fd] = channel
-                if mask & ~_WRITE and channel.is_open:
+                if mask & ~WRITE and channel.is_open:
                     if channel.is_heavy:
                         self._heavy[fd] = channel
                         served = True
@@ -161,14 +167,14 @@ class _SocketLoop:
                     self._readable(channel, self._buffer)
                     self._light_at = end
                     served = True
-                if perf_counter() > end:
+                if self._now_s() > end:
                     break
         finally:
             server.end_turn()
         self._postponed = list(waiting)
         if self._heavy and (not self._postponed or end > self._heavy_at + _HEAVY_WAIT_S):
             self._handle_heavy(end)
-        if self._writable and (not served or end > self._large_at + _LARGE_WAIT_S):
+        if self._writable and (not served or end > self._large_at + LARGE_WAIT_S):
             self._send_large(end)
 
     def _send_large(self, now: float) -> None:
@@ -176,26 +182,26 @@ class _SocketLoop:
         while self._writable and self.room > 0:
             channel = self._writable.pop(next(iter(self._writable)))
             if channel.is_open:
-                self._server.guard(channel, self._server.send_more)
+                self.server.guard(channel, self.server.send_more)
 
     def _handle_heavy(self, now: float) -> None:
         self._heavy_at = now
         channel = self._heavy.pop(next(iter(self._heavy)))
         is_alone = not self._heavy and now - self._light_at > _COMPANY_S
-        self._server.begin_turn()
+        self.server.begin_turn()
         try:
             if channel.deferred:
-                self._server.guard(channel, self._server.serve_deferred)
+                self.server.guard(channel, self.server.serve_deferred)
                 self._schedule_deferred(channel)
             elif channel.is_open:
                 self._readable(channel, self._buffer if is_alone else self._shared_buffer)
         finally:
-            self._server.end_turn()
+            self.server.end_turn()
 
     def _readable(self, channel: ServerChannel, buffer: memoryview) -> None:
         transport = channel.transport
         assert isinstance(transport, _SocketTransport)
-        began = perf_counter()
+        began = self._now_s()
         try:
             count = transport.socket.recv_into(buffer, min(len(buffer), channel.receive_bytes))
         except BlockingIOError:
@@ -204,11 +210,11 @@ class _SocketLoop:
             count = 0
         if count:
             channel.is_heavy = count >= _HEAVY_BYTES
-            self._server.received(channel, buffer[:count])
+            self.server.received(channel, buffer[:count])
             self._schedule_deferred(channel)
-            self._adjust_receive_bytes(channel, count, perf_counter() - began)
+            self._adjust_receive_bytes(channel, count, self._now_s() - began)
         else:
-            self._server.close_channel(channel, "")
+            self.server.close_channel(channel, "")
 
     def _schedule_deferred(self, channel: ServerChannel) -> None:
         """Queue a client with deferred frames as a heavy one."""
@@ -235,15 +241,15 @@ class _SocketLoop:
             except OSError as error:
                 self._accept_failed(error)
                 return
-            if self._server.has_room(address[0]):
-                self._add(client, address)
+            if self.server.has_room(address[0]):
+                self.add(client, address)
             else:
                 client.close()
 
     def _accept_failed(self, error: OSError) -> None:
         if error.errno not in {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}:
             return
-        if self._server.close_oldest_newcomer(f"{error.strerror}, raise the limit of open files"):
+        if self.server.close_oldest_newcomer(f"{error.strerror}, raise the limit of open files"):
             return
         # The listener stays readable: ignore it for a while instead of spinning.
         log.error("can't accept", reason=str(error), remedy="raise the limit of open files")
@@ -251,32 +257,33 @@ class _SocketLoop:
             self.epoll.modify(fd, 0)
         self._accept_again_at = trio.current_time() + _ACCEPT_PAUSE_S
 
-    def _add(self, client: socket.socket, address: Any) -> None:
+    def add(self, client: socket.socket, address: Any) -> None:
+        """Serve a client that is connected."""
         client.setblocking(False)
         with contextlib.suppress(OSError):  # not TCP
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         fd = client.fileno()
-        transport = _SocketTransport(client, self, self._channels)
-        channel = self._server.open_channel(transport, address[0], address[1])
-        self._channels[fd] = channel
-        self._server.guard(channel, lambda _: self.epoll.register(fd, _READ))
+        transport = _SocketTransport(client, self, self.channels)
+        channel = self.server.open_channel(transport, address[0], address[1])
+        self.channels[fd] = channel
+        self.server.guard(channel, lambda _: self.epoll.register(fd, READ))
 
 
 class _SocketTransport:
     __slots__ = ("_channels", "_loop", "_mask", "socket")
 
     def __init__(
-        self, client: socket.socket, loop: _SocketLoop, channels: dict[int, ServerChannel]
+        self, client: socket.socket, loop: SocketLoop, channels: dict[int, ServerChannel]
     ) -> None:
         self.socket = client
         self._loop = loop
         self._channels = channels
-        self._mask = _READ
+        self._mask = READ
 
     def flush(self, channel: ServerChannel) -> None:
         """Send as much as the client accepts and the turn has room for."""
         out, begin = channel.out, channel.out_bytes
-        room = max(self._loop.room, _SMALL_BYTES)
+        room = max(self._loop.room, self._loop.server.limits.small_send_bytes)
         try:
             while out and room:
                 if channel.out_bytes > room:
@@ -294,10 +301,10 @@ class _SocketTransport:
             channel.close("")
             return
         self._loop.room -= begin - channel.out_bytes
-        self._set_mask(self._mask | _WRITE if out else self._mask & ~_WRITE)
+        self._set_mask(self._mask | WRITE if out else self._mask & ~WRITE)
 
     def set_reading(self, *, reading: bool) -> None:
-        self._set_mask(self._mask | _READ if reading else self._mask & ~_READ)
+        self._set_mask(self._mask | READ if reading else self._mask & ~READ)
 
     def close(self) -> None:
         self._channels.pop(self.socket.fileno(), None)

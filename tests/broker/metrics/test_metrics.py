@@ -13,8 +13,9 @@ import pytest
 import trio
 
 from headrace_broker.config import BrokerConfig
-from headrace_broker.metrics import lag, table
+from headrace_broker.metrics import table
 from headrace_broker.metrics.broker_metrics import TrafficMetrics
+from headrace_broker.metrics.lag import GroupMetrics
 from headrace_broker.server import Broker
 from headrace_daemon.metrics.daemon_metrics import DAEMON_METRICS
 from headrace_daemon.metrics.samples import Samples
@@ -86,15 +87,10 @@ def test_messages_are_counted_by_topic_and_group(broker: BrokerUnderTest) -> Non
     assert value(page, "rocketmq_consumer_connections", consumer_group="g") == 1
 
 
-def test_topics_of_a_flood_share_no_page(
-    broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from headrace_broker.metrics import broker_metrics
-
-    monkeypatch.setattr(broker_metrics, "TOPICS_MAX", 3)
+def test_topics_of_a_flood_share_no_page(broker: BrokerUnderTest) -> None:
     for number in range(5):
         broker.statistics.put(f"t{number}", 1, 1)
-    page = collect(TrafficMetrics(broker.statistics, broker.topics))
+    page = collect(TrafficMetrics(broker.statistics, broker.topics, topics_max=3))
     assert values(page, "rocketmq_messages_in_total", "topic").keys() == {"t0", "t1", "t2"}
     assert value(page, "headrace_omitted", kind="topics") == 2
     assert value(page, "headrace_stored_messages_total") == 5
@@ -169,10 +165,8 @@ def test_the_age_of_what_was_removed_is_that_of_the_oldest_left(tmp_path: Path) 
     assert behind(broker, "g") == (20, (20 - gone) * 1000)
 
 
-def test_a_flood_of_groups_leaves_the_older_ones_their_lag(
-    broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lag, "PAIRS_MAX", 2)
+def test_a_flood_of_groups_leaves_the_older_ones_their_lag(broker: BrokerUnderTest) -> None:
+    lag_of(broker).pairs_max = 2
     broker.create_topic("t", queue_nums=1)
     for number in range(5):
         broker.groups.put(SubscriptionGroupConfig(group_name=f"g{number}"))
@@ -182,10 +176,13 @@ def test_a_flood_of_groups_leaves_the_older_ones_their_lag(
     assert value(page, "headrace_omitted", kind="groups") == 3
 
 
-def test_queues_of_a_flood_are_not_looked_at(
-    broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lag, "_QUEUES_MAX", 10)
+def lag_of(broker: BrokerUnderTest) -> GroupMetrics:
+    (lag,) = (each for each in broker.core.added.collectors if isinstance(each, GroupMetrics))
+    return lag
+
+
+def test_queues_of_a_flood_are_not_looked_at(broker: BrokerUnderTest) -> None:
+    lag_of(broker).queues_max = 10
     for topic, queue_nums in (("large", 11), ("small", 10), ("more", 1)):
         broker.create_topic(topic, queue_nums=queue_nums)
         broker.join("g-" + topic, "c", topic)

@@ -26,18 +26,17 @@ TOO_MANY = RING_BATCHES + 9
 HEADER = send_header(topic="flood", batch=True)
 
 
-class SlowDisk:
+class SlowDisk(Files):
     """Flushes end only when the test says so."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self) -> None:
+        super().__init__()
         self.is_done = threading.Event()
-        fdatasync = Files.fdatasync
+        self.is_done.set()
 
-        def wait(files: Files, descriptor: int) -> None:
-            self.is_done.wait()
-            fdatasync(files, descriptor)
-
-        monkeypatch.setattr(Files, "fdatasync", wait)
+    def fdatasync(self, descriptor: int) -> None:
+        self.is_done.wait()
+        super().fdatasync(descriptor)
 
 
 class Answers:
@@ -76,9 +75,9 @@ async def test_a_flood_over_a_slow_disk_is_held_back_and_then_refused(
         store_path_root_dir=tmp_path,
         mapped_file_size_commit_log=64 * 1024 * 1024,
     )
-    answers = Answers()
+    answers, disk = Answers(), SlowDisk()
     async with trio.open_nursery() as nursery:
-        address = await nursery.start(Broker(config, network).run)
+        address = await nursery.start(Broker(config, network, files=disk).run)
         connection = AsyncConnection(await network.connect(address), address)
         nursery.start_soon(connection.run)
         response = await connection.request(
@@ -86,7 +85,7 @@ async def test_a_flood_over_a_slow_disk_is_held_back_and_then_refused(
         )
         response.expect()
 
-        disk = SlowDisk(monkeypatch)
+        disk.is_done.clear()
         start = trio.current_time()
         for _ in range(TOO_MANY):
             connection.submit(RequestCode.SEND_BATCH_MESSAGE, HEADER, BATCH, answers.take)
