@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from headrace_broker.inner.writer import Deliver, InnerMessage
     from headrace_broker.peers.peers import Peers
     from headrace_broker.statictopic.leaders import Leaders
+    from headrace_broker.statictopic.own_queues import OwnQueues
 
 _STORED: Final = frozenset(
     {
@@ -40,35 +41,19 @@ _SENDER: Final = "CID_HEADRACE_STATIC"
 class Deliveries:
     """Finds the leaders of due messages, and writes to those on other brokers."""
 
-    def __init__(self, leaders: Leaders, peers: Peers) -> None:
+    def __init__(self, leaders: Leaders, own_queues: OwnQueues, peers: Peers) -> None:
         self._leaders = leaders
+        self._own_queues = own_queues
         self._peers = peers
-        # Topic and physical queue of this broker -> logic queue, until the mappings change.
-        self._queues: dict[tuple[str, int], int | None] = {}
-        self._change_count = -1
 
     def find_target(self, topic: str, queue_id: int) -> int | Deliver:
         """Where a message for a queue of this broker goes; see ``FindTarget``."""
-        mappings = self._leaders.mappings
-        if mappings.get(topic) is None:
-            return queue_id
-        logic_queue = self._logic_queue(topic, queue_id)
+        mapping = self._leaders.mappings.get(topic)
+        logic_queue = self._own_queues.logic_queue(mapping, queue_id) if mapping else None
         if logic_queue is None:
             return queue_id
-        leader = mappings.leads(topic, logic_queue)
+        leader = self._leaders.mappings.leads(topic, logic_queue)
         return partial(self._deliver, topic, logic_queue) if leader is None else leader
-
-    def _logic_queue(self, topic: str, queue_id: int) -> int | None:
-        mappings, key = self._leaders.mappings, (topic, queue_id)
-        if self._change_count != mappings.change_count:
-            self._queues.clear()
-            self._change_count = mappings.change_count
-        if key not in self._queues:
-            mapping = mappings.get(topic)
-            self._queues[key] = (
-                mapping.logic_queues().get(queue_id) if mapping is not None else None
-            )
-        return self._queues[key]
 
     async def _deliver(self, topic: str, logic_queue: int, message: InnerMessage) -> str:
         """Write a message to the leader; see ``Deliver``."""

@@ -61,7 +61,7 @@ def build(core: Core) -> Feature:
     traffic = StaticTraffic(mappings, remote, forwarding)
     return Feature(
         places=(mappings.reject_unusable, places.place),
-        targets=(Deliveries(leaders, core.peers).find_target,),
+        targets=(Deliveries(leaders, core.own_queues, core.peers).find_target,),
         topic_rules=(changes,),
         before_registration=(fence.look,),
         guards=_guards(core, shared),

@@ -13,7 +13,7 @@ from headrace_broker.consumer.seeks import request_seek
 from headrace_broker.host_budget import Host
 from headrace_broker.peers.peers import Ask
 from headrace_broker.statictopic import offsets
-from headrace_broker.statictopic.rows import ROWS, physical_fields
+from headrace_broker.statictopic.rows import item_ask
 from headrace_protocol import fastjson
 from headrace_protocol.admin_headers import (
     CloneGroupOffsetHeader,
@@ -75,26 +75,24 @@ class StaticGroups:
 
     def add_to(self, registry: Registry) -> None:
         """Stand in front of the processors."""
-        registry.guard(self.guard_reset, {RequestCode.INVOKE_BROKER_TO_RESET_OFFSET})
-        registry.guard(self.guard_clone, {RequestCode.CLONE_GROUP_OFFSET})
-        registry.guard(self.guard_units, {RequestCode.QUERY_CONSUME_QUEUE})
-        registry.guard(self.guard_spans, {RequestCode.QUERY_CONSUME_TIME_SPAN})
+        guard = self._leaders.guard
+        registry.guard(
+            guard(ResetOffsetHeader, self._reset), {RequestCode.INVOKE_BROKER_TO_RESET_OFFSET}
+        )
+        registry.guard(self._guard_clone, {RequestCode.CLONE_GROUP_OFFSET})
+        registry.guard(
+            guard(QueryConsumeQueueHeader, self._units), {RequestCode.QUERY_CONSUME_QUEUE}
+        )
+        registry.guard(
+            guard(QueryConsumeTimeSpanHeader, self._spans), {RequestCode.QUERY_CONSUME_TIME_SPAN}
+        )
 
     def _is_static(self, topic: str) -> bool:
         return self._leaders.mappings.get(topic) is not None
 
     # -- INVOKE_BROKER_TO_RESET_OFFSET -------------------------------------------------------------
 
-    def guard_reset(self, request: Request) -> Work | None:
-        """Take over a reset of a static topic; see ``Guard``."""
-        if self._leaders.mappings.is_empty:
-            return None
-        header = request.header(ResetOffsetHeader)
-        if self._is_static(header.topic):
-            return self._reset(header, Host.of(request.channel))
-        return None
-
-    async def _reset(self, header: ResetOffsetHeader, host: Host) -> Reply:
+    async def _reset(self, header: ResetOffsetHeader, request: Request) -> Reply:
         if self._groups.get(header.group) is None:
             raise RequestError(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
@@ -104,6 +102,7 @@ class StaticGroups:
         table: dict[int, int] = {}
         for queue_id in [header.queue_id] if header.queue_id >= 0 else led:
             table[queue_id] = await self._reset_target(header, queue_id)
+        host = Host.of(request.channel)
         self._kept.make_rooms(header.group, header.topic, len(table), host)
         await self._move(header, table)
         written = await fastjson.dumps_sliced(_rows(header.topic, table))
@@ -145,7 +144,7 @@ class StaticGroups:
 
     # -- CLONE_GROUP_OFFSET ------------------------------------------------------------------------
 
-    def guard_clone(self, request: Request) -> Work | None:
+    def _guard_clone(self, request: Request) -> Work | None:
         """Take over a copy of progress that includes static topics; see ``Guard``."""
         if self._leaders.mappings.is_empty:
             return None
@@ -191,28 +190,17 @@ class StaticGroups:
 
     # -- QUERY_CONSUME_QUEUE -----------------------------------------------------------------------
 
-    def guard_units(self, request: Request) -> Work | None:
-        """Take over a request for the units of a logic queue; see ``Guard``."""
-        if self._leaders.mappings.is_empty:
-            return None
-        header = request.header(QueryConsumeQueueHeader)
-        if header.logical is not False and self._is_static(header.topic):
-            return self._units(header, request.command.ext())
-        return None
-
-    async def _units(self, header: QueryConsumeQueueHeader, fields: dict[str, str]) -> Reply:
+    async def _units(self, header: QueryConsumeQueueHeader, request: Request) -> Reply:
         """The units of the item that holds the index; its range is that of the item."""
-        code = RequestCode.QUERY_CONSUME_QUEUE
+        code, fields = RequestCode.QUERY_CONSUME_QUEUE, request.command.ext()
         chain = self._leaders.chain(header.topic, header.queue_id)
         index = index_of(chain, header.index)
         item, end = chain[index], end_of(chain, index)
         delta = offset_delta(item)
-        asked = physical_fields(
-            ROWS[code], fields, item.bname, item.queue_id, max(header.index - delta, 0)
-        )
         if end is not None:
-            asked["count"] = str(min(header.count, max(end - header.index + delta, 0)))
-        answer = await self._workers.ask(Ask(item.bname, code, asked))
+            fields["count"] = str(min(header.count, max(end - header.index + delta, 0)))
+        ask = item_ask(code, fields, item, max(header.index - delta, 0))
+        answer = await self._workers.ask(ask)
         if answer.code != ResponseCode.SUCCESS:
             return answer.reply
         body = fastjson.loads(b"".join(answer.body))
@@ -222,16 +210,7 @@ class StaticGroups:
 
     # -- QUERY_CONSUME_TIME_SPAN -------------------------------------------------------------------
 
-    def guard_spans(self, request: Request) -> Work | None:
-        """Take over a request for the progress of a group in store times; see ``Guard``."""
-        if self._leaders.mappings.is_empty:
-            return None
-        header = request.header(QueryConsumeTimeSpanHeader)
-        if header.logical is not False and self._is_static(header.topic):
-            return self._spans(header)
-        return None
-
-    async def _spans(self, header: QueryConsumeTimeSpanHeader) -> Reply:
+    async def _spans(self, header: QueryConsumeTimeSpanHeader, _request: Request) -> Reply:
         """One span per logic queue led here, from the spans of its items."""
         topic = header.topic
         chains = {

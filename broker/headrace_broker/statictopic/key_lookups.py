@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from headrace_broker.statictopic.offsets import AskBroker
     from headrace_broker.statictopic.work import Workers
     from headrace_protocol.key_lookup import Found
-    from headrace_protocol.serving import Registry, Reply, Request, Work
+    from headrace_protocol.serving import Registry, Reply, Request
     from headrace_protocol.statictopic.mapping import Chain
 
 # Queue id, flag, and queue offset of a record.
@@ -59,16 +59,8 @@ class StaticKeyLookups:
 
     def add_to(self, registry: Registry) -> None:
         """Stand in front of the processors."""
-        registry.guard(self.guard, {RequestCode.GET_BY_KEY})
-
-    def guard(self, request: Request) -> Work | None:
-        """Take over a request for logic queues; see ``Guard``."""
-        mappings = self._leaders.mappings
-        if not mappings.is_empty:
-            header = request.header(GetByKeyHeader)
-            if header.logical is not False and mappings.get(header.topic) is not None:
-                return self._serve(header, request)
-        return None
+        guard = self._leaders.guard(GetByKeyHeader, self._serve)
+        registry.guard(guard, {RequestCode.GET_BY_KEY})
 
     async def _serve(self, header: GetByKeyHeader, request: Request) -> Reply:
         wanted = decode_keys(header.count, request.body)

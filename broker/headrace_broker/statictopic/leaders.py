@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from headrace_broker.queue_directory import Elsewhere
 from headrace_protocol.codes import ResponseCode
@@ -18,9 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from headrace_broker.statictopic.table import MappingTable
-    from headrace_protocol.serving import Request, Work
+    from headrace_protocol.headers import RequestHeader
+    from headrace_protocol.serving import Request, RequestFunction, Work
     from headrace_protocol.statictopic.mapping import Chain, MappingInfo, TopicMapping
 
+Header = TypeVar("Header", bound="RequestHeader")
 # Passes a request for a topic's logic queue to its leader.
 PassOn = Callable[[str, int, "Request"], "Work"]
 
@@ -39,9 +41,24 @@ class Leaders:
         self.mappings = mappings
         self._known_address = known_address
         self._pass_on = pass_on
-        # Topic and logic queue -> the leader by a route, until the mappings change.
+        # Topic and logic queue -> the leader by a route.
         self._routed: dict[tuple[str, int], str] = {}
-        self._change_count = -1
+        mappings.subscribe(self._routed.clear)
+
+    def guard(
+        self, header_type: type[Header], serve: Callable[[Header, Request], Work]
+    ) -> RequestFunction:
+        """A guard that takes requests over which are about the logic queues of a topic."""
+
+        def guard(request: Request) -> Work | None:
+            if self.mappings.is_empty:
+                return None
+            header: Any = request.header(header_type)
+            is_logic = getattr(header, "logical", None) is not False
+            is_here = is_logic and self.mappings.get(header.topic) is not None
+            return serve(header, request) if is_here else None
+
+        return guard
 
     def led(self, mapping: TopicMapping) -> list[int]:
         """The logic queues of a topic that take messages here, if any. Raises RequestError."""
@@ -89,13 +106,7 @@ class Leaders:
         leader = chain[-1].bname
         if leader == mapping.bname:
             return None if self.mappings.leads(topic, queue) is None else leader
-        return self._current_routed().get((topic, queue), leader)
-
-    def _current_routed(self) -> dict[tuple[str, int], str]:
-        if self._change_count != self.mappings.change_count:
-            self._routed.clear()
-            self._change_count = self.mappings.change_count
-        return self._routed
+        return self._routed.get((topic, queue), leader)
 
     def note_route(
         self, topic: str, infos: Iterable[MappingInfo], denied: Mapping[int, str]
@@ -107,13 +118,12 @@ class Leaders:
         mapping = self.mappings.get(topic)
         if mapping is None:
             return
-        routed = self._current_routed()
         for info in sorted(infos, key=lambda info: info.epoch):
             # A queue that was closed here stays registered until its new leader is.
             if info.epoch >= mapping.epoch and info.bname != mapping.bname:
                 for queue in info.curr_id_map:
                     if denied.get(queue) != info.bname:
-                        routed[topic, queue] = info.bname
+                        self._routed[topic, queue] = info.bname
 
 
 def _unknown(mapping: TopicMapping, queue: int) -> RequestError:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from headrace_broker.peers.callers import CLEANUP
 from headrace_broker.peers.peers import Ask
-from headrace_broker.statictopic.rows import ROWS, physical_fields
+from headrace_broker.statictopic.rows import item_ask
 from headrace_protocol.bodies import GroupList
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.drivers.errors import HeadraceError
@@ -85,5 +85,4 @@ class LeftGroups:
         offset: int | None = None,
     ) -> Response:
         fields = {"consumerGroup": group, "topic": topic, "setZeroIfNotFound": "false"}
-        fields = physical_fields(ROWS[code], fields, item.bname, item.queue_id, offset)
-        return await self._peers.ask(CLEANUP, Ask(item.bname, code, fields))
+        return await self._peers.ask(CLEANUP, item_ask(code, fields, item, offset))

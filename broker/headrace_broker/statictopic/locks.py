@@ -42,7 +42,7 @@ class StaticLocks:
         self._steady_ms = steady_ms
         # Topic -> logic queue -> the gen of its leader, and since when it is known here.
         self._known: dict[str, dict[int, tuple[int, int]]] = {}
-        self._change_count = -1
+        leaders.mappings.subscribe(self._forget_deleted)
 
     def add_to(self, registry: Registry) -> None:
         """Stand in front of the processor."""
@@ -50,7 +50,6 @@ class StaticLocks:
 
     def guard(self, request: Request) -> Work | None:
         """Take over a request that another broker must grant too; see ``Guard``."""
-        self._forget_deleted()
         if self._leaders.mappings.is_empty or request.header(LockBatchHeader).forwarded:
             return None
         body = LockBatchRequestBody.decode(request.body)
@@ -66,10 +65,8 @@ class StaticLocks:
 
     def _forget_deleted(self) -> None:
         mappings = self._leaders.mappings
-        if self._change_count != mappings.change_count:
-            self._change_count = mappings.change_count
-            for topic in [topic for topic in self._known if mappings.get(topic) is None]:
-                del self._known[topic]
+        for topic in [topic for topic in self._known if mappings.get(topic) is None]:
+            del self._known[topic]
 
     def _other(self, queue: MessageQueue) -> str | None:
         """The broker that must grant a lock besides this one; None if there is none."""

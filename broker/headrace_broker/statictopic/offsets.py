@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from headrace_broker.peers.peers import Ask
 from headrace_broker.statictopic.answer import Answer
-from headrace_broker.statictopic.rows import ROWS, physical_fields
+from headrace_broker.statictopic.rows import item_ask
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.drivers.errors import NEXT_ITEM
 from headrace_protocol.statictopic.offsets import decided, extent_of, offset_delta
@@ -17,6 +16,7 @@ from headrace_protocol.statictopic.offsets import decided, extent_of, offset_del
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
+    from headrace_broker.peers.peers import Ask
     from headrace_protocol.statictopic.mapping import Chain, MappingItem
 
     # Asks the broker of an item.
@@ -24,16 +24,6 @@ if TYPE_CHECKING:
 
 _NO_OFFSET: Final = Answer(ResponseCode.SUCCESS, fields={"offset": -1})
 _NO_TIME: Final = Answer(ResponseCode.SUCCESS, fields={"timestamp": -1})
-
-
-def _ask(
-    code: int,
-    fields: Mapping[str, str],
-    item: MappingItem,
-    **changes: str,
-) -> Ask:
-    asked = physical_fields(ROWS[code], {**fields, **changes}, item.bname, item.queue_id)
-    return Ask(item.bname, code, asked)
 
 
 def _at(item: MappingItem, answer: Answer) -> int:
@@ -58,7 +48,7 @@ async def committed_offset(ask: AskBroker, chain: Chain, fields: Mapping[str, st
     """The offset that a group has committed; QUERY_NOT_FOUND if there is none."""
     for index, item in reversed([*enumerate(decided(chain))]):
         code = RequestCode.QUERY_CONSUMER_OFFSET
-        answer = await ask(_ask(code, fields, item, setZeroIfNotFound="false"))
+        answer = await ask(item_ask(code, {**fields, "setZeroIfNotFound": "false"}, item))
         if answer.code == ResponseCode.SUCCESS:
             return offset_answer(_at(item, answer))
         if answer.code != ResponseCode.QUERY_NOT_FOUND:
@@ -72,7 +62,7 @@ async def first_offset(ask: AskBroker, chain: Chain, fields: Mapping[str, str]) 
     if not items or items[0].logic_offset > 0:
         return _NOT_FOUND
     # It depends on the earliest messages.
-    return await ask(_ask(RequestCode.QUERY_CONSUMER_OFFSET, fields, items[0]))
+    return await ask(item_ask(RequestCode.QUERY_CONSUMER_OFFSET, fields, items[0]))
 
 
 def away(broker: str, start: int, stop: int, reason: object) -> Answer:
@@ -104,7 +94,7 @@ async def max_offset(ask: AskBroker, chain: Chain, fields: Mapping[str, str]) ->
     items = decided(chain)
     if not items:
         return _no_offsets(chain)
-    answer = await ask(_ask(code, fields, items[-1]))
+    answer = await ask(item_ask(code, fields, items[-1]))
     if answer.code != ResponseCode.SUCCESS:
         return answer
     return offset_answer(_end(chain, len(items) - 1, answer))
@@ -132,7 +122,7 @@ async def min_offset(ask: AskBroker, chain: Chain, fields: Mapping[str, str]) ->
     first = chain[0]
     if first.logic_offset < 0:
         return _NO_OFFSET
-    answer = await ask(_ask(RequestCode.GET_MIN_OFFSET, fields, first))
+    answer = await ask(item_ask(RequestCode.GET_MIN_OFFSET, fields, first))
     # Not more than the true one, so a reader that begins there misses nothing.
     return offset_answer(
         _at(first, answer) if answer.code == ResponseCode.SUCCESS else first.logic_offset
@@ -142,7 +132,7 @@ async def min_offset(ask: AskBroker, chain: Chain, fields: Mapping[str, str]) ->
 async def earliest_time(ask: AskBroker, chain: Chain, fields: Mapping[str, str]) -> Answer:
     """GET_EARLIEST_MSG_STORETIME: of the earliest item that has messages."""
     for item in chain:
-        answer = await ask(_ask(RequestCode.GET_EARLIEST_MSG_STORETIME, fields, item))
+        answer = await ask(item_ask(RequestCode.GET_EARLIEST_MSG_STORETIME, fields, item))
         if answer.code != ResponseCode.SUCCESS or answer.number("timestamp") >= 0:
             return answer
     return _NO_TIME
@@ -162,13 +152,13 @@ async def _search_lower(ask: AskBroker, chain: Chain, fields: Mapping[str, str])
         is_last = index == len(items) - 1
         if 0 <= item.time_of_end < timestamp and not is_last:
             continue
-        answer = await ask(_ask(code, fields, item))
+        answer = await ask(item_ask(code, fields, item))
         if answer.code != ResponseCode.SUCCESS:
             return _away(chain, index, answer)
         found = _at(item, answer)
         if is_last:
             return offset_answer(found)
-        end = await ask(_ask(RequestCode.GET_MAX_OFFSET, fields, item))
+        end = await ask(item_ask(RequestCode.GET_MAX_OFFSET, fields, item))
         if end.code != ResponseCode.SUCCESS:
             return _away(chain, index, end)
         if found < _end(chain, index, end):
@@ -181,10 +171,10 @@ async def _search_upper(ask: AskBroker, chain: Chain, fields: Mapping[str, str])
     code, items = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, decided(chain)
     after = {"timestamp": str(int(fields.get("timestamp") or 0) + 1), "boundaryType": "LOWER"}
     for item in reversed(items):
-        answer = await ask(_ask(code, fields, item, **after))
+        answer = await ask(item_ask(code, {**fields, **after}, item))
         if answer.code != ResponseCode.SUCCESS:
             return answer
-        lowest = await ask(_ask(RequestCode.GET_MIN_OFFSET, fields, item))
+        lowest = await ask(item_ask(RequestCode.GET_MIN_OFFSET, fields, item))
         if lowest.code != ResponseCode.SUCCESS:
             return lowest
         if answer.number("offset") > lowest.number("offset"):

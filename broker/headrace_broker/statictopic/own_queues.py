@@ -39,7 +39,7 @@ class OwnQueues:
     def __init__(self, mappings: MappingTable, store: MessageStore) -> None:
         self._mappings = mappings
         self._store = store
-        # By topic: a keyed message of a compacted topic asks for its queue.
+        # By topic: a keyed message of a compacted topic asks for its queue, and each due message.
         self._logic_queues: dict[str, dict[int, int]] = {}
         mappings.subscribe(self._logic_queues.clear)
 
@@ -52,10 +52,10 @@ class OwnQueues:
         mapping = self._mappings.get(topic)
         if mapping is None:
             return queue_id, queue_count
-        queue = self._logic_queue_of(mapping, queue_id)
+        queue = self.logic_queue(mapping, queue_id)
         return (-1 if queue is None else queue), mapping.total_queues
 
-    def _logic_queue_of(self, mapping: TopicMapping, physical: int) -> int | None:
+    def logic_queue(self, mapping: TopicMapping, physical: int) -> int | None:
         """The logic queue of one of this broker's physical queues; None if it has none."""
         queues = self._logic_queues.get(mapping.topic)
         if queues is None:
@@ -67,7 +67,7 @@ class OwnQueues:
         mapping = self._mappings.get(topic)
         if mapping is None:
             return self._mappings.is_static(topic)
-        queue = self._logic_queue_of(mapping, queue_id)
+        queue = self.logic_queue(mapping, queue_id)
         chain = None if queue is None else mapping.chain(queue)
         if chain is None:
             return True

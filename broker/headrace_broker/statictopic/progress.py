@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from headrace_broker.consumer.offsets import take_reset
 from headrace_broker.peers.callers import PROGRESS
-from headrace_broker.peers.peers import Ask
-from headrace_broker.statictopic.rows import ROWS, physical_fields
+from headrace_broker.statictopic.rows import item_ask
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.drivers.errors import HeadraceError
 from headrace_protocol.errors import RequestError
@@ -59,9 +58,8 @@ class StaticProgress:
         self._offsets = offsets
         self._leaders = leaders
         self._peers = peers
-        # Until the mappings change.
         self._pulled: dict[Key, _Pulled] = {}
-        self._change_count = -1
+        leaders.mappings.subscribe(self._pulled.clear)
         self._resets = offsets.logic_resets
 
     def known(self, key: Key, chain: Chain) -> int | None:
@@ -99,10 +97,9 @@ class StaticProgress:
 
     def commit_pull(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """See ``Progress``; an item's own broker counts what others pull there."""
-        mappings, key = self._leaders.mappings, (group, topic, queue_id)
-        if self._change_count != mappings.change_count or len(self._pulled) > _NOTED_MAX:
+        key = group, topic, queue_id
+        if len(self._pulled) > _NOTED_MAX:
             self._pulled.clear()
-            self._change_count = mappings.change_count
         pulled = self._pulled.get(key)
         if pulled is None or not pulled.start <= offset < pulled.stop:
             pulled = self._pulled[key] = self._item_at(topic, queue_id, offset)
@@ -186,8 +183,7 @@ class StaticProgress:
     def _send(self, key: Key, item: MappingItem, offset: int) -> None:
         code = RequestCode.UPDATE_CONSUMER_OFFSET
         named = {"consumerGroup": key[0], "topic": key[1]}
-        fields = physical_fields(ROWS[code], named, item.bname, item.queue_id, offset)
-        self._peers.begin(PROGRESS, Ask(item.bname, code, fields), partial(self._sent, key))
+        self._peers.begin(PROGRESS, item_ask(code, named, item, offset), partial(self._sent, key))
 
     def _sent(self, key: Key, outcome: Outcome) -> None:
         """Make the next commit look at all items again if one was not reached."""

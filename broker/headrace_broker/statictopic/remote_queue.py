@@ -19,10 +19,9 @@ import trio
 from headrace_broker.cold.queue import ReadBlock, Wanted
 from headrace_broker.cold.reader import ColdReader, ReadAhead
 from headrace_broker.peers.callers import ITEMS
-from headrace_broker.peers.peers import Ask
 from headrace_broker.statictopic.answer import Answer
 from headrace_broker.statictopic.offsets import away
-from headrace_broker.statictopic.rows import ROWS, add_subscription, physical_fields
+from headrace_broker.statictopic.rows import add_subscription, item_ask
 from headrace_broker.store.store_source import GetResult, GetStatus
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.columns import UNIT_DTYPE, RecordColumns
@@ -34,7 +33,7 @@ from headrace_protocol.waiting import NotHere, Until
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from headrace_broker.peers.peers import Outcome, Peers
+    from headrace_broker.peers.peers import Ask, Outcome, Peers
     from headrace_broker.statictopic.part import Part
     from headrace_broker.statictopic.rows import Subscription
     from headrace_protocol.columns import Array
@@ -126,8 +125,8 @@ class _Fetch(NamedTuple):
         """The request to the item's broker."""
         item, (queue_offset, count_max, bytes_max, _) = self.part.item, self.wanted
         fields = {**self.fields, "maxMsgNums": str(count_max), "maxMsgBytes": str(bytes_max)}
-        asked = physical_fields(ROWS[self.code], fields, item.bname, item.queue_id, queue_offset)
-        return Ask(item.bname, self.code, asked, answer_bytes=self.answer_bytes, payer=self.channel)
+        ask = item_ask(self.code, fields, item, queue_offset)
+        return ask._replace(answer_bytes=self.answer_bytes, payer=self.channel)
 
 
 class RemoteReader(ColdReader):

@@ -11,9 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from headrace_broker.host_budget import Host
-from headrace_broker.peers.peers import Ask
 from headrace_broker.statictopic import offsets
-from headrace_broker.statictopic.rows import ROWS, physical_fields
+from headrace_broker.statictopic.rows import item_ask
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
 from headrace_protocol.headers import (
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from headrace_broker.statictopic.offsets import AskBroker
     from headrace_broker.statictopic.progress import Key, StaticProgress
     from headrace_broker.statictopic.work import Workers
-    from headrace_protocol.serving import Registry, Request, Work
+    from headrace_protocol.serving import Registry, Request
     from headrace_protocol.statictopic.mapping import Chain
 
 _FIND: Final[
@@ -55,18 +54,10 @@ class StaticRequests:
     def add_to(self, registry: Registry) -> None:
         """Stand in front of the processors."""
         codes = {RequestCode.QUERY_CONSUMER_OFFSET, RequestCode.UPDATE_CONSUMER_OFFSET}
-        registry.guard(self.guard, {*_FIND, *codes})
+        registry.guard(self._leaders.guard(QueueHeader, self._serve), {*_FIND, *codes})
 
-    def guard(self, request: Request) -> Work | None:
-        """Take over a request for a logic queue; see ``Guard``."""
-        mappings = self._leaders.mappings
-        if not mappings.is_empty:
-            header = request.header(QueueHeader)
-            if header.logical is not False and mappings.get(header.topic) is not None:
-                return self._serve(header.topic, header.queue_id, request)
-        return None
-
-    async def _serve(self, topic: str, queue_id: int, request: Request) -> Reply:
+    async def _serve(self, named: QueueHeader, request: Request) -> Reply:
+        topic, queue_id = named.topic, named.queue_id
         chain = self._leaders.chain(topic, queue_id)
         code, fields = RequestCode(request.command.code), request.command.ext()
         if code == RequestCode.UPDATE_CONSUMER_OFFSET:
@@ -114,8 +105,7 @@ class StaticRequests:
         item, code = chain[index], request.command.code
         if index < len(chain) - 1:
             self._progress.make_room(key, chain, Host.of(request.channel))
-        asked = physical_fields(ROWS[code], fields, item.bname, item.queue_id, physical)
-        answer = await self._workers.ask(Ask(item.bname, code, asked))
+        answer = await self._workers.ask(item_ask(code, fields, item, physical))
         if answer.code == ResponseCode.SUCCESS:
             self._progress.note(key, chain, header.commit_offset)
             self._progress.moved(key, chain, index)

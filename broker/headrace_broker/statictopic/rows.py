@@ -8,10 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from headrace_broker.peers.peers import Ask
 from headrace_protocol.codes import RequestCode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from headrace_protocol.statictopic.mapping import MappingItem
 
 
 class Row(NamedTuple):
@@ -79,11 +82,12 @@ def add_subscription(fields: dict[str, str], find: Subscription) -> None:
         fields["sysFlag"] = str(flags | _HAS_SUBSCRIPTION)
 
 
-def physical_fields(
-    row: Row, fields: Mapping[str, str], broker: str, queue_id: int, offset: int | None = None
-) -> dict[str, str]:
-    """The fields of a request for a physical queue of a broker."""
-    changed = {**fields, row.queue: str(queue_id), row.broker: broker, "lo": "false"}
+def item_ask(
+    code: int, fields: Mapping[str, str], item: MappingItem, offset: int | None = None
+) -> Ask:
+    """The request to an item's broker, about its physical queue. offset: a physical one."""
+    row = ROWS[code]
+    asked = {**fields, row.queue: str(item.queue_id), row.broker: item.bname, "lo": "false"}
     if offset is not None:
-        changed[row.offset] = str(offset)
-    return changed
+        asked[row.offset] = str(offset)
+    return Ask(item.bname, code, asked)

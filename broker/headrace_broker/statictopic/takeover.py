@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headrace_broker.peers.peers import Ask
-from headrace_broker.statictopic.rows import ROWS, physical_fields
+from headrace_broker.statictopic.rows import item_ask
 from headrace_protocol.bodies import GroupList
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
@@ -82,7 +82,7 @@ def _groups(topic: str, broker: str, answer: Answer) -> list[str]:
 def _ask_offset(topic: str, group: str, item: MappingItem) -> Ask:
     code = RequestCode.QUERY_CONSUMER_OFFSET
     named = {"consumerGroup": group, "topic": topic, "setZeroIfNotFound": "false"}
-    return Ask(item.bname, code, physical_fields(ROWS[code], named, item.bname, item.queue_id))
+    return item_ask(code, named, item)
 
 
 def _unknown(topic: str, broker: str, answer: Answer) -> RequestError:
