@@ -57,7 +57,7 @@ class ReadBlocks:
         return self.bytes_max // 16
 
     def has_room(self, more_bytes: int) -> bool:
-        """Whether a block fits without another one being dropped."""
+        """True if a block fits without another one being dropped."""
         return self.byte_count + more_bytes <= self.bytes_max
 
     def find(self, stream: Stream, queue_offset: int, now_s: float) -> ReadBlock | None:
@@ -77,7 +77,7 @@ class ReadBlocks:
             return block
 
     def has(self, stream: Stream, queue_offset: int) -> bool:
-        """Whether there is a block of the stream that has a queue offset."""
+        """True if a block of the stream has a queue offset."""
         with self._lock:
             block = self._before(stream, queue_offset + 1)
             return block is not None and queue_offset < block.end

@@ -28,9 +28,9 @@ class Breaker:
     to a quarter at random.
     """
 
-    def __init__(self, place: str, monotonic: Callable[[], float] = time.monotonic) -> None:
-        """place: a noun for messages, such as "the tier"."""
-        self._place = place
+    def __init__(self, name: str, monotonic: Callable[[], float] = time.monotonic) -> None:
+        """name: a noun for messages, such as "the tier"."""
+        self._name = name
         self._monotonic = monotonic
         self._lock = Lock()
         self._failure_count = 0
@@ -41,14 +41,14 @@ class Breaker:
 
     @property
     def problem(self) -> str:
-        """Why reads fail; "" if the last one succeeded."""
+        """The reason why reads fail; "" if the last one succeeded."""
         if not self._failure_count:
             return ""
         return f"unreachable since {self._since}: {self._reason}"
 
     @property
     def is_paused(self) -> bool:
-        """Whether reads fail at once."""
+        """True while reads fail at once."""
         return self._failure_count >= _FAILURES_MAX and self._next_try_s > self._monotonic()
 
     def check(self) -> None:
@@ -72,7 +72,7 @@ class Breaker:
             return self.unreachable(str(failure))
         self.succeeded()
         return RequestError(
-            ResponseCode.SYSTEM_ERROR, f"{self._place} can't serve this read: {failure}; try again"
+            ResponseCode.SYSTEM_ERROR, f"{self._name} can't serve this read: {failure}; try again"
         )
 
     def unreachable(self, reason: str) -> RequestError:
@@ -97,5 +97,5 @@ class Breaker:
 
     def _rejection(self, wait_s: float) -> RequestError:
         return RequestError(
-            ResponseCode.SYSTEM_BUSY, f"{self._place} is {self.problem}; next try in {wait_s:.0f} s"
+            ResponseCode.SYSTEM_BUSY, f"{self._name} is {self.problem}; next try in {wait_s:.0f} s"
         )

@@ -34,7 +34,7 @@ class ConflictPolicy(Protocol):
 
 
 class Declarations:
-    """What the members of one group subscribe to; not of those that assign themselves queues."""
+    """The subscriptions of the members of one group; not of those that assign themselves queues."""
 
     __slots__ = ("_clients", "_of", "_reported")
 
@@ -99,7 +99,7 @@ class Declarations:
 
 
 class SubscriptionConflicts:
-    """What becomes of conflicts in all groups: a log line or a refusal."""
+    """The answer to conflicts in all groups: a log line or a refusal."""
 
     def __init__(self, policy: ConflictPolicy, log: HostLog) -> None:
         self._policy = policy

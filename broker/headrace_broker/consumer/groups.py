@@ -251,7 +251,7 @@ class ConsumerManager:
             self.change_count += 1
 
     def _is_connected(self, group: str, member: Member) -> bool:
-        """Whether a client is still a member, by another connection."""
+        """True if a client is still a member, by another connection."""
         return any(other.client_id == member.client_id for other in self.members(group))
 
     def _pass_charge(self, name: str, channel: Channel) -> None:

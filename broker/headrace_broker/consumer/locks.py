@@ -87,13 +87,13 @@ class QueueLocks:
 
     def _count(self, group: str, lock: _Lock, sign: int) -> None:
         if lock.reader is not None:
-            place = group, lock.reader
-            self._read[place] += sign
-            if not self._read[place]:
-                del self._read[place]
+            key = group, lock.reader
+            self._read[key] += sign
+            if not self._read[key]:
+                del self._read[key]
 
     def _take(self, host: Host, key: _Key, client_id: str) -> bool:
-        """Enter a lock in the indexes, in place of an expired one; False without budget."""
+        """Enter a lock in the indexes, instead of an expired one; False without budget."""
         group, queue = key
         chars = len(group) + len(client_id) + len(queue.topic) + len(queue.broker_name)
         if key in self._locks:
@@ -117,7 +117,7 @@ class QueueLocks:
     # -- clients that come and go ------------------------------------------------------------------
 
     def is_holder(self, group: str, client_id: str) -> bool:
-        """Whether a client has locks."""
+        """True if a client has locks."""
         return group in self._of and client_id in self._of[group]
 
     def release(self, group: str, client_id: str) -> None:
@@ -146,7 +146,7 @@ class QueueLocks:
     # -- expiry ------------------------------------------------------------------------------------
 
     def is_ordered(self, group: str, host: Host) -> bool:
-        """Whether a member of a group on a host holds a queue that it consumes.
+        """True if a member of a group on a host holds a queue that it consumes.
 
         Anybody may lock any name, so other locks say nothing about the group.
         """

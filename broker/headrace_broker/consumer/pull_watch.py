@@ -33,7 +33,7 @@ _GROUPS_SHOWN = 10
 
 
 class LastPull:
-    """Which client last pulled a queue for a group, and when.
+    """The client that last pulled a queue for a group, and the time.
 
     look: number of a look of ``PullWatch``. address: of the client; empty before the first pull.
     """
@@ -84,7 +84,7 @@ class PullWatch:
         return max(0, self.look - pull.look) * _LOOK_S
 
     def is_idle(self, group: ConsumerGroup, pull: LastPull) -> bool:
-        """Whether a queue should be pulled, and was not for 30 s."""
+        """True for a queue that should be pulled, and was not for 30 s."""
         return _must_pull(group) and self._is_old(pull)
 
     def _is_old(self, pull: LastPull) -> bool:
@@ -140,5 +140,5 @@ class PullWatch:
 
 
 def _must_pull(group: ConsumerGroup) -> bool:
-    """Whether each queue of a group should always have a pull; others choose when to pull."""
+    """True if each queue of a group should always have a pull; others choose when to pull."""
     return group.data.consume_type == _PUSH and group.data.message_model != BROADCASTING

@@ -1,4 +1,4 @@
-"""What subscribed groups have yet to consume, which the clean-up must keep."""
+"""Messages that subscribed groups have yet to consume, which the clean-up must keep."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class UnconsumedOffsets:
         return counting
 
     def counts(self, group: str, topic: str) -> bool:
-        """Whether messages of a topic are kept until a group has consumed them."""
+        """True if messages of a topic are kept until a group has consumed them."""
         if self._groups.get(group) is None:
             return False
         members = self._consumers.group(group)

@@ -89,7 +89,7 @@ class Call:
 
     @property
     def is_done(self) -> bool:
-        """Whether it has an outcome, or was dropped."""
+        """True once it has an outcome, or was dropped."""
         return self.then is None
 
     def discharge(self) -> None:
@@ -260,7 +260,7 @@ class Peers:
                 del self._held[address]
 
     async def is_alive(self, address: str) -> bool:
-        """Whether a server takes connections at an address."""
+        """True if a server takes connections at an address."""
         try:
             async with connected(self._connect, address):
                 return True

@@ -204,7 +204,7 @@ class AdminGroupsProcessor:
         )
 
     def _is_subscribed(self, group: str, topic: str) -> bool:
-        """Whether a group reads a topic; True if its subscriptions are unknown."""
+        """True if a group reads a topic, or its subscriptions are unknown."""
         online = self._consumers.group(group)
         return online is None or not online.subscriptions or topic in online.subscriptions
 

@@ -62,7 +62,7 @@ _QUEUES_AT_ONCE = 256
 
 
 class Mappings(Protocol):
-    """What static topics add to the requests about topics."""
+    """The mappings of static topics, for requests about topics."""
 
     data_version: DataVersion
 
@@ -74,7 +74,7 @@ class Mappings(Protocol):
 
 
 class Deletion(Protocol):
-    """What else is deleted with a topic."""
+    """The parts of other features that are deleted with a topic."""
 
     async def before_delete(self, topic: str) -> None:
         """Runs before the topic is deleted. Raises RequestError."""

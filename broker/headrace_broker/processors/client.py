@@ -239,7 +239,7 @@ class ClientProcessor:
         return Reply(OffsetResponseHeader(offset=offset))
 
     def _is_young(self, source: Source) -> bool:
-        """Whether the first message ever sent to a queue still exists, and is likely in memory.
+        """True if the first message ever sent to a queue still exists, and is likely in memory.
 
         A queue that never had a message is young: if the client had to query for the end next, it
         would skip a message that arrives in between.

@@ -121,7 +121,7 @@ class QueryProcessor:
         return Reply(body=(record,))
 
     def _is_of_another(self, record: Buffer, topic: str | None) -> bool:
-        """Whether the id is that of a message that has been copied out of the log."""
+        """True for the id of a message that has been copied out of the log."""
         if topic is None or not any(each.has_foreign_ids(topic) for each in self._sources()):
             return False
         return decode_record(record).topic != topic
@@ -188,16 +188,16 @@ def _missing(
     more: Sequence[Buffer], found: list[Buffer], header: QueryMessageHeader
 ) -> list[Buffer]:
     """Records of ``more`` in the time range that are not found yet, as many as fit."""
-    places = {_place(record) for record in found} if more else set()
+    addresses = {_address(record) for record in found} if more else set()
     return [
         record
         for record in more
         if header.begin_timestamp <= _stored_ms(record) <= header.end_timestamp
-        and _place(record) not in places
+        and _address(record) not in addresses
     ][: header.max_num - len(found)]
 
 
-def _place(record: Buffer) -> tuple[int, int]:
+def _address(record: Buffer) -> tuple[int, int]:
     message = decode_record(record)
     return message.queue_id, message.queue_offset
 

@@ -98,7 +98,7 @@ class SendTarget(NamedTuple):
 
     @property
     def is_kept(self) -> bool:
-        """Whether ``send_ready`` may find it: plain messages to it are stored as they are."""
+        """True if ``send_ready`` may find it: plain messages to it are stored as they are."""
         return self.is_decided and (self.demand is None or self.demand.quick is not None)
 
     def client_offset(self, queue_offset: int) -> int:
@@ -290,11 +290,11 @@ class SendProcessor:
     ) -> None:
         """Store and answer; messages that don't fit take the general path, which makes room."""
         while messages:
-            places = self._write_path.append_each(messages, channel.host_bytes)
-            stored = len(places)
+            addresses = self._write_path.append_each(messages, channel.host_bytes)
+            stored = len(addresses)
             if stored:
                 self._count(messages[:stored])
-                self._answer_plain(channel, answers, places)
+                self._answer_plain(channel, answers, addresses)
             if stored == len(messages):
                 return
             self._serve_one(channel, frames[stored])
@@ -302,13 +302,13 @@ class SendProcessor:
             frames, messages, answers = frames[rest:], messages[rest:], answers[rest:]
 
     def _answer_plain(
-        self, channel: Channel, answers: list[SendAnswer], places: list[tuple[int, int]]
+        self, channel: Channel, answers: list[SendAnswer], addresses: list[tuple[int, int]]
     ) -> None:
-        """Answer the stored messages, the first ``len(places)``, once they are confirmed."""
+        """Answer the stored messages, the first ``len(addresses)``, once they are confirmed."""
 
         def answer(is_flushed: bool) -> None:
             outcome = _STORED if is_flushed else _NOT_FLUSHED
-            channel.write(send_replies(self._store_host_hex, answers, places, *outcome))
+            channel.write(send_replies(self._store_host_hex, answers, addresses, *outcome))
 
         if self._confirmation.is_immediate:
             answer(True)
@@ -387,7 +387,7 @@ class SendProcessor:
         )
 
     def _recall_handle(self, topic: str, recall_ms: int, uniq_key: str) -> str | None:
-        """What a timer is recalled with; None for other messages."""
+        """The handle to recall a timer with; None for other messages."""
         if not recall_ms or topic.startswith(RETRY_PREFIX):
             return None
         return RecallHandle(topic, self._broker_name, recall_ms, uniq_key).encode()

@@ -151,7 +151,7 @@ class SentProperties:
 
 
 def _is_plain_start(keys: str, uniq_key: str) -> bool:
-    """Whether only KEYS precede the UNIQ_KEY, and a reply can contain the UNIQ_KEY unescaped."""
+    """True if only KEYS precede the UNIQ_KEY, and a reply can contain the UNIQ_KEY unescaped."""
     return (not keys or (keys.startswith("KEYS\x01") and keys.find("\x02") == len(keys) - 1)) and (
         uniq_key.isalnum() and uniq_key.isascii()
     )

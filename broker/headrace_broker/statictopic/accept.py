@@ -1,4 +1,4 @@
-"""Which mappings this broker accepts, and what it adds to them. No state is changed here.
+"""Checks of new mappings, and what this broker adds to them. No state is changed here.
 
 Source: docs/static-topics.md "What a broker accepts";
 tests/broker/statictopic/test_static_changes.py.
@@ -50,7 +50,7 @@ class Accepted(NamedTuple):
 
 
 class Situation(NamedTuple):
-    """What a change meets at this broker.
+    """The state of a topic at this broker before a change.
 
     old: None for a topic without a usable mapping. config: None if the topic does not exist.
     range_of: the offset of the oldest message of one of its physical queues, and of the end.

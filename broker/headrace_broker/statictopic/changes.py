@@ -143,7 +143,7 @@ class StaticTopicChanges:
             self._changing.discard(topic)
 
     def is_changing(self, topic: str) -> bool:
-        """Whether a change of a topic is not answered yet."""
+        """True while a change of a topic is not answered."""
         return topic in self._changing
 
     def _check_not_changing(self, topic: str) -> None:
@@ -263,16 +263,16 @@ class StaticTopicChanges:
         for group in self._offsets.groups_of(topic):
             for physical in {*accepted.new, *(led[queue] for queue in accepted.emptied)}:
                 self._offsets.withdraw(group, topic, physical)
-        places = {(queue, group) for queue, group, _ in left.offsets}
+        pairs = {(queue, group) for queue, group, _ in left.offsets}
         for queue, group, offset in ended.offsets:
             chain = accepted.mapping.chain(queue)
             assert chain is not None
             is_at_end = offset + offset_delta(before[queue]) >= chain[-1].logic_offset
             if is_at_end and queue in accepted.opened:
-                places.add((queue, group))
+                pairs.add((queue, group))
         names = left.names | ended.names
         self._expect_groups(topic, names, Host.of(request.channel))
-        for queue, group in sorted(places):
+        for queue, group in sorted(pairs):
             self._offsets.commit(group, topic, led[queue], 0)
         if names:
             await until(SAVES, self._groups.saved.when_saved)

@@ -134,7 +134,7 @@ class MappingCleanup:
         return chain[at:]
 
     async def _is_keeper(self, ours: str, queue: int, chain: Chain, others: _Others) -> bool:
-        """Whether this broker is one of the last two leaders, as far as it can find out.
+        """True if this broker is one of the last two leaders, as far as it can find out.
 
         Later moves do not reach a broker that has no part in them, so the leaders are followed.
         """
@@ -151,7 +151,7 @@ class MappingCleanup:
         return True
 
     async def _is_over(self, look: _Look, item: MappingItem) -> bool:
-        """Whether an item has no data, and nothing that waits here names its physical queue."""
+        """True if an item has no data, and nothing that waits here names its physical queue."""
         if item.bname != look.mapping.bname:
             extent = await look.others.extent(item)
         elif look.is_settled(item):
@@ -208,13 +208,13 @@ class _Look(NamedTuple):
     oldest_waiting: int | None
 
     def is_settled(self, item: MappingItem) -> bool:
-        """Whether no message waits here that may name the item's physical queue."""
+        """True if no message waits here that may name the item's physical queue."""
         oldest = self.oldest_waiting
         return oldest is None or 0 <= item.time_of_end < oldest
 
 
 class _Others:
-    """What other brokers know of a topic; asks each once, and takes no answer for nothing."""
+    """The topic on other brokers; asks each once, and takes no answer for nothing."""
 
     def __init__(self, peers: Peers, topic: str) -> None:
         self._peers = peers

@@ -47,7 +47,7 @@ class Deliveries:
         self._peers = peers
 
     def find_target(self, topic: str, queue_id: int) -> int | Deliver:
-        """Where a message for a queue of this broker goes; see ``FindTarget``."""
+        """The target of a message for a queue of this broker; see ``FindTarget``."""
         mapping = self._leaders.mappings.get(topic)
         logic_queue = self._own_queues.logic_queue(mapping, queue_id) if mapping else None
         if logic_queue is None:

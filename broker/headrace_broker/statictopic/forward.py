@@ -70,7 +70,7 @@ _NOT_YET: Final = frozenset(
 class _Passed:
     """A request that is passed on.
 
-    leader: the broker that was asked last. number: its place among the sends of its queue.
+    leader: the broker that was asked last. number: its rank among the sends of its queue.
     then: gets the outcome of a send; None if it is to be served here.
     """
 
@@ -97,7 +97,7 @@ class _Passed:
         self.number = 0
 
     def may_come(self, outcome: Answer | HeadraceError) -> bool:
-        """Whether it was not served, and its leader may be ready soon."""
+        """True if it was not served, and its leader may be ready soon."""
         is_unserved = (
             isinstance(outcome, ConnectFailed)
             if isinstance(outcome, HeadraceError)
@@ -147,11 +147,11 @@ class _Sends:
         self.waiting.append(passed)
 
     def put_back(self, passed: _Passed) -> None:
-        """Return a send to its place."""
-        place = 0
-        while place < len(self.waiting) and self.waiting[place].number < passed.number:
-            place += 1
-        self.waiting.insert(place, passed)
+        """Return a send to where it was."""
+        index = 0
+        while index < len(self.waiting) and self.waiting[index].number < passed.number:
+            index += 1
+        self.waiting.insert(index, passed)
 
 
 class Forwarding:

@@ -1,4 +1,4 @@
-"""What a broker must learn of a static topic that is new there but not in the cluster.
+"""Questions to other brokers about a static topic that is new here but not in the cluster.
 
 Its incarnation id derives from the epoch at which the topic was created, which only the brokers of
 that time know. Apache's tools do not send attributes, such as that the topic is compacted.

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from headrace_protocol.statictopic.mapping import Chain
 
 # Queue id, flag, and queue offset of a record.
-_PLACE: Final = struct.Struct(">iiq")
-_PLACE_AT: Final = 12
+_NUMBERS: Final = struct.Struct(">iiq")
+_NUMBERS_AT: Final = 12
 # Of one broker's answer; its remaining keys are asked for again.
 _ROOM_BYTES: Final = 1 << 20
 # Searches that begin in one step, some milliseconds.
@@ -139,15 +139,15 @@ class _Search:
         elif isinstance(found, NoRecord):
             self.result = found
         else:
-            self.result = _placed(found, self._queue, offset_delta(self._items[self._at]))
+            self.result = _renumbered(found, self._queue, offset_delta(self._items[self._at]))
 
 
-def _placed(record: bytes | memoryview, queue: int, delta: int) -> bytes:
+def _renumbered(record: bytes | memoryview, queue: int, delta: int) -> bytes:
     """A record with its logic queue and static offset."""
-    placed = bytearray(record)
-    _, flag, offset = _PLACE.unpack_from(placed, _PLACE_AT)
-    _PLACE.pack_into(placed, _PLACE_AT, queue, flag, offset + delta)
-    return bytes(placed)
+    renumbered = bytearray(record)
+    _, flag, offset = _NUMBERS.unpack_from(renumbered, _NUMBERS_AT)
+    _NUMBERS.pack_into(renumbered, _NUMBERS_AT, queue, flag, offset + delta)
+    return bytes(renumbered)
 
 
 async def _find(

@@ -1,4 +1,4 @@
-"""Who leads the logic queues of static topics: this broker, or another that requests are passed to.
+"""The leaders of logic queues: this broker, or another one to which requests are passed.
 
 Source: docs/static-topics.md "Requests"; tests/broker/statictopic/test_static_forward.py.
 """

@@ -44,7 +44,7 @@ class OwnQueues:
         mappings.subscribe(self._logic_queues.clear)
 
     def is_static(self, topic: str) -> bool:
-        """Whether a topic is static, also one whose mapping is lost."""
+        """True for a static topic, also one whose mapping is lost."""
         return self._mappings.is_static(topic)
 
     def of_keys(self, topic: str, queue_id: int, queue_count: int) -> tuple[int, int]:
@@ -63,7 +63,7 @@ class OwnQueues:
         return queues.get(physical)
 
     def has_older(self, topic: str, queue_id: int) -> bool:
-        """Whether older items of the chain may have messages; True while that is not known."""
+        """True if older items of the chain may have messages, or while that is not known."""
         mapping = self._mappings.get(topic)
         if mapping is None:
             return self._mappings.is_static(topic)
@@ -85,11 +85,11 @@ class OwnQueues:
         return mapping.later_queues()
 
     def can_move(self) -> bool:
-        """Whether there is any static topic."""
+        """True if there is any static topic."""
         return bool(self._mappings)
 
     def has_moved(self, topic: str, queue_id: int) -> bool:
-        """Whether a queue is led by another broker."""
+        """True for a queue that another broker leads."""
         is_static = self._mappings.is_static(topic)
         return is_static and self._mappings.leads(topic, queue_id) is None
 

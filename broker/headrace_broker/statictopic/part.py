@@ -34,7 +34,7 @@ class Part(NamedTuple):
     is_leader: bool
 
     def outside(self, offset: int, lowest: int, highest: int) -> tuple[GetStatus, int]:
-        """What a read finds at an offset that the item does not have, and where to continue.
+        """The result of a read at an offset that the item does not have, and where to continue.
 
         lowest, highest: the range of offsets that the item's broker has. Returns a static offset.
         """

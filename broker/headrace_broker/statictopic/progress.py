@@ -86,7 +86,7 @@ class StaticProgress:
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
         """See ``Progress``."""
         key = group, topic, queue_id
-        found = self.place(topic, queue_id, offset)
+        found = self.locate(topic, queue_id, offset)
         if found is None or self.is_reset(key):
             return False
         chain, index, physical = found
@@ -123,11 +123,11 @@ class StaticProgress:
         return take_reset(self._resets, (topic, group), queue_id)
 
     def is_reset(self, key: Key) -> bool:
-        """Whether a reset waits for the group's next pull, so that commits don't count."""
+        """True while a reset waits for the group's next pull, so that commits don't count."""
         group, topic, queue_id = key
         return bool(self._resets) and queue_id in self._resets.get((topic, group), ())
 
-    def place(self, topic: str, queue_id: int, offset: int) -> tuple[Chain, int, int] | None:
+    def locate(self, topic: str, queue_id: int, offset: int) -> tuple[Chain, int, int] | None:
         """The chain, the index of the item that holds a static offset, and the offset there.
 
         None if this broker does not lead the queue, or its offsets are undecided.
@@ -143,7 +143,7 @@ class StaticProgress:
         return chain, index, max(offset - offset_delta(item), item.start_offset)
 
     def _item_at(self, topic: str, queue_id: int, offset: int) -> _Pulled:
-        found = self.place(topic, queue_id, offset)
+        found = self.locate(topic, queue_id, offset)
         if found is None:
             return _NOWHERE
         chain, index, _ = found

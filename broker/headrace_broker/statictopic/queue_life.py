@@ -1,4 +1,4 @@
-"""Whether a logic queue that a mapping gives to this broker takes messages: a state machine.
+"""The states of logic queues that a mapping gives to this broker: a state machine.
 
 A change of the mapping holds a queue while it asks where groups continue, and until the mapping is
 on disk. A broker that was away is fenced: another one leads the queue by a newer mapping.
@@ -81,7 +81,7 @@ class Stop(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """Why it takes none, for clients and logs."""
+        """The reason, for clients and logs."""
         return _REASONS[self.state].format(**self.claim._asdict())
 
 

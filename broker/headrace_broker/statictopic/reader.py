@@ -3,7 +3,7 @@
 Items of this broker are read through their sources, those on other brokers through the
 ``RemoteReader``.
 
-OFFSET_MOVED, which makes clients reset their offset, comes from two places only: the leader for an
+OFFSET_MOVED, which makes clients reset their offset, comes from two brokers only: the leader for an
 offset behind its end, and the earliest item for one before its beginning. Anywhere else a client
 continues at the nearest offset that has messages.
 Source: docs/static-topics.md "Offsets"; tests/broker/statictopic/test_static_reader.py.

@@ -73,7 +73,7 @@ class Outside(NamedTuple):
     until_s: float
 
     def has(self, offset: int) -> bool:
-        """Whether the same would be the answer for another offset."""
+        """True if another offset would get the same answer."""
         return offset <= self.offset if self.offset < self.lowest else offset >= self.highest
 
 
@@ -104,7 +104,7 @@ class _Fetch(NamedTuple):
 
     @property
     def key(self) -> tuple[RemoteQueue, int]:
-        """What equal requests have in common."""
+        """The same for equal requests."""
         return self.queue, self.wanted.queue_offset
 
     @property

@@ -95,7 +95,7 @@ class StaticRequests:
                 f"commit of group {key[0]}, topic {key[1]}, queue {key[2]}: offset "
                 f"{header.commit_offset} must not be negative",
             )
-        found = self._progress.place(header.topic, header.queue_id, header.commit_offset)
+        found = self._progress.locate(header.topic, header.queue_id, header.commit_offset)
         if found is None:
             remark = "the static offsets of this queue are undecided: commit again later"
             return Reply(code=ResponseCode.SYSTEM_BUSY, remark=remark)

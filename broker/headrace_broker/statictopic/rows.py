@@ -32,7 +32,7 @@ class Row(NamedTuple):
 
     @property
     def is_send(self) -> bool:
-        """Whether it stores messages, and must keep its order."""
+        """True if it stores messages, and must keep its order."""
         return bool(self.default_topic)
 
 

@@ -142,7 +142,7 @@ class MappingTable:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no mapping can be used."""
+        """True if no mapping can be used."""
         return not self._mappings
 
     def all(self) -> list[TopicMapping]:
@@ -150,11 +150,11 @@ class MappingTable:
         return list(self._mappings.values())
 
     def is_static(self, topic: str) -> bool:
-        """Whether a topic is static, also if its mapping can't be used."""
+        """True for a static topic, also if its mapping can't be used."""
         return topic in self._mappings or topic in self._unusable or topic in self.marks
 
     def unusable(self) -> dict[str, str]:
-        """Why mappings can't be used, by topic."""
+        """The reasons why mappings can't be used, by topic."""
         return {topic: unusable.reason for topic, unusable in self._unusable.items()}
 
     def check_usable(self, topic: str) -> None:
@@ -201,7 +201,7 @@ class MappingTable:
         return sum(len(mapping.led()) for mapping in self._mappings.values()) - len(self._stopped)
 
     def stopped(self, topic: str, queue: int) -> str | None:
-        """Why a logic queue takes no messages although it is this broker's by the mapping."""
+        """The reason why a queue takes no messages although it is this broker's by the mapping."""
         stop = self._stopped.get((topic, queue))
         return stop.reason if stop else None
 
@@ -244,7 +244,7 @@ class MappingTable:
         )
 
     def _claimed(self, topic: str) -> dict[int, int]:
-        return {place[1]: at for place, (at, _) in self._claims.items() if place[0] == topic}
+        return {key[1]: at for key, (at, _) in self._claims.items() if key[0] == topic}
 
     # -- changes -----------------------------------------------------------------------------------
 
@@ -263,9 +263,7 @@ class MappingTable:
             elif stop.claim.epoch < mapping.epoch:
                 self.apply(mapping.topic, queue, Event.RENEW)
         self._note_undecided(mapping.topic)
-        self._drop_claims(
-            lambda place, _: place[0] == mapping.topic and place not in self.undecided
-        )
+        self._drop_claims(lambda key, _: key[0] == mapping.topic and key not in self.undecided)
         self._saved_changed()
 
     def remove(self, topic: str) -> None:
@@ -275,11 +273,11 @@ class MappingTable:
             for queue, _ in self._stops_of(topic):
                 self.apply(topic, queue, Event.LOSE)
             self._note_undecided(topic)
-            self._drop_claims(lambda place, _: place[0] == topic)
+            self._drop_claims(lambda key, _: key[0] == topic)
             self._saved_changed()
 
     def state(self, topic: str, queue: int) -> State:
-        """Whether a logic queue that the mapping gives to this broker takes messages."""
+        """The state of a logic queue that the mapping gives to this broker."""
         stop = self._stopped.get((topic, queue))
         return stop.state if stop else State.SERVING
 
@@ -305,7 +303,7 @@ class MappingTable:
         self.leads_changed()
 
     def _stops_of(self, topic: str) -> list[tuple[int, Stop]]:
-        return [(place[1], stop) for place, stop in self._stopped.items() if place[0] == topic]
+        return [(key[1], stop) for key, stop in self._stopped.items() if key[0] == topic]
 
     def claim(self, topic: str, closed: Mapping[int, int]) -> None:
         """Keep closed queues registered while their new leader is undecided.
@@ -323,20 +321,20 @@ class MappingTable:
         return self._drop_claims(lambda _, since_ms: since_ms <= before_ms)
 
     def _drop_claims(self, is_over: Callable[[tuple[str, int], int], bool]) -> bool:
-        over = [place for place, (_, since_ms) in self._claims.items() if is_over(place, since_ms)]
-        for place in over:
-            del self._claims[place]
+        over = [key for key, (_, since_ms) in self._claims.items() if is_over(key, since_ms)]
+        for key in over:
+            del self._claims[key]
         return bool(over)
 
     def _note_undecided(self, topic: str) -> None:
         """Note since when queues of a topic are undecided."""
         mapping = self._mappings.get(topic)
-        places = {(topic, queue) for queue in mapping.undecided()} if mapping else set()
-        for place in [place for place in self.undecided if place[0] == topic]:
-            if place not in places:
-                del self.undecided[place]
-        for place in places:
-            self.undecided.setdefault(place, self._now_ms())
+        keys = {(topic, queue) for queue in mapping.undecided()} if mapping else set()
+        for key in [key for key in self.undecided if key[0] == topic]:
+            if key not in keys:
+                del self.undecided[key]
+        for key in keys:
+            self.undecided.setdefault(key, self._now_ms())
 
     def leads_changed(self) -> None:
         """Invalidate lookups after ``apply`` or a change of ``is_verified``."""

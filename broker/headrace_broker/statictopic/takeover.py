@@ -51,7 +51,7 @@ async def find_left(workers: Workers, topic: str, items: Mapping[int, MappingIte
     answers = await workers.ask_many(
         [Ask(broker, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, fields) for broker in brokers]
     )
-    places: list[tuple[int, str]] = []
+    pairs: list[tuple[int, str]] = []
     for broker, answer in zip(brokers, answers, strict=True):
         try:
             groups = _groups(topic, broker, answer)
@@ -60,9 +60,9 @@ async def find_left(workers: Workers, topic: str, items: Mapping[int, MappingIte
             continue
         left.names.update(groups)
         queues = [queue for queue, item in items.items() if item.bname == broker]
-        places += [(queue, group) for group in groups for queue in queues]
-    asks = [_ask_offset(topic, group, items[queue]) for queue, group in places]
-    for (queue, group), answer in zip(places, await workers.ask_many(asks), strict=True):
+        pairs += [(queue, group) for group in groups for queue in queues]
+    asks = [_ask_offset(topic, group, items[queue]) for queue, group in pairs]
+    for (queue, group), answer in zip(pairs, await workers.ask_many(asks), strict=True):
         try:
             if answer.code == ResponseCode.SUCCESS:
                 left.offsets.append((queue, group, answer.number("offset")))

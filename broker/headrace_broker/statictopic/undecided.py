@@ -64,11 +64,11 @@ class UndecidedQueues:
         late: set[tuple[str, int]] = set()
         by_topic: dict[str, list[int]] = {}
         now_ms = self._now_ms()
-        for number, (place, since) in enumerate(list(self._table.undecided.items()), 1):
+        for number, (key, since) in enumerate(list(self._table.undecided.items()), 1):
             if now_ms - since >= _WARN_MS:
-                late.add(place)
-                if place not in self._warned:
-                    by_topic.setdefault(place[0], []).append(place[1])
+                late.add(key)
+                if key not in self._warned:
+                    by_topic.setdefault(key[0], []).append(key[1])
             if not number % _QUEUES_AT_ONCE:
                 yield
         for topic, queues in sorted(by_topic.items()):

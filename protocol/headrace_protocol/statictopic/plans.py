@@ -30,14 +30,14 @@ _EPOCH_STEP = 1000
 
 
 class Mode(Enum):
-    """How a queue moves. STRICT: no gap in its offsets. AVAILABLE: as Apache's tools move it."""
+    """A way to move a queue. STRICT: without a gap in its offsets. AVAILABLE: as Apache's tools."""
 
     STRICT = "strict"
     AVAILABLE = "available"
 
 
 class BrokerTopic(msgspec.Struct, frozen=True, kw_only=True):
-    """What one master has of a topic; by default nothing.
+    """The topic at one master; by default nothing.
 
     is_lost: its mapping is lost or unreadable, though it has the topic.
     """
