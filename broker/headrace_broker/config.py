@@ -521,7 +521,7 @@ class BrokerConfig(TierConfig):
 
     @property
     def is_sync_flush(self) -> bool:
-        """Whether a send is answered only when the message is on disk."""
+        """True if a send is answered only when the message is on disk."""
         return self.flush_disk_type == "SYNC_FLUSH"
 
     @property

@@ -80,17 +80,17 @@ class QuickCheck(Protocol):
     """
 
     def passes(self, properties: str) -> bool:
-        """Whether a single message is stored unchanged."""
+        """True if a single message is stored unchanged."""
 
     def passes_items(self, items: BatchItems) -> bool:
-        """Whether all items of a batch are."""
+        """True if all items of a batch are."""
 
     def passes_all(self, properties: Sequence[bytes], record_bytes: int) -> bool:
-        """Whether all records with these properties are, the largest of ``record_bytes``."""
+        """True if all records with these properties are, the largest of ``record_bytes``."""
 
 
 class TopicDemand(NamedTuple):
-    """What is known of a queue to which every message makes a demand.
+    """A queue to which every message makes a demand.
 
     takes_empty: whether messages need no body. quick: spares messages that it passes the demand.
     """
@@ -165,7 +165,7 @@ class MessageDemands:
         self._item_letters = _rare_letters(starts)
 
     def of_topic(self, topic: str, queue_id: int) -> TopicDemand | None:
-        """What every message to a queue demands; None if not every one does."""
+        """The demand of every message to a queue; None if not every one makes one."""
         demands = [
             each for each in self._demands if each.matches_topic and each.matches_topic(topic)
         ]
@@ -318,7 +318,7 @@ def _not_in_batch(demand: Demand, cause: str) -> RequestError:
 
 
 def makes_demand(value: str) -> bool:
-    """Whether a property of the table makes its demand with this value."""
+    """True if a property of the table makes its demand with this value."""
     return value not in _UNSET
 
 

@@ -206,8 +206,8 @@ class SavedFile:
             self._answer(self._change_count, None)
 
     @property
-    def _place(self) -> str:
-        return f"the place of {self._file.path}"
+    def _name(self) -> str:
+        return f"the folder of {self._file.path}"
 
     async def _save(self) -> Exception | None:
         """Write the table; return the error that prevented it, if any."""
@@ -216,9 +216,9 @@ class SavedFile:
         try:
             text = self._snapshot()
             await trio.to_thread.run_sync(lambda: self._file.save(text()))
-            self._outages.worked(self._place)
+            self._outages.worked(self._name)
         except OSError as error:
-            self._outages.failed(self._place, error)
+            self._outages.failed(self._name, error)
             problem = error
         except Exception as error:  # an entry that can't be encoded must not end the daemon
             log.error("table not saved, retrying", path=str(self._file.path), exc_info=error)

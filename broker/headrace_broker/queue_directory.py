@@ -60,7 +60,7 @@ class Use(enum.Enum):
 
     @property
     def creates_queue(self) -> bool:
-        """Whether the queue is created if nothing has been written to it yet."""
+        """True if the queue is created if nothing has been written to it yet."""
         return self in _CREATES_QUEUE
 
 
@@ -69,7 +69,7 @@ _CREATES_QUEUE: Final = frozenset((Use.SEND, Use.DELIVER, *_READS))
 
 
 class Reader(Protocol):
-    """What pulls read of one queue. Offsets are those that clients see.
+    """One queue as pulls read it. Offsets are those that clients see.
 
     Every method except ``known_range`` may raise NotReady, or ServedElsewhere.
     """
@@ -114,7 +114,7 @@ class Source(Reader, Protocol):
         """Store time of a message in ms; None if the queue doesn't have the message."""
 
     def missing_from(self, queue_offset: int, /) -> int:
-        """How many offsets from ``queue_offset`` on have no message because it was compacted."""
+        """Number of offsets from ``queue_offset`` on whose messages were compacted."""
 
     def record_bytes(self) -> int:
         """Bytes of the queue's records; see ``StoreSource.record_bytes``."""
@@ -309,7 +309,7 @@ class QueueDirectory:
         return Here(queue, self._source(lookup, queue), queue.queue_id)
 
     def local_source(self, lookup: Lookup) -> Source:
-        """What reads this broker's own queue; an empty source if nothing was written to it."""
+        """The source of this broker's own queue; an empty one if nothing was written to it."""
         queue = self._store.find_queue(lookup.topic.topic_name, lookup.queue_id)
         return _EMPTY if queue is None else self._source(lookup, queue)
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def folder_problem(folder: Path) -> str | None:
-    """Why a daemon can't keep files in ``folder``; None if it can.
+    """The reason for which a daemon can't keep files in ``folder``; None if it can.
 
     A daemon creates a missing folder, but not its parent. This function creates nothing.
     """

@@ -79,7 +79,7 @@ _lines: LogLines | None = None
 
 
 def dropped_log_lines() -> int:
-    """How many lines this process dropped; 0 in a program that configures its own logging."""
+    """Number of lines that this process dropped; 0 in a program with its own logging."""
     return _lines.dropped_count if _lines else 0
 
 

@@ -37,7 +37,7 @@ class Monitored(Protocol):
     """The daemon as its monitor sees it; called in the monitor's threads."""
 
     def report(self) -> tuple[bool, dict[str, Any]]:
-        """Whether the daemon is ready, and the details for the answer."""
+        """True if the daemon is ready, and the details for the answer."""
 
     def metrics(self) -> bytes:
         """Metrics in Prometheus' text format. Raises NotServing."""

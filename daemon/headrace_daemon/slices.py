@@ -162,7 +162,7 @@ class _LaneQueue:
 
     @property
     def has_turn(self) -> bool:
-        """Whether a fetch waits and a thread is free."""
+        """True if a fetch waits and a thread is free."""
         return bool(self._waiting) and self.running_count < self.lane.threads
 
     def put(self, channel: Channel, fetch: Callable[[], None], then: Then) -> None:

@@ -54,7 +54,7 @@ class Broker(msgspec.Struct):
         return len(self.queues) + mapped_queues(self.mappings)
 
     def fits(self, topics: BrokerTopics, size_max: int) -> bool:
-        """Whether a broker's known and new topics together are within the limit.
+        """True if a broker's known and new topics together are within the limit.
 
         A registration need not name all topics, so deleted topics stay until the limit is reached.
         """
@@ -75,7 +75,7 @@ class Broker(msgspec.Struct):
         return len(queues) + mapped_count
 
     def names_all(self, topics: BrokerTopics) -> bool:
-        """Whether a registration names all topics of a broker.
+        """True if a registration names all topics of a broker.
 
         A change names only the topics that changed. Every broker has a topic of its own name, so a
         registration that has it beside others names all.

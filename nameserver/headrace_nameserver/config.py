@@ -65,14 +65,14 @@ class NameServerConfig(msgspec.Struct, rename="camel", kw_only=True, frozen=True
 
     @property
     def checks_own_address(self) -> bool:
-        """Whether brokers must register the address that they connect from."""
+        """True if brokers must register the address that they connect from."""
         if self.register_from_own_address is None:
             return not is_loopback(self.bind_address)
         return self.register_from_own_address
 
 
 class ConfigError(PortableError):
-    """An unusable file; the text gives the place of the error and a remedy."""
+    """An unusable file; the text gives the location of the error and a remedy."""
 
 
 def load_config(path: Path) -> NameServerConfig:
@@ -85,15 +85,17 @@ def load_config(path: Path) -> NameServerConfig:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot read settings: {error}") from error
     settings: dict[str, str] = {}
-    places: dict[str, str] = {}
+    locations: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
         text = line.strip()
         if text and not text.startswith("#"):
             key, value = _read_line(text, f"{path}:{number}")
-            settings[key], places[key] = value, f"{path}:{number}"
+            settings[key], locations[key] = value, f"{path}:{number}"
     config = msgspec.convert(settings, NameServerConfig, strict=False)
     if reason := why_exposed(config.bind_address, config.anonymous_access):
-        raise ConfigError(f"{places['bindAddress']}: bindAddress={config.bind_address}: {reason}")
+        raise ConfigError(
+            f"{locations['bindAddress']}: bindAddress={config.bind_address}: {reason}"
+        )
     return config
 
 
@@ -103,17 +105,17 @@ def check_ports(config: NameServerConfig) -> None:
         raise ConfigError(problem)
 
 
-def _read_line(text: str, place: str) -> tuple[str, str]:
+def _read_line(text: str, location: str) -> tuple[str, str]:
     key, equals, value = (part.strip() for part in text.partition("="))
     if not equals:
-        raise ConfigError(f"{place}: expected key=value, found {text!r}")
+        raise ConfigError(f"{location}: expected key=value, found {text!r}")
     if key not in _KEYS:
-        raise ConfigError(f"{place}: unknown key {key!r}; {_known(key)}")
+        raise ConfigError(f"{location}: unknown key {key!r}; {_known(key)}")
     try:
         _check_path(msgspec.convert({key: value}, NameServerConfig, strict=False).kv_config_path)
     except (msgspec.ValidationError, ConfigError) as error:
         reason = str(error).partition(" - at")[0]
-        raise ConfigError(f"{place}: {key} = {value!r}: {reason}") from error
+        raise ConfigError(f"{location}: {key} = {value!r}: {reason}") from error
     return key, value
 
 

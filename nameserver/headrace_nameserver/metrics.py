@@ -1,4 +1,4 @@
-"""What a nameserver tells Prometheus, besides the metrics of both daemons."""
+"""The metrics of a nameserver, besides those of both daemons."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def _is_loopback(ip: IPv4Address | IPv6Address | None) -> bool:
 
 
 def _is_local(ip: IPv4Address | IPv6Address) -> bool:
-    """Whether an address belongs to this machine. Tries to bind it, sends no packet.
+    """True if an address belongs to this machine. Tries to bind it, sends no packet.
 
     A broker on the nameserver's machine connects over loopback and registers a public address.
     """

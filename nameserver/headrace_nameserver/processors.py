@@ -162,7 +162,7 @@ class NameServerProcessor:
         registrations.check_header(header)
         if self._register_from_own_address:
             check_own_address(header.broker_addr, channel.address)
-        self._table.check_place(header, channel)
+        self._table.check_conflict(header, channel)
         topics = await registrations.read(header, request)
         if (
             not channel.is_open

@@ -87,11 +87,11 @@ class RouteTable:
     ) -> LiveBroker | None:
         """Store a registration; for a slave, returns its master if there is one.
 
-        Raises RequestError, without a change, if ``check_place`` rejects the broker, if a limit is
-        exceeded, or if a new broker names only one topic: that is an update meant for an earlier
+        Raises RequestError, without a change, if ``check_conflict`` rejects the broker, if a limit
+        is exceeded, or if a new broker names only one topic: that is an update meant for an earlier
         registration, and the broker will send all of its topics next.
         """
-        self.check_place(header, channel)
+        self.check_conflict(header, channel)
         self._check_first(header, topics)
         self._check_room(header, topics, channel)
         self._remove_previous_name(header, now_ms)
@@ -115,7 +115,7 @@ class RouteTable:
         wanted_ms = header.heartbeat_timeout_millis
         return wanted_ms if wanted_ms and wanted_ms > 0 else self._broker_timeout_ms
 
-    def check_place(self, header: RegisterBrokerHeader, channel: Channel) -> None:
+    def check_conflict(self, header: RegisterBrokerHeader, channel: Channel) -> None:
         """Raise RequestError if another live connection holds the broker's id or its address.
 
         A restarted broker keeps its address and need not wait for its old connection to end.

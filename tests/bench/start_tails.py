@@ -17,7 +17,7 @@ from headrace_broker.store.settings import StoreSettings
 from headrace_broker.store.store_queue import StoreQueue
 from headrace_broker.timer.checkpoint import TimerCheckpoint
 from headrace_broker.transaction import halves
-from headrace_broker.transaction.rebuild import Progress
+from headrace_broker.transaction.rebuild import Checkpoint
 from headrace_protocol.message import TRANSACTION_COMMIT
 from headrace_protocol.message_ids import encode_host
 from headrace_protocol.staging import Decision, StagedAttempt
@@ -50,7 +50,7 @@ WAITS: Final = {
 POSITIONS: Final = {
     "delayed": ("schedule", lambda begin: DeliveredLevels({}, begin)),
     "timers": ("timer", lambda begin: TimerCheckpoint(0, 0, begin, 0, 1, 1)),
-    "transactions": ("transaction", lambda begin: Progress(0, 0, begin)),
+    "transactions": ("transaction", lambda begin: Checkpoint(0, 0, begin)),
 }
 
 

@@ -24,7 +24,7 @@ from headrace_broker.store.integrity.checkpoint import IndexMark
 from headrace_broker.store.old_positions import replace_old_positions
 from headrace_broker.store.retention.floor_file import floor_file
 from headrace_broker.timer.checkpoint import TimerCheckpoint
-from headrace_broker.transaction.rebuild import Progress
+from headrace_broker.transaction.rebuild import Checkpoint
 from headrace_protocol.staging import Decision, StagedAttempt
 from tests.support.faulty_files import FaultyFiles, PowerCut, next_life
 
@@ -72,7 +72,7 @@ OWNERS = {
                 DeliveredLevels({1: 4, 18: 1 << 33}, 1000),
             ),
             ("positions/timer.json", TimerCheckpoint(*range(6)), TimerCheckpoint(*range(1, 7))),
-            ("positions/transaction.json", Progress(0, 0, 0), Progress(5, 6, 2000)),
+            ("positions/transaction.json", Checkpoint(0, 0, 0), Checkpoint(5, 6, 2000)),
             ("compaction/headrace/T/0/state.json", RunState(), RunState(7, MarkerTimes([7], [1]))),
             (
                 "compaction/headrace/T/0/rebuild.json",
@@ -161,7 +161,7 @@ def test_any_end_of_a_save_leaves_the_old_or_the_new(
 
 REPLACED: dict[str, Any] = {
     "positions/schedule.json": DeliveredLevels({1: 3, 18: 1 << 33}, 1000),
-    "positions/transaction.json": Progress(5, 6, 2000),
+    "positions/transaction.json": Checkpoint(5, 6, 2000),
     "positions/timer.json": TimerCheckpoint(11, 12, 3000, 13, 1_700_000_000_123, 9),
     "positions/deletedTopics.json": {"Gone": 4096, "Tön": 1 << 40},
     "positions/index.json": IndexMark("20261121043334916", 7, 1 << 40, 1 << 50),

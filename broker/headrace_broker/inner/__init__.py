@@ -1,1 +1,1 @@
-"""What services share that write messages because of other messages."""
+"""Shared parts of the services that write messages because of other messages."""

@@ -1,4 +1,4 @@
-"""What a start finds in the log of the messages that were delivered before a crash."""
+"""Messages that were delivered before a crash, as a start finds them in the log."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _Name = tuple[bytes, ...]
 
 
 class _Left(NamedTuple):
-    """What left one queue.
+    """The messages that left one queue.
 
     offsets: of the records that waited. halves: of the halves that were committed to wait.
     names: of what names neither.
@@ -62,7 +62,7 @@ class Delivered:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing has left since the last ``forget``; costs less than a count."""
+        """True if nothing has left since the last ``forget``; costs less than a count."""
         return not self._left
 
     def __len__(self) -> int:
@@ -146,7 +146,7 @@ class Delivered:
         return found
 
     def forget_each(self, queue: int, messages: Iterable[Waiting]) -> None:
-        """Forget delivered messages, which the progress of their queue counts now."""
+        """Forget delivered messages, which the checkpoint of their queue counts now."""
         left = self._left[queue]
         for message in messages:
             source = source_of(message)
@@ -164,7 +164,7 @@ def _name(properties: bytes, reconsume_times: int) -> _Name:
 
 
 def source_of(message: Waiting) -> int:
-    """What the record that is made of ``message`` names: where this one lies, or its half."""
+    """The source that a delivery of ``message`` names: its physical offset, or its half's."""
     is_committed = message.sys_flag & TRANSACTION_MASK and message.prepared_transaction_offset
     return message.prepared_transaction_offset if is_committed else message.physical_offset
 

@@ -1,4 +1,4 @@
-"""Where messages go that have waited: to their topic, or to one of the broker's with the reason."""
+"""Targets of messages that have waited: their topic, or one of the broker's with the reason."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from headrace_daemon.host_log import HostLog
 
 REASON = "UNDELIVERED_REASON"
-_PLACES_MAX = 10_000
+_TARGETS_MAX = 10_000
 # A record may get a checksum of its own.
 INNER_PROPERTIES_MAX = PROPERTIES_BYTES_MAX - SLOT_BYTES
 
 
 class Route(NamedTuple):
-    """What the properties of a message that waited say about its delivery.
+    """The delivery of a message that waited, as its properties have it.
 
     topic, queue_id: where it goes. tags_code: of its unit there. parts: of the properties that it
     gets, between the values of UNIQ_KEY.
@@ -89,18 +89,18 @@ class Delivery:
         self._host_log = host_log
         # Until topics change: the queue that gets the messages of one, and where its topic begins
         # in the log.
-        self._places: dict[tuple[str, int], tuple[int, int]] = {}
-        self._places_change = -1
+        self._targets: dict[tuple[str, int], tuple[int, int]] = {}
+        self._targets_change = -1
 
     def find(self, topic: str, queue_id: int, physical_offset: int) -> tuple[int, str]:
         """The queue that gets a message for a queue, and why it can't go there, "" if it can.
 
         physical_offset: where it waits in the log: a topic that was made later is another one.
         """
-        if self._places_change != self._topics.change_count or len(self._places) >= _PLACES_MAX:
-            self._places.clear()
-            self._places_change = self._topics.change_count
-        known = self._places.get((topic, queue_id))
+        if self._targets_change != self._topics.change_count or len(self._targets) >= _TARGETS_MAX:
+            self._targets.clear()
+            self._targets_change = self._topics.change_count
+        known = self._targets.get((topic, queue_id))
         if known is None or known[1] > physical_offset:
             return self._look_up(topic, queue_id, physical_offset)
         return known[0], ""
@@ -115,7 +115,7 @@ class Delivery:
         created_at = self._topics.incarnations.created_at(topic)
         if created_at > physical_offset:
             return queue_id, f"topic {topic} was deleted and made anew while the message waited"
-        self._places[topic, wanted_id] = queue_id, created_at
+        self._targets[topic, wanted_id] = queue_id, created_at
         return queue_id, ""
 
     def _remaining(self, topic: str, queue_id: int) -> int:

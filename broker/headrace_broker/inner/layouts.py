@@ -21,7 +21,7 @@ _ID: Final = b"UNIQ_KEY\x01"
 
 
 class Layouts(Generic[L]):
-    """What is read of properties apart from the values of KEYS and UNIQ_KEY."""
+    """The parts of properties that do not depend on the values of KEYS and UNIQ_KEY."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Layouts(Generic[L]):
 
         read: called with properties, each ended by a separator and without KEYS if it was the
         first, and the UNIQ_KEY's value as ``\x01value\x02``. The result may depend on any other
-        value and on the places of this one.
+        value and on the positions of this one in the text.
         id_names: the properties with this value, in their order, in each layout that is kept.
         """
         self._read = read

@@ -1,4 +1,4 @@
-"""Saves the progress of a service at intervals."""
+"""Saves the checkpoint of a service at intervals."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ async def save_at_intervals(
 
     what: the service, for the log.
     """
-    outages, place = Outages(log.error, ended=log.warning), f"the place for the progress of {what}"
+    outages, name = Outages(log.error, ended=log.warning), f"the checkpoint of {what}"
     while True:
         await trio.sleep(pause_s())
         try:
             await save()
         except (OSError, StoreNotWritable) as error:
-            outages.failed(place, error)
+            outages.failed(name, error)
         else:
-            outages.worked(place)
+            outages.worked(name)

@@ -88,7 +88,7 @@ class WaitingQueue:
         return partial(self._view().units.physical_offset, queue_offset)
 
     def first_after(self, physical_offset: int) -> int:
-        """Queue offset of the first message at or behind a place in the log. Reads the disk."""
+        """Queue offset of the first message at or behind a physical offset. Reads the disk."""
         queue = self._store.find_queue(self.topic, self.queue_id)
         return queue.consume_queue.search_cold(physical_offset)() if queue else 0
 
@@ -105,7 +105,7 @@ class WaitingQueue:
         return view.units.units(first, max(min(count, view.end - first), 0))
 
     def gone_count(self, units: Array) -> int:
-        """How many of the first units lead to what is no longer in the log."""
+        """Number of the first units whose records are no longer in the log."""
         is_gone = units["physical_offset"] < self._store.commit_log.min_offset
         return len(units) if is_gone.all() else int(is_gone.argmin())
 

@@ -138,13 +138,13 @@ class InnerWriter:
         try:
             while done < len(messages) and (done == start or perf_counter() < end_s):
                 message = messages[done]
-                place = message.topic, message.queue_id
-                queue = queues.get(place)
+                name = message.topic, message.queue_id
+                queue = queues.get(name)
                 if queue is None:
-                    queue_id = self.find_target(*place)
+                    queue_id = self.find_target(*name)
                     if not isinstance(queue_id, int):
                         break
-                    queue = queues[place] = self._store.queue(message.topic, queue_id)
+                    queue = queues[name] = self._store.queue(message.topic, queue_id)
                 physical_offset = self._append_one(message, queue)
                 done += 1
                 note(done - 1, physical_offset)

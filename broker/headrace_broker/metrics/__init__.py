@@ -1,1 +1,1 @@
-"""What a broker tells Prometheus; docs/metrics.md has the table."""
+"""The metrics of a broker; docs/metrics.md has the table."""

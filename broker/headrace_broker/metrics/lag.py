@@ -1,4 +1,4 @@
-"""How far groups are behind, in messages and time."""
+"""The lag of groups, in messages and time."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class GroupMetrics:
     """Collects the lag of the groups that the clean-up waits for; see ``UnconsumedOffsets``.
 
     A message that was stored earlier lies further ahead in the log, so of all queues of a pair only
-    the first place is read. The places found are kept until the group commits: without that a
+    the first offset is read. Those found are kept until the group commits: without that a
     scrape would read old units from the disk again for each queue of an abandoned group. In a
     compacted topic the first message of each queue is read, since its unit has its store time.
 
@@ -64,8 +64,8 @@ class GroupMetrics:
         self._consumers = consumers
         self._unconsumed = unconsumed
         self.pairs_max, self.queues_max = PAIRS_MAX, _QUEUES_MAX
-        # By queue and group, queue offset and place of the first unconsumed message: as of the
-        # last scrape, and of this one.
+        # By queue and group, queue offset and physical offset of the first unconsumed message: as
+        # of the last scrape, and of this one.
         self._known: dict[tuple[StoreQueue, str], tuple[int, int]] = {}
         self._found: dict[tuple[StoreQueue, str], tuple[int, int]] = {}
 
@@ -131,7 +131,7 @@ class GroupMetrics:
     async def _look(
         self, samples: Samples, topic: str, group: str, queue_id: int
     ) -> tuple[int, int]:
-        """How many messages of a queue the group has yet to consume, and the first one's place."""
+        """Number of messages that a group has yet to consume, and the first one's offset."""
         count = 0
 
         def look() -> tuple[int, int]:
@@ -143,7 +143,7 @@ class GroupMetrics:
             low, end = self._store.source(queue).known_range()
             start = self._start(group, topic, queue_id, low)
             count = max(end - start, 0)
-            return (count, self._place(queue, group, start)) if count else (0, _NOTHING)
+            return (count, self._physical_offset(queue, group, start)) if count else (0, _NOTHING)
 
         found = await samples.read(look, None)
         return (count, _UNKNOWN) if found is None else found
@@ -180,30 +180,30 @@ class GroupMetrics:
             start = self._offsets.query_pull(group, topic, queue_id)
         return low if start is None else start
 
-    def _place(self, queue: StoreQueue, group: str, start: int) -> int:
-        """Where the first message from ``start`` on lies that is still there. Raises NotReady."""
+    def _physical_offset(self, queue: StoreQueue, group: str, start: int) -> int:
+        """Physical offset of the first message from ``start`` on that is there. Raises NotReady."""
         log_min_offset = self._store.commit_log.min_offset
         known = self._known.get((queue, group))
         if known is not None and known[0] == start and known[1] >= log_min_offset:
-            place = known[1]
+            physical_offset = known[1]
         else:
-            place = self._read_place(queue, start, log_min_offset)
-        self._found[queue, group] = start, place
-        return place
+            physical_offset = self._read_physical_offset(queue, start, log_min_offset)
+        self._found[queue, group] = start, physical_offset
+        return physical_offset
 
-    def _read_place(self, queue: StoreQueue, start: int, log_min_offset: int) -> int:
+    def _read_physical_offset(self, queue: StoreQueue, start: int, log_min_offset: int) -> int:
         source = self._store.source(queue)
         if source.has_unit(start):
-            place = source.unit(start)[0]
-            if place >= log_min_offset:
-                return place
+            physical_offset = source.unit(start)[0]
+            if physical_offset >= log_min_offset:
+                return physical_offset
         start = max(start, source.min_offset())
         return source.unit(start)[0] if source.has_unit(start) else _NOTHING
 
-    async def _stored_ms(self, samples: Samples, place: int) -> int:
-        if place < 0:
+    async def _stored_ms(self, samples: Samples, physical_offset: int) -> int:
+        if physical_offset < 0:
             return _NOTHING
-        read = partial(self._store.commit_log.store_timestamp_at, place)
+        read = partial(self._store.commit_log.store_timestamp_at, physical_offset)
         stored_ms = await samples.read(read, _UNKNOWN)
         return _NOTHING if stored_ms is None else stored_ms
 

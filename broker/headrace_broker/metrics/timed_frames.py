@@ -1,4 +1,4 @@
-"""How long sends take: measured per turn of the loop, not per message."""
+"""Durations of sends, measured per turn of the loop, not per message."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def unknown_group(group: str) -> RequestError:
 
 
 def is_retry_topic(topic: str) -> bool:
-    """Whether each message to a topic is somebody's retry."""
+    """True if each message to a topic is somebody's retry."""
     return topic.startswith(RETRY_PREFIX)
 
 

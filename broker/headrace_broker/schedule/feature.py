@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def build(core: Core) -> Feature:
-    """See ``Feature``. Raises StoreFormatError if the file of progress can't be read."""
+    """See ``Feature``. Raises StoreFormatError if the checkpoint can't be read."""
     store, messages = core.store, core.messages
     position = core.position("schedule", DeliveredLevels)
     offsets = DelayOffsets(core.file(DELAY_OFFSETS_FILE), position, store.clock.now_ms)

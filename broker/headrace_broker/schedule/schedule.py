@@ -80,11 +80,11 @@ class _Level:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing waits."""
+        """True if nothing waits."""
         return self.offset >= self.queue.end
 
     def due_ms(self, now_ms: int) -> int:
-        """When the next message is due, which was loaded."""
+        """Due time of the next message, which was loaded."""
         assert self._dues_ms is not None
         due_ms = int(self._dues_ms[self.offset - self._first])
         if self.offset < self.clock_end:
@@ -147,7 +147,7 @@ class Schedule:
     # -- start and stop ----------------------------------------------------------------------------
 
     def scan_from(self) -> int:
-        """Where the log begins that can hold deliveries which the offsets do not count."""
+        """Physical offset from which the log may hold deliveries that the offsets do not count."""
         log_offset = self._offsets.log_offset
         self._scanned_from = NOTHING if log_offset is None else log_offset
         return self._scanned_from
@@ -181,7 +181,7 @@ class Schedule:
             self._delivered.forget(number)
 
     def _first_delivery(self) -> int:
-        """Where the log begins that can hold deliveries of what the offsets call waiting."""
+        """Physical offset from which the log may hold deliveries of messages that seem to wait."""
         dues_ms = []
         for level in self._levels.values():
             if not level.is_idle:
@@ -193,14 +193,14 @@ class Schedule:
 
     async def run(self) -> None:
         """Deliver what is due until cancelled."""
-        outages, place = Outages(log.error, ended=log.warning), "the queues of delayed messages"
+        outages, name = Outages(log.error, ended=log.warning), "the queues of delayed messages"
         while True:
             self._asked = trio.Event()
             try:
                 wait_s = await self.deliver_due()
-                outages.worked(place)
+                outages.worked(name)
             except OSError as error:
-                outages.failed(place, error)
+                outages.failed(name, error)
                 wait_s = RETRY_S
             with trio.move_on_after(wait_s):
                 await self._asked.wait()
@@ -326,7 +326,7 @@ class Schedule:
         return self._offsets.body(self._progress())
 
     def runtime_info(self) -> dict[str, str]:
-        """Where each level stands and the counts, for GET_BROKER_RUNTIME_INFO."""
+        """The position of each level, and the counts, for GET_BROKER_RUNTIME_INFO."""
         offsets = {
             f"scheduleMessageOffset_{number}": f"{level.offset},{level.queue.end}"
             for number, level in self._levels.items()

@@ -1,4 +1,4 @@
-"""Where a broker stands, as its monitor tells it."""
+"""The progress of a broker's start and stop, as its monitor reports it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Readiness:
     page: Callable[[], bytes] = lambda: b""
 
     def report(self) -> tuple[bool, dict[str, Any]]:
-        """Whether the broker accepts messages, and the details for the answer."""
+        """True if the broker accepts messages, and the details for the answer."""
         report: dict[str, Any] = {"state": self.state}
         if self.state is State.LOADING:
             report |= {

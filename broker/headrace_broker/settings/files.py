@@ -87,12 +87,12 @@ def _problems_of(values: Mapping[str, str], places: Mapping[str, str]) -> list[s
 
 
 def is_key(key: str) -> bool:
-    """Whether a file may set ``key``."""
+    """True if a file may set ``key``."""
     return key in KEYS or key in WITHOUT_EFFECT
 
 
 def not_reloadable(key: str) -> str:
-    """Why a running broker does not change ``key``."""
+    """The reason for which a running broker does not change ``key``."""
     if is_key(key):
         return (
             f"{key} can't change while the broker runs: set it in its file and restart the broker"

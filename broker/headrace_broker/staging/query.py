@@ -180,18 +180,18 @@ class Query:
 
     @property
     def has_state(self) -> bool:
-        """Whether it has a state on disk."""
+        """True if it has a state on disk."""
         return self._saved != QueryState()
 
     @property
     def is_idle(self) -> bool:
-        """Whether the query has no state worth keeping."""
+        """True if the query has no state worth keeping."""
         is_undecided = self.phase is Phase.SETTLED and self.state == QueryState()
         return is_undecided and not self.attempts
 
     @property
     def is_saved(self) -> bool:
-        """Whether the state is on disk."""
+        """True if the state is on disk."""
         return self.phase not in _UNSAVED
 
     def apply(self, event: Event) -> None:
@@ -264,7 +264,7 @@ class Query:
                 self.attempts[batch_id, attempt] = recovered
 
     def is_complete(self, batch_id: int, staged: StagedAttempt) -> bool:
-        """Whether the file of an attempt is as long as when it was sealed."""
+        """True if the file of an attempt is as long as when it was sealed."""
         try:
             # A decision may name thousands, and creating a Path takes longer than the stat.
             status = os.stat(f"{self.folder}/{batch_id}.{staged.attempt}{BLOCKS_SUFFIX}")  # noqa: PTH116

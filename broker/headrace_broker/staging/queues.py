@@ -25,17 +25,17 @@ _POLL_S = 0.01
 # The client that decides a batch at several brokers then commits it at once.
 _PENDING_S = 3.0
 
-Places = frozenset[tuple[str, int]]
+QueueNames = frozenset[tuple[str, int]]
 
 
 class Queues(Protocol):
-    """Where the records of staged blocks go."""
+    """The queues of this broker, as staged blocks name them."""
 
     def can_move(self) -> bool:
-        """Whether any queue of this broker may move to another one."""
+        """True if any queue of this broker may move to another one."""
 
     def has_moved(self, topic: str, queue_id: int) -> bool:
-        """Whether a queue that clients know by this id is written at another broker."""
+        """True if a queue that clients know by this id is written at another broker."""
 
     def queue(self, topic: str, queue_id: int) -> StoreQueue:
         """The queue to append to. Raises StoreError if it has moved."""
@@ -59,7 +59,7 @@ class Settling(NamedTuple):
     deadline: by trio's clock; None until a batch is found for which it waits.
     """
 
-    places: Places
+    queues: QueueNames
     deadline: float | None
     then: Callable[[Exception | None], None]
 
@@ -69,11 +69,11 @@ class Settlements:
 
     def __init__(
         self,
-        pending: Callable[[Places], Iterable[Query | None]],
+        pending: Callable[[QueueNames], Iterable[Query | None]],
         resume: Callable[[Query], None],
         run_long: RunLong,
     ) -> None:
-        """pending: the queries with a pending batch for one of the places; None for a break.
+        """pending: the queries with a pending batch for one of the queues; None for a break.
 
         resume: applies a pending batch if this broker may. run_long: runs a look in slices.
         """
@@ -84,14 +84,14 @@ class Settlements:
         self._waiting: list[Settling] = []
         self._has_work = trio.Event()
 
-    def begin(self, places: Places, then: Callable[[Exception | None], None]) -> None:
+    def begin(self, queues: QueueNames, then: Callable[[Exception | None], None]) -> None:
         """Call back once nothing is pending."""
-        self.closing |= places
-        self._run_long(self._look(Settling(places, None, then), resumes=True))
+        self.closing |= queues
+        self._run_long(self._look(Settling(queues, None, then), resumes=True))
 
-    def end(self, places: Places) -> None:
+    def end(self, queues: QueueNames) -> None:
         """The queues have moved, or will not."""
-        self.closing -= places
+        self.closing -= queues
 
     async def run(self) -> None:
         """Call back those that wait, until cancelled."""
@@ -107,7 +107,7 @@ class Settlements:
     def _look(self, settling: Settling, *, resumes: bool) -> Iterator[None]:
         """Call back unless a batch is pending. resumes: have each pending batch applied."""
         pending: Query | None = None
-        for query in self._pending(settling.places):
+        for query in self._pending(settling.queues):
             if query is None:
                 yield
                 continue
@@ -124,5 +124,5 @@ class Settlements:
             self._waiting.append(settling._replace(deadline=deadline))
             self._has_work.set()
         else:
-            topic = next(iter(settling.places))[0]
+            topic = next(iter(settling.queues))[0]
             settling.then(PendingBatch(pending.folder.name, topic, str(pending.folder)))

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from headrace_broker.host_budget import Host
     from headrace_broker.staging.applying import Applying
     from headrace_broker.staging.queries import Queries
-    from headrace_broker.staging.queues import Places
+    from headrace_broker.staging.queues import QueueNames
     from headrace_broker.store.message_store import MessageStore
     from headrace_protocol.columns import Buffer, RecordColumns
     from headrace_protocol.headers import StageSealHeader, StageSendHeader
@@ -327,8 +327,8 @@ class Staging:
 
         No other is decided for them until ``moved``. The error is a PendingBatch.
         """
-        places = frozenset((topic, queue_id) for queue_id in queue_ids)
-        self.settlements.begin(places, then)
+        queues = frozenset((topic, queue_id) for queue_id in queue_ids)
+        self.settlements.begin(queues, then)
 
     def moved(self, topic: str, queue_ids: Iterable[int]) -> None:
         """End what ``settle`` began."""
@@ -344,20 +344,20 @@ class Staging:
         if is_ours_alone and query.phase is Phase.DECIDED:
             self.applying.begin(query)
 
-    def _pending_for(self, places: Places) -> Iterator[Query | None]:
+    def _pending_for(self, queues: QueueNames) -> Iterator[Query | None]:
         # A later decision is not for these queues, which are closing.
         for number, query in enumerate(list(self.queries.values()), 1):
             pending = query.state.pending
-            if pending is not None and self._is_for(query, pending, places):
+            if pending is not None and self._is_for(query, pending, queues):
                 yield query
             if not number % _QUERIES_AT_ONCE:
                 yield None
 
-    def _is_for(self, query: Query, pending: Decision, places: Places) -> bool:
+    def _is_for(self, query: Query, pending: Decision, queues: QueueNames) -> bool:
         for staged in pending.part(self.broker_name):
             attempt = query.attempts.get((pending.batch_id, staged.attempt))
             # The blocks of an attempt from before a restart may be for any queue.
-            if attempt is None or attempt.queues & places:
+            if attempt is None or attempt.queues & queues:
                 return True
         return False
 
@@ -419,7 +419,7 @@ def _modified_ms(path: Path) -> float:
 
 
 def _may_replace(query: Query, held: Decision, new: Decision, replaces: str | None) -> bool:
-    """Whether a new decision may replace the one that holds."""
+    """True if a new decision may replace the one that holds."""
     if query.phase is Phase.APPLYING or query.applied_records:
         return False
     if new.batch_id > held.batch_id:

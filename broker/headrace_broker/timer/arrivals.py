@@ -191,7 +191,7 @@ class _Values:
             self.is_copy[number] = bool(property_value(raw, _ROLLS))
 
     def due_ms(self, stored_ms: Array) -> Array:
-        """When each timer is due: its delivery time if that is in its slot, else the slot's end.
+        """Due time of each timer: its delivery time if that is in its slot, else the slot's end.
 
         A delay of a copy stored by rolling, or of a record stored while the broker's clock jumped,
         leads elsewhere.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def build(core: Core) -> Feature:
-    """See ``Feature``. Raises StoreFormatError if a file of progress can't be read."""
+    """See ``Feature``. Raises StoreFormatError if a checkpoint can't be read."""
     config, store = core.config, core.store
     timers = _timers(core)
     demand = TimerDemand(config, lambda: store.commit_log.now_ms, timers.wake)

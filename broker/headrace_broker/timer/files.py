@@ -82,19 +82,19 @@ class TimerFiles:
         self._done_slot = max(self._done_slot, now_ms // SLOT_MS)
 
     def has_open_slots(self, position: TimerPosition) -> bool:
-        """Whether the second of the latest delivery is not over."""
+        """True if the second of the latest delivery is not over."""
         return position.due_ms // SLOT_MS <= self._done_slot
 
     # -- saves -------------------------------------------------------------------------------------
 
     def is_unsaved(self, position: TimerPosition) -> bool:
-        """Whether anything but the time has changed since the last save."""
+        """True if anything but the time has changed since the last save."""
         saved = self.check.position or TimerPosition(-1)
         is_same = position._replace(due_ms=saved.due_ms) == saved
         return self.wheel.is_changed or not is_same or self.has_passed(position)
 
     def has_passed(self, position: TimerPosition) -> bool:
-        """Whether the slots with deliveries are over, but not by the checkpoint.
+        """True if the slots with deliveries are over, but not by the checkpoint.
 
         An Apache broker that starts with that checkpoint delivers them again.
         """

@@ -103,7 +103,7 @@ class TimerProcessor:
             self._append(request, header, handle)
         except StoreError as error:
             raise rejection(error, TIMER_TOPIC) from None
-        self._timers.recall(*_place(handle))
+        self._timers.recall(*_timer(handle))
         return self._sends.reply_confirmed(
             request, Reply(RecallMessageResponseHeader(msg_id=handle.uniq_key))
         )
@@ -120,13 +120,13 @@ class TimerProcessor:
 
     def _check_waiting(self, handle: RecallHandle) -> None:
         """Raise RequestError if certainly no such timer waits."""
-        timers, place = self._timers, _place(handle)
+        timers, timer = self._timers, _timer(handle)
         if handle.time_ms - self._store.clock.now_ms() > self._config.timer_max_delay_sec * 1000:
             raise _refused("no timer waits for that long (timerMaxDelaySec): the handle is forged")
-        if timers.has(*place):
+        if timers.has(*timer):
             return
         is_past = handle.time_ms <= self._store.clock.now_ms()
-        if timers.is_caught_up or timers.is_recalled(*place) or is_past:
+        if timers.is_caught_up or timers.is_recalled(*timer) or is_past:
             raise _refused(
                 "no such message waits: it was delivered or recalled, or the handle is forged"
             )
@@ -160,7 +160,7 @@ class TimerProcessor:
         self._timers.wake()
 
 
-def _place(handle: RecallHandle) -> tuple[int, bytes, int]:
+def _timer(handle: RecallHandle) -> tuple[int, bytes, int]:
     """Slot, topic and key of a handle's timer."""
     slot = (handle.time_ms - 1) // SLOT_MS
     return slot, handle.topic.encode(), key_hash(handle.uniq_key.encode())

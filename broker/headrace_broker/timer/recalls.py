@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from headrace_protocol.columns import Array
 
-_Place = tuple[int, int]  # slot, number of the topic
+_Name = tuple[int, int]  # slot, number of the topic
 
 
 class Recalls:
@@ -23,32 +23,32 @@ class Recalls:
     """
 
     def __init__(self) -> None:
-        self._keys: dict[_Place, Array] = {}
+        self._keys: dict[_Name, Array] = {}
 
     def add(self, rows: Array) -> None:
         """Add recalls: rows with the complement of a topic's number."""
-        for place, keys in _sorted_keys(rows, ~rows["topic"]):
-            known = self._keys.get(place, keys[:0])
-            self._keys[place] = np.insert(known, np.searchsorted(known, keys), keys)
+        for name, keys in _sorted_keys(rows, ~rows["topic"]):
+            known = self._keys.get(name, keys[:0])
+            self._keys[name] = np.insert(known, np.searchsorted(known, keys), keys)
 
     def remove(self, rows: Array) -> None:
         """Remove recalls that were added."""
-        for place, keys in _sorted_keys(rows, ~rows["topic"]):
-            known = self._keys[place]
+        for name, keys in _sorted_keys(rows, ~rows["topic"]):
+            known = self._keys[name]
             # The first of equal keys, the second for the second, and so on.
             rank = np.arange(len(keys)) - np.searchsorted(keys, keys)
             rest = np.delete(known, np.searchsorted(known, keys) + rank)
             if len(rest):
-                self._keys[place] = rest
+                self._keys[name] = rest
             else:
-                del self._keys[place]
+                del self._keys[name]
 
     def among(self, rows: Array) -> Array:
         """A mask of the timers that a recall drops."""
         where = np.zeros(len(rows), bool)
         if self._keys:
-            for place, numbers in _places(rows, rows["topic"]):
-                if (known := self._keys.get(place)) is not None:
+            for name, numbers in _by_name(rows, rows["topic"]):
+                if (known := self._keys.get(name)) is not None:
                     where[numbers] = is_among(rows["key"][numbers], known)
         return where
 
@@ -60,12 +60,12 @@ def is_among(keys: Array, known: Array) -> Array:
     return found
 
 
-def _sorted_keys(rows: Array, topics: Array) -> Iterator[tuple[_Place, Array]]:
-    for place, numbers in _places(rows, topics):
-        yield place, np.sort(rows["key"][numbers])
+def _sorted_keys(rows: Array, topics: Array) -> Iterator[tuple[_Name, Array]]:
+    for name, numbers in _by_name(rows, topics):
+        yield name, np.sort(rows["key"][numbers])
 
 
-def _places(rows: Array, topics: Array) -> Iterator[tuple[_Place, Array]]:
+def _by_name(rows: Array, topics: Array) -> Iterator[tuple[_Name, Array]]:
     """Each slot and topic with the numbers of its rows."""
     if not len(rows):
         return
@@ -74,5 +74,5 @@ def _places(rows: Array, topics: Array) -> Iterator[tuple[_Place, Array]]:
     slots, topics = slots[order], topics[order]
     is_new = (slots[1:] != slots[:-1]) | (topics[1:] != topics[:-1])
     starts = np.flatnonzero(np.append(True, is_new))
-    places = zip(slots[starts].tolist(), topics[starts].tolist(), strict=True)
-    yield from zip(places, np.split(order, starts[1:]), strict=True)
+    names = zip(slots[starts].tolist(), topics[starts].tolist(), strict=True)
+    yield from zip(names, np.split(order, starts[1:]), strict=True)

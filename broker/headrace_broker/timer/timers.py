@@ -3,7 +3,7 @@
 What always holds:
 
 1. The log is the truth. A start reads the timers from their queue, and the deliveries since the
-   last save from the log. The saved progress is never ahead of the log on disk.
+   last save from the log. The checkpoint is never ahead of the log on disk.
 2. Timers due at the same time are delivered in the order of arrival, and none stops another: an
    undeliverable message goes to the topic of undelivered ones, an unreadable one is logged and
    counted.
@@ -188,13 +188,13 @@ class Timers:
 
     async def run(self) -> None:
         """Deliver what is due until cancelled."""
-        outages, place = Outages(log.error, ended=log.warning), "the queue of timers"
+        outages, name = Outages(log.error, ended=log.warning), "the queue of timers"
         while True:
             try:
                 await self._turn()
-                outages.worked(place)
+                outages.worked(name)
             except OSError as error:
-                outages.failed(place, error)
+                outages.failed(name, error)
                 await trio.sleep(RETRY_S)
 
     async def run_saving(self) -> None:
@@ -210,7 +210,7 @@ class Timers:
         await self.save()
 
     async def save(self) -> None:
-        """Save the progress once the deliveries that it counts are on disk.
+        """Save the checkpoint once the deliveries that it counts are on disk.
 
         Raises OSError, StoreNotWritable.
         """
@@ -383,7 +383,7 @@ class Timers:
             self.waiting.roll_again(rows[~is_done], self._store.clock.now_ms())
 
     async def carry_over(self, physical_offset: int) -> None:
-        """Have records before a place in the log stored again soon, some at each call.
+        """Have records before a physical offset stored again soon, some at each call.
 
         Recalls too: each has to follow the copies of its timer.
         """
@@ -472,7 +472,7 @@ class Timers:
     # -- for others --------------------------------------------------------------------------------
 
     def has(self, slot: int, topic: bytes, key: int) -> bool:
-        """Whether a timer is known to wait."""
+        """True if a timer is known to wait."""
         return self.waiting.has(slot, topic, key)
 
     def recall(self, slot: int, topic: bytes, key: int) -> None:
@@ -485,7 +485,7 @@ class Timers:
             self._recalled.add((slot, topic, key))
 
     def is_recalled(self, slot: int, topic: bytes, key: int) -> bool:
-        """Whether a recall of a timer is in the queue and has not been read yet."""
+        """True if a recall of a timer is in the queue and has not been read yet."""
         return (slot, topic, key) in self._recalled
 
     def checkpoint(self) -> TimerCheck:

@@ -94,7 +94,7 @@ class SlotTables:
                 _add(self._near, slot, near)
 
     def due_ms(self) -> float:
-        """When to take the first row out or divide its far table; infinite without rows."""
+        """Time to take the first row out or divide its far table; infinite without rows."""
         self._open_first()
         if len(self._open):
             return int(self._open["due_ms"][0])
@@ -180,7 +180,7 @@ class SlotTables:
         return min(lowest, default=None)
 
     def tables(self) -> list[Array | _Table]:
-        """What holds the rows, in the order of their times; rows may leave it meanwhile."""
+        """All tables, in the order of their times; rows may leave them meanwhile."""
         near = [self._near[slot] for slot in sorted(self._near)]
         far = [self._far[number] for number in sorted(self._far)]
         return [self._open, *near, *far]
@@ -250,7 +250,7 @@ _ROLL: Final = np.dtype([("due_ms", "i8"), ("queue_offset", "i8"), ("slot", "i8"
 
 
 class RollWindow:
-    """When to store a distant timer again, so that its log files can be removed."""
+    """The time to store a distant timer again, so that its log files can be removed."""
 
     def __init__(self, slots: int) -> None:
         """slots: timerRollWindowSlot; a number that the wheel can't hold counts as its maximum."""
@@ -398,7 +398,7 @@ class WaitingTimers:
             self._drop(slot, _is_of(number, key))
 
     def has(self, slot: int, topic: bytes, key: int) -> bool:
-        """Whether a timer of a key waits."""
+        """True if a timer of a key waits."""
         number = self.topics.find(topic)
         return number is not None and bool(_is_of(number, key)(self._timers.of_slot(slot)).any())
 
@@ -423,7 +423,7 @@ class WaitingTimers:
         return found
 
     def due_ms(self) -> float:
-        """When to call ``take_due`` and ``take_rolled`` next; infinite if nothing waits."""
+        """Time of the next ``take_due`` and ``take_rolled``; infinite if nothing waits."""
         return min(self._timers.due_ms(), self._rolls.due_ms())
 
     def take_due(self, now_ms: int, count: int) -> Array:
@@ -450,7 +450,7 @@ class WaitingTimers:
         return self._still_waiting(slots_of(rows), rows["queue_offset"])
 
     def stored_before(self, physical_offset: int) -> Generator[Array, None, None]:
-        """Timers and recalls whose records lie before a place in the log; in slices.
+        """Timers and recalls whose records lie before a physical offset; in slices.
 
         The last due come first, except within a shared table.
         """
@@ -477,7 +477,7 @@ class WaitingTimers:
         return found
 
     def first_ms(self) -> int:
-        """When the first timer is due; there must be one."""
+        """Due time of the first timer; there must be one."""
         return int(self._timers.all_rows()["due_ms"].min())
 
     def lowest_queue_offset(self) -> int | None:

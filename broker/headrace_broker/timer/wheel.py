@@ -51,20 +51,20 @@ _BLANK_MAGIC: Final = 0xCBD43194
 
 
 def units_per_file(file_bytes: int) -> int:
-    """How many units a file of the timer log holds."""
+    """Number of units in a file of the timer log."""
     return (file_bytes - _BLANK.size) // UNIT.itemsize
 
 
 class WheelChanges(NamedTuple):
     """Changes to write in a thread.
 
-    units: from number ``first`` on. slots: of the wheel, at ``places``.
+    units: from number ``first`` on. slots: of the wheel, at ``indexes``.
     is_anew: whether to create the files anew. log_position: end of the log after the write.
     """
 
     first: int
     units: Array
-    places: Array
+    indexes: Array
     slots: Array
     is_anew: bool
     log_position: int
@@ -135,9 +135,9 @@ class TimerWheel:
 
     def replace_slot(self, slot: int, rows: Array) -> None:
         """Let a slot lead to these timers and recalls only."""
-        place = slot % WHEEL_SLOTS
-        self._slots[place] = np.zeros((), SLOT)
-        self._changed.append(np.array([place]))
+        index = slot % WHEEL_SLOTS
+        self._slots[index] = np.zeros((), SLOT)
+        self._changed.append(np.array([index]))
         self.add(rows, np.full(len(rows), slot), slot * SLOT_MS)
 
     def _topic_hashes(self) -> Array:
@@ -147,8 +147,8 @@ class TimerWheel:
 
     def _position(self, number: Array | int) -> Array:
         """Positions of units in the log."""
-        file, place = np.divmod(number, self._file_units)
-        position: Array = file * self._file_bytes + place * UNIT.itemsize
+        file, index = np.divmod(number, self._file_units)
+        position: Array = file * self._file_bytes + index * UNIT.itemsize
         return position
 
     def _chain(self, units: Array, slots: Array, signs: Array) -> None:
@@ -160,20 +160,20 @@ class TimerWheel:
         starts = np.flatnonzero(is_first)
         ends = np.append(starts[1:], len(order)) - 1
         distinct = ordered[starts]
-        places = distinct % WHEEL_SLOTS
-        before = self._slots[places]
+        indexes = distinct % WHEEL_SLOTS
+        before = self._slots[indexes]
         is_used = before["time"] == distinct
         previous = np.append(_NO_UNIT, placed[:-1])
         previous[starts] = np.where(is_used, before["last"], _NO_UNIT)
         units["previous"][order] = previous
-        after = np.zeros(len(places), SLOT)
+        after = np.zeros(len(indexes), SLOT)
         after["time"], after["last"] = distinct, placed[ends]
         after["first"] = np.where(is_used, before["first"], placed[starts])
         after["count"] = np.add.reduceat(signs[order], starts) + np.where(
             is_used, before["count"], 0
         )
-        self._slots[places] = after
-        self._changed.append(places)
+        self._slots[indexes] = after
+        self._changed.append(indexes)
 
     def _append(self, units: Array, slots: Array) -> None:
         numbers = self._count + np.arange(len(units))
@@ -187,17 +187,17 @@ class TimerWheel:
 
     @property
     def is_changed(self) -> bool:
-        """Whether there are changes to write."""
+        """True if there are changes to write."""
         return self._is_anew or any(map(len, (*self._pending, *self._changed)))
 
     def changes(self) -> WheelChanges:
         """The changes since the last call of ``written``."""
         units = np.concatenate([np.empty(0, UNIT), *self._pending], dtype=UNIT)
-        places = np.unique(np.concatenate([np.empty(0, np.int64), *self._changed]))
-        self._pending, self._changed = [units], [places]
+        indexes = np.unique(np.concatenate([np.empty(0, np.int64), *self._changed]))
+        self._pending, self._changed = [units], [indexes]
         position = int(self._position(self._count))
         return WheelChanges(
-            self._written, units, places, self._slots[places], self._is_anew, position
+            self._written, units, indexes, self._slots[indexes], self._is_anew, position
         )
 
     def written(self, changes: WheelChanges, read_slot: int) -> None:
@@ -233,13 +233,13 @@ class TimerWheel:
         fs.fsync_directory(self._log_folder)
         fs.fsync_directory(self._log_folder.parent)
 
-    def _write_units(self, file: int, place: int, units: Array) -> None:
+    def _write_units(self, file: int, index: int, units: Array) -> None:
         fs = self._fs
         descriptor = fs.open(self._log_path(file), os.O_RDWR | os.O_CREAT)
         try:
             fs.truncate(descriptor, self._file_bytes)
-            fs.write(descriptor, units.tobytes(), place * UNIT.itemsize)
-            if place + len(units) == self._file_units:
+            fs.write(descriptor, units.tobytes(), index * UNIT.itemsize)
+            if index + len(units) == self._file_units:
                 end = self._file_units * UNIT.itemsize
                 blank = _BLANK.pack(self._file_bytes - end, 0, _BLANK_MAGIC)
                 fs.write(descriptor, blank, end)
@@ -252,12 +252,12 @@ class TimerWheel:
         descriptor = fs.open(self._wheel_path, os.O_RDWR | os.O_CREAT)
         try:
             fs.truncate(descriptor, WHEEL_SLOTS * SLOT.itemsize)
-            places = changes.places
-            breaks = np.flatnonzero(np.diff(places) != 1) + 1
-            for run in np.split(np.arange(len(places)), breaks):
+            indexes = changes.indexes
+            breaks = np.flatnonzero(np.diff(indexes) != 1) + 1
+            for run in np.split(np.arange(len(indexes)), breaks):
                 if len(run):
                     data = changes.slots[run].tobytes()
-                    fs.write(descriptor, data, int(places[run[0]]) * SLOT.itemsize)
+                    fs.write(descriptor, data, int(indexes[run[0]]) * SLOT.itemsize)
         finally:
             fs.close(descriptor)
         fs.sync(self._wheel_path)

@@ -144,7 +144,7 @@ def _check_lags(attributes: Mapping[str, str]) -> None:
 
 
 class CompactionPolicy(NamedTuple):
-    """How a compacted topic is compacted; the times are in milliseconds.
+    """Settings of a topic's compaction; the times are in milliseconds.
 
     delete_retention_ms: how long a delete marker stays after the first run that contained it.
     min_lag_ms: younger messages are not compacted. max_lag_ms: age of the oldest message that no
@@ -174,7 +174,7 @@ class CompactionPolicy(NamedTuple):
 
 
 def is_compacted(topic: TopicConfig) -> bool:
-    """Whether a topic keeps the newest message of each key."""
+    """True if a topic keeps the newest message of each key."""
     return bool(topic.attributes) and topic.attributes.get(CLEANUP_POLICY) == COMPACTED
 
 

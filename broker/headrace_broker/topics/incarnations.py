@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from headrace_broker.store.files.config_file import ConfigFile
 
 _RANDOM_BYTES = 4
-_PLACE = re.compile(r"([0-9a-f]{1,16})-")
+_LOG_END = re.compile(r"([0-9a-f]{1,16})-")
 _decoder = msgspec.json.Decoder(dict[str, str])
 
 
@@ -49,7 +49,7 @@ class Incarnations:
         self.saved = SavedFile(file, self._snapshot)
         known = load_table(file, _decoder.decode) or {}
         self._ids = {topic: known.get(topic) or _new_id(0) for topic in topics}
-        self._created_at = {topic: _place_in(name) for topic, name in self._ids.items()}
+        self._created_at = {topic: _log_end_in(name) for topic, name in self._ids.items()}
         if self._ids != known:
             self.saved.changed()
 
@@ -98,7 +98,7 @@ def _new_id(log_end: int) -> str:
     return f"{log_end:x}-{secrets.token_hex(_RANDOM_BYTES)}"
 
 
-def _place_in(name: str) -> int:
-    """The place in the log that an id has; ids of other makers have none."""
-    place = _PLACE.match(name)
-    return int(place[1], 16) if place else 0
+def _log_end_in(name: str) -> int:
+    """Physical offset in an id; 0 for an id of another maker."""
+    found = _LOG_END.match(name)
+    return int(found[1], 16) if found else 0

@@ -186,7 +186,7 @@ class TopicTable:
         return found
 
     def is_system(self, topic: str) -> bool:
-        """Whether a topic belongs to the broker and not to its users."""
+        """True if a topic belongs to the broker and not to its users."""
         return topic in self._system_names or is_own_topic(topic)
 
     def check_writable(self, topic: TopicConfig) -> None:

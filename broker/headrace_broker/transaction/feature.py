@@ -10,7 +10,7 @@ from headrace_broker.inner.topic_counts import TRANSACTIONS, TopicCounts
 from headrace_broker.message_demands import Demand
 from headrace_broker.transaction.halves import TRAN_MSG
 from headrace_broker.transaction.processor import TransactionProcessor
-from headrace_broker.transaction.rebuild import Progress
+from headrace_broker.transaction.rebuild import Checkpoint
 from headrace_broker.transaction.transactions import Transactions
 from headrace_daemon.services import Service
 from headrace_protocol.message import TRANSACTION_MASK
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def build(core: Core) -> Feature:
-    """See ``Feature``. Raises StoreFormatError if a file of progress can't be read."""
+    """See ``Feature``. Raises StoreFormatError if a checkpoint can't be read."""
     messages, transactions = core.messages, _transactions(core)
     decisions = TransactionProcessor(
         core.store,
@@ -69,7 +69,7 @@ def _transactions(core: Core) -> Transactions:
         messages.writer,
         core.tables.topics,
         core.tables.offsets,
-        core.position("transaction", Progress),
+        core.position("transaction", Checkpoint),
         TopicCounts(core.file(TRANSACTIONS[0]), TRANSACTIONS[1], core.store.clock.now_ms),
         channels,
         core.budget,

@@ -63,7 +63,7 @@ _OP_TAGS_CODE = tags_code_of(_OP_PROPERTIES)
 
 
 class Decision(enum.Enum):
-    """What ended a transaction; DISCARD: its producer answered no check."""
+    """The end of a transaction; DISCARD: its producer answered no check."""
 
     COMMIT = enum.auto()
     ROLLBACK = enum.auto()
@@ -125,7 +125,7 @@ class HalfDemand:
 
 
 def _is_retry(message: SentMessage, values: dict[str, str]) -> bool:
-    """Whether a consumer sent the message; a committed message keeps its TRAN_MSG."""
+    """True if a consumer sent the message; a committed message keeps its TRAN_MSG."""
     is_delayed = bool(_POSITIVE.fullmatch(values.get(DELAY, "")))
     return message.topic.startswith(GROUP_PREFIXES) or (is_delayed and message.reconsume_times > 0)
 
@@ -271,7 +271,7 @@ def copied(op: InnerMessage) -> InnerMessage:
 
 
 def is_about_copies(op: Waiting) -> bool:
-    """Whether an op record names halves that were stored again instead of decided ones."""
+    """True if an op record names halves that were stored again instead of decided ones."""
     return _COPIED in op.properties
 
 

@@ -126,7 +126,7 @@ class TransactionProcessor:
             self._check_same(half, decision)
             return self._decided(request, decision)
         if decision is Decision.COMMIT:
-            source = table.newest_place(first, half.physical_offset)
+            source = table.newest_physical_offset(first, half.physical_offset)
             self._commit(half, names, committed_properties(properties), source)
         self._transactions.ended(first, half.queue_offset, decision)
         return self._decided(request, decision)
@@ -221,8 +221,8 @@ class TransactionProcessor:
             if group in {None, half.group}:
                 found += 1
                 if found <= count:
-                    place = half.physical_offset
-                    messages.append(WaitingMessage(physical_offset=place, due_ms=half.due_ms))
+                    offset = half.physical_offset
+                    messages.append(WaitingMessage(physical_offset=offset, due_ms=half.due_ms))
             if not number % _HALVES_AT_ONCE:
                 await take_break()
         written = await fastjson.dumps_list_sliced(messages)
@@ -237,10 +237,10 @@ class TransactionProcessor:
         self._transactions.admit(record.born_host)
         sources = await self._resumed_sources(record)
         half = resumed(record, without_checksum(record.raw_properties))
-        place = record.physical_offset
+        offset = record.physical_offset
 
         def begin(run: Run) -> None:
-            if place in sources or not self._transactions.resume(place, half, run.resume):
+            if offset in sources or not self._transactions.resume(offset, half, run.resume):
                 raise _failed(f"msgId {message_id}: was resumed before, and is checked or decided")
 
         await Until("a write", begin)

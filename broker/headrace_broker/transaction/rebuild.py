@@ -38,8 +38,8 @@ _Key = tuple[str, bytes]
 _DISCARDED = CHECK_MAX_TIME_TOPIC.encode()
 
 
-class Progress(msgspec.Struct, frozen=True, rename="camel"):
-    """Where to start reading: queue offsets of the half queue and the op queue.
+class Checkpoint(msgspec.Struct, frozen=True, rename="camel"):
+    """The checkpoint: queue offsets of the half queue and the op queue at which a start reads.
 
     log_offset: op records name the halves of all commits and discarded messages before this
     physical offset; None if another broker saved the offsets.
@@ -87,7 +87,7 @@ class _Found(NamedTuple):
 def rebuilt(
     halves: WaitingQueue,
     op_queue: WaitingQueue,
-    progress: Progress,
+    checkpoint: Checkpoint,
     due_ms: Callable[[Waiting, HalfNames], int],
     budget: HostBudget,
     decisions_of: Callable[[list[int]], dict[int, Decision]],
@@ -96,19 +96,19 @@ def rebuilt(
 
     decisions_of: those in the log about halves at physical offsets. Raises OSError.
     """
-    table = HalfTable(budget, progress.half)
+    table = HalfTable(budget, checkpoint.half)
     named: set[int] = set()
     copied: set[int] = set()
-    for op in _readable(op_queue, progress.op):
+    for op in _readable(op_queue, checkpoint.op):
         (copied if is_about_copies(op) else named).update(named_by(op))
-    found, others = _transactions(halves, progress.half, named)
+    found, others = _transactions(halves, checkpoint.half, named)
     table.ended(others, None)
     undecided = [one for one in found if not _is_named(one, named)]
     decided = decisions_of([half.physical_offset for one in undecided for half, _ in one.halves])
     for one in found:
         copies = [half.queue_offset for half, _ in one.halves]
-        places = [half.physical_offset for half, _ in one.halves]
-        decision = next((decided[place] for place in places if place in decided), None)
+        offsets = [half.physical_offset for half, _ in one.halves]
+        decision = next((decided[offset] for offset in offsets if offset in decided), None)
         if decision or _is_named(one, named):
             table.ended(copies, decision)
             table.owe_names([copy for copy in copies if copy not in named])

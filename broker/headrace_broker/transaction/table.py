@@ -92,17 +92,17 @@ class HalfTable:
             return first
         return queue_offset if stated is None else stated
 
-    def newest_place(self, first: int, default: int) -> int:
+    def newest_physical_offset(self, first: int, default: int) -> int:
         """Physical offset of the newest copy; ``default`` before the first look at the half."""
         half = self.open.get(first)
         return half.physical_offset if half else default
 
     def is_open(self, first: int) -> bool:
-        """Whether a transaction waits for its decision."""
+        """True if a transaction waits for its decision."""
         return first in self.open or (first >= self.next_offset and first not in self._ended)
 
     def decision(self, queue_offset: int) -> Decision | None:
-        """What ended the transaction of a half; None if the decision is no longer remembered."""
+        """The end of a half's transaction; None if the decision is no longer remembered."""
         return self._decisions.get(queue_offset)
 
     def unseen(self, end: int) -> list[int]:
@@ -116,7 +116,7 @@ class HalfTable:
 
     @property
     def is_settled(self) -> bool:
-        """Whether all decisions are in the log."""
+        """True if all decisions are in the log."""
         return not self._unsettled
 
     # -- changes -----------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ from headrace_broker.transaction.halves import (
     HalfDemand,
     HalfNames,
 )
-from headrace_broker.transaction.rebuild import Decisions, Progress, open_half, rebuilt
+from headrace_broker.transaction.rebuild import Checkpoint, Decisions, open_half, rebuilt
 from headrace_broker.transaction.table import HALF_BYTES, HalfTable, OpenHalf
 from headrace_protocol.outages import Outages
 from headrace_protocol.system_topics import (
@@ -99,7 +99,7 @@ class Transactions:
         writer: InnerWriter,
         topics: TopicTable,
         offsets: ConsumerOffsets,
-        position: PositionFile[Progress],
+        position: PositionFile[Checkpoint],
         metrics: TopicCounts,
         channels: Callable[[str], Sequence[Channel]],
         budget: HostBudget,
@@ -149,9 +149,9 @@ class Transactions:
             min(max(offset, queue.min_offset()), queue.end)
             for offset, queue in ((saved.half, self._halves), (saved.op, self._ops))
         )
-        progress = Progress(half, op, saved.log_offset)
+        checkpoint = Checkpoint(half, op, saved.log_offset)
         self.table = rebuilt(
-            self._halves, self._ops, progress, self._due_ms, self._budget, self._decisions_of
+            self._halves, self._ops, checkpoint, self._due_ms, self._budget, self._decisions_of
         )
         self._decisions = Decisions()
         if self.table.open:
@@ -164,15 +164,15 @@ class Transactions:
             read_log(self._decisions.take, self._store.commit_log, min(halves))
         return self._decisions.of(halves)
 
-    def _saved(self) -> Progress:
-        """Our own progress, unless the group's offsets are ahead of it: another broker's."""
+    def _saved(self) -> Checkpoint:
+        """Our own checkpoint, unless the group's offsets are ahead of it: another broker's."""
         half, op = (
             self._offsets.query(TRANSACTION_GROUP, topic, 0) or 0
             for topic in (HALF_TOPIC, OP_HALF_TOPIC)
         )
         own = self._position.load()
         if own is None or half > own.half or op > own.op:
-            return Progress(half, op, None)
+            return Checkpoint(half, op, None)
         return own
 
     async def run(self) -> None:
@@ -220,11 +220,11 @@ class Transactions:
         await self._writer.append(messages, note)
 
     async def run_saving(self) -> None:
-        """Save the progress at intervals until cancelled."""
+        """Save the checkpoint at intervals until cancelled."""
         await save_at_intervals("transactions", self.save, lambda: _SAVE_S)
 
     async def save(self) -> None:
-        """Save the progress, and set the consumer offsets, which are for Apache's brokers.
+        """Save the checkpoint, and set the consumer offsets, which are for Apache's brokers.
 
         Raises OSError, StoreNotWritable.
         """
@@ -237,8 +237,8 @@ class Transactions:
         find_op = self._op_finder(half)
         await self._store.flusher.wait_flushed()
         op = await trio.to_thread.run_sync(find_op)
-        progress = Progress(half, op, log_end)
-        await trio.to_thread.run_sync(self._position.save, progress, limiter=self._threads)
+        checkpoint = Checkpoint(half, op, log_end)
+        await trio.to_thread.run_sync(self._position.save, checkpoint, limiter=self._threads)
         self._commit(half, op)
 
     def finish(self) -> None:
@@ -249,14 +249,14 @@ class Transactions:
             half, log_end = self.table.next_offset, store.commit_log.max_offset
             op = self._op_finder(half)()
             store.flusher.flush_log_now()
-            self._position.save(Progress(half, op, log_end))
+            self._position.save(Checkpoint(half, op, log_end))
             self._commit(half, op)
 
     def _commit(self, half: int, op: int) -> None:
         for topic, offset in ((HALF_TOPIC, half), (OP_HALF_TOPIC, op)):
             if not self._offsets.commit(TRANSACTION_GROUP, topic, 0, offset):
                 log.error(
-                    "progress not saved, a reset is pending",
+                    "checkpoint not saved, a reset is pending",
                     group=TRANSACTION_GROUP,
                     topic=topic,
                     offset=offset,
@@ -354,7 +354,7 @@ class Transactions:
             await trio.lowlevel.checkpoint()
 
     def _is_due(self, half: OpenHalf, now_ms: int) -> bool:
-        """Whether a half is to be checked, or has to be discarded without a check."""
+        """True if a half is to be checked, or has to be discarded without a check."""
         is_clock_behind = half.stored_ms > now_ms
         return half.due_ms <= now_ms or is_clock_behind or self._is_too_old(half, now_ms)
 
@@ -372,7 +372,7 @@ class Transactions:
         await self._copy([one for one in asked if not one.is_discarded])
 
     def _is_behind(self, half: OpenHalf) -> bool:
-        """Whether a start would read many decided halves because of this one."""
+        """True if a start would read many decided halves because of this one."""
         behind_max = max(self.behind_max, _BEHIND_FACTOR * len(self.table.open))
         return self._halves.end - half.newest > behind_max
 

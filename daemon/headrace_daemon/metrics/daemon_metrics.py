@@ -1,4 +1,4 @@
-"""What both daemons measure: clients, refusals, the loop, errors."""
+"""Metrics of both daemons: clients, refusals, the loop, errors."""
 
 from __future__ import annotations
 

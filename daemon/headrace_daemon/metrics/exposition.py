@@ -57,7 +57,7 @@ class Encoder:
 
 
 class _Families(list[Family]):
-    """What ``generate_latest`` takes for a registry."""
+    """A registry for ``generate_latest``."""
 
     def collect(self) -> Iterator[Family]:
         return iter(self)

@@ -1,4 +1,4 @@
-"""What one scrape finds: values by metric, as plain data."""
+"""The samples of one scrape: values by metric, as plain data."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class ClientRequests:
         channel.write(frame, body)
 
     def pending_count(self, channel: Channel) -> int:
-        """How many requests a client has not answered yet."""
+        """Number of requests that a client has not answered yet."""
         return len(self._by_channel.get(channel, ()))
 
     def answered(self, channel: Channel, command: Command, body: Buffer) -> bool:

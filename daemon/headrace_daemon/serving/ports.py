@@ -32,7 +32,7 @@ def equal_ports(ports: Mapping[str, int]) -> str | None:
 
 
 def listening_problem(host: str, ports: Mapping[str, int]) -> str | None:
-    """Why a daemon could not listen there. A port in use is none: the daemon may be running."""
+    """The reason for which no daemon could listen there. A port in use is none: it may run."""
     for name, port in ports.items():
         try:
             if port >= 0:

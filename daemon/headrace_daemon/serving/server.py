@@ -347,7 +347,7 @@ class RemotingServer:
         return channel
 
     def has_room(self, host: str) -> bool:
-        """Whether one more client may connect, if need be in place of the oldest newcomer."""
+        """True if one more client may connect, if need be in place of the oldest newcomer."""
         if len(self.channels) < self.limits.connections_max:
             return True
         reason = f"connections_max = {self.limits.connections_max} are open"

@@ -17,7 +17,7 @@ from headrace_broker.timer.checkpoint import (
     TimerCheckpoint,
     TimerPosition,
 )
-from headrace_broker.transaction.rebuild import Progress
+from headrace_broker.transaction.rebuild import Checkpoint
 from headrace_protocol import fastjson
 from headrace_protocol.system_topics import HALF_TOPIC, OP_HALF_TOPIC, TRANSACTION_GROUP
 from tests.support.broker import BrokerUnderTest
@@ -69,7 +69,7 @@ def test_timercheck(version: tuple[int, int] | None, is_ahead: bool, tmp_path: P
 )
 def test_offsets_of_transactions(half: int, op: int, log_offset: int, tmp_path: Path) -> None:
     broker = BrokerUnderTest(tmp_path)
-    broker.core.position("transaction", Progress).save(Progress(3, 4, 100))
+    broker.core.position("transaction", Checkpoint).save(Checkpoint(3, 4, 100))
     for topic, offset in ((HALF_TOPIC, half), (OP_HALF_TOPIC, op)):
         broker.offsets.commit(TRANSACTION_GROUP, topic, 0, offset)
     assert broker.transactions.scan.begin() == log_offset

@@ -93,7 +93,7 @@ async def test_saving_survives_a_store_that_is_not_writable(
         with structlog.testing.capture_logs() as logs:
             await trio.sleep(60)
     (line,) = [line["event"] for line in logs]
-    assert line.startswith("the place for the progress of timers is unavailable, retrying: ")
+    assert line.startswith("the checkpoint of timers is unavailable, retrying: ")
 
 
 async def test_no_forged_recall_is_stored_for_a_time_that_no_timer_can_have(
