@@ -112,13 +112,6 @@ def test_sizes_that_cannot_be_found_are_asked_for(root: Path) -> None:
 # --- who may look --------------------------------------------------------------------------
 
 
-def test_a_directory_in_use_is_refused(root: Path) -> None:
-    store = open_store(root)
-    with pytest.raises(StoreLocked), open_directory(root, small_settings(root)):
-        pass
-    store.close()
-
-
 def test_the_lock_of_another_process_counts(root: Path) -> None:
     ready_read, ready_write = os.pipe()
     done_read, done_write = os.pipe()

@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 
 from headrace import blocking
-from headrace_broker import main as broker_main
 from headrace_broker.config import ConfigError
-from headrace_broker.queue_directory import Use
 from headrace_broker.settings.files import load_config
 from headrace_broker.store.retention.topic_floors import TopicLimit
 from headrace_protocol.admin_headers import DeleteTopicHeader
@@ -27,8 +25,8 @@ from tests.support import tiered_broker
 from tests.support.broker import BrokerUnderTest
 from tests.support.cluster import Cluster
 from tests.support.object_server import BUCKET, SECRET_KEY, bucket_settings, serving
-from tests.support.stores import crash, ready
-from tests.support.tiered_broker import TOPIC, expire_log, put, read_all, source, tier_of, upload
+from tests.support.stores import crash
+from tests.support.tiered_broker import TOPIC, expire_log, put, read_all, tier_of, upload
 
 YEAR_MS = 365 * 24 * 3_600_000
 
@@ -38,26 +36,6 @@ start = partial(tiered_broker.start, tiered_backend_service_provider="file")
 
 def data_objects(folder: Path) -> list[Path]:
     return sorted((folder / "tier").rglob("data/*"))
-
-
-async def test_old_messages_come_from_objects_and_new_ones_from_the_log(tmp_path: Path) -> None:
-    broker = start(tmp_path)
-    broker.create_topic("Others")
-    put(broker, 0, 20)
-    put(broker, 0, 7, "Others")
-    upload(broker)
-    assert len(data_objects(tmp_path)) == 1
-    assert await expire_log(broker) > 10
-    put(broker, 20, 5)
-    assert read_all(broker) == [*range(25)]
-    assert read_all(broker, "Others") == [*range(7)]
-    assert ready(source(broker, Use.BEGIN).min_offset) == 0
-    crash(broker.store)
-    broker = start(tmp_path, broker.clock)
-    put(broker, 25, 5)
-    upload(broker)
-    await expire_log(broker)
-    assert read_all(broker) == [*range(30)]
 
 
 async def test_a_deleted_topic_leaves_the_bucket(tmp_path: Path) -> None:
@@ -270,14 +248,3 @@ async def test_a_topics_reserve_size_and_queries_by_key(tmp_path: Path) -> None:
     operations = cleaner.state.access.drivers.operations
     assert sum(operations.latencies_ms["write", True].counts) >= 11
     assert sum(operations.downloaded.counts) > 0
-
-
-def test_check_config_tries_the_objects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "broker.conf"
-    file.write_text(
-        f"storePathRootDir={tmp_path}/store\nmessageStorePlugIn=tieredstore\n"
-        f"tieredBackendServiceProvider=file\ntieredStoreFilePath={tmp_path}/tier\n"
-    )
-    assert broker_main.main(["-c", str(file), "--check-config"]) == 0
-    assert "is valid" in capsys.readouterr().err
-    assert not list((tmp_path / "tier").iterdir())

@@ -114,7 +114,7 @@ async def test_a_store_that_hangs_holds_only_those_who_need_it(broker: BrokerUnd
     assert source(broker).get(0, 3, 100_000, None).count == 3
 
 
-@pytest.mark.parametrize("damage", ["segment removed", "byte changed"])
+@pytest.mark.parametrize("damage", ["segment removed", "byte changed", "cut short"])
 async def test_damage_behind_our_back_is_an_error_where_it_is(tmp_path: Path, damage: str) -> None:
     """#8076, #7035: it is reported, passes no message, and other messages are read."""
     broker = start(tmp_path, tiered_store_crc_check_enable=True)
@@ -123,15 +123,19 @@ async def test_damage_behind_our_back_is_an_error_where_it_is(tmp_path: Path, da
     local_min = await expire_log(broker)
     folder = tmp_path / "tier"
     first = min(folder.rglob("COMMIT_LOG/*"), key=lambda path: path.name[8:])
-    if damage == "segment removed":
-        first.unlink()
-    else:
-        data = bytearray(first.read_bytes())
-        data[300] ^= 1
-        first.write_bytes(data)
+    sound = first.read_bytes()
+    match damage:
+        case "segment removed":
+            first.unlink()
+        case "byte changed":
+            first.write_bytes(sound[:300] + bytes([sound[300] ^ 1]) + sound[301:])
+        case "cut short":
+            first.write_bytes(sound[:100])
     for _ in range(5):  # it is no reason to give the store a pause
         with pytest.raises(RequestError, match="the tier can't serve this read"):
             ready(partial(source(broker).get, 0, 3, 1000, None))
     put(broker, 20, 2)
     assert read_all(broker, offset=local_min) == [*range(local_min, 22)]
     assert read_all(broker, offset=8) == [*range(8, 22)]
+    first.write_bytes(sound)
+    assert read_all(broker) == [*range(22)]

@@ -34,8 +34,7 @@ from tests.support.object_tiers import (
     one,
     open_objects_tier,
 )
-from tests.support.seeds import seeds
-from tests.support.tiers import BEGIN_MS, TAGS, TOPIC, block, read, read_all, store_ms
+from tests.support.tiers import BEGIN_MS, TOPIC, block, read, read_all, store_ms
 
 DAY_MS = 24 * 3600 * 1000
 
@@ -68,21 +67,13 @@ def test_records_are_read_as_they_were_written(driver: Any) -> None:
         assert read_all(found.queues["other", 0]) == list(range(15))
 
 
-def test_gaps_are_kept_and_skipped() -> None:
+def test_gaps_within_a_block_are_kept() -> None:
     tier = open_objects_tier(MemoryDriver())
-    append_next(tier, one(5), gap=10)
-    append_next(tier, one(5), gap=30)
+    tier.create([(TOPIC, 0)], BEGIN_MS)
     records, codes = block(60, 30)
     kept = np.array([2, 3, 7, 8, 9, 29])
     assert tier.append_all({(TOPIC, 0): Group(records.select(kept), codes[kept])}, 0) is None
-    expected = [*range(10, 15), *range(45, 50), *(kept + 60).tolist()]
-    assert read_all(tier.queues[TOPIC, 0]) == expected
-    units = tier.queues[TOPIC, 0].units(15, 9)
-    assert not isinstance(units, Failure)
-    assert (units.first, len(units.units)) == (45, 5)
-    after = tier.queues[TOPIC, 0].units(90, 9)
-    assert not isinstance(after, Failure)
-    assert (after.first, len(after.units)) == (90, 0)
+    assert read_all(tier.queues[TOPIC, 0]) == (kept + 60).tolist()
 
 
 def test_requests_do_not_depend_on_the_number_of_queues() -> None:
@@ -601,95 +592,6 @@ def test_a_damaged_object_stops_only_its_own_merge() -> None:
 # -- faults ----------------------------------------------------------------------------------------
 
 
-FAULTS = [Fault.FAILS, Fault.ANSWER_LOST, Fault.REPEATED, Fault.KILLED_BEFORE, Fault.KILLED_AFTER]
-
-
-class Life:
-    """A broker's calls at random, and what the tier must have: offsets by queue."""
-
-    def __init__(self, seed: int) -> None:
-        self.rng = Random(seed)
-        self.store = FaultyDriver()
-        self.kept: dict[Name, tuple[int, int]] = {}
-        self.now_ms = BEGIN_MS
-        self.fault_share = self.rng.choice([0.02, 0.1, 0.3])
-        self.store.fault = self.fault
-        self.tier: ObjectTier | None = None
-
-    def fault(self, call: str) -> Fault:
-        if self.rng.random() >= self.fault_share:
-            return Fault.NONE
-        fault = self.rng.choice(FAULTS)
-        return Fault.FAILS if fault is Fault.REPEATED and call != "put" else fault
-
-    def step(self) -> None:
-        self.now_ms += self.rng.choice([1000, 1000, 60_000, DAY_MS])
-        try:
-            if self.tier is None:
-                self.tier = open_objects_tier(self.store, self.now_ms)
-            self.rng.choice([self.append] * 8 + [self.expire, self.delete, self.merge])(self.tier)
-        except Killed:
-            self.tier = None
-
-    def append(self, tier: ObjectTier) -> None:
-        counts = {
-            (TOPIC, number): self.rng.randrange(1, 9) for number in self.rng.sample(range(4), 2)
-        }
-        before = {name: tier.queues[name].commit_offset for name in counts if name in tier.queues}
-        for name in counts:
-            assert before.get(name, 0) >= self.kept.get(name, (0, 0))[1]
-        failure = append_next(tier, counts, self.now_ms)
-        for name, count in counts.items():
-            if failure is None:
-                low = self.kept.get(name, (0, 0))[0]
-                self.kept[name] = low, before.get(name, 0) + count
-
-    def expire(self, tier: ObjectTier) -> None:
-        before_ms = store_ms(self.rng.randrange(60))
-        tier.clean_up(lambda _topic: before_ms, self.now_ms)
-
-    def delete(self, tier: ObjectTier) -> None:
-        if self.rng.random() < 0.7 or not self.kept:
-            return
-        name = self.rng.choice(list(self.kept))
-        while True:
-            try:
-                tier.delete(*name)
-                tier.sync()
-            except OSError:
-                continue
-            except Killed:
-                # The broker deletes it again after its start.
-                tier = self.tier = open_objects_tier(FaultyDriver(self.store.driver), self.now_ms)
-                tier.driver = self.store
-                continue
-            break
-        self.kept.pop(name, None)
-
-    def merge(self, tier: ObjectTier) -> None:
-        for _ in range(self.rng.randrange(1, 9)):
-            tier.merge(self.now_ms)
-
-    def check(self) -> None:
-        tier = open_objects_tier(self.store.driver, self.now_ms)
-        for name, (_, end) in self.kept.items():
-            queue = tier.queues[name]
-            assert queue.commit_offset >= end
-            assert read_all(queue) == list(range(queue.min_offset, queue.commit_offset))
-        for name, queue in tier.queues.items():
-            assert name in self.kept or read_all(queue)[:1] in ([], [queue.min_offset])
-        self.tier = None
-
-
-@pytest.mark.parametrize("seed", seeds(60))
-def test_nothing_is_lost_or_twice_whatever_fails(seed: int) -> None:
-    life = Life(seed)
-    for _ in range(4):
-        for _ in range(25):
-            life.step()
-        life.check()
-
-
 def test_a_kill_at_every_call() -> None:
     """A fixed sequence of calls, ended at each call of the store, before and after it."""
 
@@ -720,12 +622,3 @@ def test_a_kill_at_every_call() -> None:
             tier.clean_up(None, BEGIN_MS + 3 * DAY_MS)
             queue = open_objects_tier(store.driver, sizes=FEW).queues[TOPIC, 0]
             assert read_all(queue) == list(range(queue.min_offset, queue.commit_offset))
-
-
-def test_tags_codes_are_kept() -> None:
-    tier = open_objects_tier(MemoryDriver())
-    append_next(tier, one(9))
-    found = tier.queues[TOPIC, 0].units(0, 9)
-    assert not isinstance(found, Failure)
-    assert found.units["tags_code"].tolist() == block(0, 9)[1].tolist()
-    assert len(set(found.units["tags_code"].tolist())) == len(TAGS)

@@ -39,11 +39,14 @@ def test_other_bytes_are_a_problem() -> None:
     assert not driver.stored
 
 
-def test_check_config_tries_the_tier(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("provider", ["posix", "file"])
+def test_check_config_tries_the_tier(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], provider: str
+) -> None:
     file, folder = tmp_path / "broker.conf", tmp_path / "tier"
     file.write_text(
         f"storePathRootDir={tmp_path}/store\nmessageStorePlugIn=tieredstore\n"
-        f"tieredBackendServiceProvider=posix\ntieredStoreFilePath={folder}\n"
+        f"tieredBackendServiceProvider={provider}\ntieredStoreFilePath={folder}\n"
     )
     assert broker_main.main(["-c", str(file), "--check-config"]) == 0
     assert "is valid" in capsys.readouterr().err

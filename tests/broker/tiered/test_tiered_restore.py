@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,24 +14,26 @@ from headrace_broker.tiered.container.location_mark import MARK_FILE
 from tests.broker.tiered.test_tiered_processes import TOPIC, read_all, send, wait_until
 from tests.support.cli import fail, headrace, succeed
 from tests.support.cluster import Cluster
+from tests.support.object_server import SECRET_KEY, bucket_settings
 from tests.support.rescued_tiers import QUEUES, Layout, fill, folder, mark, write_config
 
 both_layouts = pytest.mark.parametrize("layout", ["posix", "file"])
 GROUP = "shop"
 
 
-def cluster_of(tmp_path: Path, layout: Layout) -> Cluster:
-    return Cluster(
-        tmp_path,
-        "a",
-        messageStorePlugIn="tieredstore",
-        tieredBackendServiceProvider=layout,
-        tieredStoreFilePath=tmp_path / "tier",
-        tieredStoreGroupCommitTimeout=200,
-        tieredStoreIndexFileMaxHashSlotNum=1000,
-        tieredStoreIndexFileMaxIndexNum=5000,
-        flushIntervalCommitLog=50,
-    )
+def cluster_of(tmp_path: Path, provider: str, request: pytest.FixtureRequest) -> Cluster:
+    settings: dict[str, Any] = {
+        "messageStorePlugIn": "tieredstore",
+        "tieredBackendServiceProvider": provider,
+        "tieredStoreFilePath": tmp_path / "tier",
+        "tieredStoreGroupCommitTimeout": 200,
+        "tieredStoreIndexFileMaxHashSlotNum": 1000,
+        "tieredStoreIndexFileMaxIndexNum": 5000,
+        "flushIntervalCommitLog": 50,
+    }
+    if provider == "s3":
+        settings |= bucket_settings(request.getfixturevalue("bucket"), tmp_path.name)
+    return Cluster(tmp_path, "a", **settings)
 
 
 def is_uploaded(cluster: Cluster, count: int) -> bool:
@@ -52,10 +55,19 @@ def consume(nameserver: str, count: int) -> list[int]:
 
 
 @pytest.mark.slow
-@both_layouts
-def test_a_broker_without_its_disk_continues_on_its_tier(tmp_path: Path, layout: Layout) -> None:
-    with cluster_of(tmp_path, layout) as cluster:
+@pytest.mark.parametrize("provider", ["posix", "file", "s3"])
+def test_a_broker_without_its_disk_continues_on_its_tier(
+    tmp_path: Path, provider: str, request: pytest.FixtureRequest
+) -> None:
+    with cluster_of(tmp_path, provider, request) as cluster:
         broker, nameserver = cluster.brokers["a"], cluster.nameserver.address
+        config = str(tmp_path / "a.conf")
+
+        def start() -> None:
+            broker.start()
+            broker.wait_up()
+            cluster.wait_registered()
+
         with blocking.Admin(nameserver=nameserver) as admin:
             admin.create_topic(TOPIC, queues=2)
         send(nameserver, 0, 500)
@@ -63,24 +75,24 @@ def test_a_broker_without_its_disk_continues_on_its_tier(tmp_path: Path, layout:
         wait_until(lambda: is_uploaded(cluster, 500), broker.said)
         broker.stop()
         shutil.rmtree(tmp_path / "a")
-        done = succeed("tier", "restore", "-c", str(tmp_path / "a.conf"), "--json").json()
-        assert done["messages"] == 500
-        broker.start()
-        broker.wait_up()
-        cluster.wait_registered()
+        restored = succeed("tier", "restore", "-c", config, "--json")
+        assert restored.json()["messages"] == 500
+        start()
         assert read_all(nameserver, 500) == [*range(500)]
         send(nameserver, 500, 100)
         assert read_all(nameserver, 600) == [*range(600)]
         assert sorted(seen + consume(nameserver, 600 - len(seen))) == [*range(600)]
         wait_until(lambda: is_uploaded(cluster, 600), broker.said)
         broker.kill()
-        broker.start()
-        broker.wait_up()
-        cluster.wait_registered()
+        rebuilt = succeed("tier", "rebuild", "-c", config, "--json")
+        assert rebuilt.json()["messages"] == 600
+        start()
         assert read_all(nameserver, 600) == [*range(600)]
         broker.stop()
-        assert '"level": "error"' not in broker.said(), broker.said()
-    assert headrace("tier", "verify", "-c", str(tmp_path / "a.conf"), "--deep").exit_code == 0
+        checked = succeed("tier", "verify", "-c", config, "--deep")
+        said = broker.said()
+        assert '"level": "error"' not in said, said
+        assert SECRET_KEY not in said + restored.stderr + rebuilt.stderr + checked.stderr
 
 
 @both_layouts
