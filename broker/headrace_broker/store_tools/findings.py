@@ -104,18 +104,7 @@ class ClearFrom:
 
 @dataclass(frozen=True, slots=True)
 class MoveAside:
-    """Move the whole file out of the store."""
-
-    path: Path
-
-    def apply(self, saved: SavedCopies) -> None:
-        """See ``Fix``."""
-        saved.move_aside(self.path)
-
-
-@dataclass(frozen=True, slots=True)
-class RebuildIndex:
-    """Move an index file out of the store; the repair then rebuilds the index from the log."""
+    """Move the whole file out of the store, if it is still there."""
 
     path: Path
 
@@ -123,6 +112,10 @@ class RebuildIndex:
         """See ``Fix``."""
         if self.path.exists():
             saved.move_aside(self.path)
+
+
+class RebuildIndex(MoveAside):
+    """Move an index file out of the store; the repair then rebuilds the index from the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +127,5 @@ class RestoreBackup:
 
     def apply(self, saved: SavedCopies) -> None:
         """See ``Fix``."""
-        if self.path.exists():
-            saved.move_aside(self.path)
+        MoveAside(self.path).apply(saved)
         ConfigFile(self.path).save(self.data)

@@ -10,7 +10,7 @@ from headrace_broker.store.files.positions import QueuePositions
 from headrace_broker.store.followers.follower_work import POSITIONS_FOLDER
 from headrace_broker.store_tools.config_check import config_findings, text_problem
 from headrace_broker.store_tools.findings import Finding, MoveAside
-from headrace_broker.store_tools.queue_check import open_queue
+from headrace_broker.store_tools.queue_check import queue_end
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,14 +42,12 @@ def _position_findings(
     try:
         positions = QueuePositions(path, directory.fs).load()
     except StoreFormatError as error:
-        if (
-            text_problem(path.name, path.read_bytes()) is None
-        ):  # otherwise config_findings reports it
+        if text_problem(path.name, path.read_bytes()) is None:  # else config_findings reports it
             yield Finding(path, str(error))
         return
     for name, position in positions.items():
         if name not in ends:
-            ends[name] = _end(directory, name)
+            ends[name] = queue_end(directory, *name)
         end, queue = ends[name], f"{name[0]}/{name[1]}"
         if end is None:
             problem = f"names queue {queue}, which is gone; the next start informs the follower"
@@ -61,18 +59,3 @@ def _position_findings(
                 "are missing; the next start resets the follower to that end (if the follower is "
                 "no longer used, remove the file and its .bak)",
             )
-
-
-def _end(directory: StoreDirectory, name: Name) -> int | None:
-    """The end of a queue; None if it is missing, or unreadable, which another check reports."""
-    topic, queue_id = name
-    folder = directory.root / "consumequeue" / topic / str(queue_id)
-    if not folder.is_dir():
-        return None
-    try:
-        queue = open_queue(folder, directory)
-    except StoreFormatError:
-        return None
-    end = queue.max_offset
-    queue.unmap()
-    return end

@@ -43,7 +43,6 @@ class Report:
 
     findings: list[Finding] = field(default_factory=list)
     record_count: int = 0
-    unit_bytes: int = 0
     log_min: int = 0
     log_end: int = 0
     newest: tuple[int, int] | None = None

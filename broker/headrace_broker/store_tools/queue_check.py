@@ -197,11 +197,6 @@ class QueueChecks:
             else:
                 self._checks[folder.parent.name, int(folder.name)] = check
 
-    @property
-    def unit_bytes(self) -> int:
-        """Size of the units of all queues."""
-        return sum((c.end - c.first) * UNIT_BYTES for c in self._checks.values())
-
     def compare(self, records: Records) -> None:
         """Compare the units of a block's records."""
         numbers = np.flatnonzero((records.sys_flag & NOT_QUEUED) == 0)
@@ -244,6 +239,19 @@ def open_queue(folder: Path, directory: StoreDirectory) -> ConsumeQueue:
     queue.files.load()
     queue.max_offset = _end_of(queue)
     return queue
+
+
+def queue_end(directory: StoreDirectory, topic: str, queue_id: int) -> int | None:
+    """The end of a queue; None if it is missing, or unreadable, which another check reports."""
+    folder = directory.root / "consumequeue" / topic / str(queue_id)
+    if not folder.is_dir():
+        return None
+    try:
+        queue = open_queue(folder, directory)
+    except StoreFormatError:
+        return None
+    queue.unmap()
+    return queue.max_offset
 
 
 def _end_of(queue: ConsumeQueue) -> int:

@@ -15,7 +15,7 @@ from headrace_broker.store_tools.queue_check import open_queue
 from headrace_broker.store_tools.waiting_check import delayed_count, read_config
 from headrace_protocol import fastjson
 from headrace_protocol.columns import UNIT_DTYPE
-from headrace_protocol.message import BORN_HOST_V6, RECORD_HEADS
+from headrace_protocol.tier.stored_queue import HEAD_BYTES, read_head
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -161,6 +161,5 @@ class _Log:
             return None
         with path.open("rb") as file:
             file.seek(physical_offset - start)
-            head = file.read(RECORD_HEADS[3].size)
-        at = 68 if len(head) > 76 and head[39] & BORN_HOST_V6 else 56
-        return int.from_bytes(head[at : at + 8], "big", signed=True)
+            head = read_head(file.read(HEAD_BYTES))
+        return head.store_ms if head is not None else None

@@ -18,7 +18,7 @@ from headrace_broker.store.files.config_file import unsealed
 from headrace_broker.store.files.positions import FOLDER, PositionFile
 from headrace_broker.store_tools.directory import is_numbered
 from headrace_broker.store_tools.findings import Finding, MoveAside
-from headrace_broker.store_tools.queue_check import open_queue
+from headrace_broker.store_tools.queue_check import queue_end
 from headrace_broker.store_tools.timer_log import TimerLog
 from headrace_broker.timer.checkpoint import CHECK_BYTES, TIMER_CHECK_FILE, TimerCheck
 from headrace_broker.timer.wheel import SLOT, WHEEL_SLOTS
@@ -85,17 +85,7 @@ def read_config(directory: StoreDirectory, name: str) -> tuple[Path, bytes] | No
 
 
 def _end(directory: StoreDirectory, topic: str, queue_id: int) -> int:
-    """The end of a queue; 0 if it is missing or damaged, which another check reports."""
-    folder = directory.root / "consumequeue" / topic / str(queue_id)
-    if not folder.is_dir():
-        return 0
-    try:
-        queue = open_queue(folder, directory)
-    except StoreFormatError:
-        return 0
-    end = queue.max_offset
-    queue.unmap()
-    return end
+    return queue_end(directory, topic, queue_id) or 0
 
 
 def _delays(directory: StoreDirectory) -> Iterator[tuple[int, int, int]]:

@@ -212,7 +212,7 @@ def test_a_topic_made_again_does_not_find_its_predecessor(tmp_path: Path) -> Non
     metadata = index.metadata
     row = metadata.topic(TOPIC)
     assert row is not None
-    metadata.set_topic(type(row)(row.topic_id + 1, TOPIC))
+    metadata.adopt_topics([type(row)(row.topic_id + 1, TOPIC)])
     assert offsets(index, "k3") == []
 
 

@@ -145,11 +145,7 @@ class TierMetadata:
         row = self.topic(topic)
         if row is not None and row.reserve_time != hours:
             changed = msgspec.structs.replace(row, reserve_time=hours, update_timestamp=now_ms)
-            self.set_topic(changed)
-
-    def set_topic(self, row: TopicRow) -> None:
-        """Replace a topic's row."""
-        self._tables.topic_metadata_table[row.topic] = row
+            self._tables.topic_metadata_table[topic] = changed
 
     def queues(self) -> list[QueueName]:
         """All queues."""

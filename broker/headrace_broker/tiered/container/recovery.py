@@ -197,10 +197,7 @@ def _sound_units(queue: FlatQueue, found: UnitRange) -> int | Failure:
 
 def tags_codes(records: RecordColumns) -> Array:
     """The tags code of each record, as in its unit."""
-    begins, data = records.properties_start, bytes(records.data)
-    ends = begins + records.properties_bytes
-    codes = [tags_code_of(data[a:b]) for a, b in zip(begins.tolist(), ends.tolist(), strict=True)]
-    return np.array(codes, np.int64)
+    return np.array([tags_code_of(raw) for raw in records.properties()], np.int64)
 
 
 def _has_record(queue: FlatQueue, queue_offset: int, unit: np.void) -> bool | Failure:

@@ -93,8 +93,11 @@ class Inventory:
 
     def add(self, row: ObjectRow, named: Reference) -> None:
         """Take over an object that the manifest has at the end of its tail now."""
-        stored = self.objects[row.name] = StoredObject(row)
+        self._add(row)
         self.tail = [*self.tail, named]
+
+    def _add(self, row: ObjectRow) -> None:
+        stored = self.objects[row.name] = StoredObject(row)
         for name, parts in stored.parts.items():
             self.queues[name].extend(Piece(row.name, part) for part in parts)
 
@@ -139,9 +142,7 @@ class Inventory:
 
     def add_unlisted(self, row: ObjectRow) -> None:
         """Take over an object that the next checkpoint lists."""
-        stored = self.objects[row.name] = StoredObject(row)
-        for name, parts in stored.parts.items():
-            self.queues[name].extend(Piece(row.name, part) for part in parts)
+        self._add(row)
         self.is_changed = True
 
     def replace(self, name: Name, old: Sequence[Piece], new: Piece, row: ObjectRow) -> bool:

@@ -86,6 +86,10 @@ class ObjectTier:
         assert self._manifest is not None
         return self._manifest
 
+    def new_manifest(self) -> ManifestFile:
+        """The manifest, not read yet."""
+        return ManifestFile(self.driver, self.folder, *self._home)
+
     def _new_name(self, folder: str, now_ms: int) -> str:
         self._latest_ms = now_ms
         return self.manifest.new_name(folder, now_ms)
@@ -145,7 +149,7 @@ class ObjectTier:
 
         Fails as ``start``, and with MISSING without a manifest.
         """
-        self._manifest = ManifestFile(self.driver, self.folder, *self._home)
+        self._manifest = self.new_manifest()
         return self._manifest.look() or self._load()
 
     def adopt(self, manifest: ManifestFile, rows: list[ObjectRow], now_ms: int) -> Failure | None:
@@ -174,7 +178,7 @@ class ObjectTier:
         entries = self.driver.entries(f"{self.folder}/{DATA}")
         if isinstance(entries, Failure):
             return entries
-        manifest = ManifestFile(self.driver, self.folder, *self._home)
+        manifest = self.new_manifest()
         failure = manifest.look()
         if failure is None:
             failure = self.check_age(manifest, [entry.path for entry in entries])
@@ -182,7 +186,7 @@ class ObjectTier:
             failure = _missing(manifest, len(entries))
         if failure is not None:
             return failure
-        manifest = ManifestFile(self.driver, self.folder, *self._home)
+        manifest = self.new_manifest()
         failure = manifest.take()
         if failure is None:
             self._manifest = manifest
@@ -195,7 +199,7 @@ class ObjectTier:
         it ends. An object that continues it further on was uploaded after another one.
         """
         named = manifest.manifest.epoch, manifest.manifest.number
-        newer = [path for path in paths if _epoch_and_number(path) > named]
+        newer = [path for path in paths if epoch_and_number(path) > named]
         if not newer:
             return None
         known = ObjectTier(self.driver, self._home)
@@ -216,7 +220,7 @@ class ObjectTier:
 
     def _is_behind(self, row: ObjectRow, path: str) -> bool:
         """True if an upload that the manifest does not name follows another such upload."""
-        if _epoch_and_number(path)[0] > self.manifest.manifest.epoch:
+        if epoch_and_number(path)[0] > self.manifest.manifest.epoch:
             return True
         ends = {name: queue.log_end for name, queue in self.queues.items()}
         return not row.level and any(
@@ -440,7 +444,7 @@ def _missing(manifest: ManifestFile, count: int) -> Failure | None:
     return Failure(FailureKind.DAMAGED, manifest.path, reason)
 
 
-def _epoch_and_number(path: str) -> tuple[int, int]:
+def epoch_and_number(path: str) -> tuple[int, int]:
     """Epoch and number in an object's name; zeros for another name."""
     epoch, _, rest = path.rpartition("/")[2].partition("-")
     number = rest.partition("-")[0]

@@ -18,8 +18,7 @@ from headrace_broker.tiered.access.tier_access import metadata_path, open_files
 from headrace_broker.tiered.container.metadata import TierMetadata
 from headrace_broker.tiered.container.tier_index import FOLDER
 from headrace_broker.tiered.objects.batch import read_directory
-from headrace_broker.tiered.objects.manifest_file import ManifestFile
-from headrace_broker.tiered.objects.object_tier import DATA, ObjectTier
+from headrace_broker.tiered.objects.object_tier import DATA, ObjectTier, epoch_and_number
 from headrace_broker.tiered.rescue.choice import choose
 from headrace_broker.tiered.rescue.listing import expect, open_driver
 from headrace_protocol.tier.driver import Failure, FailureKind
@@ -156,15 +155,15 @@ def rebuild_objects(driver: PutDriver, settings: TierSettings, now_ms: int) -> R
     old = tier.look()
     if old is not None and old.kind is FailureKind.UNREACHABLE:
         expect(old)
-    manifest = ManifestFile(driver, tier.folder, *settings.home)
+    manifest = tier.new_manifest()
     is_readable = manifest.look() is None
     if is_readable:
-        manifest = ManifestFile(driver, tier.folder, *settings.home)
+        manifest = tier.new_manifest()
         expect(manifest.take())
     names = [entry.path for entry in expect(driver.entries(f"{tier.folder}/{DATA}"))]
     rows, problems = _directories(driver, tier.folder, names)
     if not is_readable:
-        epochs = [_epoch(row.name) for row in rows]
+        epochs = [epoch_and_number(row.name)[0] for row in rows]
         expect(manifest.take_anew(max(epochs, default=0) + 1))
     expect(tier.adopt(manifest, choose(rows), now_ms))
     return Rebuilt(tier, problems)
@@ -198,8 +197,3 @@ def _directories(
         else:
             problems.append(str(row))
     return rows, problems
-
-
-def _epoch(name: str) -> int:
-    text = name.rpartition("/")[2].partition("-")[0]
-    return int(text) if text.isdecimal() else 0
