@@ -23,6 +23,7 @@ import pytest
 
 import headrace
 from headrace import Message, blocking
+from headrace.admin.groups import member_ids
 from headrace.embedded import Embedded
 from headrace.errors import ClientClosed, ConfigurationError, InvalidMessage, RouteNotFound
 from headrace.producer.pipeline import Pipeline
@@ -405,13 +406,14 @@ def send_with_another(mq: Embedded) -> object:
 def test_each_child_of_a_process_that_creates_a_client_is_a_member_of_its_own(
     mq: Embedded,
 ) -> None:
-    producer = blocking.Producer(**options(mq))
+    produce(mq, "Members", 0)
+    consumer = blocking.Consumer("members", "Members", **options(mq))
 
-    def client_id() -> str:
-        with producer:
-            return producer._client._instance.client_id
+    def client_ids() -> list[str]:
+        with consumer, blocking.Admin(**options(mq)) as admin:
+            return member_ids(admin.members("members"))
 
-    ids = {in_child(client_id), in_child(client_id), repr(client_id())}
+    ids = {in_child(client_ids), in_child(client_ids), repr(client_ids())}
     assert len(ids) == 3
 
 

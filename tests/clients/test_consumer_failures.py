@@ -12,6 +12,7 @@ import trio
 import trio.testing
 
 from headrace import MessageQueue, PullConsumer
+from headrace.consumer.assignment import LOCK_TRUST_S
 from headrace_protocol import fastjson
 from headrace_protocol.bodies import (
     HeartbeatData,
@@ -20,11 +21,14 @@ from headrace_protocol.bodies import (
     ResetOffsetBody,
 )
 from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.command import FLAG_RESPONSE
 from headrace_protocol.errors import CorruptRecord
+from headrace_protocol.header_codecs import encode_frame
 from headrace_protocol.message import encode_record
 from headrace_protocol.serving import Reply
-from tests.support.member import COMMIT, Apache, Headrace, Member
+from tests.support.member import COMMIT, Apache, Headrace, Member, lock_all
 from tests.support.scripted import Asked, close
+from tests.support.until import until
 
 
 @pytest.fixture(params=[Apache, Headrace])
@@ -226,15 +230,8 @@ async def test_queues_without_their_lock_are_not_read(
 ) -> None:
     async with Member(peer, ordered=True) as member:
         lock = RequestCode.LOCK_BATCH_MQ
-
-        def granted(asked: Asked) -> Reply:
-            body = LockBatchResponseBody(
-                lock_ok_mq_set=LockBatchRequestBody.decode(asked.body).mq_set
-            )
-            return Reply(body=(body.encode(),))
-
         refused = Reply(body=(LockBatchResponseBody().encode(),))
-        member.broker.answer(lock, refused, refused, granted)
+        member.broker.answer(lock, refused, refused, lock_all)
         async with member.consumer as consumer:
             assert consumer.assignment == []
             started = trio.current_time()
@@ -249,17 +246,7 @@ async def test_queues_without_their_lock_are_not_read(
 
 async def test_locks_are_given_back_on_leaving(peer: Apache | Headrace) -> None:
     async with Member(peer, ordered=True) as member:
-
-        def granted(asked: Asked) -> Reply:
-            return Reply(
-                body=(
-                    LockBatchResponseBody(
-                        lock_ok_mq_set=LockBatchRequestBody.decode(asked.body).mq_set
-                    ).encode(),
-                )
-            )
-
-        member.broker.answer(RequestCode.LOCK_BATCH_MQ, granted)
+        member.broker.answer(RequestCode.LOCK_BATCH_MQ, lock_all)
         async with member.consumer:
             await member.take(1)
     unlocked = LockBatchRequestBody.decode(member.broker.last(RequestCode.UNLOCK_BATCH_MQ).body)
@@ -343,3 +330,53 @@ async def test_offsets_of_a_static_topics_answer_are_moved(autojump_clock: objec
             async for batch in member.consumer.batches():
                 assert [message.queue_offset for message in batch] == [100, 101, 102]
                 break
+
+
+async def test_a_member_hears_of_queues_whose_locks_ended(
+    peer: Apache | Headrace, autojump_clock: object
+) -> None:
+    events: list[str] = []
+
+    def lock_with_an_outage(asked: Asked) -> Reply | None:
+        return None if 5 < trio.current_time() < LOCK_TRUST_S + 5 else lock_all(asked)
+
+    async with Member(
+        peer,
+        ordered=True,
+        on_assigned=lambda _: events.append("+"),
+        on_revoked=lambda _: events.append("-"),
+    ) as member:
+        member.broker.answer(RequestCode.LOCK_BATCH_MQ, lock_with_an_outage)
+        async with member.consumer:
+            await until(lambda: len(events) >= 3)
+    assert events == ["+", "-", "+", "-"]
+
+
+async def test_closing_while_locks_are_asked_for(
+    peer: Apache | Headrace, autojump_clock: object
+) -> None:
+    """The rebalance resumes when all queues are released, and finds them locked no more."""
+    held: list[Asked] = []
+
+    def unlock(asked: Asked) -> Reply:
+        for each in held:
+            none = LockBatchResponseBody(lock_ok_mq_set=[]).encode()
+            head = encode_frame(
+                0,
+                ResponseCode.SUCCESS,
+                each.opaque,
+                flag=FLAG_RESPONSE,
+                fields={},
+                body_bytes=len(none),
+            )
+            each.channel.write(head + none)
+        return Reply()
+
+    async with Member(peer, ordered=True) as member:
+        member.broker.answer(RequestCode.LOCK_BATCH_MQ, lock_all, held.append)
+        member.broker.answer(RequestCode.UNLOCK_BATCH_MQ, unlock)
+        async with member.consumer:
+            assert await member.take(1) == [0]
+            member.push(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": "g"})
+            await until(lambda: len(held) == 1)
+        assert member.broker.count(RequestCode.UNLOCK_BATCH_MQ) == 1

@@ -139,26 +139,6 @@ async def test_another_loop_cannot_steer_a_member(mq: Embedded) -> None:
                 await trio.to_thread.run_sync(call)
 
 
-async def test_a_member_hears_of_queues_whose_locks_ended(
-    mq: Embedded, autojump_clock: object
-) -> None:
-    await produce(mq, 1)
-    events: list[str] = []
-    consumer = mq.consumer(
-        "g",
-        "T",
-        ordered=True,
-        on_assigned=lambda _: events.append("+"),
-        on_revoked=lambda _: events.append("-"),
-    )
-    async with consumer:
-        for held in consumer._assignment.process_queues.values():
-            held.locked_until = trio.current_time()
-        consumer._assignment.group_changed.set()
-        await until(lambda: len(events) >= 3)
-    assert events == ["+", "-", "+", "-"]
-
-
 async def test_members_hear_of_the_queues_that_they_get_and_lose(
     mq: Embedded, autojump_clock: object, caplog: pytest.LogCaptureFixture
 ) -> None:

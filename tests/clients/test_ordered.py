@@ -7,13 +7,13 @@ import math
 import random
 import secrets
 from collections import Counter
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 import trio
 from anyio.abc import ByteStream
-from trio.testing import MockClock, wait_all_tasks_blocked
+from trio.testing import MockClock
 
 import headrace
 from headrace import Consumer, Message
@@ -208,34 +208,6 @@ async def take_two(consumer: Consumer) -> AsyncIterator[ReceivedMessage]:
         count += 1
         if count == 2:
             break
-
-
-async def test_closing_while_locks_are_asked_for(
-    mq: Embedded, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The rebalance goes on when all queues have been released, and finds them locked no more."""
-    await produce(mq, 1)
-    async with mq.consumer("g", "T", start="earliest", ordered=True) as consumer:
-        assignment = consumer._assignment
-        assert assignment.process_queues
-        is_asked, is_released = trio.Event(), trio.Event()
-
-        async def lock(queues: list[MessageQueue], _: object) -> set[MessageQueue]:
-            if queues[0].topic == "T":
-                is_asked.set()
-                await is_released.wait()
-            return set()
-
-        async def unlock(queues: Collection[MessageQueue]) -> None:
-            if queues:
-                is_released.set()
-                await wait_all_tasks_blocked()
-
-        monkeypatch.setattr(assignment._locks, "lock", lock)
-        monkeypatch.setattr(assignment._locks, "unlock", unlock)
-        assignment.group_changed.set()
-        await is_asked.wait()
-        assert assignment.process_queues
 
 
 # -- two members and a network that breaks ---------------------------------------------------------
