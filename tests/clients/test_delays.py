@@ -26,7 +26,14 @@ from headrace_protocol.headers import SendMessageResponseHeader
 from headrace_protocol.message import decode_properties
 from headrace_protocol.serving import Reply
 from tests.clients.test_producer import producer
-from tests.support.scripted import Asked, route, scripted_cluster, scripted_in_thread, sent_bodies
+from tests.support.scripted import (
+    Asked,
+    producing,
+    route,
+    scripted_cluster,
+    scripted_in_thread,
+    sent_bodies,
+)
 
 SEND, RECALL = RequestCode.SEND_MESSAGE_V2, RequestCode.RECALL_MESSAGE
 AT = dt.datetime(2026, 11, 23, 6, 0, 0, 250_000, dt.UTC)
@@ -63,13 +70,12 @@ async def test_a_delay_is_a_property_on_every_way(
     options: dict[str, Any], property_: dict[str, str]
 ) -> None:
     message = Message("T", b"later", key="k", **options)
-    async with scripted_cluster() as (nameserver, (broker,), network):
+    async with producing() as (p, _, (broker,)):
         broker.answer_sends(waiting())
-        async with producer(nameserver, network) as p:
-            sent = await p.send(message)
-            async with p.pipeline() as pipeline:
-                await pipeline.send(message)
-            await p.send_oneway(message)
+        sent = await p.send(message)
+        async with p.pipeline() as pipeline:
+            await pipeline.send(message)
+        await p.send_oneway(message)
     assert [delay_of(asked) for asked in broker.sends] == [property_] * 3
     assert sent.recall_handle == "djEgVA=="
     assert [each.recall_handle for each in sent.of_each()] == ["djEgVA=="]
@@ -97,10 +103,7 @@ async def test_a_pipeline_sends_delayed_messages_singly(
 @pytest.mark.parametrize("key", ["", "k"])
 async def test_bulk_sends_reject_delayed_messages(options: dict[str, Any], key: str) -> None:
     messages = [Message("T", b"x", key=key), Message("T", b"y", **options)]
-    async with (
-        scripted_cluster() as (nameserver, (broker,), network),
-        producer(nameserver, network) as p,
-    ):
+    async with producing() as (p, _, (broker,)):
         with pytest.raises(InvalidMessage, match="a delayed message for T: send it singly"):
             await p.send_many(messages)
     assert broker.sends == []
@@ -135,24 +138,22 @@ def test_delays_that_cannot_be(message: Message, reason: str) -> None:
     ],
 )
 async def test_a_broker_that_rejects_the_delay_is_an_error_of_its_own(answer: Reply) -> None:
-    async with scripted_cluster() as (nameserver, (broker,), network):
+    async with producing() as (p, _, (broker,)):
         broker.answer_sends(answer)
-        async with producer(nameserver, network) as p:
-            with pytest.raises(DelayRejected, match=str(answer.remark)):
-                await p.send(Message("T", b"x", delay=5))
-            with pytest.raises(PipelineError) as failed:
-                async with p.pipeline() as pipeline:
-                    await pipeline.send(Message("T", b"x", delay=5))
-            assert isinstance(failed.value.failures[0][1], DelayRejected)
+        with pytest.raises(DelayRejected, match=str(answer.remark)):
+            await p.send(Message("T", b"x", delay=5))
+        with pytest.raises(PipelineError) as failed:
+            async with p.pipeline() as pipeline:
+                await pipeline.send(Message("T", b"x", delay=5))
+        assert isinstance(failed.value.failures[0][1], DelayRejected)
     assert len(broker.sends) == 2, "no retries"
 
 
 async def test_other_errors_of_a_delayed_message_are_the_brokers() -> None:
-    async with scripted_cluster() as (nameserver, (broker,), network):
+    async with producing() as (p, _, (broker,)):
         broker.answer_sends(Reply(code=ResponseCode.MESSAGE_ILLEGAL, remark="properties"))
-        async with producer(nameserver, network) as p:
-            with pytest.raises(BrokerError, match="properties"):
-                await p.send(Message("T", b"x", delay=5))
+        with pytest.raises(BrokerError, match="properties"):
+            await p.send(Message("T", b"x", delay=5))
 
 
 def test_an_old_broker_that_ignores_the_delay_is_an_error() -> None:
@@ -170,10 +171,9 @@ def test_an_old_broker_that_ignores_the_delay_is_an_error() -> None:
 
 
 async def test_a_message_is_recalled_at_its_broker() -> None:
-    async with scripted_cluster() as (nameserver, (broker,), network):
+    async with producing(group="pg") as (p, _, (broker,)):
         broker.answer_sends(waiting())
-        async with producer(nameserver, network, group="pg") as p:
-            await p.recall(await p.send(Message("T", b"x", delay=5)))
+        await p.recall(await p.send(Message("T", b"x", delay=5)))
         assert broker.last(RECALL).ext == {
             "topic": "T",
             "recallHandle": "djEgVA==",
@@ -191,22 +191,18 @@ async def test_a_message_is_recalled_at_its_broker() -> None:
     ],
 )
 async def test_a_rejected_recall(code: ResponseCode, error: type[HeadraceError]) -> None:
-    async with scripted_cluster() as (nameserver, (broker,), network):
+    async with producing() as (p, _, (broker,)):
         broker.answer_sends(waiting())
         broker.answer(RECALL, Reply(code=code, remark="too late"))
-        async with producer(nameserver, network) as p:
-            sent = await p.send(Message("T", b"x", delay=5))
-            with pytest.raises(BrokerError, match="too late") as raised:
-                await p.recall(sent)
+        sent = await p.send(Message("T", b"x", delay=5))
+        with pytest.raises(BrokerError, match="too late") as raised:
+            await p.recall(sent)
     assert type(raised.value) is error
     assert raised.value.retryable is (error is BrokerError)
 
 
 async def test_only_a_message_with_a_handle_can_be_recalled() -> None:
-    async with (
-        scripted_cluster() as (nameserver, _, network),
-        producer(nameserver, network) as p,
-    ):
+    async with producing() as (p, _, _):
         sent = await p.send(Message("T", b"x"))
         with pytest.raises(ConfigurationError, match="cannot be recalled: it was sent without"):
             await p.recall(sent)

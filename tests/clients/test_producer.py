@@ -52,6 +52,7 @@ from tests.support.scripted import (
     Asked,
     Scripted,
     close,
+    producing,
     route,
     scripted_cluster,
     sent_bodies,
@@ -162,12 +163,11 @@ def test_a_frame_from_the_template_says_what_was_filled_in(
 
 
 async def test_a_message_arrives_with_its_properties_and_an_id() -> None:
-    async with scripted_cluster() as (nameserver, (broker,), network):
+    async with producing(group="pg") as (p, _, (broker,)):
         broker.answer(SEND, stored(41))
-        async with producer(nameserver, network, group="pg") as p:
-            result = await p.send(
-                Message("T", b"body", key="k", tag="t", properties={"x": "1"}, delay_level=3)
-            )
+        result = await p.send(
+            Message("T", b"body", key="k", tag="t", properties={"x": "1"}, delay_level=3)
+        )
         asked = broker.last(SEND)
         assert asked.body == b"body"
         assert asked.ext["a"] == "pg"
@@ -186,15 +186,14 @@ async def test_the_broker_hears_of_the_producer_and_of_its_end() -> None:
     async with scripted_cluster() as (nameserver, (broker,), network):
         async with producer(nameserver, network, group="pg") as p:
             await p.send(Message("T", b"x"))
-        assert b'"groupName":"pg"' in broker.last(RequestCode.HEART_BEAT).body
+            assert b'"groupName":"pg"' in broker.last(RequestCode.HEART_BEAT).body
         assert broker.last(RequestCode.UNREGISTER_CLIENT).ext["producerGroup"] == "pg"
 
 
 async def test_heartbeats_go_on(autojump_clock: object) -> None:
-    async with scripted_cluster() as (nameserver, (broker,), network):
-        async with producer(nameserver, network) as p:
-            await p.send(Message("T", b"x"))
-            await trio.sleep(100)
+    async with producing() as (p, nameserver, (broker,)):
+        await p.send(Message("T", b"x"))
+        await trio.sleep(100)
         assert broker.count(RequestCode.HEART_BEAT) == 4
         assert nameserver.count(RequestCode.GET_ROUTEINFO_BY_TOPIC) == 4
 
@@ -214,28 +213,23 @@ async def test_large_bodies_are_compressed() -> None:
 
 
 async def test_a_chosen_queue_gets_the_message() -> None:
-    async with scripted_cluster(2, queues=4) as (nameserver, brokers, network):
-        async with producer(nameserver, network) as p:
-            queue = (await p.queues("T"))[6]
-            result = await p.send(Message("T", b"x", key="ignored"), queue=queue)
+    async with producing(2, queues=4) as (p, _, brokers):
+        queue = (await p.queues("T"))[6]
+        result = await p.send(Message("T", b"x", key="ignored"), queue=queue)
         assert result.queue == queue == MessageQueue("T", "broker-1", 2)
         assert [broker.count(SEND) for broker in brokers] == [0, 1]
 
 
 async def test_a_chosen_queue_that_is_not_there_is_an_error(autojump_clock: object) -> None:
-    async with (
-        scripted_cluster() as (nameserver, _, network),
-        producer(nameserver, network) as p,
-    ):
+    async with producing() as (p, _, _):
         with pytest.raises(NoQueue, match="broker-0/7"):
             await p.send(Message("T", b"x"), queue=MessageQueue("T", "broker-0", 7))
 
 
 async def test_oneway_sends_ask_for_no_answer() -> None:
-    async with scripted_cluster() as (nameserver, (broker,), network):
-        async with producer(nameserver, network) as p:
-            await p.send_oneway(Message("T", b"x"))
-            await p.send(Message("T", b"y"))
+    async with producing() as (p, _, (broker,)):
+        await p.send_oneway(Message("T", b"x"))
+        await p.send(Message("T", b"y"))
         assert [asked.is_oneway for asked in broker.asked if asked.code == SEND] == [True, False]
 
 
@@ -246,81 +240,74 @@ async def test_oneway_sends_ask_for_no_answer() -> None:
 async def test_another_broker_gets_what_one_could_not_take(
     failure: Callable[..., Any] | Reply | None, autojump_clock: object
 ) -> None:
-    async with scripted_cluster(2) as (nameserver, (bad, good), network):
+    async with producing(2) as (p, _, (bad, good)):
         bad.answer(SEND, failure)
-        async with producer(nameserver, network) as p:
-            result = await p.send(Message("T", b"x"))
-            assert result.queue.broker_name == "broker-1"
-            assert (bad.count(SEND), good.count(SEND)) == (1, 1)
-            for _ in range(4):
-                await p.send(Message("T", b"x"))
-            assert bad.count(SEND) == 1, "a broker that failed is avoided for a while"
-            bad.answer(SEND, stored())
-            await trio.sleep(AVOID_S)
-            for _ in range(2):
-                await p.send(Message("T", b"x"))
-            assert bad.count(SEND) == 2
+        result = await p.send(Message("T", b"x"))
+        assert result.queue.broker_name == "broker-1"
+        assert (bad.count(SEND), good.count(SEND)) == (1, 1)
+        for _ in range(4):
+            await p.send(Message("T", b"x"))
+        assert bad.count(SEND) == 1, "a broker that failed is avoided for a while"
+        bad.answer(SEND, stored())
+        await trio.sleep(AVOID_S)
+        for _ in range(2):
+            await p.send(Message("T", b"x"))
+        assert bad.count(SEND) == 2
 
 
 async def test_a_broker_that_is_gone_is_replaced_by_another() -> None:
-    async with scripted_cluster(2) as (nameserver, (_, good), network):
+    async with producing(2) as (p, nameserver, (_, good)):
         gone = type(good)(address="127.0.0.1:65001")
         nameserver.answer(RequestCode.GET_ROUTEINFO_BY_TOPIC, route(gone, good))
-        async with producer(nameserver, network) as p:
-            result = await p.send(Message("T", b"x"))
+        result = await p.send(Message("T", b"x"))
         assert result.queue.broker_name == "broker-1"
 
 
 async def test_a_key_stays_on_its_queue_also_in_retries(autojump_clock: object) -> None:
-    async with scripted_cluster(2) as (nameserver, brokers, network):
+    async with producing(2) as (p, _, brokers):
         home = queue_index("k", 2)
         brokers[home].answer(SEND, BUSY, BUSY, stored())
-        async with producer(nameserver, network) as p:
-            result = await p.send(Message("T", b"x", key="k"))
+        result = await p.send(Message("T", b"x", key="k"))
         assert result.queue.broker_name == f"broker-{home}"
         assert brokers[home].count(SEND) == 3
 
 
 async def test_the_last_error_is_raised_when_retries_do_not_help(autojump_clock: object) -> None:
-    async with scripted_cluster() as (nameserver, (broker,), network):
+    async with producing(delivery_timeout_ms=5000) as (p, _, (broker,)):
         broker.answer(SEND, BUSY)
-        async with producer(nameserver, network, delivery_timeout_ms=5000) as p:
-            started = trio.current_time()
-            with pytest.raises(BrokerError, match="dispatch is behind") as caught:
-                await p.send(Message("T", b"x"))
-            assert 4 <= trio.current_time() - started <= 5
+        started = trio.current_time()
+        with pytest.raises(BrokerError, match="dispatch is behind") as caught:
+            await p.send(Message("T", b"x"))
+        assert 4 <= trio.current_time() - started <= 5
         assert 8 <= broker.count(SEND) <= 15, "the pauses double up to a second"
         assert caught.value.code == ResponseCode.SYSTEM_BUSY
 
 
 async def test_what_no_broker_would_take_is_not_tried_again() -> None:
-    async with scripted_cluster() as (nameserver, (broker,), network):
+    async with producing() as (p, _, (broker,)):
         broker.answer(SEND, ILLEGAL)
-        async with producer(nameserver, network) as p:
-            with pytest.raises(BrokerError, match="MESSAGE_ILLEGAL"):
-                await p.send(Message("T", b"x"))
+        with pytest.raises(BrokerError, match="MESSAGE_ILLEGAL"):
+            await p.send(Message("T", b"x"))
         assert broker.count(SEND) == 1
 
 
 async def test_no_answer_is_a_timeout_per_attempt(autojump_clock: object) -> None:
-    async with scripted_cluster() as (nameserver, (broker,), network):
+    async with producing(timeout_ms=2000, delivery_timeout_ms=0) as (p, _, (broker,)):
         broker.answer(SEND, None)
-        async with producer(nameserver, network, timeout_ms=2000, delivery_timeout_ms=0) as p:
-            started = trio.current_time()
-            with pytest.raises(RequestTimeout):
-                await p.send(Message("T", b"x"))
-            assert trio.current_time() - started == pytest.approx(2)
+        started = trio.current_time()
+        with pytest.raises(RequestTimeout):
+            await p.send(Message("T", b"x"))
+        assert trio.current_time() - started == pytest.approx(2)
 
 
 @pytest.mark.parametrize("code", [10, 11, 12])
 async def test_a_message_that_is_stored_but_not_safe_yet_is_a_success_that_says_so(
     code: int,
 ) -> None:
-    async with scripted_cluster() as (nameserver, (broker,), network):
+    async with producing() as (p, _, (broker,)):
         ok = stored()
         broker.answer(SEND, lambda asked: Reply(ok(asked).header, code=code))
-        async with producer(nameserver, network) as p:
-            assert (await p.send(Message("T", b"x"))).status == code
+        assert (await p.send(Message("T", b"x"))).status == code
         assert broker.count(SEND) == 1
 
 
@@ -328,7 +315,7 @@ async def test_a_message_that_is_stored_but_not_safe_yet_is_a_success_that_says_
 
 
 async def test_a_topic_that_the_brokers_would_make_is_sent_to() -> None:
-    async with scripted_cluster() as (nameserver, (broker,), network):
+    async with producing() as (p, nameserver, (broker,)):
 
         def only_the_template(asked: Asked) -> Reply:
             if asked.ext["topic"] == "TBW102":
@@ -336,21 +323,19 @@ async def test_a_topic_that_the_brokers_would_make_is_sent_to() -> None:
             return route(broker, queues=2) if broker.sends else NO_TOPIC
 
         nameserver.answer(RequestCode.GET_ROUTEINFO_BY_TOPIC, only_the_template)
-        async with producer(nameserver, network) as p:
-            result = await p.send(Message("New", b"x"))
-            asked = broker.last(SEND)
-            assert (asked.ext["b"], asked.ext["c"], asked.ext["d"]) == ("New", "TBW102", "4")
-            assert result.queue.queue_id in range(4)
-            assert len(await p.queues("New")) == 2
+        result = await p.send(Message("New", b"x"))
+        asked = broker.last(SEND)
+        assert (asked.ext["b"], asked.ext["c"], asked.ext["d"]) == ("New", "TBW102", "4")
+        assert result.queue.queue_id in range(4)
+        assert len(await p.queues("New")) == 2
 
 
 async def test_a_topic_whose_broker_comes_back_between_two_questions_is_not_taken_for_new() -> None:
-    async with scripted_cluster() as (nameserver, (broker,), network):
+    async with producing() as (p, nameserver, (broker,)):
         nameserver.answer(RequestCode.GET_ROUTEINFO_BY_TOPIC, NO_TOPIC, route(broker, queues=8))
         # In none of the few queues that a new topic would get.
         key = next(f"key{n}" for n in range(100) if queue_index(f"key{n}", 8) >= 4)
-        async with producer(nameserver, network) as p:
-            await p.send(Message("Known", b"x", key=key))
+        await p.send(Message("Known", b"x", key=key))
         asked = [each.ext["topic"] for each in nameserver.asked if "topic" in each.ext]
         assert asked == ["Known", "TBW102", "Known"]
         assert [sent_queue(each) for each in broker.sends] == [queue_index(key, 8)]
@@ -359,7 +344,7 @@ async def test_a_topic_whose_broker_comes_back_between_two_questions_is_not_take
 async def test_a_sender_waits_until_the_topic_that_it_made_has_a_route(
     autojump_clock: object,
 ) -> None:
-    async with scripted_cluster() as (nameserver, (broker,), network):
+    async with producing() as (p, nameserver, (broker,)):
         sent_at = math.inf
 
         def after_a_while(asked: Asked) -> Reply:
@@ -370,10 +355,9 @@ async def test_a_sender_waits_until_the_topic_that_it_made_has_a_route(
 
         nameserver.answer(RequestCode.GET_ROUTEINFO_BY_TOPIC, after_a_while)
         sent_at = trio.current_time()
-        async with producer(nameserver, network) as p:
-            async with p.pipeline() as pipeline:
-                await pipeline.send_all([Message("New", b"x")] * 3)
-            assert await p.queues("New")
+        async with p.pipeline() as pipeline:
+            await pipeline.send_all([Message("New", b"x")] * 3)
+        assert await p.queues("New")
         assert len(broker.sent) == 3
 
 
@@ -384,11 +368,10 @@ def no_topic(*, awaits_broker: bool) -> Reply:
 
 
 async def test_a_topic_that_nobody_would_make_is_an_error_with_the_way_out() -> None:
-    async with scripted_cluster() as (nameserver, _, network):
+    async with producing() as (p, nameserver, _):
         nameserver.answer(RequestCode.GET_ROUTEINFO_BY_TOPIC, no_topic(awaits_broker=False))
-        async with producer(nameserver, network) as p:
-            with pytest.raises(RouteNotFound, match="headrace topic create Missing") as caught:
-                await p.send(Message("Missing", b"x"))
+        with pytest.raises(RouteNotFound, match="headrace topic create Missing") as caught:
+            await p.send(Message("Missing", b"x"))
         assert not caught.value.retryable
 
 
@@ -396,25 +379,23 @@ async def test_a_topic_that_nobody_would_make_is_an_error_with_the_way_out() -> 
 async def test_a_route_that_is_not_there_yet_is_waited_for(
     answer: Reply, autojump_clock: object
 ) -> None:
-    async with scripted_cluster() as (nameserver, (broker,), network):
+    async with producing() as (p, nameserver, (broker,)):
 
         def after_20_s(_asked: Asked) -> Reply:
             return route(broker) if trio.current_time() - started > 20 else answer
 
         nameserver.answer(RequestCode.GET_ROUTEINFO_BY_TOPIC, after_20_s)
-        async with producer(nameserver, network) as p:
-            started = trio.current_time()
-            await p.send(Message("T", b"x"))
+        started = trio.current_time()
+        await p.send(Message("T", b"x"))
 
 
 async def test_no_topic_is_to_be_created_while_its_broker_is_expected(
     autojump_clock: object,
 ) -> None:
-    async with scripted_cluster() as (nameserver, _, network):
+    async with producing() as (p, nameserver, _):
         nameserver.answer(RequestCode.GET_ROUTEINFO_BY_TOPIC, no_topic(awaits_broker=True))
-        async with producer(nameserver, network) as p:
-            with pytest.raises(RouteNotFound, match="may yet register it") as caught:
-                await p.send(Message("T", b"x"))
+        with pytest.raises(RouteNotFound, match="may yet register it") as caught:
+            await p.send(Message("T", b"x"))
         assert "create" not in str(caught.value)
         assert caught.value.retryable
 
@@ -422,10 +403,7 @@ async def test_no_topic_is_to_be_created_while_its_broker_is_expected(
 async def test_a_nameserver_that_tells_nothing_is_believed_once_it_was_up_for_a_period(
     autojump_clock: object,
 ) -> None:
-    async with (
-        scripted_cluster() as (nameserver, _, network),
-        producer(nameserver, network) as p,
-    ):
+    async with producing() as (p, nameserver, _):
         await p.send(Message("Known", b"x"))
         nameserver.answer(RequestCode.GET_ROUTEINFO_BY_TOPIC, NO_TOPIC)
         with pytest.raises(RouteNotFound, match="may yet register it"):
@@ -441,11 +419,10 @@ async def test_a_nameserver_that_tells_nothing_is_believed_once_it_was_up_for_a_
 
 
 async def test_a_topic_without_write_permission_has_no_queue(autojump_clock: object) -> None:
-    async with scripted_cluster() as (nameserver, (broker,), network):
+    async with producing() as (p, nameserver, (broker,)):
         nameserver.answer(RequestCode.GET_ROUTEINFO_BY_TOPIC, route(broker, perm=4))
-        async with producer(nameserver, network) as p:
-            with pytest.raises(NoQueue, match="no queue to write to"):
-                await p.send(Message("T", b"x"))
+        with pytest.raises(NoQueue, match="no queue to write to"):
+            await p.send(Message("T", b"x"))
 
 
 async def test_the_second_nameserver_answers_for_a_dead_first_one() -> None:
@@ -466,12 +443,11 @@ async def test_dead_nameservers_are_all_named(autojump_clock: object) -> None:
 
 
 async def test_a_known_route_outlives_its_nameserver(autojump_clock: object) -> None:
-    async with scripted_cluster() as (nameserver, (broker,), network):
-        async with producer(nameserver, network) as p:
-            await p.send(Message("T", b"x"))
-            nameserver.answer(RequestCode.GET_ROUTEINFO_BY_TOPIC, close)
-            await trio.sleep(100)
-            await p.send(Message("T", b"x"))
+    async with producing() as (p, nameserver, (broker,)):
+        await p.send(Message("T", b"x"))
+        nameserver.answer(RequestCode.GET_ROUTEINFO_BY_TOPIC, close)
+        await trio.sleep(100)
+        await p.send(Message("T", b"x"))
         assert broker.count(SEND) == 2
 
 
@@ -503,13 +479,12 @@ AnyMessage: Any = Message  # takes what a type checker would refuse
     ],
 )
 async def test_bad_messages_do_not_reach_the_wire(message: Message, reason: str) -> None:
-    async with scripted_cluster() as (nameserver, (broker,), network):
-        async with producer(nameserver, network) as p:
+    async with producing() as (p, _, (broker,)):
+        with pytest.raises(InvalidMessage, match=reason):
+            await p.send(message)
+        async with p.pipeline() as pipeline:
             with pytest.raises(InvalidMessage, match=reason):
-                await p.send(message)
-            async with p.pipeline() as pipeline:
-                with pytest.raises(InvalidMessage, match=reason):
-                    await pipeline.send(message)
+                await pipeline.send(message)
         assert not broker.asked
 
 
@@ -530,10 +505,7 @@ def test_limits_that_cannot_work_are_refused_at_once(options: dict[str, Any]) ->
 
 
 async def test_pipelines_that_would_never_send_are_refused() -> None:
-    async with (
-        scripted_cluster() as (nameserver, _, network),
-        producer(nameserver, network) as p,
-    ):
+    async with producing() as (p, _, _):
         refused: list[dict[str, Any]] = [{"max_in_flight": 0}, {"max_bytes": 0}]
         for options in refused:
             with pytest.raises(ConfigurationError, match="at least 1"):
@@ -541,15 +513,14 @@ async def test_pipelines_that_would_never_send_are_refused() -> None:
 
 
 async def test_a_pipeline_outside_its_block_is_an_error() -> None:
-    async with scripted_cluster() as (nameserver, (broker,), network):
-        async with producer(nameserver, network) as p:
-            pipeline = p.pipeline()
-            with pytest.raises(ClientClosed, match=r"async with producer\.pipeline"):
-                await pipeline.send(Message("T", b"x"))
-            async with pipeline:
-                await pipeline.send(Message("T", b"x"))
-            with pytest.raises(ClientClosed):
-                await pipeline.send(Message("T", b"y"))
+    async with producing() as (p, _, (broker,)):
+        pipeline = p.pipeline()
+        with pytest.raises(ClientClosed, match=r"async with producer\.pipeline"):
+            await pipeline.send(Message("T", b"x"))
+        async with pipeline:
+            await pipeline.send(Message("T", b"x"))
+        with pytest.raises(ClientClosed):
+            await pipeline.send(Message("T", b"y"))
         assert broker.sent == [b"x"]
 
 
@@ -589,10 +560,9 @@ both_kinds = pytest.mark.parametrize("ours", [True, False], ids=["headrace", "ap
 
 
 async def test_a_batch_is_one_request_per_queue() -> None:
-    async with scripted_cluster(queues=4) as (nameserver, (broker,), network):
+    async with producing(queues=4) as (p, _, (broker,)):
         broker.answer(RequestCode.SEND_BATCH_MESSAGE, stored(5))
-        async with producer(nameserver, network) as p:
-            results = await p.send_many([Message("T", b"%d" % n, tag="t") for n in range(100)])
+        results = await p.send_many([Message("T", b"%d" % n, tag="t") for n in range(100)])
         (asked,) = broker.sends
         assert (asked.code, asked.ext["m"]) == (RequestCode.SEND_BATCH_MESSAGE, "true")
         assert broker.sent == [b"%d" % n for n in range(100)]
@@ -604,13 +574,12 @@ async def test_a_batch_is_one_request_per_queue() -> None:
 
 
 async def test_a_broker_of_ours_gets_whole_records() -> None:
-    async with scripted_cluster(queues=4, headrace=True) as (nameserver, (broker,), network):
+    async with producing(queues=4, headrace=True, group="pg") as (p, _, (broker,)):
         broker.answer_sends(storing())
         messages = [
             Message("T", b"%d" % n, tag="t", properties={"n": "x" * n}) for n in range(1, 101)
         ]
-        async with producer(nameserver, network, group="pg") as p:
-            (result,) = await p.send_many(messages)
+        (result,) = await p.send_many(messages)
         (asked,) = broker.sends
         assert asked.code == RequestCode.BULK_SEND
         assert (asked.ext["producerGroup"], asked.ext["topic"]) == ("pg", "T")
@@ -629,17 +598,16 @@ async def test_a_broker_of_ours_gets_whole_records() -> None:
 
 @both_kinds
 async def test_keys_of_a_batch_go_to_their_queues_in_order(ours: bool) -> None:
-    async with scripted_cluster(queues=4, headrace=ours) as (nameserver, (broker,), network):
+    async with producing(queues=4, headrace=ours) as (p, _, (broker,)):
         messages = [Message("T", b"%d" % n, key=f"k{n % 7}") for n in range(70)]
-        async with producer(nameserver, network) as p:
-            await p.send_many(messages)
-            expected = sorted_by_queue(messages)
-            assert {sent_queue(asked): sent_bodies(asked) for asked in broker.sends} == expected
-            broker.asked.clear()
-            bodies = [message.body for message in messages]
-            keys = [message.key for message in messages]
-            await p.send_many(bodies, topic="T", keys=keys)
-            assert {sent_queue(asked): sent_bodies(asked) for asked in broker.sends} == expected
+        await p.send_many(messages)
+        expected = sorted_by_queue(messages)
+        assert {sent_queue(asked): sent_bodies(asked) for asked in broker.sends} == expected
+        broker.asked.clear()
+        bodies = [message.body for message in messages]
+        keys = [message.key for message in messages]
+        await p.send_many(bodies, topic="T", keys=keys)
+        assert {sent_queue(asked): sent_bodies(asked) for asked in broker.sends} == expected
 
 
 def sorted_by_queue(messages: list[Message], queue_count: int = 4) -> dict[int, list[bytes]]:
@@ -651,10 +619,9 @@ def sorted_by_queue(messages: list[Message], queue_count: int = 4) -> dict[int, 
 
 @both_kinds
 async def test_a_batch_is_split_by_size_and_the_parts_take_turns(ours: bool) -> None:
-    async with scripted_cluster(queues=4, headrace=ours) as (nameserver, (broker,), network):
+    async with producing(queues=4, headrace=ours) as (p, _, (broker,)):
         bodies = [b"%07d" % n * 10_000 for n in range(80)]
-        async with producer(nameserver, network) as p:
-            results = await p.send_many(bodies, topic="T")
+        results = await p.send_many(bodies, topic="T")
         assert broker.sent == bodies
         assert max(len(asked.body) for asked in broker.sends) < BLOCK_BYTES + 70_000
         assert [len(sent_bodies(asked)) for asked in broker.sends] == [14, 14, 14, 14, 14, 10]
@@ -664,27 +631,25 @@ async def test_a_batch_is_split_by_size_and_the_parts_take_turns(ours: bool) -> 
 
 @both_kinds
 async def test_a_batch_to_a_chosen_queue_stays_in_order(ours: bool) -> None:
-    async with scripted_cluster(queues=4, headrace=ours) as (nameserver, (broker,), network):
+    async with producing(queues=4, headrace=ours) as (p, _, (broker,)):
         broker.answer_sends(storing())
-        async with producer(nameserver, network) as p:
-            queue = (await p.queues("T"))[2]
-            bodies = [bytes(100_000)] * 40
-            results = await p.send_many(bodies, topic="T", keys=["k"] * 40, queue=queue)
+        queue = (await p.queues("T"))[2]
+        bodies = [bytes(100_000)] * 40
+        results = await p.send_many(bodies, topic="T", keys=["k"] * 40, queue=queue)
         assert {sent_queue(asked) for asked in broker.sends} == {2}
         assert [result.queue_offset for result in results] == [0, 10, 20, 30]
 
 
 @both_kinds
 async def test_messages_of_several_topics_in_a_batch(ours: bool) -> None:
-    async with scripted_cluster(headrace=ours) as (nameserver, (broker,), network):
-        async with producer(nameserver, network) as p:
-            results = await p.send_many([Message(f"T{n % 3}", b"%d" % n) for n in range(9)])
+    async with producing(headrace=ours) as (p, _, (broker,)):
+        results = await p.send_many([Message(f"T{n % 3}", b"%d" % n) for n in range(9)])
         assert [result.queue.topic for result in results] == ["T0", "T1", "T2"]
         assert broker.sent == [b"%d" % n for n in (0, 3, 6, 1, 4, 7, 2, 5, 8)]
 
 
 async def test_messages_may_be_made_while_they_are_sent() -> None:
-    async with scripted_cluster(queues=2, headrace=True) as (nameserver, (broker,), network):
+    async with producing(queues=2, headrace=True) as (p, _, (broker,)):
         made_when_asked = []
 
         def bodies() -> Iterator[bytes]:
@@ -692,17 +657,13 @@ async def test_messages_may_be_made_while_they_are_sent() -> None:
                 made_when_asked.append(len(broker.sends))
                 yield bytes(500_000)
 
-        async with producer(nameserver, network) as p:
-            await p.send_many(bodies(), topic="T")
+        await p.send_many(bodies(), topic="T")
         assert len(broker.sent) == 60
         assert made_when_asked[-1] > 10, "some are stored before the last ones are made"
 
 
 async def test_empty_batches_and_delayed_messages() -> None:
-    async with (
-        scripted_cluster() as (nameserver, _, network),
-        producer(nameserver, network) as p,
-    ):
+    async with producing() as (p, _, _):
         assert await p.send_many([]) == []
         assert await p.send_many([], topic="T") == []
         with pytest.raises(InvalidMessage, match="singly"):
@@ -734,10 +695,9 @@ async def test_empty_batches_and_delayed_messages() -> None:
 async def test_bad_batches_do_not_reach_the_wire(
     messages: Any, options: dict[Any, Any], reason: str
 ) -> None:
-    async with scripted_cluster(headrace=True) as (nameserver, (broker,), network):
-        async with producer(nameserver, network) as p:
-            with pytest.raises(InvalidMessage, match=reason):
-                await p.send_many(messages, **options)
+    async with producing(headrace=True) as (p, _, (broker,)):
+        with pytest.raises(InvalidMessage, match=reason):
+            await p.send_many(messages, **options)
         assert not broker.sends
 
 
@@ -785,11 +745,10 @@ def with_properties(asked: Asked) -> list[tuple[bytes, bytes]]:
 async def test_another_broker_gets_the_batch_that_one_could_not_take(
     failure: Callable[..., Any] | Reply | None, ours: bool, autojump_clock: object
 ) -> None:
-    async with scripted_cluster(2, headrace=ours) as (nameserver, (bad, good), network):
+    async with producing(2, headrace=ours) as (p, _, (bad, good)):
         bad.answer_sends(failure)
         bodies = [b"%06d" % n * 10_000 for n in range(40)]
-        async with producer(nameserver, network) as p:
-            results = await p.send_many(bodies, topic="T")
+        results = await p.send_many(bodies, topic="T")
         assert sorted(good.sent) == bodies
         assert sum(result.message_count for result in results) == 40
         assert {result.queue.broker_name for result in results} == {"broker-1"}
@@ -799,12 +758,11 @@ async def test_another_broker_gets_the_batch_that_one_could_not_take(
 async def test_a_batch_that_is_lost_for_good_is_an_error(
     ours: bool, autojump_clock: object
 ) -> None:
-    async with scripted_cluster(queues=2, headrace=ours) as (nameserver, (broker,), network):
+    async with producing(queues=2, headrace=ours, delivery_timeout_ms=100) as (p, _, (broker,)):
         broker.answer_sends(BUSY)
-        async with producer(nameserver, network, delivery_timeout_ms=100) as p:
-            with pytest.raises(BrokerError, match="dispatch is behind"):
-                bodies = [bytes([n]) * 100_000 for n in range(50)]
-                await p.send_many(bodies, topic="T", keys=["k"] * 50)
+        with pytest.raises(BrokerError, match="dispatch is behind"):
+            bodies = [bytes([n]) * 100_000 for n in range(50)]
+            await p.send_many(bodies, topic="T", keys=["k"] * 50)
         home = queue_index("k", 2)
         assert {sent_queue(asked) for asked in broker.sends} == {home}
         assert {sent_bodies(asked)[0] for asked in broker.sends} == {bodies[0]}, (
@@ -813,10 +771,7 @@ async def test_a_batch_that_is_lost_for_good_is_an_error(
 
 
 async def test_a_cancelled_batch_leaves_a_producer_that_works(autojump_clock: object) -> None:
-    async with (
-        scripted_cluster(queues=2, headrace=True) as (nameserver, (broker,), network),
-        producer(nameserver, network, timeout_ms=60_000) as p,
-    ):
+    async with producing(queues=2, headrace=True, timeout_ms=60_000) as (p, _, (broker,)):
         await p.send(Message("T", b"x"))
         broker.answer_sends(None)
         with trio.move_on_after(1):
@@ -827,13 +782,12 @@ async def test_a_cancelled_batch_leaves_a_producer_that_works(autojump_clock: ob
 
 
 async def test_a_broker_of_ours_may_want_no_whole_records() -> None:
-    async with scripted_cluster(headrace=True) as (nameserver, (broker,), network):
+    async with producing(headrace=True) as (p, _, (broker,)):
         broker.answer(RequestCode.BULK_SEND, Reply(code=3, remark="I have an IPv6 address"))
-        async with producer(nameserver, network) as p:
-            for _ in range(2):
-                await p.send_many([b"a", b"b"], topic="T")
-            async with p.pipeline() as pipeline:
-                await pipeline.send_all([Message("T", b"c")] * 2)
+        for _ in range(2):
+            await p.send_many([b"a", b"b"], topic="T")
+        async with p.pipeline() as pipeline:
+            await pipeline.send_all([Message("T", b"c")] * 2)
         codes = [asked.code for asked in broker.sends]
         assert codes == [RequestCode.BULK_SEND] + [RequestCode.SEND_BATCH_MESSAGE] * 3
 
@@ -878,15 +832,12 @@ async def test_a_lone_message_of_a_pipeline_does_not_wait(autojump_clock: object
 
 @both_kinds
 async def test_a_pipeline_reports_where_each_message_went(ours: bool) -> None:
-    async with scripted_cluster(queues=2, headrace=ours) as (nameserver, (broker,), network):
+    async with producing(queues=2, headrace=ours) as (p, _, (broker,)):
         broker.answer_sends(storing())
         outcomes = []
-        async with producer(nameserver, network) as p:
-            pipeline = p.pipeline(
-                max_in_flight=20, on_result=lambda *outcome: outcomes.append(outcome)
-            )
-            async with pipeline:
-                await pipeline.send_all(Message("T", b"%d" % n) for n in range(100))
+        pipeline = p.pipeline(max_in_flight=20, on_result=lambda *outcome: outcomes.append(outcome))
+        async with pipeline:
+            await pipeline.send_all(Message("T", b"%d" % n) for n in range(100))
         found = {
             (result.queue.queue_id, result.queue_offset): message.body
             for message, result in outcomes
@@ -906,7 +857,7 @@ async def test_a_pipeline_reports_where_each_message_went(ours: bool) -> None:
 async def test_keys_of_a_pipeline_stay_in_order_also_in_retries(
     ours: bool, autojump_clock: object
 ) -> None:
-    async with scripted_cluster(2, queues=2, headrace=ours) as (nameserver, brokers, network):
+    async with producing(2, queues=2, headrace=ours, delivery_timeout_ms=100) as (p, _, brokers):
         ok, stored_bodies = stored(), []
 
         def now_and_then(asked: Asked) -> Reply:
@@ -919,15 +870,12 @@ async def test_keys_of_a_pipeline_stay_in_order_also_in_retries(
             broker.answer_sends(BUSY, now_and_then)
         messages = [Message("T", b"%d" % n * (n % 5 + 1), key=f"k{n % 7}") for n in range(300)]
         lost = []
-        async with producer(nameserver, network, delivery_timeout_ms=100) as p:
-            pipeline = p.pipeline(
-                max_in_flight=40,
-                on_result=lambda m, r: (
-                    lost.append(m.body) if isinstance(r, HeadraceError) else None
-                ),
-            )
-            async with pipeline:
-                await pipeline.send_all(messages)
+        pipeline = p.pipeline(
+            max_in_flight=40,
+            on_result=lambda m, r: lost.append(m.body) if isinstance(r, HeadraceError) else None,
+        )
+        async with pipeline:
+            await pipeline.send_all(messages)
         for key in {message.key for message in messages}:
             of_key = [m.body for m in messages if m.key == key and m.body not in lost]
             assert [body for body in stored_bodies if body in of_key] == of_key
@@ -975,15 +923,14 @@ async def test_retry_topics_get_messages_singly() -> None:
 async def test_a_full_pipeline_makes_its_sender_wait(
     limits: dict[str, Any], body_bytes: int, ours: bool, autojump_clock: object
 ) -> None:
-    async with scripted_cluster(queues=3, headrace=ours) as (nameserver, (broker,), network):
+    async with producing(queues=3, headrace=ours, timeout_ms=60_000) as (p, _, (broker,)):
         broker.answer_sends(None)
         sent = []
-        async with producer(nameserver, network, timeout_ms=60_000) as p:
-            with trio.move_on_after(1):
-                async with p.pipeline(**limits) as pipeline:
-                    for n in range(10):
-                        await pipeline.send(Message("T", bytes(body_bytes)))
-                        sent.append(n)
+        with trio.move_on_after(1):
+            async with p.pipeline(**limits) as pipeline:
+                for n in range(10):
+                    await pipeline.send(Message("T", bytes(body_bytes)))
+                    sent.append(n)
         assert len(sent) == 3
         assert 2 <= len(broker.sent) <= 3, "two requests are under way"
 
@@ -1038,12 +985,11 @@ def refusing(body: bytes) -> Callable[..., Any]:
 
 @both_kinds
 async def test_a_pipeline_that_lost_a_message_says_which(ours: bool) -> None:
-    async with scripted_cluster(headrace=ours) as (nameserver, (broker,), network):
+    async with producing(headrace=ours) as (p, _, (broker,)):
         broker.answer_sends(refusing(b"1"))
-        async with producer(nameserver, network) as p:
-            with pytest.raises(PipelineError, match="MESSAGE_ILLEGAL") as caught:
-                async with p.pipeline() as pipeline:
-                    await pipeline.send_all(Message("T", b"%d" % n) for n in range(3))
+        with pytest.raises(PipelineError, match="MESSAGE_ILLEGAL") as caught:
+            async with p.pipeline() as pipeline:
+                await pipeline.send_all(Message("T", b"%d" % n) for n in range(3))
         ((message, error),) = caught.value.failures
         assert message.body == b"1"
         assert isinstance(error, BrokerError)
@@ -1051,26 +997,22 @@ async def test_a_pipeline_that_lost_a_message_says_which(ours: bool) -> None:
 
 
 async def test_a_pipeline_stops_at_the_first_loss() -> None:
-    async with scripted_cluster() as (nameserver, (broker,), network):
+    async with producing() as (p, _, (broker,)):
         broker.answer_sends(ILLEGAL)
-        async with producer(nameserver, network) as p:
-            with pytest.raises(PipelineError):
-                async with p.pipeline(max_in_flight=1) as pipeline:
-                    await pipeline.send_all(Message("T", b"x") for _ in range(100))
+        with pytest.raises(PipelineError):
+            async with p.pipeline(max_in_flight=1) as pipeline:
+                await pipeline.send_all(Message("T", b"x") for _ in range(100))
         assert len(broker.sent) == 1
 
 
 @both_kinds
 async def test_losses_go_to_on_result_when_there_is_one(ours: bool, autojump_clock: object) -> None:
-    async with scripted_cluster(headrace=ours) as (nameserver, (broker,), network):
+    async with producing(headrace=ours, delivery_timeout_ms=100) as (p, _, (broker,)):
         broker.answer_sends(ILLEGAL, BUSY)
         outcomes = []
-        async with producer(nameserver, network, delivery_timeout_ms=100) as p:
-            pipeline = p.pipeline(
-                max_in_flight=1, on_result=lambda *outcome: outcomes.append(outcome)
-            )
-            async with pipeline:
-                await pipeline.send_all(Message("T", b"%d" % n) for n in range(2))
+        pipeline = p.pipeline(max_in_flight=1, on_result=lambda *outcome: outcomes.append(outcome))
+        async with pipeline:
+            await pipeline.send_all(Message("T", b"%d" % n) for n in range(2))
         assert [(m.body, e.code) for m, e in outcomes] == [(b"0", 13), (b"1", 2)]
         assert broker.sent[0] == b"0"
         assert broker.sent[1:] == [b"1"] * (len(broker.sent) - 1)
@@ -1138,18 +1080,17 @@ async def test_messages_of_a_pipeline_share_the_time_of_an_outage(
 async def test_on_result_hears_of_all_when_an_exception_ends_the_block(
     ours: bool, autojump_clock: object
 ) -> None:
-    async with scripted_cluster(2, queues=2, headrace=ours) as (nameserver, brokers, network):
+    async with producing(2, queues=2, headrace=ours) as (p, _, brokers):
         brokers[0].answer_sends(stored(), BUSY)
         brokers[1].answer_sends(stored(), None)
         outcomes = Outcomes()
-        async with producer(nameserver, network) as p:
-            with pytest.raises(KeyError):
-                async with p.pipeline(on_result=outcomes) as pipeline:
-                    for n in range(200):
-                        await pipeline.send(Message("T", b"%d" % n, key=f"k{n}"))
-                        if n % 20 == 0:
-                            await trio.testing.wait_all_tasks_blocked()
-                    raise KeyError
+        with pytest.raises(KeyError):
+            async with p.pipeline(on_result=outcomes) as pipeline:
+                for n in range(200):
+                    await pipeline.send(Message("T", b"%d" % n, key=f"k{n}"))
+                    if n % 20 == 0:
+                        await trio.testing.wait_all_tasks_blocked()
+                raise KeyError
         kinds = outcomes.kinds()
         assert kinds.keys() == {b"%d" % n for n in range(200)}
         assert set(kinds.values()) == {SendResult, OutcomeUnknown}
@@ -1176,29 +1117,27 @@ async def test_several_tasks_share_a_pipeline(ours: bool) -> None:
 
 
 async def test_leaving_a_pipeline_by_an_exception_waits_for_nothing(autojump_clock: object) -> None:
-    async with scripted_cluster() as (nameserver, (broker,), network):
+    async with producing() as (p, _, (broker,)):
         broker.answer(SEND, None)
-        async with producer(nameserver, network) as p:
-            started = trio.current_time()
-            with pytest.raises(KeyError):
-                async with p.pipeline() as pipeline:
-                    await pipeline.send(Message("T", b"x"))
-                    raise KeyError
-            assert trio.current_time() - started < 1
+        started = trio.current_time()
+        with pytest.raises(KeyError):
+            async with p.pipeline() as pipeline:
+                await pipeline.send(Message("T", b"x"))
+                raise KeyError
+        assert trio.current_time() - started < 1
 
 
 async def test_a_pipeline_to_nobody_fails_after_the_delivery_timeout(
     autojump_clock: object,
 ) -> None:
-    async with scripted_cluster() as (nameserver, (broker,), network):
+    async with producing() as (p, nameserver, (broker,)):
         broker.address = "127.0.0.1:65001"
         nameserver.answer(RequestCode.GET_ROUTEINFO_BY_TOPIC, route(broker))
-        async with producer(nameserver, network) as p:
-            started = trio.current_time()
-            with pytest.raises(PipelineError, match="cannot connect"):
-                async with p.pipeline() as pipeline:
-                    await pipeline.send(Message("T", b"x"))
-            assert 29 <= trio.current_time() - started <= 30
+        started = trio.current_time()
+        with pytest.raises(PipelineError, match="cannot connect"):
+            async with p.pipeline() as pipeline:
+                await pipeline.send(Message("T", b"x"))
+        assert 29 <= trio.current_time() - started <= 30
 
 
 def test_the_frame_prefix_is_the_peers() -> None:

@@ -53,6 +53,7 @@ from tests.support.scripted import (
     Asked,
     Scripted,
     open_instance,
+    producing,
     scripted_cluster,
     scripted_in_thread,
     sent_queue,
@@ -196,47 +197,44 @@ def queues_sent(broker: Scripted) -> list[int]:
 
 @pytest.mark.parametrize("headrace", [False, True])
 async def test_messages_go_to_the_leaders_of_their_queues(headrace: bool) -> None:
-    async with scripted_cluster(2, headrace=headrace) as (nameserver, brokers, network):
+    async with producing(2, headrace=headrace) as (p, nameserver, brokers):
         nameserver.answer(ROUTE, static_route(*brokers, leads=[[1, 3], [0, 2]], total=4))
-        async with producer(nameserver, network) as p:
-            for number in range(4):
-                sent = await p.send(Message("T", b"x", key=key_of(number, 4)))
-                assert sent.queue == queue(number)
-            keyless = [await p.send(Message("T", b"x")) for _ in range(4)]
-            assert [sent.queue for sent in keyless] == list(map(queue, range(4)))
-            assert list(await p.queues("T")) == list(map(queue, range(4)))
+        for number in range(4):
+            sent = await p.send(Message("T", b"x", key=key_of(number, 4)))
+            assert sent.queue == queue(number)
+        keyless = [await p.send(Message("T", b"x")) for _ in range(4)]
+        assert [sent.queue for sent in keyless] == list(map(queue, range(4)))
+        assert list(await p.queues("T")) == list(map(queue, range(4)))
         assert queues_sent(brokers[0]) == [1, 3, 1, 3]
         assert queues_sent(brokers[1]) == [0, 2, 0, 2]
         assert {asked.ext["n"] for asked in brokers[0].sends} == {"broker-0"}
 
 
 async def test_messages_without_a_key_avoid_queues_without_a_leader() -> None:
-    async with scripted_cluster(2) as (nameserver, brokers, network):
+    async with producing(2) as (p, nameserver, brokers):
         leads = [[1], [0, 2]]
         nameserver.answer(ROUTE, static_route(*brokers, leads=leads, total=5, away=1))
-        async with producer(nameserver, network) as p:
+        for _ in range(6):
+            await p.send(Message("T", b"x"))
+        async with p.pipeline() as pipeline:
             for _ in range(6):
-                await p.send(Message("T", b"x"))
-            async with p.pipeline() as pipeline:
-                for _ in range(6):
-                    await pipeline.send(Message("T", b"x"))
+                await pipeline.send(Message("T", b"x"))
         assert set(queues_sent(brokers[0])) == {1}
 
 
 async def test_a_key_without_a_leader_fails_by_name(autojump_clock: MockClock) -> None:
-    async with scripted_cluster(2) as (nameserver, brokers, network):
+    async with producing(2, delivery_timeout_ms=1000) as (p, nameserver, brokers):
         leads = [[1], [0, 2]]
         nameserver.answer(ROUTE, static_route(*brokers, leads=leads, total=4, away=1))
-        async with producer(nameserver, network, delivery_timeout_ms=1000) as p:
-            with pytest.raises(NoQueue, match=r"global__/0 now: no master of its leader broker-1"):
-                await p.send(Message("T", b"x", key=key_of(0, 4)))
-            with pytest.raises(NoQueue, match=r"global__/3 now: no broker leads it"):
-                await p.send_many([Message("T", b"x", key=key_of(3, 4))])
-            outcomes: list[Any] = []
-            async with p.pipeline(on_result=lambda _, outcome: outcomes.append(outcome)) as pipe:
-                await pipe.send(Message("T", b"x", key=key_of(3, 4)))
-                await pipe.send(Message("T", b"x", key=key_of(1, 4)))
-            assert sorted(isinstance(outcome, NoQueue) for outcome in outcomes) == [False, True]
+        with pytest.raises(NoQueue, match=r"global__/0 now: no master of its leader broker-1"):
+            await p.send(Message("T", b"x", key=key_of(0, 4)))
+        with pytest.raises(NoQueue, match=r"global__/3 now: no broker leads it"):
+            await p.send_many([Message("T", b"x", key=key_of(3, 4))])
+        outcomes: list[Any] = []
+        async with p.pipeline(on_result=lambda _, outcome: outcomes.append(outcome)) as pipe:
+            await pipe.send(Message("T", b"x", key=key_of(3, 4)))
+            await pipe.send(Message("T", b"x", key=key_of(1, 4)))
+        assert sorted(isinstance(outcome, NoQueue) for outcome in outcomes) == [False, True]
         assert queues_sent(brokers[0]) == [1]
         assert brokers[1].sends == []
 
@@ -260,31 +258,30 @@ async def test_the_log_names_the_leader_that_is_away(
 
 @pytest.mark.parametrize("way", ["send", "send_many", "pipeline"])
 async def test_a_moved_leader_is_found_at_once(way: str, autojump_clock: MockClock) -> None:
-    async with scripted_cluster(2) as (nameserver, (old, new), network):
+    async with producing(2) as (p, nameserver, (old, new)):
         before = static_route(old, new, leads=[[0], []], total=1)
         after = static_route(old, new, leads=[[0], [0]], total=1)
         nameserver.answer(ROUTE, before, after)
-        async with producer(nameserver, network) as p:
-            await p.send(Message("T", b"1", key="k"))
-            old.answer_sends(NOT_LEADER)
-            started = trio.current_time()
-            if way == "send":
-                await p.send(Message("T", b"2", key="k"))
-            elif way == "send_many":
-                await p.send_many([Message("T", b"2", key="k")])
-            else:
-                async with p.pipeline() as pipeline:
-                    await pipeline.send(Message("T", b"2", key="k"))
-            assert trio.current_time() - started < 0.2
-            assert new.sent == [b"2"]
-            assert not p._sender.faults.current(), "the old leader is not down"
+        await p.send(Message("T", b"1", key="k"))
+        old.answer_sends(NOT_LEADER)
+        started = trio.current_time()
+        if way == "send":
+            await p.send(Message("T", b"2", key="k"))
+        elif way == "send_many":
+            await p.send_many([Message("T", b"2", key="k")])
+        else:
+            async with p.pipeline() as pipeline:
+                await pipeline.send(Message("T", b"2", key="k"))
+        assert trio.current_time() - started < 0.2
+        assert new.sent == [b"2"]
+        assert not p._sender.faults.current(), "the old leader is not down"
 
 
 @pytest.mark.parametrize("way", ["send", "pipeline"])
 async def test_a_send_that_was_passed_on_names_the_new_leader(
     way: str, autojump_clock: MockClock
 ) -> None:
-    async with scripted_cluster(2) as (nameserver, (old, new), network):
+    async with producing(2) as (p, nameserver, (old, new)):
         before = static_route(old, new, leads=[[0], []], total=1)
         after = static_route(old, new, leads=[[0], [0]], total=1)
         nameserver.answer(ROUTE, before, before, after)
@@ -296,25 +293,23 @@ async def test_a_send_that_was_passed_on_names_the_new_leader(
             return reply
 
         old.answer_sends(forward)
-        async with producer(nameserver, network) as p:
-            for _ in range(9):
-                if way == "send":
-                    await p.send(Message("T", b"x", key="k"))
-                else:
-                    async with p.pipeline() as pipeline:
-                        await pipeline.send(Message("T", b"x", key="k"))
-                await trio.sleep(0.15)
+        for _ in range(9):
+            if way == "send":
+                await p.send(Message("T", b"x", key="k"))
+            else:
+                async with p.pipeline() as pipeline:
+                    await pipeline.send(Message("T", b"x", key="k"))
+            await trio.sleep(0.15)
         # The nameserver learned of it late, and is not asked with every send.
         assert nameserver.count(ROUTE) == 3
         assert (len(old.sends), len(new.sends)) == (6, 3)
 
 
 async def test_undecided_offsets_are_not_counted_up() -> None:
-    async with scripted_cluster(headrace=True) as (nameserver, (broker,), network):
+    async with producing(headrace=True) as (p, nameserver, (broker,)):
         nameserver.answer(ROUTE, static_route(broker, leads=[[0]], total=1))
         broker.answer_sends(stored(-1))
-        async with producer(nameserver, network) as p:
-            results = await p.send_many([Message("T", b"x")] * 3)
+        results = await p.send_many([Message("T", b"x")] * 3)
         offsets = [each.queue_offset for result in results for each in result.of_each()]
         assert offsets == [-1, -1, -1]
 

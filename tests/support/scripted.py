@@ -16,6 +16,7 @@ from typing import Any
 
 import trio
 
+from headrace import Producer
 from headrace.instance import ClientInstance
 from headrace_daemon.network import MemoryNetwork, Network, TcpNetwork
 from headrace_daemon.serving.server import RemotingServer
@@ -33,6 +34,19 @@ from tests.support.batches import iter_batch
 
 Answer = Reply | None
 HOST = "127.0.0.1"
+
+
+@contextlib.asynccontextmanager
+async def producing(
+    brokers: int = 1, *, queues: int = 1, headrace: bool = False, **options: Any
+) -> AsyncIterator[tuple[Producer, Scripted, list[Scripted]]]:
+    """A producer with these options at a scripted cluster; its nameserver and brokers."""
+    cluster = scripted_cluster(brokers, queues=queues, headrace=headrace)
+    async with (
+        cluster as (nameserver, masters, network),
+        Producer(nameserver=nameserver.address, connect=network.connect, **options) as producer,
+    ):
+        yield producer, nameserver, masters
 
 
 @contextlib.asynccontextmanager
