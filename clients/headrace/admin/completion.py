@@ -40,11 +40,7 @@ _TIMEOUT_S = 2.0
 
 def topics(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
     """The topics whose names begin with ``incomplete``; none if no nameserver answers."""
-
-    async def names(admin: Admin) -> list[str]:
-        return await admin.topics()
-
-    return _ask(ctx, names, incomplete)
+    return _ask(ctx, lambda admin: admin.topics(), incomplete)
 
 
 def groups(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:

@@ -6,7 +6,6 @@ import base64
 import binascii
 import sys
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ import click
 from headrace.admin import completion, options
 from headrace.admin.failures import NotFound, report
 from headrace.admin.output import print_json_line, print_record, queue_columns, time_text
+from headrace.admin.row_sender import RowSender, open_source
 from headrace.admin.rows import NESTED_TOO_DEEPLY, BadRow
 from headrace.admin.terminal import clean_lines
 from headrace.errors import HeadraceError, RouteNotFound
@@ -22,12 +22,10 @@ from headrace_daemon.command import FAILED, NOT_FOUND, clean
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from typing import BinaryIO
 
     from headrace.messages import Message, SendResult
     from headrace.table.client import Change, Table
 
-_ROWS_PER_CHUNK = 1000
 # A person waits for the answer.
 _PATIENCE_MS = 1000
 
@@ -254,40 +252,19 @@ def load(topic: str, file: Path | None, nameserver: str | None, *, as_json: bool
     """
     import trio
 
-    if file is None or file == Path("-"):
-        count = trio.run(_load, topic, sys.stdin.buffer, "standard input", nameserver)
-    else:
-        with file.open("rb") as source:
-            count = trio.run(_load, topic, source, str(file), nameserver)
-    print_record({"topic": topic, "keys": count}, as_json=as_json)
+    with open_source(file) as source:
+        sender = RowSender(source, partial(_messages, topic, source.name))
+        trio.run(sender.send, nameserver)
+    failure = sender.failure
+    if isinstance(failure, BadRow):
+        raise BadRow(failure.location, f"{failure.reason}. Lines loaded before it: {sender.sent}")
+    if failure:
+        raise failure
+    print_record({"topic": topic, "keys": sender.sent}, as_json=as_json)
 
 
-async def _load(topic: str, source: BinaryIO, name: str, nameserver: str | None) -> int:
-    """Send the rows; return their number. Raises BadRow after the rows before it are sent."""
-    import trio
-
-    from headrace.producer.producer import Producer
-
-    rows = _messages(topic, source, name)
-    count = 0
-    bad_row: BadRow | None = None
-    async with Producer(nameserver=nameserver) as producer, producer.pipeline() as pipeline:
-        while chunk := await trio.to_thread.run_sync(_chunk, rows, abandon_on_cancel=True):
-            messages = [row for row in chunk if not isinstance(row, BadRow)]
-            await pipeline.send_all(messages)
-            count += len(messages)
-            bad_row = next((row for row in chunk if isinstance(row, BadRow)), None)
-    if bad_row:
-        raise BadRow(bad_row.location, f"{bad_row.reason}. Lines loaded before it: {count}")
-    return count
-
-
-def _chunk(rows: Iterator[Message | BadRow]) -> list[Message | BadRow]:
-    return list(islice(rows, _ROWS_PER_CHUNK))
-
-
-def _messages(topic: str, lines: Iterable[bytes], name: str) -> Iterator[Message | BadRow]:
-    """The messages of rows up to the first invalid one, which comes last."""
+def _messages(topic: str, name: str, lines: Iterable[bytes]) -> Iterator[Message]:
+    """The messages of rows. Raises BadRow for the first invalid one."""
     import msgspec
 
     for number, line in enumerate(lines, 1):
@@ -298,8 +275,8 @@ def _messages(topic: str, lines: Iterable[bytes], name: str) -> Iterator[Message
             message.check()
         except (ValueError, RecursionError) as error:
             too_deep = isinstance(error, RecursionError)
-            yield BadRow(f"{name}:{number}", NESTED_TOO_DEEPLY if too_deep else str(error))
-            return
+            reason = NESTED_TOO_DEEPLY if too_deep else str(error)
+            raise BadRow(f"{name}:{number}", reason) from error
         yield message
 
 

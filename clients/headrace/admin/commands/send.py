@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import select
 import sys
 import time
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,29 +14,13 @@ from headrace.admin import completion, options
 from headrace.admin.output import print_record, queue_columns
 from headrace.admin.points import parse_duration, parse_moment
 from headrace.admin.progress import progress
-from headrace.admin.rows import (
-    LINE_BYTES_MAX,
-    BadRow,
-    Columns,
-    RowFormat,
-    format_of,
-    read_messages,
-)
+from headrace.admin.row_sender import RowSender, open_source
+from headrace.admin.rows import BadRow, Columns, RowFormat, format_of, read_messages
 from headrace.delays import LEVEL_MAX
 from headrace.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from io import FileIO
-
-    import trio
-
     from headrace.messages import Message, SendResult
-
-_CHUNK_BYTES = 256 * 1024
-_IN_FLIGHT = 2000
-
-Chunk = list["Message"]
 
 
 @options.command(
@@ -176,12 +159,15 @@ def _send_rows(
 ) -> None:
     import trio
 
-    with _open(file) as source:
+    with open_source(file) as source:
         row_format = RowFormat(format_name) if format_name else format_of(source.name)
         if row_format is RowFormat.LINES and columns.names():
             raise ConfigurationError("lines have no columns; use --format csv or --format ndjson")
         with progress(source.name, source.file_bytes) as advance:
-            stream = _Stream(source, row_format, topic, columns, advance)
+            messages = partial(
+                read_messages, name=source.name, row_format=row_format, topic=topic, columns=columns
+            )
+            stream = RowSender(source, messages, advance)
             started = time.monotonic()
             trio.run(stream.send, nameserver)
             seconds = time.monotonic() - started
@@ -234,113 +220,3 @@ def _sent(result: SendResult) -> dict[str, Any]:
         "offset_message_id": result.offset_message_id,
         **({"recall_handle": result.recall_handle} if result.recall_handle else {}),
     }
-
-
-class _Source(NamedTuple):
-    name: str
-    file: FileIO
-    file_bytes: int | None
-
-
-@contextmanager
-def _open(path: Path | None) -> Iterator[_Source]:
-    if path is None or path == Path("-"):
-        # A buffered reader has a lock, and Python aborts at exit if a thread still holds it.
-        yield _Source("standard input", sys.stdin.buffer.raw, None)  # type: ignore[union-attr]
-        return
-    with path.open("rb", buffering=0) as file:
-        yield _Source(str(path), file, path.stat().st_size)
-
-
-def _read(file: FileIO) -> bytes:
-    """The next bytes; empty at the end. Waits even if the file was made non-blocking."""
-    while (data := file.read(_CHUNK_BYTES)) is None:
-        select.select([file], [], [])
-    return data
-
-
-class _Stream:
-    """Sends rows to the broker: reads them in a thread, and sends them through a pipeline.
-
-    sent: number of messages stored, once ``send`` is done. failure: the bad row, or the file's
-    error, that ended it early.
-    """
-
-    def __init__(
-        self,
-        source: _Source,
-        row_format: RowFormat,
-        topic: str,
-        columns: Columns,
-        advance: Callable[[int], None],
-    ) -> None:
-        self.sent = 0
-        self.failure: BadRow | OSError | None = None
-        self._source = source
-        self._row_format = row_format
-        self._topic = topic
-        self._columns = columns
-        self._advance = advance
-
-    async def send(self, nameserver: str | None) -> None:
-        """Send all messages up to the first bad row."""
-        import trio
-
-        from headrace.producer.producer import Producer
-
-        chunks_in, chunks_out = trio.open_memory_channel["Chunk"](2)
-        async with Producer(nameserver=nameserver) as producer, trio.open_nursery() as nursery:
-            nursery.start_soon(self._read, chunks_in)
-            async with producer.pipeline(max_in_flight=_IN_FLIGHT) as pipeline:
-                async for chunk in chunks_out:
-                    await pipeline.send_all(chunk)
-                    self.sent += len(chunk)
-
-    async def _read(self, chunks: trio.MemorySendChannel[Chunk]) -> None:
-        import trio
-
-        async with chunks:
-            # A read of standard input cannot be interrupted, only abandoned.
-            await trio.to_thread.run_sync(self._read_in_thread, chunks, abandon_on_cancel=True)
-
-    def _read_in_thread(self, chunks: trio.MemorySendChannel[Chunk]) -> None:
-        import trio
-
-        chunk: Chunk = []
-
-        def hand_over() -> None:
-            nonlocal chunk
-            if chunk:
-                trio.from_thread.run(chunks.send, chunk)
-                chunk = []
-
-        lines = self._lines(before_read=hand_over)
-        rows = read_messages(lines, self._source.name, self._row_format, self._topic, self._columns)
-        try:
-            for message in rows:
-                chunk.append(message)
-        except (BadRow, OSError) as error:
-            self.failure = error
-        hand_over()
-
-    def _lines(self, before_read: Callable[[], None]) -> Iterator[bytes]:
-        """Lines with their line ends; calls ``before_read`` before each read, which may block.
-
-        Raises BadRow for a line that is too long, and OSError.
-        """
-        rest, count = b"", 0
-        while True:
-            before_read()
-            data = _read(self._source.file)
-            self._advance(len(data))
-            if not data:
-                break
-            *lines, rest = (rest + data).split(b"\n")
-            for line in lines:
-                yield line + b"\n"
-            count += len(lines)
-            if len(rest) > LINE_BYTES_MAX:
-                location = f"{self._source.name}:{count + 1}"
-                raise BadRow(location, f"a line of more than {LINE_BYTES_MAX} bytes")
-        if rest:
-            yield rest
