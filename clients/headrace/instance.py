@@ -10,7 +10,7 @@ import os
 import socket
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -34,7 +34,7 @@ from headrace.errors import (
 from headrace.loops import current_loop
 from headrace.outages import ClientOutages
 from headrace.route import TopicRoute
-from headrace.tasks import Background
+from headrace.tasks import Background, gather
 from headrace.telemetry import tracing
 from headrace_protocol.bodies import ConsumerData, HeartbeatData, ProducerData
 from headrace_protocol.codes import RequestCode, ResponseCode
@@ -399,6 +399,21 @@ class ClientInstance:
             else:
                 by_address[address].append(queue)
         return list(by_address.items())
+
+    async def at_each_broker(
+        self,
+        queues: Iterable[MessageQueue],
+        work: Callable[[tuple[str, list[MessageQueue]]], Awaitable[None]],
+    ) -> None:
+        """Do something with the queues of each broker, given with its address, side by side.
+
+        One that fails holds up no other. Raises the error of the first that failed.
+        """
+        failures: dict[str, HeadraceError] = {}
+        by_address = await self.by_address(queues, failures)
+        for error in (*failures.values(), *await gather(work, by_address)):
+            if error is not None:
+                raise error
 
     async def stored_at(self, queue: MessageQueue, store_host: bytes) -> str:
         """Address of the broker that stored a message of a queue.

@@ -50,12 +50,7 @@ class QueueLockClient:
 
     async def unlock(self, queues: Iterable[MessageQueue]) -> None:
         """Release locks at all brokers. Raises the error of the first broker that fails."""
-        failures: dict[str, HeadraceError] = {}
-        by_broker = await self._instance.by_address(queues, failures)
-        outcomes = await gather(self._unlock_at, by_broker)
-        for error in (*failures.values(), *outcomes):
-            if error is not None:
-                raise error
+        await self._instance.at_each_broker(queues, self._unlock_at)
 
     async def _unlock_at(self, part: tuple[str, list[MessageQueue]]) -> None:
         address, queues = part

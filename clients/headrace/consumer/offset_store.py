@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from headrace.errors import HeadraceError
 from headrace.outages import is_absence
-from headrace.tasks import gather
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import (
     GetMaxOffsetHeader,
@@ -80,8 +79,6 @@ class OffsetStore:
         await self._commit_each(offsets, commit)
 
     async def _commit_each(self, offsets: Mapping[MessageQueue, int], commit: CommitOne) -> None:
-        failures: dict[str, HeadraceError] = {}
-
         async def commit_at(part: tuple[str, list[MessageQueue]]) -> None:
             problem = None
             for queue in part[1]:
@@ -94,10 +91,7 @@ class OffsetStore:
             if problem:
                 raise problem
 
-        outcomes = await gather(commit_at, await self._instance.by_address(offsets, failures))
-        for error in (*failures.values(), *outcomes):
-            if error is not None:
-                raise error
+        await self._instance.at_each_broker(offsets, commit_at)
 
     async def min_offset(self, queue: MessageQueue) -> int:
         """Offset of the oldest message that still exists."""
