@@ -425,7 +425,7 @@ class ClientInstance:
         if route.is_static:
             ip, port = decode_host(store_host)
             address = f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
-            if route.has_address(address):
+            if route.broker_at(address):
                 return address
         return await self.queue_address(queue)
 

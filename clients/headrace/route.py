@@ -158,10 +158,6 @@ class TopicRoute:
         """Name of the broker with an address; "" if the route has none."""
         return next((name for name, at in self.brokers.items() if address in at.values()), "")
 
-    def has_address(self, address: str) -> bool:
-        """True if a broker of the route has this address."""
-        return bool(self.broker_at(address))
-
     def note_leader(self, queue: MessageQueue, leader: str, now: float) -> None:
         """React to an answer that a queue's former leader passed on from ``leader``.
 

@@ -91,8 +91,7 @@ def copy(
 @click.argument("topic", metavar="TOPIC", shell_complete=completion.topics)
 @_file
 @_rate
-@options.as_json
-@options.nameserver
+@options.answer
 def export(
     topic: str, file: Path, per_second: float | None, nameserver: str | None, *, as_json: bool
 ) -> None:
@@ -112,8 +111,7 @@ def export(
 @click.argument("topic", metavar="TOPIC", shell_complete=completion.topics)
 @_file
 @_rate
-@options.as_json
-@options.nameserver
+@options.answer
 def import_(
     topic: str, file: Path, per_second: float | None, nameserver: str | None, *, as_json: bool
 ) -> None:

@@ -131,6 +131,13 @@ nameserver = click.option(
     "`headrace context`), then 127.0.0.1:9876.",
 )
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+
+
+def answer(function: Decorated) -> Decorated:
+    """The options of a command that asks a cluster: where, and the form of the answer."""
+    return as_json(nameserver(function))
+
+
 system = click.option("--system", is_flag=True, help="Include the brokers' own ones.")
 yes = click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
 check_config = click.option(

@@ -54,8 +54,7 @@ def names(text: str | None) -> list[str]:
     "mqadmin does it; offsets jump to a multiple of 10000.",
 )
 @dry_run
-@options.as_json
-@options.nameserver
+@options.answer
 def remap(
     name: str,
     to: str,
@@ -89,8 +88,7 @@ def remap(
 )
 @click.argument("name", metavar="[TOPIC]", required=False, shell_complete=completion.topics)
 @dry_run
-@options.as_json
-@options.nameserver
+@options.answer
 def rebalance(name: str | None, nameserver: str | None, *, dry_run: bool, as_json: bool) -> None:
     """Spread the queues of a static topic, or of all, over all brokers.
 
@@ -122,8 +120,7 @@ def rebalance(name: str | None, nameserver: str | None, *, dry_run: bool, as_jso
     help="Give up the messages of a broker that won't come back; may be repeated.",
 )
 @dry_run
-@options.as_json
-@options.nameserver
+@options.answer
 def repair(
     name: str, forget: tuple[str, ...], nameserver: str | None, *, dry_run: bool, as_json: bool
 ) -> None:
@@ -143,8 +140,7 @@ def repair(
     "headrace topic mapping orders --json",
 )
 @_topic
-@options.as_json
-@options.nameserver
+@options.answer
 def mapping(name: str, nameserver: str | None, *, as_json: bool) -> None:
     """Show the physical queues behind each queue of a static topic, oldest first.
 

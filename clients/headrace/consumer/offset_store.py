@@ -19,8 +19,6 @@ from headrace_protocol.headers import (
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    import msgspec
-
     from headrace.instance import ClientInstance
     from headrace_protocol.bodies import MessageQueue
     from headrace_protocol.drivers.response import Response
@@ -49,7 +47,7 @@ class OffsetStore:
             # By default a broker answers 0 for a new queue, whatever start the group configured.
             set_zero_if_not_found=False,
         )
-        response = await self._ask(queue, RequestCode.QUERY_CONSUMER_OFFSET, header)
+        response = await self._instance.ask_queue(queue, RequestCode.QUERY_CONSUMER_OFFSET, header)
         if response.command.code == ResponseCode.QUERY_NOT_FOUND:
             return None
         return _offset(response)
@@ -62,7 +60,9 @@ class OffsetStore:
 
         async def commit(queue: MessageQueue, offset: int) -> None:
             header = _commit_header(group, queue, offset)
-            response = await self._ask(queue, RequestCode.UPDATE_CONSUMER_OFFSET, header)
+            response = await self._instance.ask_queue(
+                queue, RequestCode.UPDATE_CONSUMER_OFFSET, header
+            )
             response.expect()
 
         await self._commit_each(offsets, commit)
@@ -96,22 +96,21 @@ class OffsetStore:
     async def min_offset(self, queue: MessageQueue) -> int:
         """Offset of the oldest message that still exists."""
         header = GetMinOffsetHeader(topic=queue.topic, queue_id=queue.queue_id)
-        return _offset(await self._ask(queue, RequestCode.GET_MIN_OFFSET, header))
+        return _offset(await self._instance.ask_queue(queue, RequestCode.GET_MIN_OFFSET, header))
 
     async def max_offset(self, queue: MessageQueue) -> int:
         """Offset that the next message will get."""
         header = GetMaxOffsetHeader(topic=queue.topic, queue_id=queue.queue_id)
-        return _offset(await self._ask(queue, RequestCode.GET_MAX_OFFSET, header))
+        return _offset(await self._instance.ask_queue(queue, RequestCode.GET_MAX_OFFSET, header))
 
     async def offset_at(self, queue: MessageQueue, timestamp_ms: int) -> int:
         """Offset of the first message stored at ``timestamp_ms`` (since 1970) or later."""
         header = SearchOffsetHeader(
             topic=queue.topic, queue_id=queue.queue_id, timestamp=timestamp_ms
         )
-        return _offset(await self._ask(queue, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header))
-
-    async def _ask(self, queue: MessageQueue, code: int, header: msgspec.Struct) -> Response:
-        return await self._instance.ask_queue(queue, code, header)
+        return _offset(
+            await self._instance.ask_queue(queue, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
+        )
 
 
 def _commit_header(group: str, queue: MessageQueue, offset: int) -> UpdateConsumerOffsetHeader:

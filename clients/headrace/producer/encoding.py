@@ -16,7 +16,7 @@ from zlib_ng.zlib_ng import crc32
 from headrace.errors import DelayRejected
 from headrace.messages import OffsetMessageIds, SendResult
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.command import FLAG_ONEWAY, VERSION
+from headrace_protocol.command import VERSION
 from headrace_protocol.drivers.errors import MalformedAnswer
 from headrace_protocol.frame import LENGTH_BYTES
 from headrace_protocol.headers import SendMessageResponseHeader
@@ -129,10 +129,6 @@ class SendTemplate:
             opaque,
         )
         return _frame(header, outgoing.body)
-
-    def oneway_frame(self, outgoing: Outgoing) -> list[Buffer]:
-        """Buffers of a one-way request."""
-        return self.frame(outgoing, 0, FLAG_ONEWAY)
 
 
 class BulkTemplate:

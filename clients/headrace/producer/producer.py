@@ -19,6 +19,7 @@ from headrace.producer.window import Window
 from headrace.recall import recall
 from headrace.telemetry import ended
 from headrace_protocol.codes import RequestCode
+from headrace_protocol.command import FLAG_ONEWAY
 from headrace_protocol.drivers.aio import Connect, connect_tcp
 from headrace_protocol.recall_handle import decode_recall_handle
 
@@ -151,7 +152,7 @@ class Producer(Startable):
         target = self._sender.by_key(whole.key)(publication)
         connection = await self._sender.connection(target)
         outgoing, span = self._sender.encode(whole)
-        connection.send_soon(*target.single.oneway_frame(outgoing))
+        connection.send_soon(*target.single.frame(outgoing, 0, FLAG_ONEWAY))
         if span:
             span.end(None)
         if not publication.route.is_current:

@@ -126,16 +126,11 @@ class Sender:
         chosen = check_queue(queue)
         return lambda publication: publication.target_of(chosen)
 
-    def publication_now(self, topic: str) -> Publication | None:
-        """The topic's publication if it is known and its route is current."""
-        publication = self._publications.get(topic)
-        return publication if publication and publication.route.is_current else None
-
     async def publication(self, topic: str) -> Publication:
         """The topic's publication. Raises InvalidMessage, RouteNotFound, NoQueue, ..."""
-        current = self.publication_now(topic)
-        if current:
-            return current
+        known = self._publications.get(topic)
+        if known and known.route.is_current:
+            return known
         check_topic(topic)
         route = await self._route(topic)
         known = self._publications.get(topic)

@@ -93,8 +93,7 @@ _TOPIC_INDEPENDENT_CODES = {ResponseCode.INVALID_PARAMETER, ResponseCode.REQUEST
     metavar="MESSAGES",
     help="Messages per second that latency sends.",
 )
-@options.as_json
-@options.nameserver
+@options.answer
 def command(
     works: tuple[str, ...],
     size: str,

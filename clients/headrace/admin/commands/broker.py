@@ -90,8 +90,7 @@ _broker = click.option(
 )
 @click.argument("names", metavar="[NAME]...", nargs=-1)
 @_broker
-@options.as_json
-@options.nameserver
+@options.answer
 def get(
     names: tuple[str, ...], broker: str | None, nameserver: str | None, *, as_json: bool
 ) -> None:
@@ -139,8 +138,7 @@ def _rows(
 )
 @click.argument("settings", metavar="NAME=VALUE...", nargs=-1, required=True)
 @_broker
-@options.as_json
-@options.nameserver
+@options.answer
 def set_config(
     settings: tuple[str, ...], broker: str | None, nameserver: str | None, *, as_json: bool
 ) -> None:

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
 
 @options.command("cluster", "headrace cluster", "headrace cluster --json")
-@options.as_json
-@options.nameserver
+@options.answer
 def command(*, as_json: bool, nameserver: str | None) -> None:
     """List the brokers with their rates, and those that left."""
     from headrace.tasks import gather

@@ -94,8 +94,7 @@ _CHECK_S = 0.25
     help=f"What to print of each message: {FORMAT_HELP}. Values are escaped.",
 )
 @options.allow_partial
-@options.as_json
-@options.nameserver
+@options.answer
 @click.pass_obj
 def command(
     patience: options.Patience,

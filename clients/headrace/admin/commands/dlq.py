@@ -47,8 +47,7 @@ def command() -> None:
     metavar="MESSAGES",
     help="Maximum number of dead letters.",
 )
-@options.as_json
-@options.nameserver
+@options.answer
 def list_letters(
     group: str, since: str | None, count: int, nameserver: str | None, *, as_json: bool
 ) -> None:
@@ -81,8 +80,7 @@ def list_letters(
     help="Topic to send to. Default: the one that the message was first sent to.",
 )
 @click.option("--dry-run", is_flag=True, help="Only show what would be sent.")
-@options.as_json
-@options.nameserver
+@options.answer
 def replay(
     group: str,
     message_id: str | None,

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     "headrace doctor",
     "headrace doctor --json -n 'ns-1:9876;ns-2:9876'",
 )
-@options.as_json
-@options.nameserver
+@options.answer
 def command(*, as_json: bool, nameserver: str | None) -> None:
     """Check that every server is up and is what it should be.
 

@@ -45,8 +45,7 @@ command.add_command(dlq.command)
 
 @command.subcommand("list", "headrace group list", "headrace group list --json")
 @options.system
-@options.as_json
-@options.nameserver
+@options.answer
 def list_groups(nameserver: str | None, *, system: bool, as_json: bool) -> None:
     """List the groups with their connected members and their lag over all topics."""
 
@@ -78,8 +77,7 @@ async def _group_row(admin: Admin, group: str, problems: list[BrokerProblem]) ->
     "headrace group describe warehouse --json",
 )
 @click.argument("group", metavar="GROUP", shell_complete=completion.groups)
-@options.as_json
-@options.nameserver
+@options.answer
 def describe(group: str, nameserver: str | None, *, as_json: bool) -> None:
     """Show a group's settings, members and topics, and the owner, lag and lock of each queue.
 
@@ -142,8 +140,7 @@ def delete(group: str, nameserver: str | None, *, yes: bool) -> None:
 @click.option("--topic", metavar="TOPIC", shell_complete=completion.topics, help="Only this topic.")
 @click.option("--watch", is_flag=True, help="Show it again every 2 s, until Ctrl-C.")
 @options.allow_partial
-@options.as_json
-@options.nameserver
+@options.answer
 def lag(
     group: str,
     topic: str | None,
@@ -228,8 +225,7 @@ def _lag_row(lag: QueueLag) -> dict[str, Any]:
 )
 @click.option("--queue", type=click.IntRange(min=0), metavar="N", help="Only the queue N.")
 @click.option("--broker", metavar="NAME", help="The broker of --queue, if several have one.")
-@options.as_json
-@options.nameserver
+@options.answer
 def reset(
     group: str,
     topic: str,
@@ -289,8 +285,7 @@ async def _queue(admin: Admin, topic: str, queue_id: int, broker: str | None) ->
 @click.argument("source", metavar="FROM", shell_complete=completion.groups)
 @click.argument("target", metavar="TO", shell_complete=completion.groups)
 @click.option("--topic", metavar="TOPIC", shell_complete=completion.topics, help="Only this topic.")
-@options.as_json
-@options.nameserver
+@options.answer
 def clone(
     source: str, target: str, topic: str | None, nameserver: str | None, *, as_json: bool
 ) -> None:

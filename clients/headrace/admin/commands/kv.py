@@ -49,8 +49,7 @@ def command() -> None:
 @_topic
 @_key
 @options.allow_partial
-@options.as_json
-@options.nameserver
+@options.answer
 def get(
     topic: str, key: str, nameserver: str | None, *, allow_partial: bool, as_json: bool
 ) -> None:
@@ -117,8 +116,7 @@ def _table(
 @_topic
 @_key
 @click.argument("value", metavar="[VALUE]", type=options.BYTES, required=False)
-@options.as_json
-@options.nameserver
+@options.answer
 def put(
     topic: str, key: str, value: bytes | None, nameserver: str | None, *, as_json: bool
 ) -> None:
@@ -137,8 +135,7 @@ def put(
 @command.subcommand("delete", "headrace kv delete settings colour")
 @_topic
 @_key
-@options.as_json
-@options.nameserver
+@options.answer
 def delete(topic: str, key: str, nameserver: str | None, *, as_json: bool) -> None:
     """Delete a key, whether or not it exists."""
     import trio
@@ -166,8 +163,7 @@ def _print_result(result: SendResult, key: str, *, as_json: bool) -> None:
     "--max", "count", type=click.IntRange(min=1), metavar="N", help="Stop after so many changes."
 )
 @options.allow_partial
-@options.as_json
-@options.nameserver
+@options.answer
 def watch(
     topic: str,
     count: int | None,
@@ -243,8 +239,7 @@ def _row(key: str, value: bytes | None) -> dict[str, Any]:
 )
 @_topic
 @click.argument("file", type=click.Path(path_type=Path), metavar="[FILE]", required=False)
-@options.as_json
-@options.nameserver
+@options.answer
 def load(topic: str, file: Path | None, nameserver: str | None, *, as_json: bool) -> None:
     """Put the keys and values of a file as `headrace kv dump` prints it, or of standard input.
 

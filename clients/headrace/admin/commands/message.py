@@ -46,8 +46,7 @@ def command() -> None:
     help="The message's topic; required for a producer's id.",
 )
 @options.allow_partial
-@options.as_json
-@options.nameserver
+@options.answer
 def get(
     message_id: str,
     topic: str | None,
@@ -92,8 +91,7 @@ def get(
 )
 @click.option("--until", metavar="TIME", help="Only messages stored until a time or an age.")
 @options.allow_partial
-@options.as_json
-@options.nameserver
+@options.answer
 def query(
     topic: str,
     key: str,

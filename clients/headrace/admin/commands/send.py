@@ -91,8 +91,7 @@ if TYPE_CHECKING:
     metavar="COLUMN",
     help="Column or field with the body. Default: the row as JSON.",
 )
-@options.as_json
-@options.nameserver
+@options.answer
 def command(
     topic: str,
     body: bytes | None,

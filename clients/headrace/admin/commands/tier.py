@@ -55,8 +55,7 @@ _config = click.option(
 )
 @click.option("--topic", metavar="TOPIC", shell_complete=completion.topics, help="Only this topic.")
 @options.max_count("queues of each broker")
-@options.as_json
-@options.nameserver
+@options.answer
 def status(topic: str | None, count: int, nameserver: str | None, *, as_json: bool) -> None:
     """List the queues of tiered topics, those furthest behind first.
 
@@ -93,8 +92,7 @@ def status(topic: str | None, count: int, nameserver: str | None, *, as_json: bo
     "headrace tier resume --topic Orders",
 )
 @click.option("--topic", metavar="TOPIC", shell_complete=completion.topics, help="Only this topic.")
-@options.as_json
-@options.nameserver
+@options.answer
 def resume(topic: str | None, nameserver: str | None, *, as_json: bool) -> None:
     """Try all uploads at once, also of queues that were given up.
 

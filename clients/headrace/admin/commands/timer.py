@@ -45,8 +45,7 @@ def command() -> None:
     help="Only timers due until then: 2026-11-21T06:00, or 15m from now.",
 )
 @options.max_count("timers")
-@options.as_json
-@options.nameserver
+@options.answer
 def list_timers(
     topic: str | None, until: str | None, count: int, nameserver: str | None, *, as_json: bool
 ) -> None:
@@ -90,8 +89,7 @@ def _row(timer: WaitingTimer, *, as_json: bool) -> dict[str, Any]:
     "headrace timer cancel djEgcmVtaW5kZXJzIGJyb2tlci1hIDE3MDAwMDAwMDAwMDEgMDA=",
 )
 @click.argument("timer", metavar="ID|HANDLE")
-@options.as_json
-@options.nameserver
+@options.answer
 def cancel(timer: str, nameserver: str | None, *, as_json: bool) -> None:
     """Cancel a timer by its id, or by the handle that its sender got.
 

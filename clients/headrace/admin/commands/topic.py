@@ -125,8 +125,7 @@ for _more in (
 @click.option(
     "--if-not-exists", is_flag=True, help="Succeed if the topic already exists with these settings."
 )
-@options.as_json
-@options.nameserver
+@options.answer
 def create(
     name: str,
     queues: int,
@@ -238,8 +237,7 @@ def _attributes(texts: Sequence[str], *, compacted: bool) -> dict[str, str]:
 @_perm(None)
 @_attribute
 @_broker
-@options.as_json
-@options.nameserver
+@options.answer
 def alter(
     name: str,
     queues: int | None,
@@ -323,8 +321,7 @@ async def _set_queues(
 
 @command.subcommand("list", "headrace topic list", "headrace topic list --json")
 @options.system
-@options.as_json
-@options.nameserver
+@options.answer
 def list_topics(nameserver: str | None, *, system: bool, as_json: bool) -> None:
     """List the topics with their queues, messages, bytes and last time."""
     with warned() as problems:
@@ -354,8 +351,7 @@ def _totals_row(totals: TopicTotals) -> dict[str, Any]:
 )
 @click.argument("name", metavar="TOPIC", shell_complete=completion.topics)
 @options.allow_partial
-@options.as_json
-@options.nameserver
+@options.answer
 def describe(name: str, nameserver: str | None, *, allow_partial: bool, as_json: bool) -> None:
     """Show a topic's brokers, the offsets of its queues and the groups that read it."""
     from headrace.admin.statictopic import is_compacted
@@ -432,8 +428,7 @@ def delete(name: str, nameserver: str | None, *, yes: bool) -> None:
     "headrace topic compact users --json",
 )
 @click.argument("name", metavar="TOPIC", shell_complete=completion.topics)
-@options.as_json
-@options.nameserver
+@options.answer
 def compact(name: str, nameserver: str | None, *, as_json: bool) -> None:
     """Compact a topic now, and show what that did.
 
@@ -463,8 +458,7 @@ def compact(name: str, nameserver: str | None, *, as_json: bool) -> None:
     "--from", "source", metavar="HOST:PORT", required=True, help="Broker that has the messages."
 )
 @click.option("--broker", metavar="NAME", help="Broker to rebuild, if several have the topic.")
-@options.as_json
-@options.nameserver
+@options.answer
 def rebuild(
     name: str, source: str, broker: str | None, nameserver: str | None, *, as_json: bool
 ) -> None:

@@ -43,8 +43,7 @@ def command() -> None:
 )
 @click.option("--group", metavar="GROUP", help="Only transactions of this group of producers.")
 @options.max_count("transactions of each state")
-@options.as_json
-@options.nameserver
+@options.answer
 def list_transactions(
     group: str | None, count: int, nameserver: str | None, *, as_json: bool
 ) -> None:
@@ -103,8 +102,7 @@ def _row(one: OpenTransaction, *, as_json: bool) -> dict[str, Any]:
     "headrace transaction resume 7F00000100002A9F00000000000003E8",
 )
 @click.argument("message_id", metavar="ID")
-@options.as_json
-@options.nameserver
+@options.answer
 def resume(message_id: str, nameserver: str | None, *, as_json: bool) -> None:
     """Have the producers of a discarded transaction asked again, from the start and once."""
     from headrace_protocol.system_topics import CHECK_MAX_TIME_TOPIC
