@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import trio
 
-import headrace
 from headrace import Admin, Message, MessageQueue
 from headrace.admin.groups import GroupHasMembers
 from headrace.admin.shrink import UnreadMessages
@@ -25,12 +24,9 @@ from headrace.errors import (
 )
 from headrace.messages import SendResult
 from headrace_protocol.bodies import SubscriptionGroupConfig
+from tests.support.fixtures import in_memory
 
-
-@pytest.fixture
-async def mq() -> AsyncIterator[Embedded]:
-    async with headrace.embedded(memory=True) as running:
-        yield running
+mq = pytest.fixture(in_memory)
 
 
 @pytest.fixture

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
-
 import pytest
 
 from headrace import Message, MessageQueue, Producer, PullConsumer
@@ -12,21 +9,14 @@ from headrace.admin.client import Admin
 from headrace.admin.requests import BrokerProblem
 from headrace_protocol.bodies import SubscriptionGroupConfig
 from headrace_protocol.statictopic.plans import Mode
-from tests.support.running_brokers import Brokers, brokers
+from tests.support.fixtures import admin_of_brokers, brokers_named
+from tests.support.running_brokers import Brokers
 
 QUEUE = MessageQueue("T", "__syslo__global__", 0)
 
 
-@pytest.fixture
-async def mq(tmp_path: Path) -> AsyncIterator[Brokers]:
-    async with brokers(tmp_path, ["a", "b"]) as running:
-        yield running
-
-
-@pytest.fixture
-async def admin(mq: Brokers) -> AsyncIterator[Admin]:
-    async with Admin(**mq.at) as admin:
-        yield admin
+mq = pytest.fixture(brokers_named(["a", "b"]))
+admin = pytest.fixture(admin_of_brokers)
 
 
 async def send(mq: Brokers, count: int) -> None:

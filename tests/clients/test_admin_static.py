@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -25,19 +23,11 @@ from headrace_protocol.bodies import SubscriptionGroupConfig
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.statictopic.mapping import TopicMapping
 from headrace_protocol.statictopic.plans import Mode
-from tests.support.running_brokers import Brokers, brokers
+from tests.support.fixtures import admin_of_brokers, brokers_named
+from tests.support.running_brokers import Brokers
 
-
-@pytest.fixture
-async def mq(tmp_path: Path) -> AsyncIterator[Brokers]:
-    async with brokers(tmp_path, ["a", "b", "c"]) as running:
-        yield running
-
-
-@pytest.fixture
-async def admin(mq: Brokers) -> AsyncIterator[Admin]:
-    async with Admin(**mq.at) as admin:
-        yield admin
+mq = pytest.fixture(brokers_named(["a", "b", "c"]))
+admin = pytest.fixture(admin_of_brokers)
 
 
 async def leaders(admin: Admin, topic: str = "T") -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from headrace.errors import BrokerError, ConfigurationError, OffsetsNotSaved
 from headrace.instance import ClientInstance, local_ip
 from headrace_protocol.bodies import MessageQueue, SubscriptionGroupConfig
 from tests.clients.test_consumer import produce, take
+from tests.support.fixtures import in_memory
 
 # As Java's client writes it: objects as keys, and a tab for each level.
 JAVAS_FILE = (
@@ -27,10 +27,7 @@ JAVAS_FILE = (
 )
 
 
-@pytest.fixture
-async def mq() -> AsyncIterator[Embedded]:
-    async with headrace.embedded(memory=True) as mq:
-        yield mq
+mq = pytest.fixture(in_memory)
 
 
 def broadcasting(mq: Embedded, folder: Path, **options: Any) -> Consumer:

@@ -14,16 +14,14 @@ from headrace import Admin
 from headrace.errors import NotEverywhere, PartialAnswer, RouteNotFound
 from headrace_protocol.bodies import SubscriptionGroupConfig
 from tests.support.cli import fail, succeed
-from tests.support.running_brokers import Brokers, brokers, running_in_thread
+from tests.support.fixtures import brokers_named
+from tests.support.running_brokers import Brokers, running_in_thread
 
 LEFT = r"broker b \(queues 0 to 1\) was shut down .* ago"
 FORGET = "or run `headrace broker forget b` if it won't come back"
 
 
-@pytest.fixture
-async def mq(tmp_path: Path) -> AsyncIterator[Brokers]:
-    async with brokers(tmp_path, ["a", "b"]) as running:
-        yield running
+mq = pytest.fixture(brokers_named(["a", "b"]))
 
 
 @pytest.fixture

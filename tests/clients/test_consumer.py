@@ -22,12 +22,9 @@ from headrace.embedded import Embedded
 from headrace.errors import ClientClosed, ConfigurationError, RouteNotFound
 from headrace.received import MessageBatch
 from headrace_protocol.compression import BodyTooLarge
+from tests.support.fixtures import in_memory
 
-
-@pytest.fixture
-async def mq() -> AsyncIterator[Embedded]:
-    async with headrace.embedded(memory=True) as running:
-        yield running
+mq = pytest.fixture(in_memory)
 
 
 async def produce(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -15,15 +15,13 @@ import headrace
 from headrace import Consumer, Message, MessageQueue, blocking
 from headrace.embedded import Embedded
 from headrace.errors import ClientClosed, ConfigurationError, WrongEventLoop
+from tests.support.fixtures import in_memory
 from tests.support.until import until
 
 pytestmark = pytest.mark.slow  # the mock clock waits for the broker's threads
 
 
-@pytest.fixture
-async def mq() -> AsyncIterator[Embedded]:
-    async with headrace.embedded(memory=True) as running:
-        yield running
+mq = pytest.fixture(in_memory)
 
 
 async def produce(mq: Embedded, count: int, *, queues: int = 1) -> None:

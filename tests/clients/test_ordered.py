@@ -15,7 +15,6 @@ import trio
 from anyio.abc import ByteStream
 from trio.testing import MockClock
 
-import headrace
 from headrace import Consumer, Message
 from headrace.consumer.assignment import LOCK_TRUST_S
 from headrace.consumer.inbox import Inbox, MessageIterator
@@ -34,6 +33,7 @@ from headrace_protocol.columns import RecordColumns
 from headrace_protocol.message import encode_record
 from tests.clients.test_consumer import produce, take, take_nothing
 from tests.simulation.cluster import NAMESERVER
+from tests.support.fixtures import in_memory
 
 OUTAGES_S = [0] * 17 + [45, 70]
 QUEUES = 2
@@ -42,10 +42,7 @@ MESSAGES = 10_000
 HANDLER_S_MAX = 4.0
 
 
-@pytest.fixture
-async def mq() -> AsyncIterator[Embedded]:
-    async with headrace.embedded(memory=True) as running:
-        yield running
+mq = pytest.fixture(in_memory)
 
 
 # -- handing out -----------------------------------------------------------------------------------

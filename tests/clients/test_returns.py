@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
 
 import pytest
 import trio
 
-import headrace
 from headrace import Consumer, Message, PullConsumer, ReceivedMessage
 from headrace.delays import LEVELS_S, level_of
 from headrace.embedded import Embedded
@@ -16,16 +14,14 @@ from headrace.errors import ConfigurationError
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.serving import Reply
 from tests.clients.test_consumer import produce, take, take_nothing
+from tests.support.fixtures import in_memory
 from tests.support.member import NO_TOPIC, Apache, Member
 from tests.support.scripted import Asked
 
 LEVEL_1_S = 1.0
 
 
-@pytest.fixture
-async def mq() -> AsyncIterator[Embedded]:
-    async with headrace.embedded(memory=True) as running:
-        yield running
+mq = pytest.fixture(in_memory)
 
 
 async def one(consumer: Consumer) -> ReceivedMessage:

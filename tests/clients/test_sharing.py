@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import Coroutine
 from itertools import chain
 from random import Random
 from typing import Any
@@ -14,7 +14,6 @@ import pytest
 import trio
 import trio.testing
 
-import headrace
 from headrace import Message
 from headrace.consumer.inbox import BatchIterator, Inbox, MessageIterator, Receiver
 from headrace.consumer.process_queue import Limits, ProcessQueue
@@ -24,16 +23,14 @@ from headrace.received import MessageBatch
 from headrace_protocol.bodies import MessageQueue
 from headrace_protocol.columns import RecordColumns
 from headrace_protocol.message import encode_record
+from tests.support.fixtures import in_memory
 from tests.support.seeds import seeds
 
 QUEUE = MessageQueue("T", "b", 0)
 TASKS = 8
 
 
-@pytest.fixture
-async def mq() -> AsyncIterator[Embedded]:
-    async with headrace.embedded(memory=True) as running:
-        yield running
+mq = pytest.fixture(in_memory)
 
 
 def fetched(queue: ProcessQueue, count: int, gap: int = 1) -> MessageBatch:

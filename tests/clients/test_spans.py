@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -24,6 +23,7 @@ from headrace.errors import HeadraceError
 from headrace.messages import PROPERTIES_BYTES_MAX
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.serving import Reply
+from tests.support.fixtures import in_memory
 from tests.support.member import Apache, Member
 from tests.support.scripted import Scripted, close, scripted_cluster
 
@@ -58,10 +58,7 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> Spans:
     return spans
 
 
-@pytest.fixture
-async def mq() -> AsyncIterator[Embedded]:
-    async with headrace.embedded(memory=True) as running:
-        yield running
+mq = pytest.fixture(in_memory)
 
 
 def attributes(span: ReadableSpan) -> dict[str, Any]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
-
 import pytest
 import trio
 
@@ -12,7 +9,8 @@ from headrace import Consumer, Message, Producer, Table
 from headrace.admin.client import Admin
 from headrace.admin.statictopic import StaticTopicError
 from headrace_protocol.statictopic.plans import Mode
-from tests.support.running_brokers import Brokers, brokers
+from tests.support.fixtures import admin_of_brokers, brokers_named
+from tests.support.running_brokers import Brokers
 
 pytestmark = pytest.mark.slow
 
@@ -20,16 +18,8 @@ COMPACTED = {"cleanup.policy": "COMPACTION"}
 KEYS = [f"k{number}" for number in range(8)]
 
 
-@pytest.fixture
-async def mq(tmp_path: Path) -> AsyncIterator[Brokers]:
-    async with brokers(tmp_path, ["a", "b"]) as running:
-        yield running
-
-
-@pytest.fixture
-async def admin(mq: Brokers) -> AsyncIterator[Admin]:
-    async with Admin(**mq.at) as admin:
-        yield admin
+mq = pytest.fixture(brokers_named(["a", "b"]))
+admin = pytest.fixture(admin_of_brokers)
 
 
 def table(mq: Brokers, *, local: bool) -> Table[str]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 import trio
@@ -12,7 +10,8 @@ import trio
 from headrace import Consumer, Message, Producer, SendResult
 from headrace.admin.client import Admin
 from headrace_protocol.statictopic.plans import Mode
-from tests.support.running_brokers import Brokers, brokers
+from tests.support.fixtures import brokers_named
+from tests.support.running_brokers import Brokers
 
 pytestmark = pytest.mark.slow
 
@@ -20,10 +19,7 @@ QUEUES = 3
 END = Message("T", b"end")
 
 
-@pytest.fixture
-async def mq(tmp_path: Path) -> AsyncIterator[Brokers]:
-    async with brokers(tmp_path, ["a", "b", "c"]) as running:
-        yield running
+mq = pytest.fixture(brokers_named(["a", "b", "c"]))
 
 
 class Flow:

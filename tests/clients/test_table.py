@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,13 +33,10 @@ from headrace_protocol.headers import GetByKeyResponseHeader, OffsetResponseHead
 from headrace_protocol.key_lookup import encode_found
 from headrace_protocol.message import encode_record
 from headrace_protocol.serving import Reply
+from tests.support.fixtures import in_memory
 from tests.support.scripted import close, scripted_cluster, stored
 
-
-@pytest.fixture
-async def mq() -> AsyncIterator[Embedded]:
-    async with headrace.embedded(memory=True) as running:
-        yield running
+mq = pytest.fixture(in_memory)
 
 
 async def create(
