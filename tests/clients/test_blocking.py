@@ -28,6 +28,7 @@ from headrace.embedded import Embedded
 from headrace.errors import ClientClosed, ConfigurationError, InvalidMessage, RouteNotFound
 from headrace.producer.pipeline import Pipeline
 from tests.support.cli import until
+from tests.support.verbs import lag_at
 
 
 def options(mq: Embedded) -> dict[str, Any]:
@@ -87,8 +88,7 @@ def test_batches_and_commits(mq: Embedded) -> None:
             if count == 50:
                 break
         consumer.commit()
-    with blocking.Admin(**options(mq)) as admin:
-        assert sum(queue.lag for queue in admin.lag("g", "Batches")) == 0
+    assert lag_at(mq.nameserver, "g", "Batches") == 0
 
 
 def test_messages_are_returned_without_await(mq: Embedded) -> None:
@@ -130,8 +130,7 @@ def test_until_ends_a_loop_after_its_time(mq: Embedded) -> None:
         assert list(consumer.until(timeout_ms=0)) == []
         with pytest.raises(ConfigurationError, match="timeout_ms=-1"):
             next(consumer.until(timeout_ms=-1))
-    with blocking.Admin(**options(mq)) as admin:
-        assert sum(queue.lag for queue in admin.lag("g", "Until")) == 0
+    assert lag_at(mq.nameserver, "g", "Until") == 0
 
 
 def test_until_hands_out_nothing_after_its_time(
@@ -159,8 +158,7 @@ def test_receive_has_a_limit_in_messages_and_in_time(mq: Embedded) -> None:
             assert 1 <= len(batch) <= 3
             numbers += map(int, batch.values())
         assert sorted(numbers) == list(range(10))
-    with blocking.Admin(**options(mq)) as admin:
-        assert sum(queue.lag for queue in admin.lag("g", "Receive")) == 0
+    assert lag_at(mq.nameserver, "g", "Receive") == 0
 
 
 PAIRS: list[tuple[type, type]] = [
@@ -301,8 +299,7 @@ def test_closing_in_another_thread_ends_a_loop(mq: Embedded, way: str, *, waits:
                 until(lambda: not consumer._client._inbox._is_open)
     closing.join()
     assert seen == 2
-    with blocking.Admin(**options(mq)) as admin:
-        assert sum(queue.lag for queue in admin.lag("g", topic)) == 0
+    assert lag_at(mq.nameserver, "g", topic) == 0
     with pytest.raises(ClientClosed, match="use it inside `with Consumer"):
         next(iter(consumer))
 
@@ -341,8 +338,7 @@ def test_threads_share_a_consumer_as_tasks_do(mq: Embedded) -> None:
         for thread in threads:
             thread.join()
     assert sorted(map(int, bodies)) == list(range(40))
-    with blocking.Admin(**options(mq)) as admin:
-        assert sum(queue.lag for queue in admin.lag("g", "Shared")) == 0
+    assert lag_at(mq.nameserver, "g", "Shared") == 0
 
 
 # -- processes -------------------------------------------------------------------------------------

@@ -17,8 +17,8 @@ from headrace.embedded import Embedded
 from headrace.errors import BrokerError, ConfigurationError, OffsetsNotSaved
 from headrace.instance import ClientInstance, local_ip
 from headrace_protocol.bodies import MessageQueue, SubscriptionGroupConfig
-from tests.clients.test_consumer import produce, take
 from tests.support.fixtures import in_memory
+from tests.support.verbs import produce, take
 
 # As Java's client writes it: objects as keys, and a tab for each level.
 JAVAS_FILE = (

@@ -23,36 +23,9 @@ from headrace.errors import ClientClosed, ConfigurationError, RouteNotFound
 from headrace.received import MessageBatch
 from headrace_protocol.compression import BodyTooLarge
 from tests.support.fixtures import in_memory
+from tests.support.verbs import lag_of, produce, take, take_nothing
 
 mq = pytest.fixture(in_memory)
-
-
-async def produce(
-    mq: Embedded, count: int, topic: str = "T", *, queues: int = 4, first: int = 0, tag: str = ""
-) -> None:
-    """``count`` numbered messages, each tenth with one key."""
-    async with mq.admin() as admin:
-        await admin.create_topic(topic, queues=queues, if_not_exists=True)
-    async with mq.producer() as producer, producer.pipeline() as pipeline:
-        for number in range(first, first + count):
-            await pipeline.send(Message(topic, b"%d" % number, key=f"k{number % 10}", tag=tag))
-
-
-async def take(consumer: Consumer, count: int) -> list[int]:
-    """The bodies of the next ``count`` messages, as numbers."""
-    numbers: list[int] = []
-    async for message in consumer:
-        numbers.append(int(message.body))
-        if len(numbers) == count:
-            break
-    return numbers
-
-
-async def take_nothing(consumer: Consumer) -> None:
-    with trio.move_on_after(0.1) as scope:
-        async for message in consumer:
-            raise AssertionError(f"nothing should come, but {message} did")
-    assert scope.cancelled_caught
 
 
 # -- reading in a group ----------------------------------------------------------------------------
@@ -129,8 +102,7 @@ async def test_a_member_that_is_cancelled_says_goodbye(mq: Embedded, ordered: bo
                 if len(numbers) == 50:
                     scope.cancel()
     assert scope.cancelled_caught
-    async with mq.admin() as admin:
-        assert [queue.lag for queue in await admin.lag("g", "T")] == [0]
+    assert await lag_of(mq) == 0
     async with mq.consumer("g", "T", ordered=ordered) as consumer:
         await produce(mq, 1, queues=1, first=50)
         with trio.fail_after(30):
@@ -772,7 +744,6 @@ def test_a_time_limit_of_asyncio_around_each_receive() -> None:
                 with pytest.raises(TimeoutError):
                     await asyncio.wait_for(consumer.receive(), 0.1)
             assert sorted(numbers) == list(range(10))
-            async with mq.admin() as admin:
-                assert sum(queue.lag for queue in await admin.lag("g", "T")) == 0
+            assert await lag_of(mq) == 0
 
     asyncio.run(main())

@@ -12,11 +12,12 @@ import trio
 from trio.testing import MockClock
 
 import headrace
-from headrace import Consumer, Message, MessageQueue, blocking
+from headrace import Message, MessageQueue, blocking
 from headrace.embedded import Embedded
 from headrace.errors import ClientClosed, ConfigurationError, WrongEventLoop
 from tests.support.fixtures import in_memory
 from tests.support.until import until
+from tests.support.verbs import lag_of, take
 
 pytestmark = pytest.mark.slow  # the mock clock waits for the broker's threads
 
@@ -35,20 +36,6 @@ async def produce(mq: Embedded, count: int, *, queues: int = 1) -> None:
             await producer.send(message, queue=targets[number % queues])
 
 
-async def take(consumer: Consumer, count: int) -> list[int]:
-    numbers: list[int] = []
-    async for message in consumer:
-        numbers.append(int(message.body))
-        if len(numbers) == count:
-            break
-    return numbers
-
-
-async def lag(mq: Embedded) -> int:
-    async with mq.admin() as admin:
-        return sum(queue.lag for queue in await admin.lag("g", "T"))
-
-
 @pytest.mark.parametrize("ordered", [False, True])
 async def test_a_paused_member_gets_nothing_until_it_resumes(
     mq: Embedded, autojump_clock: MockClock, *, ordered: bool
@@ -63,10 +50,10 @@ async def test_a_paused_member_gets_nothing_until_it_resumes(
         assert numbers == [0, 1, 2]
         assert await consumer.receive(timeout_ms=60_000) is None
         await consumer.commit()
-        assert await lag(mq) == 7, "the third message was processed when the next was asked for"
+        assert await lag_of(mq) == 7, "the third message was processed when the next was asked for"
         consumer.resume()
         assert await take(consumer, 7) == list(range(3, 10))
-    assert await lag(mq) == 0
+    assert await lag_of(mq) == 0
 
 
 async def test_other_queues_continue_while_one_is_paused(
@@ -82,7 +69,7 @@ async def test_other_queues_continue_while_one_is_paused(
         consumer.resume([first])
         assert sorted(await take(consumer, 10)) == list(range(0, 20, 2))
         consumer.pause([second])
-    assert await lag(mq) == 0
+    assert await lag_of(mq) == 0
 
 
 async def test_resume_leaves_the_delay_of_a_retry(mq: Embedded, autojump_clock: object) -> None:
@@ -107,7 +94,7 @@ async def test_a_member_moves_within_its_queue(mq: Embedded, autojump_clock: obj
         consumer.seek(queue, 3)
         assert await take(consumer, 1) == [3]
         await consumer.commit()
-        assert await lag(mq) == 6, "progress moves backwards, too"
+        assert await lag_of(mq) == 6, "progress moves backwards, too"
         other = MessageQueue("T", "broker-a", 7)
         for call in (lambda: consumer.seek(other, 0), lambda: consumer.pause([other])):
             with pytest.raises(ConfigurationError, match="not assigned to this member"):
@@ -166,7 +153,7 @@ async def test_members_hear_of_the_queues_that_they_get_and_lose(
         del events[:]
     assert len([event for event in events if event[1] == "-"]) >= 2
     assert "on_revoked failed for MessageQueue(topic='T'" in caplog.text
-    assert await lag(mq) == 0
+    assert await lag_of(mq) == 0
 
 
 async def test_on_assigned_may_choose_the_start(mq: Embedded, autojump_clock: object) -> None:

@@ -31,9 +31,9 @@ from headrace_nameserver.server import NameServer
 from headrace_protocol.bodies import MessageQueue
 from headrace_protocol.columns import RecordColumns
 from headrace_protocol.message import encode_record
-from tests.clients.test_consumer import produce, take, take_nothing
 from tests.simulation.cluster import NAMESERVER
 from tests.support.fixtures import in_memory
+from tests.support.verbs import produce, take, take_nothing
 
 OUTAGES_S = [0] * 17 + [45, 70]
 QUEUES = 2

@@ -13,10 +13,10 @@ from headrace.embedded import Embedded
 from headrace.errors import ConfigurationError
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.serving import Reply
-from tests.clients.test_consumer import produce, take, take_nothing
 from tests.support.fixtures import in_memory
 from tests.support.member import NO_TOPIC, Apache, Member
 from tests.support.scripted import Asked
+from tests.support.verbs import produce, take, take_nothing
 
 LEVEL_1_S = 1.0
 

@@ -25,6 +25,7 @@ from headrace_protocol.columns import RecordColumns
 from headrace_protocol.message import encode_record
 from tests.support.fixtures import in_memory
 from tests.support.seeds import seeds
+from tests.support.verbs import lag_of
 
 QUEUE = MessageQueue("T", "b", 0)
 TASKS = 8
@@ -307,8 +308,7 @@ async def test_reads_end_in_time(mq: Embedded, autojump_clock: object) -> None:
             consumer.until(timeout_ms=-1)
         with pytest.raises(ConfigurationError, match="max_messages=0"):
             await consumer.receive(0)
-    async with mq.admin() as admin:
-        assert sum(queue.lag for queue in await admin.lag("g", "T")) == 0
+    assert await lag_of(mq) == 0
 
 
 @pytest.mark.slow  # the mock clock waits for threads
@@ -326,8 +326,7 @@ async def test_until_hands_out_nothing_after_its_time(mq: Embedded, autojump_clo
         assert batch is not None
         assert batch.values() == [b"3"]
         await trio.sleep(60)
-    async with mq.admin() as admin:
-        assert sum(queue.lag for queue in await admin.lag("g", "T")) == 1
+    assert await lag_of(mq) == 1
 
 
 async def test_a_paused_queue_may_move_while_its_reader_asks_for_more(

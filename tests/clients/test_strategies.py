@@ -20,7 +20,7 @@ from headrace.consumer.rebalance import allocate, queue_order
 from headrace.consumer.strategies import Strategy
 from headrace.errors import ConfigurationError
 from headrace_protocol.bodies import MessageQueue
-from tests.clients.test_consumer import produce, take
+from tests.support.verbs import produce, take
 
 JAVA = Path(__file__).with_name("allocations.txt.gz")
 LETTERS = ("", "a", "Z", "-", "\u00e9", "\uff5e", "\U0001f600")
