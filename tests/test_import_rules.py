@@ -158,8 +158,8 @@ MAY_IMPORT = {
     "headrace_broker.retry": INNER
     | {
         "headrace_broker.consumer",
+        "headrace_broker.inner",
         "headrace_broker.message_demands",
-        "headrace_broker.statistics",
     },
     "headrace_broker.schedule": INNER
     | {"headrace_broker.inner", "headrace_broker.message_demands"},

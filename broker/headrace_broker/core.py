@@ -202,13 +202,11 @@ def build_core(config: BrokerConfig, store: MessageStore, around: Surroundings) 
         own_queues=OwnQueues(tables.mappings, store),
         registration=Registration(
             config,
-            peers,
             nameservers,
             tables.topics,
             tables.mappings,
             before,
             around.listener.address,
-            ha_address="",
         ),
         pull_watch=watch,
         statistics=statistics,

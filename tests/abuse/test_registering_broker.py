@@ -61,13 +61,11 @@ async def no_look(_nameserver: str) -> None:
 def registration(peers: Peers, nameserver: str) -> Registration:
     return Registration(
         BrokerConfig(broker_name="broker-a"),
-        peers,
         Nameservers(peers, "DefaultCluster", [nameserver]),
         NoTopics(),  # type: ignore[arg-type]
         NoMappings(),
         no_look,
         OURS,
-        ha_address="",
     )
 
 

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from headrace_broker.config import BrokerConfig
     from headrace_broker.peers.nameservers import Nameservers
-    from headrace_broker.peers.peers import Peers
     from headrace_broker.topics.table import TopicTable
 
 log = structlog.get_logger("headrace.broker.registration")
@@ -68,26 +67,23 @@ class Registration:
     def __init__(
         self,
         config: BrokerConfig,
-        peers: Peers,
         nameservers: Nameservers,
         topics: TopicTable,
         mappings: Mappings,
         before: Callable[[str], Awaitable[None]],
         address: str,
-        ha_address: str,
     ) -> None:
         """before: called before the first registration at a nameserver, and at every period.
 
         It may raise HeadraceError or StoreMissing.
         """
         self._config = config
-        self._peers = peers
+        self._peers = nameservers.peers
         self._nameservers = nameservers
         self._topics = topics
         self._mappings = mappings
         self._before = before
         self._address = address
-        self._ha_address = ha_address
         self._outages = Outages(log.warning, trio.current_time)
         self._changed = trio.Event()
         self._change_count = 0
@@ -206,7 +202,7 @@ class Registration:
             broker_name=self._config.broker_name,
             broker_addr=self._address,
             cluster_name=self._config.broker_cluster_name,
-            ha_server_addr=self._ha_address,
+            ha_server_addr="",
             broker_id=self._config.broker_id,
             compressed=False,
             body_crc32=zlib.crc32(body) & _CRC_MASK,

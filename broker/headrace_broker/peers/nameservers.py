@@ -41,19 +41,19 @@ DEPARTED: Final = (RequestCode.GET_BROKER_CLUSTER_INFO, ClusterInfoHeader(depart
 class Nameservers:
     """Look-ups at the nameservers to which this broker is connected.
 
-    addresses: of all its nameservers.
+    addresses: of all its nameservers. peers: its connections.
     """
 
     def __init__(self, peers: Peers, cluster: str, addresses: Sequence[str]) -> None:
         self.addresses = addresses
-        self._peers = peers
+        self.peers = peers
         self._cluster = cluster
         self._held: list[str] = []
 
     @asynccontextmanager
     async def hold(self, address: str) -> AsyncIterator[None]:
         """Keep a connection for the time of a block; see ``Peers.hold``."""
-        async with self._peers.hold(address):
+        async with self.peers.hold(address):
             self._held.append(address)
             try:
                 yield
@@ -80,7 +80,7 @@ class Nameservers:
         """
 
         async def look(nameserver: str) -> Infos | None:
-            route = await self._peers.ask(LOOKUPS, _route(nameserver, topic))
+            route = await self.peers.ask(LOOKUPS, _route(nameserver, topic))
             return _infos(route) if route.command.code == ResponseCode.SUCCESS else None
 
         return [*(await self._first(look) or {}).values()]
@@ -106,7 +106,7 @@ class Nameservers:
         """The addresses of a broker by id, as a nameserver knows them. Raises HeadraceError."""
         header = GetBrokerMemberGroupHeader(cluster_name=self._cluster, broker_name=broker_name)
         ask = Ask(nameserver, RequestCode.GET_BROKER_MEMBER_GROUP, header=header)
-        response = await self._peers.ask(LOOKUPS, ask)
+        response = await self.peers.ask(LOOKUPS, ask)
         if response.command.code != ResponseCode.SUCCESS:
             return {}
         body = response.decode(GetBrokerMemberGroupResponseBody)
@@ -119,13 +119,13 @@ class Nameservers:
         """
         code, header = DEPARTED
         ask = Ask(nameserver, code, header=header)
-        return departed_in(await self._peers.ask(LOOKUPS, ask))
+        return departed_in(await self.peers.ask(LOOKUPS, ask))
 
     async def infos(self, nameserver: str, topics: Sequence[str]) -> dict[str, Infos]:
         """The mappings of topics that a nameserver has. Raises HeadraceError."""
         asks = [_route(nameserver, topic) for topic in topics]
         found: dict[str, Infos] = {}
-        for topic, outcome in zip(topics, await self._peers.ask_many(FENCE, asks), strict=True):
+        for topic, outcome in zip(topics, await self.peers.ask_many(FENCE, asks), strict=True):
             if isinstance(outcome, HeadraceError):
                 raise outcome
             if outcome.command.code == ResponseCode.SUCCESS:

@@ -41,8 +41,8 @@ class DeadLetters:
     """
 
     def __init__(self, topics: TopicTable, groups: SubscriptionGroups, locks: QueueLocks) -> None:
-        self._topics = topics
-        self._groups = groups
+        self.topics = topics
+        self.groups = groups
         self._locks = locks
         self.buried_count = self.lost_count = 0
 
@@ -53,7 +53,7 @@ class DeadLetters:
         here is given up.
         """
         group = message.topic.removeprefix(RETRY_PREFIX)
-        config = self._groups.get(group)
+        config = self.groups.get(group)
         if config is None:
             raise unknown_group(group)
         times_max = message.max_reconsume_times
@@ -65,7 +65,7 @@ class DeadLetters:
 
     def bury(self, message: SentMessage, group: str) -> None:
         """Have a message stored as a dead letter of a group, without delay. Raises RequestError."""
-        message.topic = self._topics.create_dlq_topic(group).topic_name
+        message.topic = self.topics.create_dlq_topic(group).topic_name
         message.queue_id = 0
         message.put({DELAY: "0"})
         self.buried_count += 1

@@ -21,9 +21,7 @@ def build(core: Core) -> Feature:
     dead_letters = DeadLetters(topics, groups, core.clients.locks)
     send_backs = SendBackProcessor(
         core.store,
-        topics,
-        groups,
-        core.statistics,
+        core.messages.writer,
         dead_letters,
         partial(core.messages.delays.apply_for, DELAY),
         core.messages.sends,

@@ -9,6 +9,7 @@ import random
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from headrace_broker.inner.writer import InnerMessage
 from headrace_broker.message_demands import SentMessage
 from headrace_broker.processors.send import rejection
 from headrace_broker.retry.dead_letters import unknown_group
@@ -25,12 +26,10 @@ from headrace_protocol.waiting import ready
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from headrace_broker.consumer.subscriptions import SubscriptionGroups
+    from headrace_broker.inner.writer import InnerWriter
     from headrace_broker.processors.send import SendProcessor
     from headrace_broker.retry.dead_letters import DeadLetters
-    from headrace_broker.statistics import BrokerStatistics
     from headrace_broker.store.message_store import MessageStore
-    from headrace_broker.topics.table import TopicTable
     from headrace_daemon.host_log import HostLog
     from headrace_protocol.bodies import SubscriptionGroupConfig, TopicConfig
     from headrace_protocol.message import StoredMessage
@@ -48,9 +47,7 @@ class SendBackProcessor:
     def __init__(
         self,
         store: MessageStore,
-        topics: TopicTable,
-        groups: SubscriptionGroups,
-        statistics: BrokerStatistics,
+        writer: InnerWriter,
         dead_letters: DeadLetters,
         delay: Callable[[SentMessage], None],
         sends: SendProcessor,
@@ -58,9 +55,9 @@ class SendBackProcessor:
     ) -> None:
         """delay: has a message wait for its DELAY."""
         self._store = store
-        self._topics = topics
-        self._groups = groups
-        self._statistics = statistics
+        self._writer = writer
+        self._topics = dead_letters.topics
+        self._groups = dead_letters.groups
         self._dead_letters = dead_letters
         self._delay = delay
         self._sends = sends
@@ -142,9 +139,10 @@ class SendBackProcessor:
         return message
 
     def _append(self, stored: StoredMessage, message: SentMessage) -> None:
-        self._store.write_path.append(
-            (
-                self._store.queue(message.topic, message.queue_id),
+        self._writer.append_now(
+            InnerMessage(
+                message.topic,
+                message.queue_id,
                 stored.stored_body,
                 message.raw_properties,
                 message.tags_code,
@@ -152,10 +150,9 @@ class SendBackProcessor:
                 message.sys_flag,
                 stored.born_timestamp,
                 message.reconsume_times,
-            ),
-            stored.born_host,
+                stored.born_host,
+            )
         )
-        self._statistics.put(message.topic, 1, len(stored.stored_body))
 
 
 def _times_max(

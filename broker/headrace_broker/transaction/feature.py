@@ -8,10 +8,11 @@ from headrace_broker.consumer.unconsumed import InnerConsumer
 from headrace_broker.feature import Feature
 from headrace_broker.inner.topic_counts import TRANSACTIONS, TopicCounts
 from headrace_broker.message_demands import Demand
+from headrace_broker.transaction.files import TransactionFiles
 from headrace_broker.transaction.halves import TRAN_MSG
 from headrace_broker.transaction.processor import TransactionProcessor
 from headrace_broker.transaction.rebuild import Checkpoint
-from headrace_broker.transaction.transactions import Transactions
+from headrace_broker.transaction.transactions import Producers, Transactions
 from headrace_daemon.services import Service
 from headrace_protocol.message import TRANSACTION_MASK
 from headrace_protocol.system_topics import HALF_TOPIC
@@ -63,15 +64,16 @@ def _transactions(core: Core) -> Transactions:
     def channels(group: str) -> list[Channel]:
         return [member.channel for member in producers.members(group)]
 
+    files = TransactionFiles(
+        core.position("transaction", Checkpoint),
+        core.tables.offsets,
+        TopicCounts(core.file(TRANSACTIONS[0]), TRANSACTIONS[1], core.store.clock.now_ms),
+    )
     return Transactions(
         core.config,
         core.store,
         messages.writer,
         core.tables.topics,
-        core.tables.offsets,
-        core.position("transaction", Checkpoint),
-        TopicCounts(core.file(TRANSACTIONS[0]), TRANSACTIONS[1], core.store.clock.now_ms),
-        channels,
-        core.budget,
-        core.serving.server.host_log,
+        files,
+        Producers(channels, core.budget, core.serving.server.host_log),
     )

@@ -42,20 +42,17 @@ from headrace_protocol.system_topics import (
     CHECK_MAX_TIME_TOPIC,
     HALF_TOPIC,
     OP_HALF_TOPIC,
-    TRANSACTION_GROUP,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from headrace_broker.config import BrokerConfig
-    from headrace_broker.consumer.offsets import ConsumerOffsets
     from headrace_broker.host_budget import HostBudget
-    from headrace_broker.inner.topic_counts import TopicCounts
     from headrace_broker.inner.writer import InnerMessage, InnerWriter
-    from headrace_broker.store.files.positions import PositionFile
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.topics.table import TopicTable
+    from headrace_broker.transaction.files import TransactionFiles
     from headrace_daemon.host_log import HostLog
     from headrace_protocol.serving import Channel
 
@@ -71,6 +68,17 @@ _BEHIND_MAX: Final = 10_000
 _BEHIND_FACTOR: Final = 10
 _HALVES: Final = "the queue of half messages"
 _HOUR_MS: Final = 3_600_000
+
+
+class Producers(NamedTuple):
+    """Producers of transactions, as the broker knows them.
+
+    channels: the connected ones of a group. budget, host_log: of their hosts.
+    """
+
+    channels: Callable[[str], Sequence[Channel]]
+    budget: HostBudget
+    host_log: HostLog
 
 
 class _Asked(NamedTuple):
@@ -98,29 +106,21 @@ class Transactions:
         store: MessageStore,
         writer: InnerWriter,
         topics: TopicTable,
-        offsets: ConsumerOffsets,
-        position: PositionFile[Checkpoint],
-        metrics: TopicCounts,
-        channels: Callable[[str], Sequence[Channel]],
-        budget: HostBudget,
-        host_log: HostLog,
+        files: TransactionFiles,
+        producers: Producers,
     ) -> None:
-        """Reads nothing yet. channels: the connected producers of a group."""
+        """Reads nothing yet."""
         self._config = config
         self._store = store
         self._writer = writer
         self._topics = topics
-        self._offsets = offsets
-        self._position = position
-        self._metrics = metrics
-        self._channels = channels
-        self._budget = budget
-        self._host_log = host_log
+        self._files = files
+        self._producers = producers
         self._outages = Outages(log.error, ended=log.warning)
         self._halves = WaitingQueue(store, HALF_TOPIC, 0)
         self._ops = WaitingQueue(store, OP_HALF_TOPIC, 0)
         self.demand = HalfDemand(lambda: config.reject_transaction_message, self.admit)
-        self.table = HalfTable(budget)
+        self.table = HalfTable(producers.budget)
         self._decisions = Decisions()
         self.scan = Scan(self.scan_from, self._decisions.take)
         self._is_naming = False
@@ -139,19 +139,24 @@ class Transactions:
 
     def scan_from(self) -> int:
         """Physical offset from which the log may hold decisions that no op record names."""
-        log_offset = self._saved().log_offset
+        log_offset = self._files.load().log_offset
         return NOTHING if log_offset is None else log_offset
 
     def load(self) -> None:
         """Rebuild the table from the store. Raises OSError."""
-        saved = self._saved()
+        saved = self._files.load()
         half, op = (
             min(max(offset, queue.min_offset()), queue.end)
             for offset, queue in ((saved.half, self._halves), (saved.op, self._ops))
         )
         checkpoint = Checkpoint(half, op, saved.log_offset)
         self.table = rebuilt(
-            self._halves, self._ops, checkpoint, self._due_ms, self._budget, self._decisions_of
+            self._halves,
+            self._ops,
+            checkpoint,
+            self._due_ms,
+            self._producers.budget,
+            self._decisions_of,
         )
         self._decisions = Decisions()
         if self.table.open:
@@ -160,20 +165,9 @@ class Transactions:
             self._must_write.set()
 
     def _decisions_of(self, halves: list[int]) -> dict[int, Decision]:
-        if halves and self._saved().log_offset is None:
+        if halves and self._files.load().log_offset is None:
             read_log(self._decisions.take, self._store.commit_log, min(halves))
         return self._decisions.of(halves)
-
-    def _saved(self) -> Checkpoint:
-        """Our own checkpoint, unless the group's offsets are ahead of it: another broker's."""
-        half, op = (
-            self._offsets.query(TRANSACTION_GROUP, topic, 0) or 0
-            for topic in (HALF_TOPIC, OP_HALF_TOPIC)
-        )
-        own = self._position.load()
-        if own is None or half > own.half or op > own.op:
-            return Checkpoint(half, op, None)
-        return own
 
     async def run(self) -> None:
         """Ask producers at intervals until cancelled."""
@@ -229,8 +223,9 @@ class Transactions:
         Raises OSError, StoreNotWritable.
         """
         await self._look()
-        counts = self._metrics.body(self._counts())
-        await trio.to_thread.run_sync(self._metrics.save, counts, limiter=self._threads)
+        files = self._files
+        counts = files.counts.body(self._counts())
+        await trio.to_thread.run_sync(files.counts.save, counts, limiter=self._threads)
         if not self.table.is_settled:
             return
         half, log_end = self.table.next_offset, self._store.commit_log.max_offset
@@ -238,29 +233,20 @@ class Transactions:
         await self._store.flusher.wait_flushed()
         op = await trio.to_thread.run_sync(find_op)
         checkpoint = Checkpoint(half, op, log_end)
-        await trio.to_thread.run_sync(self._position.save, checkpoint, limiter=self._threads)
-        self._commit(half, op)
+        await trio.to_thread.run_sync(files.position.save, checkpoint, limiter=self._threads)
+        files.commit(checkpoint)
 
     def finish(self) -> None:
         """As ``save``, after all tasks have ended. Raises OSError."""
-        store = self._store
-        self._metrics.save(self._metrics.body(self._counts()))
+        store, files = self._store, self._files
+        files.counts.save(files.counts.body(self._counts()))
         if self.table.is_settled and store.commit_log.life.is_writable:
             half, log_end = self.table.next_offset, store.commit_log.max_offset
             op = self._op_finder(half)()
             store.flusher.flush_log_now()
-            self._position.save(Checkpoint(half, op, log_end))
-            self._commit(half, op)
-
-    def _commit(self, half: int, op: int) -> None:
-        for topic, offset in ((HALF_TOPIC, half), (OP_HALF_TOPIC, op)):
-            if not self._offsets.commit(TRANSACTION_GROUP, topic, 0, offset):
-                log.error(
-                    "checkpoint not saved, a reset is pending",
-                    group=TRANSACTION_GROUP,
-                    topic=topic,
-                    offset=offset,
-                )
+            checkpoint = Checkpoint(half, op, log_end)
+            files.position.save(checkpoint)
+            files.commit(checkpoint)
 
     def _op_finder(self, half: int) -> Callable[[], int]:
         """A function for any thread: the end of the op queue when a half was stored.
@@ -280,7 +266,7 @@ class Transactions:
 
     def admit(self, born_host: bytes) -> None:
         """Raise RequestError if a host leaves too many halves undecided to send another one."""
-        self._budget.check(Host.of_address(born_host), HALF_BYTES)
+        self._producers.budget.check(Host.of_address(born_host), HALF_BYTES)
         if self._halves.appended_end - self.table.seen >= self.unseen_max:
             self._must_look.set()
 
@@ -385,7 +371,9 @@ class Transactions:
 
     def _channel(self, half: OpenHalf) -> Channel | None:
         """A connected producer of the half's group, another one for each check."""
-        live = [one for one in self._channels(half.group) if one.is_open and not one.is_slow]
+        live = [
+            one for one in self._producers.channels(half.group) if one.is_open and not one.is_slow
+        ]
         return live[(half.first + half.times) % len(live)] if live else None
 
     async def _discard(self, asked: list[_Asked]) -> None:
@@ -396,7 +384,7 @@ class Transactions:
         messages = [halves.discarded(one.record) for one in asked]
         copies = []
         for (half, _, _, _), message in zip(asked, messages, strict=True):
-            self._host_log.warning(
+            self._producers.host_log.warning(
                 message.client,
                 "transaction discarded, nobody decided it",
                 group=half.group,
