@@ -65,7 +65,7 @@ def command(data: Path | None, *, keep: bool, spark: bool | None) -> None:
 
 
 def _has_spark(*, wanted: bool | None) -> bool:
-    """Whether to run the Spark part. Raises HeadraceError if it is wanted but not installed."""
+    """True if to run the Spark part. Raises HeadraceError if it is wanted but not installed."""
     if wanted is False:
         return False
     try:

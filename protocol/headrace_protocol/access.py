@@ -47,7 +47,7 @@ ADMINISTRATIVE: Final = frozenset(
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server that listens on ``host``."""
+    """True if only this machine can reach a server that listens on ``host``."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -55,7 +55,7 @@ def is_loopback(host: str) -> bool:
 
 
 def why_exposed(bind_address: str, access: AnonymousAccess) -> str | None:
-    """Why listening on ``bind_address`` needs the administrator's consent; None if it does not."""
+    """The reason why ``bind_address`` needs the administrator's consent; None if it needs none."""
     if access != "deny" or is_loopback(bind_address):
         return None
     return (

@@ -487,7 +487,7 @@ class ConsumerConnection(Body):
 
 
 class ConsumerRunningInfo(Body):
-    """What a member reports about itself: the answer to 307, without its statistics.
+    """A member's report about itself: the answer to 307, without its statistics.
 
     properties: its settings. mq_table: the queues that it has now.
     """
@@ -542,7 +542,7 @@ class WaitingList(Body):
 
 
 class TimingCount(Body):
-    """How many timers wait for a topic."""
+    """The number of timers that wait for a topic."""
 
     count: Int64 = 0
 

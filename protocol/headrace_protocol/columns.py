@@ -433,7 +433,7 @@ class RecordColumns:
         return split(self.data, self.start + at, np.broadcast_to(size, self.start.shape))
 
     def has_topic(self, topic: str) -> bool:
-        """Whether all records have this topic."""
+        """True if all records have this topic."""
         name = topic.encode()
         is_as_long = bool((self.topic_bytes == len(name)).all())
         return is_as_long and self._all_have(name, self._topic_at)
@@ -516,7 +516,7 @@ class RecordColumns:
             self._check_lengths()
 
     def _is_uniform(self) -> bool:
-        """Whether all records have the lengths of the first record, and these are valid.
+        """True if all records have the lengths of the first record, and these are valid.
 
         Cost: a third of checking each record.
         """

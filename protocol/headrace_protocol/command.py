@@ -38,12 +38,12 @@ class Command(msgspec.Struct, gc=False):
 
     @property
     def is_response(self) -> bool:
-        """Whether this is a response to a request of ours."""
+        """True for a response to a request of ours."""
         return bool(self.flag & FLAG_RESPONSE)
 
     @property
     def is_oneway(self) -> bool:
-        """Whether the sender expects no response."""
+        """True if the sender expects no response."""
         return bool(self.flag & FLAG_ONEWAY)
 
     def header(self, header_type: type[Header]) -> Header:

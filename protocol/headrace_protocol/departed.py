@@ -46,13 +46,13 @@ class DepartedBroker(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
 
     @property
     def reason(self) -> str:
-        """How it left: a phrase between its name and a time."""
+        """Its way of leaving: a phrase between its name and a time."""
         how = Departure.__members__.get(self.how)
         return how.value if how else "left"
 
     @property
     def left(self) -> str:
-        """How it left, and since when."""
+        """Its way of leaving, and the time of it."""
         return f"{self.reason} (since {time_text(self.since)})"
 
 

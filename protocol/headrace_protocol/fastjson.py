@@ -183,7 +183,7 @@ def _quoted_key(match: re.Match[bytes]) -> bytes:
 
 
 def _is_json(data: Buffer) -> bool:
-    """Whether the text is JSON; its strings may be invalid UTF-8."""
+    """True if the text is JSON; its strings may be invalid UTF-8."""
     try:
         _skip(data)
     except _NOT_PLAIN:
@@ -551,7 +551,7 @@ def _wire_fields(struct_type: type[msgspec.Struct]) -> list[tuple[str, str]]:
 
 @functools.cache
 def _is_plain(struct_type: type[msgspec.Struct]) -> bool:
-    """Whether msgspec's encoding is identical; it takes a twentieth of the time."""
+    """True if msgspec's encoding is identical; it takes a twentieth of the time."""
     hints = get_type_hints(struct_type)
     fields = [hints[attribute] for _, attribute in _wire_fields(struct_type)]
     names = struct_type.__struct_encode_fields__

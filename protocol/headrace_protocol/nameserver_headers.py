@@ -52,7 +52,7 @@ class QueryDataVersionHeader(BrokerHeader, kw_only=True, gc=False):
 
 
 class QueryDataVersionResponseHeader(RequestHeader, kw_only=True, gc=False):
-    """Whether the broker must register its topics again."""
+    """True if the broker must register its topics again."""
 
     changed: bool
 

@@ -58,7 +58,7 @@ class Outages:
         return frozenset(self._outages)
 
     def __bool__(self) -> bool:
-        """Whether anything is away."""
+        """True while anything is away."""
         return bool(self._outages)
 
     def seconds(self, name: str) -> float:

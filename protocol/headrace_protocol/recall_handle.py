@@ -1,4 +1,4 @@
-"""What a producer recalls a timer with: ``v1 topic broker time UNIQ_KEY`` in URL-safe base64."""
+"""The handle that recalls a timer: ``v1 topic broker time UNIQ_KEY`` in URL-safe base64."""
 
 from __future__ import annotations
 

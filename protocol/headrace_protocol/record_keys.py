@@ -22,7 +22,7 @@ _WIDTH_MIN: Final = 16
 
 
 def find_keys(records: RecordColumns) -> tuple[Array, Array]:
-    """Where the key of each record is in ``records.data``: starts and sizes, shape (n,), int64.
+    """The starts and sizes of the keys in ``records.data``, shape (n,), int64.
 
     The size is 0 for a record without a key. As in ``message.decode_properties``, an empty KEYS
     does not count, and the last of several wins.

@@ -73,7 +73,7 @@ class Channel(Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether written bytes can still reach the client."""
+        """True while written bytes can reach the client."""
 
     def greet(self) -> None:
         """Note the client's first request."""
@@ -336,7 +336,7 @@ class Registry:
         return self.serve_request(request)
 
     def _is_refused(self, request: Request) -> bool:
-        """Whether a guard rejects the request, or takes it over; sends the answer if so."""
+        """True if a guard rejects the request, or takes it over; sends the answer if so."""
         code = request.command.code
         if code not in self.functions:
             return False
@@ -354,7 +354,7 @@ class Registry:
         return reply is not None
 
     def _has_good_body(self, request: Request) -> bool:
-        """Whether a large body is within its bounds; sends an error if not."""
+        """True if a large body is within its bounds; sends an error if not."""
         try:
             _check_body(request)
         except (OutOfBounds, fastjson.MalformedJson) as error:

@@ -65,12 +65,12 @@ _OWN_TOPIC_PREFIXES = (SYSTEM_PREFIX, *(f"{prefix}{OWN_GROUP_PREFIX}" for prefix
 
 
 def is_own_group(group: str) -> bool:
-    """Whether only the broker itself may write the settings and progress of a group."""
+    """True if only the broker itself may write the settings and progress of a group."""
     return group.startswith(OWN_GROUP_PREFIX)
 
 
 def is_own_topic(topic: str) -> bool:
-    """Whether only the broker itself may write to a topic."""
+    """True if only the broker itself may write to a topic."""
     return topic in _OWN_TOPICS or topic.startswith(_OWN_TOPIC_PREFIXES)
 
 

@@ -172,7 +172,7 @@ class Run:
 
     @property
     def is_begun(self) -> bool:
-        """Whether its coroutine has run."""
+        """True once its coroutine has run."""
         return self._begin is None
 
     @property

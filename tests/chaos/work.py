@@ -181,7 +181,7 @@ def run_commands(scene: Scene, workers: Workers) -> None:
 
 
 def consume_by_command(scene: Scene, topic: str) -> bool:
-    """Whether it could read the topic."""
+    """True if it could read the topic."""
     wanted = scene.ledger.acknowledged(topic)
     done = scene.run("consume", topic, "--format", r"%s\n")
     if done is None or done.returncode:
@@ -194,7 +194,7 @@ def consume_by_command(scene: Scene, topic: str) -> bool:
 
 
 def get_by_command(scene: Scene, key: str) -> bool:
-    """Whether it could tell."""
+    """True if it could tell."""
     floor = scene.ledger.versions().get(key, 0)
     done = scene.run("kv", "get", COMPACTED, key)
     if done is None or done.returncode not in {0, NOT_FOUND}:

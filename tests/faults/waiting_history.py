@@ -64,7 +64,7 @@ class Plan(NamedTuple):
         return range(1 if self.is_rejected else min(self.returns + 1, ATTEMPTS_MAX))
 
     def rejects(self, attempt: int) -> bool | None:
-        """Whether an attempt ends by a rejection, or by a retry; None if it succeeds."""
+        """True if an attempt ends by a rejection, or by a retry; None if it succeeds."""
         return self.is_rejected if self.is_rejected or attempt < self.returns else None
 
 
@@ -104,7 +104,7 @@ def messages_of(commit_log: Path) -> Iterator[StoredMessage]:
 
 
 def _is_of_producer(message: StoredMessage) -> bool:
-    """Whether it has the body of a message that was sent."""
+    """True if it has the body of a message that was sent."""
     return message.topic != OP_HALF_TOPIC and "TIMER_DEL_UNIQKEY" not in message.properties
 
 

@@ -166,7 +166,7 @@ class BrokerMachine:
     # -- what happens to it ------------------------------------------------------------------------
 
     def set_calm(self, *, is_calm: bool) -> None:
-        """Whether the disk is to be good from now on."""
+        """True if the disk is to be good from now on."""
         self.files.is_calm = is_calm
         if is_calm:
             self.files.is_full, self.files.cut_after = False, -1

@@ -150,12 +150,12 @@ class Facts(NamedTuple):
         return excess_bytes
 
     def is_old(self, store_ms: int, reserved_ms: int | None) -> bool:
-        """Whether a time is over by a clock that can be trusted."""
+        """True if a time is over by a clock that can be trusted."""
         is_over = reserved_ms is not None and store_ms + reserved_ms <= self.now_ms
         return is_over and self.is_clock_trusted
 
     def is_expired(self, newest_ms: int) -> bool:
-        """Whether a file may go because of its age."""
+        """True if a file may go because of its age."""
         is_hour = time.localtime(self.now_ms / 1000).tm_hour in self.retention.delete_hours
         is_due = is_hour or self.is_requested or self.disk.ratio > self.retention.clean_ratio
         return is_due and self.is_old(newest_ms, self.retention.reserved_ms)

@@ -226,7 +226,7 @@ class History:
                 yield number, life
 
     def _has_lost_power(self, number: int) -> bool:
-        """Whether what a life wrote was exposed to a power cut before a start made it durable."""
+        """True if what a life wrote was exposed to a power cut before a start made it durable."""
         first = self.lives[number]
         for life in self.lives[number:]:
             if life.broker == first.broker:
@@ -272,7 +272,7 @@ class History:
         return self.is_sync or not self._any_power_cut(queue.broker_name)
 
     def is_consumed(self, groups: Iterable[str]) -> bool:
-        """Whether every group got what must be read of what is there at the end."""
+        """True if every group got what must be read of what is there at the end."""
         read = defaultdict(set)
         for got in self.got:
             read[got.group].add(got.place)

@@ -186,7 +186,7 @@ class Rival:
 
     @property
     def is_writer(self) -> bool:
-        """Whether the tier is the rival's now."""
+        """True if the tier is the rival's now."""
         tier = self.tier
         if tier is None:
             return False

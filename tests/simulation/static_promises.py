@@ -99,7 +99,7 @@ class StaticHistory(History):
 
     @property
     def expires(self) -> bool:
-        """Whether messages are removed in the end; the clocks jump, so at no certain age."""
+        """True if messages are removed in the end; the clocks jump, so at no certain age."""
         return self.reserved_s < math.inf
 
     def check_acks(self) -> set[MessageQueue]:
@@ -139,7 +139,7 @@ class StaticHistory(History):
         return next(kept, math.inf)
 
     def _is_saved(self, seen: Seen) -> bool:
-        """Whether all brokers lived on until an offset that one of them had was on disk."""
+        """True if all brokers lived on until an offset that one of them had was on disk."""
         return not any(
             life.end and seen.asked_s <= life.ended_s <= seen.answered_s + UNSAVED_S
             for life in self.lives
@@ -199,7 +199,7 @@ class OffsetWatch:
             raise PromiseBroken(f"{what} is {offset}, which the group never committed")
 
     def _may_fall(self, group: str, queue: MessageQueue, seen: Seen, before: Seen) -> bool:
-        """Whether a commit may have arrived since, or a broker may have forgotten commits."""
+        """True if a commit may have arrived since, or a broker may have forgotten commits."""
         sent_s = self._commits[group, queue].get(seen.offset, -math.inf)
         saved_s = self._commits[group, queue].get(before.offset, before.asked_s) - UNSAVED_S
         return sent_s > before.asked_s - LATE_S_MAX or any(

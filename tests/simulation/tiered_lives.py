@@ -100,12 +100,12 @@ class TieredLife(Life):
 
     @property
     def is_replaced(self) -> bool:
-        """Whether another broker has taken over the tier."""
+        """True if another broker has taken over the tier."""
         return False
 
     @property
     def may_fail(self) -> bool:
-        """Whether the tier may be out of reach."""
+        """True if the tier may be out of reach."""
         return bool(self.weather.trouble) or self.is_replaced
 
     @contextmanager

@@ -64,7 +64,7 @@ class Trend(NamedTuple):
     noise: float
 
     def is_growth(self, limit_per_hour: float) -> bool:
-        """Whether it grows faster, and by more than it goes up and down by itself."""
+        """True if it grows faster, and by more than it goes up and down by itself."""
         return self.per_hour > limit_per_hour and self.rise > 2 * self.noise
 
 

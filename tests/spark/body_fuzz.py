@@ -113,7 +113,7 @@ def reached(cell: Any, path: tuple[Any, ...]) -> Any:
 
 
 def is_same(leaf: str, value: str, cell: Any) -> bool:
-    """Whether a cell has exactly a JSON value; a float, its nearest one."""
+    """True if a cell has exactly a JSON value; a float, its nearest one."""
     if cell is None or not cell.is_valid:
         return value == "null" or value in {"[]", "{}"}
     given = json.loads(value, parse_float=str, parse_int=str)

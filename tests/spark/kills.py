@@ -94,7 +94,7 @@ class Steps:
             self._awaited, self._kill = step, kill
 
     def wait(self, seconds: float) -> bool:
-        """Whether that happens in time."""
+        """True if that happens in time."""
         return self._done.wait(seconds)
 
     def _at(self, said: dict[str, object]) -> None:

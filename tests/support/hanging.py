@@ -60,7 +60,7 @@ class Hanging:
         self.hangs = lambda name: when if name in names else None
 
     def is_hung(self, wait_s: float = _WAIT_S) -> bool:
-        """Whether one more operation hangs, after waiting for that."""
+        """True if one more operation hangs, after waiting for that."""
         return self._entered.acquire(timeout=wait_s)
 
     def release(self, number: int = 0) -> None:

@@ -113,7 +113,7 @@ class Filler:
 
 @cache
 def may_mount(kind: str = TMPFS) -> bool:
-    """Whether this user can have such a disk on this machine."""
+    """True if this user can have such a disk on this machine."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             with OwnDisk(Path(folder) / "disk", 4 << 20, kind) as disk:

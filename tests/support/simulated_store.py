@@ -96,7 +96,7 @@ class StoreWeather:
         self._clock = clock
 
     def happens(self, trouble: str) -> bool:
-        """Whether a trouble meets this request."""
+        """True if a trouble meets this request."""
         return self.trouble == trouble and self.rng.random() < _RATE
 
     def pass_time(self) -> None:

@@ -84,7 +84,7 @@ class Topics(NamedTuple):
         return ",".join((*self.names, *self.patterns))
 
     def match(self, topic: str) -> bool:
-        """Whether ``topic`` is named or matches a pattern."""
+        """True if ``topic`` is named or matches a pattern."""
         return topic in self.names or any(fnmatchcase(topic, each) for each in self.patterns)
 
 

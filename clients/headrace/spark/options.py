@@ -244,7 +244,7 @@ def _is_of_tier(name: str) -> bool:
 
 
 def _tier(options: Options, config: Mapping[str, str]) -> TierAccess | None:
-    """How tiers are read; None if brokers read them. Raises OptionError."""
+    """The access to tiers; None if brokers read them. Raises OptionError."""
     mode, manifest = options.text("tier"), options.text("manifest")
     if mode not in {None, "direct"}:
         raise OptionError("tier", mode, "the only value is direct")
@@ -263,7 +263,7 @@ def _tier(options: Options, config: Mapping[str, str]) -> TierAccess | None:
 
 
 def _table(options: Options) -> bool:
-    """Whether the topics are tables. Raises OptionError."""
+    """True if the topics are tables. Raises OptionError."""
     is_table = options.flag("table", default=False)
     if is_table and (value := options.text("filter")):
         raise OptionError(
@@ -320,7 +320,7 @@ def _span(starting: str | None, ending: str | None) -> tuple[Point | None, Point
 
 
 def _is_after(start: Point, end: Point) -> bool:
-    """Whether ``start`` lies after ``end`` regardless of the queues' contents."""
+    """True if ``start`` lies after ``end`` regardless of the queues' contents."""
     match start.kind, end.kind:
         case "offsets", "offsets":
             return any(at > end.offsets.get(queue, at) for queue, at in start.offsets.items())

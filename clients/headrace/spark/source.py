@@ -109,6 +109,6 @@ class HeadraceSource(DataSource):
 
 
 def _pushes_filters() -> bool:
-    """Whether this is the worker process in which Spark pushes filters down."""
+    """True in the worker process in which Spark pushes filters down."""
     main = getattr(sys.modules["__main__"], "__spec__", None)
     return _PUSHDOWN_WORKER in sys.modules or getattr(main, "name", None) == _PUSHDOWN_WORKER

@@ -90,17 +90,17 @@ class AsyncConnection:
 
     @property
     def is_open(self) -> bool:
-        """Whether requests can still be sent."""
+        """True while requests can be sent."""
         return self._end is None
 
     @property
     def peer_is_headrace(self) -> bool:
-        """Whether the peer has announced that it is headrace; see ``greeted``."""
+        """True once the peer has announced that it is headrace; see ``greeted``."""
         return self._connection.peer_is_headrace
 
     @property
     def is_greeted(self) -> bool:
-        """Whether it is known if the peer is headrace."""
+        """True once it is known if the peer is headrace."""
         return self._greeted.is_set()
 
     async def greeted(self, timeout_ms: float) -> None:

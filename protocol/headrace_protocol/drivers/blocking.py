@@ -62,7 +62,7 @@ class BlockingConnection:
 
     @property
     def peer_is_headrace(self) -> bool:
-        """Whether the peer is headrace; known with its first response."""
+        """True if the peer is headrace; known with its first response."""
         return self._connection.peer_is_headrace
 
     def __enter__(self) -> Self:

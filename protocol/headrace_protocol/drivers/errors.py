@@ -108,12 +108,12 @@ class BrokerError(HeadraceError):
 
     @property
     def retryable(self) -> bool:  # type: ignore[override]
-        """Whether the official clients would try another queue."""
+        """True if the official clients would try another queue."""
         return self.code in _RETRYABLE
 
     @property
     def refresh_route(self) -> bool:  # type: ignore[override]
-        """Whether the response code indicates that the route may have changed."""
+        """True if the response code indicates that the route may have changed."""
         return self.code in _ROUTE_CHANGED
 
 

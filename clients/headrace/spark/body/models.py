@@ -53,7 +53,7 @@ def model_schema(model: Model) -> str:
 
 
 def is_pickled(schema: str) -> bool:
-    """Whether ``schema`` is the result of ``model_schema``."""
+    """True if ``schema`` is the result of ``model_schema``."""
     return schema.startswith(_PICKLED)
 
 

@@ -68,7 +68,7 @@ class Predicates:
 
     @property
     def matches_nothing(self) -> bool:
-        """Whether no message can satisfy the conditions."""
+        """True if no message can satisfy the conditions."""
         return frozenset() in {self.queues, self.tags, self.keys}
 
     def __str__(self) -> str:
@@ -114,7 +114,7 @@ def _column(each: Any, columns: Mapping[str, str] | None) -> str | None:
 
 
 def _is_implied(each: Any, columns: Mapping[str, str] | None, taken: Predicates) -> bool:
-    """Whether the filter is IsNotNull on a column whose value another filter prescribes."""
+    """True if the filter is IsNotNull on a column whose value another filter prescribes."""
     if type(each).__name__ != "IsNotNull":
         return False
     prescribed = {"tags": taken.tags, "keys": taken.keys}

@@ -74,7 +74,7 @@ class BatchReader(DataSourceReader):
         return tasks
 
     def _source(self) -> Cluster | StoredTier:
-        """What is read: the brokers of a cluster, or a tier without one."""
+        """The source of the read: the brokers of a cluster, or a tier without one."""
         access = self._options.tier
         if access is not None and access.manifest is not None:
             return open_tier(access)

@@ -109,7 +109,7 @@ class RecordBlock:
 
     @cached_property
     def is_deleted(self) -> Array:
-        """Whether each record deletes its key, bool of shape (n,)."""
+        """True where a record deletes its key; bool of shape (n,)."""
         is_empty: Array = self.columns.body_bytes == 0
         marks = pc.fill_null(pc.equal(self._property(DELETE), b"true"), False)
         is_marked: Array = marks.to_numpy(zero_copy_only=False)

@@ -46,7 +46,7 @@ class HashSet:
         self._first, self._second = hashes.select(order)
 
     def holds(self, hashes: Hashes) -> Array:
-        """Whether each of these keys is in the set, bool of shape (n,)."""
+        """True where a key is in the set; bool of shape (n,)."""
         starts = np.searchsorted(self._first, hashes.first, "left")
         counts = np.searchsorted(self._first, hashes.first, "right") - starts
         is_held: Array = counts > 0

@@ -277,7 +277,7 @@ class StreamReader(DataSourceStreamReader):
     def _known_starts(
         self, known: StreamOffset, ends: Offsets, incarnations: Incarnations
     ) -> Offsets:
-        """Where to resume queues that end at ``ends``; leaves out new and recreated queues."""
+        """Offsets to resume queues at that end at ``ends``; leaves out new and recreated ones."""
         starts = {}
         for queue in known.offsets.keys() & ends.keys():
             try:
@@ -379,7 +379,7 @@ def without_begins(offset: StreamOffset) -> Offsets:
 def _known_start(
     queue: MessageQueue, known: StreamOffset, end: int, incarnations: Incarnations
 ) -> int:
-    """Where to resume a queue that ends at ``end``.
+    """The offset at which to resume a queue that ends at ``end``.
 
     Raises TopicRecreated, or DataLoss if its newest messages were lost.
     """

@@ -30,7 +30,7 @@ _MANIFEST_BYTES_MAX: Final = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class TierAccess:
-    """How a read gets at tiers.
+    """The access of a read to tiers.
 
     manifest: the tier to read without a broker; None if brokers name theirs. config: of obstore, by
     name, such as ``access_key_id``; it may hold secrets.

@@ -1,4 +1,4 @@
-"""Where a tier keeps messages of one queue: picklable, for tasks."""
+"""The spans of a tier with messages of one queue: picklable, for tasks."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class TierRange:
             yield first, stop
 
     def cut(self, start: int, end: int) -> TierRange:
-        """What is needed for a range, in whole spans."""
+        """The part that a range needs, in whole spans."""
         numbers = [
             number
             for number, span in enumerate(self.units)

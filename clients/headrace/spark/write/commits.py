@@ -102,7 +102,7 @@ def choose(states: Mapping[str, BrokerState], mine: Decision) -> Decision | None
 
 
 def _was_never_applied(decision: Decision, states: Mapping[str, BrokerState]) -> bool:
-    """Whether a broker with a part in the decision does not hold it, so it was never applied."""
+    """True if a broker with a part in the decision does not hold it, so it was never applied."""
     return any(name in states and states[name].decision != decision for name in decision.attempts)
 
 

@@ -138,7 +138,7 @@ def _checked(
 
 
 def _is_new(given: Mapping[str, str]) -> bool:
-    """Whether the checkpoint visibly has no commit yet, so that the topic may be a typo."""
+    """True if the checkpoint visibly has no commit yet, so that the topic may be a typo."""
     checkpoint = Options(given, _KNOWN_OPTIONS).text("checkpointLocation")
     if checkpoint is None:
         return False
