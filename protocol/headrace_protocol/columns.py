@@ -449,8 +449,8 @@ class RecordColumns:
         at: position from the record's start, one for all or one per record.
         """
         if self._stride and isinstance(at, int):
-            place = int(self.start[0]) + at
-            column = np.ndarray((len(self),), dtype, data, place, (self._stride,))
+            first = int(self.start[0]) + at
+            column = np.ndarray((len(self),), dtype, data, first, (self._stride,))
             return column, slice(None)
         kind = np.dtype(dtype)
         everywhere = (max(len(data) - kind.itemsize + 1, 0),)

@@ -88,7 +88,7 @@ class SendMessageHeaderV2(RequestHeader, kw_only=True, gc=False):
 
 
 class SendMessageResponseHeader(RequestHeader, kw_only=True, gc=False):
-    """The place where a message was stored.
+    """The queue and offset at which a message was stored.
 
     msg_id: offset message id; for a batch, all ids joined by commas.
     recall_handle: of a timer, what recalls it; see ``recall_handle``.

@@ -31,7 +31,7 @@ class _Outage:
 class Outages:
     """The things that are away from one client or daemon.
 
-    Names are bounded by the caller: brokers, nameservers, places; never a message or a client.
+    Names are bounded by the caller: brokers, nameservers, locations; never a message or a client.
     A thing that comes and goes is logged once per half minute, too. Several threads may report.
     """
 

@@ -44,18 +44,18 @@ decode_send = msgspec.json.Decoder(SendCommand, strict=False).decode
 def send_replies(
     store_host_hex: str,
     answers: list[SendAnswer],
-    places: list[tuple[int, int]],
+    offsets: list[tuple[int, int]],
     code: int,
     remark: str = "",
 ) -> bytes:
     """The replies to sends as one buffer, each with what the general encoder would write.
 
-    places: physical offset and queue offset of the first messages; the others get no reply.
+    offsets: physical offset and queue offset of the first messages; the others get no reply.
     """
     remark = f'"remark":"{remark}",' if remark else ""
     parts: list[str] = []
     for (queue_id, delta, uniq_key, opaque), (physical_offset, queue_offset) in zip(
-        answers, places, strict=False
+        answers, offsets, strict=False
     ):
         header = (
             f'{{"code":{code},"extFields":{{"queueId":"{queue_id}","transactionId":"{uniq_key}",'

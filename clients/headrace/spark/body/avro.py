@@ -56,52 +56,52 @@ class _Names:
         """The full name of the type that ``schema`` defines."""
         return _full_name(str(schema.get("name", "")), schema.get("namespace", self._namespace))
 
-    def _nullable(self, schema: Any, place: str) -> tuple[Kind, bool]:
+    def _nullable(self, schema: Any, path: str) -> tuple[Kind, bool]:
         if not isinstance(schema, list):
-            return self._kind(schema, place), False
+            return self._kind(schema, path), False
         others = [branch for branch in schema if branch != _NULL]
         if len(others) != 1:
             raise SchemaError(
-                f"the Avro field {place} is a union of {len(others)} types: a column has "
+                f"the Avro field {path} is a union of {len(others)} types: a column has "
                 "exactly one, optionally with null"
             )
-        return self._kind(others[0], place), len(others) < len(schema)
+        return self._kind(others[0], path), len(others) < len(schema)
 
-    def _kind(self, schema: Any, place: str) -> Kind:
+    def _kind(self, schema: Any, path: str) -> Kind:
         if isinstance(schema, str):
-            return self._named(schema, place)
+            return self._named(schema, path)
         if not isinstance(schema, dict):
-            raise SchemaError(f"the Avro field {place} has no type")
+            raise SchemaError(f"the Avro field {path} has no type")
         if "logicalType" in schema and (logical := _logical(schema)):
             return logical
-        kind = self._complex(schema, place)
+        kind = self._complex(schema, path)
         if "name" in schema:
             self._kinds[self._defined(schema)] = kind
         return kind
 
-    def _complex(self, schema: dict[str, Any], place: str) -> Kind:
+    def _complex(self, schema: dict[str, Any], path: str) -> Kind:
         match schema.get("type"):
             case "record":
                 return struct(self._fields(schema))
             case "array":
-                item, has_nulls = self._nullable(schema.get("items"), f"{place}[]")
+                item, has_nulls = self._nullable(schema.get("items"), f"{path}[]")
                 return array(item, has_nulls=has_nulls)
             case "map":
-                value, has_nulls = self._nullable(schema.get("values"), f"{place}{{}}")
+                value, has_nulls = self._nullable(schema.get("values"), f"{path}{{}}")
                 return mapping(value, has_nulls=has_nulls)
             case "enum":
                 return leaf(t.StringType())
             case "fixed":
-                return leaf(t.BinaryType(), read=pa.binary(_size(schema, place)))
+                return leaf(t.BinaryType(), read=pa.binary(_size(schema, path)))
             case other:
-                return self._kind(other, place)
+                return self._kind(other, path)
 
-    def _named(self, name: str, place: str) -> Kind:
+    def _named(self, name: str, path: str) -> Kind:
         if name in _PRIMITIVES:
             return leaf(_PRIMITIVES[name])
         if (known := self._kinds.get(_full_name(name, self._namespace))) is not None:
             return known
-        raise SchemaError(f"the Avro field {place} has the unknown type {name!r}")
+        raise SchemaError(f"the Avro field {path} has the unknown type {name!r}")
 
 
 def _full_name(name: str, namespace: str) -> str:
@@ -115,11 +115,11 @@ def _name(field: Any) -> str:
     return name
 
 
-def _size(fixed: dict[str, Any], place: str) -> int:
+def _size(fixed: dict[str, Any], path: str) -> int:
     size = fixed.get("size")
     if type(size) is not int or not 0 < size < 2**31:
         raise SchemaError(
-            f"the Avro field {place} is fixed with size {size!r}: give a size in bytes"
+            f"the Avro field {path} is fixed with size {size!r}: give a size in bytes"
         )
     return size
 

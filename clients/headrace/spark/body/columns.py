@@ -24,22 +24,21 @@ UNFIT = (msgspec.MsgspecError, ValueError, TypeError, ArithmeticError, Recursion
 class Column:
     """Makes an Arrow array from one field of objects with an attribute for each field.
 
-    place: path of the field, for errors. is_model: whether values come from a pydantic model.
+    path: of the field, for errors. is_model: whether values come from a pydantic model.
     """
 
     def __init__(self, name: str, kind: Kind, *, is_model: bool, parent: str = "$") -> None:
-        self.place = f"{parent}.{name}"
+        self.path = f"{parent}.{name}"
         self._kind = kind
         self._get = attrgetter(attribute(name))
         self._fit = _fit(kind.read, is_model=is_model) if not kind.fields else None
         self._nothing = nothing(kind)
         self._parts = [
-            Column(part, each, is_model=is_model, parent=self.place)
-            for part, each, _ in kind.fields
+            Column(part, each, is_model=is_model, parent=self.path) for part, each, _ in kind.fields
         ]
 
     def array(self, rows: list[Any]) -> Any:
-        """The field of each row. Raises one of UNFIT, with the place."""
+        """The field of each row. Raises one of UNFIT, with the path."""
         values = list(map(self._get, rows))
         return self._structs(values) if self._parts else self._leaves(values)
 
@@ -50,7 +49,7 @@ class Column:
             for step in kind.cast:
                 column = column if column.type == step else column.cast(step)
         except UNFIT as error:
-            raise ValueError(f"{error} - at `{self.place}`") from error
+            raise ValueError(f"{error} - at `{self.path}`") from error
         return column
 
     def _structs(self, values: list[Any]) -> Any:

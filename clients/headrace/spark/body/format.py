@@ -199,8 +199,8 @@ def _ddl_fields(schema: str) -> tuple[Field, ...]:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, pydantic.ValidationError):
-        places = (
+        found = (
             (".".join(map(str, each["loc"])) or "body", each["msg"]) for each in error.errors()
         )
-        return "; ".join(f"{place}: {message}" for place, message in places)
+        return "; ".join(f"{path}: {message}" for path, message in found)
     return str(error)

@@ -123,15 +123,15 @@ def plain(value: Any) -> Any:
     return value
 
 
-def _nullable(annotation: Any, place: str) -> tuple[Kind, bool]:
+def _nullable(annotation: Any, path: str) -> tuple[Kind, bool]:
     if typing.get_origin(annotation) in {typing.Union, types.UnionType}:
         others = [each for each in typing.get_args(annotation) if each is not type(None)]
         if len(others) == 1:
-            return _kind(others[0], place), True
-    return _kind(annotation, place), False
+            return _kind(others[0], path), True
+    return _kind(annotation, path), False
 
 
-def _kind(annotation: Any, place: str) -> Kind:
+def _kind(annotation: Any, path: str) -> Kind:
     annotation = _plain_type(annotation)
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if annotation in _LEAVES:
@@ -139,12 +139,12 @@ def _kind(annotation: Any, place: str) -> Kind:
     if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
         return struct(model_fields(annotation))
     if origin in {list, set, frozenset} or (origin is tuple and arguments[1:] == (...,)):
-        item, has_nulls = _nullable(arguments[0], f"{place}[]")
+        item, has_nulls = _nullable(arguments[0], f"{path}[]")
         return array(item, has_nulls=has_nulls)
     if origin is dict and arguments[0] is str:
-        value, has_nulls = _nullable(arguments[1], f"{place}{{}}")
+        value, has_nulls = _nullable(arguments[1], f"{path}{{}}")
         return mapping(value, has_nulls=has_nulls)
-    raise SchemaError(f"{place} is {annotation!r}, which no column can hold")
+    raise SchemaError(f"{path} is {annotation!r}, which no column can hold")
 
 
 def _plain_type(annotation: Any) -> Any:

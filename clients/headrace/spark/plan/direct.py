@@ -11,7 +11,7 @@ from headrace.spark.cluster import Cluster
 from headrace.spark.errors import DataLoss, TierGone
 from headrace.spark.plan.ranges import not_empty, report
 from headrace.spark.plan.splits import SizeCurve, cut, packed_tasks, read_tasks, size_curves
-from headrace.spark.tier.places import expect
+from headrace.spark.tier.locations import expect
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,7 +72,7 @@ def _pieces(
                 yield replace(piece, tier=needed), size
         elif isinstance(source, Cluster):
             curves = size_curves(source, [run], split_bytes)
-            yield from cut(queue, run, curves[run.place], split_bytes)
+            yield from cut(queue, run, curves[run.physical], split_bytes)
         else:
             found = f"the tier continues at {run.end}"
             loss = DataLoss(queue.topic, queue.broker_name, queue.queue_id, run.start, found)
@@ -80,23 +80,23 @@ def _pieces(
 
 
 def _curve(tier: TierRange, run: Item) -> SizeCurve:
-    """The bytes over a run of the tier, by the messages' places in the queue's log."""
+    """The bytes over a run of the tier, by the messages' offsets in the queue's log."""
     start, end = run.start - run.delta, run.end - run.delta
     stored = tier.open()
     log_ends = {span.base: span.end for span in tier.log}
-    places: dict[int, int] = {}
+    log_offsets: dict[int, int] = {}
     for span in tier.units:
         if span.log_base >= 0:
-            places |= {span.first: span.log_base, span.end: log_ends[span.log_base]}
+            log_offsets |= {span.first: span.log_base, span.end: log_ends[span.log_base]}
             continue
         first, last = max(span.first, start), min(span.end, end) - 1
         samples = min(_SAMPLES, 2 + span.count // _MESSAGES_PER_SAMPLE)
         for offset in np.linspace(first, last, samples, dtype=np.int64).tolist():
             unit = expect(stored.units(offset, 1)).units[0]
-            places[offset] = int(unit["physical_offset"])
-        places[last + 1] = int(unit["physical_offset"]) + int(unit["size"])
-    known = sorted(places)
+            log_offsets[offset] = int(unit["physical_offset"])
+        log_offsets[last + 1] = int(unit["physical_offset"]) + int(unit["size"])
+    known = sorted(log_offsets)
     offsets = [start, *(offset for offset in known if start < offset < end), end]
-    at = np.interp(offsets, known, [places[offset] for offset in known])
+    at = np.interp(offsets, known, [log_offsets[offset] for offset in known])
     moved = [offset + run.delta for offset in offsets]
     return SizeCurve(moved, (at - at[0]).tolist())

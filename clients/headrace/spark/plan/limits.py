@@ -41,12 +41,12 @@ def message_count(parts: Iterable[Item]) -> int:
 
 def _within_seconds(cluster: Cluster, queues: Queues, ranges: Ranges, seconds: int) -> Ranges:
     """The messages stored within ``seconds`` of the oldest one."""
-    places = {queue: queues[queue] for queue in ranges}
+    asked = {queue: queues[queue] for queue in ranges}
     parts = cluster.parts(ranges, queues)
-    times = cluster.store_times({queue: some[0].start for queue, some in parts.items()}, places)
+    times = cluster.store_times({queue: some[0].start for queue, some in parts.items()}, asked)
     if not times:
         return ranges
-    after = cluster.offsets_at(places, min(times.values()) + seconds * 1000)
+    after = cluster.offsets_at(asked, min(times.values()) + seconds * 1000)
     return {
         queue: Range(start, min(end, max(start, after[queue])))
         for queue, (start, end) in ranges.items()
@@ -89,9 +89,9 @@ def shared(total: int, wanted: dict[Key, int]) -> dict[Key, int]:
 def _within_bytes(cluster: Cluster, queues: Queues, ranges: Ranges, bytes_max: int) -> Ranges:
     parts = cluster.parts(ranges, queues)
     filled = [part for some in parts.values() for part in some if part.message_count]
-    by_place = size_curves(cluster, filled, bytes_max)
+    by_queue = size_curves(cluster, filled, bytes_max)
     curves = {
-        queue: joined([by_place[part.place] for part in some if part.message_count])
+        queue: joined([by_queue[part.physical] for part in some if part.message_count])
         for queue, some in parts.items()
     }
     whole = sum(curve.total_bytes for curve in curves.values())

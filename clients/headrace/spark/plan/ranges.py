@@ -78,17 +78,17 @@ def _check_offsets(option: str, point: Point, queues: Queues, has: Extent) -> No
     for queue, offset in point.offsets.items():
         if queue not in queues:
             raise OptionError(
-                option, place(queue), f"is not read; the queues are {', '.join(map(place, queues))}"
+                option, shown(queue), f"is not read; the queues are {', '.join(map(shown, queues))}"
             )
         # A start below the minimum is left to the check for data loss.
         if offset > has.max[queue] or (option == "ending" and offset < has.min[queue]):
             raise OffsetOutOfRange(
-                f"option {option}: offset {offset} of {place(queue)} is outside its range "
+                f"option {option}: offset {offset} of {shown(queue)} is outside its range "
                 f"of {has.min[queue]} to {has.max[queue]}"
             )
 
 
-def place(queue: MessageQueue) -> str:
+def shown(queue: MessageQueue) -> str:
     """A queue as ``topic/broker/queue``, for messages."""
     return f"{queue.topic}/{queue.broker_name}/{queue.queue_id}"
 
@@ -127,11 +127,11 @@ def narrow(
         if predicates.queues is None or queue.queue_id in predicates.queues
     }
     stored = predicates.store_ms
-    places = {queue: queues[queue] for queue in ranges}
+    asked = {queue: queues[queue] for queue in ranges}
     if stored.start is not None:
-        first = cluster.offsets_at(places, max(0, stored.start - _CLOCK_SET_BACK_MS))
+        first = cluster.offsets_at(asked, max(0, stored.start - _CLOCK_SET_BACK_MS))
         ranges = {q: Range(max(start, first[q]), end) for q, (start, end) in ranges.items()}
     if stored.end is not None:
-        after = cluster.offsets_at(places, max(0, stored.end + _CLOCK_SET_BACK_MS))
+        after = cluster.offsets_at(asked, max(0, stored.end + _CLOCK_SET_BACK_MS))
         ranges = {q: Range(start, min(end, after[q])) for q, (start, end) in ranges.items()}
     return ranges

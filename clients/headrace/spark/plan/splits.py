@@ -1,6 +1,6 @@
 """Split queue ranges into tasks of roughly equal bytes, by sampling the ConsumeQueues.
 
-Units are sampled at places spread over each range. Where the log grew between two places by much
+Units are sampled at offsets spread over each range. Where the log grew between two of them by much
 more than the samples account for, larger messages may be hidden, so more units are sampled in
 between. Messages of other queues make the log grow as well, so the number of samples is bounded.
 """
@@ -12,7 +12,7 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.spark.errors import OptionError
-from headrace.spark.plan.ranges import Range, not_empty, place
+from headrace.spark.plan.ranges import Range, not_empty, shown
 from headrace.spark.plan.tasks import QueueRange, ReadTask
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class SizeCurve(NamedTuple):
 
 
 class _Sample(NamedTuple):
-    """Consecutive units read at one place."""
+    """Consecutive units from one offset on."""
 
     first_physical_offset: int
     sizes: list[int]
@@ -77,23 +77,26 @@ _Samples = dict[int, _Sample]
 def size_curves(
     cluster: Cluster, parts: Iterable[Item], step_bytes: int
 ) -> dict[MessageQueue, SizeCurve]:
-    """The distribution of bytes over each part, by its place. No part may be empty.
+    """The distribution of bytes over each part, by its physical queue. No part may be empty.
 
     step_bytes: the precision wanted: no more than this should be hidden between two samples.
     """
-    ranges = {part.place: Range(part.start - part.delta, part.end - part.delta) for part in parts}
-    queues = {part.place: part.address for part in parts}
+    ranges = {
+        part.physical: Range(part.start - part.delta, part.end - part.delta) for part in parts
+    }
+    queues = {part.physical: part.address for part in parts}
     samples: dict[MessageQueue, _Samples] = {queue: {} for queue in ranges}
     wanted = {queue: _spread(each) for queue, each in ranges.items()}
-    while places := [(queue, offset) for queue, offsets in wanted.items() for offset in offsets]:
-        for (queue, offset), units in cluster.units(places, _WINDOW_UNITS, queues).items():
+    while starts := [(queue, offset) for queue, offsets in wanted.items() for offset in offsets]:
+        for (queue, offset), units in cluster.units(starts, _WINDOW_UNITS, queues).items():
             samples[queue][offset] = _Sample.of(units)
         wanted = {
             queue: _uncertain_midpoints(samples[queue], each, step_bytes)
             for queue, each in ranges.items()
         }
     return {
-        part.place: _curve(samples[part.place], ranges[part.place], part.delta) for part in parts
+        part.physical: _curve(samples[part.physical], ranges[part.physical], part.delta)
+        for part in parts
     }
 
 
@@ -136,7 +139,7 @@ def _uncertain_midpoints(samples: _Samples, each: Range, step_bytes: int) -> lis
 
 
 def _span(samples: _Samples, start: int, end: int) -> int | None:
-    """The log's growth from one place to the next; None if all units between are known."""
+    """The log's growth from one sample to the next; None if all units between are known."""
     if end - start <= _WINDOW_UNITS:
         return None
     return samples[end].first_physical_offset - samples[start].first_physical_offset
@@ -174,7 +177,7 @@ def read_tasks(
     pieces = [
         piece
         for queue, part in wanted
-        for piece in cut(queue, part, curves[part.place], split_bytes)
+        for piece in cut(queue, part, curves[part.physical], split_bytes)
     ]
     return packed_tasks(pieces, split_bytes)
 
@@ -199,7 +202,7 @@ def _piece_count(queue: MessageQueue, curve: SizeCurve, split_bytes: int) -> int
         raise OptionError(
             "splitBytes",
             str(split_bytes),
-            f"would make {count} tasks of {place(queue)}, which has {curve.total_bytes:.3g} bytes "
+            f"would make {count} tasks of {shown(queue)}, which has {curve.total_bytes:.3g} bytes "
             f"according to its broker; the maximum is {_PIECES_MAX}: set a larger splitBytes, or "
             "read less with starting and ending",
         )
@@ -207,7 +210,7 @@ def _piece_count(queue: MessageQueue, curve: SizeCurve, split_bytes: int) -> int
 
 
 def _cut(queue: MessageQueue, part: Item, curve: SizeCurve, count: int) -> Iterator[QueueRange]:
-    physical = part.place if part.place != queue else None
+    physical = part.physical if part.physical != queue else None
     step = curve.total_bytes / count
     inner = [curve.offset_at(step * index) for index in range(1, count)]
     for start, end in pairwise([curve.offsets[0], *inner, curve.offsets[-1]]):

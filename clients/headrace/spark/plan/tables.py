@@ -83,6 +83,6 @@ def _range(queue: MessageQueue, item: Item) -> QueueRange:
         queue.queue_id,
         item.start,
         item.end,
-        item.place if item.place != queue else None,
+        item.physical if item.physical != queue else None,
         item.delta,
     )

@@ -42,7 +42,7 @@ class QueueRange:
     tier: TierRange | None = None
 
     @property
-    def place(self) -> MessageQueue:
+    def physical(self) -> MessageQueue:
         """The queue at the broker, with offsets less by ``offset_delta``."""
         return self.physical_queue or MessageQueue(self.topic, self.broker, self.queue_id)
 

@@ -40,9 +40,9 @@ class StreamOffset:
         """The form that Spark stores."""
         topics: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
         for queue, offset in sorted(self.offsets.items()):
-            place = queue.topic, queue.broker_name
+            where = queue.topic, queue.broker_name
             entry = topics[queue.topic].setdefault(
-                queue.broker_name, {"incarnation": self.incarnations.get(place), "queues": {}}
+                queue.broker_name, {"incarnation": self.incarnations.get(where), "queues": {}}
             )
             entry["queues"][str(queue.queue_id)] = offset
             if queue in self.begins:
@@ -59,7 +59,7 @@ class StreamOffset:
         Raises CheckpointMismatch.
         """
         try:
-            version, places = found["version"], found["topics"]
+            version, stored = found["version"], found["topics"]
         except (KeyError, TypeError):
             raise CheckpointMismatch(
                 f"the checkpoint belongs to another source than headrace: {found}. {_REMEDY}"
@@ -69,33 +69,33 @@ class StreamOffset:
                 f"the checkpoint has version {version}, but only version {_VERSION} is supported. "
                 f"{_REMEDY}"
             )
-        kept = {topic: place for topic, place in places.items() if topics.match(topic)}
-        if len(kept) < len(places) and not (kept and may_drop):
-            others = ",".join(topic for topic in places if topic not in kept)
+        kept = {topic: brokers for topic, brokers in stored.items() if topics.match(topic)}
+        if len(kept) < len(stored) and not (kept and may_drop):
+            others = ",".join(topic for topic in stored if topic not in kept)
             drop = f", or stop reading {others} with option failOnDataLoss=false" if kept else ""
             raise CheckpointMismatch(
-                f"the checkpoint belongs to topic {','.join(places)}, but the query reads "
+                f"the checkpoint belongs to topic {','.join(stored)}, but the query reads "
                 f"{topics}. {_REMEDY}{drop}"
             )
-        places = kept
-        return cls(_numbers(places, "queues"), _incarnations(places), _numbers(places, "new"))
+        stored = kept
+        return cls(_numbers(stored, "queues"), _incarnations(stored), _numbers(stored, "new"))
 
 
 _REMEDY = "Give the query another checkpointLocation"
 
 
-def _numbers(places: Mapping[str, Any], name: str) -> Offsets:
+def _numbers(stored: Mapping[str, Any], name: str) -> Offsets:
     return {
         MessageQueue(topic, broker, int(queue_id)): offset
-        for topic, brokers in places.items()
+        for topic, brokers in stored.items()
         for broker, entry in brokers.items()
         for queue_id, offset in entry.get(name, {}).items()
     }
 
 
-def _incarnations(places: Mapping[str, Any]) -> Incarnations:
+def _incarnations(stored: Mapping[str, Any]) -> Incarnations:
     return {
         (topic, broker): entry.get("incarnation")
-        for topic, brokers in places.items()
+        for topic, brokers in stored.items()
         for broker, entry in brokers.items()
     }

@@ -50,8 +50,8 @@ class HashSet:
         starts = np.searchsorted(self._first, hashes.first, "left")
         counts = np.searchsorted(self._first, hashes.first, "right") - starts
         is_held: Array = counts > 0
-        places = starts[is_held]
-        is_held[is_held] = self._second[places] == hashes.second[is_held]
+        slots = starts[is_held]
+        is_held[is_held] = self._second[slots] == hashes.second[is_held]
         for index in np.flatnonzero(counts > 1).tolist():
             start = starts[index]
             some = self._second[start : start + counts[index]]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from headrace_protocol.columns import Array
 
 _NAME_END, _VALUE_END = 1, 2
-# With more properties per record, comparing them place by place is no faster.
+# With more properties per record, comparing them one by one is no faster.
 _PLACES_MAX = 32
 
 
@@ -98,7 +98,7 @@ class PropertyEntries:
         sizes = self._name_end.reshape(-1, per_row) - starts
         if (sizes != sizes[0]).any():
             return None
-        names = [self._shared(starts[:, place], int(sizes[0, place])) for place in range(per_row)]
+        names = [self._shared(starts[:, index], int(sizes[0, index])) for index in range(per_row)]
         return None if None in names else names  # type: ignore[return-value]
 
     def _shared(self, start: Array, size: int) -> bytes | None:

@@ -77,20 +77,20 @@ def _shown_name(name: str, body: BodyFormat | None) -> str:
     return _PREFIX + name if is_taken else name
 
 
-def _check_names(kind: DataType, place: str = "") -> None:
+def _check_names(kind: DataType, path: str = "") -> None:
     """Raise SchemaError if Spark, which ignores case, can't tell two columns or fields apart."""
     match kind:
         case ArrayType():
-            _check_names(kind.elementType, f"{place}[]")
+            _check_names(kind.elementType, f"{path}[]")
         case MapType():
-            _check_names(kind.valueType, f"{place}{{}}")
+            _check_names(kind.valueType, f"{path}{{}}")
         case StructType():
             lower = [name.lower() for name in kind.names]
             if twice := {name for name in kind.names if lower.count(name.lower()) > 1}:
-                where = f" in {place}" if place else ""
+                where = f" in {path}" if path else ""
                 raise SchemaError(
                     f"the bodies' schema has {', '.join(sorted(twice))}{where}, a duplicate "
                     "column: leave it out, and take it from the column value if needed"
                 )
             for field in kind.fields:
-                _check_names(field.dataType, f"{place}.{field.name}".lstrip("."))
+                _check_names(field.dataType, f"{path}.{field.name}".lstrip("."))

@@ -28,7 +28,7 @@ from headrace.spark.errors import (
 from headrace.spark.options import Point
 from headrace.spark.plan.direct import tasks_for
 from headrace.spark.plan.limits import limited
-from headrace.spark.plan.ranges import Range, drop_lost, extent, place, resolve
+from headrace.spark.plan.ranges import Range, drop_lost, extent, resolve, shown
 from headrace.spark.plan.tasks import ReadPlan, ReadTask
 from headrace.spark.read.batch import read_task
 from headrace.spark.read.checkpoint import StreamOffset
@@ -263,7 +263,7 @@ class StreamReader(DataSourceStreamReader):
         if unknown := sorted(gone.keys() - ends.keys()):
             _log.warning(
                 "deleted after the checkpoint was written, possibly with unread messages: %s",
-                ", ".join(f"{place(queue)} (at {starts[queue]})" for queue in unknown),
+                ", ".join(f"{shown(queue)} (at {starts[queue]})" for queue in unknown),
             )
         return set(gone)
 
@@ -285,7 +285,7 @@ class StreamReader(DataSourceStreamReader):
             except (TopicRecreated, DataLoss) as error:
                 if self._options.fail_on_data_loss:
                     raise
-                _log.warning("cannot resume %s at its last offset: %s", place(queue), error)
+                _log.warning("cannot resume %s at its last offset: %s", shown(queue), error)
                 if isinstance(error, DataLoss):
                     starts[queue] = ends[queue]
         return starts
@@ -301,7 +301,7 @@ class StreamReader(DataSourceStreamReader):
         try:
             queues = self._cluster.queues(self._options.topics)
             # Brokers may have joined the topics since the last time.
-            fresh = self._cluster.progress_places(queues) - self._registered_at
+            fresh = self._cluster.progress_addresses(queues) - self._registered_at
             self._cluster.register_group(self._options.group, queues, fresh)
             self._registered_at |= fresh
             reachable = {queue: at for queue, at in changed.items() if queue in queues}
@@ -323,14 +323,14 @@ class StreamReader(DataSourceStreamReader):
         for queue in missing.keys() - gone:
             raise NoQueue(queue.topic, f"read on broker {queue.broker_name}")
         moved = [queue for queue in moved if queue not in gone]
-        places = {queue: queues[queue] for queue in moved}
-        oldest = self._cluster.min_offsets(places)
+        asked = {queue: queues[queue] for queue in moved}
+        oldest = self._cluster.min_offsets(asked)
         known_starts = self._known_starts(first, without_begins(last), last.incarnations)
         starts = {**oldest, **known_starts, **last.begins}
         ranges = {queue: Range(starts[queue], last.offsets[queue]) for queue in moved}
         if not self._options.table:
             ranges = drop_lost(ranges, oldest, fail=self._options.fail_on_data_loss)
-        return tasks_for(self._cluster, places, ranges, self._options)
+        return tasks_for(self._cluster, asked, ranges, self._options)
 
 
 def next_offset(known: StreamOffset, ranges: Ranges, available: Available) -> StreamOffset:

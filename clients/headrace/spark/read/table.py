@@ -117,9 +117,9 @@ class _TableQueue:
         is_found = np.zeros(len(live), bool)
         for part, maker in self._makers:
             for columns in read_slices(self._plan, part):
-                places = np.searchsorted(live, columns.queue_offset).clip(max=len(live) - 1)
-                is_newest = live[places] == columns.queue_offset if len(live) else places > 0
-                is_found[places[is_newest]] = True
+                slots = np.searchsorted(live, columns.queue_offset).clip(max=len(live) - 1)
+                is_newest = live[slots] == columns.queue_offset if len(live) else slots > 0
+                is_found[slots[is_newest]] = True
                 if is_newest.any():
                     yield from maker.batches(columns.select(is_newest))
         if not is_found.all():
@@ -199,10 +199,10 @@ def _name(part: QueueRange) -> str:
 
 def _end(part: QueueRange) -> int:
     """One past the last offset of a queue now."""
-    place = part.place
+    physical = part.physical
     header = GetMaxOffsetHeader(
-        topic=place.topic,
-        queue_id=place.queue_id,
+        topic=physical.topic,
+        queue_id=physical.queue_id,
         logical=None if part.physical_queue is None else False,
     )
     with Connections(TASK_TIMEOUT_MS) as brokers:

@@ -111,7 +111,7 @@ def _read(
     """Records from ``offset`` on, each block with the next offset to read."""
     delta = part.offset_delta
     try:
-        for next_offset, columns in _read_place(connection, plan, part, offset - delta):
+        for next_offset, columns in _read_physical(connection, plan, part, offset - delta):
             if columns is not None and delta:
                 columns.queue_offset = columns.queue_offset + delta
             yield next_offset + delta, columns
@@ -119,11 +119,11 @@ def _read(
         raise error.moved(MessageQueue(part.topic, part.broker, part.queue_id), delta) from error
 
 
-def _read_place(
+def _read_physical(
     connection: BlockingConnection, plan: ReadPlan, part: QueueRange, offset: int
 ) -> Iterator[tuple[int, RecordColumns | None]]:
-    """As ``_read``, with the offsets of ``part.place``."""
-    queue, end = part.place, part.end_offset - part.offset_delta
+    """As ``_read``, with the offsets of ``part.physical``."""
+    queue, end = part.physical, part.end_offset - part.offset_delta
     found = records_by_keys(connection, plan.predicates, queue, offset, end)
     if found is not None:
         yield end, found
@@ -216,8 +216,8 @@ class BatchMaker:
         kept = ~block.is_deleted
         columns, corrupt = body.decode(block.values.filter(pa.array(kept)))
         # Null where the key is deleted.
-        place = pa.array(np.cumsum(kept) - 1, mask=~kept)
-        columns = [column.take(place) for column in (corrupt, *columns)]
+        slot = pa.array(np.cumsum(kept) - 1, mask=~kept)
+        columns = [column.take(slot) for column in (corrupt, *columns)]
         return dict(zip((CORRUPT, *body.names), columns, strict=True))
 
 

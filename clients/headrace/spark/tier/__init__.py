@@ -1,1 +1,1 @@
-"""Reads of a tier without its broker: places, spans, and the bytes of messages."""
+"""Reads of a tier without its broker: locations, spans, and the bytes of messages."""

@@ -84,8 +84,8 @@ def _codes(plan: ReadPlan, part: QueueRange) -> frozenset[int] | None:
 def _new_plan(part: QueueRange, tier: TierRange, offset: int) -> TierRange | None:
     """The tier's messages of the queue by now; None if the broker can't say."""
     if tier.access.manifest is not None:
-        return open_tier(tier.access).ranges.get(part.place)
+        return open_tier(tier.access).ranges.get(part.physical)
     offsets = offset - part.offset_delta, part.end_offset - part.offset_delta
     with suppress(HeadraceError), Connections(TASK_TIMEOUT_MS) as brokers:
-        return ask_range(brokers, part.address, part.place, offsets, tier.access)
+        return ask_range(brokers, part.address, part.physical, offsets, tier.access)
     return None

@@ -12,7 +12,7 @@ import msgspec
 
 from headrace.spark.chains import Item
 from headrace.spark.errors import OptionError, TierGone, TopicNotFound
-from headrace.spark.tier.places import expect, open_place
+from headrace.spark.tier.locations import expect, open_location
 from headrace.spark.tier.spans import TierRange
 from headrace_protocol.bodies import MessageQueue
 from headrace_protocol.system_topics import user_topics
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from headrace.spark.chains import Items, Queues
     from headrace.spark.cluster import Span, Topics
-    from headrace.spark.tier.places import TaskDriver, TierAccess
+    from headrace.spark.tier.locations import TaskDriver, TierAccess
     from headrace_protocol.tier.rows import Part
 
 _LONG_MAX: Final = 2**63 - 1
@@ -93,7 +93,7 @@ class StoredTier:
 
     def tier_range(self, part: Item, _access: TierAccess) -> TierRange:
         """As ``Cluster.tier_range``."""
-        return self.ranges[part.place]
+        return self.ranges[part.physical]
 
 
 def open_tier(access: TierAccess) -> StoredTier:
@@ -101,11 +101,11 @@ def open_tier(access: TierAccess) -> StoredTier:
     manifest = access.manifest
     assert manifest is not None
     if manifest.endswith(f"/{MANIFEST}"):
-        place = Location(manifest.removesuffix(f"/{MANIFEST}"), config=access.config)
-        ranges = _objects(access, place)
+        location = Location(manifest.removesuffix(f"/{MANIFEST}"), config=access.config)
+        ranges = _objects(access, location)
     else:
-        place = Location(manifest, config=access.config)
-        folder = place.folder
+        location = Location(manifest, config=access.config)
+        folder = location.folder
         if folder is None or not folder.is_dir():
             raise OptionError(
                 "manifest",
@@ -113,15 +113,15 @@ def open_tier(access: TierAccess) -> StoredTier:
                 "is neither a manifest.json nor a folder of this machine with a tier of Apache's "
                 "layout (tieredStoreFilePath)",
             )
-        ranges = _files(access, place, folder)
+        ranges = _files(access, location, folder)
     return StoredTier(manifest, {queue: tier for queue, tier in ranges.items() if tier.units})
 
 
 # -- headrace's layout -----------------------------------------------------------------------------
 
 
-def _objects(access: TierAccess, place: Location) -> dict[MessageQueue, TierRange]:
-    driver = open_place(place)
+def _objects(access: TierAccess, location: Location) -> dict[MessageQueue, TierRange]:
+    driver = open_location(location)
     for attempt in range(_LOADS_MAX):
         try:
             broker, rows = _rows(driver)
@@ -141,7 +141,7 @@ def _objects(access: TierAccess, place: Location) -> dict[MessageQueue, TierRang
         some.sort(key=lambda piece: piece[1].first)
         units = tuple(unit_span(name, part) for name, part in some)
         log = tuple(log_span(name, part) for name, part in some)
-        found[queue] = TierRange(access, place, units, log)
+        found[queue] = TierRange(access, location, units, log)
     return found
 
 
@@ -154,10 +154,10 @@ def _rows(driver: TaskDriver) -> tuple[str, list[ObjectRow]]:
 # -- Apache's layout -------------------------------------------------------------------------------
 
 
-def _files(access: TierAccess, place: Location, folder: Path) -> dict[MessageQueue, TierRange]:
+def _files(access: TierAccess, location: Location, folder: Path) -> dict[MessageQueue, TierRange]:
     """The queues in a tier's folder, or in that of one of its clusters or brokers."""
     found: dict[MessageQueue, TierRange] = {}
-    stored = sizes_by_folder(expect(open_place(place).entries("")))
+    stored = sizes_by_folder(expect(open_location(location).entries("")))
     for units_folder, sizes in sorted(stored.items()):
         parts = (folder.absolute() / units_folder).parts[-4:]
         if len(parts) < 4 or parts[3] != FileKind.CONSUME_QUEUE.name or not parts[2].isdigit():
@@ -188,7 +188,7 @@ def _files(access: TierAccess, place: Location, folder: Path) -> dict[MessageQue
             if size >= UNIT_BYTES
         )
         if log and units:
-            found[queue] = _kept(TierRange(access, place, units, log))
+            found[queue] = _kept(TierRange(access, location, units, log))
     return found
 
 
@@ -206,4 +206,4 @@ def _kept(tier: TierRange) -> TierRange:
         for skipped in [max(first - span.first, 0)]
         if skipped < span.count
     )
-    return TierRange(tier.access, tier.place, units, tier.log)
+    return TierRange(tier.access, tier.location, units, tier.log)

@@ -13,7 +13,7 @@ from headrace_protocol.tier_headers import TierPlanHeader
 
 if TYPE_CHECKING:
     from headrace.spark.connections import Connections
-    from headrace.spark.tier.places import TierAccess
+    from headrace.spark.tier.locations import TierAccess
     from headrace_protocol.bodies import MessageQueue
     from headrace_protocol.tier_bodies import LogSpan, UnitSpan
 
@@ -52,6 +52,8 @@ def ask_range(
         units += plan.units
         log |= {span.base: span for span in plan.log}
         if not at < plan.next_offset < end:
-            place = Location(plan.url, plan.endpoint, plan.region, access.config)
-            return TierRange(access, place, tuple(units), tuple(log[base] for base in sorted(log)))
+            location = Location(plan.url, plan.endpoint, plan.region, access.config)
+            return TierRange(
+                access, location, tuple(units), tuple(log[base] for base in sorted(log))
+            )
         at = plan.next_offset

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from headrace.spark.tier.places import expect
+from headrace.spark.tier.locations import expect
 from headrace_protocol.choose import choose
 from headrace_protocol.tier.stored_queue import read_bytes
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from headrace.spark.tier.places import open_place
+from headrace.spark.tier.locations import open_location
 from headrace_protocol.tier.span_queue import SpanQueue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from headrace.spark.tier.places import TierAccess
+    from headrace.spark.tier.locations import TierAccess
     from headrace_protocol.tier.location import Location
     from headrace_protocol.tier_bodies import LogSpan, UnitSpan
 
@@ -24,13 +24,13 @@ class TierRange:
     """
 
     access: TierAccess
-    place: Location
+    location: Location
     units: tuple[UnitSpan, ...]
     log: tuple[LogSpan, ...]
 
     def open(self) -> SpanQueue:
         """The queue, to be read. Raises OptionError."""
-        return SpanQueue(open_place(self.place), "the queue", self.units, self.log)
+        return SpanQueue(open_location(self.location), "the queue", self.units, self.log)
 
     def runs(self, start: int, end: int) -> Iterator[tuple[int, int, bool]]:
         """The range in pieces that are wholly in the tier, or not at all: start, end, which."""

@@ -143,7 +143,7 @@ class StagedBlocks:
         """Send a block. Raises as ``BrokerLink.send``."""
         header = StageSendHeader(
             **self._name._asdict(),
-            **_place(topic, queue_id),
+            **_target(topic, queue_id),
             producer_group=GROUP,
             count=block.record_count,
             body_crc32=crc32(block.body),
@@ -164,7 +164,7 @@ class StagedBlocks:
 def send_block(link: BrokerLink, topic: str, queue_id: int, block: EncodedBlock) -> None:
     """Send records of a queue to a headrace broker, readable at once."""
     header = BulkSendHeader(
-        **_place(topic, queue_id),
+        **_target(topic, queue_id),
         producer_group=GROUP,
         count=block.record_count,
         body_crc32=crc32(block.body),
@@ -175,7 +175,7 @@ def send_block(link: BrokerLink, topic: str, queue_id: int, block: EncodedBlock)
 def send_outgoing(link: BrokerLink, topic: str, queue_id: int, outgoing: Outgoing) -> None:
     """Send records of a queue to any broker, readable at once."""
     header = SendMessageHeaderV2(
-        **_place(topic, queue_id),
+        **_target(topic, queue_id),
         producer_group=GROUP,
         sys_flag=outgoing.sys_flag,
         born_timestamp=outgoing.born_timestamp_ms,
@@ -188,7 +188,7 @@ def send_outgoing(link: BrokerLink, topic: str, queue_id: int, outgoing: Outgoin
     link.send(code, header, outgoing.body)
 
 
-def _place(topic: str, queue_id: int) -> dict[str, Any]:
+def _target(topic: str, queue_id: int) -> dict[str, Any]:
     return {
         "topic": topic,
         "queue_id": queue_id,

@@ -261,8 +261,8 @@ class RowBuffer:
 
     def rest(self) -> Iterator[QueueRows]:
         """Yield all buffered rows."""
-        for place in list(self._waiting):
-            yield from self._release(place)
+        for target in list(self._waiting):
+            yield from self._release(target)
 
     def _by_queue(
         self, topic: str, batch: pa.RecordBatch, rows: Rows
@@ -281,17 +281,17 @@ class RowBuffer:
             number = int(numbers[start])
             yield None if number < 0 else number, rows.slice(start, end)
 
-    def _gather(self, place: tuple[str, int | None], rows: Rows) -> Iterator[QueueRows]:
-        self._waiting.setdefault(place, []).append(rows)
-        waiting_bytes = self._waiting_bytes.get(place, 0) + rows.size_bytes
-        self._waiting_bytes[place] = waiting_bytes
+    def _gather(self, target: tuple[str, int | None], rows: Rows) -> Iterator[QueueRows]:
+        self._waiting.setdefault(target, []).append(rows)
+        waiting_bytes = self._waiting_bytes.get(target, 0) + rows.size_bytes
+        self._waiting_bytes[target] = waiting_bytes
         if waiting_bytes >= BLOCK_BYTES:
-            yield from self._release(place)
+            yield from self._release(target)
 
-    def _release(self, place: tuple[str, int | None]) -> Iterator[QueueRows]:
-        del self._waiting_bytes[place]
-        for part in _joined(self._waiting.pop(place)).parts():
-            yield QueueRows(*place, part)
+    def _release(self, target: tuple[str, int | None]) -> Iterator[QueueRows]:
+        del self._waiting_bytes[target]
+        for part in _joined(self._waiting.pop(target)).parts():
+            yield QueueRows(*target, part)
 
 
 def _joined(some: list[Rows]) -> Rows:
@@ -441,8 +441,8 @@ def _check_system_names(topic: str, names: Any, columns: list[str]) -> None:
 
     Not lost are a key or tag that a column has, and the delay of a message that was delivered.
     """
-    for name, places in ((KEYS, _KEY), (TAGS, _TAG), (DELAY, _ORIGIN)):
-        is_lost = not set(places) & set(columns)
+    for name, carriers in ((KEYS, _KEY), (TAGS, _TAG), (DELAY, _ORIGIN)):
+        is_lost = not set(carriers) & set(columns)
         if is_lost and pc.any(pc.equal(names, name.encode())).as_py():
             raise InvalidMessage(
                 f"property {name} of a row for {topic} is reserved for the broker: use the columns "

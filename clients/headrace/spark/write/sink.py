@@ -142,11 +142,9 @@ def _is_new(given: Mapping[str, str]) -> bool:
     checkpoint = Options(given, _KNOWN_OPTIONS).text("checkpointLocation")
     if checkpoint is None:
         return False
-    place = urlsplit(checkpoint)
-    commits = Path(unquote(place.path), "commits")
-    return place.scheme in {"", "file"} and not any(
-        path.name.isdigit() for path in commits.glob("*")
-    )
+    url = urlsplit(checkpoint)
+    commits = Path(unquote(url.path), "commits")
+    return url.scheme in {"", "file"} and not any(path.name.isdigit() for path in commits.glob("*"))
 
 
 def _route(cluster: Cluster, topic: str, patience: Patience) -> TopicRoute:

@@ -41,10 +41,10 @@ class TierAccess:
 
 
 class TaskDriver(Limited):
-    """A place that tasks read.
+    """A location that tasks read.
 
-    Whoever can write to a place chooses the names and ranges that its manifest and units state. So
-    only names below the place are followed, and no range is read that is unreasonably large.
+    Whoever can write to a location chooses the names and ranges that its manifest and units state.
+    So only names below it are followed, and no range is read that is unreasonably large.
     """
 
     def read(self, path: str, ranges: Sequence[Range]) -> list[Buffer] | Failure:
@@ -68,29 +68,29 @@ class TaskDriver(Limited):
 
 def _refusal(path: str, ranges: Sequence[Range]) -> str:
     if any(part in {"", ".", ".."} for part in path.split("/")):
-        return "is not the name of something below the tier's place"
+        return "is not the name of something below the tier's location"
     if any(not 0 <= start <= end for start, end in ranges):
-        return "is to be read at places that no file has"
+        return "is to be read at offsets that no file has"
     read_bytes = sum(end - start for start, end in ranges)
     if read_bytes > _READ_BYTES_MAX:
         return f"{read_bytes} bytes of it are named; at most {_READ_BYTES_MAX} are read"
     return ""
 
 
-def open_place(place: Location) -> TaskDriver:
-    """The place of a tier. Raises OptionError."""
-    return TaskDriver(_open(place), TimeLimits(patience=_PATIENCE))
+def open_location(location: Location) -> TaskDriver:
+    """The location of a tier. Raises OptionError."""
+    return TaskDriver(_open(location), TimeLimits(patience=_PATIENCE))
 
 
-def _open(place: Location) -> Readable:
-    if place.folder is not None:
-        return FolderDriver(place.folder)
+def _open(location: Location) -> Readable:
+    if location.folder is not None:
+        return FolderDriver(location.folder)
     try:
         from headrace_protocol.tier.objects import open_objects
 
-        return open_objects(place, timeout_s=_REQUEST_S, retries=_RETRIES)
+        return open_objects(location, timeout_s=_REQUEST_S, retries=_RETRIES)
     except ImportError:
-        reason = f"reading {place.url} needs obstore: pip install obstore"
+        reason = f"reading {location.url} needs obstore: pip install obstore"
         raise OptionError("tier", None, reason) from None
     except ValueError as error:
         raise OptionError("tier", None, str(error)) from None
