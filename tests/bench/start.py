@@ -61,7 +61,7 @@ def make_store(root: Path, file_count: int) -> None:
         file.seek(PER_FILE * RECORD_BYTES)
         file.write(BLANK_RECORD.pack(RECORD_BYTES, MAGIC_BLANK))
     _write_queues(root, file_count)
-    newest = _place(np.array([file_count * PER_FILE - 1]))
+    newest = _physical_offset(np.array([file_count * PER_FILE - 1]))
     saved = Checkpoint(START_MS, START_MS, 0, 0, 0, int(newest[0]))
     saved.save(root / "checkpoint", Files())
     _save_mark(root, int(newest[0]))
@@ -72,7 +72,7 @@ def _save_mark(root: Path, last_seen: int) -> None:
     IndexMark.file(root, Files()).save(IndexMark("", 0, 0, last_seen))
 
 
-def _place(number: np.ndarray) -> np.ndarray:
+def _physical_offset(number: np.ndarray) -> np.ndarray:
     return number // PER_FILE * GIB + number % PER_FILE * RECORD_BYTES
 
 
@@ -90,16 +90,16 @@ def _records(file_number: int, count: int) -> bytes:
     heads = np.ndarray(count, HEAD, records, strides=(RECORD_BYTES,))
     numbers = file_number * PER_FILE + np.arange(count)
     heads["queue_id"], heads["queue_offset"] = numbers % QUEUES, numbers // QUEUES
-    heads["physical_offset"] = _place(numbers)
+    heads["physical_offset"] = _physical_offset(numbers)
     return records.tobytes()
 
 
 def _write_queues(root: Path, file_count: int) -> None:
     numbers = np.arange(file_count * PER_FILE)
     for queue_id in range(QUEUES):
-        places = _place(numbers[queue_id::QUEUES])
-        units = np.zeros(len(places), UNIT_DTYPE)
-        units["physical_offset"], units["size"] = places, RECORD_BYTES
+        offsets = _physical_offset(numbers[queue_id::QUEUES])
+        units = np.zeros(len(offsets), UNIT_DTYPE)
+        units["physical_offset"], units["size"] = offsets, RECORD_BYTES
         folder = root / "consumequeue" / TOPIC / str(queue_id)
         folder.mkdir(parents=True)
         for first in range(0, len(units), QUEUE_FILE_UNITS):

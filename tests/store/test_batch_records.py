@@ -83,20 +83,20 @@ def test_a_batch_is_stored_as_its_items_would_be(
                 appends_checksums=appends_checksums,
             )
             queue = store.queue("T", 2)
-            places = []
+            physical_offsets = []
             for items in batches:
                 if is_batch:
                     body = memoryview(encode_batch(items))
                     _, offsets = store.write_path.append_batch(queue, body, 2, 7, born_host, 1)
-                    places += offsets.tolist()
+                    physical_offsets += offsets.tolist()
                 else:
-                    places += [
+                    physical_offsets += [
                         store.write_path.append(
                             (queue, body, raw, tags_code_of(raw), flag, 2, 7, 1), born_host
                         )
                         for flag, body, raw in items
                     ]
-            results.append((places, *stored(store)))
+            results.append((physical_offsets, *stored(store)))
             store.close()
     assert results[0] == results[1]
 
@@ -165,8 +165,8 @@ def test_a_uniform_batch_gives_the_records_and_rows_of_any_batch(
             block = records.encode(Stamp(5, 1 << 33, 77, 7, born_host, store_host, 1))
             rows = np.zeros(records.count, ROW_DTYPE)
             records.fill(rows)
-            places = records.physical_offsets.tolist()
-            found.append((bytes(block), rows.tobytes(), places, records.total_bytes))
+            physical_offsets = records.physical_offsets.tolist()
+            found.append((bytes(block), rows.tobytes(), physical_offsets, records.total_bytes))
         assert found[0] == found[1]
 
 

@@ -218,19 +218,6 @@ async def test_a_clock_that_jumps_removes_nothing(tmp_path: Path, autojump_clock
     assert store.source(store.queue("T", 0)).min_offset() == 0
 
 
-async def test_a_clock_that_stays_where_it_jumped_is_believed(
-    tmp_path: Path, autojump_clock: object
-) -> None:
-    store = aged_store(tmp_path, [3, 2])
-    await clean(store)
-    assert isinstance(store.clock, SetClock)
-    store.clock.ms += 1000 * HOUR_MS
-    await clean(store)
-    await trio.sleep(TRUST_S)
-    store.clock.ms += round(TRUST_S * 1000)
-    assert await clean(store) == [2]
-
-
 # --- who still needs it ---------------------------------------------------------------------
 
 

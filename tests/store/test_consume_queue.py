@@ -187,9 +187,9 @@ def test_a_block_with_gaps_and_repeats_is_put_one_by_one(
     rows["queue_offset"] = [0, 1, 1, 2, 5, 6]
     rows["sys_flag"][3] = INNER_BATCH
     store.dispatcher.put(rows)
-    places = rows["physical_offset"].tolist()
+    targets = rows["physical_offset"].tolist()
     found = [unit[0] for unit in units_from(queue.consume_queue, 0) if unit[1] != BLANK_SIZE]
-    assert found == [places[0], places[1], places[4], places[5]]
+    assert found == [targets[0], targets[1], targets[4], targets[5]]
     assert store.dispatcher.touched == {queue: None}
 
 

@@ -184,16 +184,16 @@ GOOD = (0, b"a", b"")
         (RECORD[:92] + b"\xff" + RECORD[93:], "topic length"),
     ],
 )
-@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("number", [0, 1, 2])
 def test_one_wrong_record_is_named_and_refuses_all(
-    record: bytes, reason: str, place: int, store: MessageStore, queue: StoreQueue
+    record: bytes, reason: str, number: int, store: MessageStore, queue: StoreQueue
 ) -> None:
     records = [RECORD] * 2
-    records.insert(place, record)
+    records.insert(number, record)
     with pytest.raises(CorruptRecord, match=reason) as caught:
         put_block(store, queue, records)
     if "of topic" not in reason and "reserved" not in reason:
-        assert caught.value.position == place * len(RECORD)
+        assert caught.value.position == number * len(RECORD)
     assert (queue.next_offset, store.commit_log.max_offset) == (0, 0)
 
 

@@ -219,29 +219,21 @@ def test_only_topics_that_are_wanted_are_followed(tmp_path: Path) -> None:
     assert {topic for topic, _ in position_file(tmp_path, "copies", store.fs).load()} == {"B"}
 
 
-def test_nothing_is_followed_before_it_is_on_disk(store: MessageStore) -> None:
+@pytest.mark.parametrize("flush", ["async", "sync"])
+def test_nothing_is_followed_before_it_is_on_disk(tmp_path: Path, flush: str) -> None:
+    store = open_store(tmp_path, flush=flush)
     follower = follow(store)
     fill(store, 4)
+    store.write_path.publish()
     put(store, store.queue("T", 0), b"in memory")
     catch_up(store)
     flushed = follower.copied()
     assert [body[:1] for _, body in flushed["T", 0]] == [b"0", b"0"]
-    assert store.statistics().followers[0].behind_messages == 1
-    store.flusher.flush_log_now()
-    catch_up(store)
-    assert follower.copied()["T", 0][-1] == (2, b"in memory")
-
-
-def test_with_sync_flush_nothing_is_followed_before_it_is_on_disk(tmp_path: Path) -> None:
-    store = open_store(tmp_path, flush="sync")
-    follower = follow(store)
-    put(store, store.queue("T", 0), b"in memory")
-    catch_up(store)
-    assert follower.copied() == {}
+    assert store.statistics().followers[0].behind_messages == (flush == "async")
     store.flusher.flush_log_now()
     store.write_path.publish()
     catch_up(store)
-    assert follower.copied() == {("T", 0): [(0, b"in memory")]}
+    assert follower.copied()["T", 0][-1] == (2, b"in memory")
 
 
 # --- from start to start -------------------------------------------------------------------
@@ -387,10 +379,10 @@ def test_a_queue_that_lost_its_end_is_followed_from_there(tmp_path: Path) -> Non
     catch_up(store)
     crash(store)
     path = tmp_path / "commitlog" / f"{0:020d}"
-    place = store.queue("T", 0).consume_queue.unit(2)[0]
+    physical_offset = store.queue("T", 0).consume_queue.unit(2)[0]
     with path.open("r+b") as file:
-        file.seek(place)
-        file.write(bytes(4096 - place))
+        file.seek(physical_offset)
+        file.write(bytes(4096 - physical_offset))
     (tmp_path / "checkpoint").unlink()
     store = open_store(tmp_path)
     assert store.source(store.queue("T", 0)).max_offset() == 2
@@ -553,9 +545,9 @@ def test_a_queue_that_is_deleted_while_it_is_read(store: MessageStore) -> None:
 def test_a_damaged_record_stops_its_queue_alone(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     fill(store, 10)
-    place, size, _ = store.queue("T", 0).consume_queue.unit(1)
+    physical_offset, size, _ = store.queue("T", 0).consume_queue.unit(1)
     with (tmp_path / "commitlog" / f"{0:020d}").open("r+b") as file:
-        file.seek(place + size // 2)
+        file.seek(physical_offset + size // 2)
         file.write(b"rot")
     follower = follow(store)
     with structlog.testing.capture_logs() as logs:

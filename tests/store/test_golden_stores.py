@@ -134,14 +134,14 @@ def test_every_message_of_the_manifest_is_there(name: str, opened: MessageStore)
 def test_queue_bounds_are_those_of_the_manifest(name: str, opened: MessageStore) -> None:
     growing = {"RMQ_SYS_TRANS_OP_HALF_TOPIC", "RMQ_SYS_TRANS_HALF_TOPIC", "rmq_sys_wheel_timer"}
     growing |= {"TRANS_CHECK_MAX_TIME_TOPIC", "SCHEDULE_TOPIC_XXXX", "G_STREAM"}
-    for place, bounds in manifest(name)["queues"].items():
-        topic, _, queue_id = place.split("/")
+    for path, bounds in manifest(name)["queues"].items():
+        topic, _, queue_id = path.split("/")
         if topic in OTHER_WAY or topic in growing:
             continue
         queue = opened.find_queue(topic, int(queue_id))
         source = opened.source(queue) if queue else EmptySource()
         seen = source.min_offset(), source.max_offset()
-        assert seen == (bounds["min"], bounds["max"]), place
+        assert seen == (bounds["min"], bounds["max"]), path
 
 
 def test_every_index_query_of_the_manifest_answers(name: str, opened: MessageStore) -> None:
@@ -190,7 +190,7 @@ def test_queues_built_from_the_log_are_those_of_the_peer(name: str, tmp_path: Pa
     store.load()
     store.close()
     built = consume_queue_units(root)
-    assert {place: built[place] for place in wanted} == wanted
+    assert {queue: built[queue] for queue in wanted} == wanted
 
 
 def test_the_index_built_from_the_log_is_that_of_the_peer(tmp_path: Path) -> None:

@@ -73,8 +73,8 @@ def block_hashes(regions: list[tuple[str, bytes]]) -> list[tuple[int, int]]:
     prefixes = np.array([index_prefixes(topic) for topic, _ in regions], np.uint32)
     sizes = np.array([len(region) for _, region in regions])
     text = np.frombuffer(b"".join(region for _, region in regions), np.uint8)
-    places = Regions(text, np.cumsum(sizes) - sizes, sizes)
-    numbers, hashes = key_hashes(places, prefixes, lambda n: regions[n][0])
+    ranges = Regions(text, np.cumsum(sizes) - sizes, sizes)
+    numbers, hashes = key_hashes(ranges, prefixes, lambda n: regions[n][0])
     return list(zip(numbers.tolist(), hashes.tolist(), strict=True))
 
 

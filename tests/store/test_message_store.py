@@ -134,8 +134,8 @@ def test_a_message_is_found_by_both_its_offsets_only(store: MessageStore) -> Non
     found = store.message_in("T", 0, 1, second)
     assert found is not None
     assert (found.topic, found.queue_offset) == ("T", 1)
-    for place in [(0, second), (1, first), (2, second), (-1, first), (0, elsewhere), (0, 1 << 40)]:
-        assert store.message_in("T", 0, *place) is None
+    for both in [(0, second), (1, first), (2, second), (-1, first), (0, elsewhere), (0, 1 << 40)]:
+        assert store.message_in("T", 0, *both) is None
     assert store.message_in("V", 0, 0, first) is None
 
 
@@ -206,18 +206,18 @@ def test_a_rare_tag_is_looked_for_in_steps(tmp_path: Path) -> None:
     assert (result.status, result.next_offset) == (GetStatus.NO_MATCHED_MESSAGE, 800)
 
 
-@pytest.mark.parametrize("place", [1 << 40, 4000])
+@pytest.mark.parametrize("target", [1 << 40, 4000])
 @pytest.mark.parametrize("is_cold", [True, False])
 def test_a_unit_that_leads_nowhere_is_told(
-    place: int, is_cold: bool, store: MessageStore, queue: StoreQueue
+    target: int, is_cold: bool, store: MessageStore, queue: StoreQueue
 ) -> None:
     for _ in range(3):
         put(store, queue)
     store.commit_log.started_at = store.commit_log.max_offset if is_cold else 0
     (file,) = queue.consume_queue.files.files
-    UNIT.pack_into(file.map, UNIT_BYTES, place, 1000, 0)
+    UNIT.pack_into(file.map, UNIT_BYTES, target, 1000, 0)
     for offset in (0, 1):
-        with pytest.raises(StoreFormatError, match=f"points to {place}.*fsck --repair"):
+        with pytest.raises(StoreFormatError, match=f"points to {target}.*fsck --repair"):
             store.source(queue).get(offset, 9, 9999, None)
     assert store.source(queue).get(2, 9, 9999, None).count == 1
 

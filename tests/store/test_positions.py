@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from headrace_broker.compaction.marker_times import MarkerTimes
 from headrace_broker.compaction.replica import RebuildCheckpoint
-from headrace_broker.compaction.run_state import RunState
+from headrace_broker.compaction.run_state import MarkerTimes, RunState
 from headrace_broker.schedule.offsets import DeliveredLevels
 from headrace_broker.staging.state import QueryState, state_file
 from headrace_broker.store.errors import StoreFormatError
@@ -35,7 +34,7 @@ DECISION = Decision("d", 5, {"broker-a": (StagedAttempt("one", 100, 2),)})
 
 
 class Owner(NamedTuple):
-    """A file by its place, and two of its values."""
+    """A file of a store, and two of its values."""
 
     file: Callable[[Path, Files], PositionFile[Any] | QueuePositions]
     old: Any
@@ -131,11 +130,11 @@ def test_removed_positions_are_gone(name: str, tmp_path: Path) -> None:
     assert not list((tmp_path / name).parent.iterdir())
 
 
-@pytest.mark.parametrize("end", ["power cut", "kill"])
+@pytest.mark.parametrize("is_cut", [False, True], ids=["kill", "power cut"])
 @pytest.mark.parametrize("after", range(8))
 @pytest.mark.parametrize("name", OWNERS)
 def test_any_end_of_a_save_leaves_the_old_or_the_new(
-    name: str, after: int, end: str, tmp_path: Path
+    name: str, after: int, tmp_path: Path, *, is_cut: bool
 ) -> None:
     file, old, new = OWNERS[name]
     life = FaultyFiles(tmp_path / "store", Random(after))
@@ -143,8 +142,7 @@ def test_any_end_of_a_save_leaves_the_old_or_the_new(
     begun = life.operation_count
     file(life.root, life).save(old)
     operations = life.operation_count - begun
-    ends_at = life.operation_count + after
-    life.cut_after, life.kill_after = (ends_at, -1) if end == "power cut" else (-1, ends_at)
+    life.end_in(after, is_cut=is_cut)
     is_over = False
     try:
         file(life.root, life).save(new)

@@ -234,8 +234,8 @@ def test_damage_in_the_last_record_loses_that_one_only(
     root = tmp_path_factory.mktemp("store")
     store, ends = fill(root, 12)
     # Size, magic, CRC, physical offset or the body.
-    places = [*range(12), *range(28, 36), *range(88, 88 + 120)]
-    at = ends[-2] + data.draw(st.sampled_from(places))
+    positions = [*range(12), *range(28, 36), *range(88, 88 + 120)]
+    at = ends[-2] + data.draw(st.sampled_from(positions))
     store.commit_log.files.files[0].map[at] ^= data.draw(st.integers(1, 255))
     crash(store)
     store = open_store(root)
@@ -657,9 +657,9 @@ def test_what_a_long_start_made_is_not_made_again(
     with pytest.raises(LoadInterrupted):
         interrupted.load()
     # The log before what speaks of it, the checkpoint last.
-    places = [path.removeprefix(f"{tmp_path}/cut/").partition("/")[0] for path in synced]
-    assert places.index("commitlog") < places.index("consumequeue")
-    assert "checkpoint.tmp" in places[-2:]
+    positions = [path.removeprefix(f"{tmp_path}/cut/").partition("/")[0] for path in synced]
+    assert positions.index("commitlog") < positions.index("consumequeue")
+    assert "checkpoint.tmp" in positions[-2:]
     starts, queries = [], []
     for name in ("whole", "cut"):
         store = new_store(tmp_path / name)

@@ -85,14 +85,14 @@ class Life:
         body = encode_batch(self.items())
         born_host = rng.choice([HOST, encode_host("::1", 1)])
         try:
-            first, places = self.store.write_path.append_batch(
+            first, physical_offsets = self.store.write_path.append_batch(
                 queue, body, rng.choice([0, 2]), 7, born_host, 1
             )
         except StoreBusy as error:
             self.store.index_tick()
             return str(error)
         self.runs_made += len(self.store.ring.runs)
-        return first, places.tolist()
+        return first, physical_offsets.tolist()
 
     def items(self) -> list[Item]:
         rng = self.rng

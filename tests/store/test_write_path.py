@@ -151,14 +151,14 @@ def block_for(store: MessageStore, count: int) -> EncodedRecords:
 
 async def test_a_writer_inside_waits_for_room_and_for_the_gate(tmp_path: Path) -> None:
     store = open_store(tmp_path, flush="sync", commit_log_file_bytes=1 << 16)
-    places: list[tuple[int, int]] = []
+    offsets: list[tuple[int, int]] = []
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
         for _ in range(5):  # several times what the ring holds
             await store.write_path.append_block(
-                lambda: block_for(store, 40), lambda *place: places.append(place)
+                lambda: block_for(store, 40), lambda *stored: offsets.append(stored)
             )
-        assert [queue_offset for queue_offset, _ in places] == list(range(0, 200, 40))
+        assert [queue_offset for queue_offset, _ in offsets] == list(range(0, 200, 40))
         await store.write_path.wait_confirmed()
         assert store.commit_log.flushed_offset == store.commit_log.max_offset
         nursery.cancel_scope.cancel()
@@ -171,13 +171,13 @@ async def test_a_block_that_was_noted_is_written_by_a_later_commit(
 ) -> None:
     store.queue("T", 0)
     put(store, store.queue("T", 0))
-    places: list[tuple[int, int]] = []
+    offsets: list[tuple[int, int]] = []
     files.is_unwritable = True
     with pytest.raises(StoreNotWritable):
         await store.write_path.append_block(
-            lambda: block_for(store, 3), lambda *place: places.append(place)
+            lambda: block_for(store, 3), lambda *stored: offsets.append(stored)
         )
-    assert len(places) == 1
+    assert len(offsets) == 1
     files.is_unwritable = False
     store.write_path.publish()
     assert len(read_all(store, store.queue("T", 0))) == 4

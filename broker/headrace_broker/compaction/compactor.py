@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 import structlog
 
-from headrace_broker.compaction.marker_times import MarkerTimes
 from headrace_broker.compaction.run import Group, Job
-from headrace_broker.compaction.segments import COMPACTING
+from headrace_broker.compaction.run_state import MarkerTimes
 from headrace_broker.compaction.worker import Task
 
 if TYPE_CHECKING:
@@ -210,10 +209,8 @@ def _new_plan(
     older: Older | None = None,
 ) -> _Plan:
     queue.swap.discard()
-    folders = queue.swap.folders
     task = Task(
-        folders.texts,
-        folders.below(COMPACTING).texts,
+        queue.swap.folders.texts,
         queue.log.sizes,
         [(segment.base, segment.count) for segment in segments],
         _job(state, request),

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from headrace_broker.compaction.key_hash import KeyHash
-from headrace_broker.compaction.marker_times import MarkerTimes  # noqa: TC001 - msgspec decodes it
 from headrace_broker.compaction.offset_map import OffsetMap
 from headrace_broker.compaction.queue_log import QueueLog
 from headrace_broker.compaction.record_blocks import Marks, RecordSequence
+from headrace_broker.compaction.run_state import MarkerTimes  # noqa: TC001 - msgspec decodes it
 from headrace_broker.store.queues.queue_blocks import QueueBlock
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from headrace_broker.compaction.key_index import KeyIndex
 from headrace_broker.compaction.key_index_build import enter_all
 from headrace_broker.compaction.record_blocks import SegmentDamaged
 from headrace_broker.compaction.run import Job, Merge, Result, Run
-from headrace_broker.compaction.segments import Folders, Segment
+from headrace_broker.compaction.segments import COMPACTING, Folders, Segment
 from headrace_broker.compaction.units import FileSizes  # noqa: TC001 - msgspec decodes it
 from headrace_broker.store.errors import StoreError
 from headrace_broker.store.files.filesystem import Files
@@ -49,11 +49,10 @@ class Older(msgspec.Struct, frozen=True):
 class Task(msgspec.Struct, frozen=True, tag=True):
     """A run as another process gets it.
 
-    segments: name and number of records of each sealed segment. target: ``compacting/``.
+    segments: name and number of records of each sealed segment.
     """
 
     folders: tuple[str, str]
-    target: tuple[str, str]
     sizes: FileSizes
     segments: list[tuple[int, int]]
     job: Job
@@ -99,7 +98,7 @@ def run_here(task: Task, pace: Pace, fs: Files | None = None) -> Result:
     if (older := task.older) is not None:
         segments = [*_open(older.folders, older.segments, task.sizes, files), *segments]
         merge = Merge(len(older.segments), older.hides_from)
-    target = Folders(*map(Path, task.target))
+    target = Folders(*map(Path, task.folders)).below(COMPACTING)
     return Run(segments, task.job, pace, merge).compact(target, task.sizes, files)
 
 

@@ -208,9 +208,9 @@ def test_a_damaged_index_is_made_again(tmp_path: Path, broker: BrokerUnderTest, 
     path = index_file(tmp_path)
     data = path.read_bytes()
     slots = [*struct.iter_unpack("<QQ", data[64:])]
-    used = [number for number, (_hash, place) in enumerate(slots) if place]
-    places = [8 * (64 + 16 * number) + 70 for number in used]
-    for at in places if part == "entry" else [8 * 41]:
+    used = [number for number, (_hash, value) in enumerate(slots) if value]
+    bits = [8 * (64 + 16 * number) + 70 for number in used]
+    for at in bits if part == "entry" else [8 * 41]:
         flip_bit(path, at)
     again = open_broker(tmp_path)
     clients = [Client(), Client()]
@@ -353,12 +353,12 @@ def load(root: Path, fs: Files) -> KeyIndex:
     return KeyIndex(root / "keys", fs, HASH, PageCache(fs), trusts_count=False, slots_min=8)
 
 
-def require_all(root: Path, log: QueueLog, count: int, place: str) -> None:
+def require_all(root: Path, log: QueueLog, count: int, moment: str) -> None:
     """Resume an index, and find each key in it."""
     index = load(root, Files())
     enter_all(index, log.segments, log.end_offset, lambda _bytes: None)
     found = [index.find(b"key %d" % number) for number in range(count)]
-    assert found == [*range(count)], place
+    assert found == [*range(count)], moment
     index.close()
 
 

@@ -176,14 +176,14 @@ def test_plain_topics_pay_nothing(broker: BrokerUnderTest, monkeypatch: pytest.M
     """Once a queue is known, no message to it reaches the code of compacted topics."""
     calls: list[str] = []
 
-    def count(place: Any, name: str) -> None:
-        original = getattr(place, name)
+    def count(owner: Any, name: str) -> None:
+        original = getattr(owner, name)
 
         def counted(*arguments: Any) -> Any:
             calls.append(name)
             return original(*arguments)
 
-        monkeypatch.setattr(place, name, counted)
+        monkeypatch.setattr(owner, name, counted)
 
     assert send(broker, UNIQ_KEY, topic="T") == [(0, "")]
     (following,) = broker.store.followers.all

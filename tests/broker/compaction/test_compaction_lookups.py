@@ -162,14 +162,14 @@ def test_each_flipped_bit_of_the_index_is_found_or_harmless(
     assert made_anew > 3, f"seed {seed}"
 
 
-@pytest.mark.parametrize("part", ["hash", "place"])
+@pytest.mark.parametrize("part", ["hash", "value"])
 @pytest.mark.parametrize("is_open", [True, False])
 def test_a_damaged_entry_is_not_copied_to_a_larger_index(
     tmp_path: Path, filled: dict[str, bytes], part: str, is_open: bool
 ) -> None:
     path = index_file(tmp_path)
-    slots = np.frombuffer(path.read_bytes(), [("hash", "<u8"), ("place", "<u8")], offset=64)
-    slot = int(np.flatnonzero(slots["place"])[100])
+    slots = np.frombuffer(path.read_bytes(), [("hash", "<u8"), ("value", "<u8")], offset=64)
+    slot = int(np.flatnonzero(slots["value"])[100])
     flip_bit(path, 8 * (64 + 16 * slot) + (7 if part == "hash" else 64))
     broker = start(tmp_path)
     if is_open:

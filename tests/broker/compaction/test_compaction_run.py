@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from headrace_broker.compaction.key_hash import KeyHash
-from headrace_broker.compaction.marker_times import MarkerTimes
 from headrace_broker.compaction.offset_map import SLOT_BYTES, OffsetMap
 from headrace_broker.compaction.queue_log import QueueLog
 from headrace_broker.compaction.record_blocks import SegmentDamaged
 from headrace_broker.compaction.run import Job, Result, Run
+from headrace_broker.compaction.run_state import MarkerTimes
 from headrace_broker.compaction.segments import COMPACTING, Folders, Segment
 from headrace_broker.store.files.filesystem import Files
 from headrace_protocol.blocks import encode_records

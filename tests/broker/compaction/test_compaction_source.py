@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from headrace_broker.compaction.compactor import Request
-from headrace_broker.compaction.marker_times import MarkerTimes
 from headrace_broker.compaction.run import Job, Run
-from headrace_broker.compaction.run_state import RunState
+from headrace_broker.compaction.run_state import MarkerTimes, RunState
 from headrace_broker.compaction.segments import COMPACTING, Folders
 from headrace_broker.topics.attributes import CompactionPolicy
 from headrace_protocol.admin_headers import DeleteTopicHeader, GetTopicStatsHeader

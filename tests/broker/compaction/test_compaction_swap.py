@@ -8,10 +8,9 @@ from random import Random
 
 import pytest
 
-from headrace_broker.compaction.marker_times import MarkerTimes
 from headrace_broker.compaction.queue_log import QueueLog
 from headrace_broker.compaction.run import Job, Run
-from headrace_broker.compaction.run_state import RunState, StateFile, own_folder
+from headrace_broker.compaction.run_state import MarkerTimes, RunState, StateFile, own_folder
 from headrace_broker.compaction.segments import COMPACTING, Folders
 from headrace_broker.compaction.swap import Swap
 from headrace_broker.store.errors import StoreFormatError

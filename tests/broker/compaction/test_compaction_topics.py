@@ -9,7 +9,6 @@ import pytest
 import trio
 
 from headrace import Admin, Message, Producer, PullConsumer
-from headrace.errors import BrokerError
 from headrace_broker.server import Broker
 from headrace_broker.store.followers import following
 from tests.support.running_brokers import Brokers, brokers
@@ -68,12 +67,6 @@ async def test_the_values_of_all_keys_survive_a_restart(mq: Brokers) -> None:
     assert await read(mq) == values
     await send(mq, k0=99)
     assert await read(mq) == values | {"k0": 99}
-
-
-async def test_messages_need_keys(mq: Brokers) -> None:
-    async with Producer(**mq.at) as producer:
-        with pytest.raises(BrokerError, match="has no key"):
-            await producer.send(Message(TOPIC, b"1"))
 
 
 async def test_runs_keep_the_newest_value_of_each_key(mq: Brokers) -> None:

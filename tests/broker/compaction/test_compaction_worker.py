@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from headrace_broker.compaction.marker_times import MarkerTimes
 from headrace_broker.compaction.queue_log import QueueLog
 from headrace_broker.compaction.run import Job
-from headrace_broker.compaction.segments import COMPACTING, Folders
+from headrace_broker.compaction.run_state import MarkerTimes
+from headrace_broker.compaction.segments import Folders
 from headrace_broker.compaction.throttle import RunStopped, Throttle
 from headrace_broker.compaction.worker import RunFailed, Task, run_here, run_in_process
 from headrace_broker.store.files.filesystem import Files
@@ -27,10 +27,8 @@ def make_task(root: Path) -> Task:
     log = QueueLog(folders, SMALL, Files())
     fill(log, ENTRIES)
     log.roll()
-    below = folders.below(COMPACTING)
     return Task(
-        (str(folders.log), str(folders.units)),
-        (str(below.log), str(below.units)),
+        folders.texts,
         SMALL,
         [(segment.base, segment.count) for segment in log.segments],
         Job(0, 5, 10_000, 0, MarkerTimes([], []), 1 << 16),
