@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 import trio
 
-from headrace_broker.peers.callers import Caller
-from headrace_broker.peers.peers import Ask, Then
 from headrace_protocol.admin_headers import CreateStaticTopicHeader
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import GetMaxOffsetHeader, PullMessageResponseHeader
@@ -178,20 +176,12 @@ def test_names_that_only_the_broker_may_give(brokers: Brokers) -> None:
 
 
 @contextmanager
-def answering(
-    asking: BrokerUnderTest, code: int, fields: Mapping[str, object]
-) -> Iterator[list[Ask]]:
-    """Another broker that gives this answer to every request."""
-    peers, asked = asking.peers, []
-    before = peers.begin
-
-    def begin(_caller: Caller, ask: Ask, then: Then) -> None:
-        asked.append(ask)
-        then(response(ask, code, fields))
-
-    peers.begin = begin  # type: ignore
-    yield asked
-    peers.begin = before  # type: ignore
+def answering(brokers: Brokers, code: int, fields: Mapping[str, object]) -> Iterator[list[Any]]:
+    """Other brokers give this answer to every request; yields what they are asked."""
+    brokers.asked.clear()
+    brokers.answer = lambda ask: response(ask, code, fields)
+    yield brokers.asked
+    brokers.answer = None
 
 
 # Codes of answers with which a reader continues, and where it may.
@@ -228,7 +218,7 @@ async def test_no_answer_of_another_broker_moves_a_reader_away(
 ) -> None:
     """Neither back, nor behind the item's end."""
     channel = MemoryChannel()
-    with answering(brokers["b"], code, fields) as asked:
+    with answering(brokers, code, fields) as asked:
         brokers["b"].send(RequestCode.PULL_MESSAGE, pull_header(1), channel=channel)
         assert len(asked) < 5
     for command, _ in channel.replies():
@@ -250,7 +240,7 @@ def test_a_relayed_pull_with_a_size_that_is_no_number(brokers: Brokers, value: s
 
 def test_offsets_of_another_broker_that_are_none(brokers: Brokers) -> None:
     for fields in ({}, {"offset": "x"}, {"offset": ""}):
-        with answering(brokers["b"], ResponseCode.SUCCESS, fields):
+        with answering(brokers, ResponseCode.SUCCESS, fields):
             header = GetMaxOffsetHeader(topic=TOPIC, queue_id=0)
             for code in (RequestCode.GET_MIN_OFFSET, RequestCode.GET_MAX_OFFSET):
                 answer = brokers["b"].ask(code, header)

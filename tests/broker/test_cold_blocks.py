@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from headrace_broker.cold.blocks import ReadBlocks
+from headrace_broker.cold.cursors import ReadCursors
 from headrace_broker.cold.queue import ReadBlock
 from headrace_protocol.columns import UNIT_DTYPE, RecordColumns
 
@@ -152,19 +153,18 @@ def test_nothing_is_left_of_random_readers() -> None:
         positions[number] = stream, rng.choice((end, end, end, rng.randrange(2000)))
         if rng.random() < 0.1:
             blocks.expire(now_s)
-        assert blocks.message_count == sum(len(b.units) for b in blocks._blocks)
     blocks.expire(math.inf)
     assert (len(blocks), blocks.byte_count, blocks.message_count) == (0, 0, 0)
-    cursors = blocks._cursors
-    assert (cursors._cursors, cursors._at, cursors._of_queue) == ({}, {}, {})
+    assert not any(blocks.window(stream, at) for stream in (ALL, SOME) for at in range(5000))
 
 
-def test_readers_at_random_places_are_forgotten() -> None:
-    blocks = new_blocks()
-    cursors = blocks._cursors
+def test_readers_at_random_offsets_are_forgotten() -> None:
+    cursors = ReadCursors()
     for begin in range(0, 10_000, 10):
-        read(blocks, begin, begin + 1, 0)
-    assert len(cursors._cursors) == len(cursors._at) == 256
-    for number in range(10_000):
-        read(blocks, 0, 1, 0, (f"queue {number}", None))
-    assert len(cursors._cursors) == len(cursors._at) == 4096
+        cursors.move(ALL, begin, begin + 1, 0)
+    assert len([*cursors.of(ALL)]) == 256
+    streams: list[Any] = [(f"queue {number}", None) for number in range(10_000)]
+    for stream in streams:
+        cursors.move(stream, 0, 1, 0)
+    assert not any(cursors.of(ALL))
+    assert sum(len([*cursors.of(stream)]) for stream in streams) == 4096

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from headrace_protocol.admin_headers import CreateStaticTopicHeader
@@ -26,11 +27,12 @@ from tests.support.channel import MemoryChannel
 from tests.support.wire import pull_header, send_header
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from headrace_broker.peers.callers import Caller
-    from headrace_broker.peers.peers import Ask, Then
+    from headrace_broker.peers.peers import Ask, Outcome, Then
+    from headrace_broker.store.files.filesystem import Files
 
     Chain = tuple[MappingItem, ...]
 
@@ -52,8 +54,11 @@ class Brokers(dict[str, BrokerUnderTest]):
     """Brokers by the last letter of their names.
 
     asked: what they asked of each other: broker, code, fields. away: brokers that don't answer.
-    attributes: of the topic, as changes.
+    answer: answers their requests instead of them, if set. attributes: of the topic, as changes.
     """
+
+    answer: Callable[[Ask], Outcome] | None = None
+    _held: list[tuple[Caller, Ask, Then]] | None = None
 
     def __init__(
         self,
@@ -74,26 +79,33 @@ class Brokers(dict[str, BrokerUnderTest]):
         for name in names:
             self.start(name)
 
-    def start(self, name: str) -> None:
+    def start(self, name: str, files: Files | None = None) -> None:
         """Start a broker, with what is in its folder."""
         folder = self._folder / name
         config = broker_config(folder, **self._settings).model_copy(
             update={"broker_name": f"broker-{name}"}
         )
-        broker = self[name] = BrokerUnderTest(folder, config, **self._store)
+        store = {**self._store, "files": files} if files else self._store
+        broker = self[name] = BrokerUnderTest(folder, config, **store)
         broker.peers.begin = self.begin  # type: ignore[method-assign,assignment]
-        broker.traffic.forwarding._find_infos = self.infos
+        broker.traffic.forwarding.find_infos = self.infos
 
     def close(self) -> None:
         for broker in self.values():
             broker.close()
             assert not broker.unexpected
 
-    def begin(self, _caller: Caller, ask: Ask, then: Then) -> None:
+    def begin(self, caller: Caller, ask: Ask, then: Then) -> None:
         """As ``Peers.begin``."""
         broker, code, fields, body, *_ = ask
         assert fields is not None
+        if self._held is not None:
+            self._held.append((caller, ask, then))
+            return
         self.asked.append((broker, code, fields))
+        if self.answer is not None:
+            then(self.answer(ask))
+            return
         name = broker.removeprefix("broker-")
         if name in self.away or name not in self:
             then(ConnectFailed(broker, "it is away"))
@@ -104,6 +116,17 @@ class Brokers(dict[str, BrokerUnderTest]):
         (answer,) = channel.replies()
         command, data = answer
         then(Response(broker, code, command, memoryview(data)))
+
+    @contextmanager
+    def holding(self) -> Iterator[list[tuple[Caller, Ask, Then]]]:
+        """Keep the requests between brokers in a block; ``release`` begins them."""
+        self._held = []
+        yield self._held
+        self._held = None
+
+    def release(self, held: list[tuple[Caller, Ask, Then]]) -> None:
+        for each in held:
+            self.begin(*each)
 
     async def infos(self, topic: str) -> list[MappingInfo]:
         """What a nameserver's route says of the topic."""

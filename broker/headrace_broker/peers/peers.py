@@ -82,7 +82,7 @@ class Call:
         self.ask = ask
         self.peer = peer
         self.deadline = deadline
-        self.room = min(ask.answer_bytes, ANSWER_BYTES_MAX)
+        self.room = 0
         self.is_started = False
         self.forget: Callable[[], None] | None = None
         self.then: Then | None = then
@@ -150,8 +150,13 @@ class Peers:
 
     find_address: FindAddress
 
-    def __init__(self, connect: Connect, timeout_ms: Callable[[], int]) -> None:
-        """timeout_ms: the current ``forwardTimeout``."""
+    def __init__(
+        self,
+        connect: Connect,
+        timeout_ms: Callable[[], int],
+        answer_bytes_max: int = ANSWER_BYTES_MAX,
+    ) -> None:
+        """timeout_ms: the current ``forwardTimeout``. answer_bytes_max: of answers under way."""
         self.on_waiting: Callable[[bool], None] = lambda _is_waiting: None
         self._connect = connect
         self._timeout_ms = timeout_ms
@@ -163,7 +168,7 @@ class Peers:
         # All calls under way, by caller, the one with the earliest deadline first.
         self._calls: defaultdict[str, deque[Call]] = defaultdict(deque)
         self._waiting_count = 0
-        self._free_bytes = ANSWER_BYTES_MAX
+        self._answer_bytes_max = self._free_bytes = answer_bytes_max
         self._without_room: deque[Call] = deque()
         self._is_starting = False
 
@@ -188,6 +193,7 @@ class Peers:
             return call
         self._calls[name].append(call)
         self._has_news.set()
+        call.room = min(ask.answer_bytes, self._answer_bytes_max)
         if self._without_room or call.room > self._free_bytes:
             self._without_room.append(call)
         else:

@@ -53,7 +53,6 @@ if TYPE_CHECKING:
 # Like the peer, call a queue young if its first message is no further from the end of the log than
 # this share of the machine's memory.
 _MEMORY_RATIO = 0.4
-_MEMORY_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 # A heartbeat with more groups is handled in slices.
 _GROUPS_AT_ONCE = 100
@@ -73,7 +72,12 @@ _HEARTBEAT_REPLY = HeartbeatResponseHeader(is_support_heart_beat_v2=True, is_sub
 
 
 class ClientProcessor:
-    """Serves heartbeats, membership, queue locks and consumer progress."""
+    """Serves heartbeats, membership, queue locks and consumer progress.
+
+    memory_bytes: of the machine.
+    """
+
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
     def __init__(
         self,
@@ -249,7 +253,8 @@ class ClientProcessor:
         if source.min_offset() > 0:
             return False
         physical_offset, _, _ = source.unit(0)
-        return self._store.commit_log.max_offset - physical_offset <= _MEMORY_BYTES * _MEMORY_RATIO
+        distance = self._store.commit_log.max_offset - physical_offset
+        return distance <= self.memory_bytes * _MEMORY_RATIO
 
     def update_offset(self, request: Request) -> Reply:
         """UPDATE_CONSUMER_OFFSET: commit a group's progress in a queue."""

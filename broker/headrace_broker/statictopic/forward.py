@@ -173,7 +173,7 @@ class Forwarding:
         """find_infos: returns what a route says of a static topic. Raises HeadraceError."""
         self._subscription = subscription
         self.forwarded_count = 0
-        self._find_infos = find_infos
+        self.find_infos = find_infos
         # By topic and queue, the broker that has denied that it leads.
         self._denied: dict[str, dict[int, str]] = {}
         self._peers = peers
@@ -217,7 +217,7 @@ class Forwarding:
         for topic, brokers in denied.items():
             name = f"the route of the static topic {topic}"
             try:
-                self.leaders.note_route(topic, await self._find_infos(topic), brokers)
+                self.leaders.note_route(topic, await self.find_infos(topic), brokers)
             except HeadraceError as error:
                 self._outages.failed(name, error)
             else:

@@ -13,18 +13,20 @@ from headrace_broker.consumer import offsets as offsets_module
 from headrace_broker.consumer.offsets import ConsumerOffsets
 from headrace_broker.store.errors import StoreFormatError
 from headrace_broker.store.files.config_file import ConfigFile, unsealed
+from headrace_broker.store.files.filesystem import Files
 from headrace_daemon import slices
 from headrace_protocol import fastjson
 from headrace_protocol.bodies import ConsumerOffsetSerializeWrapper
 from headrace_protocol.serving import run_at_once
 from headrace_protocol.waiting import at_once
 from tests.support.golden import STORES, golden_store
+from tests.support.stores import FaultyFiles
 
 NOW_MS = 1_700_000_000_000
 
 
-def open_offsets(folder: Path) -> ConsumerOffsets:
-    return ConsumerOffsets(ConfigFile(folder / "consumerOffset.json"), lambda: NOW_MS)
+def open_offsets(folder: Path, files: Files | None = None) -> ConsumerOffsets:
+    return ConsumerOffsets(ConfigFile(folder / "consumerOffset.json", files), lambda: NOW_MS)
 
 
 @pytest.fixture
@@ -221,14 +223,10 @@ async def test_a_stop_during_a_save_loses_no_offset(
     assert [open_offsets(tmp_path).query("g", topic, 0) for topic in "abcdefgh"] == [1] * 8
 
 
-async def test_offsets_that_cannot_be_saved_are_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def save(_: ConfigFile, __: bytes) -> None:
-        raise OSError("full")
-
-    offsets = open_offsets(tmp_path)
-    monkeypatch.setattr(ConfigFile, "save", save)
+async def test_offsets_that_cannot_be_saved_are_reported(tmp_path: Path) -> None:
+    files = FaultyFiles()
+    offsets = open_offsets(tmp_path, files)
+    files.is_unwritable = True
     async with trio.open_nursery() as nursery:
         nursery.start_soon(offsets.run, lambda: 3600)
         await trio.testing.wait_all_tasks_blocked()

@@ -39,12 +39,12 @@ QUICK = Caller("quick", 500, 10)
 class Peer:
     """Another broker, and what is asked of it."""
 
-    def __init__(self, network: MemoryNetwork, server: Scripted) -> None:
+    def __init__(self, network: MemoryNetwork, server: Scripted, **limits: int) -> None:
         self.server = server
         self.is_known = True
         self.lookups: list[str] = []
         self.outcomes: list[tuple[str, Outcome]] = []
-        self.peers = Peers(network.connect, lambda: TIMEOUT_MS)
+        self.peers = Peers(network.connect, lambda: TIMEOUT_MS, **limits)
         self.peers.find_address = self.find
 
     async def find(self, name: str) -> str:
@@ -71,10 +71,10 @@ class Peer:
 
 
 @asynccontextmanager
-async def asking() -> AsyncIterator[Peer]:
+async def asking(**limits: int) -> AsyncIterator[Peer]:
     network = MemoryNetwork()
     async with scripted(network) as (server,), trio.open_nursery() as nursery:
-        peer = Peer(network, server)
+        peer = Peer(network, server, **limits)
         nursery.start_soon(peer.peers.run)
         yield peer
         nursery.cancel_scope.cancel()
@@ -168,11 +168,8 @@ async def test_a_broker_that_is_away_is_tried_at_growing_intervals(autojump_cloc
     ]
 
 
-async def test_answers_have_room_or_wait(
-    autojump_clock: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(peers, "ANSWER_BYTES_MAX", 100)
-    async with asking() as peer:
+async def test_answers_have_room_or_wait(autojump_clock: object) -> None:
+    async with asking(answer_bytes_max=100) as peer:
         peer.server.answer(CODE, None)
         peer.begin("fills", answer_bytes=80)
         peer.begin("waits", answer_bytes=80)
@@ -189,10 +186,9 @@ async def test_answers_have_room_or_wait(
 
 
 async def test_any_number_may_wait_for_the_room_of_a_broker_that_is_away(
-    autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+    autojump_clock: object,
 ) -> None:
-    monkeypatch.setattr(peers, "ANSWER_BYTES_MAX", 100)
-    async with asking() as peer:
+    async with asking(answer_bytes_max=100) as peer:
         for number in range(5000):
             peer.begin(str(number), "nobody", answer_bytes=100)
         peer.begin("next", answer_bytes=100)

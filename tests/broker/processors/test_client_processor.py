@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import structlog
 
+from headrace_broker.processors.client import ClientProcessor
 from headrace_protocol.bodies import (
     CheckClientRequestBody,
     ConsumerData,
@@ -236,12 +237,10 @@ def test_a_group_without_commits_begins_a_young_queue(broker: BrokerUnderTest) -
     assert query(broker, "t", zero=False) is None
 
 
-def test_a_group_without_commits_chooses_in_an_old_queue(
-    broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_group_without_commits_chooses_in_an_old_queue(broker: BrokerUnderTest) -> None:
     broker.create_topic("t")
     broker.store_message("t", 0, b"x" * 1000)
-    monkeypatch.setattr("headrace_broker.processors.client._MEMORY_BYTES", 2000)
+    broker.part(ClientProcessor).memory_bytes = 2000
     assert query(broker, "t") is None
 
 

@@ -8,11 +8,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from headrace_broker.peers.callers import Caller
-from headrace_broker.peers.peers import Ask, Then
 from headrace_broker.statictopic.remote_queue import RemoteReader
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.drivers.errors import ConnectFailed
 from headrace_protocol.headers import BulkPullResponseHeader
 from headrace_protocol.message import encode_record
 from tests.support.channel import MemoryChannel
@@ -99,15 +96,12 @@ def test_groups_with_other_tags_get_other_blocks(brokers: Brokers) -> None:
 
 def test_a_pull_waits_for_the_block_that_is_under_way(brokers: Brokers) -> None:
     remap(brokers)
-    peers = brokers["b"].peers
-    asked: list[tuple[Caller, Ask, Then]] = []
-    peers.begin = lambda *arguments: asked.append(arguments)  # type: ignore
     channels = [MemoryChannel() for _ in range(5)]
-    for channel in channels:
-        brokers["b"].send(PULL, pull_header(0), channel=channel)
-    assert len(asked) == 1
-    peers.begin = brokers.begin  # type: ignore
-    brokers.begin(*asked[0])
+    with brokers.holding() as held:
+        for channel in channels:
+            brokers["b"].send(PULL, pull_header(0), channel=channel)
+    assert len(held) == 1
+    brokers.release(held)
     answers = [body for channel in channels for _, body in channel.replies()]
     assert len(answers) == 5
     assert len(set(answers)) == 1
@@ -118,15 +112,12 @@ def test_a_pull_waits_for_the_block_that_is_under_way(brokers: Brokers) -> None:
 def test_the_client_that_asks_is_charged(brokers: Brokers) -> None:
     remap(brokers)
     channel = MemoryChannel()
-    peers = brokers["b"].peers
-    asked: list[tuple[Caller, Ask, Then]] = []
-    peers.begin = lambda *arguments: asked.append(arguments)  # type: ignore
-    brokers["b"].send(PULL, pull_header(0), channel=channel)
-    peers.begin = brokers.begin  # type: ignore
-    ((_, ask, _),) = asked
+    with brokers.holding() as held:
+        brokers["b"].send(PULL, pull_header(0), channel=channel)
+    ((_, ask, _),) = held
     assert (ask.payer, ask.answer_bytes) == (channel, 256 * 1024)
     channel.is_open = False  # it leaves; nothing more is fetched for it
-    brokers.begin(*asked[0])
+    brokers.release(held)
     assert not channel.charged_bytes
     brokers.read_all("b", 0)
     assert pulls_asked(brokers)[:2] == [(0, 32), (32, 64)]
@@ -142,18 +133,14 @@ def test_without_room_pulls_are_relayed_one_by_one(brokers: Brokers) -> None:
 
 def test_a_block_that_could_not_be_fetched(brokers: Brokers) -> None:
     sent = remap(brokers)
-
-    def fail(_caller: Caller, ask: Ask, then: Then) -> None:
-        then(ConnectFailed(ask.peer, "it is away"))
-
     brokers.pull("b", 0)
-    brokers["b"].peers.begin = fail  # type: ignore
+    brokers.away.add("a")
     _, header, _ = brokers.pull("b", 32)
     while header.next_begin_offset < 288:
         _, header, _ = brokers.pull("b", header.next_begin_offset)
     answer = brokers["b"].ask(PULL, pull_header(288))
     assert answer.code == ResponseCode.SYSTEM_ERROR
-    brokers["b"].peers.begin = brokers.begin  # type: ignore
+    brokers.away.clear()
     assert brokers.read_all("b", 288) == sent[288:]
 
 
@@ -187,12 +174,8 @@ def test_answers_in_bulk_are_fetched_ahead(brokers: Brokers) -> None:
 )
 def test_a_bulk_answer_that_is_none(brokers: Brokers, count: int, body: bytes) -> None:
     remap(brokers)
-
-    def answer(_caller: Caller, ask: Ask, then: Then) -> None:
-        fields = {"nextBeginOffset": 9, "count": count}
-        then(response(ask, ResponseCode.SUCCESS, fields, body))
-
-    brokers["b"].peers.begin = answer  # type: ignore
+    fields = {"nextBeginOffset": 9, "count": count}
+    brokers.answer = lambda ask: response(ask, ResponseCode.SUCCESS, fields, body)
     header = bulk_pull_header(0, max_msg_bytes=100)
     answered = brokers["b"].ask(RequestCode.BULK_PULL, header)
     assert answered.code == ResponseCode.SYSTEM_ERROR
@@ -221,28 +204,21 @@ def record(offset: int, body_bytes: int = 100) -> bytes:
 )
 def test_an_answer_that_has_no_records(brokers: Brokers, body: bytes) -> None:
     sent = remap(brokers)
-
-    def answer(_caller: Caller, ask: Ask, then: Then) -> None:
-        fields = {"nextBeginOffset": 9, "minOffset": 0, "maxOffset": COUNT}
-        then(response(ask, ResponseCode.SUCCESS, fields, body))
-
-    brokers["b"].peers.begin = answer  # type: ignore
+    fields = {"nextBeginOffset": 9, "minOffset": 0, "maxOffset": COUNT}
+    brokers.answer = lambda ask: response(ask, ResponseCode.SUCCESS, fields, body)
     answered = brokers["b"].ask(PULL, pull_header(0))
     assert answered.code == ResponseCode.SYSTEM_ERROR
     assert "in the answer of broker-a to a pull of its queue 0 at 0" in answered.remark
-    brokers["b"].peers.begin = brokers.begin  # type: ignore
+    brokers.answer = None
     assert brokers.read_all("b") == sent
 
 
 def test_a_filter_that_passes_the_end_of_an_item(brokers: Brokers) -> None:
     """As of an old leader that took messages while another broker had closed its item."""
     remap(brokers)
-
-    def answer(_caller: Caller, ask: Ask, then: Then) -> None:
-        fields = {"nextBeginOffset": COUNT + 2, "minOffset": 0, "maxOffset": COUNT + 2}
-        then(response(ask, ResponseCode.SUCCESS, fields, record(COUNT - 2) + record(COUNT + 1)))
-
-    brokers["b"].peers.begin = answer  # type: ignore
+    fields = {"nextBeginOffset": COUNT + 2, "minOffset": 0, "maxOffset": COUNT + 2}
+    records = record(COUNT - 2) + record(COUNT + 1)
+    brokers.answer = lambda ask: response(ask, ResponseCode.SUCCESS, fields, records)
     code, header, found = brokers.pull("b", COUNT - 5)
     assert (code, [offset for offset, _ in found]) == (ResponseCode.SUCCESS, [COUNT - 2])
     assert header.next_begin_offset == COUNT

@@ -10,7 +10,7 @@ import pytest
 
 from headrace_broker.consumer.long_polling import HeldRequest
 from headrace_broker.statictopic.undecided import UndecidedQueues
-from headrace_broker.store.files.config_file import ConfigFile, unsealed
+from headrace_broker.store.files.config_file import unsealed
 from headrace_protocol import fastjson
 from headrace_protocol.admin_headers import (
     CreateStaticTopicHeader,
@@ -34,6 +34,7 @@ from headrace_protocol.statictopic.mapping import (
 from headrace_protocol.waiting import at_once
 from tests.support.broker import Answer, BrokerUnderTest
 from tests.support.channel import MemoryChannel
+from tests.support.noted_files import NotedFiles
 
 EPOCH = 1_700_000_000_000
 
@@ -110,18 +111,13 @@ def test_a_topic_is_created(broker: BrokerUnderTest, tmp_path: Path) -> None:
     assert unsealed((config / "staticTopic.json").read_bytes()) == (b'{"T":"static-%x"}' % EPOCH)
 
 
-def test_a_change_without_new_physical_queues_writes_the_mapping_alone(
-    broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_change_without_new_physical_queues_writes_the_mapping_alone(tmp_path: Path) -> None:
+    saved: list[str] = []
+    files = NotedFiles(lambda path, _: saved.append(path.name))
+    broker = BrokerUnderTest(tmp_path, files=files)
+    broker.clock.ms = EPOCH
     change(broker, led_here())
-    saved = []
-    save = ConfigFile.save
-
-    def note(file: ConfigFile, data: bytes) -> None:
-        saved.append(file.path.name)
-        save(file, data)
-
-    monkeypatch.setattr(ConfigFile, "save", note)
+    saved.clear()
     version = broker.topics.data_version
     assert change(broker, led_here(epoch=EPOCH + 1000)).code == ResponseCode.SUCCESS
     assert saved == ["topicQueueMapping.json"]

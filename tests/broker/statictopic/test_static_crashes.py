@@ -9,7 +9,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from headrace_broker.store.files.config_file import ConfigFile
 from headrace_protocol.admin_headers import DeleteTopicHeader
 from headrace_protocol.codes import RequestCode, ResponseCode
 from tests.broker.statictopic.test_static_changes import (
@@ -21,6 +20,7 @@ from tests.broker.statictopic.test_static_changes import (
     stored,
 )
 from tests.support.broker import BrokerUnderTest
+from tests.support.noted_files import NotedFiles
 from tests.support.stores import FaultyFiles, put
 
 FILES = ("topicQueueMapping.json", "staticTopic.json", "topicIncarnation.json", "topics.json")
@@ -52,35 +52,37 @@ def delete(broker: BrokerUnderTest) -> int:
 class Snapshots:
     """Copies of the tables after each write."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.names: list[str] = []
-        save = ConfigFile.save
+        self.files = NotedFiles(self._copy)
 
-        def save_and_copy(file: ConfigFile, data: bytes) -> None:
-            save(file, data)
-            if file.path.name in FILES:
-                shutil.copytree(file.path.parent, folder / str(len(self.names)) / "store/config")
-                self.names.append(file.path.name)
+    def _copy(self, path: Path, _text: bytes) -> None:
+        if path.name in FILES:
+            shutil.copytree(path.parent, self.folder / str(len(self.names)) / "store/config")
+            self.names.append(path.name)
 
-        monkeypatch.setattr(ConfigFile, "save", save_and_copy)
+    def begin(self) -> None:
+        """Forget those before."""
+        self.names.clear()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 @pytest.mark.parametrize("last", [create, grow, move_away, move_here, delete])
 def test_a_change_that_is_cut_off_can_be_repeated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: Callable[[BrokerUnderTest], int]
+    tmp_path: Path, last: Callable[[BrokerUnderTest], int]
 ) -> None:
-    broker = BrokerUnderTest(tmp_path)
+    taken = Snapshots(tmp_path / "cut")
+    broker = BrokerUnderTest(tmp_path, files=taken.files)
     broker.clock.ms = EPOCH
     if last is not create:
         create(broker)
-    with monkeypatch.context() as patched:
-        taken = Snapshots(tmp_path / "cut", patched)
-        assert last(broker) == ResponseCode.SUCCESS
-    outcome = state(broker)
+    taken.begin()
+    assert last(broker) == ResponseCode.SUCCESS
+    outcome, count = state(broker), len(taken.names)
     broker.close()
-    assert taken.names
-    for number in range(len(taken.names)):
+    assert count
+    for number in range(count):
         again = BrokerUnderTest(tmp_path / "cut" / str(number))
         again.clock.ms = EPOCH
         is_static = again.mappings.is_static("T")
@@ -98,16 +100,14 @@ def state(broker: BrokerUnderTest) -> object:
     return topic.write_queue_nums, topic.read_queue_nums, stored(broker).hosted.keys()
 
 
-def test_the_mapping_is_on_disk_before_the_topic(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    broker = BrokerUnderTest(tmp_path)
+def test_the_mapping_is_on_disk_before_the_topic(tmp_path: Path) -> None:
+    taken = Snapshots(tmp_path / "cut")
+    broker = BrokerUnderTest(tmp_path, files=taken.files)
     broker.clock.ms = EPOCH
-    taken = Snapshots(tmp_path / "cut", monkeypatch)
+    taken.begin()
     create(broker)
     assert taken.names == list(FILES)
-    del taken.names[:]
-    shutil.rmtree(tmp_path / "cut")
+    taken.begin()
     delete(broker)
     assert taken.names[0] == "topicQueueMapping.json"
     assert taken.names[-1] == "staticTopic.json"

@@ -189,7 +189,7 @@ async def test_a_route_is_not_believed_about_a_broker_that_has_just_denied(tmp_p
         claimed = msgspec.structs.replace(found["b"], curr_id_map={0: 1})
         return [found["a"], found["c"], claimed]
 
-    forwarding._find_infos = infos
+    forwarding.find_infos = infos
     channel = send(brokers, b"1")
     assert not channel.written
     await forwarding.look_up()

@@ -151,14 +151,11 @@ async def test_a_held_pull_follows_its_queue_to_the_new_leader(brokers: Brokers)
 
 async def test_a_queue_that_moves_while_an_item_elsewhere_is_read(brokers: Brokers) -> None:
     remap(brokers)
-    peers, asked = brokers["b"].peers, []
-    peers.begin = lambda *arguments: asked.append(arguments)  # type: ignore
     channel = MemoryChannel()
-    brokers["b"].send(RequestCode.PULL_MESSAGE, pull_header(2), channel=channel)
-    peers.begin = brokers.begin  # type: ignore
+    with brokers.holding() as held:
+        brokers["b"].send(RequestCode.PULL_MESSAGE, pull_header(2), channel=channel)
     brokers.map((item("a", 0, 0, 1), item("b", 1, 5, 0), item("a", 2, 10, 2)), OTHER)
-    (arguments,) = asked
-    brokers.begin(*arguments)
+    brokers.release(held)
     ((answer, body),) = channel.replies()
     assert answer.code == ResponseCode.SUCCESS
     assert [bytes(record.body) for record in decode_records(body)] == [b"2", b"3", b"4"]

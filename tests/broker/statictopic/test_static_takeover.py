@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from headrace_broker.store.files.config_file import ConfigFile
 from headrace_protocol.admin_headers import CreateStaticTopicHeader
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.command import Command
 from headrace_protocol.headers import UpdateConsumerOffsetHeader
 from headrace_protocol.statictopic.mapping import TopicMapping, encode_detail
 from tests.support.channel import MemoryChannel
+from tests.support.noted_files import NotedFiles
 from tests.support.static_brokers import GROUP, TOPIC, Brokers, item
 
 # Clean-up has dropped what was before.
@@ -78,18 +77,15 @@ def test_a_new_leader_does_not_open_without_them(brokers: Brokers) -> None:
     assert groups_at_c(brokers) == {GROUP: 0}
 
 
-def test_they_are_on_disk_before_the_mapping_is(
-    brokers: Brokers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    saved = []
-    save = ConfigFile.save
+def test_they_are_on_disk_before_the_mapping_is(brokers: Brokers) -> None:
+    saved: list[str] = []
 
-    def note(file: ConfigFile, data: bytes) -> None:
-        if file.path.name == "topicQueueMapping.json" or f'{GROUP}"'.encode() in data:
-            saved.append(file.path.name)
-        save(file, data)
+    def note(path: Path, text: bytes) -> None:
+        if path.name == "topicQueueMapping.json" or f'{GROUP}"'.encode() in text:
+            saved.append(path.name)
 
-    monkeypatch.setattr(ConfigFile, "save", note)
+    brokers["c"].close()
+    brokers.start("c", NotedFiles(note))
     asked_open_c(brokers)
     before = saved[: saved.index("topicQueueMapping.json")]
     assert {"subscriptionGroup.json", "consumerOffset.json"} == {*before}
@@ -105,26 +101,20 @@ def test_what_an_earlier_attempt_left_does_not_count(brokers: Brokers) -> None:
     assert groups_at_c(brokers) == {GROUP: 3}
 
 
-async def test_a_leader_whose_start_is_decided_stops_while_it_asks(
-    brokers: Brokers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_leader_whose_start_is_decided_stops_while_it_asks(brokers: Brokers) -> None:
     """As where a repair finishes a move in available mode."""
     brokers.map((A, item("c", 2, -1, 0)), only="c")
     brokers["c"].join("late", "client", TOPIC)
-    peers = brokers["c"].peers
-    asks: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(peers, "begin", lambda *arguments: asks.append(arguments))
     opening, commit = MemoryChannel(), MemoryChannel()
-    open_c(brokers, opening)
-    header = UpdateConsumerOffsetHeader(
-        consumer_group="late", topic=TOPIC, queue_id=0, commit_offset=50
-    )
-    brokers["c"].send(RequestCode.UPDATE_CONSUMER_OFFSET, header, channel=commit)
+    with brokers.holding() as held:
+        open_c(brokers, opening)
+        header = UpdateConsumerOffsetHeader(
+            consumer_group="late", topic=TOPIC, queue_id=0, commit_offset=50
+        )
+        brokers["c"].send(RequestCode.UPDATE_CONSUMER_OFFSET, header, channel=commit)
     assert not opening.written
     assert not commit.written
-    monkeypatch.setattr(peers, "begin", brokers.begin)
-    for arguments in asks:
-        brokers.begin(*arguments)
+    brokers.release(held)
     brokers["c"].traffic.forwarding.retry()
     assert [answer.code for answer, _ in opening.replies()] == [ResponseCode.SUCCESS]
     assert [answer.code for answer, _ in commit.replies()] == [ResponseCode.SUCCESS]
