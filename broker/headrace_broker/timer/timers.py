@@ -10,7 +10,16 @@ What always holds:
 3. No timer is delivered before its time by the current clock, or twice after the clock went back.
 4. A timer that is recalled before its delivery begins is not delivered.
 
-Source: docs/protocol.md "Timers"; tests/broker/timer/test_timers.py.
+A timer has no field with its state; its row is in one of these:
+
+| state | its row is |
+|---|---|
+| stored | in the queue, at ``_offset`` or later |
+| waiting | in ``waiting``; also in ``to_carry`` if it is to be stored again |
+| under way | in ``_under_way``, until it is appended or the delivery fails, which returns it |
+| delivered, recalled or replaced by a copy | nowhere |
+
+Source: docs/protocol.md "Timers"; tests/broker/timer/test_timers.py, test_timer_life.py.
 """
 
 from __future__ import annotations
