@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from headrace_protocol.columns import HEAD, SIZE_DTYPE, checksums, split
+from headrace_protocol.columns import HEAD, SIZE_DTYPE, checksums
 from headrace_protocol.message import MAGIC_V1, PROPERTIES_BYTES_MAX, topic_field
 
 if TYPE_CHECKING:
@@ -51,7 +51,6 @@ def encode_records(
     *,
     born_timestamp: npt.ArrayLike,
     born_host: bytes,
-    flag: npt.ArrayLike = 0,
     sys_flag: npt.ArrayLike = 0,
 ) -> EncodedBlock:
     """Encode whole records, except for the fields that only the broker knows.
@@ -59,7 +58,7 @@ def encode_records(
     topic: at most 127 bytes.
     bodies: one or more, as stored: compressed if their sys_flag says so.
     properties: one per body, or the same for all, as ``message.encode_properties`` returns them.
-    born_timestamp, flag, sys_flag: one value for all, or one per body.
+    born_timestamp, sys_flag: one value for all, or one per body.
     born_host: 8 bytes, as ``message_ids.encode_host`` returns for IPv4.
 
     Raises ValueError if a part does not fit its field.
@@ -78,7 +77,7 @@ def encode_records(
         tail_bytes = np.fromiter(map(len, tails), np.int64, count)
     sizes = body_bytes + tail_bytes + HEAD.itemsize
     heads = _heads(sizes, checksums(bodies), body_bytes, born_host)
-    heads["flag"], heads["sys_flag"], heads["born_timestamp"] = flag, sys_flag, born_timestamp
+    heads["sys_flag"], heads["born_timestamp"] = sys_flag, born_timestamp
     if not isinstance(tails, bytes):
         return _block_of_parts(heads, bodies, tails)
     if isinstance(body_bytes, int) and body_bytes <= _ROW_BYTES_MAX:
@@ -135,8 +134,6 @@ def encode_uniform(
     *,
     born_timestamp: npt.ArrayLike,
     born_host: bytes,
-    flag: npt.ArrayLike = 0,
-    sys_flag: npt.ArrayLike = 0,
 ) -> EncodedBlock:
     """As ``encode_records`` for bodies of one size: the rows of ``values``, uint8 (n, bytes).
 
@@ -147,34 +144,8 @@ def encode_uniform(
     size = HEAD.itemsize + body_bytes + len(tail)
     bodies = _bytes_of_each(np.ascontiguousarray(values)) if body_bytes else [b""] * count
     heads = _heads(size, checksums(bodies), body_bytes, born_host)
-    heads["flag"], heads["sys_flag"], heads["born_timestamp"] = flag, sys_flag, born_timestamp
+    heads["born_timestamp"] = born_timestamp
     return _block_of_rows(heads, values, tail)
-
-
-def encode_arrow(
-    topic: str,
-    offsets: Array,
-    data: Buffer,
-    properties: Sequence[bytes] | bytes,
-    *,
-    born_timestamp: npt.ArrayLike,
-    born_host: bytes,
-    flag: npt.ArrayLike = 0,
-    sys_flag: npt.ArrayLike = 0,
-) -> EncodedBlock:
-    """As ``encode_records`` for an Arrow binary column.
-
-    offsets: shape (n + 1,), ascending: body i is ``data[offsets[i]:offsets[i + 1]]``.
-    """
-    return encode_records(
-        topic,
-        split(data, offsets[:-1], np.diff(offsets)),
-        properties,
-        born_timestamp=born_timestamp,
-        born_host=born_host,
-        flag=flag,
-        sys_flag=sys_flag,
-    )
 
 
 def _topic_field(topic: str) -> bytes:

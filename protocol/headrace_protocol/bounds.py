@@ -293,15 +293,15 @@ def check_perm(what: str, perm: int) -> None:
         raise OutOfBounds(f"{what} {perm}, expected 2 write, 4 read or 6 both")
 
 
-def check_depth(what: str, value: Any, depth_max: int = POLICY_DEPTH_MAX) -> None:
+def check_depth(what: str, value: Any) -> None:
     """Check the nesting depth of lists and maps, including objects as keys."""
     level = [value]
-    for _ in range(depth_max):
+    for _ in range(POLICY_DEPTH_MAX):
         level = [item for outer in level for item in _children(outer)]
         if not level:
             return
     if any(isinstance(item, Mapping | list) for item in level):
-        raise OutOfBounds(f"{what} nests more than {depth_max} levels deep")
+        raise OutOfBounds(f"{what} nests more than {POLICY_DEPTH_MAX} levels deep")
 
 
 def _children(value: Any) -> list[Any]:

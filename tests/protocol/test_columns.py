@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace_protocol.blocks import EncodedBlock, encode_arrow, encode_records, encode_uniform
+from headrace_protocol.blocks import EncodedBlock, encode_records, encode_uniform
 from headrace_protocol.columns import (
     QUEUE_OFFSET_DTYPE,
     UNIT_DTYPE,
@@ -50,14 +50,14 @@ def decoded(block: EncodedBlock) -> list[StoredMessage]:
 
 
 @settings(deadline=None, max_examples=50)
-@given(st.lists(st.tuples(st.binary(max_size=50), PROPERTIES, INT, LONG), min_size=1), st.data())
+@given(st.lists(st.tuples(st.binary(max_size=50), PROPERTIES, LONG), min_size=1), st.data())
 def test_a_block_holds_what_single_records_would(
-    items: list[tuple[bytes, bytes, int, int]], data: st.DataObject
+    items: list[tuple[bytes, bytes, int]], data: st.DataObject
 ) -> None:
     topic = data.draw(st.text("abc\u00e9", min_size=1, max_size=60))
-    bodies, properties, flags, times = map(list, zip(*items, strict=True))
+    bodies, properties, times = map(list, zip(*items, strict=True))
     block = encode_records(
-        topic, bodies, properties, flag=flags, born_timestamp=times, born_host=HOST, sys_flag=1
+        topic, bodies, properties, born_timestamp=times, born_host=HOST, sys_flag=1
     )
     expected = [
         encode_record(
@@ -65,12 +65,11 @@ def test_a_block_holds_what_single_records_would(
             queue_id=0,
             body=body,
             properties=raw,
-            flag=flag,
             sys_flag=1,
             born_timestamp=time,
             born_host=HOST,
         )
-        for body, raw, flag, time in items
+        for body, raw, time in items
     ]
     assert block.data == b"".join(expected)
     assert block.sizes.tolist() == [len(record) for record in expected]
@@ -85,13 +84,11 @@ def test_a_block_holds_what_single_records_would(
     PROPERTIES,
 )
 def test_each_way_to_give_the_bodies_makes_the_same_block(bodies: list[bytes], raw: bytes) -> None:
-    common: dict[str, Any] = {"born_timestamp": 7, "born_host": HOST, "flag": 3}
+    common: dict[str, Any] = {"born_timestamp": 7, "born_host": HOST}
     block = encode_records("T", bodies, raw, **common)
     joined = b"".join(bodies)
     values = np.frombuffer(joined, np.uint8).reshape(len(bodies), -1 if joined else 0)
-    ends = np.cumsum([0, *map(len, bodies)])
     assert encode_uniform("T", values, raw, **common).body == block.body
-    assert encode_arrow("T", ends, joined, raw, **common).body == block.body
     assert encode_records("T", bodies, [raw] * len(bodies), **common).body == block.body
     assert encode_records("T", [memoryview(b) for b in bodies], raw, **common).body == block.body
 

@@ -20,7 +20,7 @@ from headrace.producer.chunks import WORDS, check_batch_topic, is_utf8
 from headrace.producer.selector import queue_indices
 from headrace.spark.errors import SchemaError
 from headrace.values import check_tag
-from headrace_protocol.blocks import encode_arrow, encode_uniform
+from headrace_protocol.blocks import encode_records, encode_uniform
 from headrace_protocol.columns import split
 from headrace_protocol.message import DELAY, KEYS, SYSTEM_PROPERTIES, TAGS
 
@@ -194,7 +194,7 @@ class Rows(NamedTuple):
             data = np.frombuffer(_data(self.values), np.uint8)
             table = data[offsets[0] : offsets[-1]].reshape(len(self), body_bytes)
             return encode_uniform(topic, table, b"", **born)
-        return encode_arrow(topic, offsets, _data(self.values), self._all_properties(), **born)
+        return encode_records(topic, _split(self.values), self._all_properties(), **born)
 
     def for_any_broker(self, topic: str) -> Block:
         """A block for the clients' encoder of ordinary sends."""
