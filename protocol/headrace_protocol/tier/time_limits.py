@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import time
+from concurrent.futures import Future
 from functools import partial
 from threading import Condition, Lock, Thread
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -35,13 +36,13 @@ _ABANDONED_MAX: Final = 8
 class _Running:
     """An operation in its thread. changed: notified when there is a result, or less time."""
 
-    __slots__ = ("begin_s", "changed", "operation", "result")
+    __slots__ = ("begin_s", "changed", "future", "operation")
 
     def __init__(self, operation: Operation, lock: Lock, begin_s: float) -> None:
         self.operation = operation
         self.changed = Condition(lock)
         self.begin_s = begin_s
-        self.result: Callable[[], object] | None = None
+        self.future: Future[Any] = Future()
 
 
 def _start_thread(work: Callable[[], None]) -> None:
@@ -93,7 +94,7 @@ class TimeLimits:
             self._running.add(running)
         self._start(lambda: self._operate(running, operate))
         with self._lock:
-            while running.result is None:
+            while not running.future.done():
                 limit_s = operation.limit_s * self._patience
                 end_s = min(running.begin_s + limit_s, self._end_s)
                 now_s = self.monotonic()
@@ -102,15 +103,15 @@ class TimeLimits:
                     reason = f"no answer to {operation.name} in {now_s - running.begin_s:.0f} s"
                     return Failure(FailureKind.UNREACHABLE, operation.path, reason)
                 running.changed.wait(end_s - now_s)
-        return running.result()  # type: ignore[return-value]
+        return running.future.result()  # type: ignore[no-any-return]
 
     def _operate(self, running: _Running, operate: Callable[[], object]) -> None:
         try:
-            result: Callable[[], object] = partial(_given, operate())
+            settle = partial(running.future.set_result, operate())
         except BaseException as error:  # noqa: BLE001 - raised in the thread that waits
-            result = partial(_raise, error)
+            settle = partial(running.future.set_exception, error)
         with self._lock:
-            running.result = result
+            settle()
             self._running.discard(running)
             self._abandoned.pop(running, None)
             running.changed.notify()
@@ -132,14 +133,6 @@ class TimeLimits:
     def _waiting(self, running: _Running) -> str:
         seconds = self.monotonic() - running.begin_s
         return f"{running.operation} has not returned for {seconds:.0f} s"
-
-
-def _given(result: object) -> object:
-    return result
-
-
-def _raise(error: BaseException) -> object:
-    raise error
 
 
 class Limited(Wrapped):

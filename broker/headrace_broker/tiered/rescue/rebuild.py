@@ -86,11 +86,10 @@ def rebuild_files(driver: AppendDriver, settings: TierSettings, now_ms: int) -> 
     _index(driver, settings, tier, now_ms, has_ids=bool(topics))
     tier.sync()
     tier.close()
-    if path.exists():
-        path.rename(path.with_name(path.name + (BACKUP_SUFFIX if is_readable else DAMAGED_SUFFIX)))
-    new_path.rename(path)
-    new_backup.unlink(missing_ok=True)
-    Files().fsync_directory(path.parent)
+    suffix = BACKUP_SUFFIX if is_readable else DAMAGED_SUFFIX
+    Files().replace(path, new_path.read_bytes(), path.with_name(path.name + suffix))
+    for left in (new_path, new_backup):
+        left.unlink(missing_ok=True)
     return Rebuilt(tier, [str(failure) for failure in tier.damaged.values()])
 
 
@@ -109,7 +108,7 @@ def _put_aside(folder: Path) -> None:
         backup = folder.with_name(folder.name + BACKUP_SUFFIX)
         if backup.exists():
             rmtree(backup)
-        folder.rename(backup)
+        Files().rename(folder, backup)
 
 
 def _index(

@@ -70,7 +70,7 @@ def restore(settings: TierSettings, sizes: StoreSettings, now_ms: int) -> Restor
     OSError.
     """
     root = settings.root
-    built = root / _BUILT
+    built, fs = root / _BUILT, Files()
     with locked(root):
         restored = None
         if not (built / _DONE).exists():
@@ -79,12 +79,12 @@ def restore(settings: TierSettings, sizes: StoreSettings, now_ms: int) -> Restor
                 rmtree(built)
             built.mkdir()
             restored = _build(replace(settings, root=built), replace(sizes, root=built), now_ms)
-            Files().fsync_directory(built)
+            fs.fsync_directory(built)
             (built / _DONE).touch()
         for name in _MOVED:
             if (built / name).exists():
-                (built / name).rename(root / name)
-        Files().fsync_directory(root)
+                fs.rename(built / name, root / name)
+        fs.sync_names()
         rmtree(built)
     return restored
 
