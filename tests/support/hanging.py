@@ -1,4 +1,4 @@
-"""A place whose operations hang until they are released, and may take effect only then."""
+"""A location whose operations hang until they are released, and may take effect only then."""
 
 from __future__ import annotations
 
@@ -92,12 +92,12 @@ class Patience:
         self.now_s += _LONG_S
         self.limits.end_by(float("inf"))
 
-    def abandon(self, place: Hanging, work: Callable[[], Any]) -> Any:
+    def abandon(self, location: Hanging, work: Callable[[], Any]) -> Any:
         """Do work whose operations are abandoned when they hang; returns what work returns."""
         with ThreadPoolExecutor(1) as thread:
             done = thread.submit(work)
             while not done.done():
-                if place.is_hung(_LOOK_S):
+                if location.is_hung(_LOOK_S):
                     self.give_up()
             return done.result()
 

@@ -49,8 +49,8 @@ def build() -> Path | None:
 @contextlib.contextmanager
 def serving(folder: Path) -> Iterator[Location]:
     """As ``running``; yields only the bucket."""
-    with running(folder) as (place, _):
-        yield place
+    with running(folder) as (location, _):
+        yield location
 
 
 @contextlib.contextmanager
@@ -86,17 +86,17 @@ def running(
             process.kill()
 
 
-def below(place: Location, prefix: str) -> Location:
-    """A place in the bucket."""
-    return place._replace(url=f"{place.url}/{quote(prefix)}")
+def below(location: Location, prefix: str) -> Location:
+    """A location in the bucket."""
+    return location._replace(url=f"{location.url}/{quote(prefix)}")
 
 
-def bucket_settings(place: Location, prefix: str = "") -> dict[str, Any]:
+def bucket_settings(location: Location, prefix: str = "") -> dict[str, Any]:
     """The settings of a broker whose tier is in the bucket, by key of the file."""
     return {
         "messageStorePlugIn": "tieredstore",
         "tieredBackendServiceProvider": "s3",
-        "objectStoreEndpoint": place.endpoint,
+        "objectStoreEndpoint": location.endpoint,
         "objectStoreBucket": BUCKET,
         "objectStorePrefix": prefix,
         "objectStoreAccessKey": ACCESS_KEY,

@@ -53,7 +53,7 @@ def write_config(root: Path, layout: Layout, home: Home = HOME, **more: object) 
 
 
 def folder(root: Path) -> Path:
-    """The place of the tier."""
+    """The location of the tier."""
     return root / "tier"
 
 

@@ -20,5 +20,5 @@ def broker(tmp_path: Path) -> BrokerUnderTest:
 
 @pytest.fixture(scope="module")
 def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Location]:
-    with serving(tmp_path_factory.mktemp("s3")) as place:
-        yield place
+    with serving(tmp_path_factory.mktemp("s3")) as location:
+        yield location

@@ -52,11 +52,11 @@ def build(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("place", [MemoryDriver, PosixDriver])
-def test_all_that_was_kept_is_read(build: Any, place: Any, tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize("location", [MemoryDriver, PosixDriver])
+def test_all_that_was_kept_is_read(build: Any, location: Any, tmp_path: Path, seed: int) -> None:
     rng = Random(seed)
     (tmp_path / "tier").mkdir()
-    driver = place() if place is MemoryDriver else place(tmp_path / "tier")
+    driver = location() if location is MemoryDriver else location(tmp_path / "tier")
     append_more = build(driver, tmp_path)
     kept: list[int] = []
     for _ in range(10):

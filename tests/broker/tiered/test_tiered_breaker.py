@@ -104,30 +104,30 @@ def test_an_answer_that_is_an_error_is_an_answer(breaker: Breaker) -> None:
 # -- a broker --------------------------------------------------------------------------------------
 
 
-def fetch(broker: BrokerUnderTest, place: Hanging, patience: Patience) -> RequestError:
-    """The error of a pull of the oldest messages, which is held until the place is given up."""
+def fetch(broker: BrokerUnderTest, location: Hanging, patience: Patience) -> RequestError:
+    """The error of a pull of the oldest messages, which is held until the location is given up."""
     with pytest.raises(NotReady) as waits:
         source(broker).get(0, 3, 100_000, None)
     with pytest.raises(RequestError) as refused:
-        patience.abandon(place, waits.value.fetch)
+        patience.abandon(location, waits.value.fetch)
     return refused.value
 
 
-async def test_a_place_that_hangs_fails_only_reads_of_the_tier(
+async def test_a_location_that_hangs_fails_only_reads_of_the_tier(
     broker: BrokerUnderTest,
 ) -> None:
-    place = wrap_driver(broker, Hanging)
+    location = wrap_driver(broker, Hanging)
     put(broker, 0, 20)
     upload(broker)
     local_min = await expire_log(broker)
     patience = Patience(tier_of(broker).access.drivers.limits)
-    place.hang("append", "entries", "cut", when=When.LATE)
+    location.hang("append", "entries", "cut", when=When.LATE)
     put(broker, 20, 5)
     with pytest.raises(OSError, match="no answer to write in 1000 s"):
-        patience.abandon(place, lambda: upload(broker))
-    place.hang("read", "append", "entries", "cut", when=When.LATE)
+        patience.abandon(location, lambda: upload(broker))
+    location.hang("read", "append", "entries", "cut", when=When.LATE)
     for _ in range(3):
-        error = fetch(broker, place, patience)
+        error = fetch(broker, location, patience)
         assert error.code == ResponseCode.SYSTEM_BUSY
         assert "the tier is unreachable since 2" in error.remark
         assert "no answer to read in 1000 s; next try in " in error.remark
@@ -135,10 +135,10 @@ async def test_a_place_that_hangs_fails_only_reads_of_the_tier(
         source(broker).get(0, 3, 100_000, None)
     assert read_all(broker, offset=local_min) == [*range(local_min, 25)]
     with pytest.raises(OSError, match=r"place.json: no answer to read in 1000 s"):
-        patience.abandon(place, lambda: upload(broker))
+        patience.abandon(location, lambda: upload(broker))
     assert tier_of(broker).runtime_info()["tierUnansweredOperations"] == "5"
     # It is back: what hung takes effect, and the upload resumes.
-    place.release_all()
+    location.release_all()
     patience.settle()
     tier_of(broker).reader.breaker.succeeded()
     upload(broker)
@@ -146,16 +146,16 @@ async def test_a_place_that_hangs_fails_only_reads_of_the_tier(
     assert read_all(broker) == [*range(25)]
 
 
-async def test_a_start_does_not_wait_for_a_place_that_hangs(tmp_path: Path) -> None:
+async def test_a_start_does_not_wait_for_a_location_that_hangs(tmp_path: Path) -> None:
     broker = start(tmp_path)
     put(broker, 0, 20)
     upload(broker)
     local_min = await expire_log(broker)
     broker.close()
     broker = start(tmp_path, broker.clock)
-    place, tier = wrap_driver(broker, Hanging), tier_of(broker)
+    location, tier = wrap_driver(broker, Hanging), tier_of(broker)
     tier.reader.open_s = 0.01
-    place.hang("entries")
+    location.hang("entries")
     tier.load()
     assert read_all(broker, offset=local_min) == [*range(local_min, 20)]
     with pytest.raises(NotReady) as waits:
@@ -163,18 +163,18 @@ async def test_a_start_does_not_wait_for_a_place_that_hangs(tmp_path: Path) -> N
     with pytest.raises(RequestError, match=r"unreachable since .* still being opened") as refused:
         waits.value.fetch()
     assert refused.value.code == ResponseCode.SYSTEM_BUSY
-    place.release_all()
+    location.release_all()
     tier_of(broker).access.open()
     assert read_all(broker) == [*range(20)]
 
 
-async def test_a_close_does_not_wait_for_a_place_that_hangs(broker: BrokerUnderTest) -> None:
-    place = wrap_driver(broker, Hanging)
+async def test_a_close_does_not_wait_for_a_location_that_hangs(broker: BrokerUnderTest) -> None:
+    location = wrap_driver(broker, Hanging)
     put(broker, 0, 20)
     tier_of(broker).access.drivers.limits.end_by(0.0)
-    place.hang("append", "entries")
+    location.hang("append", "entries")
     broker.close()
-    place.release_all()
+    location.release_all()
 
 
 class UnsyncedNames(FaultyFiles):

@@ -190,7 +190,7 @@ def test_secrets_are_shown_nowhere(tmp_path: Path, capsys: pytest.CaptureFixture
 @pytest.mark.slow
 def test_a_killed_broker_serves_its_history_from_a_bucket(tmp_path: Path) -> None:
     (tmp_path / "s3").mkdir()
-    with serving(tmp_path / "s3") as place, _cluster(tmp_path, place) as cluster:
+    with serving(tmp_path / "s3") as location, _cluster(tmp_path, location) as cluster:
         broker, nameserver = cluster.brokers["a"], cluster.nameserver.address
         with blocking.Admin(nameserver=nameserver) as admin:
             admin.create_topic(TOPIC, queues=2)
@@ -208,14 +208,14 @@ def test_a_killed_broker_serves_its_history_from_a_bucket(tmp_path: Path) -> Non
         assert SECRET_KEY not in broker.said()
 
 
-def _cluster(folder: Path, place: Location) -> Cluster:
+def _cluster(folder: Path, location: Location) -> Cluster:
     return Cluster(
         folder,
         "a",
         tieredStorageLevel="FORCE",
         tieredStoreGroupCommitTimeout=200,
         flushIntervalCommitLog=50,
-        **bucket_settings(place, "brokers"),
+        **bucket_settings(location, "brokers"),
     )
 
 

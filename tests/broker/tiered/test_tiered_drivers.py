@@ -40,8 +40,8 @@ def make(name: str, request: pytest.FixtureRequest) -> Any:
     if name == "simulated":
         weather = StoreWeather(Random(1), SetClock())
         return StoreClient(SimulatedStore(), weather, lambda: None)
-    place = request.getfixturevalue("bucket")
-    return open_objects(below(place, request.node.name))
+    location = request.getfixturevalue("bucket")
+    return open_objects(below(location, request.node.name))
 
 
 SERVER = pytest.param("s3", marks=pytest.mark.slow)
@@ -340,9 +340,9 @@ def test_a_missing_bucket_is_not_a_missing_object(bucket: Location) -> None:
 AZURE = Location("az://bucket", config=(("account_name", "account"), ("account_key", "a2V5")))
 
 
-@pytest.mark.parametrize("place", [Location("gs://bucket"), AZURE])
-def test_other_providers_are_opened(place: Location) -> None:
-    assert isinstance(open_objects(place), ObjectDriver)
+@pytest.mark.parametrize("location", [Location("gs://bucket"), AZURE])
+def test_other_providers_are_opened(location: Location) -> None:
+    assert isinstance(open_objects(location), ObjectDriver)
 
 
 def test_a_wrong_setting_is_named() -> None:

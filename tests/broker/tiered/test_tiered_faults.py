@@ -1,4 +1,4 @@
-"""Faults of the place: a proxy that fails, a full or read-only folder, files that are gone."""
+"""Faults of the location: a proxy that fails, a full or read-only folder, files that are gone."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ def test_nothing_is_lost_or_twice_behind_a_faulty_proxy(
     bucket: Location, seed: int, retries: int
 ) -> None:
     weather, counts = Weather(seed), dict.fromkeys([(TOPIC, number) for number in range(3)], 5)
-    place = below(bucket, f"{seed}-{retries}")
+    location = below(bucket, f"{seed}-{retries}")
     with faulty_proxy(bucket.endpoint) as (proxy, endpoint):
-        inner = objects.open_objects(place._replace(endpoint=endpoint), retries=retries)
+        inner = objects.open_objects(location._replace(endpoint=endpoint), retries=retries)
         driver = Metered(inner, Operations(), TimeLimits())
         tier = open_objects_tier(driver)
         proxy.choose = weather
@@ -71,7 +71,7 @@ def test_nothing_is_lost_or_twice_behind_a_faulty_proxy(
         weather.rate = 0.0
         assert append_next(tier, counts) is None
         assert sum(count for fault, count in proxy.counts.items() if fault is not Fault.NONE) > 20
-    again = open_objects_tier(objects.open_objects(place))
+    again = open_objects_tier(objects.open_objects(location))
     for name in counts:
         assert again.queues[name].commit_offset == 5 * (done + 1), f"seed {seed}"
         assert read_queue(again.queues[name]) == [*range(5 * (done + 1))], f"seed {seed}"
@@ -102,7 +102,7 @@ class Refusing(FaultyFiles):
 
 @LAYOUTS
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EROFS, errno.EIO])
-async def test_a_place_that_refuses_writes_is_still_read(
+async def test_a_location_that_refuses_writes_is_still_read(
     tmp_path: Path, start: Any, error: int
 ) -> None:
     files = Refusing()
@@ -138,7 +138,7 @@ def test_a_put_that_fails_leaves_nothing(tmp_path: Path) -> None:
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
-def test_a_put_takes_the_place_of_one_that_was_killed(tmp_path: Path) -> None:
+def test_a_put_replaces_one_that_was_killed(tmp_path: Path) -> None:
     driver = PosixDriver(tmp_path)
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / ".tmp").write_bytes(b"of a killed process")

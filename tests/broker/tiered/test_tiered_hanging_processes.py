@@ -57,15 +57,15 @@ def cluster_of(folder: Path, **settings: str) -> Cluster:
 
 @pytest.mark.slow
 def test_a_stop_ends_in_time_although_threads_hang(tmp_path: Path) -> None:
-    place = tmp_path / "tier"
-    settings = {"tieredBackendServiceProvider": "file", "tieredStoreFilePath": str(place)}
+    location = tmp_path / "tier"
+    settings = {"tieredBackendServiceProvider": "file", "tieredStoreFilePath": str(location)}
     with cluster_of(tmp_path, **settings) as cluster:
         broker, nameserver = cluster.brokers["a"], cluster.nameserver.address
         with blocking.Admin(nameserver=nameserver) as admin:
             admin.create_topic(TOPIC, queues=2)
         send(nameserver, 0, 1000)
-        wait_until(lambda: any(place.rglob("data/*")), broker.said)
-        with locked(next(place.rglob("data"))):
+        wait_until(lambda: any(location.rglob("data/*")), broker.said)
+        with locked(next(location.rglob("data"))):
             send(nameserver, 1000, 1000)
             wait_until(lambda: waits_for_lock(broker.pid), broker.said)
             # Sends don't notice.
@@ -83,10 +83,10 @@ def test_a_stop_ends_in_time_although_threads_hang(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_server_that_accepts_and_never_answers(tmp_path: Path) -> None:
     (tmp_path / "s3").mkdir()
-    with running(tmp_path / "s3") as (place, server):
+    with running(tmp_path / "s3") as (location, server):
         settings = {
             "tieredBackendServiceProvider": "s3",
-            "objectStoreEndpoint": place.endpoint,
+            "objectStoreEndpoint": location.endpoint,
             "objectStoreBucket": BUCKET,
             "objectStoreAccessKey": ACCESS_KEY,
             "objectStoreSecretKey": SECRET_KEY,

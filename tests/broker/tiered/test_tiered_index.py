@@ -42,10 +42,10 @@ def open_index(root: Path, files: Files | None = None, *, size: IndexSize = SMAL
 
 
 def add(index: TierIndex, first: int, count: int, queue_id: int = 0, topic: str = TOPIC) -> None:
-    """Add records whose place is a thousand times their queue offset."""
+    """Add records whose offset in the log is a thousand times their queue offset."""
     records, _codes = block(first, count, queue_id, topic)
-    places = records.queue_offset * 1000
-    index.add(topic, queue_id, records, places, store_ms(first + count))
+    log_offsets = records.queue_offset * 1000
+    index.add(topic, queue_id, records, log_offsets, store_ms(first + count))
 
 
 def offsets(
@@ -68,7 +68,7 @@ def items_of(hashes: list[int]) -> Array:
 
 
 def linked(file: OpenIndex) -> dict[int, list[int]]:
-    """The places found by each hash, the newest first."""
+    """The offsets in the log found by each hash, the newest first."""
     return {value: file.find(value, 1000)["log_offset"].tolist() for value in range(100)}
 
 
@@ -82,8 +82,8 @@ def test_items_are_found_however_they_were_added(tmp_path: Path, seed: int) -> N
         hashes = [rng.randrange(100) for _ in range(rng.randrange(1, 40))]
         items = items_of(hashes)
         items["log_offset"] += file.count
-        for value, place in zip(hashes, items["log_offset"].tolist(), strict=True):
-            expected[value].insert(0, place)
+        for value, log_offset in zip(hashes, items["log_offset"].tolist(), strict=True):
+            expected[value].insert(0, log_offset)
         file.add(items, np.full(len(items), BEGIN_MS + 5000))
     assert linked(file) == expected, f"seed {seed}"
     again = OpenIndex(file.path, size, Files())
@@ -332,7 +332,7 @@ def test_all_kept_records_are_found_after_a_crash(tmp_path: Path, seed: int, end
     assert tier.index_again(TOPIC, 0, position, BEGIN_MS) is None
     hits = index.query(TOPIC, "even", 0, LONG_MAX, 10**6)
     assert not isinstance(hits, Failure)
-    places = sorted(hit.log_offset for hit in hits)
+    log_offsets = sorted(hit.log_offset for hit in hits)
     expected = [read(queue, at, 1).physical_offset[0] for at in range(queue.commit_offset)]
-    assert places == expected, f"seed {seed}"
+    assert log_offsets == expected, f"seed {seed}"
     index.close()

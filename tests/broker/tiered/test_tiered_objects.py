@@ -45,8 +45,8 @@ def driver(request: pytest.FixtureRequest) -> Any:
         return PosixDriver(request.getfixturevalue("tmp_path"))
     if request.param == "obstore":
         return ObjectDriver(MemoryStore())
-    place = request.getfixturevalue("bucket")
-    return open_objects(below(place, request.node.name))
+    location = request.getfixturevalue("bucket")
+    return open_objects(below(location, request.node.name))
 
 
 def objects(driver: Any, folder: str = "data") -> list[str]:

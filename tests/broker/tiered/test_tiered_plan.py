@@ -46,10 +46,10 @@ async def test_the_spans_are_where_the_bytes_are(tmp_path: Path, start_broker: A
         assert span.first == at
         data = (tmp_path / "tier" / span.path).read_bytes()[span.position :]
         for number in range(span.count):
-            place = int.from_bytes(data[number * 20 : number * 20 + 8], "big")
+            log_offset = int.from_bytes(data[number * 20 : number * 20 + 8], "big")
             size = int.from_bytes(data[number * 20 + 8 : number * 20 + 12], "big")
-            log = next(each for each in found.log if each.base <= place < each.end)
-            begin = log.position + place - log.base
+            log = next(each for each in found.log if each.base <= log_offset < each.end)
+            begin = log.position + log_offset - log.base
             record = (tmp_path / "tier" / log.path).read_bytes()[begin : begin + size]
             (offset,) = RecordColumns.from_records(record).queue_offset
             assert offset == at
@@ -105,7 +105,7 @@ async def test_what_has_expired_is_in_no_plan(broker: BrokerUnderTest) -> None:
     ("provider", "prefix", "url"),
     [("s3", "/a b/", "s3://b/a%20b"), ("azure", "", "az://b"), ("gcs", "c", "gs://b/c")],
 )
-def test_a_place_is_named_without_its_secrets(
+def test_a_location_is_named_without_its_secrets(
     tmp_path: Path, provider: str, prefix: str, url: str
 ) -> None:
     keys = ("key", "secret") if provider != "gcs" else ("", "")

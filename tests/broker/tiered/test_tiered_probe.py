@@ -1,4 +1,4 @@
-"""What --check-config finds out about the place of the tier."""
+"""What --check-config finds out about the location of the tier."""
 
 from __future__ import annotations
 

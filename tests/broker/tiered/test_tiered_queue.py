@@ -94,7 +94,7 @@ def test_units_have_places_sizes_and_tags(queue: FlatQueue) -> None:
     assert found.units["tags_code"].tolist() == block(0, 9)[1].tolist()
 
 
-def test_only_the_place_changes_in_a_record() -> None:
+def test_only_the_stated_offset_changes_in_a_record() -> None:
     records, _ = block(0, 9)
     data = with_offsets(records, np.arange(9) * 10**12)
     stored = RecordColumns.from_records(bytes(data))

@@ -33,10 +33,10 @@ class Bucket(NamedTuple):
     driver: ObjectDriver
 
 
-def empty(root: Path, place: Location, prefix: str) -> Bucket:
+def empty(root: Path, location: Location, prefix: str) -> Bucket:
     root.mkdir()
-    config = write_config(root, "file", **bucket_settings(place, prefix))
-    return Bucket(config, open_objects(below(place, prefix)))
+    config = write_config(root, "file", **bucket_settings(location, prefix))
+    return Bucket(config, open_objects(below(location, prefix)))
 
 
 def messages(driver: ObjectDriver) -> dict[tuple[str, int], list[int]]:

@@ -1,4 +1,4 @@
-"""Operations of a place that hang: abandoned, bounded, and fenced until they return."""
+"""Operations of a location that hang: abandoned, bounded, and fenced until they return."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def reason_of(result: object) -> str:
 
 
 def test_an_operation_that_does_not_return_is_unreachable() -> None:
-    place, patience = Hanging(MemoryDriver()), Patience()
-    driver = patience.limited(place)
+    location, patience = Hanging(MemoryDriver()), Patience()
+    driver = patience.limited(location)
     assert isinstance(driver.put(PATH, b"12345"), str)
-    place.hang("read")
-    found = patience.abandon(place, lambda: driver.read(PATH, [(0, 5)]))
+    location.hang("read")
+    found = patience.abandon(location, lambda: driver.read(PATH, [(0, 5)]))
     assert reason_of(found) == "no answer to read in 1000 s"
     assert patience.limits.abandoned_count == 1
-    place.release_all()
+    location.release_all()
     patience.settle()
     assert driver.read(PATH, [(0, 5)]) == [b"12345"]
 
@@ -44,17 +44,17 @@ def test_an_operation_that_does_not_return_is_unreachable() -> None:
 @pytest.mark.parametrize("when", When)
 @pytest.mark.parametrize("name", ["append", "cut", "delete"])
 def test_nothing_else_changes_a_path_until_a_late_write_has_returned(name: str, when: When) -> None:
-    place, patience = Hanging(MemoryDriver()), Patience()
-    driver = patience.limited(place)
+    location, patience = Hanging(MemoryDriver()), Patience()
+    driver = patience.limited(location)
     assert driver.append(PATH, 0, b"12345") is None
     works = {
         "append": lambda: driver.append(PATH, 5, b"6"),
         "cut": lambda: driver.cut(PATH, 3),
         "delete": lambda: driver.delete(["x", PATH]),
     }
-    place.hang(name, when=when)
-    patience.abandon(place, works[name])
-    place.hang()
+    location.hang(name, when=when)
+    patience.abandon(location, works[name])
+    location.hang()
     refused = [*(work() for work in works.values()), driver.entries("a/b"), driver.entries("a")]
     for result in refused:
         assert "has not returned for 1000 s, and may still take effect" in reason_of(result)
@@ -62,7 +62,7 @@ def test_nothing_else_changes_a_path_until_a_late_write_has_returned(name: str, 
     assert driver.append(f"{PATH}2", 0, b"1") is None
     assert driver.entries("a/bb") == []
     assert isinstance(driver.size(PATH), int | Failure)
-    place.release_all()
+    location.release_all()
     patience.settle()
     left = {"append": b"123456", "cut": b"123", "delete": None}[name]
     found = driver.size(PATH)
@@ -71,37 +71,37 @@ def test_nothing_else_changes_a_path_until_a_late_write_has_returned(name: str, 
 
 
 def test_so_many_threads_hang_and_no_more() -> None:
-    place, patience = Hanging(MemoryDriver()), Patience()
-    driver = patience.limited(place)
+    location, patience = Hanging(MemoryDriver()), Patience()
+    driver = patience.limited(location)
     driver.put(PATH, b"12345")
-    place.hang("read", "size")
+    location.hang("read", "size")
     for _ in range(8):
-        patience.abandon(place, lambda: driver.read(PATH, [(0, 5)]))
-    assert patience.limits.abandoned_count == len(place.held) == 8
+        patience.abandon(location, lambda: driver.read(PATH, [(0, 5)]))
+    assert patience.limits.abandoned_count == len(location.held) == 8
     # At once, also where nothing would hang.
     assert "8 operations have not returned; the read of a/b/segment" in reason_of(driver.size(PATH))
     assert "8 operations" in reason_of(driver.put("c", b"x"))
-    place.hang()
-    place.release()
+    location.hang()
+    location.release()
     while patience.limits.abandoned_count == 8:
         Event().wait(0.001)
     assert driver.size(PATH) == 5
-    place.release_all()
+    location.release_all()
 
 
 def test_a_stop_ends_what_waits_and_what_comes_later() -> None:
-    place, limits = Hanging(MemoryDriver()), TimeLimits()
-    driver = Patience(limits).limited(place)
+    location, limits = Hanging(MemoryDriver()), TimeLimits()
+    driver = Patience(limits).limited(location)
     driver.put(PATH, b"12345")
-    place.hang("read")
+    location.hang("read")
     with ThreadPoolExecutor(1) as thread:
         waits = thread.submit(driver.read, PATH, [(0, 5)])
-        assert place.is_hung()
+        assert location.is_hung()
         limits.end_by(0.0)
         assert "no answer to read in 0 s" in reason_of(waits.result(30))
     assert "no answer to read" in reason_of(driver.read(PATH, [(0, 5)]))
     limits.end_by(math.inf)
-    place.release_all()
+    location.release_all()
 
 
 def test_unexpected_errors_are_those_of_the_caller() -> None:

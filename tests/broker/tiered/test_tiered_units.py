@@ -184,7 +184,7 @@ def test_a_start_without_metadata_cuts_a_torn_record_alone(tmp_path: Path) -> No
     tier.close()
 
 
-def test_a_start_without_metadata_fails_while_the_place_is_away(tmp_path: Path) -> None:
+def test_a_start_without_metadata_fails_while_the_location_is_away(tmp_path: Path) -> None:
     class Away(PosixDriver):
         def read(self, path: str, _ranges: Sequence[Range]) -> list[Buffer] | Failure:
             return Failure(FailureKind.UNREACHABLE, path, "away")

@@ -1,4 +1,4 @@
-"""A tier whose place is away: unmounted, emptied, or another one. Nothing is written there."""
+"""A tier whose location is away: unmounted, emptied, or another one. Nothing is written there."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def empty(root: Path) -> None:
 
 def of_another(root: Path) -> None:
     """The folder has a tier of the same name."""
-    for place in (root.parent / "mounted").rglob("place.json"):
-        path = root / place.relative_to(root.parent / "mounted")
+    for location in (root.parent / "mounted").rglob("place.json"):
+        path = root / location.relative_to(root.parent / "mounted")
         path.parent.mkdir(parents=True)
-        path.write_text(json.dumps({**json.loads(place.read_text()), "id": "0123456789abcdef"}))
+        path.write_text(json.dumps({**json.loads(location.read_text()), "id": "0123456789abcdef"}))
 
 
 AWAY = "lacks the mark of this broker's tier|is not there: mount its file system"
@@ -99,7 +99,7 @@ def try_everything(broker: BrokerUnderTest) -> None:
 
 @PROVIDERS
 @WAYS
-async def test_nothing_is_written_to_a_place_without_the_mark(
+async def test_nothing_is_written_to_a_location_without_the_mark(
     tmp_path: Path, provider: str, leave: Callable[[Path], None]
 ) -> None:
     broker = begin(tmp_path, provider)
@@ -153,7 +153,7 @@ class Unmounting(Folder):
 
 
 @PROVIDERS
-async def test_a_place_that_is_unmounted_during_an_upload_keeps_no_message(
+async def test_a_location_that_is_unmounted_during_an_upload_keeps_no_message(
     tmp_path: Path, provider: str
 ) -> None:
     broker = begin(tmp_path, provider)
@@ -214,10 +214,10 @@ def another_bucket(folder: Path) -> Iterator[Path]:
 async def test_nothing_is_written_to_another_bucket_behind_the_name(
     tmp_path: Path, *, is_used: bool
 ) -> None:
-    with serving(tmp_path / "s3") as place:
+    with serving(tmp_path / "s3") as location:
         settings: dict[str, Any] = {
             "tiered_backend_service_provider": "s3",
-            "object_store_endpoint": place.endpoint,
+            "object_store_endpoint": location.endpoint,
             "object_store_bucket": BUCKET,
             "object_store_access_key": ACCESS_KEY,
             "object_store_secret_key": SECRET_KEY,
@@ -298,7 +298,7 @@ async def running(tier: TieredStorage) -> AsyncIterator[None]:
         nursery.cancel_scope.cancel()
 
 
-async def test_the_place_is_looked_for_each_minute(tmp_path: Path, autojump_clock: object) -> None:
+async def test_the_mark_is_looked_for_each_minute(tmp_path: Path, autojump_clock: object) -> None:
     broker = begin(tmp_path, "posix")
     put(broker, 0, 5)
     upload(broker)
