@@ -77,6 +77,7 @@ class BrokerStatistics:
     """Counters of the broker, of sends by topic, and of reads by group and topic.
 
     Idle topics cost nothing.
+    sampled: the counters that have changed within the window.
     """
 
     def __init__(self) -> None:
@@ -84,7 +85,7 @@ class BrokerStatistics:
         self.gets = Counter()
         self.topic_puts: dict[str, Counter] = {}
         self.group_gets: dict[tuple[str, str], Counter] = {}
-        self._sampled: list[Counter] = []
+        self.sampled: list[Counter] = []
 
     def put(self, topic: str, count: int, body_bytes: int) -> None:
         """Count messages stored in a topic."""
@@ -119,14 +120,14 @@ class BrokerStatistics:
 
     def _begin_sampling(self, counter: Counter) -> None:
         counter.is_sampled = True
-        self._sampled.append(counter)
+        self.sampled.append(counter)
 
     def sample(self) -> None:
         """Take a sample of all active counters."""
         now = trio.current_time()
         self.puts.sample(now)
         self.gets.sample(now)
-        self._sampled = [counter for counter in self._sampled if not counter.sample_is_idle(now)]
+        self.sampled = [counter for counter in self.sampled if not counter.sample_is_idle(now)]
 
     def topic_rate(self, topic: str) -> float:
         """Messages a second stored in ``topic``."""

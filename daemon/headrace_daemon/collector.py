@@ -20,10 +20,11 @@ def settle() -> None:
     """
     gc.freeze()
     gc.set_threshold(*_THRESHOLDS)
-    if _freeze_survivors not in gc.callbacks:
-        gc.callbacks.append(_freeze_survivors)
+    if freeze_survivors not in gc.callbacks:
+        gc.callbacks.append(freeze_survivors)
 
 
-def _freeze_survivors(phase: str, info: dict[str, Any]) -> None:
+def freeze_survivors(phase: str, info: dict[str, Any]) -> None:
+    """A callback of ``gc``: exempt what has survived a full collection."""
     if phase == "stop" and info["generation"] == 2:
         gc.freeze()

@@ -34,14 +34,14 @@ COUNTED = "the budget of the host, which counts it"
 BOUNDED = {
     COUNTED: "HostBudget._kept TopicTable._topics "
     "SubscriptionGroups._groups _Table.offsets ConsumerOffsets._counted QueueLocks._locks "
-    "Staging._queries",
+    "Staging.queries",
     "topics and their queues": "Cleaner._topics DiskForecast._topics Followers._topics "
     "Following._topics TopicTrimmer._topics Incarnations._created_at Incarnations._ids "
     "Dispatcher.dirty Dispatcher.queues Indexer.queues MessageStore.queues QueueTable.by_key "
     "QueueTable.by_name QueueTable.by_topic BrokerStatistics.topic_puts TableText._entries "
     "SendProcessor._targets",
     "groups in topics": "ConsumerOffsets._groups_of ConsumerOffsets._topics_of _Table._changed "
-    "BrokerStatistics.group_gets BrokerStatistics._sampled PullWatch._pulls",
+    "BrokerStatistics.group_gets BrokerStatistics.sampled PullWatch._pulls",
     "locks": "QueueLocks._of",
     "staged writes": "Decision.attempts",
     "groups": "SubscriptionGroupConfig.group_retry_policy",

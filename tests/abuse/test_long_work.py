@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import structlog.testing
 import trio
 import trio.testing
 
@@ -54,6 +55,13 @@ from tests.support.broker import Answer, BrokerUnderTest
 from tests.support.channel import MemoryChannel
 
 QUEUES = 2000
+
+
+@pytest.fixture
+def logs() -> Iterator[list[Any]]:
+    """The lines of the log."""
+    with structlog.testing.capture_logs() as lines:
+        yield lines
 
 
 def steps(
@@ -129,15 +137,19 @@ def test_a_warning_names_ranges_of_queues_and_some_groups(broker: BrokerUnderTes
     )
 
 
-def test_a_list_of_topics_is_sliced_and_logged_in_short(broker: BrokerUnderTest) -> None:
+def test_a_list_of_topics_is_sliced_and_logged_in_short(
+    broker: BrokerUnderTest, logs: list[Any]
+) -> None:
     topics = [TopicConfig(topic_name=f"t{number}") for number in range(500)]
     body = CreateTopicListRequestBody(topic_config_list=topics).encode()
-    log = Log(broker)
     count, answer = steps(broker, RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, None, body)
     assert answer.code == ResponseCode.SUCCESS
     assert count >= 500
     assert broker.topics.get("t499") == topics[499]
-    assert log.events() == {"topic created or changed": 10, "more topics created or changed": 1}
+    assert Counter(line["event"] for line in logs) == {
+        "topic created or changed": 10,
+        "more topics created or changed": 1,
+    }
 
 
 def test_a_list_of_too_many_topics_is_rejected(broker: BrokerUnderTest) -> None:
@@ -196,16 +208,15 @@ def test_a_change_of_too_many_settings_is_rejected(broker: BrokerUnderTest) -> N
 # -- answers ---------------------------------------------------------------------------------------
 
 
-def test_resetting_many_queues_is_sliced(broker: BrokerUnderTest) -> None:
+def test_resetting_many_queues_is_sliced(broker: BrokerUnderTest, logs: list[Any]) -> None:
     broker.create_topic("t", QUEUES)
     broker.groups.put(SubscriptionGroupConfig(group_name="g"))
     header = ResetOffsetHeader(topic="t", group="g", timestamp=-1, is_force=True)
-    log = Log(broker)
     count, answer = steps(broker, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)
     assert count >= QUEUES + QUEUES // 256 + QUEUES // 128
     assert len(ResetOffsetBody.decode(answer.body).offset_table) == QUEUES
-    assert log.lines[0]["queues"] == QUEUES
-    assert len(log.lines[0]["offsets"]) == 16
+    assert logs[0]["queues"] == QUEUES
+    assert len(logs[0]["offsets"]) == 16
 
 
 def test_time_spans_of_many_queues_are_written_in_slices(broker: BrokerUnderTest) -> None:
@@ -376,24 +387,7 @@ def test_a_subscription_that_is_too_long_is_rejected(broker: BrokerUnderTest) ->
 # -- who did it ------------------------------------------------------------------------------------
 
 
-class Log:
-    """A broker's log of changes."""
-
-    def __init__(self, broker: BrokerUnderTest) -> None:
-        self.lines: list[dict[str, Any]] = []
-        broker.changes._log = self  # type: ignore[assignment]
-
-    def info(self, event: str, **fields: Any) -> None:
-        self.lines.append({"event": event, **fields})
-
-    warning = info
-
-    def events(self) -> Counter[str]:
-        return Counter(line["event"] for line in self.lines)
-
-
-def test_the_log_names_the_client_of_each_change(broker: BrokerUnderTest) -> None:
-    log = Log(broker)
+def test_the_log_names_the_client_of_each_change(broker: BrokerUnderTest, logs: list[Any]) -> None:
     reset = ResetOffsetHeader(topic="t", group="g", timestamp=-1, is_force=True)
     for code, header, body in (
         (RequestCode.UPDATE_AND_CREATE_TOPIC, topic_header(4), b""),
@@ -415,7 +409,7 @@ def test_the_log_names_the_client_of_each_change(broker: BrokerUnderTest) -> Non
         (RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicHeader(topic="t"), b""),
     ):
         assert broker.ask(code, header, body).code == ResponseCode.SUCCESS
-    assert [line["event"] for line in log.lines] == [
+    assert [line["event"] for line in logs] == [
         "topic created or changed",
         "topic created or changed",
         "topic has unreachable messages",
@@ -427,13 +421,12 @@ def test_the_log_names_the_client_of_each_change(broker: BrokerUnderTest) -> Non
         "group deleted",
         "topic deleted",
     ]
-    assert {line["client"] for line in log.lines} == {MemoryChannel.address}
+    assert {line["client"] for line in logs} == {MemoryChannel.address}
 
 
-def test_a_host_cannot_flood_the_log_with_changes(broker: BrokerUnderTest) -> None:
-    log = Log(broker)
+def test_a_host_cannot_flood_the_log_with_changes(broker: BrokerUnderTest, logs: list[Any]) -> None:
     for _ in range(100):
         broker.ask(RequestCode.TRIGGER_DELETE_FILES)
-    assert len(log.lines) == 20
+    assert len(logs) == 20
     broker.changes.report()
-    assert log.lines[-1]["count"] == 80
+    assert logs[-1]["count"] == 80

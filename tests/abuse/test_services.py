@@ -6,6 +6,7 @@ import errno
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -33,6 +34,7 @@ from headrace_nameserver.routes import RouteTable
 from headrace_nameserver.server import NameServer
 from headrace_protocol.bodies import KVTable
 from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.serving import SLICE_S
 from tests.support.stores import FaultyFiles
 from tests.support.wire import ask, send_header
 
@@ -186,9 +188,14 @@ async def test_sliced_work_continues_after_a_failure(autojump_clock: object) -> 
         yield
         done.set()
 
+    def long() -> Iterator[None]:
+        end = perf_counter() + 2 * SLICE_S
+        while perf_counter() < end:
+            yield
+
     services, work, done = Services(), SlicedWork(), trio.Event()
-    work._waiting += [bad(), good()]
-    work._has_work.set()
+    for each in (long(), bad(), good()):  # so that the others wait, too
+        work.start(each)
     async with trio.open_nursery() as nursery:
         services.start_soon(nursery, work.run)
         with trio.fail_after(10):

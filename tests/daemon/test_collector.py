@@ -21,7 +21,7 @@ def _settled() -> Iterator[None]:
     thresholds = gc.get_threshold()
     collector.settle()
     yield
-    gc.callbacks.remove(collector._freeze_survivors)
+    gc.callbacks.remove(collector.freeze_survivors)
     gc.set_threshold(*thresholds)
     gc.unfreeze()
 
@@ -51,4 +51,4 @@ def test_young_garbage_in_cycles_still_goes() -> None:
 
 def test_settling_twice_changes_nothing() -> None:
     collector.settle()
-    assert gc.callbacks.count(collector._freeze_survivors) == 1
+    assert gc.callbacks.count(collector.freeze_survivors) == 1

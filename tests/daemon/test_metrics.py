@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -28,8 +28,10 @@ LANE = Lane("a test", 1)
 
 
 @asynccontextmanager
-async def running(*collectors: Collect) -> AsyncIterator[Scrapes]:
-    scrapes = Scrapes({"node_id": "b"})
+async def running(
+    *collectors: Collect, clock: Callable[[], float] = time.monotonic
+) -> AsyncIterator[Scrapes]:
+    scrapes = Scrapes({"node_id": "b"}, clock)
     scrapes.collectors = collectors
     async with trio.open_nursery() as nursery:
         nursery.start_soon(scrapes.run)
@@ -102,8 +104,7 @@ async def test_many_scrapes_share_a_page() -> None:
         await take_break()
 
     now = 1000.0
-    async with running(collect) as scrapes:
-        scrapes._clock = lambda: now
+    async with running(collect, clock=lambda: now) as scrapes:
         pages = {await page(scrapes) for _ in range(50)}
         assert (len(calls), len(pages)) == (1, 1)
         now += 1
@@ -120,8 +121,7 @@ async def test_a_page_that_takes_long_is_kept_for_longer() -> None:
         now += 0.5
         await take_break()
 
-    async with running(collect) as scrapes:
-        scrapes._clock = lambda: now
+    async with running(collect, clock=lambda: now) as scrapes:
         await page(scrapes)
         now += 9
         await page(scrapes)

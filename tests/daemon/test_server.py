@@ -19,7 +19,6 @@ import trio
 import trio.testing
 
 from headrace_daemon.network import MemoryNetwork, TcpNetwork
-from headrace_daemon.serving import server as server_module
 from headrace_daemon.serving.listen import listen
 from headrace_daemon.serving.server import RemotingServer, ServerLimits
 from headrace_daemon.serving.server_channel import ServerChannel
@@ -611,10 +610,9 @@ async def test_those_turned_away_get_a_line_for_all_of_a_host(autojump_clock: ob
     ]
 
 
-async def test_refusals_name_the_host_and_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "_SWEEP_S", 0.05)
+async def test_refusals_name_the_host_and_the_limit() -> None:
     with structlog.testing.capture_logs() as logs:
-        async with serving(ServerLimits(connections_max=1)) as (_, _, connect):
+        async with serving(ServerLimits(connections_max=1, sweep_s=0.05)) as (_, _, connect):
             known = await connect()
             await known.send_all(frame(b"in"))
             assert await receive_frames(known, 1) == [b"in"]
@@ -675,7 +673,7 @@ async def test_who_takes_slowly_what_it_asked_for_is_not_silent() -> None:
         reader, answers = FrameReader(), []
         while channel.out_bytes == left_bytes:
             answers += reader.feed(await stream.receive_some())
-        server._close_if_silent(channel, trio.current_time())
+        server.close_if_silent(channel, trio.current_time())
         assert channel.is_open
         await stream.send_all(b"f")
         while len(answers) < 4:

@@ -84,5 +84,5 @@ async def test_a_closed_client_is_not_counted_as_turned_away() -> None:
     server = RemotingServer(Echo())
     channel = server.open_channel(Nowhere(), "10.0.0.1", 1)
     channel.close("")
-    server._close_if_silent(channel, channel.partial_since + 1000)
-    assert not server._turned_away
+    server.close_if_silent(channel, channel.partial_since + 1000)
+    assert server.turned_away_count == 0

@@ -138,7 +138,7 @@ def settled() -> Iterator[None]:
     thresholds = gc.get_threshold()
     collector.settle()
     yield
-    gc.callbacks.remove(collector._freeze_survivors)
+    gc.callbacks.remove(collector.freeze_survivors)
     gc.set_threshold(*thresholds)
     gc.unfreeze()
 

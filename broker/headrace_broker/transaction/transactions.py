@@ -95,6 +95,7 @@ class Transactions:
 
     discarded: number of halves that went to TRANS_CHECK_MAX_TIME_TOPIC. unreadable: number of
     halves whose record was damaged or gone.
+    is_naming: whether a task writes op records, so that turns do not.
     unseen_max: new halves, decided ones included, that no look has counted for their hosts yet.
     behind_max: a half whose group has no connected producer is stored again once this many came
     after it, because a start reads the queue from the oldest open half on.
@@ -123,7 +124,7 @@ class Transactions:
         self.table = HalfTable(producers.budget)
         self._decisions = Decisions()
         self.scan = Scan(self.scan_from, self._decisions.take)
-        self._is_naming = False
+        self.is_naming = False
         self._must_write = trio.Event()
         self._must_look = trio.Event()
         # Physical offsets of the discarded halves that were resumed since the start: a search of
@@ -196,12 +197,12 @@ class Transactions:
         while True:
             await self._must_write.wait()
             self._must_write = trio.Event()
-            self._is_naming = True
+            self.is_naming = True
             try:
                 while self.table.to_name:
                     await self._name()
             finally:
-                self._is_naming = False
+                self.is_naming = False
             while self._to_resume:
                 await self._resume_first()
 
@@ -279,7 +280,7 @@ class Transactions:
 
         ``run_writing`` appends later those that the store rejects now.
         """
-        if not self.table.to_name or self._is_naming:
+        if not self.table.to_name or self.is_naming:
             return False
         is_written = False
         try:

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("headrace.server")
 
-_SWEEP_S = 5.0
 _SWEPT_AT_ONCE = 200
 _REPORTED_AT_ONCE = 10
 # Longest time that the server keeps other tasks of its loop waiting; epoll's shortest timeout.
@@ -53,6 +52,7 @@ class ServerLimits:
     turn_send_bytes: most bytes of large answers that leave in one turn, of all clients: a quarter
     of a millisecond. small_send_bytes: what each client gets of its answers whatever others got in
     this turn: all of most answers.
+    sweep_s: pause between two looks for silent clients.
     """
 
     frame_bytes_max: int = FRAME_BYTES_MAX
@@ -63,6 +63,7 @@ class ServerLimits:
     half_frame_s: float = 30.0
     turn_send_bytes: int = 512 * 1024
     small_send_bytes: int = 64 * 1024
+    sweep_s: float = 5.0
 
 
 class FrameHandler(Protocol):
@@ -396,16 +397,17 @@ class RemotingServer:
     async def sweep(self) -> None:
         """Close silent clients and report suppressed log lines, until cancelled."""
         while True:
-            await trio.sleep(_SWEEP_S)
+            await trio.sleep(self.limits.sweep_s)
             now = trio.current_time()
             for number, channel in enumerate(list(self.channels), 1):
-                self._close_if_silent(channel, now)
+                self.close_if_silent(channel, now)
                 if not number % _SWEPT_AT_ONCE:
                     await trio.lowlevel.checkpoint()
             self._report_turned_away()
             self.host_log.report()
 
-    def _close_if_silent(self, channel: ServerChannel, now: float) -> None:
+    def close_if_silent(self, channel: ServerChannel, now: float) -> None:
+        """Close a client that has sent nothing for too long. now: by trio's clock."""
         if not channel.is_open:
             return
         if channel.partial_bytes or not channel.has_sent_frame:

@@ -41,12 +41,12 @@ async def test_a_topic_at_rest_costs_nothing_and_wakes_up_again(
     for number in range(1000):
         statistics.put(f"t{number}", 1, 10)
     await seconds(5, statistics)
-    assert len(statistics._sampled) == 1000
+    assert len(statistics.sampled) == 1000
     statistics.put("t7", 1, 10)
     await seconds(7, statistics)
-    assert [counter.count for counter in statistics._sampled] == [2]
+    assert [counter.count for counter in statistics.sampled] == [2]
     await seconds(20, statistics)
-    assert statistics._sampled == []
+    assert statistics.sampled == []
     assert statistics.topic_rate("t7") == 0
     assert statistics.topic_puts["t7"].samples is None
     statistics.put("t7", 50, 10)

@@ -18,10 +18,10 @@ from tests.support.stores import crash
 async def test_a_rollback_succeeds_only_once_the_log_says_so(ledger: Ledger) -> None:
     async with ledger.running():
         half = ledger.send(b"dropped")
-        ledger.transactions._is_naming = True  # somebody else writes the op records, later
+        ledger.transactions.is_naming = True  # somebody else writes the op records, later
         for _ in range(2):
             assert ledger.end(half, ROLLBACK).code == ResponseCode.SYSTEM_BUSY
-        ledger.transactions._is_naming = False
+        ledger.transactions.is_naming = False
         assert ledger.end(half, ROLLBACK).code == ResponseCode.SUCCESS
         assert ledger.named() == [0]
 

@@ -93,7 +93,7 @@ async def test_a_commit_without_its_op_record_gets_it_at_the_start(
 ) -> None:
     async with ledger.running():
         half = ledger.send(b"paid")
-        ledger.transactions._is_naming = True
+        ledger.transactions.is_naming = True
         ledger.end(half, COMMIT)
         assert ledger.named() == []
     crash(ledger.broker.store)
