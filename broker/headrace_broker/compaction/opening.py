@@ -88,11 +88,11 @@ def _whole(found: list[Segment], folders: Folders, *, is_clean: bool) -> Opened:
             return Opened(
                 (*found[:number], *whole),
                 [file.path for each in after for file in (each.log, each.units_file)],
-                segment.units_path,
+                segment.units_file.path,
                 f"its units are damaged from number {count if whole else 0} on",
                 whole[0].last_queue_offset + 1
                 if whole
-                else _stated_offset(folders, segment.log_path.name),
+                else _stated_offset(folders, segment.log.path.name),
             )
         end = segment.last_queue_offset
     return Opened(tuple(found), [], folders.units, "", sys.maxsize)

@@ -178,8 +178,8 @@ class QueueLog:
         stated_offsets = np.ndarray((len(data) - 7,), ">i8", data, strides=(1,))
         stated_offsets[at + _PHYSICAL_OFFSET_AT] = units["physical_offset"]
         try:
-            live.log.pwrite(data, live.log_end)
-            live.units_file.pwrite(units.tobytes(), live.count * COMPACTION_UNIT_BYTES)
+            live.log.write(data, live.log_end)
+            live.units_file.write(units.tobytes(), live.count * COMPACTION_UNIT_BYTES)
         except OSError:
             self._has_rest = True
             if not live.count:
@@ -210,8 +210,8 @@ class QueueLog:
             return
         live = segments[-1]
         rest = self.sizes.log_bytes - live.log_end
-        live.log.pwrite(END_RECORD.pack(rest, END_MAGIC), live.log_end)
-        live.units_file.pwrite(END_UNIT, live.count * COMPACTION_UNIT_BYTES)
+        live.log.write(END_RECORD.pack(rest, END_MAGIC), live.log_end)
+        live.units_file.write(END_UNIT, live.count * COMPACTION_UNIT_BYTES)
         self._mark_dirty(live)
         self.segments = (*segments[:-1], live.add_seals())
 

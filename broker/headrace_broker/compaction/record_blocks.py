@@ -172,7 +172,7 @@ def _read_each(segment: Segment, positions: Array, sizes: Array) -> bytes:
 def _damaged(segment: Segment, units: Array, starts: Array, error: CorruptRecord) -> SegmentDamaged:
     number = int(np.searchsorted(starts, error.position, "right")) - 1
     position = int(units["physical_offset"][number]) - segment.base
-    return SegmentDamaged(segment.log_path, position, error.reason)
+    return SegmentDamaged(segment.log.path, position, error.reason)
 
 
 def _cut(units: Array) -> Iterator[slice]:

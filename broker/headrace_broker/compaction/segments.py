@@ -65,7 +65,7 @@ class Folders(NamedTuple):
 
 
 class SegmentFile(MappedFile):
-    """A sparse file that is written by ``pwrite`` only.
+    """A sparse file that is written without its map.
 
     The map counts in the store's map budget. It is made from the inode that the segment was opened
     with: where a run has replaced the file, ``map`` raises NotReady and ``pread``
@@ -77,21 +77,6 @@ class SegmentFile(MappedFile):
     def __init__(self, path: Path, file_bytes: int, files: Files) -> None:
         super().__init__(path, file_bytes, files)
         self._inode = path.stat().st_ino
-
-    @classmethod
-    def create_sparse(cls, path: Path, file_bytes: int, fs: Files) -> SegmentFile:
-        """Create the file; ``sync_names`` makes its name durable. Raises OSError."""
-        if not path.parent.exists():
-            fs.make_directories(path.parent)
-        descriptor = fs.create(path)
-        try:
-            fs.truncate(descriptor, file_bytes)
-        except OSError:
-            fs.unlink(path)
-            raise
-        finally:
-            fs.close(descriptor)
-        return cls(path, file_bytes, fs)
 
     @property
     def max_offset(self) -> int:
@@ -108,16 +93,6 @@ class SegmentFile(MappedFile):
             except FileNotFoundError as error:
                 raise look_again() from error
         return self._map
-
-    def pread(self, position: int, byte_count: int) -> bytes:
-        """Bytes of the file, without the map; for threads. Raises OSError."""
-        with self.opened() as descriptor:
-            return os.pread(descriptor, byte_count, position)
-
-    def pwrite(self, data: bytes | bytearray | memoryview, position: int) -> None:
-        """Write all of ``data``. Raises OSError."""
-        with self.opened() as descriptor:
-            self.files.write(descriptor, data, position)
 
     @contextmanager
     def opened(self) -> Iterator[int]:
@@ -163,16 +138,6 @@ class Segment:
     def has_gaps(self) -> bool:
         """True if queue offsets are missing between the first record and the last."""
         return self.last_queue_offset - self.first_queue_offset != self.count - 1
-
-    @property
-    def log_path(self) -> Path:
-        """The file of records."""
-        return self.log.path
-
-    @property
-    def units_path(self) -> Path:
-        """The file of units."""
-        return self.units_file.path
 
     @property
     def units(self) -> Array:
@@ -227,9 +192,9 @@ class Segment:
     def create(cls, folders: Folders, base: int, sizes: FileSizes, fs: Files) -> Segment:
         """An empty segment with new files; no files are left if that fails. Raises OSError."""
         name = f"{base:020d}"
-        log = SegmentFile.create_sparse(folders.log / name, sizes.log_bytes, fs)
+        log = SegmentFile.create(folders.log / name, sizes.log_bytes, fs, 0)
         try:
-            units_file = SegmentFile.create_sparse(folders.units / name, sizes.units_bytes, fs)
+            units_file = SegmentFile.create(folders.units / name, sizes.units_bytes, fs, 0)
         except OSError:
             with suppress(OSError):
                 fs.unlink(log.path)

@@ -73,7 +73,9 @@ def _segment_findings(segment: Segment, queue: CompactionQueue, end: int) -> Ite
     is_whole = count == segment.count > 0 and is_end(segment)
     if not is_whole or segment.first_queue_offset <= end:
         number = count if segment.first_queue_offset > end else 0
-        yield Finding(segment.units_path, f"unit {number} is none that can follow those before it")
+        yield Finding(
+            segment.units_file.path, f"unit {number} is none that can follow those before it"
+        )
         segment = segment.cut(number)
     try:
         for units, records in record_blocks(segment):
@@ -84,7 +86,7 @@ def _segment_findings(segment: Segment, queue: CompactionQueue, end: int) -> Ite
                 raise CorruptRecord(start + error.position, error.reason) from error
     except CorruptRecord as error:
         problem = f"{error.reason}: restore both files of this name from a backup"
-        yield Finding(segment.log_path, problem, error.position)
+        yield Finding(segment.log.path, problem, error.position)
 
 
 def _check(records: RecordColumns, units: Array, queue: CompactionQueue) -> None:

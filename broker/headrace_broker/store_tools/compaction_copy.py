@@ -48,8 +48,8 @@ def copy_compaction(source: StoreDirectory, target: Path, topics: Collection[str
 def _copy_queue(queue: CompactionQueue, source: StoreDirectory, target: Path) -> None:
     folders = Folders.of(target, queue.topic, queue.queue_id)
     for segment in queue.segments(source):
-        _copy_sparse(segment.log_path, folders.log)
-        _copy_sparse(segment.units_path, folders.units)
+        _copy_sparse(segment.log.path, folders.log)
+        _copy_sparse(segment.units_file.path, folders.units)
     own, copied = (own_folder(root, queue.topic, queue.queue_id) for root in (source.root, target))
     for path in own.glob("*.json"):
         if (text := ConfigFile(path).load()) is not None:

@@ -297,7 +297,7 @@ def test_what_apache_has_appended_to_a_sealed_segment_is_kept(tmp_path: Path) ->
     log.roll()
     (_, log_bytes), (units_file, units_bytes) = log.segments[0].used
     assert units_file.seal is not None
-    seals = {log.segments[0].units_path: units_file.seal}
+    seals = {log.segments[0].units_file.path: units_file.seal}
     # As Apache's broker does: it overwrites the end marks.
     log.segments = (replace(log.segments[0], is_sealed=False),)
     log.append(block(5, bodies(5, 3)))
@@ -364,7 +364,7 @@ def test_units_that_end_elsewhere_than_their_seal_says_are_damaged(tmp_path: Pat
     log = open_log(tmp_path)
     log.append(block(0, bodies(0, 8)))
     log.roll()
-    path = log.segments[0].units_path
+    path = log.segments[0].units_file.path
     seal = FileSeal(8 * 46, [0])
     data = bytearray(path.read_bytes())
     data[3 * 46] = 0xFF  # the fourth unit has a negative position now
@@ -435,15 +435,15 @@ def test_a_swap_that_apache_was_killed_in_is_ended(tmp_path: Path, done: int) ->
     log = open_log(tmp_path)
     log.append(block(0, bodies(0, 105, 10)))
     for segment in log.segments[1:8]:  # an earlier run has left a gap between the names
-        segment.log_path.unlink()
-        segment.units_path.unlink()
+        segment.log.path.unlink()
+        segment.units_file.path.unlink()
     log = open_log(tmp_path)
     before = kept(log)
-    old = [segment.log_path.name for segment in log.segments[:-1]]
+    old = [segment.log.path.name for segment in log.segments[:-1]]
     compacting = QueueLog(log.folders.below("compacting"), SIZES, Files())
     offsets = [1, *range(72, 99, 2)]
     compacting.append(block(0, [before[offset] for offset in offsets], offsets))
-    new = [segment.log_path.name for segment in compacting.segments]
+    new = [segment.log.path.name for segment in compacting.segments]
     assert set(new) - set(old)
     after = {offset: before[offset] for offset in (*offsets, *range(99, 105))}
     steps = steps_of_a_swap(log.folders, old, new)

@@ -314,6 +314,6 @@ def test_times_of_old_runs_become_one() -> None:
 def test_a_damaged_record_ends_the_run_and_names_the_file(tmp_path: Path) -> None:
     queue = Queue(tmp_path, [Entry("a", b"x" * 100, number) for number in range(5)])
     segment = queue.segments[0]
-    segment.log.pwrite(b"?", int(segment.read_units()["physical_offset"][4]) + 95)
-    with pytest.raises(SegmentDamaged, match=str(segment.log_path)):
+    segment.log.write(b"?", int(segment.read_units()["physical_offset"][4]) + 95)
+    with pytest.raises(SegmentDamaged, match=str(segment.log.path)):
         queue.run(job())

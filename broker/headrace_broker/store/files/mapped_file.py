@@ -8,7 +8,7 @@ import mmap
 import os
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from headrace_broker.store.files.file_seal import LOOP_BYTES_MAX, StoreDamaged
 from headrace_broker.store.files.filesystem import NO_ROOM
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from headrace_broker.store.files.file_seal import FileSeal
     from headrace_broker.store.files.filesystem import Files
+    from headrace_protocol.message import Buffer
 
 _BLOCK_BYTES = 512  # the unit of st_blocks
 _REWRITE_BYTES = 1 << 20
@@ -66,12 +67,11 @@ class MappedFile:
         self._address = 0
 
     @classmethod
-    def create(cls, path: Path, file_bytes: int, files: Files, allocate_bytes: int) -> MappedFile:
+    def create(cls, path: Path, file_bytes: int, files: Files, allocate_bytes: int) -> Self:
         """Create the file and allocate blocks for its first ``allocate_bytes``.
 
         Raises OSError, and leaves no file behind.
         """
-        file = cls(path, file_bytes, files)
         files.make_directories(path.parent)
         descriptor = files.create(path)
         try:
@@ -83,6 +83,7 @@ class MappedFile:
             raise
         finally:
             files.close(descriptor)
+        file = cls(path, file_bytes, files)
         file.allocated_bytes = allocate_bytes
         return file
 
@@ -272,8 +273,8 @@ class MappedFile:
                 data = self.map[begin : min(begin + _REWRITE_BYTES, end)]
                 self.files.write(descriptor, data, begin)
 
-    def write_again(self, data: memoryview, position: int) -> None:
-        """As ``rewrite``, for bytes that were read already. Raises OSError."""
+    def write(self, data: Buffer, position: int) -> None:
+        """Write all of ``data``, without the map. Raises OSError."""
         with self._descriptor() as descriptor:
             self.files.write(descriptor, data, position)
 

@@ -110,7 +110,7 @@ class MappedFileQueue:
         """As ``rewrite``, for bytes of one file that were read already."""
         file = self.find(start)
         assert file is not None
-        file.write_again(data, start - file.start_offset)
+        file.write(data, start - file.start_offset)
 
     @property
     def is_prepared(self) -> bool:
