@@ -35,13 +35,13 @@ class TakerFlush:
     updated checkpoint. save: called in a thread just before the checkpoint is saved.
     """
 
-    syncs: Sequence[Callable[[], None]] = ()
+    syncs: Sequence[Callable[[], None]]
     flushed: Callable[[Checkpoint], Checkpoint] = _unchanged
     save: Callable[[], None] = _nothing
 
 
 class Taker:
-    """Takes rows from the ring. A subclass implements at least ``put`` and ``durable_offset``."""
+    """Takes rows from the ring. A subclass implements what raises NotImplementedError here."""
 
     name: str
     ring: Ring
@@ -72,16 +72,11 @@ class Taker:
 
         confirmed_offset: see ``Ring.waiting``. Raises OSError as ``put``.
         """
-        while True:
-            waiting = self.ring.waiting(self.cursor, confirmed_offset)
-            if waiting.start == waiting.stop:
-                return
-            self.put(self.ring.copy(waiting))
-            self.ring.take(self.cursor, waiting.stop - waiting.start)
+        raise NotImplementedError
 
     def drain_all(self, confirmed_offset: int | None) -> None:
         """Take all waiting rows, however long that takes. Raises as ``drain``."""
-        self.drain(confirmed_offset)
+        raise NotImplementedError
 
     def make_room(self, row_count: int, confirmed_offset: int | None) -> None:
         """Drain until this taker no longer prevents room for ``row_count`` rows in the ring."""
@@ -98,16 +93,16 @@ class Taker:
         newest: physical offset and store timestamp of the last record; None if none was read.
         """
 
-    def start_flush(self, taken_offset: int) -> TakerFlush:  # noqa: ARG002 - nothing to flush
+    def start_flush(self, taken_offset: int) -> TakerFlush:
         """The flush of everything taken so far, which is all records before ``taken_offset``."""
-        return TakerFlush()
+        raise NotImplementedError
 
-    def due_flushes(self, least_bytes: int) -> Iterator[TakerFlush]:  # noqa: ARG002 - see above
+    def due_flushes(self, least_bytes: int) -> Iterator[TakerFlush]:
         """Flushes that are worthwhile between those of everything.
 
         least_bytes: minimum of dirty bytes for a flush; a full file is always flushed.
         """
-        yield from ()
+        raise NotImplementedError
 
 
 def taken_offset(taker: Taker, log_end: int) -> int:
