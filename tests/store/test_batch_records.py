@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace_broker.store.log.batch_records import BatchRecords, Stamp
+from headrace_broker.store.log.batch_records import BatchRecords, Origin, Stamp
 from headrace_broker.store.log.ring import ROW_DTYPE
 from headrace_broker.store.log.uniform_batch import UniformBatch
 from headrace_broker.store.message_store import MessageStore
@@ -87,7 +87,9 @@ def test_a_batch_is_stored_as_its_items_would_be(
             for items in batches:
                 if is_batch:
                     body = memoryview(encode_batch(items))
-                    _, offsets = store.write_path.append_batch(queue, body, 2, 7, born_host, 1)
+                    _, offsets = store.write_path.append_batch(
+                        queue, body, 2, Origin(7, born_host, 1)
+                    )
                     physical_offsets += offsets.tolist()
                 else:
                     physical_offsets += [
@@ -162,7 +164,7 @@ def test_a_uniform_batch_gives_the_records_and_rows_of_any_batch(
     if uniform is not None:
         found = []
         for records in (uniform, BatchRecords(bytes(raw), sys_flag, store_queue)):
-            block = records.encode(Stamp(5, 1 << 33, 77, 7, born_host, store_host, 1))
+            block = records.encode(Stamp(5, 1 << 33, 77, store_host, Origin(7, born_host, 1)))
             rows = np.zeros(records.count, ROW_DTYPE)
             records.fill(rows)
             physical_offsets = records.physical_offsets.tolist()

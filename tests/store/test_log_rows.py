@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from headrace_broker.store.files.cold_files import ColdFiles
+from headrace_broker.store.log.batch_records import Origin
 from headrace_broker.store.log.encoded_records import EncodedRecords
 from headrace_broker.store.log.log_blocks import checked, walk
 from headrace_broker.store.log.log_rows import LogRows, LogScan
@@ -101,7 +102,7 @@ class Producer:
 
     def send_batch(self, queue: StoreQueue) -> None:
         items = [(0, self.body(), self.properties()) for _ in range(self.rng.randrange(1, 20))]
-        self.store.write_path.append_batch(queue, encode_batch(items), 0, 7, HOST, 0)
+        self.store.write_path.append_batch(queue, encode_batch(items), 0, Origin(7, HOST))
 
     def send_encoded(self, queue: StoreQueue) -> None:
         if len(queue.topic) > 100 or self.store.commit_log.store_flag:

@@ -30,6 +30,7 @@ from headrace_broker.store.errors import (
     StoreNotWritable,
 )
 from headrace_broker.store.integrity.checkpoint import Checkpoint
+from headrace_broker.store.log.batch_records import Origin
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.queues.consume_queue import UNIT, UNIT_BYTES
 from headrace_broker.store.retention.cleaner import delete_files
@@ -168,11 +169,11 @@ def test_transaction_halves_have_no_place_in_the_queue(tmp_path: Path) -> None:
 def test_senders_do_not_set_the_stores_flags(store: MessageStore, queue: StoreQueue) -> None:
     put(store, queue, sys_flag=0x7FF & ~TRANSACTION_ROLLBACK)
     store.write_path.append_batch(
-        queue, memoryview(encode_batch([(0, b"b", b"")])), 0xF0, 1, HOST, 0
+        queue, memoryview(encode_batch([(0, b"b", b"")])), 0xF0, Origin(1, HOST)
     )
     with pytest.raises(CorruptRecord, match="part of a transaction"):
         store.write_path.append_batch(
-            queue, memoryview(encode_batch([(0, b"b", b"")])), 4, 1, HOST, 0
+            queue, memoryview(encode_batch([(0, b"b", b"")])), 4, Origin(1, HOST)
         )
     store.write_path.publish()
     messages = read_all(store, queue)

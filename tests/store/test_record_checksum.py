@@ -11,6 +11,7 @@ import pytest
 
 from headrace_broker.staging.blocks import StagedBlock, StagedRecords
 from headrace_broker.store.errors import RecordTooLarge
+from headrace_broker.store.log.batch_records import Origin
 from headrace_broker.store.log.encoded_records import EncodedRecords
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store_tools.directory import open_directory
@@ -53,7 +54,7 @@ def all_of_a_recv(store: MessageStore, bodies: list[bytes], properties: bytes = 
 
 def as_batch(store: MessageStore, bodies: list[bytes], properties: bytes = PROPERTIES) -> None:
     items = encode_batch([(0, body, properties) for body in bodies])
-    store.write_path.append_batch(store.queue("T", 0), items, 0, 1, HOST, 0)
+    store.write_path.append_batch(store.queue("T", 0), items, 0, Origin(1, HOST))
 
 
 def block_of(bodies: list[bytes], properties: bytes) -> bytes | memoryview:
@@ -141,7 +142,7 @@ def test_clients_that_leave_out_the_last_separator_get_one(tmp_path: Path) -> No
     queue = store.queue("T", 0)
     texts = [b"", b"KEYS\x01k", b"TAGS\x01t\x02", b"TAGS\x01u"]
     store.write_path.append_batch(
-        queue, encode_batch([(0, b"b", text) for text in texts]), 0, 1, HOST, 0
+        queue, encode_batch([(0, b"b", text) for text in texts]), 0, Origin(1, HOST)
     )
     store.write_path.append((queue, b"b", b"KEYS\x01k", 0, 0, 0, 1, 0), HOST)
     store.write_path.append((queue, b"b", b"", 0, 0, 0, 1, 0), HOST)
@@ -191,5 +192,5 @@ def test_properties_that_a_start_would_take_for_torn_are_refused(
     texts = [b"a\x01b\x02", b"", b"k\x01v"][: count - 1]
     items = encode_batch([(0, b"b", text) for text in (*texts, b"k\x01\0")])
     with pytest.raises(CorruptRecord, match="zero byte"):
-        store.write_path.append_batch(store.queue("T", 0), items, 0, 1, HOST, 0)
+        store.write_path.append_batch(store.queue("T", 0), items, 0, Origin(1, HOST))
     assert store.commit_log.max_offset == 0

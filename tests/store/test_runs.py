@@ -11,6 +11,7 @@ import pytest
 
 from headrace_broker.store.errors import StoreBusy
 from headrace_broker.store.log import commit_log
+from headrace_broker.store.log.batch_records import Origin
 from headrace_broker.store.log.ring import RUN_ROWS_MIN
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.store_queue import StoreQueue
@@ -86,7 +87,7 @@ class Life:
         born_host = rng.choice([HOST, encode_host("::1", 1)])
         try:
             first, physical_offsets = self.store.write_path.append_batch(
-                queue, body, rng.choice([0, 2]), 7, born_host, 1
+                queue, body, rng.choice([0, 2]), Origin(7, born_host, 1)
             )
         except StoreBusy as error:
             self.store.index_tick()
@@ -189,7 +190,7 @@ def plain(count: int) -> bytes:
 
 
 def append(store: MessageStore, count: int) -> None:
-    store.write_path.append_batch(store.queue("T", 0), plain(count), 0, 1, HOST, 0)
+    store.write_path.append_batch(store.queue("T", 0), plain(count), 0, Origin(1, HOST))
 
 
 def test_a_run_is_put_without_a_look_at_its_rows(tmp_path: Path) -> None:
@@ -241,5 +242,5 @@ def test_small_batches_are_no_runs(store: MessageStore) -> None:
 def test_a_run_never_has_a_flag_of_records_without_a_unit(
     store: MessageStore, queue: StoreQueue
 ) -> None:
-    store.write_path.append_batch(queue, plain(RUN_ROWS_MIN), INNER_BATCH, 1, HOST, 0)
+    store.write_path.append_batch(queue, plain(RUN_ROWS_MIN), INNER_BATCH, Origin(1, HOST))
     assert not store.ring.rows["sys_flag"][:RUN_ROWS_MIN].any()

@@ -10,6 +10,7 @@ import pytest
 import trio
 
 from headrace_broker.store.errors import StoreNotWritable
+from headrace_broker.store.log.batch_records import Origin
 from headrace_broker.store.log.encoded_records import EncodedRecords
 from headrace_broker.store.log.ring import RUN_ROWS_MIN
 from headrace_broker.store.message_store import MessageStore
@@ -215,7 +216,7 @@ def test_rows_held_by_a_gate_leave_nothing_of_a_deleted_topic(tmp_path: Path) ->
     queue = store.queue("T", 0)
     store.write_path.begin()
     batch = encode_batch([(0, b"old", b"")] * RUN_ROWS_MIN)
-    store.write_path.append_batch(queue, batch, 0, 1, HOST, 0)
+    store.write_path.append_batch(queue, batch, 0, Origin(1, HOST))
     put(store, queue, b"old")
     store.delete_topic("T")
     replica.offset = store.commit_log.max_offset

@@ -27,6 +27,7 @@ from headrace_broker.store.errors import (
     StoreError,
     StoreNotWritable,
 )
+from headrace_broker.store.log.batch_records import Origin
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import CorruptRecord, RequestError
 from headrace_protocol.headers import (
@@ -421,9 +422,7 @@ class SendProcessor:
             queue,
             request.body,
             header.sys_flag & _CLIENT_FLAGS | target.sys_flag,
-            header.born_timestamp,
-            request.channel.host_bytes,
-            header.reconsume_times or 0,
+            Origin(header.born_timestamp, request.channel.host_bytes, header.reconsume_times or 0),
             check_items,
         )
         self._statistics.put(queue.topic, len(physical_offsets), len(request.body))

@@ -39,24 +39,30 @@ _LEAST_BYTES: Final = _HEAD_BYTES + _SHORT.itemsize
 _TAGS = b"TAGS\x01"
 
 
+class Origin(NamedTuple):
+    """The origin of a batch, for all of its records."""
+
+    born_timestamp: int
+    born_host: bytes
+    reconsume_times: int = 0
+
+
 class Stamp(NamedTuple):
     """The values that all records of a batch get; both offsets are those of the first record."""
 
     queue_offset: int
     physical_offset: int
     now_ms: int
-    born_timestamp: int
-    born_host: bytes
     store_host: bytes
-    reconsume_times: int
+    origin: Origin
 
     def head(
         self, queue: StoreQueue, sys_flag: int, size: int = 0, flag: int = 0, body_bytes: int = 0
     ) -> bytes:
         """A record's head, with zeros for the fields that differ from record to record."""
-        _, _, now_ms, *born, store_host, reconsume_times = self
+        *born, reconsume_times = self.origin
         fields = size, queue.magic, 0, queue.queue_id, flag, 0, 0, sys_flag, *born
-        more = now_ms, store_host, reconsume_times, 0, body_bytes
+        more = self.now_ms, self.store_host, reconsume_times, 0, body_bytes
         return RECORD_HEADS[sys_flag >> 4 & 3].pack(*fields, *more)
 
 

@@ -18,7 +18,7 @@ from headrace_broker.store.files.mapped_file import MappedFile
 from headrace_broker.store.files.mapped_file_queue import MappedFileQueue
 from headrace_broker.store.files.page_cache import PageCache
 from headrace_broker.store.life import Event, State
-from headrace_broker.store.log.batch_records import BatchRecords, Stamp
+from headrace_broker.store.log.batch_records import BatchRecords, Origin, Stamp
 from headrace_broker.store.log.log_blocks import RECORD_MAGICS
 from headrace_broker.store.log.log_refusals import LogRefusals
 from headrace_broker.store.log.record_checksum import SEPARATOR, checksum_slot
@@ -236,9 +236,7 @@ class CommitLog(LogRefusals):
         queue: StoreQueue,
         batch_body: Buffer,
         sys_flag: int,
-        born_timestamp: int,
-        born_host: bytes,
-        reconsume_times: int,
+        origin: Origin,
         check: Callable[[BatchItems], None] = _accept,
     ) -> tuple[int, Array]:
         """Append each item of a batch body as a record: all of them in one file, or none.
@@ -253,15 +251,15 @@ class CommitLog(LogRefusals):
                 0, "a batch cannot be part of a transaction: send its messages one by one"
             )
         sys_flag = sys_flag & SENDERS_FLAGS | self.store_flag
-        sys_flag |= BORN_HOST_V6 if len(born_host) == 20 else 0
+        sys_flag |= BORN_HOST_V6 if len(origin.born_host) == 20 else 0
         items = UniformBatch.of(batch_body, sys_flag, queue) or BatchRecords(
             batch_body, sys_flag, queue
         )
         check(items)
         self._make_room_for_block(items.count, items.total_bytes, len(batch_body))
         queue_offset = queue.next_offset
-        received = born_timestamp, born_host, self.store_host, reconsume_times
-        block = items.encode(Stamp(queue_offset, self.max_offset, self.now_ms, *received))
+        stamp = Stamp(queue_offset, self.max_offset, self.now_ms, self.store_host, origin)
+        block = items.encode(stamp)
         self.ring.put_run(queue.key, queue_offset, items.count, items.fill)
         self._pending.append(block)
         self.position += len(block)
