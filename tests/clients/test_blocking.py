@@ -27,7 +27,7 @@ from headrace.admin.groups import member_ids
 from headrace.embedded import Embedded
 from headrace.errors import ClientClosed, ConfigurationError, InvalidMessage, RouteNotFound
 from headrace.producer.pipeline import Pipeline
-from tests.support.cli import until
+from tests.support.until import wait_until
 from tests.support.verbs import lag_at
 
 
@@ -296,7 +296,7 @@ def test_closing_in_another_thread_ends_a_loop(mq: Embedded, way: str, *, waits:
             # The loop asks for the third before or after the end.
             closing.start()
             if not waits:
-                until(lambda: not consumer._client._inbox._is_open)
+                wait_until(lambda: not consumer._client._inbox._is_open)
     closing.join()
     assert seen == 2
     assert lag_at(mq.nameserver, "g", topic) == 0
@@ -333,7 +333,7 @@ def test_threads_share_a_consumer_as_tasks_do(mq: Embedded) -> None:
         threads = [threading.Thread(target=work) for _ in range(8)]
         for thread in threads:
             thread.start()
-        until(lambda: len(bodies) == 40)
+        wait_until(lambda: len(bodies) == 40)
         consumer.stop()
         for thread in threads:
             thread.join()

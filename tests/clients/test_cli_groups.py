@@ -14,7 +14,8 @@ from headrace.admin.group_view import strategy_of
 from headrace.consumer import strategies
 from headrace.embedded import Embedded
 from headrace_protocol.bodies import ConsumerRunningInfo
-from tests.support.cli import fail, headrace, succeed, until
+from tests.support.cli import fail, headrace, succeed
+from tests.support.until import wait_until
 
 pytestmark = pytest.mark.usefixtures("environment")
 
@@ -56,7 +57,7 @@ def test_describe_shows_members_queues_locks_and_strategy(mq: Embedded, topic: s
     ) as consumer:
         batch = consumer.receive()
         assert batch
-        until(lambda: all(row["owner"] for row in queues_of(described(group), topic)))
+        wait_until(lambda: all(row["owner"] for row in queues_of(described(group), topic)))
         description = described(group)
         table = succeed("group", "describe", group).stdout
     (row,) = description["members"]
@@ -82,7 +83,7 @@ def test_describe_counts_retries_and_dead_letters(mq: Embedded, topic: str) -> N
                 break
             message.reject()
     assert described(group)["dead_letters"] == 2
-    until(lambda: bool(described(group)["retries"] == 1))
+    wait_until(lambda: bool(described(group)["retries"] == 1))
 
 
 @pytest.mark.slow
@@ -93,7 +94,7 @@ def test_a_queue_that_nobody_pulls_is_an_alarm(mq: Embedded, topic: str) -> None
         return queues[:1]
 
     with blocking.Consumer(group, topic, strategy=first_only, nameserver=mq.nameserver):
-        until(lambda: any(row["alarm"] for row in queues_of(described(group), topic)))
+        wait_until(lambda: any(row["alarm"] for row in queues_of(described(group), topic)))
         first, second = queues_of(described(group), topic)
         assert (first["alarm"], second["owner"]) == (None, None)
         assert second["alarm"].startswith("no pull for 30 s")
@@ -102,7 +103,7 @@ def test_a_queue_that_nobody_pulls_is_an_alarm(mq: Embedded, topic: str) -> None
         (problem,) = [row["problem"] for row in outcome.json() if row["problem"]]
         assert problem.startswith("nobody has pulled 1 queue for 30 s")
         assert f"`headrace group describe {group}`" in problem
-    until(lambda: headrace("doctor").exit_code == 0)
+    wait_until(lambda: headrace("doctor").exit_code == 0)
 
 
 @pytest.mark.slow

@@ -11,7 +11,8 @@ import headrace as library
 from headrace import Message, blocking
 from headrace.embedded import _SMALL_FILES, Embedded
 from headrace.errors import BrokerError
-from tests.support.cli import fail, succeed, until
+from tests.support.cli import fail, succeed
+from tests.support.until import wait_until
 
 pytestmark = pytest.mark.usefixtures("environment")
 # An undecided transaction is asked about after a millisecond, once.
@@ -40,7 +41,7 @@ def send_timers(mq: Embedded, topic: str, **delays: float) -> dict[str, library.
             body: producer.send(Message(topic, body.encode(), key=f"k-{body}", delay=delay))
             for body, delay in delays.items()
         }
-    until(lambda: len(timers("--topic", topic)) == len(delays))
+    wait_until(lambda: len(timers("--topic", topic)) == len(delays))
     return sent
 
 
@@ -108,7 +109,7 @@ def test_a_transaction_waits_is_discarded_and_resumed(mq: Embedded, topic: str) 
     with blocking.Producer(group, nameserver=mq.nameserver, on_check=decide) as producer:
         with suppress(BrokerError), producer.transaction(topic) as transaction:
             transaction.send(Message(topic, b"order 7"))
-            until(lambda: states(group).get("order 7") == "discarded")
+            wait_until(lambda: states(group).get("order 7") == "discarded")
         (row,) = succeed("transaction", "list", "--group", group, "--json").json()
         assert (row["topic"], row["checks"]) == (topic, 1)
         decisions[b"order 7"] = True
@@ -125,7 +126,7 @@ def test_open_transactions_are_listed(mq: Embedded, topic: str) -> None:
     with blocking.Producer("clerks", nameserver=mq.nameserver) as producer:
         with producer.transaction(topic) as transaction:
             transaction.send(Message(topic, b"order 8", key="8"))
-            until(lambda: states("clerks") == {"order 8": "open"})
+            wait_until(lambda: states("clerks") == {"order 8": "open"})
             outcome = succeed("transaction", "list")
             assert [row[:3] for row in outcome.rows()] == [["clerks", topic, "open"]]
             assert outcome.stderr == "1 open transaction\n"

@@ -12,7 +12,7 @@ import pytest
 
 from tests.conformance.console import Console
 from tests.conformance.peer import Peer, quick_peer
-from tests.conformance.test_store_both_ways import wait_until
+from tests.support.until import wait_until
 
 pytestmark = [pytest.mark.conformance, pytest.mark.slow]
 

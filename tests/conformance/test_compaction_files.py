@@ -13,8 +13,9 @@ from headrace import Admin, Message, Producer
 from headrace_broker.compaction.units import FileSizes
 from tests.conformance.console import Console
 from tests.conformance.peer import TIMEOUT_MS, Peer, quick_peer
-from tests.conformance.test_store_both_ways import of_kind, wait_until
+from tests.conformance.test_store_both_ways import of_kind
 from tests.support.compaction import load_as_apache
+from tests.support.until import wait_until
 
 pytestmark = [pytest.mark.conformance, pytest.mark.slow, pytest.mark.long]
 

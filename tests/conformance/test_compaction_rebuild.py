@@ -12,7 +12,7 @@ from headrace import Admin
 from tests.conformance.console import Console
 from tests.conformance.peer import Peer, quick_peer
 from tests.conformance.test_compacted_topics import ATTRIBUTES, Row, Table, create
-from tests.conformance.test_store_both_ways import wait_until
+from tests.support.until import wait_until
 
 pytestmark = [pytest.mark.conformance, pytest.mark.slow, pytest.mark.long]
 

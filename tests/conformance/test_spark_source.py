@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -19,6 +18,7 @@ from headrace.spark.errors import OptionError, TopicRecreated
 from headrace.spark.read.limited_stream import LimitedStreamReader
 from headrace.spark.source import HeadraceSource
 from tests.conformance.peer import TIMEOUT_MS
+from tests.support.until import wait_until
 
 TIMEOUT_S = 60
 ROWS = 5000
@@ -34,7 +34,7 @@ def topic(nameserver: str) -> str:
     with blocking.Producer(nameserver=nameserver, timeout_ms=TIMEOUT_MS) as producer:
         bodies = [b"%d" % n for n in range(ROWS)]
         producer.send_many(bodies, topic="spark", tags=["odd" * (n % 2) for n in range(ROWS)])
-    wait_until(lambda: sum(max_offsets(nameserver, "spark").values()) == ROWS)
+    wait_for_route_and(lambda: sum(max_offsets(nameserver, "spark").values()) == ROWS)
     return "spark"
 
 
@@ -43,19 +43,19 @@ def deleted(admin: blocking.Admin, topic: str) -> bool:
     return True
 
 
-def wait_until(is_so: Callable[[], bool]) -> None:
+def wait_for_route_and(is_so: Callable[[], bool]) -> None:
     """Until it is; meanwhile there may be no route.
 
     Apache's broker closes the connection to its nameserver when an answer is late, and is unknown
     to it until it registers again, which it does every 30 s.
     """
-    deadline = time.monotonic() + TIMEOUT_S
-    while True:
+
+    def is_known() -> bool:
         with contextlib.suppress(RouteNotFound):
-            if is_so():
-                return
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+            return is_so()
+        return False
+
+    wait_until(is_known, limit_s=TIMEOUT_S)
 
 
 def max_offsets(nameserver: str, topic: str) -> dict[Any, int]:
@@ -111,14 +111,14 @@ def test_a_shorter_queue_tells_that_a_topic_was_made_anew(nameserver: str) -> No
         admin.create_topic("anew", queues=1)
         with blocking.Producer(nameserver=nameserver, timeout_ms=TIMEOUT_MS) as producer:
             producer.send_many([b"x"] * 5, topic="anew")
-        wait_until(lambda: sum(max_offsets(nameserver, "anew").values()) == 5)
+        wait_for_route_and(lambda: sum(max_offsets(nameserver, "anew").values()) == 5)
         stream = source(nameserver, topic="anew")
         reader = stream.streamReader(stream.schema())
         assert isinstance(reader, LimitedStreamReader)
         start = reader.initialOffset()
-        wait_until(partial(deleted, admin, "anew"))
+        wait_for_route_and(partial(deleted, admin, "anew"))
         admin.create_topic("anew", queues=1)
-    wait_until(lambda: sum(max_offsets(nameserver, "anew").values()) == 0)
+    wait_for_route_and(lambda: sum(max_offsets(nameserver, "anew").values()) == 0)
     with pytest.raises(TopicRecreated, match="queue 0 ends at 0, but the checkpoint is at 5"):
         reader.latestOffset(start, ReadAllAvailable())
     reader.stop()

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import shutil
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from tests.conformance.console import Console
 from tests.conformance.peer import TIMEOUT_MS, quick_peer
 from tests.conformance.probe import wait_for_route
 from tests.support.golden import golden_store, manifest
+from tests.support.until import wait_until
 
 pytestmark = [pytest.mark.conformance, pytest.mark.slow]
 
@@ -155,13 +155,6 @@ def test_a_store_with_every_kind_of_message(ending: str, console: Console, tmp_p
         again = console.dump(peer, topics, GROUPS)
         assert of_kind(again, "message", "offset") == of_kind(quiet(ours), "message", "offset")
         assert of_kind(console.dump(peer, [STATIC], GROUPS), "message") == more
-
-
-def wait_until(is_so: Callable[[], bool], otherwise: str) -> None:
-    """Apache's broker fills its index and its timer's topics behind what it answers."""
-    until = time.monotonic() + TIMEOUT_S
-    while not is_so():
-        assert time.monotonic() < until, otherwise
 
 
 def places(lines: set[str]) -> list[tuple[str, ...]]:

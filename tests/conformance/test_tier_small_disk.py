@@ -21,6 +21,7 @@ from headrace.blocking import Admin, Producer
 from headrace.errors import HeadraceError
 from tests.conformance.console import Console
 from tests.conformance.peer import TIMEOUT_MS, Peer
+from tests.conformance.uploads import wait_until_uploaded
 from tests.support.cluster import Cluster
 from tests.support.own_disk import OwnDisk, may_mount
 
@@ -61,19 +62,6 @@ def send_all(nameserver: str, heal: Callable[[], None]) -> set[str]:
                 refusals.add(str(error))
                 time.sleep(0.1)
     return refusals
-
-
-def wait_until_uploaded(nameserver: str) -> None:
-    """Until the tier has everything, and the log the end only."""
-    until_s = time.monotonic() + WAIT_S
-    with Admin(nameserver=nameserver) as admin:
-        while True:
-            (tier,) = admin.tier_status(TOPIC).values()
-            is_behind = any(queue.behind_messages for queue in tier.queues)
-            if tier.queues and not is_behind and all(queue.local_min for queue in tier.queues):
-                return
-            assert time.monotonic() < until_s, tier
-            time.sleep(0.2)
 
 
 def check(console: Console, peer: Peer) -> None:
@@ -131,7 +119,7 @@ def test_a_topic_larger_than_the_disk(
         refusals = send_all(peer.nameserver, heal)
         assert refusals
         assert all("full" in each or "No space" in each for each in refusals), refusals
-        wait_until_uploaded(peer.nameserver)
+        wait_until_uploaded(peer.nameserver, TOPIC, WAIT_S)
         check(console, peer)
         broker = cluster.brokers["broker-a"]
         for end in (broker.stop, broker.kill):

@@ -11,9 +11,9 @@ import pytest
 from anyio import run
 
 from headrace import Admin, Message, Producer
-from headrace.blocking import Admin as BlockingAdmin
 from tests.conformance.console import Console
 from tests.conformance.peer import TIMEOUT_MS, Peer, quick_peer
+from tests.conformance.uploads import wait_until_uploaded
 
 pytestmark = [pytest.mark.conformance, pytest.mark.slow, pytest.mark.long]
 
@@ -65,19 +65,6 @@ async def write(nameserver: str, first: int, count: int) -> None:
             )
 
 
-def wait_until_uploaded(peer: Peer) -> None:
-    """Until the tier has everything, and the log the end only."""
-    end_s = time.monotonic() + WAIT_S
-    with BlockingAdmin(nameserver=peer.nameserver) as admin:
-        while True:
-            (tier,) = admin.tier_status(TOPIC).values()
-            is_behind = any(queue.behind_messages for queue in tier.queues)
-            if tier.queues and not is_behind and all(queue.local_min for queue in tier.queues):
-                return
-            assert time.monotonic() < end_s, tier
-            time.sleep(0.2)
-
-
 def messages(console: Console, peer: Peer) -> set[tuple[str, ...]]:
     """All messages as the Java client pulls them, without their places; queues have no holes."""
     found = set()
@@ -113,7 +100,7 @@ def test_java_reads_all_that_has_left_the_log_from_either_broker(
     store = tmp_path / "store"
     with quick_peer("headrace", store=store, settings=expiring(tmp_path)) as peer:
         run(write, peer.nameserver, 0, COUNT)
-        wait_until_uploaded(peer)
+        wait_until_uploaded(peer.nameserver, TOPIC, WAIT_S)
         wanted = messages(console, peer)
         assert len(wanted) == COUNT
         check_tags_and_times(console, peer)
@@ -128,6 +115,6 @@ def test_java_reads_all_that_has_left_the_log_from_either_broker(
         assert len(wanted) == COUNT + MORE
         peer.daemons["broker"].stop()
     with quick_peer("headrace", store=store, settings=expiring(tmp_path)) as peer:
-        wait_until_uploaded(peer)
+        wait_until_uploaded(peer.nameserver, TOPIC, WAIT_S)
         assert messages(console, peer) == wanted
         peer.daemons["broker"].stop()

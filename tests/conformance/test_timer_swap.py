@@ -11,6 +11,7 @@ from anyio import run
 
 from headrace import Admin, Message, Producer, PullConsumer, SendResult
 from tests.conformance.peer import TIMEOUT_MS, Peer, quick_peer
+from tests.support.until import wait_until
 
 pytestmark = [pytest.mark.conformance, pytest.mark.slow, pytest.mark.long]
 
@@ -66,9 +67,7 @@ async def stored(nameserver: str) -> list[str]:
 
 
 def wait_for(nameserver: str, body: str) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while body not in run(stored, nameserver):
-        assert time.monotonic() < deadline, f"{body!r} was not delivered"
+    wait_until(lambda: body in run(stored, nameserver), f"{body!r} was not delivered", LIMIT_S)
 
 
 def use(peer: Peer, part: str, recalled: Sequence[SendResult]) -> tuple[float, Timers]:

@@ -32,6 +32,7 @@ from headrace_protocol.frame import Buffer
 from headrace_protocol.header_codecs import SerializeType, encode_frame
 from headrace_protocol.headers import GetMinOffsetHeader, OffsetResponseHeader
 from headrace_protocol.serving import Reply
+from tests.support.ports import free_port
 from tests.support.running import in_background
 from tests.support.scripted import Scripted, close, scripted, scripted_in_thread
 
@@ -186,13 +187,8 @@ def test_a_server_of_another_protocol_is_named(face: AsyncFace | BlockingFace) -
     assert str(error).startswith(f"{address}: speaks HTTP")
 
 
-def free_address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return f"127.0.0.1:{listener.getsockname()[1]}"
-
-
 def test_nobody_there_is_an_error_with_the_address(face: AsyncFace | BlockingFace) -> None:
-    address = free_address()
+    address = f"127.0.0.1:{free_port()}"
     with pytest.raises(ConnectFailed, match=address):
         face.ask(address, (CODE, HEADER, b""))
 

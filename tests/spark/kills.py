@@ -70,7 +70,7 @@ class Steps:
 
         class Handler(StreamRequestHandler):
             def handle(self) -> None:
-                outer._at(json.loads(self.rfile.readline()))
+                outer.note(json.loads(self.rfile.readline()))
                 self.wfile.write(b"!")
 
         self._lock = threading.Lock()
@@ -97,7 +97,7 @@ class Steps:
         """True if that happens in time."""
         return self._done.wait(seconds)
 
-    def _at(self, said: dict[str, object]) -> None:
+    def note(self, said: dict[str, object]) -> None:
         with self._lock:
             if said["step"] != self._awaited or self._kill is None:
                 return

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +33,6 @@ from headrace_broker.tiered.driver.memory import MemoryDriver
 from headrace_protocol.blocks import encode_records
 from headrace_protocol.bodies import MessageQueue
 from headrace_protocol.codes import RequestCode
-from headrace_protocol.drivers.blocking import BlockingConnection
 from headrace_protocol.message import encode_properties
 from headrace_protocol.message_ids import encode_host
 from headrace_protocol.tier import stored_queue
@@ -45,6 +43,7 @@ from headrace_protocol.tier_headers import TierStatusHeader
 from tests.spark.brokers import broker
 from tests.support.bulk import store_block
 from tests.support.hanging import Hanging, Patience
+from tests.support.until import wait_until
 
 COUNT = 3000
 UPLOADS = 3
@@ -75,16 +74,12 @@ class Tiered:
         store_block(self.address, TOPIC, block)
 
     def wait_for_upload(self) -> None:
-        deadline = time.monotonic() + 30
-        with BlockingConnection.connect(self.address) as connection:
-            while time.monotonic() < deadline:
-                header = TierStatusHeader(max_num=1)
-                answer = connection.request(RequestCode.TIER_STATUS, header, timeout_ms=9000)
-                status = answer.expect().decode(TierStatus)
-                if status.queues and not status.queues[0].behind_messages:
-                    return
-                time.sleep(0.01)
-        raise TimeoutError(f"not uploaded: {status}")
+        def is_uploaded() -> bool:
+            request = RequestCode.TIER_STATUS, TierStatusHeader(max_num=1), b""
+            status = self.cluster.ask(self.address, [request])[0].expect().decode(TierStatus)
+            return bool(status.queues) and not status.queues[0].behind_messages
+
+        wait_until(is_uploaded)
 
     def options(self, **given: str) -> ReadOptions:
         return read_options({"nameserver": self.mq.nameserver, "topic": TOPIC, **given})

@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import json
 import sys
-import time
-from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -92,10 +90,3 @@ class _Capture(io.TextIOWrapper):
         data = self.buffer
         assert isinstance(data, io.BytesIO)
         return data.getvalue().decode()
-
-
-def until(holds: Callable[[], bool]) -> None:
-    """Run commands until something is so."""
-    deadline_s = time.monotonic() + _DEADLINE_S
-    while not holds():
-        assert time.monotonic() < deadline_s

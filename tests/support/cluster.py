@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple, Self
@@ -16,7 +15,9 @@ from typing import NamedTuple, Self
 from headrace import blocking
 from tests.support import evidence
 from tests.support.own_disk import OwnDisk
+from tests.support.ports import free_port, is_open
 from tests.support.processes import HEADRACE
+from tests.support.until import wait_until
 
 _UP_S = 60.0
 
@@ -92,16 +93,12 @@ class Daemon:
 
     def wait_up(self) -> None:
         """Wait until it takes connections."""
-        until = time.monotonic() + _UP_S
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", self._port), timeout=1).close()
-            except OSError:
-                assert self.exit_code is None, f"ended with {self.exit_code}: {self.said()}"
-                assert time.monotonic() < until, self.said()
-                time.sleep(0.02)
-            else:
-                return
+
+        def is_up() -> bool:
+            assert self.exit_code is None, f"ended with {self.exit_code}: {self.said()}"
+            return is_open(self._port)
+
+        wait_until(is_up, self.said, _UP_S)
 
 
 class Own(NamedTuple):
@@ -161,19 +158,20 @@ class Cluster:
 
     def wait_registered(self) -> None:
         """Wait until each nameserver knows all brokers."""
-        until = time.monotonic() + _UP_S
+
+        def are_registered(admin: blocking.Admin) -> bool:
+            for name, broker in self.brokers.items():
+                code = broker.exit_code
+                assert code is None, f"{name} has ended with {code}: {broker.said()}"
+            return len(admin.cluster()) >= len(self.brokers)
+
         for nameserver in self.nameservers:
             with blocking.Admin(nameserver=nameserver.address) as admin:
-                while len(known := admin.cluster()) < len(self.brokers):
-                    for name, broker in self.brokers.items():
-                        code = broker.exit_code
-                        assert code is None, f"{name} has ended with {code}: {broker.said()}"
-                    assert time.monotonic() < until, f"{nameserver.said()} knows {known}"
-                    time.sleep(0.02)
+                wait_until(partial(are_registered, admin), nameserver.said, _UP_S)
 
 
 def _nameserver(folder: Path, number: int) -> Daemon:
-    port, name = _free_port(), f"nameserver-{number}" if number else "nameserver"
+    port, name = free_port(), f"nameserver-{number}" if number else "nameserver"
     config = folder / f"{name}.conf"
     config.write_text(f"listenPort={port}\nkvConfigPath={folder / name / 'kvConfig.json'}\n")
     return Daemon(folder, name, "nameserver", "-c", str(config), port=port)
@@ -182,7 +180,7 @@ def _nameserver(folder: Path, number: int) -> Daemon:
 def _broker(
     folder: Path, name: str, nameservers: str, settings: dict[str, object], before: Sequence[str]
 ) -> Daemon:
-    port = _free_port()
+    port = free_port()
     lines = {
         "brokerName": name,
         "listenPort": port,
@@ -199,10 +197,3 @@ def _broker(
     config = folder / f"{name}.conf"
     config.write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
     return Daemon(folder, name, "broker", "-c", str(config), port=port, before=before)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

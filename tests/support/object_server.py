@@ -10,9 +10,7 @@ import contextlib
 import fcntl
 import os
 import shutil
-import socket
 import subprocess
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,8 @@ from urllib.parse import quote
 import pytest
 
 from headrace_protocol.tier.location import Location
+from tests.support.ports import free_port, is_open
+from tests.support.until import wait_until
 
 CACHE = Path(__file__).resolve().parents[2] / ".cache" / "bin"
 MODULE = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
@@ -68,7 +68,7 @@ def running(
     objects, attributes = folder / "objects", folder / "attributes"
     (objects / BUCKET).mkdir(parents=True)
     attributes.mkdir()
-    port = _free_port()
+    port = free_port()
     command = [str(program), "--port", f"127.0.0.1:{port}", "--quiet", *options, "posix"]
     environment = {"ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY}
     with subprocess.Popen(
@@ -104,20 +104,12 @@ def bucket_settings(location: Location, prefix: str = "") -> dict[str, Any]:
     }
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def _wait_until_open(process: subprocess.Popen[bytes], port: int) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while True:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
-            return
+    def is_up() -> bool:
         assert process.poll() is None, "the S3 server ended"
-        assert time.monotonic() < deadline, "the S3 server does not listen"
-        time.sleep(0.02)
+        return is_open(port)
+
+    wait_until(is_up, "the S3 server does not listen", START_TIMEOUT_S)
 
 
 if __name__ == "__main__":

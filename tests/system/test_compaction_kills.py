@@ -24,6 +24,7 @@ from headrace.errors import HeadraceError
 from headrace.messages import Message
 from headrace_protocol.statictopic.plans import Mode
 from tests.support.cluster import Cluster, Daemon
+from tests.support.until import wait_until
 
 TOPIC = "users"
 KEYS = 50
@@ -122,10 +123,11 @@ def kill_rounds(folder: Path, kill_count: int, seed: int) -> None:
 
 def wait_compacted(*daemons: Daemon) -> None:
     """Wait until one of them has compacted a queue: where cores are few, that takes seconds."""
-    until = time.monotonic() + COMPACTED_S
-    while not any('"event": "queue compacted"' in daemon.said() for daemon in daemons):
-        assert time.monotonic() < until, [daemon.said() for daemon in daemons]
-        time.sleep(0.05)
+    wait_until(
+        lambda: any('"event": "queue compacted"' in daemon.said() for daemon in daemons),
+        lambda: [daemon.said() for daemon in daemons],
+        COMPACTED_S,
+    )
 
 
 def static_kill_rounds(folder: Path, kill_count: int, seed: int) -> None:
