@@ -6,6 +6,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from structlog.typing import FilteringBoundLogger
 
 # Per host and event, between two reports.
@@ -27,18 +29,15 @@ class HostLog:
 
     def info(self, client: str, event: str, **fields: Any) -> None:
         """Log a change that ``client``, "host:port", made."""
-        if self._has_room(client, event):
-            self._log.info(event, client=client, **fields)
+        self._write(self._log.info, client, event, fields)
 
     def warning(self, client: str, event: str, **fields: Any) -> None:
         """Log a problem that ``client``, "host:port", caused."""
-        if self._has_room(client, event):
-            self._log.warning(event, client=client, **fields)
+        self._write(self._log.warning, client, event, fields)
 
     def error(self, client: str, event: str, **fields: Any) -> None:
         """Log a fault of ours that ``client`` triggered."""
-        if self._has_room(client, event):
-            self._log.error(event, client=client, **fields)
+        self._write(self._log.error, client, event, fields)
 
     def report(self) -> None:
         """Log how many lines were suppressed since the last report, and reset the counts."""
@@ -47,9 +46,12 @@ class HostLog:
             if count > LINES_MAX:
                 self._log.warning("lines suppressed", of=event, host=host, count=count - LINES_MAX)
 
-    def _has_room(self, client: str, event: str) -> bool:
+    def _write(
+        self, write: Callable[..., Any], client: str, event: str, fields: dict[str, Any]
+    ) -> None:
         key = client.rpartition(":")[0], event
         if key not in self._counts and len(self._counts) >= _HOSTS_MAX:
             key = "other hosts", event
         self._counts[key] += 1
-        return self._counts[key] <= LINES_MAX
+        if self._counts[key] <= LINES_MAX:
+            write(event, client=client, **fields)

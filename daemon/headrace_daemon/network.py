@@ -7,6 +7,7 @@ needs no socket.
 from __future__ import annotations
 
 import socket
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -21,8 +22,7 @@ from headrace_daemon.serving.stream_transport import serve_stream
 from headrace_protocol.drivers.aio import connect_tcp
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from typing import Any
+    from collections.abc import Iterator
 
     from headrace_daemon.serving.server import RemotingServer
 
@@ -179,21 +179,13 @@ class MemoryByteStream(ByteStream):
 
     async def send(self, item: bytes) -> None:
         """Send all of ``item``."""
-        try:
+        with _anyio_errors():
             await self._stream.send_all(item)
-        except trio.ClosedResourceError as error:
-            raise ClosedResourceError from error
-        except trio.BrokenResourceError as error:
-            raise BrokenResourceError from error
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
         """Receive some bytes. Raises EndOfStream."""
-        try:
+        with _anyio_errors():
             data = await self._stream.receive_some(max_bytes)
-        except trio.ClosedResourceError as error:
-            raise ClosedResourceError from error
-        except trio.BrokenResourceError as error:
-            raise BrokenResourceError from error
         if not data:
             raise EndOfStream
         return bytes(data)
@@ -206,10 +198,15 @@ class MemoryByteStream(ByteStream):
         """Close both directions."""
         await self._stream.aclose()
 
-    @property
-    def extra_attributes(self) -> Mapping[Any, Callable[[], Any]]:
-        """None."""
-        return {}
+
+@contextmanager
+def _anyio_errors() -> Iterator[None]:
+    try:
+        yield
+    except trio.ClosedResourceError as error:
+        raise ClosedResourceError from error
+    except trio.BrokenResourceError as error:
+        raise BrokenResourceError from error
 
 
 def listen_with_fast(network: Network, host: str, port: int, fast_port: int) -> Listener:

@@ -59,10 +59,7 @@ class Watchdog(trio.abc.Instrument):
         report_s: float = _REPORT_S,
         scheduled_path: str = _SCHEDULED_PATH,
     ) -> None:
-        """warning_ms: shorter stalls are counted, but nobody has to act on them.
-
-        scheduled_path: the kernel's account of this thread's time on and waiting for a core.
-        """
+        """scheduled_path: the kernel's account of this thread's time on and waiting for a core."""
         self._warning_ms = warning_ms
         self._report_s = report_s
         self._scheduled_path = scheduled_path

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from headrace_nameserver.limits import LIMITS, Limits
+from headrace_protocol.bounds import REGISTERED_TOPICS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,6 +20,27 @@ if TYPE_CHECKING:
     from headrace_protocol.bodies import QueueData
     from headrace_protocol.departed import Departure
     from headrace_protocol.statictopic.mapping import MappingInfo
+
+
+class Limits(NamedTuple):
+    """The most that is kept: of one broker, of those of one host, and of all.
+
+    Sizes count topics and mapped queues. departed: of brokers that left. One of them has at most
+    half of what its host may have.
+    """
+
+    size: int = REGISTERED_TOPICS_MAX
+    brokers_of_host: int = 256
+    brokers: int = 1024
+    size_of_host: int = 4 * REGISTERED_TOPICS_MAX
+    size_of_all: int = 16 * REGISTERED_TOPICS_MAX
+    departed_of_host: int = 256
+    departed: int = 1024
+    departed_size_of_host: int = 2 * REGISTERED_TOPICS_MAX
+    departed_size: int = 4 * REGISTERED_TOPICS_MAX
+
+
+LIMITS = Limits()
 
 
 class Departed(msgspec.Struct):

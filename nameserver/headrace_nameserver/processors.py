@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from datetime import UTC, datetime
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -133,17 +133,24 @@ class NameServerProcessor:
             RequestCode.REGISTER_BROKER: self.register_broker,
             RequestCode.GET_BROKER_CLUSTER_INFO: self.get_cluster_info,
             RequestCode.GET_BROKER_MEMBER_GROUP: self.get_member_group,
-            RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: self.get_topics,
             RequestCode.GET_TOPICS_BY_CLUSTER: self.get_topics_by_cluster,
             RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: self.get_system_topics,
-            RequestCode.GET_UNIT_TOPIC_LIST: self.get_unit_topics,
-            RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST: self.get_unit_sub_topics,
-            RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: self.get_unit_sub_ununit_topics,
+        }
+        units = self._table.unit_topics
+        topic_lists: dict[RequestCode, Callable[[], Iterable[str]]] = {
+            RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: self._table.topics,
+            RequestCode.GET_UNIT_TOPIC_LIST: partial(units, unit=True),
+            RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST: partial(units, unit_sub=True),
+            RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: partial(
+                units, unit=False, unit_sub=True
+            ),
         }
         for code, function in at_once.items():
             registry.route(code, function)
         for code, long_function in in_slices.items():
             registry.route_long(code, long_function)
+        for code, topics in topic_lists.items():
+            registry.route_long(code, partial(_all_topics, topics))
 
     # -- brokers -----------------------------------------------------------------------------------
 
@@ -164,9 +171,7 @@ class NameServerProcessor:
             check_own_address(header.broker_addr, channel.address)
         self._table.check_conflict(header, channel)
         topics = await registrations.read(header, request)
-        if (
-            not channel.is_open
-        ):  # already handled as closed, so nothing would remove this broker again
+        if not channel.is_open:  # already handled as closed, so nothing would remove this broker
             return None
         is_new = self._table.holder(header.broker_name, header.broker_id) is None
         master = self._table.register(header, topics, channel, self._now_ms())
@@ -268,23 +273,20 @@ class NameServerProcessor:
         """GET_ROUTEINFO_BY_TOPIC (105)."""
         header = request.header(GetRouteInfoHeader)
         route = self._table.route(header.topic)
-        if route is None:
-            return self._no_route_reply(header.topic)
-        if len(route.queue_datas) + len(self._table.departed) > _BROKERS_AT_ONCE:
-            self._begin_long(functools.partial(self._route_later, header), request)
+        if route and len(route.queue_datas) + len(self._table.departed) > _BROKERS_AT_ONCE:
+            self._begin_long(partial(self._route_later, header), request)
             return None
         return self._route_reply(header, request, route)
 
     async def _route_later(self, header: GetRouteInfoHeader, request: Request) -> Reply | None:
         await take_break()
-        route = self._table.route(header.topic)
-        if route is None:
-            return self._no_route_reply(header.topic)
-        return self._route_reply(header, request, route)
+        return self._route_reply(header, request, self._table.route(header.topic))
 
     def _route_reply(
-        self, header: GetRouteInfoHeader, request: Request, route: TopicRouteData
+        self, header: GetRouteInfoHeader, request: Request, route: TopicRouteData | None
     ) -> Reply:
+        if route is None:
+            return self._no_route_reply(header.topic)
         if self._order_message_enable:
             route.order_topic_conf = self._kv_config.get(ORDER_TOPIC_CONFIG, header.topic)
         if header.departed:
@@ -375,10 +377,6 @@ class NameServerProcessor:
         self.log.info(request.channel.address, "topic added", topic=header.topic, brokers=brokers)
         return Reply()
 
-    async def get_topics(self, _request: Request) -> Reply | None:
-        """GET_ALL_TOPIC_LIST_FROM_NAMESERVER (206)."""
-        return await _topic_list(self._table.topics())
-
     async def get_topics_by_cluster(self, request: Request) -> Reply | None:
         """GET_TOPICS_BY_CLUSTER (224)."""
         cluster = request.header(GetTopicsByClusterHeader).cluster
@@ -387,18 +385,6 @@ class NameServerProcessor:
     async def get_system_topics(self, _request: Request) -> Reply | None:
         """GET_SYSTEM_TOPIC_LIST_FROM_NS (304)."""
         return await _topic_list(self._table.system_topics(), self._table.any_address())
-
-    async def get_unit_topics(self, _request: Request) -> Reply | None:
-        """GET_UNIT_TOPIC_LIST (311)."""
-        return await _topic_list(self._table.unit_topics(unit=True))
-
-    async def get_unit_sub_topics(self, _request: Request) -> Reply | None:
-        """GET_HAS_UNIT_SUB_TOPIC_LIST (312)."""
-        return await _topic_list(self._table.unit_topics(unit_sub=True))
-
-    async def get_unit_sub_ununit_topics(self, _request: Request) -> Reply | None:
-        """GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST (313)."""
-        return await _topic_list(self._table.unit_topics(unit=False, unit_sub=True))
 
     # -- key-value table ---------------------------------------------------------------------------
 
@@ -453,6 +439,10 @@ def _broker_name(request: Request) -> str:
 
 def _body(body: Body) -> Reply:
     return Reply(body=(body.encode(),))
+
+
+async def _all_topics(topics: Callable[[], Iterable[str]], _request: Request) -> Reply | None:
+    return await _topic_list(topics())
 
 
 async def _topic_list(topics: Iterable[str], broker_addr: str | None = None) -> Reply | None:

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from headrace_nameserver.brokers import Broker, LiveBroker, host_of
-from headrace_nameserver.departed import Departed, DepartedBrokers, Known
-from headrace_nameserver.limits import LIMITS, Limits
+from headrace_nameserver.departed import LIMITS, Departed, DepartedBrokers, Known, Limits
 from headrace_protocol.bodies import (
     MASTER_ID,
     PERM_READ,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headrace_nameserver.limits import Limits
+from headrace_nameserver.departed import Limits
 from headrace_nameserver.routes import RouteTable
 from headrace_protocol.bodies import TopicConfig, TopicRouteData
 from headrace_protocol.codes import RequestCode, ResponseCode

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from headrace_nameserver.config import ConfigError, NameServerConfig
-from headrace_nameserver.departed import Departed, DepartedBrokers
+from headrace_nameserver.departed import LIMITS, Departed, DepartedBrokers, Limits
 from headrace_nameserver.departed_file import DepartedFile
-from headrace_nameserver.limits import LIMITS, Limits
 from headrace_nameserver.routes import RouteTable
 from headrace_nameserver.server import NameServer
 from headrace_protocol.bodies import ClusterInfo, QueueData, TopicConfig, TopicRouteData

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from headrace_nameserver.limits import Limits
+from headrace_nameserver.departed import Limits
 from headrace_nameserver.routes import RouteTable
 from headrace_protocol.bodies import TopicRouteData
 from headrace_protocol.bounds import OutOfBounds

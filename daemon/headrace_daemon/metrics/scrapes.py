@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from itertools import chain
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import structlog
 import trio
@@ -42,10 +42,6 @@ class NotServing(Exception):
     """There are no metrics now; the text says why."""
 
 
-class _Encoder(Protocol):
-    def encode(self, samples: Samples) -> bytes: ...
-
-
 class Scrapes:
     """Pages of metrics. ``run`` is a service of the daemon, ``page`` is called by one thread.
 
@@ -59,7 +55,7 @@ class Scrapes:
         from headrace_daemon.metrics.exposition import Encoder
 
         self.collectors: Sequence[Collect] = ()
-        self._encoder: _Encoder = Encoder(labels)
+        self._encoder = Encoder(labels)
         self._clock = clock
         # Set while ``run`` runs; the request is that of the one thread.
         self._token: trio.lowlevel.TrioToken | None = None
