@@ -23,8 +23,13 @@ def build(core: Core) -> Feature:
     store, messages = core.store, core.messages
     position = core.position("schedule", DeliveredLevels)
     offsets = DelayOffsets(core.file(DELAY_OFFSETS_FILE), position, store.clock.now_ms)
-    save_s = core.config.flush_delay_offset_interval / 1000
-    schedule = Schedule(store, messages.writer, messages.delivery, offsets, save_s)
+    schedule = Schedule(
+        store,
+        messages.writer,
+        messages.delivery,
+        offsets,
+        lambda: core.config.flush_delay_offset_interval / 1000,
+    )
     return Feature(
         inner_consumers=(InnerConsumer(SCHEDULE_TOPIC, "delayed messages", schedule.next_offset),),
         demands=(Demand("delayed messages", (DELAY,), apply=schedule.demand.serve, is_delay=True),),

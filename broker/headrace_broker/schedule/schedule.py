@@ -31,6 +31,8 @@ from headrace_protocol.outages import Outages
 from headrace_protocol.system_topics import HALF_TOPIC, SCHEDULE_TOPIC
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from headrace_broker.inner.delivery import Delivery
     from headrace_broker.inner.writer import InnerMessage, InnerWriter
     from headrace_broker.schedule.offsets import DelayOffsets
@@ -118,7 +120,7 @@ class Schedule:
         writer: InnerWriter,
         delivery: Delivery,
         offsets: DelayOffsets,
-        save_s: float,
+        save_s: Callable[[], float],
     ) -> None:
         """Reads nothing yet. save_s: between two saves of the offsets."""
         self._store = store
@@ -207,7 +209,7 @@ class Schedule:
 
     async def run_saving(self) -> None:
         """Save the offsets at intervals until cancelled."""
-        await save_at_intervals("delayed messages", self.save, lambda: self._save_s)
+        await save_at_intervals("delayed messages", self.save, self._save_s)
 
     async def save(self) -> None:
         """Bring the offsets to disk, behind the deliveries that they count.

@@ -397,6 +397,23 @@ async def test_how_far_the_log_is_counted_is_saved_while_nothing_is_delivered(
     assert counted[2] == DeliveredLevels({1: 1}, store.commit_log.max_offset)
 
 
+async def test_the_interval_of_saves_may_change(
+    delays: Delays, autojump_clock: trio.testing.MockClock
+) -> None:
+    delays.runs = [delays.schedule.run, delays.schedule.run_saving]
+    delays.broker.config.flush_delay_offset_interval = 1_000_000
+    position = delays.broker.core.position("schedule", DeliveredLevels)
+    async with delays.running():
+        delays.send(b"a", 1)
+        delays.clock.ms += 1000
+        await delays.until(lambda: bool(delays.bodies()))
+        await trio.sleep(500)
+        assert position.load() is None
+        delays.broker.config.flush_delay_offset_interval = 1000
+        await trio.sleep(600)
+        await delays.until(lambda: position.load() is not None)
+
+
 async def test_offsets_are_saved_behind_the_flush_and_read_back(
     delays: Delays, tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
