@@ -43,6 +43,7 @@ from tests.support.stores import (
     small_settings,
     units_from,
 )
+from tests.support.until import until
 
 HOUR_MS = 3_600_000
 # The disk of whoever runs the tests is none of theirs.
@@ -571,12 +572,6 @@ async def run_followers(store: MessageStore, nursery: trio.Nursery) -> Services:
     return services
 
 
-async def wait_until(is_so: Any) -> None:
-    with trio.fail_after(1000):
-        while not is_so():  # noqa: ASYNC110 - a thread finds out
-            await trio.sleep(0.1)
-
-
 async def test_a_running_store_is_followed(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
@@ -587,10 +582,10 @@ async def test_a_running_store_is_followed(
         for count in (3, 5):
             for number in range(count):
                 put(store, store.queue("T", 0), b"%d" % number)
-            await wait_until(lambda: len(follower.copied().get(("T", 0), ())) in {3, 8})
+            await until(lambda: len(follower.copied().get(("T", 0), ())) in {3, 8})
             positions = position_file(tmp_path, "copies", store.fs)
             end = store.queue("T", 0).next_offset
-            await wait_until(lambda: positions.load().get(("T", 0), (0,))[0] == end)  # noqa: B023
+            await until(lambda: positions.load().get(("T", 0), (0,))[0] == end)  # noqa: B023
         nursery.cancel_scope.cancel()
     assert follower.copied() == stored(store)
     assert not store.statistics().followers[0].behind_bytes
@@ -614,9 +609,9 @@ async def test_a_full_disk_is_said_and_tried_again(
     async with trio.open_nursery() as nursery:
         with structlog.testing.capture_logs() as logs:
             await run_followers(store, nursery)
-            await wait_until(lambda: problems(store) != [""])
+            await until(lambda: problems(store) != [""])
             began = trio.current_time()
-            await wait_until(lambda: trio.current_time() - began > 3 * followers_module.RETRY_S)
+            await until(lambda: trio.current_time() - began > 3 * followers_module.RETRY_S)
         (line,) = logs
         assert line["event"] == (
             "follower copies is unavailable, retrying: [Errno 28] No space left on device"
@@ -630,9 +625,9 @@ async def test_a_full_disk_is_said_and_tried_again(
         fill(store, 10)  # messages are taken meanwhile
         is_full.clear()
         with structlog.testing.capture_logs() as logs:
-            await wait_until(lambda: follower.copied() == stored(store))
-            await wait_until(lambda: problems(store) == [""])
-        await wait_until(lambda: not store.statistics().followers[0].behind_seconds)
+            await until(lambda: follower.copied() == stored(store))
+            await until(lambda: problems(store) == [""])
+        await until(lambda: not store.statistics().followers[0].behind_seconds)
         (line,) = logs
         assert line["event"].startswith("follower copies is available again after ")
         nursery.cancel_scope.cancel()
@@ -656,8 +651,8 @@ async def test_an_unexpected_error_is_supervised(
     async with trio.open_nursery() as nursery:
         with structlog.testing.capture_logs() as logs:
             services = await run_followers(store, nursery)
-            await wait_until(lambda: len(follower.resumed) == 4)
-            await wait_until(lambda: follower.copied() == stored(store))
+            await until(lambda: len(follower.resumed) == 4)
+            await until(lambda: follower.copied() == stored(store))
         assert services.unexpected_errors == 1
         assert [str(line["exc_info"]) for line in logs] == ["a bug"]
         nursery.cancel_scope.cancel()
@@ -696,7 +691,7 @@ async def test_reads_wait_in_a_thread(
     fill(store, 2)
     async with trio.open_nursery() as nursery:
         await run_followers(store, nursery)
-        await wait_until(lambda: follower.copied() == stored(store))
+        await until(lambda: follower.copied() == stored(store))
         nursery.cancel_scope.cancel()
     assert threads
     assert threading.get_ident() not in threads

@@ -17,6 +17,7 @@ from headrace_broker.store.life import State
 from headrace_broker.store.log.log_refusals import RETRY_MS_MAX
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.retention.healer import HEAL_S_MAX
+from tests.support.running import running
 from tests.support.stores import FaultyFiles, SetClock, open_store, put, read_all
 
 HEALS_S = 15
@@ -62,8 +63,7 @@ async def test_attempts_grow_rare_and_the_store_heals_by_itself(
     files = Quota()
     store = open_store(tmp_path, files=files, clean_interval_ms=10_000)
     put(store, store.queue("T", 0), b"before")
-    async with trio.open_nursery() as nursery:
-        await nursery.start(store.run)
+    async with running(store.run):
         files.error = error
         fill(store)
         since_ms = store.commit_log.life.since_ms
@@ -75,7 +75,6 @@ async def test_attempts_grow_rare_and_the_store_heals_by_itself(
         files.error = 0
         await trio.sleep(HEALS_S)
         assert store.commit_log.life.state is State.OPEN
-        nursery.cancel_scope.cancel()
     put(store, store.queue("T", 0), b"after")
     assert [message.body for message in read_all(store, store.queue("T", 0))][-1] == b"after"
     store.close()

@@ -40,6 +40,7 @@ from tests.support.stores import (
     query_index,
     small_settings,
 )
+from tests.support.until import until
 
 PAGE = mmap.PAGESIZE
 TOPICS = ["T", "a longer topic", "Thème"]
@@ -324,14 +325,10 @@ async def test_a_full_disk_in_the_thread_refuses_and_heals(tmp_path: Path) -> No
     put(store, store.queue("T", 0), KEYS="k0")
     async with running(store.run):
         files.is_full = True
-        with trio.fail_after(5):
-            while store.commit_log.life.refusal is None:  # noqa: ASYNC110 - a thread finds out
-                await trio.sleep(0.001)
+        await until(lambda: store.commit_log.life.refusal is not None)
         assert os.strerror(errno.ENOSPC) in str(store.commit_log.life.refusal)
         files.is_full = False
-        with trio.fail_after(5):
-            while store.indexer.waiting_count:  # noqa: ASYNC110 - see above
-                await trio.sleep(0.001)
+        await until(lambda: not store.indexer.waiting_count)
     assert len(query_index(store, "T", "k0", 9, 0, 1 << 62)) == 1
 
 

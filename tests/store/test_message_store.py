@@ -11,7 +11,6 @@ import sys
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -47,6 +46,7 @@ from headrace_protocol.message import (
     encode_batch,
 )
 from headrace_protocol.message_ids import encode_host
+from tests.support.running import running
 from tests.support.stores import (
     HOST,
     FaultyFiles,
@@ -58,6 +58,7 @@ from tests.support.stores import (
     read_all,
     small_settings,
 )
+from tests.support.until import until
 
 MESSAGES = st.lists(
     st.tuples(
@@ -517,8 +518,7 @@ async def test_a_failed_flush_stops_sends_for_good(tmp_path: Path) -> None:
     store = open_store(tmp_path, clock, files, flush="sync")
     queue = store.queue("T", 0)
     answers: list[bool] = []
-    async with trio.open_nursery() as nursery:
-        await nursery.start(store.run)
+    async with running(store.run):
         files.is_broken = True
         put(store, queue)
         done = trio.Event()
@@ -530,7 +530,6 @@ async def test_a_failed_flush_stops_sends_for_good(tmp_path: Path) -> None:
         with pytest.raises(StoreNotWritable, match="a flush failed, so messages may be lost"):
             put(store, queue)
         store.flusher.when_flushed(store.commit_log.max_offset, answers.append)
-        nursery.cancel_scope.cancel()
     assert answers == [False, False]
     store.close()
     assert (tmp_path / "abort").exists()
@@ -566,8 +565,7 @@ async def test_one_flush_answers_all_that_wait(tmp_path: Path) -> None:
     store = open_store(tmp_path, files=files, flush="sync")
     queue = store.queue("T", 0)
     answers: list[bool] = []
-    async with trio.open_nursery() as nursery:
-        await nursery.start(store.run)
+    async with running(store.run):
         arrived = trio.Event()
         store.write_path.on_published(lambda queues: arrived.set() if queue in queues else None)
         for _ in range(3):
@@ -581,14 +579,7 @@ async def test_one_flush_answers_all_that_wait(tmp_path: Path) -> None:
         assert store.statistics().flushed_offset == store.commit_log.max_offset
         store.flusher.when_flushed(store.commit_log.max_offset, answers.append)
         assert len(answers) == 4  # at once: it is known already
-        nursery.cancel_scope.cancel()
     assert len([path for path in files.synced if "commitlog" in path]) == 1
-
-
-async def until(condition: Callable[[], object]) -> None:
-    with trio.fail_after(5):
-        while not condition():  # noqa: ASYNC110 - threads and files have no event
-            await trio.sleep(0.001)
 
 
 async def test_few_bytes_wait_for_the_thorough_flush(
@@ -596,12 +587,10 @@ async def test_few_bytes_wait_for_the_thorough_flush(
 ) -> None:
     files = FaultyFiles()
     store = open_store(tmp_path, files=files, flush_thorough_interval_ms=10_000_000)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(store.run)
+    async with running(store.run):
         await trio.sleep(0.6)  # the first round is thorough
         put(store, store.queue("T", 0))
         await trio.sleep(50)
-        nursery.cancel_scope.cancel()
     assert not [path for path in files.synced if "commitlog" in path]
     store.close()
     assert files.synced
@@ -609,12 +598,10 @@ async def test_few_bytes_wait_for_the_thorough_flush(
 
 async def test_dirty_bytes_are_flushed_in_time(tmp_path: Path) -> None:
     store = open_store(tmp_path, flush_interval_ms=1, flush_least_bytes=1)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(store.run)
+    async with running(store.run):
         for _ in range(3):
             put(store, store.queue("T", 0), bytes(2000))
             await until(lambda: store.statistics().flushed_offset == store.commit_log.max_offset)
-        nursery.cancel_scope.cancel()
     assert store.flusher.checkpoint.physic_msg_timestamp == store.commit_log.now_ms
 
 
@@ -624,13 +611,11 @@ async def test_the_checkpoint_says_what_is_on_disk(tmp_path: Path) -> None:
         tmp_path, files=files, queue_flush_interval_ms=1, queue_flush_thorough_interval_ms=1
     )
     path = tmp_path / "checkpoint"
-    async with trio.open_nursery() as nursery:
-        await nursery.start(store.run)
+    async with running(store.run):
         put(store, store.queue("T", 0), KEYS="k")
         offset = put(store, store.queue("T", 0), KEYS="k")
         store.index_tick()
         await until(lambda: Checkpoint.load(path).logics_physical_offset == offset)
-        nursery.cancel_scope.cancel()
     assert path.stat().st_size == 4096
     checkpoint = Checkpoint.load(path)
     assert (
@@ -647,11 +632,9 @@ async def test_the_checkpoint_says_what_is_on_disk(tmp_path: Path) -> None:
 async def test_much_that_the_checkpoint_does_not_speak_of_is_flushed_soon(tmp_path: Path) -> None:
     store = open_store(tmp_path, queue_flush_interval_ms=1)
     store.flusher.unchecked_bytes_max = 500
-    async with trio.open_nursery() as nursery:
-        await nursery.start(store.run)
+    async with running(store.run):
         offset = put(store, store.queue("T", 0), bytes(500))
         await until(lambda: store.flusher.checkpoint.logics_physical_offset == offset)
-        nursery.cancel_scope.cancel()
 
 
 class SlowQueueFiles(FaultyFiles):
@@ -679,7 +662,7 @@ async def test_the_checkpoint_waits_for_a_flush_that_began_before(tmp_path: Path
         await until(files.has_begun.is_set)
         last = put(store, store.queue("T", 0))
         nursery.start_soon(flusher.flush_thoroughly)
-        await until(lambda: flusher._thorough_lock.statistics().tasks_waiting)
+        await until(lambda: flusher._thorough_lock.statistics().tasks_waiting > 0)
         assert flusher.checkpoint.logics_physical_offset == 0
         files.may_go_on.set()
     assert flusher.checkpoint.logics_physical_offset == last
@@ -699,26 +682,22 @@ async def test_a_stop_brings_to_disk_what_a_cancelled_flush_had_begun(
 
 async def test_a_full_index_file_moves_the_checkpoint(tmp_path: Path) -> None:
     store = open_store(tmp_path, queue_flush_interval_ms=1)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(store.run)
+    async with running(store.run):
         for number in range(25):
             put(store, store.queue("T", 0), KEYS=str(number))
         await until(lambda: store.flusher.checkpoint.index_msg_timestamp == store.commit_log.now_ms)
-        nursery.cancel_scope.cancel()
 
 
 async def test_the_next_file_is_made_ahead(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     names = tmp_path / "commitlog"
-    async with trio.open_nursery() as nursery:
-        await nursery.start(store.run)
+    async with running(store.run):
         await until(lambda: len(list(names.glob("*"))) == 1)
         put(store, store.queue("T", 0), bytes(1000))
         assert len(list(names.iterdir())) == 1
         put(store, store.queue("T", 0), bytes(1000))
         put(store, store.queue("T", 0), bytes(10))  # past the half
         await until(lambda: len(list(names.iterdir())) == 2)
-        nursery.cancel_scope.cancel()
     store.close()
     assert len(list(names.iterdir())) == 1  # a clean stop leaves no empty file
 
@@ -730,26 +709,22 @@ async def test_zeros_written_ahead_never_meet_a_record(tmp_path: Path) -> None:
     store = open_store(tmp_path, **sizes)
     body = bytes(range(256)) * 8
     count = 0
-    async with trio.open_nursery() as nursery:
-        await nursery.start(store.run)
+    async with running(store.run):
         while store.commit_log.file_start == 0 or store.commit_log.position < 1 << 24:
             for _ in range(500):
                 store.write_path.append((store.queue("T", 0), body, b"", 0, 0, 0, 1, 0), HOST)
             count += 500
             store.write_path.publish()
             await trio.sleep(0.0005)
-        nursery.cancel_scope.cancel()
     crash(store)
     store = open_store(tmp_path, **sizes)  # reads the log again and checks each body's CRC
     assert store.source(store.queue("T", 0)).max_offset() == count
 
 
 async def test_the_index_follows_by_itself(store: MessageStore) -> None:
-    async with trio.open_nursery() as nursery:
-        await nursery.start(store.run)
+    async with running(store.run):
         put(store, store.queue("T", 0), KEYS="k")
         await until(lambda: not store.statistics().behind_rows["index"])
-        nursery.cancel_scope.cancel()
     assert query_index(store.reader, "T", "k", 9, 0, 1 << 62) == [0]
 
 
@@ -764,14 +739,12 @@ async def test_a_full_disk_heals_without_a_send(
     put(store, queue, dispatch=False)
     files.is_full = True
     store.write_path.publish()
-    async with trio.open_nursery() as nursery:
-        await nursery.start(store.run)
+    async with running(store.run):
         await trio.sleep(5)
         assert touched == []
         files.is_full = False
         await trio.sleep(2)
         assert touched == [queue]
-        nursery.cancel_scope.cancel()
     assert len(read_all(store, queue)) == 1
 
 

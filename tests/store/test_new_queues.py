@@ -14,7 +14,9 @@ from headrace_broker.store.files.filesystem import Files
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.store_queue import StoreQueue
 from headrace_broker.store.write.write_path import NEW_FILES_AT_ONCE
+from tests.support.running import running
 from tests.support.stores import HOST, FaultyFiles, SetClock, read_all, small_settings
+from tests.support.until import until
 
 QUEUES = 300
 
@@ -32,9 +34,7 @@ def append(store: MessageStore, topic: str, queue_id: int) -> None:
 
 
 async def dispatched(store: MessageStore) -> None:
-    with trio.fail_after(10):
-        while store.dispatcher.cursor.taken < store.ring.written:  # noqa: ASYNC110 - no event
-            await trio.sleep(0.001)
+    await until(lambda: store.dispatcher.cursor.taken == store.ring.written)
 
 
 @pytest.mark.parametrize("per_batch", [1, 50, QUEUES])
@@ -42,8 +42,7 @@ async def test_all_queues_get_their_files(tmp_path: Path, per_batch: int) -> Non
     store = new_store(tmp_path)
     told: list[Collection[StoreQueue]] = []
     store.write_path.on_published(told.append)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(store.run)
+    async with running(store.run):
         await trio.testing.wait_all_tasks_blocked()
         for start in range(0, QUEUES, per_batch):
             store.write_path.begin()
@@ -58,26 +57,22 @@ async def test_all_queues_get_their_files(tmp_path: Path, per_batch: int) -> Non
         assert len(read_all(store, store.queue("common", 0))) == QUEUES
         for number in range(QUEUES):
             assert store.queue(f"t{number % 100}", number // 100).consume_queue.max_offset == 1
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_few_new_queues_can_be_read_at_once(tmp_path: Path) -> None:
     store = new_store(tmp_path)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(store.run)
+    async with running(store.run):
         await trio.testing.wait_all_tasks_blocked()
         for number in range(NEW_FILES_AT_ONCE):
             append(store, "t", number)
         store.write_path.publish()
         for number in range(NEW_FILES_AT_ONCE):
             assert len(read_all(store, store.queue("t", number))) == 1
-        nursery.cancel_scope.cancel()
 
 
 async def test_order_within_a_queue_is_kept(tmp_path: Path) -> None:
     store = new_store(tmp_path)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(store.run)
+    async with running(store.run):
         await trio.testing.wait_all_tasks_blocked()
         for _ in range(50):
             store.write_path.begin()
@@ -86,7 +81,6 @@ async def test_order_within_a_queue_is_kept(tmp_path: Path) -> None:
             store.write_path.publish()
             await trio.lowlevel.checkpoint()
         await dispatched(store)
-        nursery.cancel_scope.cancel()
     for number in range(20):
         offsets = [message.queue_offset for message in read_all(store, store.queue("t", number))]
         assert offsets == list(range(50))
@@ -95,8 +89,7 @@ async def test_order_within_a_queue_is_kept(tmp_path: Path) -> None:
 async def test_a_full_disk_refuses_and_heals(tmp_path: Path) -> None:
     files = FaultyFiles()
     store = new_store(tmp_path, files)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(store.run)
+    async with running(store.run):
         store.write_path.begin()
         append(store, "first", 0)  # makes the log's file
         store.write_path.publish()
@@ -107,22 +100,19 @@ async def test_a_full_disk_refuses_and_heals(tmp_path: Path) -> None:
         assert os.strerror(errno.ENOSPC) in str(store.commit_log.life.refusal)
         files.is_full = False
         await dispatched(store)
-        nursery.cancel_scope.cancel()
     for number in range(2 * NEW_FILES_AT_ONCE):
         assert len(read_all(store, store.queue("second", number))) == 1
 
 
 async def test_what_waits_for_a_file_is_dispatched_at_the_end(tmp_path: Path) -> None:
     store = new_store(tmp_path)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(store.run)
+    async with running(store.run):
         await trio.testing.wait_all_tasks_blocked()
         store.write_path.begin()
         for number in range(100):
             append(store, "t", number)
         store.write_path.publish()
         assert store.dispatcher.cursor.taken < store.ring.written
-        nursery.cancel_scope.cancel()
     store.close()
     again = new_store(tmp_path)
     for number in range(100):

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import trio
 
 from headrace_broker.store.files.file_seal import BLOCK_BYTES, FileSeal, StoreDamaged
 from headrace_broker.store.message_store import MessageStore
@@ -17,6 +16,7 @@ from headrace_broker.store_tools.fsck import check
 from headrace_protocol.errors import NotReady
 from tests.support.running import running
 from tests.support.stores import crash, open_store, put, query_index, small_settings
+from tests.support.until import until
 
 FILE_BYTES = 3 * BLOCK_BYTES
 LARGE: dict[str, Any] = {"commit_log_file_bytes": FILE_BYTES, "body_bytes_max": FILE_BYTES}
@@ -29,9 +29,7 @@ async def test_a_daemon_seals_the_logs_files_as_they_fill_up(tmp_path: Path) -> 
     async with running(store.run):
         while len(store.commit_log.files.files) < 3:
             put(store, queue, bytes(300_000))
-        with trio.fail_after(10):
-            while store.commit_log.files.files[1].seal is None:  # noqa: ASYNC110 - a thread's work
-                await trio.sleep(0.001)
+        await until(lambda: store.commit_log.files.files[1].seal is not None)
     *full, last = store.commit_log.files.files
     assert [len(file.seal.kept(FILE_BYTES)) for file in full if file.seal] == [3, 3]
     assert last.seal is None

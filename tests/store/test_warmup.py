@@ -6,13 +6,13 @@ import os
 from pathlib import Path
 
 import pytest
-import trio
 
 from headrace_broker.store.files.filesystem import Files
 from headrace_broker.store.files.mapped_file import MappedFile
 from headrace_broker.store.files.warmup import newest_files, warm
 from tests.support.running import running
 from tests.support.stores import open_store, put
+from tests.support.until import until
 
 
 def filled(root: Path) -> list[MappedFile]:
@@ -52,9 +52,7 @@ async def test_they_are_in_memory_after_a_start(tmp_path: Path) -> None:
     store = open_store(tmp_path, files=Files())
     store.use_threads = True
     async with running(store.run):
-        with trio.fail_after(10):
-            while not all(file.is_resident(0, 4096) for file in log[-3:]):  # noqa: ASYNC110
-                await trio.sleep(0.001)
+        await until(lambda: all(file.is_resident(0, 4096) for file in log[-3:]))
 
 
 def test_it_ends_when_told_and_passes_by_what_is_gone(tmp_path: Path) -> None:

@@ -19,7 +19,9 @@ from headrace_broker.store.write.confirmation import Confirmation, Gate, OnConfi
 from headrace_protocol.message import encode_batch
 from headrace_protocol.waiting import at_once
 from tests.support.batches import block
+from tests.support.running import running
 from tests.support.stores import HOST, FaultyFiles, open_store, put, query_index, read_all
+from tests.support.until import until
 
 
 def found(store: MessageStore) -> list[int]:
@@ -54,20 +56,14 @@ async def test_the_indexing_thread_waits_for_the_flush(tmp_path: Path) -> None:
     files = HeldFiles()
     store = open_store(tmp_path, files=files, flush="sync", index_tick_ms=0)
     store.use_threads, store.upkeep.index_rows_max = True, 0
-    async with trio.open_nursery() as nursery:
-        await nursery.start(store.run)
+    async with running(store.run):
         offset = put(store, store.queue("T", 0), KEYS="k")
-        with trio.fail_after(5):
-            while not files.has_begun.is_set():  # noqa: ASYNC110 - a thread begins it
-                await trio.sleep(0.001)
+        await until(files.has_begun.is_set)
         await trio.testing.wait_all_tasks_blocked(0.01)
         assert found(store) == []
         files.may_go_on.set()
-        with trio.fail_after(5):
-            while not found(store):  # noqa: ASYNC110 - see above
-                await trio.sleep(0.001)
+        await until(lambda: found(store) != [])
         assert found(store) == [offset]
-        nursery.cancel_scope.cancel()
 
 
 def test_a_query_by_id_finds_nothing_before_the_flush(tmp_path: Path) -> None:
@@ -153,8 +149,7 @@ def block_for(store: MessageStore, count: int) -> EncodedRecords:
 async def test_a_writer_inside_waits_for_room_and_for_the_gate(tmp_path: Path) -> None:
     store = open_store(tmp_path, flush="sync", commit_log_file_bytes=1 << 16)
     offsets: list[tuple[int, int]] = []
-    async with trio.open_nursery() as nursery:
-        await nursery.start(store.run)
+    async with running(store.run):
         for _ in range(5):  # several times what the ring holds
             await store.write_path.append_block(
                 lambda: block_for(store, 40), lambda *stored: offsets.append(stored)
@@ -162,7 +157,6 @@ async def test_a_writer_inside_waits_for_room_and_for_the_gate(tmp_path: Path) -
         assert [queue_offset for queue_offset, _ in offsets] == list(range(0, 200, 40))
         await store.write_path.wait_confirmed()
         assert store.commit_log.flushed_offset == store.commit_log.max_offset
-        nursery.cancel_scope.cancel()
     store.write_path.publish()
     assert len(read_all(store, store.queue("T", 0))) == 200
 

@@ -12,7 +12,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-import trio
 
 from headrace_broker.compaction.checkpoint import PositionCheckpoint
 from headrace_broker.compaction.compactor import Compactor, Request
@@ -29,6 +28,7 @@ from headrace_broker.store.files.filesystem import Files
 from headrace_broker.topics.attributes import CompactionPolicy
 from tests.support.compaction_entries import SMALL, TOPIC, Entry, fill, read_entries
 from tests.support.running import in_background
+from tests.support.until import until
 
 POLICY = CompactionPolicy(delete_retention_ms=1_000, min_lag_ms=0, max_lag_ms=500)
 NAME = (TOPIC, 0)
@@ -245,12 +245,6 @@ def make_schedule(store: Store, interval_ms: int = 1_000) -> tuple[CompactionSch
         Random(1),
     )
     return schedule, schedule.totals
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    with trio.fail_after(20):
-        while not is_so():  # noqa: ASYNC110 - threads change it
-            await trio.sleep(0.01)
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from headrace import Admin, Message, Producer, PullConsumer
 from headrace_broker.server import Broker
 from headrace_broker.store.followers import following
 from tests.support.running_brokers import Brokers, brokers
+from tests.support.until import until
 
 TOPIC = "users"
 SIZES = {"compaction_mapped_file_size": 4096, "compaction_cq_mapped_file_size": 460}
@@ -51,9 +52,7 @@ async def read(mq: Brokers) -> dict[str, int]:
 
 async def followed(broker: Broker) -> None:
     """Wait until the compaction logs have everything."""
-    with trio.fail_after(10):
-        while broker.readiness.followers()["compaction"]["behindMessages"]:  # noqa: ASYNC110
-            await trio.sleep(0.01)
+    await until(lambda: not broker.readiness.followers()["compaction"]["behindMessages"])
 
 
 async def test_the_values_of_all_keys_survive_a_restart(mq: Brokers) -> None:
