@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
 import struct
 import subprocess
 import sys
+import threading
 import zlib
 from collections.abc import Iterable
 from itertools import pairwise
@@ -18,7 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace_broker.store.errors import LoadInterrupted
+from headrace_broker.store.errors import LoadInterrupted, StoreError
 from headrace_broker.store.files.filesystem import Files
 from headrace_broker.store.index.index_file import ENTRY_BYTES
 from headrace_broker.store.integrity.checkpoint import Checkpoint, IndexMark
@@ -592,6 +594,31 @@ def test_index_files_are_removed_from_the_newest_on(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         open_store(tmp_path, files=EndsAtSecondRemoval())
     assert sorted(path.name for path in (tmp_path / "index").iterdir()) == names[:2]
+
+
+class FailsFirstSync(FaultyFiles):
+    """The first sync of the log fails; the kernel then takes its pages for clean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failed_in: int | None = None
+
+    def sync(self, path: Path) -> None:
+        if self.failed_in is None and path.parent.name == "commitlog":
+            self.failed_in = threading.get_ident()
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        super().sync(path)
+
+
+def test_a_sync_that_fails_while_the_log_is_read_ends_the_start(tmp_path: Path) -> None:
+    store, _ = fill(tmp_path)
+    crash(store)
+    files = FailsFirstSync()
+    store = new_store(tmp_path, files=files)
+    store.use_threads, store.commit_log.scan_bytes = True, 300
+    with pytest.raises(StoreError, match=os.strerror(errno.EIO)):
+        store.load()
+    assert files.failed_in not in {None, threading.get_ident()}
 
 
 def test_whatever_ends_a_start_leaves_the_directory_unlocked(tmp_path: Path) -> None:

@@ -32,7 +32,6 @@ from headrace_broker.store.recovery import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from headrace_broker.store.files.mapped_file import MappedFile
     from headrace_broker.store.parts import StoreParts
     from headrace_broker.store.recovery import OnProgress, RecoveryPlan
 
@@ -164,19 +163,24 @@ class Opening:
             scans,
         )
         saved_ms = store.clock.now_ms()
-        syncs = _Syncs()
+        # The log is synced in a thread while recovery reads on, which leaves less to the end.
+        syncs = store.use_threads and not is_clean
+        sync: Future[None] | None = None
 
         def save_and_report(stage: LoadStage, done: int, bound: int) -> None:
-            nonlocal saved_ms
-            if store.use_threads and not is_clean and recovery.newest:
-                syncs.begin(store.commit_log.files.find(recovery.newest[0]))
+            nonlocal saved_ms, sync
+            if syncs and recovery.newest and (sync is None or sync.done()):
+                _raise_failure(sync)
+                file = store.commit_log.files.find(recovery.newest[0])
+                sync = pool.submit(file.sync) if file else None
             if store.clock.now_ms() - saved_ms >= SAVE_PROGRESS_MS:
                 self._save_progress(recovery, plan)
                 saved_ms = store.clock.now_ms()
             self._on_progress(stage, done, bound)
 
-        with syncs:
+        with ThreadPoolExecutor(1) as pool:
             report = recovery.run(plan, is_clean=is_clean, on_progress=save_and_report)
+        _raise_failure(sync)
         self._note_recovered(recovery)
         store.dispatcher.deletions.settle(store.commit_log.min_offset, report.log_end)
         if not is_clean:
@@ -250,27 +254,6 @@ class Opening:
             store.fs.mark_names_unsynced(folder)
 
 
-class _Syncs:
-    """Syncs of the log in a thread while recovery reads on, which leave less to the last one."""
-
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(1)
-        self._sync: Future[None] | None = None
-
-    def begin(self, file: MappedFile | None) -> None:
-        """Sync a file unless a sync is under way. Raises OSError if the one before has failed."""
-        if file is not None and (self._sync is None or self._sync.done()):
-            self._finish()
-            self._sync = self._pool.submit(file.sync)
-
-    def _finish(self) -> None:
-        if self._sync is not None:
-            self._sync.result()
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._pool.shutdown()
-        if kind is None:
-            self._finish()
+def _raise_failure(sync: Future[None] | None) -> None:
+    if sync is not None:
+        sync.result()

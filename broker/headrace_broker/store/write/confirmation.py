@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import trio
@@ -68,23 +69,18 @@ class Confirmation:
 
     def when_confirmed(self, end_offset: int, callback: OnConfirmed) -> None:
         """Call back with True once the log is confirmed up to an offset, False if it never is."""
-        self._pass_gates(0, end_offset, callback)
+        passed = callback
+        for gate in reversed(self._gates):
+            passed = partial(_pass, gate, end_offset, passed)
+        passed(True)
 
-    def _pass_gates(self, number: int, end_offset: int, callback: OnConfirmed) -> None:
-        """Wait for the gates one after the other, from ``number`` on."""
-        if number == len(self._gates):
-            callback(True)
-        elif number == len(self._gates) - 1:
-            self._gates[number].when_passed(end_offset, callback)
-        else:
-            self._gates[number].when_passed(
-                end_offset,
-                lambda is_passed: (
-                    self._pass_gates(number + 1, end_offset, callback)
-                    if is_passed
-                    else callback(False)
-                ),
-            )
+
+def _pass(gate: Gate, end_offset: int, then: OnConfirmed, is_passed: bool) -> None:
+    """Wait for a gate once the one before it is passed."""
+    if is_passed:
+        gate.when_passed(end_offset, then)
+    else:
+        then(False)
 
 
 async def wait_for(when: Callable[[int, OnConfirmed], None], end_offset: int, root: Path) -> None:
