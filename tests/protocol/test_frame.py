@@ -101,6 +101,17 @@ def test_a_frame_at_the_limit_is_taken() -> None:
     assert read(reader, PREFIX.pack(96, 4) + b"x" * 92) == [(0, b"xxxx", b"x" * 88)]
 
 
+@pytest.mark.parametrize("header_bytes", [50, 51])
+def test_a_header_that_arrives_in_pieces_is_limited(header_bytes: int) -> None:
+    reader = FrameReader(header_bytes_max=50)
+    data = frame(0, b"h" * header_bytes, b"body")
+    if header_bytes > 50:
+        with pytest.raises(RemoteProtocolError, match="header"):
+            read(reader, data[:20])
+    else:
+        assert read(reader, data[:20]) + read(reader, data[20:]) == [(0, b"h" * 50, b"body")]
+
+
 @pytest.mark.parametrize("length", [0, 3])
 def test_a_frame_too_short_for_its_own_prefix_is_refused(length: int) -> None:
     with pytest.raises(RemoteProtocolError, match="header longer than its frame"):
