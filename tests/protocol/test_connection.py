@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.command import FLAG_ONEWAY, FLAG_RESPONSE, Command
@@ -155,29 +153,3 @@ def test_a_body_too_large_for_a_frame_is_refused_and_nothing_waits() -> None:
 def test_bytes_of_another_protocol_are_an_error() -> None:
     with pytest.raises(RemoteProtocolError, match="HTTP"):
         Connection().receive_data(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-
-
-@given(st.lists(st.integers(0, 3), max_size=6), st.data())
-def test_events_are_the_same_however_the_bytes_are_cut(kinds: list[int], data: Any) -> None:
-    def conversation() -> tuple[Connection[Any], bytes]:
-        connection: Connection[Any] = Connection()
-        stream = b""
-        for kind in kinds:
-            opaque, _ = connection.request(31, HEADER, waiter=kind)
-            stream += response(opaque, b"x" * kind) if kind else hello()
-        return connection, stream
-
-    def flat(events: list[ResponseReceived[Any] | RequestReceived]) -> list[tuple[int, bytes]]:
-        responses = [event for event in events if isinstance(event, ResponseReceived)]
-        assert len(responses) == len(events)
-        return [(event.waiter, bytes(event.body)) for event in responses]
-
-    whole, stream = conversation()
-    expected = flat(whole.receive_data(stream))
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
-    pieces, _ = conversation()
-    got = []
-    for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
-        got += flat(pieces.receive_data(stream[start:end]))
-    assert got == expected
-    assert pieces.serialize_type == whole.serialize_type

@@ -56,12 +56,6 @@ def test_frames_are_the_same_however_they_are_cut(
     assert read_in_pieces(data, cuts) == (wanted, len(start))
 
 
-def test_frames_come_out_byte_by_byte() -> None:
-    wanted = [(0, b"header", b"body"), (1, b"", b""), (104, b"h", b"")]
-    data = b"".join(frame(*each) for each in wanted)
-    assert read_in_pieces(data, list(range(len(data)))) == (wanted, 0)
-
-
 @given(st.binary(max_size=300), st.lists(st.integers(0, 300), max_size=12))
 def test_any_bytes_give_the_same_end_however_they_are_cut(data: bytes, cuts: list[int]) -> None:
     assert read_in_pieces(data, cuts, limit=200) == read_in_pieces(data, [], limit=200)
