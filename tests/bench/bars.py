@@ -1,4 +1,4 @@
-"""What headrace has to reach beside Apache RocketMQ, case by case."""
+"""The bars that headrace has to reach beside Apache RocketMQ, case by case."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ STORE = (
 
 
 class Verdict(NamedTuple):
-    """How a case stands to its bar."""
+    """The figure of a case beside its bar."""
 
     bar: Bar
     value: float

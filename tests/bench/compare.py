@@ -45,7 +45,7 @@ CASES = [case_name(name, size) for name in (*SENDS, *DRAINS) for size in BODY_BY
 
 @dataclass(frozen=True)
 class Length:
-    """How long a run is."""
+    """The length of a run."""
 
     rounds: int
     repeats: int

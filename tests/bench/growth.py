@@ -1,4 +1,4 @@
-"""What a message costs, and what the broker holds, while the number of things grows.
+"""The cost of a message, and the broker's memory, while the number of things grows.
 
 Each case starts a fresh peer, warms it up and then walks through its sizes: at each it makes the
 things, measures the broker's CPU per message with 32 requests in flight, its memory, and its CPU
@@ -40,7 +40,7 @@ def sizes_of(name: str, peer: str, chosen: argparse.Namespace, directory: Path) 
 
 
 def room_gb(directory: Path) -> int:
-    """How far the disk allows a backlog to grow."""
+    """The gigabytes to which the disk allows a backlog to grow."""
     free = shutil.disk_usage(directory).free
     room = max(0, int((free - DISK_RESERVE_BYTES) / 1e9))
     say(f"{free / 1e9:.0f} GB are free: the backlog may grow to {room} GB")

@@ -45,7 +45,7 @@ PAUSE_COLUMNS = (
 
 
 def peak_rate(load: Load) -> float:
-    """What a peer reaches asynchronously, which the loads are shares of."""
+    """The rate that a peer reaches asynchronously, of which the loads are shares."""
     return load.job(SENDS["async-1000"], "PEAK", BODY_BYTES, seconds=PEAK_S)["rate"]
 
 
@@ -68,7 +68,7 @@ def sweep(
 
 
 def pauses(load: Load) -> Report:
-    """What the broker's watchdog has seen since its start."""
+    """The pauses that the broker's watchdog has seen since its start."""
     with Admin(nameserver=load.peer.nameserver) as admin:
         told = admin.runtime_info(load.peer.broker)
     say(

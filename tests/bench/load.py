@@ -45,7 +45,7 @@ class Load:
         messages: int = 0,
         seconds: float = 0,
     ) -> Report:
-        """What the JVM measured of a job; see ``headrace.bench.Job``."""
+        """The JVM's measurements of a job; see ``headrace.bench.Job``."""
         return self.driver.run(
             {
                 "nameserver": self.peer.nameserver,

@@ -1,4 +1,4 @@
-"""What ``/proc`` says of the processes of a peer."""
+"""Figures of ``/proc`` about the processes of a peer."""
 
 from __future__ import annotations
 

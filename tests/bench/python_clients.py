@@ -51,7 +51,7 @@ ONE_BY_ONE = {"aiokafka-send", "aiokafka-for", "pipeline", "async-for"}
 
 @dataclass(frozen=True)
 class Length:
-    """How much is sent and read: messages by size of the body, one by one and in bulk.
+    """The amounts sent and read: messages by size of the body, one by one and in bulk.
 
     fresh: whoever sends has a new broker, and its store goes with it. Gigabytes that wait for the
         disk would slow all but the first.
@@ -105,7 +105,7 @@ Case = tuple[str, int]
 
 
 class Place(NamedTuple):
-    """Where clients find a running peer."""
+    """The addresses at which clients find a running peer."""
 
     address: str
     broker: Daemon
@@ -165,7 +165,7 @@ def run_session(
 
 
 def run_client(place: Place, work: str, body_bytes: int, length: Length) -> Report:
-    """What a process of its own measured. Raises PeerError with what it said if it failed."""
+    """The measurements of a process of its own. Raises PeerError with its output if it failed."""
     messages = length.messages(work, body_bytes)
     is_of_filled = work in READS or work in FILLS
     job = Job(

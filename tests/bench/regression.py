@@ -1,4 +1,4 @@
-"""What a short run shows beside the last full one that was kept.
+"""A short run beside the last full one that was kept.
 
 Absolute figures differ from machine to machine, so the ratios to the peer of the same run are
 compared, each with the spread that its rounds allow.
@@ -71,7 +71,7 @@ def moved(now: dict[str, Any], before: dict[str, Any]) -> list[str]:
 
 
 def report(now: dict[str, Any]) -> str:
-    """What to tell the developer."""
+    """The text for the developer."""
     before = kept("compare")
     if before is None:
         return "\nNothing to compare with: no full run was kept (make bench BENCH=--keep).\n"

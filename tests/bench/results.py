@@ -19,7 +19,7 @@ SIGNIFICANT_DIGITS = 5
 
 
 def _ticks() -> tuple[int, int]:
-    """What the cores have spent since the machine's start, and what of it the host took."""
+    """The ticks of the cores since the machine's start, and those that the host took."""
     ticks = [int(text) for text in Path("/proc/stat").read_text().split()[1:9]]
     return sum(ticks), ticks[7]
 
@@ -28,7 +28,7 @@ _BEGAN = _ticks()
 
 
 def stamp() -> dict[str, Any]:
-    """When and where something was measured, and how much the machine was kept from it."""
+    """The date and machine of a measurement, and the share that its host took."""
     machine = f"{os.cpu_count()} cores, {platform.machine()}, Linux {platform.release()}"
     spent, stolen = (now - before for now, before in zip(_ticks(), _BEGAN, strict=True))
     return {

@@ -62,7 +62,7 @@ OURS, THEIRS = "headrace", "kafka"
 
 @dataclass(frozen=True)
 class Length:
-    """How many rows are read, by size of the body, how many written and how often, to warm up."""
+    """The numbers of rows read, by size of the body, and written, and of the warm-ups."""
 
     rounds: int
     read: dict[int, int]
@@ -93,7 +93,7 @@ Failures = list[str]
 
 
 class Place(NamedTuple):
-    """Where a running broker is."""
+    """The addresses of a running broker."""
 
     address: str
     broker_pid: int
@@ -194,7 +194,7 @@ def case_name(work: str, body_bytes: int, cores: int) -> str:
 
 
 def run_spark(name: str, place: Place, master: str, wanted: list[Case]) -> Iterator[Report]:
-    """What a Spark process of its own measures, as it comes."""
+    """The measurements of a Spark process of its own, as they come."""
     is_kafka = name == "kafka"
     if not is_kafka:
         create_topics(place, [case.target for case in wanted if case.target])
@@ -211,7 +211,7 @@ def create_topics(place: Place, topics: Iterable[str]) -> None:
 
 
 def run_python(python: Path, module: str, job: Any) -> Iterator[str]:
-    """What ``python -m module`` prints for a job, line by line.
+    """The output of ``python -m module`` for a job, line by line.
 
     Raises PeerError with what went wrong.
     """

@@ -33,7 +33,7 @@ SETTINGS = {
 
 
 class Case(msgspec.Struct, frozen=True):
-    """What is measured once.
+    """A single measurement.
 
     work: a name in ``WORKS``. topic: read from. target: written to. rows: how many there are.
     """
@@ -114,7 +114,7 @@ class Bench:
         self._sink(self._made_rows(case).write, case).mode("append").save()
 
     def _count(self, topic: str) -> int:
-        """What can be read there."""
+        """The number of rows that can be read there."""
         return self._source(self.spark.read, Case("count", "batch", topic, 0)).load().count()
 
     def copy_stream(self, case: Case, checkpoint: str) -> int:
@@ -163,7 +163,7 @@ def _available_now(writer: Any, checkpoint: str) -> int:
 
 
 class _Executions:
-    """What Spark itself counts of the queries that it runs."""
+    """Spark's own counts of the queries that it runs."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._events: JavaObject = spark.sparkContext._jsc.sc().listenerBus()

@@ -83,7 +83,7 @@ def titles(peers: dict[str, Any]) -> list[str]:
 
 
 def heading(results: dict[str, Any]) -> str:
-    """Where a table comes from."""
+    """The origin of a table."""
     return (
         f"Measured {results['date']} on {results['machine']}; {_rounds(results['rounds'])} of "
         f"{results['seconds']:g} s. Median (smallest to largest round); ratio of medians, "

@@ -1,4 +1,4 @@
-"""What is taken away from a cluster, and how it comes back."""
+"""Things that are taken away from a cluster, and return."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the clients of a run know: what was acknowledged, what was read, and what went wrong."""
+"""The clients' knowledge in a run: messages acknowledged and read, and errors."""
 
 from __future__ import annotations
 

@@ -229,7 +229,7 @@ class Run:
                 )
 
     def summary(self) -> str:
-        """What was done."""
+        """A line about the faults of the run, and their cost."""
         acknowledged = {each: len(self.ledger.acknowledged(each)) for each in TOPICS}
         episodes = self.chaos.episodes
         lines = [self.book.share(each, episodes) for each in episodes]

@@ -25,7 +25,7 @@ collect_ignore = ["test_go_client.py"] if MISSING_GO else []
 
 @pytest.fixture(scope="session")
 def nameserver() -> Iterator[str]:
-    """Of the Apache RocketMQ that these tests share; topics and groups keep them apart."""
+    """The Apache RocketMQ that these tests share; topics and groups keep them apart."""
     with quick_peer("apache") as peer:
         yield peer.nameserver
 

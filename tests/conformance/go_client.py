@@ -20,7 +20,7 @@ Event = dict[str, Any]
 
 
 def missing_go() -> str:
-    """What this machine lacks for the Go side, as a sentence; empty when nothing."""
+    """The Go side's needs that this machine lacks, as a sentence; empty when none."""
     if shutil.which("go"):
         return ""
     return "go not found on PATH: client-go needs Go 1.18 or newer (Debian: apt-get install golang)"

@@ -56,7 +56,7 @@ class PeerError(Exception):
 
 
 def missing_tools() -> str:
-    """What this machine lacks for the Java side, as a sentence; empty when nothing."""
+    """The Java side's needs that this machine lacks, as a sentence; empty when none."""
     missing = [tool for tool in ("java", "javac", "mvn") if shutil.which(tool) is None]
     if not missing:
         return ""

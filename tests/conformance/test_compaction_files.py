@@ -66,7 +66,7 @@ def read(console: Console, peer: Peer) -> tuple[dict[str, int], int]:
 
 
 def in_files(store: Path) -> dict[str, int]:
-    """What Apache's broker is going to find."""
+    """The keys that Apache's broker is going to find, with the CRC of their bodies."""
     found: dict[str, int] = {}
     for messages in load_as_apache(store, SIZES).values():
         found |= {message.properties["KEYS"]: message.body_crc for message in messages}

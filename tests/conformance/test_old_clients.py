@@ -64,7 +64,7 @@ def nameserver() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def outputs(nameserver: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What the program printed with each version of the client."""
+    """The program's output with each version of the client."""
     with ExitStack() as stack:
         running = {}
         for version in VERSIONS:

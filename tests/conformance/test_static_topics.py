@@ -65,7 +65,7 @@ async def send(nameserver: str, topic: str, written: Written, count: int = 8) ->
 
 
 async def read_all(nameserver: str, topic: str, count: int) -> Written:
-    """What a new group reads of a topic, at most ``count`` messages."""
+    """The messages that a new group reads of a topic, at most ``count``."""
     read: Written = {}
     with trio.move_on_after(READ_S):
         async with Consumer(f"g-{topic}", topic, nameserver=nameserver) as consumer:

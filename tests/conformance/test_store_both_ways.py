@@ -226,7 +226,7 @@ def test_topics_of_kinds_that_only_apaches_broker_serves(console: Console, tmp_p
 
 
 def by_topic(lines: set[str]) -> Counter[str]:
-    """How many messages each topic has."""
+    """The number of messages of each topic."""
     return Counter(line.split("\t")[1] for line in of_kind(lines, "message"))
 
 

@@ -81,7 +81,7 @@ def messages(console: Console, peer: Peer) -> set[tuple[str, ...]]:
 
 
 def check_tags_and_times(console: Console, peer: Peer) -> None:
-    """What mqadmin's consumer finds by tag, and from a time on."""
+    """The messages that mqadmin's consumer finds by tag, and from a time on."""
     printed = console.printed(peer, "printMsg", "-t", TOPIC, "-s", "t7", "-d", "false")
     assert len(re.findall("^MSGID", printed, re.MULTILINE)) == COUNT // TAGS
     assert {*re.findall(r"TAGS=(\w+)", printed)} == {"t7"}

@@ -1,4 +1,4 @@
-"""What is done to the parties while they work; each fault leaves them all running."""
+"""Faults of the parties while they work; each leaves them all running."""
 
 from __future__ import annotations
 

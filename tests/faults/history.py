@@ -1,4 +1,4 @@
-"""What was sent, acknowledged and read under faults, as rows of files; and what must hold of it.
+"""Messages sent, acknowledged and read under faults, as rows of files; and their rules.
 
 A message says who it is in its body, whose other bytes follow from that. So whoever reads one knows
 whether it is whole, and the rows need no bodies.
@@ -97,7 +97,7 @@ def rows(*paths: Path) -> np.ndarray:
 
 
 class Totals(NamedTuple):
-    """What happened in a history that is as it should be.
+    """The totals of a history that is as it should be.
 
     unacknowledged: stored although the sender heard nothing of it. stored_twice: by a sender that
     tried again. read_again: deliveries of what the group had been given before.
@@ -171,7 +171,7 @@ def _check_whole(stored: np.ndarray) -> None:
 
 
 def _check_same(rows: np.ndarray, stored: np.ndarray, problem: str) -> None:
-    """What the rows say lies at the same places in the log."""
+    """Check that the rows name what lies at their offsets in the log."""
     at = np.searchsorted(_place(stored), _place(rows))
     is_there = at < len(stored)
     same = _place(stored)[at[is_there]] == _place(rows)[is_there]
@@ -201,7 +201,7 @@ def _check_keys_in_order(acknowledged: np.ndarray) -> None:
 
 
 def _check_read_in_order(read: np.ndarray) -> None:
-    """What the group is given first of each queue comes in the queue's order."""
+    """Check that the group is first given each queue in the queue's order."""
     rows = read[np.argsort(read["time_ns"], kind="stable")]
     _, first = np.unique(_place(rows), return_index=True)
     rows = rows[np.sort(first)]

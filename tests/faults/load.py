@@ -73,7 +73,7 @@ class Party:
 
     @property
     def sent(self) -> list[int]:
-        """Of each key, after the end."""
+        """The number of messages of each key, after the end."""
         sent: list[int] = json.loads(self.path.with_suffix(".sent").read_text())
         return sent
 
@@ -154,12 +154,12 @@ class Load:
 
     @property
     def producers(self) -> list[Party]:
-        """Of messages at once and of messages that wait."""
+        """The senders of messages at once and of messages that wait."""
         return [*self._senders, self._waiting]
 
     @property
     def consumers(self) -> list[Party]:
-        """Of messages at once and of messages that wait."""
+        """The readers of messages at once and of messages that wait."""
         return [*self._readers, *self._handlers]
 
     def wait_for_progress(self, messages: int = 20) -> None:

@@ -1,4 +1,4 @@
-"""What is done with each message that waits, and what must hold of it at the end.
+"""The plan of each message that waits, and its rules at the end.
 
 The log is the judge, as in ``tests.simulation.waiting_promises``: read from its files, without the
 broker. Each message is sent in one attempt, so it is in its topic at most once.
@@ -43,7 +43,7 @@ TIMERS = frozenset({Kind.DELAY_BY_TIMER, Kind.DELIVER_AT, Kind.RECALL})
 
 
 class Plan(NamedTuple):
-    """What becomes of a message.
+    """The fate of a message.
 
     level: its delay level. timer_s: its delay. returns: how often a consumer sends it back.
     is_rejected: the consumer sends it to the dead letters at once.
@@ -82,7 +82,7 @@ def plan_of(message: Identity) -> Plan:
 
 
 def is_committed(message: Identity) -> bool:
-    """How the transaction of a message ends."""
+    """The end of a message's transaction."""
     return Kind(message.lane) not in ROLLED_BACK
 
 
@@ -112,7 +112,7 @@ def _is_of_producer(message: StoredMessage) -> bool:
 
 
 class WaitingTotals(NamedTuple):
-    """What happened in a history that is as it should be.
+    """The totals of a history that is as it should be.
 
     unacknowledged: stored although the producer heard nothing of it. delivered: to the topic.
     sent_back: deliveries of what consumers sent back. read_again: deliveries of one record to the

@@ -1,4 +1,4 @@
-"""What is mutated: every recorded frame, the same frames in our own codec, and rare bodies."""
+"""Seeds of mutations: every recorded frame, the same in our own codec, and rare bodies."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _recoded(seed: Seed) -> Seed:
 
 
 def _rare() -> list[Seed]:
-    """What no recorded frame holds: compressed registrations, many records, both host lengths."""
+    """Frames that nobody recorded: compressed registrations, many records, both host lengths."""
     registration = next(
         frame.body for frame in golden_frames() if frame.name == "REGISTER_BROKER" and frame.body
     )

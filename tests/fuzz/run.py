@@ -78,7 +78,7 @@ def make_stream(rng: Random, seeds: list[Seed]) -> tuple[bytes, bytes, list[Seed
 
 
 def make_cuts(rng: Random, stream_bytes: int) -> list[int]:
-    """Where the stream is cut: nearly always at a few places, now and then at every byte."""
+    """The cuts of the stream: nearly always a few, now and then one at every byte."""
     if below(rng, 256) == 0:
         return list(range(1, stream_bytes))
     return [below(rng, stream_bytes + 1) for _ in range(below(rng, 6))]
@@ -139,7 +139,7 @@ def run(seed: int, start: int, frames: int, processes: int) -> bool:
 
 
 def _failures(results: Iterable[Chunk | Failure], chunk_count: int) -> Iterator[Failure]:
-    """What went wrong, at most a few; says now and then how far it is."""
+    """The failures, at most a few; says now and then how far it is."""
     begun = said = time.monotonic()
     read_frames = failed = 0
     for done, result in enumerate(results, start=1):

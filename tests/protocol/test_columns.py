@@ -201,6 +201,13 @@ def test_damage_at_any_place_is_found_or_harmless(flip: int, second: bytes, topi
             check_same(columns, decode_records(damaged), damaged)
 
 
+def test_the_smallest_record_has_no_text_at_all() -> None:
+    data = encode_record(topic="", queue_id=0, body=b"") + encode_record(
+        topic="T", queue_id=0, body=b"b"
+    )
+    check_same(RecordColumns.from_records(data), decode_records(data), data)
+
+
 def test_any_bytes_are_records_or_corrupt() -> None:
     rng = np.random.default_rng(1)
     for _ in range(2000):

@@ -1,4 +1,4 @@
-"""What ``make fuzz`` found, once each."""
+"""Findings of ``make fuzz``, once each."""
 
 from __future__ import annotations
 

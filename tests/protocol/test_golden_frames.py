@@ -155,7 +155,7 @@ def test_batches_hold_their_messages() -> None:
 
 
 def receive(pieces: list[bytes], opaques: list[int]) -> list[tuple[Any, ...]]:
-    """What a client sees that waits for ``opaques`` and gets ``pieces``."""
+    """The events of a client that waits for ``opaques`` and gets ``pieces``."""
     connection: Connection[int] = Connection()
     connection._waiting.update({opaque: opaque for opaque in opaques})
     return [_seen(event) for piece in pieces for event in connection.receive_data(piece)]

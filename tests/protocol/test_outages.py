@@ -1,4 +1,4 @@
-"""What a log says about things that are away."""
+"""Log lines about things that are away."""
 
 from headrace_protocol.outages import REPEAT_S, Outages
 

@@ -14,7 +14,7 @@ DOC = (ROOT / "docs" / "protocol.md").read_text()
 
 
 def section(title: str) -> str:
-    """What stands below a title, up to the next of its level."""
+    """The text below a title, up to the next of its level."""
     (level,) = re.findall(rf"^(#+) {title}$", DOC, re.MULTILINE)
     text = re.split(rf"^{level} {title}$", DOC, flags=re.MULTILINE)[1]
     return re.split(rf"^#{{1,{len(level)}}} ", text, flags=re.MULTILINE)[0]

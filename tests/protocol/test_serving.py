@@ -183,7 +183,7 @@ def long_service() -> tuple[Service, list[Iterator[None]]]:
 
 
 def answer_codes(channel: MemoryChannel) -> list[int]:
-    """Of the answers since the last time."""
+    """The codes of the answers since the last time."""
     return [command.code for command, _ in channel.replies() if command.is_response]
 
 
@@ -242,7 +242,7 @@ def test_what_a_client_waited_for_is_not_begun_when_it_is_gone() -> None:
 
 
 class Disk:
-    """What must be fetched from it before a request can be served."""
+    """The data that must be fetched from it before a request can be served."""
 
     def __init__(self, fetches: int, problem: OSError | None = None) -> None:
         self.missing = fetches

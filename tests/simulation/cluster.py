@@ -82,7 +82,7 @@ class BrokerMachine:
 
     @property
     def life_number(self) -> int:
-        """Of the life that runs, or ran last."""
+        """The number of the life that runs, or ran last."""
         return self._history.lives.index(self._life)
 
     async def run(self) -> None:

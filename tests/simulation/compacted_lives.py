@@ -272,7 +272,7 @@ class CompactedLife(Life):
         self._table.check(self.found())
 
     def found(self) -> dict[str, bytes]:
-        """What is read from offset 0 on; GET_BY_KEY must find the same."""
+        """The messages from offset 0 on; GET_BY_KEY must find the same."""
         messages = read(self.broker)
         offsets = [message.queue_offset for message in messages]
         if offsets != sorted(set(offsets)):

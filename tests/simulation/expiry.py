@@ -1,4 +1,4 @@
-"""What a store that is alone was given, and what clean-up may have taken of it since.
+"""Records that a lone store was given, and those that clean-up may have taken since.
 
 The rules of docs/retention.md read from the side of the records, for the checks: the store may keep
 more than they say, but nothing less.
@@ -59,7 +59,7 @@ class Appended:
         return queues
 
     def count_to(self, physical_offset: int) -> int:
-        """How many were appended below it."""
+        """The number of records appended below it."""
         return sum(record.physical_offset < physical_offset for record in self.records)
 
     def end(self, count: int) -> None:
@@ -121,7 +121,7 @@ class Appended:
 
 
 class Facts(NamedTuple):
-    """How things stand when a round begins.
+    """The state of the store when a round begins.
 
     log_begin, log_end: physical offsets. queues_from: the queue offset that each queue shows first.
     """
@@ -140,7 +140,7 @@ class Facts(NamedTuple):
 
     @property
     def excess_bytes(self) -> int:
-        """How much may go whatever its age."""
+        """The bytes that may go whatever their age."""
         if not self.retention.removes_young:
             return 0
         excess_bytes = self.disk.excess_bytes(self.retention.force_ratio)

@@ -1,4 +1,4 @@
-"""What clients saw in a run, and what it must look like, in the manner of Jepsen's models.
+"""The history of a run as clients saw it, and its rules, in the manner of Jepsen's models.
 
 A queue is a register per offset: written once, by one send, and read as it was written. Producers
 note what they send and what was acknowledged, consumers what they get; at the end everything that
@@ -38,7 +38,7 @@ class PromiseBroken(Exception):
 
 
 class Sent(NamedTuple):
-    """What a producer gave to a broker; ``number`` counts the messages of its key.
+    """A message that a producer gave to a broker; ``number`` counts those of its key.
 
     waits: whether the acknowledgement is to come when a broker with synchronous flush has it on
     disk.
@@ -59,7 +59,7 @@ class Place(NamedTuple):
 
 
 class Ack(NamedTuple):
-    """What a broker has said it stored. life: the broker's when the client got to know."""
+    """A message that a broker has acknowledged. life: the broker's when the client got to know."""
 
     place: Place
     body: bytes
@@ -69,7 +69,7 @@ class Ack(NamedTuple):
 
 
 class Got(NamedTuple):
-    """What a member of a group was handed."""
+    """A message that a member of a group was handed."""
 
     group: str
     member: int
@@ -131,7 +131,7 @@ class History:
     def read_finally(
         self, queue: MessageQueue, first: int, messages: Iterable[ReceivedMessage]
     ) -> None:
-        """What a queue holds at the end, from its first offset on. Raises PromiseBroken."""
+        """The messages of a queue at the end, from its first offset on. Raises PromiseBroken."""
         self.firsts[queue] = first
         kept = self.final[queue] = []
         for message in messages:
@@ -158,7 +158,7 @@ class History:
                 raise PromiseBroken(f"{queue}, from {first} on, holds the offsets {offsets}")
 
     def check_keys(self) -> None:
-        """What was not acknowledged may come late, and what was sent again be there twice."""
+        """Check orders: the unacknowledged may come late, and repeated sends be there twice."""
         acked = {(ack.place, ack.body) for ack in self.acks}
         for queue, messages in self.final.items():
             last: dict[str, int] = {}
@@ -195,7 +195,7 @@ class History:
             raise PromiseBroken(f"{ack.place} expired {age_s:.3f} s after it was sent")
 
     def _final_places(self) -> dict[Place, bytes]:
-        """What is there at the end, and what of the expired somebody has read."""
+        """The messages at the end, and the expired ones that somebody has read."""
         expired = {got.place: got.body for got in self.got if self._is_expired(got.place)}
         return expired | {
             Place(queue, offset): body
@@ -279,7 +279,7 @@ class History:
         return all(self._wanted_by(group) <= read[group] for group in groups)
 
     def _wanted_by(self, _group: str) -> set[Place]:
-        """What a group must have been given in the end."""
+        """The messages that a group must have been given in the end."""
         return {place for place in self._final_places() if self._must_be_read(place.queue)}
 
     def count_duplicates(self) -> None:

@@ -214,7 +214,7 @@ class Rival:
         life.counts["takeovers"] += 1
 
     def _upload(self, tier: ObjectTier, life: ObjectLife) -> None:
-        """What the broker has; once the tier is not the rival's any more, something else."""
+        """Upload the broker's next messages; once the tier is not the rival's any more, others."""
         is_writer = self.is_writer
         group = self._next_messages if is_writer else self._other_messages
         groups = {
@@ -301,7 +301,7 @@ class ObjectLives(TieredLives):
         self.rival.may_take_over = False
 
     def check_manifest(self) -> None:
-        """What the manifest names is there, whole."""
+        """Check that the objects of the manifest are there, whole."""
         objects = self.bucket.objects
         path = next((path for path in objects if path.endswith("/manifest.json")), None)
         if path is None:

@@ -1,4 +1,4 @@
-"""What must hold of a static topic: its history, and its mappings after each change of one.
+"""Promises of a static topic: its history, and its mappings after each change of one.
 
 As for a plain cluster (``history``), and besides:
 
@@ -77,7 +77,7 @@ class StaticHistory(History):
                     raise PromiseBroken(f"{place.queue} has {ends[place.queue]} messages: {place}")
 
     def _final_places(self) -> dict[Place, bytes]:
-        """What is there at the end, and what has expired: somewhere in a chain, but not unread."""
+        """The messages at the end, and the expired: somewhere in a chain, but not unread."""
         expired = {got.place: got.body for got in self.got} if self.expires else {}
         return expired | {
             Place(queue, offset): body

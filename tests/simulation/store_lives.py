@@ -64,7 +64,7 @@ END_MS = 1 << 60
 
 
 class Held(NamedTuple):
-    """What a reader has been given: views, their bytes then, and the files they are of."""
+    """A reader's data: views, their bytes when given, and their files."""
 
     views: Sequence[Buffer]
     data: list[bytes]
@@ -315,7 +315,7 @@ class StoreLife(Life):
                 raise PromiseBroken(f"a reader holds what is gone from {gone}, or has changed")
 
     def check_nothing_is_left(self) -> None:
-        """What clean-up has to remove is gone, also what one that was cut off has left."""
+        """Check that clean-up has removed what it has to, also after one that was cut off."""
         store = self.store
         log_begin = store.commit_log.min_offset
         used = [file.path for file in store.commit_log.files.files]
@@ -352,11 +352,11 @@ class StoreLife(Life):
         self.check_index()
 
     def next_offset(self, name: Name) -> int:
-        """Of the records there are."""
+        """The next queue offset, by the records that are there."""
         return max((r.queue_offset + 1 for r in self.appended.records if r.name == name), default=0)
 
     def check_queues(self) -> None:
-        """What queues show is what was appended, from an offset on that expiry allows."""
+        """Check that queues show what was appended, from an offset on that expiry allows."""
         log_begin = self.store.commit_log.min_offset
         if log_begin > self.appended.log_from:
             raise PromiseBroken(f"the log begins at {log_begin}, not at {self.appended.log_from}")
@@ -502,7 +502,7 @@ def random_retention(rng: Random) -> Retention:
 
 
 def random_limits(rng: Random) -> dict[str, TopicLimit]:
-    """Of some topics."""
+    """The limits of some topics."""
     return {
         topic: TopicLimit(rng.choice((None, HOUR_MS)), rng.choice((None, 1000, 10_000)))
         for topic in rng.sample(TOPICS, rng.choice((0, 0, 1, 2)))

@@ -143,7 +143,7 @@ def test_who_does_not_wait_for_the_disk_may_lose() -> None:
 
 
 def late_group(*answers: Seen) -> StaticHistory:
-    """Of a static topic, the first messages expired before a group read; what brokers answered."""
+    """A static topic whose first messages expired before a group read. answers: of brokers."""
     seen = StaticHistory(is_sync=True, window_s=0.0, reserved_s=5)
     seen.final[QUEUE] = list(enumerate(BODIES))
     seen.firsts[QUEUE] = 2

@@ -214,7 +214,7 @@ def test_a_seed_is_the_same_run_in_each_process() -> None:
 
 
 def outcomes_of(setup: str, hash_seed: str, seeds: list[str]) -> list[str]:
-    """What each seed comes to in a process that begins with ``setup``."""
+    """The outcome of each seed in a process that begins with ``setup``."""
     done = subprocess.run(
         [sys.executable, "-c", setup + RUN_SEEDS, *seeds],
         env={**os.environ, "PYTHONHASHSEED": hash_seed},

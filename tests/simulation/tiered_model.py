@@ -1,4 +1,4 @@
-"""What was sent to the queues of tiered topics, and what of it must be read."""
+"""Messages sent to the queues of tiered topics, and those that must be read."""
 
 from __future__ import annotations
 

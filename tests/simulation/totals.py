@@ -1,4 +1,4 @@
-"""What many seeds came to, kept in a file that a later run goes on with."""
+"""The totals of many seeds, kept in a file that a later run continues."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 
 
 class Outcome(NamedTuple):
-    """What happened in a run that kept every promise.
+    """The counts of a run that kept every promise.
 
     seconds: on the run's own clock. loss_window_s: how long before a power cut the oldest message
     was acknowledged that the cut took back; only asynchronous flush may lose any.

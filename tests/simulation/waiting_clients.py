@@ -45,7 +45,7 @@ _DELAYS_MS: Final = (1, 400, 2000, 9000, 50_000)
 
 
 class Handle(NamedTuple):
-    """What recalls a timer."""
+    """The key, topic and handle that recall a timer."""
 
     key: str
     topic: str
@@ -54,7 +54,7 @@ class Handle(NamedTuple):
 
 @dataclass
 class Told:
-    """What clients were told in all lives.
+    """The answers that clients got in all lives.
 
     halves: by key, those that its producer heard of. group_of: whose a half is. stored, recalled:
     keys of messages. decided: by key.

@@ -96,7 +96,7 @@ class WaitingLife(Life):
         ]
 
     def log(self) -> WaitingLog:
-        """What the log holds at the moment."""
+        """The records of the log at the moment."""
         columns = [block.columns for block in scan_from(self.store.commit_log, 0)]
         return WaitingLog([each.message(number) for each in columns for number in range(len(each))])
 
@@ -150,7 +150,7 @@ class WaitingLife(Life):
             raise PowerCut from None
 
     def loops(self) -> list[Callable[[], Awaitable[Any]]]:
-        """What runs in a broker, without clean-up: the log is to tell everything."""
+        """The services of a broker without clean-up: the log is to tell everything."""
         store = self.store
         return [
             store.write_path.run,

@@ -1,4 +1,4 @@
-"""What a log must hold of messages that wait: read from its records alone, without the broker.
+"""Promises about messages that wait: read from a log's records alone, without the broker.
 
 A record that was made of another names its place, so each waiting message has one tale: the records
 in which it waited, and the one in which it was delivered. A transaction has its halves, and a
@@ -184,7 +184,7 @@ class WaitingLog:
             raise PromiseBroken(f"delivered early: {tale}")
 
     def waiting(self) -> list[StoredMessage]:
-        """What is still to be delivered."""
+        """The messages that are still to be delivered."""
         return [
             tale.waited[0]
             for tale in self.tales.values()
@@ -192,7 +192,7 @@ class WaitingLog:
         ]
 
     def _recalled_at(self, waited: StoredMessage) -> float:
-        """Where in the log a timer was recalled; infinite if it was not."""
+        """The offset in the log of a timer's recall; infinite without one."""
         is_timer = waited.topic == TIMER_TOPIC
         return self.recalled.get(key_of(waited), math.inf) if is_timer else math.inf
 
@@ -209,7 +209,7 @@ class WaitingLog:
                 raise PromiseBroken(f"no op record says that it is decided: {one}")
 
     def counts(self) -> dict[str, int]:
-        """What happened, for the totals."""
+        """The counts for the totals."""
         ended = list(self.transactions.values())
         return {
             "messages in the last log": len(self.messages),

@@ -1,4 +1,4 @@
-"""What daemons hold at a moment, and whether it grows."""
+"""The holdings of daemons at a moment, and their growth."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CLIENTS = ("connectionCount", "heldPullCount", "taskCount", "heldBytes")
 
 
 class Holding(NamedTuple):
-    """Of one process. memory_mb: its own, without what it maps of files."""
+    """The holdings of one process. memory_mb: its own, without what it maps of files."""
 
     memory_mb: float
     files: int
@@ -39,7 +39,7 @@ class Sample(NamedTuple):
         return {"seconds": round(self.seconds), **holdings, **self.broker}
 
     def left(self, before: Sample) -> list[str]:
-        """What there is more of than before anybody came."""
+        """The holdings that exceed those before anybody came."""
         return [
             f"{key} {self.broker[key]}, {before.broker[key]} before"
             for key in CLIENTS
@@ -90,7 +90,7 @@ def holding(pid: int) -> Holding:
 
 
 def trends(samples: Sequence[Sample]) -> dict[str, Trend]:
-    """Of memory, files, maps and threads of each process."""
+    """The trends of memory, files, maps and threads of each process."""
     settled = samples[int(len(samples) * SETTLED_PART) :]
     seconds = np.array([sample.seconds for sample in settled])
     return {

@@ -121,7 +121,7 @@ def wait_until_left(before: Sample, pids: dict[str, int], admin: Admin) -> Sampl
 
 
 def problems(seen: dict[str, Any], grown: dict[str, Trend]) -> list[str]:
-    """What is not as it should be."""
+    """The problems of a run."""
     found = [f"left over at the end: {each}" for each in seen["after"].left(seen["before"])]
     for name, trend in grown.items():
         limit = MEMORY_MB_PER_HOUR if name.endswith("memory_mb") else COUNT_PER_HOUR
@@ -157,7 +157,7 @@ def main() -> None:
 
 
 def as_json(seen: dict[str, Any], grown: dict[str, Trend]) -> dict[str, Any]:
-    """What is kept of it: a sample a minute."""
+    """The samples that are kept: one a minute."""
     step = max(1, round(60 / LOOK_S))
     return {
         "work": seen["work"],

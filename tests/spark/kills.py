@@ -45,7 +45,7 @@ END_TIMEOUT_S = 180
 
 
 class Kill(NamedTuple):
-    """Who is killed when a step is reached."""
+    """The process that is killed when a step is reached."""
 
     victim: str
     step: str

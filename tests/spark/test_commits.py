@@ -1,4 +1,4 @@
-"""Which decision a driver follows: by what brokers say, and at several real brokers."""
+"""The decision that a driver follows: by answers of brokers, and at several real brokers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of Spark's filters are carried out by the source, and that it does so exactly."""
+"""Filters of Spark that the source carries out, exactly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Spark reads again with one plan: a table as it is then; of others, a warning."""
+"""Reads that Spark repeats with one plan: a table as it is then; of others, a warning."""
 
 from __future__ import annotations
 

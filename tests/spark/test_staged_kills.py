@@ -112,7 +112,7 @@ def bodies(nameserver: str, topic: str, count: int) -> Counter[bytes]:
 
 
 class DriverKilled(BaseException):
-    """What a test lets the driver die of."""
+    """The cause of the driver's death in a test."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What a task reads of a range: against a real broker, and a line that breaks."""
+"""Reads of a range by a task: from a real broker, and over a line that breaks."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def part(mq: Any) -> QueueRange:
 
 @pytest.fixture(params=["bulk", "pull"])
 def plan(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ReadPlan:
-    """Of a read from a broker of ours, and from one that gives 32 messages for a pull."""
+    """Plans of a read from a broker of ours, and from one that gives 32 messages for a pull."""
     if request.param == "pull":
         monkeypatch.setattr(BlockingConnection, "peer_is_headrace", False)
         monkeypatch.setattr(pulls, "PULL_MESSAGES_MAX", 32)

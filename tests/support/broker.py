@@ -73,7 +73,7 @@ def _read_on(channel: ServerChannel, *, is_held_back: bool) -> None:
 
 @dataclass
 class Answer:
-    """What a client gets."""
+    """The answer that a client gets."""
 
     command: Command
     body: bytes
@@ -167,7 +167,7 @@ class BrokerUnderTest:
 
     @property
     def unexpected(self) -> int:
-        """How many requests failed for a fault of ours; the log has the tracebacks."""
+        """The number of requests that failed for a fault of ours; the log has the tracebacks."""
         return self.server.unexpected_errors
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ from tests.support.wire import bulk_send_header
 
 
 def columns_of(result: GetResult) -> RecordColumns:
-    """What a client makes of the answer."""
+    """The records that a client finds in the answer."""
     header = BulkPullResponseHeader(
         next_begin_offset=result.next_offset,
         min_offset=result.min_offset,

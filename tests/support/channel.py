@@ -34,7 +34,7 @@ class MemoryChannel:
             self.written += buffer
 
     def replies(self) -> list[tuple[Command, bytes]]:
-        """What was written since the last time."""
+        """The frames written since the last time."""
         data, self.written = self.written, bytearray()
         return [
             (decode_header(serialize_type, header), bytes(body))

@@ -18,22 +18,22 @@ IMPATIENT = Patience(give_up_s=0.3, pause_s=0.01)
 
 
 class Outcome(NamedTuple):
-    """What a command left behind."""
+    """The result of a command."""
 
     exit_code: int
     stdout: str
     stderr: str
 
     def json(self) -> Any:
-        """What it printed, as JSON."""
+        """Its output, as JSON."""
         return json.loads(self.stdout)
 
     def json_lines(self) -> list[Any]:
-        """What it printed, as one JSON value a line."""
+        """Its output, as one JSON value a line."""
         return [json.loads(line) for line in self.stdout.splitlines()]
 
     def rows(self) -> list[list[str]]:
-        """What it printed, as tab-separated columns, without the headings."""
+        """Its output, as tab-separated columns, without the headings."""
         return [line.split("\t") for line in self.stdout.splitlines()[1:]]
 
 

@@ -102,7 +102,7 @@ class Daemon:
 
 
 class Own(NamedTuple):
-    """What one broker has of its own: a disk with its folder, and settings by key of the file."""
+    """A broker's own things: a disk with its folder, and settings by key of the file."""
 
     name: str
     disk: OwnDisk | None = None

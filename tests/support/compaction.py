@@ -87,7 +87,7 @@ def kept(log: QueueLog) -> dict[int, bytes]:
 
 
 def load_as_apache(root: Path, sizes: FileSizes) -> dict[tuple[str, int], list[StoredMessage]]:
-    """What Apache's broker finds in each queue; an assertion fails where its start would.
+    """The messages that Apache's broker finds in each queue; fails where its start would.
 
     It takes every file in a queue's folder for data, needs all files of one length and in pairs,
     and finds where to append by the last unit of the last file.

@@ -51,7 +51,7 @@ class PowerCut(BaseException):
 
 @dataclass(frozen=True, slots=True)
 class FaultRates:
-    """How probable a failure is, at each operation of its kind."""
+    """The probability of a failure, at each operation of its kind."""
 
     write: float = 0.0  # EIO after a part was written
     sync: float = 0.0  # EIO; what was to be synced may be gone for good
@@ -166,7 +166,7 @@ class _File:
         del self.sizes[:step_count]
 
     def after_power_cut(self, rng: Random, faults: Counter[str]) -> bytes:
-        """What is found when the power is back; pages of gone syncs are not among it."""
+        """The files that are found when the power is back, without the pages of gone syncs."""
         self.resized()
         self._resize_durable(rng.randrange(len(self.sizes)))
         written, fates = self.written(), []
@@ -326,7 +326,7 @@ class FaultyFiles(Files):
             self.is_over = True
 
     def as_written(self) -> Image:
-        """What somebody finds while the machine is on."""
+        """The files that somebody finds while the machine is on."""
         return self._read(
             {inode: folder.versions[-1] for inode, folder in self._folders.items()}, _File.written
         )

@@ -16,7 +16,7 @@ _HEAD_END = b"\r\n\r\n"
 
 
 class Fault(enum.Enum):
-    """What happens to a request. Only with LOST and TRUNCATED does it take place.
+    """The fate of a request. Only with LOST and TRUNCATED does it take place.
 
     The numbers are answers of the proxy itself.
     """

@@ -130,7 +130,7 @@ class CopyingFollower:
 
 
 def _entries(data: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """Where each entry begins, its queue offset and record, up to a torn one."""
+    """The start, queue offset and record of each entry, up to a torn one."""
     at = 0
     while at + _HEAD.size <= len(data):
         offset, size = _HEAD.unpack_from(data, at)

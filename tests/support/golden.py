@@ -1,4 +1,4 @@
-"""What a real Apache RocketMQ wrote: stores, manifests, frames (tests/golden/README.md)."""
+"""Data of a real Apache RocketMQ: stores, manifests, frames (tests/golden/README.md)."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def golden_settings(root: Path) -> StoreSettings:
 
 @functools.cache
 def manifest(name: str) -> dict[str, Any]:
-    """What the official client read from the broker that wrote the store."""
+    """The messages that the official client read from the broker that wrote the store."""
     return json.loads(gzip.decompress((GOLDEN / f"manifest-{name}.json.gz").read_bytes()))
 
 

@@ -17,7 +17,7 @@ _LOOK_S = 0.0005
 
 
 class When(enum.Enum):
-    """When an operation that hangs takes effect: after its release, or before it hangs."""
+    """The moment at which a hanging operation takes effect: at its release, or before."""
 
     LATE = enum.auto()
     AT_ONCE = enum.auto()

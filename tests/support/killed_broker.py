@@ -52,7 +52,7 @@ STEPS: Final[dict[str, dict[str, tuple[Any, str]]]] = {
 
 
 class _Order:
-    """When to end. left: calls of the step until then, once the file is there."""
+    """The moment to end. left: calls of the step until then, once the file is there."""
 
     def __init__(self, file: Path) -> None:
         self._file = file

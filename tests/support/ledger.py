@@ -30,7 +30,7 @@ INTERVAL_S = 30
 
 
 class Half(NamedTuple):
-    """What a producer knows of its half."""
+    """A producer's knowledge of its half."""
 
     queue_offset: int
     physical_offset: int

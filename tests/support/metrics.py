@@ -13,7 +13,7 @@ Page = dict[str, dict[frozenset[tuple[str, str]], float]]
 
 
 def collect(*collectors: Collect, may_wait: bool = True) -> Page:
-    """What collectors add; what must wait for the disk is fetched at once, or is left out."""
+    """The samples of collectors; what must wait for the disk is fetched at once, or left out."""
     samples = Samples()
     samples.may_wait = may_wait
     for collector in collectors:
@@ -34,7 +34,7 @@ def parse(page: bytes) -> Page:
 
 
 def value(page: Page, name: str, **labels: str) -> float | None:
-    """Of the only sample with these labels; None if there is none."""
+    """The value of the only sample with these labels; None if there is none."""
     found = [number for names, number in page.get(name, {}).items() if labels.items() <= set(names)]
     assert len(found) <= 1, (name, labels, found)
     return found[0] if found else None

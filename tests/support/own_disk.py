@@ -64,7 +64,7 @@ class OwnDisk:
 
     @property
     def command(self) -> tuple[str, ...]:
-        """What goes before the command of a program that shall see it; its pid is the program's."""
+        """The words before the command of a program that shall see it; its pid is the program's."""
         pid = str(self._holder.pid)
         preserve = ("--preserve-credentials",) if _USER else ()
         return ("nsenter", "--target", pid, *_USER, "--mount", *preserve, "--")
@@ -76,7 +76,7 @@ class OwnDisk:
         return (state.f_blocks - state.f_bfree) * state.f_frsize
 
     def inside(self, path: Path) -> Path:
-        """How this process reaches a file there."""
+        """The path by which this process reaches a file there."""
         return Path(f"/proc/{self._holder.pid}/root") / path.relative_to("/")
 
     def __enter__(self) -> Self:

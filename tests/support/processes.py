@@ -58,12 +58,12 @@ class Dev:
         return done.stdout
 
     def json(self, *arguments: str) -> Any:
-        """What a command prints with --json."""
+        """The output of a command with --json."""
         return json.loads(self.run(*arguments, "--json"))
 
 
 def without_stalls(err: str) -> str:
-    """What a daemon logged but for stalls of its loop: a machine that is not run makes those."""
+    """A daemon's log without stalls of its loop: a machine that is not run makes those."""
     return "".join(line for line in err.splitlines(keepends=True) if _STALLED not in line)
 
 

@@ -86,7 +86,7 @@ class Prometheus:
         return samples
 
     def value(self, expression: str) -> float | None:
-        """Of the only sample; None if there is none."""
+        """The value of the only sample; None if there is none."""
         samples = self.query(expression)
         assert len(samples) <= 1, samples
         return float(samples[0]["value"][1]) if samples else None

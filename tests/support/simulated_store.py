@@ -83,7 +83,7 @@ class SimulatedStore:
 
 
 class StoreWeather:
-    """What ails the way to the store, "" if nothing does. A seed decides about each request.
+    """The trouble on the way to the store, "" without one. A seed decides about each request.
 
     away: every request fails. busy: 500 or 503. cutting: ranges end early. lossy: answers of what
     took place are lost, and puts without one may arrive later. refusing: 412 without a reason.
@@ -100,7 +100,7 @@ class StoreWeather:
         return self.trouble == trouble and self.rng.random() < _RATE
 
     def pass_time(self) -> None:
-        """What a request takes."""
+        """The seconds that a request takes."""
         self._clock.ms += self.rng.randrange(_SLOW_MS if self.trouble == "slow" else _LATENCY_MS)
 
 

@@ -23,7 +23,7 @@ ONE_WORKER = ("tests/spark",)
 
 
 class Sum(NamedTuple):
-    """How many tests a file has of one kind, and the seconds that they take with fixtures."""
+    """The number of a file's tests of one kind, and the seconds that they take with fixtures."""
 
     tests: int
     seconds: float
@@ -120,7 +120,7 @@ def sums(seconds: Mapping[tuple[str, str], float]) -> Sums:
 
 
 def updated(known: Sums, measured: Sums, *, is_whole: bool) -> Sums:
-    """What is known after a run.
+    """The sums after a run.
 
     is_whole: the run had all tests of its files, so that a kind it did not meet is gone.
     """

@@ -129,7 +129,7 @@ class Brokers(dict[str, BrokerUnderTest]):
             self.begin(*each)
 
     async def infos(self, topic: str) -> list[MappingInfo]:
-        """What a nameserver's route says of the topic."""
+        """The topic in a nameserver's route."""
         mappings = (broker.mappings.get(topic) for broker in self.values())
         return [mapping.info() for mapping in mappings if mapping is not None]
 

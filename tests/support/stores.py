@@ -201,7 +201,7 @@ def get_ready(store: MessageStore, queue: StoreQueue, offset: int) -> GetResult:
 
 
 def query_index(store: MessageStore | Reader, *query: Any) -> list[int]:
-    """What a query by key finds, when nothing has to be waited for. Raises NotReady."""
+    """The records that a query by key finds without a wait. Raises NotReady."""
     asked = store.query_index(WantedMessages(*query))
     while asked.step():
         pass
@@ -209,7 +209,7 @@ def query_index(store: MessageStore | Reader, *query: Any) -> list[int]:
 
 
 def ready(read: Callable[[], Result]) -> Result:
-    """What it returns, after all that it has to wait for."""
+    """Its result, after all that it has to wait for."""
     while True:
         try:
             return read()

@@ -16,7 +16,7 @@ _RATE: Final = 0.3
 
 
 class Weather:
-    """What ails the folder, "" if nothing does. A seed decides about each operation."""
+    """The trouble of the folder, "" without one. A seed decides about each operation."""
 
     def __init__(self, rng: Random) -> None:
         self.rng = rng

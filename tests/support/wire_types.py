@@ -1,4 +1,4 @@
-"""Which struct reads which header and body: what the services of both daemons take and give."""
+"""The structs of each header and body that the services of both daemons take and give."""
 
 from __future__ import annotations
 

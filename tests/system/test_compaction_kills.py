@@ -45,7 +45,7 @@ ATTRIBUTES = {
 
 
 class Table:
-    """What was sent: the last value acknowledged for each key, and one that may be stored.
+    """The values sent: the last acknowledged one of each key, and one that may be stored.
 
     An empty value deletes the key.
     """

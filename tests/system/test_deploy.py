@@ -1,4 +1,4 @@
-"""What ``deploy/`` holds works."""
+"""The files of ``deploy/`` work."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def used_bytes(folder: Path) -> int:
-    """What the files of a folder take on their disk."""
+    """The bytes that a folder's files take on their disk."""
     return sum(path.stat().st_blocks * 512 for path in folder.rglob("*"))
 
 

@@ -1,4 +1,4 @@
-"""What a newcomer meets first: the README's commands, `make try` and a wheel."""
+"""A newcomer's first minute: the README's commands, `make try` and a wheel."""
 
 from __future__ import annotations
 

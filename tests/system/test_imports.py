@@ -1,4 +1,4 @@
-"""What ``headrace dev`` does not import; ``make house`` bounds the number of modules."""
+"""Modules that ``headrace dev`` does not import; ``make house`` bounds their number."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ def settled() -> Iterator[None]:
 
 
 def alive(kind: type) -> int:
-    """How many there are, without collecting any garbage."""
+    """The number of objects, without collecting any garbage."""
     gc.unfreeze()
     return sum(type(each) is kind for each in gc.get_objects())
 

@@ -1,4 +1,4 @@
-"""What one client process is asked to do, and what it measures of itself and of the broker."""
+"""The work of one client process, and its measurements of itself and of the broker."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def _bodies(job: Job) -> list[bytes]:
 
 
 def _calls(count: int) -> Iterator[int]:
-    """How many messages each call takes, for ``count`` in all."""
+    """The number of messages of each call, for ``count`` in all."""
     for first in range(0, count, CALL_MESSAGES):
         yield min(CALL_MESSAGES, count - first)
 
