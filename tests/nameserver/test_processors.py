@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import zlib
 from pathlib import Path
 from typing import Any
@@ -49,7 +48,7 @@ from headrace_protocol.nameserver_headers import (
 from headrace_protocol.statictopic.mapping import MappingInfo
 from tests.support.channel import MemoryChannel
 from tests.support.golden_frames import GoldenFrame, golden_frames
-from tests.support.nameserver import NameServerUnderTest, frame, register_body, register_header
+from tests.support.nameserver import NameServerUnderTest, register_body, register_header
 from tests.support.registrations import compressed
 
 
@@ -165,30 +164,6 @@ def test_a_registration_without_body_has_no_topics() -> None:
     assert server.table.holder("b0", 0) == "127.0.0.1:10911"
 
 
-@pytest.mark.parametrize(
-    ("fields", "body", "code", "remark"),
-    [
-        ({"body_crc32": 7}, b"{}", 1, "2 bytes has CRC 598130499, but the header says 7"),
-        ({}, b"{", 29, "malformed request REGISTER_BROKER .103.: expected a key, found the end"),
-        ({}, b'{"topicConfigSerializeWrapper":5}', 29, "Expected `object`, got `int` - at "),
-        ({}, b"\xff\xfe", 29, "not UTF-8"),
-        ({}, b"[" * 5000, 29, "more than 64 levels of nesting"),
-        ({"compressed": True}, b"{}", 29, "compressed register body: .*incorrect header"),
-        ({}, register_body("T").encode(), 1, "first registration must name all its topics"),
-    ],
-)
-def test_a_registration_that_is_refused_says_why(
-    fields: dict[str, Any], body: bytes, code: int, remark: str
-) -> None:
-    server = registered("T", "U")
-    header = register_header(name="b1", address="b:1", **fields)
-    command, _ = server.ask(RequestCode.REGISTER_BROKER, header, body)
-    assert command.code == code
-    assert re.search(remark, command.remark or ""), command.remark
-    assert server.unexpected == []
-    assert get_route(server, "T")[0].code == ResponseCode.SUCCESS
-
-
 REGISTERED = register_body("T", "U").encode()
 
 
@@ -240,21 +215,6 @@ def test_a_heartbeat_keeps_a_broker() -> None:
     )
     server.ask(RequestCode.BROKER_HEARTBEAT, header)
     assert server.table.next_expiry_ms() == server.now_ms + 120_000
-
-
-def test_oneway_requests_get_no_answer() -> None:
-    server = NameServerUnderTest()
-    body = register_body("T", "U").encode()
-    assert (
-        server.take(frame(RequestCode.REGISTER_BROKER, register_header(), body, oneway=True)) == []
-    )
-    assert server.take(frame(4711, oneway=True)) == []
-    assert list(server.table.topics()) == ["T", "U"]
-
-
-def test_an_unknown_code_is_refused_by_number() -> None:
-    command, _ = NameServerUnderTest().ask(4711)
-    assert (command.code, command.remark) == (3, " request type 4711 not supported")
 
 
 # -- routes ----------------------------------------------------------------------------------------
@@ -437,16 +397,6 @@ def test_values_are_kept_over_restarts(tmp_path: Path) -> None:
     assert get(again, "n", "k").header(GetKVConfigResponseHeader).value == "ü"
     _, body = again.ask(RequestCode.GET_KVLIST_BY_NAMESPACE, KVNamespaceHeader(namespace="n"))
     assert KVTable.decode(body).table == {"k": "ü"}
-
-
-def test_missing_values_are_named() -> None:
-    server = NameServerUnderTest()
-    command = get(server, "n", "k")
-    assert (command.code, command.remark) == (22, "no value for key k in namespace n")
-    command, _ = server.ask(RequestCode.GET_KVLIST_BY_NAMESPACE, KVNamespaceHeader(namespace="n"))
-    assert (command.code, command.remark) == (22, "namespace n is empty")
-    command, _ = server.ask(RequestCode.DELETE_KV_CONFIG, KVKeyHeader(namespace="n", key="k"))
-    assert command.code == ResponseCode.SUCCESS
 
 
 def test_a_spoilt_file_is_named(tmp_path: Path) -> None:

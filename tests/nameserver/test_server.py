@@ -124,46 +124,6 @@ async def test_a_closed_connection_unregisters_at_once() -> None:
         assert "broker b0 (127.0.0.1:10911) closed its connection 0 s ago" in remark
 
 
-async def test_malformed_requests_are_answered_and_the_rest_goes_on() -> None:
-    async with running(TcpNetwork()) as cluster:
-        client = await cluster.connect()
-        for code, header, body, expected, remark in (
-            (RequestCode.REGISTER_BROKER, register_header(), b"{", 29, "found the end"),
-            (RequestCode.REGISTER_BROKER, register_header(), b"\xff" * 99, 29, "not UTF-8"),
-            (RequestCode.REGISTER_BROKER, None, b"", 29, "brokerName"),
-            (RequestCode.QUERY_DATA_VERSION, register_header(), b"", 29, "an empty body"),
-            (RequestCode.GET_ROUTEINFO_BY_TOPIC, None, b"", 29, "topic"),
-            (RequestCode.PULL_MESSAGE, None, b"", 3, "request type 11 not supported"),
-        ):
-            command = (
-                await client.connection.request(code, header, body, timeout_ms=TIMEOUT_MS)
-            ).command
-            assert command.code == expected
-            assert remark in (command.remark or "")
-        await client.register()
-        (await client.route()).expect()
-
-
-async def test_another_protocol_is_cut_off_alone() -> None:
-    async with running(TcpNetwork()) as cluster:
-        broker, client = await cluster.connect(), await cluster.connect()
-        await broker.register()
-        host, _, port = cluster.address.rpartition(":")
-        stranger = await trio.open_tcp_stream(host, int(port))
-        async with stranger:
-            await stranger.send_all(b"GET / HTTP/1.1\r\n\r\n")
-            assert await stranger.receive_some() == b""
-        (await client.route()).expect()
-
-
-async def test_a_port_in_use_is_named() -> None:
-    async with running(TcpNetwork()) as cluster:
-        port = int(cluster.address.rpartition(":")[2])
-        config = NameServerConfig(bind_address="127.0.0.1", listen_port=port)
-        with pytest.raises(OSError, match=f"can't listen on {cluster.address}: .* in use; another"):
-            await NameServer(config).run()
-
-
 async def test_the_daemon_ends_on_a_signal() -> None:
     with structlog.testing.capture_logs() as logs, trio.fail_after(10):
         async with trio.open_nursery() as nursery:
