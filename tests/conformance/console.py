@@ -12,7 +12,7 @@ from threading import Timer
 
 from tests.conformance.peer import QUICK_JVM, Peer, driver_command
 
-TIMEOUT_S = 120
+TIMEOUT_S = 600
 
 
 class Console:

@@ -99,10 +99,7 @@ def small_broker(folder: Path) -> Iterator[tuple[Cluster, Peer]]:
 
 
 @pytest.mark.skipif(not may_mount(), reason="this user may not mount")
-def test_a_topic_larger_than_the_disk(
-    tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tests.conformance.console.TIMEOUT_S", WAIT_S)
+def test_a_topic_larger_than_the_disk(tmp_path: Path, console: Console) -> None:
     with small_broker(tmp_path) as (cluster, peer):
         with Admin(nameserver=peer.nameserver) as admin:
             admin.create_topic(TOPIC, queues=QUEUES)

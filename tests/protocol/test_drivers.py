@@ -304,7 +304,7 @@ async def test_headers_become_msgpack_with_a_server_of_ours() -> None:
         server.is_headrace = True
         await connection.request(CODE, HEADER, timeout_ms=1000)
         await connection.request(CODE, HEADER, timeout_ms=1000)
-        assert connection._connection.serialize_type is SerializeType.MSGPACK
+        assert server.last(CODE).serialize_type == SerializeType.MSGPACK
 
 
 @pytest.mark.parametrize("ours", [True, False])

@@ -13,6 +13,7 @@ import pytest
 
 from headrace import blocking
 from headrace.errors import NameserverUnavailable
+from headrace.spark.cluster import Cluster
 from headrace.spark.errors import (
     BrokerMissing,
     CheckpointMismatch,
@@ -374,7 +375,7 @@ def test_messages_that_are_gone_are_a_loss(
     last = offsets(end, topic)[("broker-a", 2)]
     gone = {q(topic, n): offsets(end, topic)[("broker-a", n)] - (n == 2) for n in range(4)}
     # Only the oldest offsets are made up: it takes days until a broker deletes messages.
-    monkeypatch.setattr(type(running._cluster), "min_offsets", lambda _self, _queues: gone)
+    monkeypatch.setattr(Cluster, "min_offsets", lambda _self, _queues: gone)
     with pytest.raises(DataLoss, match=rf"{topic}/broker-a/. no longer has a message at offset 0"):
         ranges(running, start, end)
     lenient = reader(topic, failOnDataLoss="false")

@@ -326,13 +326,16 @@ def test_a_batch_staged_before_a_move_is_written_again(
 
 @pytest.mark.parametrize("known", [set(), {"b"}], ids=["nobody", "another broker"])
 def test_a_nameserver_that_has_just_started_has_deleted_no_topic(
-    cluster: Cluster, topic: Topic, known: set[str], monkeypatch: pytest.MonkeyPatch
+    mq: Embedded, topic: Topic, known: set[str]
 ) -> None:
-    cluster.queues(Topics((topic.name,)))
-    masters = {name: at for name, at in cluster.masters().items() if name in known}
-    monkeypatch.setattr(cluster, "masters", lambda: masters)
-    assert masters.keys() == known
-    assert cluster.vanished_queues([topic.queue(0)]) == {}
+    class Young(Cluster):
+        def masters(self) -> dict[str, str]:
+            return {name: at for name, at in super().masters().items() if name in known}
+
+    with Young([mq.nameserver]) as cluster:
+        cluster.queues(Topics((topic.name,)))
+        assert cluster.masters().keys() == known
+        assert cluster.vanished_queues([topic.queue(0)]) == {}
 
 
 # -- a broker with older messages is away ----------------------------------------------------------

@@ -8,25 +8,27 @@ import signal
 import sys
 from typing import Any
 
-from headrace import Admin
 from headrace.admin.cli import main
 from headrace_protocol.codes import RequestCode
+from headrace_protocol.drivers.aio import AsyncConnection
 
 CHANGES = {RequestCode.UPDATE_AND_CREATE_STATIC_TOPIC, RequestCode.DELETE_TOPIC_IN_BROKER}
 
 
 def end_after(count: int) -> None:
     """Let this process send so many changes."""
-    ask, left = Admin._ask, [None] * count
+    request, left = AsyncConnection.request, [None] * count
 
-    async def ask_or_die(admin: Admin, address: str, code: int, *arguments: Any) -> Any:
+    async def request_or_die(
+        connection: AsyncConnection, code: int, *arguments: Any, **named: Any
+    ) -> Any:
         if code in CHANGES:
             if not left:
                 os.kill(os.getpid(), signal.SIGKILL)
             left.pop()
-        return await ask(admin, address, code, *arguments)
+        return await request(connection, code, *arguments, **named)
 
-    Admin._ask = ask_or_die  # type: ignore[method-assign, assignment]
+    AsyncConnection.request = request_or_die  # type: ignore[method-assign, assignment]
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from headrace_protocol.bodies import BrokerData, QueueData, TopicRouteData
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.command import Command
 from headrace_protocol.frame import Frame
-from headrace_protocol.header_codecs import decode_header
+from headrace_protocol.header_codecs import SerializeType, decode_header
 from headrace_protocol.headers import SendMessageResponseHeader
 from headrace_protocol.message import decode_records
 from headrace_protocol.serving import Registry, Reply, Request
@@ -70,6 +70,7 @@ class Asked:
     is_oneway: bool
     channel: ServerChannel
     opaque: int = 0
+    serialize_type: int = SerializeType.JSON
 
 
 @dataclass
@@ -141,6 +142,7 @@ class Scripted:
             command.is_oneway,
             request.channel,  # type: ignore[arg-type]
             command.opaque,
+            request.serialize_type,
         )
         self.asked.append(asked)
         script = self.answers.get(command.code)

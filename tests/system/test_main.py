@@ -16,7 +16,7 @@ from headrace_broker import main as broker_main
 from headrace_daemon.network import TcpNetwork
 from headrace_nameserver import main as nameserver_main
 from headrace_protocol.codes import RequestCode, ResponseCode
-from tests.support.processes import TIMEOUT_S
+from tests.support.processes import TIMEOUT_S, run
 from tests.support.wire import ask, send_header
 
 # As if nobody had installed it: an import raises ModuleNotFoundError.
@@ -114,17 +114,15 @@ def test_a_wrong_port_is_named(port: str, capsys: pytest.CaptureFixture[str]) ->
     assert f"argument --port: {port!r} is not a port: expected a number up to 65535" in error
 
 
-def test_an_address_in_use_is_reported_in_a_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(nameserver_main, "configure_logs", lambda _level: None)
+def test_an_address_in_use_is_reported_in_a_line(tmp_path: Path) -> None:
     taken = TcpNetwork().listen("127.0.0.1", 0)
     settings = tmp_path / "namesrv.conf"
     settings.write_text(f"bindAddress=127.0.0.1\nlistenPort={taken.port}\n")
     try:
-        assert nameserver_main.main(["-c", str(settings)]) == 1
+        done = run("nameserver", "-c", str(settings))
     finally:
         taken.close()
-    (line,) = capsys.readouterr().err.splitlines()
+    assert done.returncode == 1
+    *_, line = done.stderr.splitlines()
     assert line.startswith("headrace: ")
     assert str(taken.port) in line
