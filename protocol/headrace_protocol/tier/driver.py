@@ -8,7 +8,8 @@ driver may be used by several threads at once. What a driver can't do or find is
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Protocol, TypeVar
+from functools import wraps
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, ParamSpec, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -18,7 +19,9 @@ REWRITTEN_BYTES_MAX: Final = 64 << 20
 
 Buffer = bytes | bytearray | memoryview
 Range = tuple[int, int]
+A = ParamSpec("A")
 K = TypeVar("K")
+T = TypeVar("T")
 
 
 class FailureKind(enum.Enum):
@@ -44,6 +47,34 @@ class Failure(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.path}: {self.reason}"
+
+
+class Failed(Exception):
+    """An operation has failed, in a function that ``returns_failure`` decorates."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(str(failure))
+        self.failure = failure
+
+
+def expect(found: T | Failure) -> T:
+    """The result of an operation. Raises Failed."""
+    if isinstance(found, Failure):
+        raise Failed(found)
+    return found
+
+
+def returns_failure(operate: Callable[A, T]) -> Callable[A, T | Failure]:
+    """Have a function return the failure at which ``expect`` ends it."""
+
+    @wraps(operate)
+    def guarded(*args: A.args, **kwargs: A.kwargs) -> T | Failure:
+        try:
+            return operate(*args, **kwargs)
+        except Failed as failed:
+            return failed.failure
+
+    return guarded
 
 
 class Entry(NamedTuple):
@@ -117,19 +148,17 @@ class PutDriver(Driver, Protocol):
         """The etag of an object. Fails with MISSING, UNREACHABLE."""
 
 
-def read_whole(driver: Readable, path: str, bytes_max: int) -> Buffer | Failure:
+@returns_failure
+def read_whole(driver: Readable, path: str, bytes_max: int) -> Buffer:
     """A small object. Fails as ``read``, and with DAMAGED for a larger one.
 
     Others may write to the location as well.
     """
-    size = driver.size(path)
-    if isinstance(size, Failure):
-        return size
+    size = expect(driver.size(path))
     if size > bytes_max:
         reason = f"has {size} bytes; at most {bytes_max} are read"
-        return Failure(FailureKind.DAMAGED, path, reason)
-    read = driver.read(path, [(0, size)]) if size else [b""]
-    return read if isinstance(read, Failure) else read[0]
+        raise Failed(Failure(FailureKind.DAMAGED, path, reason))
+    return expect(driver.read(path, [(0, size)]))[0] if size else b""
 
 
 def short_read(path: str, wanted: Range, got_bytes: int) -> Failure:
@@ -149,11 +178,12 @@ class Extent(NamedTuple, Generic[K]):
     position: int
 
 
+@returns_failure
 def read_extents(
     ranges: Sequence[Range],
     find: Callable[[int], Extent[K] | Failure],
     read: Callable[[K, list[Range]], list[Buffer] | Failure],
-) -> list[Buffer] | Failure:
+) -> list[Buffer]:
     """Ranges of an address space that lies in several files, each of which is read once.
 
     find: the extent that has a byte. read: ranges of a file. Fails as these.
@@ -164,20 +194,13 @@ def read_extents(
         owner: list[tuple[K, int]] = []
         at = start
         while at < end:
-            extent = find(at)
-            if isinstance(extent, Failure):
-                return extent
+            extent = expect(find(at))
             upto, moved = min(end, extent.end), extent.position - extent.base
             wanted = asked.setdefault(extent.file, [])
             owner.append((extent.file, len(wanted)))
             wanted.append((at + moved, upto + moved))
             at = upto
         owners.append(owner)
-    found = {}
-    for file, wanted in asked.items():
-        answer = read(file, wanted)
-        if isinstance(answer, Failure):
-            return answer
-        found[file] = answer
+    found = {file: expect(read(file, wanted)) for file, wanted in asked.items()}
     parts = [[found[file][number] for file, number in owner] for owner in owners]
     return [part[0] if len(part) == 1 else b"".join(part) for part in parts]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 import msgspec
 
-from headrace_protocol.tier.driver import Failure, FailureKind
+from headrace_protocol.tier.driver import Failure, FailureKind, expect, returns_failure
 from headrace_protocol.tier_bodies import LogSpan, UnitSpan
 
 if TYPE_CHECKING:
@@ -180,7 +180,8 @@ class Named(NamedTuple):
         return [*(row for _, rows in self.catalogs for row in rows), *self.tail]
 
 
-def read_named(driver: Readable, folder: str, manifest: Manifest) -> Named | Failure:
+@returns_failure
+def read_named(driver: Readable, folder: str, manifest: Manifest) -> Named:
     """Read the rows that a manifest names.
 
     folder: its own, with a ``/``; "" for the location itself.
@@ -188,20 +189,10 @@ def read_named(driver: Readable, folder: str, manifest: Manifest) -> Named | Fai
     Fails as a read, and with DAMAGED.
     """
 
-    def read(named: Reference, kind: type[T]) -> T | Failure:
+    def read(named: Reference, kind: type[T]) -> T:
         path = folder + named.name
-        found = driver.read(path, [(named.start, named.stop)])
-        return found if isinstance(found, Failure) else decode(found[0], kind, path, named)
+        (data,) = expect(driver.read(path, [(named.start, named.stop)]))
+        return expect(decode(data, kind, path, named))
 
-    found = Named([], [])
-    for named in manifest.catalogs:
-        rows = read(named, list[ObjectRow])
-        if isinstance(rows, Failure):
-            return rows
-        found.catalogs.append((named, rows))
-    for named in manifest.tail:
-        row = read(named, ObjectRow)
-        if isinstance(row, Failure):
-            return row
-        found.tail.append(row)
-    return found
+    catalogs = [(named, read(named, list[ObjectRow])) for named in manifest.catalogs]
+    return Named(catalogs, [read(named, ObjectRow) for named in manifest.tail])

@@ -14,7 +14,7 @@ import numpy as np
 from headrace_protocol.columns import RecordColumns
 from headrace_protocol.errors import CorruptRecord
 from headrace_protocol.message import BORN_HOST_V6, MAGIC_V1, MAGIC_V2
-from headrace_protocol.tier.driver import Failure, FailureKind
+from headrace_protocol.tier.driver import Failure, FailureKind, expect, returns_failure
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -83,22 +83,18 @@ class StoredQueue(ABC):
         Fewer are returned at a gap. Without a unit the result is empty, at ``commit_offset``.
         """
 
-    def store_time(self, queue_offset: int) -> int | Failure:
+    @returns_failure
+    def store_time(self, queue_offset: int) -> int:
         """The store time of a record that is kept."""
-        found = self.units(queue_offset, 1)
-        if isinstance(found, Failure):
-            return found
-        head = self.head(int(found.units["physical_offset"][0]))
-        return head if isinstance(head, Failure) else head.store_ms
+        found = expect(self.units(queue_offset, 1))
+        return expect(self.head(int(found.units["physical_offset"][0]))).store_ms
 
-    def _first_in(self, low: int, high: int, limit_ms: int) -> int | Failure:
+    @returns_failure
+    def _first_in(self, low: int, high: int, limit_ms: int) -> int:
         """The first of some records stored at or after a time; ``high`` if all are older."""
         while low < high:
             middle = (low + high) // 2
-            store_ms = self.store_time(middle)
-            if isinstance(store_ms, Failure):
-                return store_ms
-            if store_ms < limit_ms:
+            if expect(self.store_time(middle)) < limit_ms:
                 low = middle + 1
             else:
                 high = middle
@@ -165,27 +161,23 @@ class StoredQueue(ABC):
             return read
         return read_head(read[0]) or self._damaged(f"there is no record at {log_offset}")
 
-    def offset_by_time(self, timestamp_ms: int, boundary: Boundary = "LOWER") -> int | Failure:
+    @returns_failure
+    def offset_by_time(self, timestamp_ms: int, boundary: Boundary = "LOWER") -> int:
         """The queue offset for a store time.
 
         LOWER: first record stored at or after the time; ``commit_offset`` if all are older.
         UPPER: last record stored at or before the time; ``min_offset`` if all are newer.
         """
         limit_ms = timestamp_ms if boundary == "LOWER" else timestamp_ms + 1
-        found = self._first_at_or_after(limit_ms)
-        if isinstance(found, Failure) or boundary == "LOWER":
-            return found
-        return self._last_before(found)
+        found = expect(self._first_at_or_after(limit_ms))
+        return found if boundary == "LOWER" else self._last_before(found)
 
-    def _last_before(self, end: int) -> int | Failure:
+    def _last_before(self, end: int) -> int:
         """The last record before an offset; ``min_offset`` without one. A gap may lie between."""
         low, high = self.min_offset, end - 1
         middle = high
         while low < high:
-            found = self.units(middle, 1)
-            if isinstance(found, Failure):
-                return found
-            if found.first < end:
+            if expect(self.units(middle, 1)).first < end:
                 low = middle
             else:
                 high = middle - 1

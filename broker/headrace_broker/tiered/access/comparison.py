@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from headrace_broker.store.queues.queue_blocks import QueueDamaged
-from headrace_protocol.tier.driver import Failure
+from headrace_protocol.tier.driver import expect, returns_failure
 
 if TYPE_CHECKING:
     from headrace_broker.store.followers.follower_work import LocalQueue
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 _OFFSET: Final = slice(28, 36)
 
 
-def first_difference(queue: TierQueue, local: LocalQueue) -> int | Failure | None:
+@returns_failure
+def first_difference(queue: TierQueue, local: LocalQueue) -> int | None:
     """The first queue offset at which the tier has another message than the log; None without one.
 
     Messages that only the tier has are others if the log gives their offsets to new ones. If the
@@ -33,18 +34,12 @@ def first_difference(queue: TierQueue, local: LocalQueue) -> int | Failure | Non
     end = min(queue.commit_offset, local.view.end)
     if end <= low:
         return local.view.end if local.view.end < queue.commit_offset else None
-    is_same = _has_tail(local, queue.tail()) or _is_same(queue, local, end - 1)
-    if isinstance(is_same, Failure):
-        return is_same
-    if is_same:
+    if _has_tail(local, queue.tail()) or _is_same(queue, local, end - 1):
         return end if end < queue.commit_offset else None
     high = end - 1  # differs
     while low < high:
         middle = (low + high) // 2
-        is_same = _is_same(queue, local, middle)
-        if isinstance(is_same, Failure):
-            return is_same
-        low, high = (middle + 1, high) if is_same else (low, middle)
+        low, high = (middle + 1, high) if _is_same(queue, local, middle) else (low, middle)
     return low
 
 
@@ -62,7 +57,7 @@ def _has_tail(local: LocalQueue, tail: Tail | None) -> bool:
     return is_size_same and newest_ms == tail.newest_ms
 
 
-def _is_same(queue: TierQueue, local: LocalQueue, queue_offset: int) -> bool | Failure:
+def _is_same(queue: TierQueue, local: LocalQueue, queue_offset: int) -> bool:
     """True if log and tier have the same record; also if one of them has none to compare."""
     try:
         record = local.record(queue_offset)
@@ -70,14 +65,10 @@ def _is_same(queue: TierQueue, local: LocalQueue, queue_offset: int) -> bool | F
         return True
     if record is None:
         return True
-    found = queue.units(queue_offset, 1)
-    if isinstance(found, Failure):
-        return found
+    found = expect(queue.units(queue_offset, 1))
     if not len(found.units) or found.first != queue_offset:  # in a gap of the tier
         return True
-    stored = queue.records(found.units, np.array([queue_offset]))
-    if isinstance(stored, Failure):
-        return stored
+    stored = expect(queue.records(found.units, np.array([queue_offset])))
     ours, theirs = bytearray(record.record(0)), bytearray(stored.record(0))
     ours[_OFFSET] = theirs[_OFFSET] = bytes(_OFFSET.stop - _OFFSET.start)
     return ours == theirs

@@ -21,7 +21,7 @@ import numpy as np
 from headrace_broker.tiered.container.flat_file import FileAddress, FlatFile, Piece
 from headrace_broker.tiered.container.stored_tier import Spans, TierQueue
 from headrace_protocol.columns import UNIT_DTYPE, RecordColumns
-from headrace_protocol.tier.driver import Failure
+from headrace_protocol.tier.driver import expect, returns_failure
 from headrace_protocol.tier.paths import FileKind
 from headrace_protocol.tier.stored_queue import UnitRange
 from headrace_protocol.tier_bodies import LogSpan, UnitSpan
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from headrace_broker.tiered.container.metadata import TierMetadata
     from headrace_protocol.columns import Array
-    from headrace_protocol.tier.driver import AppendDriver, Buffer, Range
+    from headrace_protocol.tier.driver import AppendDriver, Buffer, Failure, Range
     from headrace_protocol.tier.paths import QueueName
 
 UNIT_BYTES: Final = UNIT_DTYPE.itemsize
@@ -103,7 +103,8 @@ class FlatQueue(TierQueue):
 
     # -- upload ------------------------------------------------------------------------------------
 
-    def append(self, records: RecordColumns, tags_codes: Array, now_ms: int) -> Failure | None:
+    @returns_failure
+    def append(self, records: RecordColumns, tags_codes: Array, now_ms: int) -> None:
         """Keep records in the order of their queue offsets; durable when this returns.
 
         records: none before ``commit_offset``; behind it and between them there may be gaps, which
@@ -111,42 +112,38 @@ class FlatQueue(TierQueue):
 
         After a failure a part of the records may be kept: ``commit_offset`` says how many.
         """
-        failure = self._settle()
-        if failure is not None or not len(records):
-            return failure
+        self._settle()
+        if not len(records):
+            return
         offsets = records.queue_offset
         assert offsets[0] >= self.commit_offset
         breaks = np.flatnonzero(offsets[1:] != offsets[:-1] + 1) + 1
         bounds = [0, *breaks.tolist(), len(records)]
         for first, end in pairwise(bounds):
             run = slice(first, end)
-            failure = self._append_run(records.select(run), tags_codes[run], now_ms)
-            if failure is not None:
-                return failure
-        return None
+            self._append_run(records.select(run), tags_codes[run], now_ms)
 
-    def _settle(self) -> Failure | None:
+    def _settle(self) -> None:
         """Discard what a failed append has left behind the last unit."""
         for file in (self.log, self.units_file):
-            failure = file.settle()
-            if failure is not None:
-                return failure
-        return self.log.cut(self.log_end) if self.log.end > self.log_end else None
+            expect(file.settle())
+        if self.log.end > self.log_end:
+            expect(self.log.cut(self.log_end))
 
-    def cut(self, queue_offset: int, now_ms: int) -> Failure | None:
+    @returns_failure
+    def cut(self, queue_offset: int, now_ms: int) -> None:
         """Discard all records from an offset on, which is past ``min_offset``."""
-        found = self.units(queue_offset, 1)
-        if isinstance(found, Failure) or not len(found.units):
-            return found if isinstance(found, Failure) else None
+        found = expect(self.units(queue_offset, 1))
+        if not len(found.units):
+            return
         # Units first: those without a record would be damage.
-        failure = self.units_file.cut(max(queue_offset * UNIT_BYTES, self.units_file.base))
-        if failure is None:
-            self.log_end = int(found.units["physical_offset"][0])
-            failure = self.log.cut(self.log_end)
-            self.publish(now_ms)
-        return failure
+        expect(self.units_file.cut(max(queue_offset * UNIT_BYTES, self.units_file.base)))
+        self.log_end = int(found.units["physical_offset"][0])
+        failure = self.log.cut(self.log_end)
+        self.publish(now_ms)
+        expect(failure)
 
-    def _append_run(self, records: RecordColumns, tags_codes: Array, now_ms: int) -> Failure | None:
+    def _append_run(self, records: RecordColumns, tags_codes: Array, now_ms: int) -> None:
         """Append records with consecutive queue offsets."""
         first = int(records.queue_offset[0])
         if self.log.end == self.log.base:
@@ -161,11 +158,8 @@ class FlatQueue(TierQueue):
             fitting = int(np.searchsorted(np.cumsum(records.size[begin:]), room, "right"))
             end = begin + max(fitting, 1)
             some = records.select(slice(begin, end))
-            failure = self._append_some(some, tags_codes[begin:end], now_ms)
-            if failure is not None:
-                return failure
+            self._append_some(some, tags_codes[begin:end], now_ms)
             begin = end
-        return None
 
     def _roll_log(self, record_bytes: int, now_ms: int) -> None:
         last, limits = self.log.segments[-1], self._limits
@@ -174,9 +168,7 @@ class FlatQueue(TierQueue):
         if is_full or (is_old and last.size >= limits.log_aged_bytes):
             self.log.roll(self.log.end, now_ms)
 
-    def _append_some(
-        self, records: RecordColumns, tags_codes: Array, now_ms: int
-    ) -> Failure | None:
+    def _append_some(self, records: RecordColumns, tags_codes: Array, now_ms: int) -> None:
         """Append records that fit the last segment of the log, and then their units."""
         units = np.empty(len(records), UNIT_DTYPE)
         units["physical_offset"] = self.log.end + np.cumsum(records.size) - records.size
@@ -184,10 +176,10 @@ class FlatQueue(TierQueue):
         units["tags_code"] = tags_codes
         times = records.store_timestamp
         data = with_offsets(records, units["physical_offset"])
-        failure = self.log.append(Piece(data, int(times.min()), int(times.max())))
-        return failure or self._append_units(units, times, now_ms)
+        expect(self.log.append(Piece(data, int(times.min()), int(times.max()))))
+        self._append_units(units, times, now_ms)
 
-    def _append_units(self, units: Array, times: Array, now_ms: int) -> Failure | None:
+    def _append_units(self, units: Array, times: Array, now_ms: int) -> None:
         begin = 0
         while begin < len(units):
             limit = self._limits.units_bytes // UNIT_BYTES
@@ -196,15 +188,11 @@ class FlatQueue(TierQueue):
                 self.units_file.roll(self.units_file.end, now_ms)
                 room = limit
             some, some_times = units[begin : begin + room], times[begin : begin + room]
-            failure = self.units_file.append(
-                Piece(some.tobytes(), int(some_times.min()), int(some_times.max()))
-            )
-            if failure is not None:
-                return failure
+            piece = Piece(some.tobytes(), int(some_times.min()), int(some_times.max()))
+            expect(self.units_file.append(piece))
             self.log_end = int(some["physical_offset"][-1]) + int(some["size"][-1])
             begin += len(some)
         self.publish(now_ms)
-        return None
 
     def publish(self, now_ms: int) -> None:
         """Set the queue's row in the metadata."""
@@ -215,7 +203,8 @@ class FlatQueue(TierQueue):
     def _read_log(self, ranges: Sequence[Range]) -> list[Buffer] | Failure:
         return self.log.read(ranges)
 
-    def units(self, queue_offset: int, count_max: int) -> UnitRange | Failure:
+    @returns_failure
+    def units(self, queue_offset: int, count_max: int) -> UnitRange:
         """As ``StoredQueue.units``."""
         position = max(queue_offset, self.min_offset) * UNIT_BYTES
         rows = [row for row in self.units_file.segments if row.size]
@@ -228,10 +217,8 @@ class FlatQueue(TierQueue):
             if other.base_offset <= end < other.end:
                 end = other.end
         end = min(end, position + count_max * UNIT_BYTES)
-        read = self.units_file.read([(position, end)])
-        if isinstance(read, Failure):
-            return read
-        return UnitRange(position // UNIT_BYTES, np.frombuffer(read[0], UNIT_DTYPE))
+        (data,) = expect(self.units_file.read([(position, end)]))
+        return UnitRange(position // UNIT_BYTES, np.frombuffer(data, UNIT_DTYPE))
 
     def spans(self, wanted: Range, count_max: int) -> Spans:
         """As ``TierQueue.spans``, with the whole log: only units say what is where in it."""
@@ -282,7 +269,8 @@ class FlatQueue(TierQueue):
             count += 1
         return self.drop(count, now_ms)
 
-    def drop(self, count: int, now_ms: int) -> list[str] | Failure:
+    @returns_failure
+    def drop(self, count: int, now_ms: int) -> list[str]:
         """Drop the first segments of the log, but not the one that grows.
 
         Returns the paths of the dropped files: delete them once the metadata is saved.
@@ -292,10 +280,7 @@ class FlatQueue(TierQueue):
             count -= 1
         if not count:
             return []
-        head = self.head(self.log.segments[count].base_offset)
-        if isinstance(head, Failure):
-            return head
-        self.min_offset = head.queue_offset
+        self.min_offset = expect(self.head(self.log.segments[count].base_offset)).queue_offset
         rows = self.units_file.segments[:-1]
         expired = [row for row in rows if row.end <= self.min_offset * UNIT_BYTES]
         paths = self.log.drop_before(count) + self.units_file.drop_before(len(expired))

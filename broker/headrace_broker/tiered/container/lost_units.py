@@ -18,7 +18,7 @@ from headrace_broker.tiered.container.recovery import tags_codes
 from headrace_protocol.columns import UNIT_DTYPE, RecordColumns
 from headrace_protocol.errors import CorruptRecord
 from headrace_protocol.message import MAGIC_V1, MAGIC_V2
-from headrace_protocol.tier.driver import Failure
+from headrace_protocol.tier.driver import expect, returns_failure
 from headrace_protocol.tier.paths import FileKind, segment_name
 from headrace_protocol.tier.stored_queue import HEAD_BYTES, read_head
 
@@ -35,29 +35,19 @@ _MAGICS: Final = tuple(struct.pack(">i", magic) for magic in (MAGIC_V1, MAGIC_V2
 _MAGIC_AT: Final = 4
 
 
-class _Failed(Exception):
-    """An operation failed. args: the failure."""
-
-
-def complete_units(
-    driver: AppendDriver, stored: Mapping[str, Sizes], units_bytes: int
-) -> Failure | None:
+@returns_failure
+def complete_units(driver: AppendDriver, stored: Mapping[str, Sizes], units_bytes: int) -> None:
     """Complete the consume queues of all queues of a broker.
 
     stored: as ``sizes_by_folder`` returns it. units_bytes: where a segment ends. Fails as the
     driver does.
     """
-    try:
-        for path, log in sorted(stored.items()):
-            queue, _, kind = path.rpartition("/")
-            if kind == FileKind.COMMIT_LOG.name:
-                units = f"{queue}/{FileKind.CONSUME_QUEUE.name}"
-                files = _Files(driver, units, stored.get(units, {}), units_bytes)
-                _complete(_Log(driver, path, log), files)
-    except _Failed as error:
-        failure: Failure = error.args[0]
-        return failure
-    return None
+    for path, log in sorted(stored.items()):
+        queue, _, kind = path.rpartition("/")
+        if kind == FileKind.COMMIT_LOG.name:
+            units = f"{queue}/{FileKind.CONSUME_QUEUE.name}"
+            files = _Files(driver, units, stored.get(units, {}), units_bytes)
+            _complete(_Log(driver, path, log), files)
 
 
 class _Units(NamedTuple):
@@ -222,11 +212,11 @@ class _Files:
                 break
             end = begin
         if not end:
-            _expect(self._driver.delete([path]))
+            expect(self._driver.delete([path]))
             del self.sizes[base]
             return None
         if end < size:
-            _expect(self._driver.cut(path, end))
+            expect(self._driver.cut(path, end))
             self.sizes[base] = end
         ends = [(0, UNIT_BYTES), (end - UNIT_BYTES, end)]
         read = [np.frombuffer(_read(self._driver, path, wanted), UNIT_DTYPE)[0] for wanted in ends]
@@ -250,18 +240,10 @@ class _Files:
                 base = at
             size = self.sizes.get(base, 0)
             some = units[: min(count, (self._limit - size) // UNIT_BYTES)]
-            _expect(self._driver.append(self._segment(base), size, some.tobytes()))
+            expect(self._driver.append(self._segment(base), size, some.tobytes()))
             self.sizes[base] = size + some.nbytes
             at, units = at + some.nbytes, units[len(some) :]
 
 
 def _read(driver: AppendDriver, path: str, wanted: Range) -> Buffer:
-    read = driver.read(path, [wanted])
-    if isinstance(read, Failure):
-        raise _Failed(read)
-    return read[0]
-
-
-def _expect(failure: Failure | None) -> None:
-    if failure is not None:
-        raise _Failed(failure)
+    return expect(driver.read(path, [wanted]))[0]

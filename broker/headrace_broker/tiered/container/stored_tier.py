@@ -10,7 +10,7 @@ import numpy as np
 
 from headrace_broker.cold.queue import ReadBlock
 from headrace_protocol.choose import choose
-from headrace_protocol.tier.driver import Failure, FailureKind
+from headrace_protocol.tier.driver import Failed, Failure, FailureKind, expect, returns_failure
 from headrace_protocol.tier.stored_queue import StoredQueue, read_bytes
 
 if TYPE_CHECKING:
@@ -75,26 +75,23 @@ class TierQueue(StoredQueue):
         Reads nothing.
         """
 
-    def fetch(self, wanted: Wanted, /, *, check_bodies: bool) -> ReadBlock | Failure:
+    @returns_failure
+    def fetch(self, wanted: Wanted, /, *, check_bodies: bool) -> ReadBlock:
         """As ``ColdQueue.fetch``.
 
         Which messages match is in their units, so the bodies of others are not read.
         """
         count = wanted.count_max if wanted.tags is None else max(wanted.count_max, _SCANNED_UNITS)
-        found = self.units(wanted.queue_offset, count)
-        if isinstance(found, Failure):
-            return found
+        found = expect(self.units(wanted.queue_offset, count))
         if not len(found.units):
             reason = f"messages from queue offset {wanted.queue_offset} on have expired meanwhile"
-            return Failure(FailureKind.MISSING, self.path, reason)
+            raise Failed(Failure(FailureKind.MISSING, self.path, reason))
         where, _, seen = choose(
             found.units, wanted.tags, wanted.count_max, wanted.bytes_max, bytes_of=read_bytes
         )
         end = found.first + seen
         units, offsets = found.units[where], np.arange(found.first, end)[where]
-        records = self.records(units, offsets, check_bodies=check_bodies)
-        if isinstance(records, Failure):
-            return records
+        records = expect(self.records(units, offsets, check_bodies=check_bodies))
         return ReadBlock(wanted.queue_offset, end, offsets, units, records)
 
     def record(self, log_offset: int, size: int) -> Buffer | Failure | None:

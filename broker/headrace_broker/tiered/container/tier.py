@@ -13,7 +13,7 @@ from headrace_broker.tiered.container.lost_units import complete_units
 from headrace_broker.tiered.container.metadata import UNKNOWN_OFFSET, SegmentRow
 from headrace_broker.tiered.container.recovery import recover
 from headrace_broker.tiered.container.stored_tier import byte_limits, oldest
-from headrace_protocol.tier.driver import Failure, FailureKind
+from headrace_protocol.tier.driver import Failed, Failure, FailureKind, expect, returns_failure
 from headrace_protocol.tier.paths import (
     FileKind,
     QueueName,
@@ -64,15 +64,13 @@ class Tier:
         # as well. If all queues were deleted, files are leftovers indeed.
         return self.rebuild(now_ms) if self.metadata.is_new else self.open(now_ms)
 
-    def open(self, now_ms: int) -> Failure | None:
+    @returns_failure
+    def open(self, now_ms: int) -> None:
         """Bring all queues in line with the store.
 
         Fails with UNREACHABLE; the next call continues with the remaining queues. Raises OSError.
         """
-        entries = self._driver.entries(self._home.folder)
-        if isinstance(entries, Failure):
-            return entries
-        stored = sizes_by_folder(entries)
+        stored = sizes_by_folder(expect(self._driver.entries(self._home.folder)))
         for name in self.metadata.queues():
             key = name.topic, name.queue_id
             if name.broker != self._home.broker or key in self.queues or key in self.damaged:
@@ -82,12 +80,11 @@ class Tier:
             if failure is None:
                 self.queues[key] = queue
             elif failure.kind is FailureKind.UNREACHABLE:
-                return failure
+                raise Failed(failure)
             else:
                 self.damaged[key] = failure
         # What a killed process has saved may be in memory only.
         self.metadata.save()
-        return None
 
     def reopen(self, name: tuple[str, int], now_ms: int) -> Failure | None:
         """As ``StoredTier.reopen``."""
@@ -107,16 +104,15 @@ class Tier:
     def _queue(self, name: QueueName) -> FlatQueue:
         return FlatQueue(self._driver, self._folder, name, self.metadata, self._limits)
 
-    def create(self, queues: Iterable[tuple[str, int]], now_ms: int) -> Failure | None:
+    @returns_failure
+    def create(self, queues: Iterable[tuple[str, int]], now_ms: int) -> None:
         """Create queues without messages; files of deleted queues of these names are removed.
 
         Raises OSError if the metadata can't be saved.
         """
         names = [QueueName(self._home.broker, *queue) for queue in queues]
         for name in names:
-            failure = self._delete_files(name)
-            if failure is not None:
-                return failure
+            self._delete_files(name)
         for name in names:
             self.metadata.topic_id(name.topic, now_ms)
             # A file is made only for a queue that has a row: the row tells it from a leftover.
@@ -124,17 +120,14 @@ class Tier:
         self.metadata.save()
         for name in names:
             self.queues[name.topic, name.queue_id] = self._queue(name)
-        return None
 
     # -- upload ------------------------------------------------------------------------------------
 
-    def append_all(self, groups: Mapping[tuple[str, int], Group], now_ms: int) -> Failure | None:
+    @returns_failure
+    def append_all(self, groups: Mapping[tuple[str, int], Group], now_ms: int) -> None:
         """As ``StoredTier.append_all``."""
         for name, group in groups.items():
-            failure = self.append(*name, *group, now_ms)
-            if failure is not None:
-                return failure
-        return None
+            expect(self.append(*name, *group, now_ms))
 
     def append(
         self,
@@ -153,27 +146,21 @@ class Tier:
         self.index.add(topic, queue_id, kept, log_offsets, now_ms)
         return failure
 
-    def index_again(
-        self, topic: str, queue_id: int, queue_offset: int, now_ms: int
-    ) -> Failure | None:
+    @returns_failure
+    def index_again(self, topic: str, queue_id: int, queue_offset: int, now_ms: int) -> None:
         """Add all records from an offset on to the index: after a crash, from the last ``sync`` on.
 
         Fails as ``FlatQueue.records``. Raises OSError.
         """
         queue, at = self.queues[topic, queue_id], queue_offset
         while at < queue.commit_offset:
-            found = queue.units(at, _INDEXED_AT_ONCE)
-            if isinstance(found, Failure):
-                return found
+            found = expect(queue.units(at, _INDEXED_AT_ONCE))
             at = found.first + len(found.units)
             offsets = np.arange(found.first, at)
-            records = queue.records(found.units, offsets)
-            if isinstance(records, Failure):
-                return records
+            records = expect(queue.records(found.units, offsets))
             self.index.add(topic, queue_id, records, records.physical_offset, now_ms)
             if not len(offsets):
                 break
-        return None
 
     def sync(self) -> None:
         """Bring metadata and index to disk; the records are there already. Raises OSError."""
@@ -182,47 +169,42 @@ class Tier:
 
     # -- removal -----------------------------------------------------------------------------------
 
-    def delete(self, topic: str, queue_id: int) -> Failure | None:
+    @returns_failure
+    def delete(self, topic: str, queue_id: int) -> None:
         """Delete a queue; after a failure ``sweep`` removes the rest. Raises OSError."""
         name = QueueName(self._home.broker, topic, queue_id)
         self.queues.pop((topic, queue_id), None)
         self.damaged.pop((topic, queue_id), None)
         self.metadata.remove_queue(name)
         self.metadata.save()
-        return self._delete_files(name)
+        self._delete_files(name)
 
-    def _delete_files(self, name: QueueName) -> Failure | None:
-        entries = self._driver.entries(f"{self._folder}/{name.path}")
-        if isinstance(entries, Failure):
-            return entries
-        return self._driver.delete([entry.path for entry in entries])
+    def _delete_files(self, name: QueueName) -> None:
+        entries = expect(self._driver.entries(f"{self._folder}/{name.path}"))
+        expect(self._driver.delete([entry.path for entry in entries]))
 
-    def expire(self, topic: str, queue_id: int, before_ms: int, now_ms: int) -> Failure | None:
+    @returns_failure
+    def expire(self, topic: str, queue_id: int, before_ms: int, now_ms: int) -> None:
         """Delete a queue's segments whose messages were all stored before a time.
 
         The metadata goes first, so that it never names a file that is gone. Raises OSError.
         """
-        return self._remove(self.queues[topic, queue_id].expire(before_ms, now_ms))
+        self._remove(expect(self.queues[topic, queue_id].expire(before_ms, now_ms)))
 
-    def shrink(self, topic: str, bytes_max: int, now_ms: int) -> Failure | None:
+    @returns_failure
+    def shrink(self, topic: str, bytes_max: int, now_ms: int) -> None:
         """Delete a topic's oldest segments while the rest is at least of a size. Raises OSError."""
         queues = [queue for (name, _), queue in self.queues.items() if name == topic]
         excess_bytes = sum(queue.log_bytes for queue in queues) - bytes_max
         rows = [queue.log.segments[:-1] for queue in queues]
         sizes = [[(row.end_timestamp, row.size) for row in of_queue] for of_queue in rows]
         for queue, count in zip(queues, oldest(sizes, excess_bytes), strict=True):
-            failure = self._remove(queue.drop(count, now_ms))
-            if failure is not None:
-                return failure
-        return None
+            self._remove(expect(queue.drop(count, now_ms)))
 
-    def _remove(self, paths: list[str] | Failure) -> Failure | None:
-        if isinstance(paths, Failure):
-            return paths
-        if not paths:
-            return None
-        self.metadata.save()
-        return self._driver.delete(paths)
+    def _remove(self, paths: list[str]) -> None:
+        if paths:
+            self.metadata.save()
+            expect(self._driver.delete(paths))
 
     def clean_up(
         self, before_ms: Callable[[str], int] | None, now_ms: int, limits: Limits | None = None
@@ -259,14 +241,13 @@ class Tier:
         """As ``StoredTier.close``."""
         self.index.close()
 
-    def sweep(self) -> Failure | None:
+    @returns_failure
+    def sweep(self) -> None:
         """Delete what no row names: leftovers of expiries and deletions that were cut short.
 
         Never while the index uploads: its file has no row until it is whole.
         """
-        entries = self._driver.entries(self._home.folder)
-        if isinstance(entries, Failure):
-            return entries
+        entries = expect(self._driver.entries(self._home.folder))
         # After the listing: a file that is begun meanwhile is not in it.
         names = [*self.metadata.queues(), self._home.index_queue]
         kept = {
@@ -278,23 +259,18 @@ class Tier:
         damaged = [QueueName(self._home.broker, *queue) for queue in self.damaged]
         spared = tuple(f"{self._folder}/{name.path}/" for name in damaged)
         paths = [entry.path for entry in entries if entry.path not in kept]
-        return self._driver.delete(
-            [path for path in paths if is_segment(path) and not path.startswith(spared)]
-        )
+        left = [path for path in paths if is_segment(path) and not path.startswith(spared)]
+        expect(self._driver.delete(left))
 
-    def rebuild(self, now_ms: int) -> Failure | None:
+    @returns_failure
+    def rebuild(self, now_ms: int) -> None:
         """Open all queues that the store has, also those that the metadata lost. Raises OSError.
 
         Records without units get them: nothing tells what a crash left from what was lost with the
         metadata. Files of deleted queues that no ``sweep`` removed are found too.
         """
-        entries = self._driver.entries(self._home.folder)
-        if isinstance(entries, Failure):
-            return entries
-        stored = sizes_by_folder(entries)
-        failure = complete_units(self._driver, stored, self._limits.units_bytes)
-        if failure is not None:
-            return failure
+        stored = sizes_by_folder(expect(self._driver.entries(self._home.folder)))
+        expect(complete_units(self._driver, stored, self._limits.units_bytes))
         for folder, found in sorted(stored.items()):
             topic, queue_id, kind = folder.split("/")[-3:]
             name = QueueName(self._home.broker, topic, int(queue_id))
@@ -306,7 +282,7 @@ class Tier:
                     log = FileKind.COMMIT_LOG
                     rows = [SegmentRow(name.path, log, base, size=found[base]) for base in found]
                     self.metadata.set_segments(name, log, rows)
-        return self.open(now_ms)
+        expect(self.open(now_ms))
 
 
 def _has_hole(found: Sizes) -> bool:

@@ -24,7 +24,7 @@ from headrace_broker.tiered.container.index_file import (
 )
 from headrace_broker.tiered.container.metadata import STATUS_SEALED, SegmentRow
 from headrace_protocol.java_hash import index_key_hash
-from headrace_protocol.tier.driver import Failure, FailureKind
+from headrace_protocol.tier.driver import Failed, Failure, FailureKind, expect, returns_failure
 from headrace_protocol.tier.paths import FileKind
 
 if TYPE_CHECKING:
@@ -142,7 +142,8 @@ class TierIndex:
         self.metadata.set_segments(self._address.queue, self._address.kind, rows)
         return rows
 
-    def last_log_offsets(self) -> dict[tuple[str, int], int] | Failure:
+    @returns_failure
+    def last_log_offsets(self) -> dict[tuple[str, int], int]:
         """The last offset in the log of each queue in the finished files, by topic and queue id.
 
         Fails as a read.
@@ -151,10 +152,9 @@ class TierIndex:
         for row in self._rows():
             path = self._address.segment_path(row.base_offset)
             for at in range(self._size.items_at, row.size, _PART_BYTES):
-                read = self._driver.read(path, [(at, min(at + _PART_BYTES, row.size))])
-                if isinstance(read, Failure):
-                    return read
-                items = np.frombuffer(read[0], ITEM, len(read[0]) // ITEM.itemsize)
+                wanted = at, min(at + _PART_BYTES, row.size)
+                (data,) = expect(self._driver.read(path, [wanted]))
+                items = np.frombuffer(data, ITEM, len(data) // ITEM.itemsize)
                 keys = items["topic_id"].astype(np.int64) << 32 | items["queue_id"]
                 queues, numbers = np.unique(keys, return_inverse=True)
                 last = np.zeros(len(queues), np.int64)
@@ -266,9 +266,10 @@ class TierIndex:
 
     # -- queries -----------------------------------------------------------------------------------
 
+    @returns_failure
     def query(
         self, topic: str, key: str, begin_ms: int, end_ms: int, count_max: int
-    ) -> list[IndexHit] | Failure:
+    ) -> list[IndexHit]:
         """Records whose key has the hash of this one, the newest first.
 
         begin_ms, end_ms: store times to look for; records up to a second off may be among them.
@@ -279,11 +280,8 @@ class TierIndex:
             return []
         key_hash = index_key_hash(topic, key)
         hits: dict[tuple[int, int], IndexHit] = {}
-        for found in self._found(key_hash, begin_ms):
-            if isinstance(found, Failure):
-                return found
-            file_ms, items = found
-            items = items[(items["key_hash"] == key_hash) & (items["topic_id"] == row.topic_id)]
+        for file_ms, found in self._found(key_hash, begin_ms):
+            items = found[(found["key_hash"] == key_hash) & (found["topic_id"] == row.topic_id)]
             for queue_id, log_offset, size, seconds in items[
                 ["queue_id", "log_offset", "size", "seconds"]
             ].tolist():
@@ -294,7 +292,7 @@ class TierIndex:
         newest = sorted(hits.values(), key=lambda hit: (hit.store_ms, hit.log_offset), reverse=True)
         return newest[:count_max]
 
-    def _found(self, key_hash: int, begin_ms: int) -> Iterator[tuple[int, Array] | Failure]:
+    def _found(self, key_hash: int, begin_ms: int) -> Iterator[tuple[int, Array]]:
         with self._lock:  # a file that is uploaded meanwhile is not closed under a reader
             rows = self._rows()
             local = [
@@ -305,20 +303,17 @@ class TierIndex:
         yield from local
         for row in reversed(rows):
             if row.end_timestamp >= begin_ms:
-                found = self._find_finished(row, key_hash)
-                yield found if isinstance(found, Failure) else (row.begin_timestamp, found)
+                yield row.begin_timestamp, self._find_finished(row, key_hash)
 
-    def _find_finished(self, row: SegmentRow, key_hash: int) -> Array | Failure:
+    def _find_finished(self, row: SegmentRow, key_hash: int) -> Array:
         path = self._address.segment_path(row.base_offset)
         at = self._size.slot_at(key_hash)
-        slot = self._driver.read(path, [(at, at + SLOT.size)])
-        if isinstance(slot, Failure):
-            return slot
-        position, byte_count = SLOT.unpack(slot[0])
+        (slot,) = expect(self._driver.read(path, [(at, at + SLOT.size)]))
+        position, byte_count = SLOT.unpack(slot)
         if not byte_count:
             return np.empty(0, ITEM)
         if position < self._size.items_at or byte_count < 0 or byte_count % ITEM.itemsize:
-            return Failure(FailureKind.DAMAGED, path, f"slot at {at} points to no items")
+            reason = f"slot at {at} points to no items"
+            raise Failed(Failure(FailureKind.DAMAGED, path, reason))
         wanted = position, position + min(byte_count, _ITEMS_MAX * ITEM.itemsize)
-        items = self._driver.read(path, [wanted])
-        return items if isinstance(items, Failure) else np.frombuffer(items[0], ITEM)
+        return np.frombuffer(expect(self._driver.read(path, [wanted]))[0], ITEM)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from headrace_protocol.tier.driver import Failure, FailureKind
+from headrace_protocol.tier.driver import Failed, Failure, FailureKind, expect, returns_failure
 from headrace_protocol.tier.rows import (
     FORMAT,
     ObjectRow,
@@ -102,20 +102,18 @@ def object_bytes_min(row: ObjectRow) -> int:
     return max([row.keys_at + row.key_count * KEY_ITEM.itemsize, *stops]) + _TRAILER.size
 
 
-def read_directory(driver: Driver, path: str) -> ObjectRow | Failure:
+@returns_failure
+def read_directory(driver: Driver, path: str) -> ObjectRow:
     """The directory of an object that no manifest names. Fails with DAMAGED and as a read."""
-    size = driver.size(path)
-    if isinstance(size, Failure):
-        return size
-    found = driver.read(path, [(max(size - _TRAILER.size, 0), size)])
-    if isinstance(found, Failure):
-        return found
+    size = expect(driver.size(path))
+    found = expect(driver.read(path, [(max(size - _TRAILER.size, 0), size)]))
     magic, version, byte_count, crc = (
         _TRAILER.unpack(found[0]) if len(found[0]) == _TRAILER.size else (0, 0, 0, 0)
     )
     stop = size - _TRAILER.size
     if magic != _MAGIC or version != FORMAT or byte_count > stop:
-        return Failure(FailureKind.DAMAGED, path, "does not end as an object of the tier does")
+        reason = "does not end as an object of the tier does"
+        raise Failed(Failure(FailureKind.DAMAGED, path, reason))
     named = Reference(path, stop - byte_count, stop, crc)
-    read = driver.read(path, [(named.start, named.stop)])
-    return read if isinstance(read, Failure) else decode(read[0], ObjectRow, path, named)
+    (data,) = expect(driver.read(path, [(named.start, named.stop)]))
+    return expect(decode(data, ObjectRow, path, named))

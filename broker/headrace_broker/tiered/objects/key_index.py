@@ -8,7 +8,7 @@ import numpy as np
 
 from headrace_broker.tiered.objects.batch import KEY_ITEM
 from headrace_protocol.java_hash import index_key_hash
-from headrace_protocol.tier.driver import Failure
+from headrace_protocol.tier.driver import expect, returns_failure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -33,21 +33,18 @@ class KeyIndex:
         self._window_items = window_items
         self._reader = reader
 
+    @returns_failure
     def query(
         self, topic: str, key: str, begin_ms: int, end_ms: int, count_max: int
-    ) -> list[IndexHit] | Failure:
+    ) -> list[IndexHit]:
         """Records whose key has the hash of this one, the newest first. Fails as a read."""
         key_hash = index_key_hash(topic, key)
         hits: list[IndexHit] = []
         for stored, pieces in self._objects(topic, begin_ms, end_ms):
             items = self._find(stored, key_hash)
-            if isinstance(items, Failure):
-                return items
             for number, (queue, piece) in pieces.items():
                 records = items["record"][items["part"] == number][-_ITEMS_MAX:]
-                found = queue.hits(piece, records.astype(np.int64))
-                if isinstance(found, Failure):
-                    return found
+                found = expect(queue.hits(piece, records.astype(np.int64)))
                 hits += [hit for hit in found if begin_ms <= hit.store_ms <= end_ms]
         hits.sort(key=lambda hit: (hit.store_ms, hit.log_offset, hit.queue_id), reverse=True)
         return hits[:count_max]
@@ -69,26 +66,25 @@ class KeyIndex:
             if stored is not None:  # merged meanwhile
                 yield stored, parts
 
-    def _find(self, stored: StoredObject, key_hash: int) -> Array | Failure:
+    def _find(self, stored: StoredObject, key_hash: int) -> Array:
         """All items of a hash: they are sorted and their hashes spread, so about where expected."""
         count, window = stored.key_count, self._window_items
         while True:
             expected = key_hash * count // _HASHES
             begin, end = max(expected - window, 0), min(expected + window, count)
-            items = self.items(stored, begin, end)
-            if isinstance(items, Failure):
-                return items
+            items = expect(self.items(stored, begin, end))
             hashes = items["key_hash"].astype(np.int64)
             left, right = np.searchsorted(hashes, [key_hash, key_hash + 1]).tolist()
             if (left or not begin) and (right < len(items) or end == count):
                 return items[left:right]
             window *= 8
 
-    def items(self, stored: StoredObject, begin: int, end: int) -> Array | Failure:
+    @returns_failure
+    def items(self, stored: StoredObject, begin: int, end: int) -> Array:
         """Key items of an object, whose messages may have none."""
         if begin == end:
             return np.empty(0, KEY_ITEM)
         at, size = stored.keys_at, KEY_ITEM.itemsize
         region = at, at + stored.key_count * size
         read = self._reader.read(stored.name, region, [(at + begin * size, at + end * size)])
-        return read if isinstance(read, Failure) else np.frombuffer(read[0], KEY_ITEM)
+        return np.frombuffer(expect(read)[0], KEY_ITEM)

@@ -17,7 +17,7 @@ from headrace_broker.tiered.objects.batch import KEY_ITEM, Batch, Content, build
 from headrace_broker.tiered.objects.object_queue import Piece
 from headrace_protocol.columns import UNIT_DTYPE, RecordColumns
 from headrace_protocol.errors import CorruptRecord
-from headrace_protocol.tier.driver import Failure, FailureKind
+from headrace_protocol.tier.driver import Failed, Failure, FailureKind, expect, returns_failure
 from headrace_protocol.tier.rows import FINAL, TIME_BYTES, UNIT_BYTES, ObjectRow, Part
 
 if TYPE_CHECKING:
@@ -119,12 +119,11 @@ class Merger:
         self.left = plan(sources, object_bytes)
         self.made: list[tuple[ObjectRow, list[Joint]]] = []
 
-    def make(self, name: str) -> Batch | Failure:
+    @returns_failure
+    def make(self, name: str) -> Batch:
         """The next object. Fails as a read, and with DAMAGED; the path is that of a source."""
         level, joints = self.left[0]
         read = self._read_all(joints)
-        if isinstance(read, Failure):
-            return read
         contents = [_content(joint, read) for joint in joints]
         return build(name, contents, level, self.made[0][0].run if self.made else name)
 
@@ -137,7 +136,7 @@ class Merger:
         _, joints = self.left.pop(0)
         self.made.append((row, joints))
 
-    def _read_all(self, joints: list[Joint]) -> dict[Piece, _Read] | Failure:
+    def _read_all(self, joints: list[Joint]) -> dict[Piece, _Read]:
         wanted: dict[str, list[Part]] = {}
         for joint in joints:
             for piece in joint.pieces:
@@ -145,18 +144,14 @@ class Merger:
         found: dict[Piece, _Read] = {}
         for name, parts in wanted.items():
             source = self._sources[name]
-            keys = self._keys.items(source, 0, source.key_count)
-            if isinstance(keys, Failure):
-                return keys
+            keys = expect(self._keys.items(source, 0, source.key_count))
             path = self._reader.path(name)
-            read = self._driver.read(path, [(part.position, part.stop) for part in parts])
-            if isinstance(read, Failure):
-                return read
+            read = expect(self._driver.read(path, [(part.position, part.stop) for part in parts]))
             for part, data in zip(parts, read, strict=True):
                 columns = _columns(part, data, keys)
                 if columns is None:
                     reason = f"part {part.number} is not what was written"
-                    return Failure(FailureKind.DAMAGED, path, reason)
+                    raise Failed(Failure(FailureKind.DAMAGED, path, reason))
                 found[Piece(name, part)] = columns
         return found
 

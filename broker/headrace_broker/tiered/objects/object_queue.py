@@ -11,7 +11,15 @@ from headrace_broker.tiered.container.stored_tier import Spans, Tail, TierQueue
 from headrace_broker.tiered.container.tier_index import IndexHit
 from headrace_broker.tiered.objects.batch import joined
 from headrace_protocol.columns import UNIT_DTYPE
-from headrace_protocol.tier.driver import Extent, Failure, FailureKind, read_extents
+from headrace_protocol.tier.driver import (
+    Extent,
+    Failed,
+    Failure,
+    FailureKind,
+    expect,
+    read_extents,
+    returns_failure,
+)
 from headrace_protocol.tier.rows import TIME_BYTES, UNIT_BYTES, Part, log_span, unit_span
 from headrace_protocol.tier.stored_queue import UnitRange
 
@@ -109,7 +117,8 @@ class ObjectQueue(TierQueue):
 
     # -- columns -----------------------------------------------------------------------------------
 
-    def units(self, queue_offset: int, count_max: int) -> UnitRange | Failure:
+    @returns_failure
+    def units(self, queue_offset: int, count_max: int) -> UnitRange:
         """As ``StoredQueue.units``."""
         state = self.state
         number = self._number_of(state, queue_offset)
@@ -122,10 +131,7 @@ class ObjectQueue(TierQueue):
             if part.first > at or at - first >= count_max:
                 break
             begin, end = at - part.first, min(part.count, first + count_max - part.first)
-            units = self._units(piece, begin, end)
-            if isinstance(units, Failure):
-                return units
-            found.append(units)
+            found.append(self._units(piece, begin, end))
             at = part.first + end
         return UnitRange(first, found[0] if len(found) == 1 else joined(found, UNIT_DTYPE))
 
@@ -151,26 +157,25 @@ class ObjectQueue(TierQueue):
             return number - 1
         return number
 
-    def _units(self, piece: Piece, begin: int, end: int) -> Array | Failure:
+    def _units(self, piece: Piece, begin: int, end: int) -> Array:
         """Units of a part. Fails with DAMAGED if they are not in its range of the log."""
         at = piece.part.position
         wanted = at + begin * UNIT_BYTES, at + end * UNIT_BYTES
-        read = self._read_part(piece, [wanted])
-        if isinstance(read, Failure):
-            return read
-        units = np.frombuffer(read[0], UNIT_DTYPE)
+        (data,) = expect(self._read_part(piece, [wanted]))
+        units = np.frombuffer(data, UNIT_DTYPE)
         part, starts = piece.part, units["physical_offset"].astype(np.int64)
         ends = starts + units["size"]
         is_in_order = (starts[1:] == ends[:-1]).all() and (units["size"] > 0).all()
         if not is_in_order or starts[0] < part.log_base or ends[-1] > part.log_end:
-            return self._damaged(f"units in {self._reader.path(piece.name)} are not in order")
+            reason = f"units in {self._reader.path(piece.name)} are not in order"
+            raise Failed(self._damaged(reason))
         return units
 
-    def _times(self, piece: Piece, begin: int, end: int) -> Array | Failure:
+    def _times(self, piece: Piece, begin: int, end: int) -> Array:
         """Store times of a part's records."""
         at = piece.part.times_at
-        read = self._read_part(piece, [(at + begin * TIME_BYTES, at + end * TIME_BYTES)])
-        return read if isinstance(read, Failure) else np.frombuffer(read[0], ">i8")
+        wanted = at + begin * TIME_BYTES, at + end * TIME_BYTES
+        return np.frombuffer(expect(self._read_part(piece, [wanted]))[0], ">i8")
 
     def _read_part(self, piece: Piece, ranges: Sequence[Range]) -> list[Buffer] | Failure:
         part = piece.part
@@ -190,41 +195,38 @@ class ObjectQueue(TierQueue):
 
     # -- by time -----------------------------------------------------------------------------------
 
-    def store_time(self, queue_offset: int) -> int | Failure:
+    @returns_failure
+    def store_time(self, queue_offset: int) -> int:
         """As ``StoredQueue.store_time``."""
         state = self.state
         number = self._number_of(state, queue_offset)
         if number == len(state.pieces):
-            return self._damaged(f"has no queue offset {queue_offset}")
+            raise Failed(self._damaged(f"has no queue offset {queue_offset}"))
         piece = state.pieces[number]
         begin = max(queue_offset - piece.part.first, 0)
-        times = self._times(piece, begin, begin + 1)
-        return times if isinstance(times, Failure) else int(times[0])
+        return int(self._times(piece, begin, begin + 1)[0])
 
-    def _first_at_or_after(self, limit_ms: int) -> int | Failure:
+    @returns_failure
+    def _first_at_or_after(self, limit_ms: int) -> int:
         state = self.state
         piece = next((piece for piece in state.pieces if piece.part.end_ms >= limit_ms), None)
         if piece is None:
             return state.end
         times = self._times(piece, 0, piece.part.count)
-        if isinstance(times, Failure):
-            return times
         return piece.part.first + int((times >= limit_ms).argmax())
 
     # -- by key ------------------------------------------------------------------------------------
 
-    def hits(self, piece: Piece, numbers: Array) -> list[IndexHit] | Failure:
+    @returns_failure
+    def hits(self, piece: Piece, numbers: Array) -> list[IndexHit]:
         """Records of a part by their numbers in it."""
         if not len(numbers):
             return []
         begin, end = int(numbers.min()), int(numbers.max()) + 1
         if end > piece.part.count:
-            return self._damaged(f"keys in {self._reader.path(piece.name)} name no records")
+            reason = f"keys in {self._reader.path(piece.name)} name no records"
+            raise Failed(self._damaged(reason))
         units, times = self._units(piece, begin, end), self._times(piece, begin, end)
-        if isinstance(units, Failure):
-            return units
-        if isinstance(times, Failure):
-            return times
         found = [(units[number], times[number]) for number in (numbers - begin).tolist()]
         return [
             IndexHit(self.name.queue_id, int(unit["physical_offset"]), int(unit["size"]), int(ms))
