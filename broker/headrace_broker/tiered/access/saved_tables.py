@@ -16,7 +16,15 @@ import structlog
 from headrace_broker.store.files.config_file import ConfigFile
 from headrace_broker.tiered.access.lives import LIVES_FILE
 from headrace_broker.tiered.container.metadata import TopicRow  # noqa: TC001 - msgspec reads the annotations
-from headrace_protocol.tier.driver import Failure, FailureKind, read_whole
+from headrace_protocol.tier.driver import (
+    Failed,
+    Failure,
+    FailureKind,
+    expect,
+    read_whole,
+    returns_failure,
+)
+from headrace_protocol.tier.rows import decode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -74,19 +82,15 @@ def tables_path(home: Home) -> str:
     return f"{home.folder}/tables.json"
 
 
-def read_tables(driver: Driver, home: Home) -> SavedTables | Failure:
+@returns_failure
+def read_tables(driver: Driver, home: Home) -> SavedTables:
     """The tables in the tier. Fails with MISSING, UNREACHABLE, DAMAGED."""
     path = tables_path(home)
-    read = read_whole(driver, path, _TABLES_BYTES_MAX)
-    if isinstance(read, Failure):
-        return read
-    try:
-        found = msgspec.json.decode(read, type=SavedTables)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        return Failure(FailureKind.DAMAGED, path, f"not readable: {error}")
+    text = bytes(expect(read_whole(driver, path, _TABLES_BYTES_MAX)))
+    found = expect(decode(text, SavedTables, path))
     if found.format != FORMAT or (found.cluster, found.broker) != home:
         reason = f"has format {found.format} and belongs to {found.broker} of {found.cluster}"
-        return Failure(FailureKind.DAMAGED, path, reason)
+        raise Failed(Failure(FailureKind.DAMAGED, path, reason))
     return found
 
 

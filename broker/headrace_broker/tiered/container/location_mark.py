@@ -18,7 +18,14 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from headrace_protocol.tier.driver import Failure, FailureKind, read_whole
+from headrace_protocol.tier.driver import (
+    Failed,
+    Failure,
+    FailureKind,
+    expect,
+    read_whole,
+    returns_failure,
+)
 from headrace_protocol.tier.operations import Operation, Wrapped
 
 if TYPE_CHECKING:
@@ -62,20 +69,19 @@ def mark_path(home: Home) -> str:
     return f"{home.folder}/place.json"
 
 
-def read_mark(driver: Driver, home: Home) -> bytes | Failure:
+@returns_failure
+def read_mark(driver: Driver, home: Home) -> bytes:
     """The mark in a location. Fails with MISSING, UNREACHABLE, DAMAGED."""
     path = mark_path(home)
-    read = read_whole(driver, path, _MARK_BYTES_MAX)
-    if isinstance(read, Failure):
-        return read
-    text = bytes(read)
+    text = bytes(expect(read_whole(driver, path, _MARK_BYTES_MAX)))
     try:
         mark = msgspec.json.decode(text, type=Mark)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        return Failure(FailureKind.DAMAGED, path, f"is no mark of a tier: {error}")
+        reason = f"is no mark of a tier: {error}"
+        raise Failed(Failure(FailureKind.DAMAGED, path, reason)) from None
     if (mark.cluster, mark.broker) != home:
         reason = f"is the mark of {mark.broker} of {mark.cluster}"
-        return Failure(FailureKind.DAMAGED, path, reason)
+        raise Failed(Failure(FailureKind.DAMAGED, path, reason))
     return text
 
 
@@ -151,25 +157,22 @@ class LocationMark:
             self.problem = str(failure or "")
             return failure
 
-    def check_device(self) -> Failure | None:
+    @returns_failure
+    def check_device(self) -> None:
         """Fail with UNREACHABLE if the folder is on another file system than at the last look."""
-        device = self._device_now()
-        if isinstance(device, Failure):
-            return device
-        return None if device == self._device else self._away("its file system was changed")
+        if expect(self._device_now()) != self._device:
+            raise Failed(self._away("its file system was changed"))
 
-    def _look(self) -> Failure | None:
+    @returns_failure
+    def _look(self) -> None:
         assert self._text is not None
-        device = self._device_now()
-        if isinstance(device, Failure):
-            return device
+        device = expect(self._device_now())
         read = self._open_driver().read(self._path, [(0, len(self._text))])
-        if isinstance(read, Failure):
-            return read if read.kind is FailureKind.UNREACHABLE else self._away("it is not there")
-        if bytes(read[0]) != self._text:
-            return self._away("it is that of another tier")
+        if isinstance(read, Failure) and read.kind is not FailureKind.UNREACHABLE:
+            raise Failed(self._away("it is not there"))
+        if bytes(expect(read)[0]) != self._text:
+            raise Failed(self._away("it is that of another tier"))
         self._device = device
-        return None
 
     def _claim(self) -> Failure | None:
         """Find out the mark that the location must have."""
@@ -187,19 +190,19 @@ class LocationMark:
         self._text = text
         return None
 
-    def _make(self) -> bytes | Failure:
+    @returns_failure
+    def _make(self) -> bytes:
         if self._has_content():
             entries = self._open_driver().entries(self._home.folder)
             if isinstance(entries, Failure) or not entries:
-                return self._away("the store has messages in this tier, and it has none")
+                reason = "the store has messages in this tier, and it has none"
+                raise Failed(self._away(reason))
         if self.folder is not None:
-            made = self._limits.run(Operation("write", self._path), self.folder.make)
-            if isinstance(made, Failure):
-                return made
+            expect(self._limits.run(Operation("write", self._path), self.folder.make))
         mark = Mark(*self._home, secrets.token_hex(_ID_BYTES))
         text = msgspec.json.encode(mark)
-        put = self._open_driver().put(self._path, text)
-        return put if isinstance(put, Failure) else text
+        expect(self._open_driver().put(self._path, text))
+        return text
 
     def _device_now(self) -> int | Failure:
         """The file system of a folder; 0 for a bucket."""

@@ -30,7 +30,7 @@ from headrace_broker.tiered.objects.object_queue import Piece
 from headrace_broker.tiered.objects.part_reader import PartReader
 from headrace_broker.tiered.objects.sizes import DAY_MS, SIZES, ObjectSizes
 from headrace_protocol.columns import UNIT_DTYPE
-from headrace_protocol.tier.driver import Failure, FailureKind
+from headrace_protocol.tier.driver import Failed, Failure, FailureKind, expect, returns_failure
 from headrace_protocol.tier.rows import Named, ObjectRow, Part, encode, read_named, reference
 
 if TYPE_CHECKING:
@@ -96,61 +96,55 @@ class ObjectTier:
 
     # -- start -------------------------------------------------------------------------------------
 
-    def start(self, now_ms: int) -> Failure | None:
+    @returns_failure
+    def start(self, now_ms: int) -> None:
         """As ``StoredTier.start``. Fails with DAMAGED without a manifest to objects."""
         self._latest_ms = now_ms
         if self._is_loaded:
-            return None
+            return
         if self._manifest is None:
-            failure = self._open_manifest()
-            if failure is not None:
-                return failure
-        failure = self._load()
-        self._is_loaded = failure is None
-        return failure
+            self._open_manifest()
+        self._load()
+        self._is_loaded = True
 
     def reopen(self, _name: Name, _now_ms: int) -> Failure | None:
         """As ``StoredTier.reopen``: a manifest names what is whole, so no queue is damaged."""
 
-    def cut(self, name: Name, queue_offset: int, now_ms: int) -> Failure | None:
+    @returns_failure
+    def cut(self, name: Name, queue_offset: int, now_ms: int) -> None:
         """As ``StoredTier.cut``. What is kept of a part is put as an object of its own."""
         queue = self.queues.get(name)
         if queue is None:
-            return None
+            return
         kept = [piece for piece in queue.state.pieces if piece.part.first < queue_offset]
         part = kept[-1].part if kept and kept[-1].part.end > queue_offset else None
         row = self._put_beginning(name, part, queue_offset, now_ms) if part is not None else None
-        if isinstance(row, Failure):
-            return row
         with self.lock:
             self.inventory.cut(name, queue_offset)
             if row is not None:
                 self.inventory.add_unlisted(row)
-            return self.checkpoint(now_ms)
+            expect(self.checkpoint(now_ms))
 
-    def _put_beginning(
-        self, name: Name, part: Part, queue_offset: int, now_ms: int
-    ) -> ObjectRow | Failure:
+    def _put_beginning(self, name: Name, part: Part, queue_offset: int, now_ms: int) -> ObjectRow:
         """Put an object with the records of a part that are before an offset."""
         queue = self.queues[name]
-        found = queue.units(part.first, queue_offset - part.first)
-        if isinstance(found, Failure):
-            return found
+        found = expect(queue.units(part.first, queue_offset - part.first))
         offsets = np.arange(part.first, queue_offset)
-        records = queue.records(found.units, offsets, check_bodies=True)
-        if isinstance(records, Failure):
-            return records
+        records = expect(queue.records(found.units, offsets, check_bodies=True))
         group = Group(records, found.units["tags_code"])
         batch = build(self._new_name(DATA, now_ms), _contents(name, part.log_base, group))
-        return self.put(batch.row.name, batch.data) or batch.row
+        expect(self.put(batch.row.name, batch.data))
+        return batch.row
 
-    def look(self) -> Failure | None:
+    @returns_failure
+    def look(self) -> None:
         """Open the queues for reading only, beside a broker that may run.
 
         Fails as ``start``, and with MISSING without a manifest.
         """
         self._manifest = self.new_manifest()
-        return self._manifest.look() or self._load()
+        expect(self._manifest.look())
+        self._load()
 
     def adopt(self, manifest: ManifestFile, rows: list[ObjectRow], now_ms: int) -> Failure | None:
         """Have a manifest name these objects, and nothing else but where queues have ended."""
@@ -172,27 +166,23 @@ class ObjectTier:
             named |= {row.name for row, _ in self._merger.made}
         return named
 
-    def _open_manifest(self) -> Failure | None:
+    def _open_manifest(self) -> None:
         """Take the manifest over, unless it is missing or older than the objects."""
         # Before the manifest is read: a broker that still runs names what it has put.
-        entries = self.driver.entries(f"{self.folder}/{DATA}")
-        if isinstance(entries, Failure):
-            return entries
+        entries = expect(self.driver.entries(f"{self.folder}/{DATA}"))
         manifest = self.new_manifest()
         failure = manifest.look()
         if failure is None:
             failure = self.check_age(manifest, [entry.path for entry in entries])
         elif failure.kind is FailureKind.MISSING:
             failure = _missing(manifest, len(entries))
-        if failure is not None:
-            return failure
+        expect(failure)
         manifest = self.new_manifest()
-        failure = manifest.take()
-        if failure is None:
-            self._manifest = manifest
-        return failure
+        expect(manifest.take())
+        self._manifest = manifest
 
-    def check_age(self, manifest: ManifestFile, paths: Iterable[str]) -> Failure | None:
+    @returns_failure
+    def check_age(self, manifest: ManifestFile, paths: Iterable[str]) -> None:
         """DAMAGED for a manifest that is an old copy. paths: of the data objects.
 
         What a crash or a failed replacement has left continues a queue where the manifest says that
@@ -201,22 +191,19 @@ class ObjectTier:
         named = manifest.manifest.epoch, manifest.manifest.number
         newer = [path for path in paths if epoch_and_number(path) > named]
         if not newer:
-            return None
+            return
         known = ObjectTier(self.driver, self._home)
-        failure = known.look()
-        if failure is not None:
-            return failure
+        expect(known.look())
         for path in newer:
             row = read_directory(self.driver, path)
             if isinstance(row, Failure) and row.kind is FailureKind.UNREACHABLE:
-                return row
+                raise Failed(row)
             if not isinstance(row, Failure) and known._is_behind(row, path):
                 reason = (
                     f"is an old copy: it does not name what was uploaded before {path}; run "
                     "headrace tier rebuild, or restore the newest copy"
                 )
-                return Failure(FailureKind.DAMAGED, manifest.path, reason)
-        return None
+                raise Failed(Failure(FailureKind.DAMAGED, manifest.path, reason))
 
     def _is_behind(self, row: ObjectRow, path: str) -> bool:
         """True if an upload that the manifest does not name follows another such upload."""
@@ -229,24 +216,19 @@ class ObjectTier:
             for part in parts
         )
 
-    def _load(self) -> Failure | None:
+    def _load(self) -> None:
         manifest = self.manifest.manifest
-        found = read_named(self.driver, f"{self.folder}/", manifest)
-        if isinstance(found, Failure):
-            return found
+        found = expect(read_named(self.driver, f"{self.folder}/", manifest))
         self.inventory.load(found, manifest.tail)
-        return None
 
-    def create(self, queues: Iterable[Name], now_ms: int) -> Failure | None:
+    @returns_failure
+    def create(self, queues: Iterable[Name], now_ms: int) -> None:
         """As ``StoredTier.create``; the store is asked only if a deletion must come first."""
         with self.lock:
             if self.inventory.is_changed:
-                failure = self.checkpoint(now_ms)
-                if failure is not None:
-                    return failure
+                expect(self.checkpoint(now_ms))
             for name in queues:
                 self.inventory.new_queue(name)
-        return None
 
     # -- upload ------------------------------------------------------------------------------------
 
@@ -295,21 +277,18 @@ class ObjectTier:
 
     # -- checkpoints -------------------------------------------------------------------------------
 
-    def checkpoint(self, now_ms: int) -> Failure | None:
+    @returns_failure
+    def checkpoint(self, now_ms: int) -> None:
         """Write what has changed into catalogs, and have the manifest name these instead."""
         inventory = self.inventory
         kept, new = inventory.kept(), []
         for rows in inventory.rows_beside(kept):
             data = encode(rows)
             named = reference(self._new_name(CATALOGS, now_ms), 0, data)
-            failure = self.put(named.name, data)
-            if failure is not None:
-                return failure
+            expect(self.put(named.name, data))
             new.append((named, rows))
-        failure = self.manifest.commit([*kept, *(named for named, _ in new)], [])
-        if failure is None:
-            self._unused += [(name, now_ms) for name in inventory.written(kept, new)]
-        return failure
+        expect(self.manifest.commit([*kept, *(named for named, _ in new)], []))
+        self._unused += [(name, now_ms) for name in inventory.written(kept, new)]
 
     def sync(self) -> None:
         """As ``StoredTier.sync``."""
@@ -356,31 +335,26 @@ class ObjectTier:
     def _delete(self, names: list[str]) -> Failure | None:
         return self.driver.delete([self.reader.path(name) for name in names]) if names else None
 
-    def _sweep(self, now_ms: int) -> Failure | None:
+    @returns_failure
+    def _sweep(self, now_ms: int) -> None:
         """Once in a while delete old objects that the manifest does not name."""
         if now_ms < self._swept_ms + self._sizes.sweep_ms:
-            return None
+            return
         found: list[str] = []
         for folder in (DATA, CATALOGS):
-            entries = self.driver.entries(f"{self.folder}/{folder}")
-            if isinstance(entries, Failure):
-                return entries
+            entries = expect(self.driver.entries(f"{self.folder}/{folder}"))
             found += [entry.path.removeprefix(f"{self.folder}/") for entry in entries]
         # After the listing. A broker that was replaced does not know what its successor names, and
         # one that had no answer not what the manifest names.
         with self.lock:
             if self._merger is not None:  # may have stored an object that it has not noted yet
-                return None
-            failure = self.manifest.settle()
+                return
+            expect(self.manifest.settle())
             named = self.named()
-        if failure is not None:
-            return failure
         age_ms = self._sizes.sweep_ms
         old = [name for name in found if name not in named and is_old(name, now_ms, age_ms)]
-        failure = self._delete(old)
-        if failure is None:
-            self._swept_ms = now_ms
-        return failure
+        expect(self._delete(old))
+        self._swept_ms = now_ms
 
     # -- merge -------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from headrace_broker.tiered.container.location_mark import mark_path, mark_text,
 from headrace_broker.tiered.container.metadata import TierMetadata
 from headrace_broker.tiered.container.stored_tier import Group
 from headrace_broker.tiered.objects.object_tier import ObjectTier
-from headrace_broker.tiered.rescue.listing import expect, open_driver
+from headrace_broker.tiered.rescue.listing import open_driver, require
 from headrace_broker.tiered.rescue.rebuild import locked
 from headrace_broker.tiered.rescue.verify import portions, read_queues
 from headrace_protocol.tier.driver import Failure
@@ -62,15 +62,15 @@ def _opened(settings: TierSettings, now_ms: int) -> Iterator[StoredTier]:
     driver = open_driver(settings)
     if settings.keeps_objects:
         objects = ObjectTier(driver, settings.home)
-        expect(objects.start(now_ms))
+        require(objects.start(now_ms))
         yield objects
         return
     with locked(settings.root):
         metadata = TierMetadata(metadata_path(settings.root))
         tier = open_files(settings, driver, metadata, Files())
-        expect(tier.start(now_ms))
+        require(tier.start(now_ms))
         for failure in tier.damaged.values():
-            expect(failure)
+            require(failure)
         try:
             yield tier
         finally:
@@ -82,16 +82,16 @@ def _copy_queues(queues: dict[Name, TierQueue], tier: StoredTier, now_ms: int) -
     groups: dict[Name, Group] = {}
     for name, queue in sorted(queues.items()):
         if name not in tier.queues:
-            expect(tier.create([name], now_ms))
+            require(tier.create([name], now_ms))
         _compare_ends(name, queue, tier.queues[name])
         for group in _groups(queue, tier.queues[name].commit_offset):
             if name in groups or byte_count >= _TOGETHER_BYTES:
-                expect(tier.append_all(groups, now_ms))
+                require(tier.append_all(groups, now_ms))
                 groups, byte_count = {}, 0
             groups[name] = group
             byte_count += int(group.records.size.sum())
             count += len(group.records)
-    expect(tier.append_all(groups, now_ms))
+    require(tier.append_all(groups, now_ms))
     return count
 
 
@@ -114,15 +114,15 @@ def _compare_ends(name: Name, source: TierQueue, target: TierQueue) -> None:
 
 
 def _size_and_time(queue: TierQueue, queue_offset: int) -> tuple[int, int]:
-    units = expect(queue.units(queue_offset, 1)).units
-    return int(units["size"][0]), expect(queue.store_time(queue_offset))
+    units = require(queue.units(queue_offset, 1)).units
+    return int(units["size"][0]), require(queue.store_time(queue_offset))
 
 
 def _groups(queue: TierQueue, queue_offset: int) -> Iterator[Group]:
     """The records from an offset on, each checked. Raises StoreError for a damaged one."""
     at = max(queue_offset, queue.min_offset)
     while at < queue.commit_offset:
-        found = expect(queue.units(at, _UNITS_AT_ONCE))
+        found = require(queue.units(at, _UNITS_AT_ONCE))
         if not len(found.units):
             return
         for begin, end in portions(found.units):
@@ -148,7 +148,7 @@ def _copy_mark(source: TierSettings, target: TierSettings) -> None:
     moved = mark_text(text, target.home)
     found = read_mark(driver, target.home)
     if isinstance(found, Failure):
-        expect(driver.put(mark_path(target.home), moved))
+        require(driver.put(mark_path(target.home), moved))
     elif found != moved:
         raise StoreError("the target has the mark of another tier: name an empty one")
 
@@ -161,4 +161,4 @@ def _copy_tables(source: TierSettings, target: TierSettings) -> None:
     moved = msgspec.structs.replace(tables, cluster=home.cluster, broker=home.broker)
     etag = driver.etag(tables_path(home))
     replaces = etag if isinstance(etag, str) else ""
-    expect(driver.put(tables_path(home), msgspec.json.encode(moved), replaces))
+    require(driver.put(tables_path(home), msgspec.json.encode(moved), replaces))

@@ -47,11 +47,11 @@ def open_driver(settings: TierSettings, *, is_marked: bool = True) -> Wrapped:
         raise StoreError(str(error)) from error
     if drivers.mark is None or not is_marked or file.load() is None:
         return driver
-    expect(drivers.mark.check())
+    require(drivers.mark.check())
     return drivers.marked
 
 
-def expect(found: T | Failure) -> T:
+def require(found: T | Failure) -> T:
     """The result of an operation. Raises StoreError for a failure."""
     if isinstance(found, Failure):
         raise StoreError(str(found))
@@ -63,7 +63,7 @@ def list_objects(driver: Driver, folder: str) -> dict[str, int]:
     return {
         entry.path.removeprefix(f"{folder}/"): entry.size
         for kind in (DATA, CATALOGS)
-        for entry in expect(driver.entries(f"{folder}/{kind}"))
+        for entry in require(driver.entries(f"{folder}/{kind}"))
     }
 
 
@@ -80,7 +80,7 @@ class FileListing:
         self._folder = home.cluster_folder
         self._index = home.index_queue
         self.names = [name for name in metadata.queues() if name.broker == home.broker]
-        found = expect(driver.entries(home.folder))
+        found = require(driver.entries(home.folder))
         self.sizes = sizes_by_folder(found)
         kept = set(self._kept())
         self.unnamed = [

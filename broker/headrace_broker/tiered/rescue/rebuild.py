@@ -20,7 +20,7 @@ from headrace_broker.tiered.container.tier_index import FOLDER
 from headrace_broker.tiered.objects.batch import read_directory
 from headrace_broker.tiered.objects.object_tier import DATA, ObjectTier, epoch_and_number
 from headrace_broker.tiered.rescue.choice import choose
-from headrace_broker.tiered.rescue.listing import expect, open_driver
+from headrace_broker.tiered.rescue.listing import open_driver, require
 from headrace_protocol.tier.driver import Failure, FailureKind
 from headrace_protocol.tier.paths import FileKind, sizes_by_folder
 from headrace_protocol.tier.stored_queue import RecordHead
@@ -82,7 +82,7 @@ def rebuild_files(driver: AppendDriver, settings: TierSettings, now_ms: int) -> 
     metadata.adopt_topics(topics)
     _put_aside(settings.root / FOLDER)
     tier = open_files(settings, driver, metadata, Files())
-    expect(tier.rebuild(now_ms))
+    require(tier.rebuild(now_ms))
     _index(driver, settings, tier, now_ms, has_ids=bool(topics))
     tier.sync()
     tier.close()
@@ -117,18 +117,18 @@ def _index(
     """Name the index files in the tier, and index what they may lack: all, without their ids."""
     name = settings.home.index_queue
     folder = f"{settings.home.cluster_folder}/{name.path}"
-    sizes = sizes_by_folder(expect(driver.entries(folder)))
+    sizes = sizes_by_folder(require(driver.entries(folder)))
     finished = sizes.get(f"{folder}/{FileKind.INDEX.name}", {}) if has_ids else {}
-    rows = expect(tier.index.adopt(finished, now_ms))
+    rows = require(tier.index.adopt(finished, now_ms))
     if rows and _has_older(tier, rows[0].begin_timestamp):
-        expect(tier.index.adopt({}, now_ms))
-    log_offsets = expect(tier.index.last_log_offsets())
+        require(tier.index.adopt({}, now_ms))
+    log_offsets = require(tier.index.last_log_offsets())
     for (topic, queue_id), queue in tier.queues.items():
         at = _offset_at(queue, log_offsets.get((topic, queue_id)))
         failure = tier.index_again(topic, queue_id, at, now_ms)
         # Damaged records can't be found by key, and must not keep the others from being read.
         if failure is not None and failure.kind is FailureKind.UNREACHABLE:
-            expect(failure)
+            require(failure)
 
 
 def _offset_at(queue: TierQueue, log_offset: int | None) -> int:
@@ -153,18 +153,18 @@ def rebuild_objects(driver: PutDriver, settings: TierSettings, now_ms: int) -> R
     _keep_backup(driver, f"{tier.folder}/manifest.json")
     old = tier.look()
     if old is not None and old.kind is FailureKind.UNREACHABLE:
-        expect(old)
+        require(old)
     manifest = tier.new_manifest()
     is_readable = manifest.look() is None
     if is_readable:
         manifest = tier.new_manifest()
-        expect(manifest.take())
-    names = [entry.path for entry in expect(driver.entries(f"{tier.folder}/{DATA}"))]
+        require(manifest.take())
+    names = [entry.path for entry in require(driver.entries(f"{tier.folder}/{DATA}"))]
     rows, problems = _directories(driver, tier.folder, names)
     if not is_readable:
         epochs = [epoch_and_number(row.name)[0] for row in rows]
-        expect(manifest.take_anew(max(epochs, default=0) + 1))
-    expect(tier.adopt(manifest, choose(rows), now_ms))
+        require(manifest.take_anew(max(epochs, default=0) + 1))
+    require(tier.adopt(manifest, choose(rows), now_ms))
     return Rebuilt(tier, problems)
 
 
@@ -172,10 +172,10 @@ def _keep_backup(driver: PutDriver, path: str) -> None:
     size = driver.size(path)
     if isinstance(size, Failure) and size.kind is FailureKind.MISSING:
         return
-    (data,) = expect(driver.read(path, [(0, expect(size))]))
+    (data,) = require(driver.read(path, [(0, require(size))]))
     backup = path + BACKUP_SUFFIX
     etag = driver.etag(backup)
-    expect(driver.put(backup, data, etag if isinstance(etag, str) else ""))
+    require(driver.put(backup, data, etag if isinstance(etag, str) else ""))
 
 
 def _directories(
@@ -192,7 +192,7 @@ def _directories(
             else:
                 problems.append(f"{path}: is a copy of {row.name}")
         elif row.kind is FailureKind.UNREACHABLE:
-            expect(row)
+            require(row)
         else:
             problems.append(str(row))
     return rows, problems

@@ -29,7 +29,7 @@ from headrace_broker.tiered.access.saved_tables import (
 )
 from headrace_broker.tiered.container.location_mark import read_mark
 from headrace_broker.tiered.objects.object_tier import ObjectTier
-from headrace_broker.tiered.rescue.listing import expect, open_driver
+from headrace_broker.tiered.rescue.listing import open_driver, require
 from headrace_broker.tiered.rescue.rebuild import locked, rebuild_files
 from headrace_protocol.bodies import (
     ConsumerOffsetSerializeWrapper,
@@ -137,10 +137,10 @@ def _read_tier(
     problems: list[str] = []
     driver = open_driver(settings)
     if settings.keeps_objects:
-        expect(ObjectTier(driver, settings.home).look())
+        require(ObjectTier(driver, settings.home).look())
         tier: StoredTier = ObjectTier(driver, settings.home)
         # From here on a broker that still runs uploads nothing more.
-        expect(tier.start(now_ms))
+        require(tier.start(now_ms))
     else:
         rebuilt = rebuild_files(driver, settings, now_ms)
         tier, problems = rebuilt.tier, rebuilt.problems
@@ -148,7 +148,7 @@ def _read_tier(
     if isinstance(tables, SavedTables):
         return tier, tables, problems
     if tables.kind is FailureKind.UNREACHABLE:
-        expect(tables)
+        require(tables)
     if not tier.queues:
         raise StoreError(f"the tier has no messages of {settings.home.broker}: nothing to restore")
     problem = f"no groups, settings of topics and consumer offsets: {tables}"

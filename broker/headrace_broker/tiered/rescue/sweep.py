@@ -10,9 +10,9 @@ from headrace_broker.tiered.container.metadata import TierMetadata
 from headrace_broker.tiered.objects.object_tier import ObjectTier, is_old
 from headrace_broker.tiered.rescue.listing import (
     FileListing,
-    expect,
     list_objects,
     open_driver,
+    require,
 )
 from headrace_broker.tiered.rescue.rebuild import locked
 from headrace_protocol.tier.driver import Entry
@@ -40,7 +40,7 @@ def _sweep_files(settings: TierSettings, deletes: bool) -> list[Entry]:
             f"{path} names no queue, so all messages would be leftovers: run headrace tier rebuild"
         )
     if deletes:
-        expect(driver.delete([entry.path for entry in listing.unnamed]))
+        require(driver.delete([entry.path for entry in listing.unnamed]))
     return listing.unnamed
 
 
@@ -50,10 +50,10 @@ def _sweep_objects(settings: TierSettings, now_ms: int, deletes: bool) -> list[E
     tier = ObjectTier(driver, settings.home)
     sizes = list_objects(driver, tier.folder)
     # After the listing: what was named meanwhile stays.
-    expect(tier.look())
+    require(tier.look())
     named = tier.named()
     names = [name for name in sizes if name not in named and is_old(name, now_ms)]
     found = [Entry(tier.reader.path(name), sizes[name]) for name in names]
     if deletes:
-        expect(driver.delete([entry.path for entry in found]))
+        require(driver.delete([entry.path for entry in found]))
     return found

@@ -16,9 +16,9 @@ from headrace_broker.tiered.objects.batch import object_bytes_min, read_director
 from headrace_broker.tiered.objects.object_tier import ObjectTier
 from headrace_broker.tiered.rescue.listing import (
     FileListing,
-    expect,
     list_objects,
     open_driver,
+    require,
 )
 from headrace_protocol.tier.driver import Failure, FailureKind
 from headrace_protocol.tier.paths import FileKind
@@ -92,7 +92,7 @@ def read_queues(settings: TierSettings) -> dict[Name, TierQueue]:
     """All queues that a tier names, to be read only. Raises StoreError, StoreFormatError."""
     if settings.keeps_objects:
         tier = ObjectTier(open_driver(settings), settings.home)
-        expect(tier.look())
+        require(tier.look())
         return dict(tier.queues)
     metadata = TierMetadata(metadata_path(settings.root))
     return dict(_flat_queues(settings, open_driver(settings), metadata))
