@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace_broker.store.files.filesystem import Files
+from headrace_broker.store.files.gallop import gallop
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.queues.consume_queue import BLANK_SIZE, UNIT_BYTES, ConsumeQueue
 from headrace_broker.store.retention.cleaner import delete_files
@@ -201,3 +202,18 @@ def test_a_bulk_append_and_single_ones_mix(tmp_path: Path) -> None:
             put(store, queue, b"", dispatch=False)
         store.write_path.publish()
     assert [m.queue_offset for m in read_all(store, queue)] == list(range(704))
+
+
+@given(st.integers(0, 50), st.integers(0, 200), st.integers(-5, 300))
+def test_the_first_number_that_is_not_before(low: int, count: int, target: int) -> None:
+    high = low + count
+    looked: list[int] = []
+
+    def is_before(number: int) -> bool:
+        looked.append(number)
+        return number < target
+
+    found = gallop(low, high, is_before)
+    assert found == min(max(target, low), high)
+    assert all(low <= number < high for number in looked)
+    assert len(looked) <= 2 * (found - low + 2).bit_length() + 1
