@@ -18,7 +18,7 @@ from headrace_broker.compaction.units import (
     used_mask,
 )
 from headrace_broker.store.errors import StoreFormatError
-from headrace_broker.store.log.log_blocks import RECORD_MAGICS, place_of
+from headrace_broker.store.log.log_blocks import RECORD_MAGICS, stated_head
 
 if TYPE_CHECKING:
     from headrace_broker.compaction.units import FileSizes
@@ -102,7 +102,7 @@ def _stated_offset(folders: Folders, name: str) -> int:
     """The queue offset in the first record or unit; very large if nothing was written there."""
     log, units = folders.log / name, folders.units / name
     head = _head(log, QUEUE_OFFSET_END)
-    if len(head) == QUEUE_OFFSET_END and place_of(head)[1] in RECORD_MAGICS:
+    if len(head) == QUEUE_OFFSET_END and stated_head(head)[1] in RECORD_MAGICS:
         return int.from_bytes(head[-8:], "big", signed=True)
     unit = _head(units, COMPACTION_UNIT_BYTES)
     if len(unit) == COMPACTION_UNIT_BYTES and (first := unpack_unit(unit, 0)).is_used:

@@ -316,7 +316,7 @@ class Recovery:
         deleted_count = self._log_rows.deleted_count - deleted_count
         self.unplaced_count += len(columns) - len(rows) - deleted_count
         for key, numbers in _by_queue(rows["queue_key"]):
-            self._place(queues[key], rows, numbers[self._needs_unit(rows[numbers], plan)])
+            self._leave_out(queues[key], rows, numbers[self._needs_unit(rows[numbers], plan)])
         return rows
 
     @staticmethod
@@ -325,7 +325,7 @@ class Recovery:
         is_queued: Array = rows["sys_flag"] & NOT_QUEUED == 0
         return is_queued & (rows["physical_offset"] >= plan.queues_from)
 
-    def _place(self, queue: StoreQueue, rows: Rows, numbers: Array) -> None:
+    def _leave_out(self, queue: StoreQueue, rows: Rows, numbers: Array) -> None:
         """Keep records out of their queue if their queue offsets cannot be right.
 
         No CRC covers queue offsets, and blank units for a gap caused by damage could fill the

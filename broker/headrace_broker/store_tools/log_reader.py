@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 import numpy as np
 
-from headrace_broker.store.log.log_blocks import RECORD_MAGICS, LogBlock, checked, place_of, walk
+from headrace_broker.store.log.log_blocks import RECORD_MAGICS, LogBlock, checked, stated_head, walk
 from headrace_protocol.message import MAGIC_BLANK, RECORD_BYTES_MIN
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class _LogFile:
                     end = bad_end
                 position, block_bytes = position + end, BLOCK_BYTES
                 continue
-            size, magic = place_of(data)
+            size, magic = stated_head(data)
             remaining = self._end - position
             if magic in RECORD_MAGICS and len(data) < size <= min(remaining, RECORD_BYTES_MAX):
                 block_bytes = size

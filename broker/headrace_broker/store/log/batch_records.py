@@ -115,7 +115,7 @@ class BatchRecords:
     def encode(self, stamp: Stamp) -> Buffer:
         """All records back to back."""
         queue = self._queue
-        starts = self._place(stamp.queue_offset, stamp.physical_offset, stamp.now_ms)
+        starts = self._assign(stamp.queue_offset, stamp.physical_offset, stamp.now_ms)
         head = stamp.head(queue, self._sys_flag)
         dtype = HEAD_DTYPES[self._sys_flag >> 4 & 3]
         heads = _repeated(head, self.count, dtype)
@@ -130,7 +130,7 @@ class BatchRecords:
             put_checksums(block, starts, self.rows["size"].astype(np.int64))
         return block
 
-    def _place(self, queue_offset: int, physical_offset: int, now_ms: int) -> Array:
+    def _assign(self, queue_offset: int, physical_offset: int, now_ms: int) -> Array:
         """Assign the records' offsets and times; returns where each begins in the block."""
         ordinals = np.arange(self.count)
         starts: Array = self._items.starts + ordinals * self._overhead

@@ -65,7 +65,7 @@ NO_QUEUE_OFFSET: Final = 0x4  # set in PREPARED and ROLLBACK, clear in COMMIT
 SENDERS_FLAGS: Final = ~(BORN_HOST_V6 | STORE_HOST_V6 | NEED_UNWRAP | INNER_BATCH)
 _INT = struct.Struct(">i")
 _SHORT = struct.Struct(">h")
-_RECORD_PLACE = struct.Struct(">ii20xq")  # total size, magic, physical offset
+_RECORD_START = struct.Struct(">ii20xq")  # total size, magic, physical offset
 
 
 BatchItems = UniformBatch | BatchRecords
@@ -442,7 +442,7 @@ class CommitLog(LogRefusals):
         if position + RECORD_BYTES_MIN > self.file_bytes:
             return None
         check(file, position, position + RECORD_BYTES_MIN)
-        size, magic, stated_offset = _RECORD_PLACE.unpack_from(file.map, position)
+        size, magic, stated_offset = _RECORD_START.unpack_from(file.map, position)
         end = position + size
         is_record = magic in RECORD_MAGICS and stated_offset == physical_offset
         if not is_record or size < RECORD_BYTES_MIN or file.start_offset + end > self.max_offset:

@@ -39,7 +39,7 @@ class LogBlock(NamedTuple):
         return self.base + int(self.columns.start[-1] + self.columns.size[-1])
 
 
-def place_of(data: bytes) -> tuple[int, int]:
+def stated_head(data: bytes) -> tuple[int, int]:
     """Size and magic number at the start of ``data``; zeros if it is too short."""
     size, magic = BLANK_RECORD.unpack_from(data) if len(data) >= BLANK_RECORD.size else (0, 0)
     return int(size), int(magic)
@@ -47,7 +47,7 @@ def place_of(data: bytes) -> tuple[int, int]:
 
 def walk(data: bytes) -> tuple[Array, int]:
     """Starts of the records that appear whole in ``data``, and the end of the last one."""
-    size, magic = place_of(data)
+    size, magic = stated_head(data)
     count = 0
     if magic in RECORD_MAGICS and RECORD_BYTES_MIN <= size <= len(data):
         sizes = np.ndarray((len(data) // size,), SIZE_DTYPE, data, 0, (size,))
@@ -97,8 +97,8 @@ def checked(
 
 def _check(columns: RecordColumns, base: int) -> None:
     columns.check_bodies()
-    is_placed = columns.physical_offset == columns.start + base
-    columns.require(is_placed, "its physical offset differs from its position")
+    is_there = columns.physical_offset == columns.start + base
+    columns.require(is_there, "its physical offset differs from its position")
     columns.require(columns.queue_id >= 0, "its queue id is negative")
     columns.require(columns.queue_offset >= 0, "its queue offset is negative")
     # No CRC covers the properties, but whole ones never end with a zero byte, and torn ones do.

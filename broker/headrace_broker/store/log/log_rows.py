@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from headrace_broker.store.log.log_blocks import RECORD_MAGICS, LogBlock, checked, place_of, walk
+from headrace_broker.store.log.log_blocks import RECORD_MAGICS, LogBlock, checked, stated_head, walk
 from headrace_broker.store.log.property_columns import PropertyColumns
 from headrace_broker.store.log.ring import ROW_DTYPE, Rows
 from headrace_protocol.java_hash import tags_code_of
@@ -54,7 +54,7 @@ def read_block(file: MappedFile, position: int, bytes_max: int) -> LogBlock | No
 
 def stated_size(file: MappedFile, position: int) -> int:
     """The size stated by the record that appears to begin at ``position``; 0 if none can."""
-    size, magic = place_of(file.pread(position, 8))
+    size, magic = stated_head(file.pread(position, 8))
     fits = RECORD_BYTES_MIN <= size <= file.file_bytes - position
     return size if magic in RECORD_MAGICS and fits else 0
 
@@ -89,7 +89,7 @@ class LogScan:
 def _is_file_end(file: MappedFile, position: int) -> bool:
     if position + 8 > file.file_bytes:
         return True
-    size, magic = place_of(file.pread(position, 8))
+    size, magic = stated_head(file.pread(position, 8))
     return bool(magic == MAGIC_BLANK and size == file.file_bytes - position)
 
 

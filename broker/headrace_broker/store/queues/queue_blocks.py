@@ -167,8 +167,8 @@ def _read_span(starts: Array, ends: Array, log: ColdFiles, span_share: int) -> b
 def _check(records: RecordColumns, queue: QueueView, units: Array, queue_offsets: Array) -> None:
     """Raise CorruptRecord unless these are the records of the units."""
     records.check_bodies()
-    is_placed = records.physical_offset == units["physical_offset"]
-    records.require(is_placed, "it states another physical offset")
+    is_there = records.physical_offset == units["physical_offset"]
+    records.require(is_there, "it states another physical offset")
     is_own = (records.queue_id == queue.queue_id) & (records.queue_offset == queue_offsets)
     records.require(is_own, "it states another queue or queue offset")
     if len(records) and not records.has_topic(queue.topic):

@@ -178,17 +178,17 @@ class WritePath:
     async def append_block(
         self,
         make_records: Callable[[], EncodedRecords],
-        on_placed: Callable[[int, int], None] = lambda _queue_offset, _physical_offset: None,
+        on_assigned: Callable[[int, int], None] = lambda _queue_offset, _physical_offset: None,
     ) -> None:
         """Append a block once there is room for it, and publish it as far as it is confirmed.
 
         make_records: called before each attempt, because a queue may be deleted in the meantime.
-        on_placed: called with the first record's queue offset and physical offset once they are
+        on_assigned: called with the first record's queue offset and physical offset once they are
         assigned. From then on a later commit writes the block even if this one fails, so a writer
         that retries must not append it again.
 
-        No other task runs between ``on_placed`` and the return. A writer that depends on the block
-        then awaits ``wait_confirmed``. Raises StoreNotWritable, RecordTooLarge.
+        No other task runs between ``on_assigned`` and the return. A writer that depends on the
+        block then awaits ``wait_confirmed``. Raises StoreNotWritable, RecordTooLarge.
         """
         if self.pressure():
             await self.wait_for_room()
@@ -203,7 +203,7 @@ class WritePath:
                     raise self._commit_log.refused() from None
                 await self.wait_for_room()
             else:
-                on_placed(*offsets)
+                on_assigned(*offsets)
                 self.publish()
                 return
 
