@@ -14,7 +14,6 @@ from headrace_broker.store.errors import (
     StoreFormatError,
     StoreNotWritable,
 )
-from headrace_broker.store.files.mapped_file import MappedFile
 from headrace_broker.store.files.mapped_file_queue import MappedFileQueue
 from headrace_broker.store.files.page_cache import PageCache
 from headrace_broker.store.life import Event, State
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
 
     from headrace_broker.clock import Clock
     from headrace_broker.store.files.filesystem import Files
+    from headrace_broker.store.files.mapped_file import MappedFile
     from headrace_broker.store.log.encoded_records import EncodedRecords
     from headrace_broker.store.settings import StoreSettings
     from headrace_broker.store.store_queue import StoreQueue
@@ -427,12 +427,11 @@ class CommitLog(LogRefusals):
         """Each file with its number of bytes in use."""
         return [(f, min(f.file_bytes, self.max_offset - f.start_offset)) for f in self.files.files]
 
-    def record_at(self, physical_offset: int, *, may_wait: bool = False) -> memoryview | None:
+    def record_at(self, physical_offset: int) -> memoryview | None:
         """One whole record as a view; None if none begins at the offset.
 
-        may_wait: wait for the disk instead of raising NotReady as ``slices`` does.
+        Raises NotReady as ``slices``.
         """
-        check = MappedFile.require if may_wait else self._check
         if physical_offset >= self.file_start + self._pending_position:
             self.write_out()
         file = self.files.find(physical_offset)
@@ -441,7 +440,7 @@ class CommitLog(LogRefusals):
         position = physical_offset - file.start_offset
         if position + RECORD_BYTES_MIN > self.file_bytes:
             return None
-        check(file, position, position + RECORD_BYTES_MIN)
+        self._check(file, position, position + RECORD_BYTES_MIN)
         size, magic, stated_offset = _RECORD_START.unpack_from(file.map, position)
         end = position + size
         is_record = magic in RECORD_MAGICS and stated_offset == physical_offset
@@ -449,7 +448,7 @@ class CommitLog(LogRefusals):
             return None
         if end > self.file_bytes:
             return None
-        check(file, position, end)
+        self._check(file, position, end)
         return file.view[position:end]
 
     def _check(self, file: MappedFile, start: int, end: int) -> None:
