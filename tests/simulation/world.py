@@ -116,7 +116,7 @@ class Kind:
         clock = cls.clock_type()
         with cls.world(seed, clock, clock.current_time) as world:
             world.patches.put(
-                (trio.to_thread, "run_sync", run_here), (cleaner, "_FREE_BYTES", FREE_BYTES)
+                (trio.to_thread, "run_sync", run_here), (cleaner, "FREE_BYTES", FREE_BYTES)
             )
             return cls(world).run()
 
