@@ -95,7 +95,7 @@ def test_groups_that_left_are_forgotten(broker: BrokerUnderTest) -> None:
     look(broker, 0, 1, 2)
     broker.consumers.channel_closed(channel)
     look(broker)
-    assert broker.pull_watch._pulls == {}
+    assert broker.pull_watch.pulls_of("g") == {}
     broker.join("g", "c2", "t")
     assert look(broker, 0, 1, 2, times=10) == {}
 
