@@ -89,6 +89,24 @@ def test_a_block_that_was_just_fetched_waits_for_its_request() -> None:
     assert len(blocks) == 0
 
 
+def test_a_block_that_is_read_on_without_a_look_up_stays() -> None:
+    blocks, read_on = new_blocks(), block(0)
+    blocks.put(ALL, read_on, 0)
+    read_on.is_used = True
+    for now_s, is_kept in ((EXPIRE_S, True), (2 * EXPIRE_S, False)):
+        blocks.expire(now_s)
+        assert read_on.is_kept == (len(blocks) == 1) == is_kept
+
+
+def test_a_reader_that_was_not_noted_on_its_way_keeps_its_window() -> None:
+    blocks = new_blocks()
+    read(blocks, 0, 32, 0)
+    blocks.move(ALL, 32, 96, 0)
+    assert (blocks.window(ALL, 32), blocks.window(ALL, 96)) == (0, 128)
+    blocks.move(ALL, 32, 96, 0)  # nobody is there any more
+    assert blocks.window(ALL, 96) == 128
+
+
 def test_blocks_of_all_tags_serve_readers_of_some_and_not_the_other_way() -> None:
     blocks = new_blocks()
     read(blocks, 0, 10, 0, SOME)

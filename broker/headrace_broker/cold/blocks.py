@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from headrace_broker.cold.cursors import ReadCursors
 
 if TYPE_CHECKING:
-    from headrace_broker.cold.queue import ReadBlock, Stream
+    from headrace_broker.cold.queue import Block, Stream
 
 # The block to drop is chosen among so many of those that were used longest ago.
 _CANDIDATES: Final = 64
@@ -42,9 +42,9 @@ class ReadBlocks:
         self._window_max = window_max
         self._lock = Lock()
         # Those that were used longest ago first.
-        self._blocks: OrderedDict[ReadBlock, None] = OrderedDict()
+        self._blocks: OrderedDict[Block, None] = OrderedDict()
         # Of each stream the beginnings of its blocks, and the blocks.
-        self._rows: dict[Stream, tuple[list[int], list[ReadBlock]]] = {}
+        self._rows: dict[Stream, tuple[list[int], list[Block]]] = {}
         self._cursors = ReadCursors()
         self.byte_count = self.message_count = self.access_count = self.hit_count = 0
 
@@ -60,7 +60,7 @@ class ReadBlocks:
         """True if a block fits without another one being dropped."""
         return self.byte_count + more_bytes <= self.bytes_max
 
-    def find(self, stream: Stream, queue_offset: int, now_s: float) -> ReadBlock | None:
+    def find(self, stream: Stream, queue_offset: int, now_s: float) -> Block | None:
         """The block whose range has a queue offset, of the stream or of all tags."""
         with self._lock:
             block = self._before(stream, queue_offset + 1)
@@ -82,7 +82,7 @@ class ReadBlocks:
             block = self._before(stream, queue_offset + 1)
             return block is not None and queue_offset < block.end
 
-    def _before(self, stream: Stream, queue_offset: int) -> ReadBlock | None:
+    def _before(self, stream: Stream, queue_offset: int) -> Block | None:
         """The last block of a stream that begins before a queue offset."""
         row = self._rows.get(stream)
         number = bisect_left(row[0], queue_offset) if row else 0
@@ -99,6 +99,14 @@ class ReadBlocks:
         with self._lock:
             self._cursors.expect(stream, queue_offset, count, now_s)
 
+    def move(self, stream: Stream, begin: int, end: int, now_s: float) -> None:
+        """Note that the reader at ``begin`` has read to ``end`` since, if none is there."""
+        with self._lock:
+            cursor = self._cursors.find(stream, begin)
+            if cursor is not None and self._cursors.find(stream, end) is None:
+                cursor.window = min(cursor.window + end - begin, self._window_max)
+                self._cursors.move(stream, begin, end, now_s)
+
     def note_read(
         self, stream: Stream, begin: int, end: int, count_asked: int, now_s: float
     ) -> None:
@@ -113,20 +121,20 @@ class ReadBlocks:
                 if block is not None and block.end <= end and self._wait_s(block, now_s) == inf:
                     self._drop(block)
 
-    def put(self, stream: Stream, block: ReadBlock, now_s: float) -> None:
+    def put(self, stream: Stream, block: Block, now_s: float) -> None:
         """Keep a block, and drop others if there is too much."""
         with self._lock:
             same = self._before(stream, block.asked + 1)
             if same is not None and same.asked == block.asked:
                 self._drop(same)
-            block.stream, block.used_s = stream, now_s
+            block.stream, block.used_s, block.is_kept = stream, now_s, True
             self._blocks[block] = None
             asked, blocks = self._rows.setdefault(stream, ([], []))
             number = bisect_left(asked, block.asked)
             asked.insert(number, block.asked)
             blocks.insert(number, block)
             self.byte_count += block.held_bytes
-            self.message_count += len(block.units)
+            self.message_count += block.count
             while self.byte_count > self.bytes_max and len(self._blocks) > 1:
                 others = islice(self._blocks, min(len(self._blocks) - 1, _CANDIDATES))
                 self._drop(max(others, key=lambda other: self._wait_s(other, now_s)))
@@ -142,7 +150,9 @@ class ReadBlocks:
         with self._lock:
             self._cursors.forget(now_s - _CURSOR_LIVES * self._expire_s)
 
-    def _expire(self, block: ReadBlock, now_s: float) -> None:
+    def _expire(self, block: Block, now_s: float) -> None:
+        if block.is_used:
+            block.is_used, block.used_s = False, now_s
         unused_s = now_s - block.used_s
         if unused_s >= self._expire_s:
             self._halve_windows(block)
@@ -151,13 +161,13 @@ class ReadBlocks:
         elif unused_s >= _JUST_FETCHED_S and self._wait_s(block, now_s) == inf:
             self._drop(block)
 
-    def _halve_windows(self, block: ReadBlock) -> None:
+    def _halve_windows(self, block: Block) -> None:
         """Read less at once for those who did not read a block in time."""
         for cursor in self._cursors.of(block.stream):
             if block.asked <= cursor.position < block.end:
                 cursor.window //= 2
 
-    def _wait_s(self, block: ReadBlock, now_s: float) -> float:
+    def _wait_s(self, block: Block, now_s: float) -> float:
         """Seconds until somebody reads on in a block; infinite if nobody does before it expires."""
         left_s = self._expire_s - (now_s - block.used_s)
         waits = [
@@ -168,10 +178,11 @@ class ReadBlocks:
         wait_s = min(waits, default=inf)
         return wait_s if wait_s <= left_s else inf
 
-    def _drop(self, block: ReadBlock) -> None:
+    def _drop(self, block: Block) -> None:
         del self._blocks[block]
+        block.is_kept = False
         self.byte_count -= block.held_bytes
-        self.message_count -= len(block.units)
+        self.message_count -= block.count
         asked, blocks = self._rows[block.stream]
         number = bisect_left(asked, block.asked)
         del asked[number], blocks[number]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from array import array
 from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -31,26 +32,25 @@ class Wanted(NamedTuple):
     tags: frozenset[int] | None
 
 
-class ReadBlock:
-    """The messages of a stream in a range of queue offsets, their records back to back.
+class Block:
+    """The messages of a stream in a range of queue offsets, in memory.
 
     asked, end: the range, without ``end``. The queue has no other message of the stream in it.
-    offsets: queue offset of each message. units: with addresses in the queue's own log.
-    stream, used_s: while it is one of ``ReadBlocks``. was_read: whether a reader has found it.
-    fetch_next: called when the first reader has begun to read it, with the queue offset where the
-    reader continues; fetches what is behind it.
+    count, held_bytes: its messages, and their memory. fetch_next: called when the first reader has
+    begun to read it, with the queue offset where the reader continues; fetches what is behind it.
+    stream, used_s, is_kept: while it is one of ``ReadBlocks``. is_used: set by those who read it
+    without a look-up. was_read: whether a reader has found it.
     """
 
     __slots__ = (
-        "_data",
-        "_numbers",
-        "_starts",
         "asked",
+        "count",
         "end",
         "fetch_next",
-        "offsets",
+        "held_bytes",
+        "is_kept",
+        "is_used",
         "stream",
-        "units",
         "used_s",
         "was_read",
     )
@@ -62,33 +62,74 @@ class ReadBlock:
         self,
         asked: int,
         end: int,
+        count: int,
+        held_bytes: int,
+        fetch_next: Callable[[int], None] | None = None,
+    ) -> None:
+        self.asked = asked
+        self.end = end
+        self.count = count
+        self.held_bytes = held_bytes
+        self.fetch_next = fetch_next
+        self.was_read = self.is_kept = self.is_used = False
+
+    @abstractmethod
+    def get(self, wanted: Wanted, shown: tuple[int, int], *, is_bulk: bool) -> GetResult | None:
+        """Messages of the block that fit, at least one if any matches; see ``StoreSource``.
+
+        None if they must be fetched once more. shown: the range of the queue for the answer.
+        """
+
+
+class BulkBlock(Block):
+    """The answer to a bulk pull, which another one gets as a whole."""
+
+    __slots__ = ("_result",)
+
+    def __init__(
+        self, asked: int, result: GetResult, fetch_next: Callable[[int], None] | None
+    ) -> None:
+        held_bytes = sum(map(len, result.buffers))
+        super().__init__(asked, result.next_offset, result.count, held_bytes, fetch_next)
+        self._result = result
+
+    def get(self, wanted: Wanted, _shown: tuple[int, int], *, is_bulk: bool) -> GetResult | None:
+        """See ``Block``."""
+        result = self._result
+        is_small = result.count <= wanted.count_max and result.body_bytes <= wanted.bytes_max
+        is_whole = is_bulk and wanted.queue_offset == self.asked
+        return result if is_whole and (is_small or result.count == 1) else None
+
+
+class ReadBlock(Block):
+    """Records back to back, from which reads of any size are cut.
+
+    offsets: queue offset of each message. units: with addresses in the queue's own log.
+    """
+
+    __slots__ = ("_data", "_numbers", "_starts", "offsets", "units")
+
+    def __init__(
+        self,
+        asked: int,
+        end: int,
         offsets: Array,
         units: Array,
         records: RecordColumns,
         fetch_next: Callable[[int], None] | None = None,
     ) -> None:
-        self.asked = asked
-        self.end = end
         self.offsets = offsets
         self.units = units
-        self.fetch_next = fetch_next
-        self.was_read = False
         # Arrays whose single values come faster than those of numpy. starts: also of the end.
         self._numbers = array("q", offsets.tobytes())
         starts = np.append(0, np.cumsum(records.size, dtype=np.int64))
         self._starts = array("q", starts.tobytes())
         self._data = _gathered(records, self._starts[-1])
-
-    @property
-    def held_bytes(self) -> int:
-        """Memory of the block."""
-        return len(self._data) + _UNIT_BYTES * len(self.units)
+        held_bytes = len(self._data) + _UNIT_BYTES * len(units)
+        super().__init__(asked, end, len(units), held_bytes, fetch_next)
 
     def get(self, wanted: Wanted, shown: tuple[int, int], *, is_bulk: bool) -> GetResult:
-        """Messages of the block that fit, at least one if any matches; see ``StoreSource``.
-
-        shown: the range of the queue for the answer.
-        """
+        """See ``Block``."""
         numbers = self._numbers
         begin = bisect_left(numbers, wanted.queue_offset)
         where: slice | Array

@@ -10,7 +10,7 @@ from headrace_broker.cold.blocks import ReadBlocks
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from headrace_broker.cold.queue import ReadBlock, Stream, Wanted
+    from headrace_broker.cold.queue import Block, Stream, Wanted
     from headrace_broker.store.store_source import GetResult
 
 _MEMORY_BYTES: Final = 64 << 20
@@ -42,25 +42,21 @@ class ColdReader:
         )
         self._now_s = now_s
 
-    def found(
-        self, stream: Stream, wanted: Wanted, shown: tuple[int, int], *, is_bulk: bool
+    def take(
+        self, block: Block, wanted: Wanted, shown: tuple[int, int], now_s: float, *, is_bulk: bool
     ) -> GetResult | None:
-        """Messages for a reader that will continue behind them; see ``ReadBlock``.
-
-        None if they must be fetched.
-        """
-        begin, now_s = wanted.queue_offset, self._now_s()
-        block = self.blocks.find(stream, begin, now_s)
-        if block is None:
-            return None
+        """Messages of a block for a reader that will continue behind them; see ``Block``."""
         found = block.get(wanted, shown, is_bulk=is_bulk)
-        self.blocks.note_read(stream, begin, found.next_offset, wanted.count_max, now_s)
+        if found is None:
+            return None
+        begin, end = wanted.queue_offset, found.next_offset
+        self.blocks.note_read((block.stream[0], wanted.tags), begin, end, wanted.count_max, now_s)
         if block.fetch_next is not None:
             fetch_next, block.fetch_next = block.fetch_next, None
-            fetch_next(found.next_offset)
+            fetch_next(end)
         return found
 
-    def put(self, stream: Stream, block: ReadBlock) -> None:
+    def put(self, stream: Stream, block: Block) -> None:
         """Keep a block that was fetched."""
         self.blocks.put(stream, block, self._now_s())
 

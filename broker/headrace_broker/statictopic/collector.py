@@ -22,7 +22,7 @@ class StaticTopicMetrics:
         """See ``Collect``."""
         traffic = self._traffic
         samples.add(table.STATIC_LED, traffic.mappings.led_count())
-        samples.add(table.STATIC_READS, traffic.remote.blocks.access_count)
+        samples.add(table.STATIC_READS, traffic.remote.relayed_count)
         samples.add(table.STATIC_BYTES, traffic.remote.relayed_bytes)
         samples.add(table.STATIC_FORWARDED, traffic.forwarding.forwarded_count)
         await take_break()

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import trio
 
-from headrace_broker.cold.queue import ReadBlock, Wanted
+from headrace_broker.cold.queue import BulkBlock, ReadBlock, Wanted
 from headrace_broker.cold.reader import ColdReader, ReadAhead
 from headrace_broker.peers.callers import ITEMS
 from headrace_broker.statictopic.answer import Answer
@@ -33,6 +33,7 @@ from headrace_protocol.waiting import NotHere, Until
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from headrace_broker.cold.queue import Block
     from headrace_broker.peers.peers import Ask, Outcome, Peers
     from headrace_broker.statictopic.part import Part
     from headrace_broker.statictopic.rows import Subscription
@@ -59,6 +60,8 @@ _READ_AHEAD: Final = ReadAhead(
 _AHEAD: Final = 4
 # How long a broker is believed not to have an offset of an item, which may still be written.
 _OUTSIDE_LIFE_S: Final = 1.0
+# The reader of the logic queue knows its range.
+_SHOWN: Final = (0, 0)
 _FOUND: Final = frozenset({ResponseCode.SUCCESS, ResponseCode.PULL_RETRY_IMMEDIATELY})
 _OUTSIDE: Final = frozenset({ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_OFFSET_MOVED})
 _GONE: Final = RequestError(ResponseCode.SYSTEM_ERROR, "the client has disconnected")
@@ -82,13 +85,18 @@ Key = tuple[tuple[object, ...], frozenset[int] | None, bool]
 
 
 class RemoteQueue:
-    """An item of another broker as one filter shows it. outside: the last such answer."""
+    """An item of another broker as one filter shows it.
 
-    __slots__ = ("__weakref__", "is_bulk", "key", "outside")
+    block: was read last. noted: where its reader was then. outside: the last such answer.
+    """
+
+    __slots__ = ("__weakref__", "block", "is_bulk", "key", "noted", "outside")
 
     def __init__(self, key: Key) -> None:
         self.key = key
         self.is_bulk = key[-1]
+        self.block: Block | None = None
+        self.noted = 0
         self.outside: Outside | None = None
 
 
@@ -132,14 +140,14 @@ class _Fetch(NamedTuple):
 class RemoteReader(ColdReader):
     """Reads items of other brokers.
 
-    relayed_bytes: fetched since the start; ``blocks.access_count`` has the pulls.
+    relayed_count, relayed_bytes: pulls, and bytes fetched for them, since the start.
     """
 
     def __init__(
         self, peers: Peers, subscription: Subscription, now_s: Callable[[], float]
     ) -> None:
         super().__init__(_READ_AHEAD, now_s)
-        self.relayed_bytes = 0
+        self.relayed_count = self.relayed_bytes = 0
         self._peers = peers
         self._subscription = subscription
         # Pulls that wait for a block, by what they have in common.
@@ -156,10 +164,32 @@ class RemoteReader(ColdReader):
         if outside is not None and outside.until_s > self._now_s() and outside.has(offset):
             status = GetStatus.NO_MESSAGE_IN_QUEUE
             return GetResult(status, (), 0, 0, offset, outside.lowest, outside.highest)
-        found = self.found((queue, None), wanted, (0, part.end), is_bulk=queue.is_bulk)
+        found = self._read_on(queue, wanted) or self._found(queue, wanted)
         if found is None:
             begin = partial(self._begin, queue, part, wanted)
             raise NotHere(Until(f"broker {part.item.bname}", begin))
+        self.relayed_count += 1
+        return found
+
+    def _read_on(self, queue: RemoteQueue, wanted: Wanted) -> GetResult | None:
+        """Messages from the middle of the block that was read last, as most reads find them."""
+        block = queue.block
+        if block is None or not (block.is_kept and block.asked < wanted.queue_offset < block.end):
+            return None
+        found = block.get(wanted, _SHOWN, is_bulk=queue.is_bulk)
+        if found is None or found.next_offset >= block.end:
+            return None
+        block.is_used = True
+        return found
+
+    def _found(self, queue: RemoteQueue, wanted: Wanted) -> GetResult | None:
+        stream, now_s = (queue, None), self._now_s()
+        block = queue.block = self.blocks.find(stream, wanted.queue_offset, now_s)
+        if block is None:
+            return None
+        self.blocks.move(stream, queue.noted, wanted.queue_offset, now_s)
+        found = self.take(block, wanted, _SHOWN, now_s, is_bulk=queue.is_bulk)
+        queue.noted = found.next_offset if found else 0
         return found
 
     async def run(self) -> None:
@@ -251,11 +281,14 @@ class RemoteReader(ColdReader):
             fetch.queue.outside = Outside(offset, lowest, highest, until_s)
         return None
 
-    def _block(
-        self, fetch: _Fetch, header: BulkPullResponseHeader, response: Response
-    ) -> ReadBlock:
+    def _block(self, fetch: _Fetch, header: BulkPullResponseHeader, response: Response) -> Block:
         """The messages of an answer. Raises ValueError."""
         part, offset, next_offset = fetch.part, fetch.wanted.queue_offset, header.next_begin_offset
+        end = min(next_offset, part.end)
+        has_more = part.next_start is not None and end < part.end
+        fetch_next = partial(self._fetch_next, fetch, end) if has_more else None
+        if fetch.queue.is_bulk and end == next_offset > offset and header.count:
+            return BulkBlock(offset, _whole(fetch, header, response.body), fetch_next)
         columns, units = _records(fetch, header, response)
         offsets = columns.queue_offset
         is_found = response.command.code == ResponseCode.SUCCESS
@@ -266,21 +299,45 @@ class RemoteReader(ColdReader):
             is_ascending and offset <= offsets[0] <= offsets[-1] < next_offset
         ):
             raise ValueError(f"records that are not those from {offset} to {next_offset}")
-        end = min(next_offset, part.end)
         if end < next_offset:
             # A filter may have passed the end of an item that took more messages than it has.
             inside = slice(int(np.searchsorted(offsets, end)))
             columns, units, offsets = columns.select(inside), units[inside], offsets[inside]
-        has_more = part.next_start is not None and end < part.end
-        fetch_next = partial(self._fetch_next, fetch, end) if has_more else None
         return ReadBlock(offset, end, offsets, units, columns, fetch_next)
+
+
+def _whole(fetch: _Fetch, header: BulkPullResponseHeader, body: memoryview) -> GetResult:
+    """The answer to a bulk pull as it is. Raises ValueError."""
+    count = header.count
+    if count * UNIT_DTYPE.itemsize > len(body):
+        raise ValueError(f"{count} records in {len(body)} bytes")
+    record_bytes = int(np.frombuffer(body, UNIT_DTYPE, count)["size"].sum(dtype=np.int64))
+    _check_size(fetch, count, record_bytes)
+    return GetResult(
+        GetStatus.FOUND,
+        (body,),
+        count,
+        record_bytes,
+        header.next_begin_offset,
+        *_SHOWN,
+        header.layout,
+        header.first_physical_offset,
+        header.has_queue_offsets,
+    )
+
+
+def _check_size(fetch: _Fetch, count: int, record_bytes: int) -> None:
+    """Raise ValueError for more than was asked for."""
+    is_short = count == 1 or record_bytes <= fetch.answer_bytes
+    if count > fetch.wanted.count_max or not is_short:
+        raise ValueError(f"{count} records of {record_bytes} bytes")
 
 
 def _records(
     fetch: _Fetch, header: BulkPullResponseHeader, response: Response
 ) -> tuple[RecordColumns, Array]:
     """The records of an answer and their units. Raises ValueError."""
-    body, count_max = response.body, fetch.wanted.count_max
+    body = response.body
     if fetch.queue.is_bulk:
         header.offset_delta = 0  # the item's broker has named physical offsets
         columns = RecordColumns.from_bulk(header, body, is_passed_on=True)
@@ -289,9 +346,8 @@ def _records(
         columns = RecordColumns.from_records(body, is_passed_on=True)
         units = np.zeros(len(columns), UNIT_DTYPE)  # which no reader gets to see
     count, start, size = len(columns), columns.start, columns.size
-    record_bytes, end = int(size.sum()), (start + size).max(initial=0)
-    is_short = count <= 1 or record_bytes <= fetch.answer_bytes
-    is_inside = min(start.min(initial=0), size.min(initial=0)) >= 0 and end <= len(columns.data)
-    if not (count <= count_max and is_short and is_inside):
-        raise ValueError(f"{count} records of {record_bytes} bytes in {len(body)} bytes")
+    _check_size(fetch, count, int(size.sum()))
+    end = (start + size).max(initial=0)
+    if min(start.min(initial=0), size.min(initial=0)) < 0 or end > len(columns.data):
+        raise ValueError(f"{count} records in {len(body)} bytes")
     return columns, units

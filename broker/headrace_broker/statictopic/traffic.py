@@ -26,7 +26,7 @@ class StaticTraffic:
     def runtime_info(self) -> dict[str, str]:
         """Counters for GET_BROKER_RUNTIME_INFO."""
         return {
-            "staticQueueRemoteReads": str(self.remote.blocks.access_count),
+            "staticQueueRemoteReads": str(self.remote.relayed_count),
             "staticQueueRemoteBytes": str(self.remote.relayed_bytes),
             "staticQueueForwardedRequests": str(self.forwarding.forwarded_count),
         }

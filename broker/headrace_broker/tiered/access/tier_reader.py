@@ -8,7 +8,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from headrace_broker.cold.breaker import Breaker
-from headrace_broker.cold.queue import Wanted
+from headrace_broker.cold.queue import ReadBlock, Wanted
 from headrace_broker.cold.reader import ColdReader
 from headrace_protocol.errors import Lane, NotReady
 from headrace_protocol.tier.driver import Failure
@@ -16,7 +16,6 @@ from headrace_protocol.tier.driver import Failure
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-    from headrace_broker.cold.queue import ReadBlock
     from headrace_broker.store.store_source import GetResult
     from headrace_broker.tiered.access.settings import TierSettings
     from headrace_broker.tiered.access.tier_access import TierAccess
@@ -69,8 +68,9 @@ class TierReader(ColdReader):
         self, queue: TierQueue, topic: str, wanted: Wanted, shown: tuple[int, int], *, is_bulk: bool
     ) -> GetResult:
         """Messages of a queue for a reader that will continue behind them; see ``ReadBlock``."""
-        stream = queue, wanted.tags
-        found = self.found(stream, wanted, shown, is_bulk=is_bulk)
+        stream, now_s = (queue, wanted.tags), self._now_s()
+        block = self.blocks.find(stream, wanted.queue_offset, now_s)
+        found = self.take(block, wanted, shown, now_s, is_bulk=is_bulk) if block else None
         if found is None:
             raise self._away(stream, wanted.queue_offset, wanted.count_max)
         if found.count:
@@ -83,6 +83,7 @@ class TierReader(ColdReader):
         block = self.blocks.find(stream, queue_offset, self._now_s())
         if block is None:
             raise self._away(stream, queue_offset, 1)
+        assert isinstance(block, ReadBlock)
         return block
 
     def answer(self, key: Hashable, read: Callable[[], T | Failure]) -> T:
