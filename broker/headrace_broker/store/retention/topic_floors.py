@@ -6,6 +6,7 @@ consumers, until their file is removed. Plain functions over files, for a thread
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -64,10 +65,10 @@ def find_floors(
     """
     floors = {queue.queue_id: queue.first for queue in queues}
     if limit.reserved_ms is not None:
-        floors.update(
-            (queue.queue_id, _first_since(queue, log, now_ms - limit.reserved_ms))
-            for queue in queues
-        )
+        limit_ms = now_ms - limit.reserved_ms
+        for queue in queues:  # usually little or nothing has expired since the last call
+            is_expired = partial(_is_expired, queue, log, limit_ms)
+            floors[queue.queue_id] = gallop(queue.first, queue.end, is_expired)
     if limit.reserved_bytes is not None:
         left = [queue._replace(first=floors[queue.queue_id]) for queue in queues]
         excess_bytes = _count(left, counted) - limit.reserved_bytes
@@ -76,13 +77,7 @@ def find_floors(
     return floors
 
 
-def _first_since(queue: QueueView, log: ColdFiles, limit_ms: int) -> int:
-    """The first queue offset whose record was stored after ``limit_ms``; at most ``end``."""
-    # Usually little or nothing has expired since the last call.
-    return gallop(queue.first, queue.end, lambda at: _is_expired(queue, log, at, limit_ms))
-
-
-def _is_expired(queue: QueueView, log: ColdFiles, queue_offset: int, limit_ms: int) -> bool:
+def _is_expired(queue: QueueView, log: ColdFiles, limit_ms: int, queue_offset: int) -> bool:
     units = queue.units.units(queue_offset, 1)
     if not len(units) or units["size"][0] == BLANK_SIZE:
         return True  # a unit without a record counts as expired

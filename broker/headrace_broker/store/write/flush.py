@@ -196,17 +196,12 @@ class Flusher:
         thorough_at = trio.current_time() + settings.queue_flush_thorough_interval_ms / 1000
         while True:
             await trio.sleep(settings.queue_flush_interval_ms / 1000)
-            if (
-                trio.current_time() >= thorough_at
-                or self._unchecked_bytes() >= self.unchecked_bytes_max
-            ):
+            unchecked = self.commit_log.max_offset - self.checkpoint.logics_physical_offset
+            if unchecked >= self.unchecked_bytes_max or trio.current_time() >= thorough_at:
                 thorough_at = trio.current_time() + settings.queue_flush_thorough_interval_ms / 1000
                 await self.flush_thoroughly()
             elif self.commit_log.life.is_writable:
                 await self._flush_due(settings.queue_flush_least_bytes)
-
-    def _unchecked_bytes(self) -> int:
-        return self.commit_log.max_offset - self.checkpoint.logics_physical_offset
 
     def when_all_flushed(self, callback: Callable[[], None]) -> None:
         """Call back once everything written so far is on disk, or its flush has failed."""
