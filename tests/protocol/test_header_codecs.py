@@ -93,9 +93,10 @@ def test_unknown_fields_are_ignored() -> None:
         assert (header.queue_offset, header.subscription) == (5, None)
 
 
-def test_codes_over_16_bits_do_not_fit_the_binary_header() -> None:
+@pytest.mark.parametrize("code", [0x8000, -0x8001, 200050])
+def test_codes_over_16_bits_do_not_fit_the_binary_header(code: int) -> None:
     with pytest.raises(LocalProtocolError, match="use JSON"):
-        encode_frame(SerializeType.ROCKETMQ, 200050, 1)
+        encode_frame(SerializeType.ROCKETMQ, code, 1)
 
 
 def test_binary_header_reads_empty_as_null_and_the_last_of_two() -> None:
