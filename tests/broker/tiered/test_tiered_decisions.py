@@ -77,7 +77,7 @@ def restored(
 
 
 def numbers(broker: BrokerUnderTest, offset: int = 0) -> list[int]:
-    """What a consumer reads from an offset on."""
+    """The numbers that a consumer reads from an offset on."""
     found: list[int] = []
     reader = source(broker)
     while offset < reader.max_offset():

@@ -8,13 +8,11 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 from threading import Thread
-from typing import Any
 
 import pytest
 
 from headrace_broker.store.store_source import GetStatus
 from headrace_protocol.errors import NotReady, RequestError
-from headrace_protocol.message import decode_records
 from tests.support.broker import BrokerUnderTest
 from tests.support.hanging import Hanging
 from tests.support.object_tiers import Fault, FaultyDriver
@@ -35,10 +33,6 @@ from tests.support.tiered_broker import (
 def commit_offset(broker: BrokerUnderTest) -> int:
     queue = tier_of(broker).access.queue(TOPIC, 0)
     return queue.commit_offset if queue is not None else 0
-
-
-def numbers_in(buffers: Any) -> list[int]:
-    return [int(message.body.split()[0]) for part in buffers for message in decode_records(part)]
 
 
 def test_the_end_of_a_full_file_is_uploaded(broker: BrokerUnderTest) -> None:

@@ -254,7 +254,7 @@ async def test_nothing_is_written_to_another_bucket_behind_the_name(
 
 
 async def test_the_first_start_with_a_mark_makes_none_in_an_empty_folder(tmp_path: Path) -> None:
-    """Of a store whose metadata, as Apache's broker wrote it, says that the tier has messages."""
+    """A store whose metadata, as Apache's broker wrote it, says that the tier has messages."""
     broker = begin(tmp_path, "posix")
     put(broker, 0, 5)
     upload(broker)
@@ -274,7 +274,7 @@ async def test_the_first_start_with_a_mark_makes_none_in_an_empty_folder(tmp_pat
 
 
 class Retried:
-    """What runs the upload, and how often it was asked to retry at once."""
+    """The runner of the upload, with a count of requests to retry at once."""
 
     def __init__(self, following: Following) -> None:
         self.following = following

@@ -1,4 +1,4 @@
-"""What --check-config finds out about the location of the tier."""
+"""The location of the tier, as --check-config tries it."""
 
 from __future__ import annotations
 

@@ -146,15 +146,11 @@ def test_a_log_ends_by_age_once_it_is_large_enough(tmp_path: Path) -> None:
 # -- damage ----------------------------------------------------------------------------------------
 
 
-def log_file(tier: Tier, queue: FlatQueue, tmp_path: Path) -> Path:
-    return tmp_path / "tier" / queue.log.address.segment_path(0)
-
-
 def posix_queue(tmp_path: Path) -> tuple[FlatQueue, Path]:
     tier = open_tier(tmp_path, limits=LARGE)
     queue = queue_of(tier)
     append(queue, 20)
-    return queue, log_file(tier, queue, tmp_path)
+    return queue, tmp_path / "tier" / queue.log.address.segment_path(0)
 
 
 @pytest.mark.parametrize("at", [0, 4, 20, 28, -1])

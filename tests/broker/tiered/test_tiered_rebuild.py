@@ -96,12 +96,13 @@ def test_what_is_replaced_is_kept(tmp_path: Path, layout: Layout) -> None:
     assert path.with_name(path.name + suffix).read_bytes() == torn
 
 
-def test_not_while_a_broker_holds_the_store(tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["rebuild", "sweep"])
+def test_not_while_a_broker_holds_the_store(tmp_path: Path, command: str) -> None:
     config = fill(tmp_path / "a", "posix")
     lock = StoreLock(tmp_path / "a")
     lock.acquire()
     try:
-        assert "is in use by" in fail(1, "tier", "rebuild", "-c", str(config))
+        assert "is in use by" in fail(1, "tier", command, "-c", str(config))
     finally:
         lock.release()
 
@@ -167,7 +168,7 @@ def test_a_hole_in_the_log_costs_only_its_messages(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", seeds(12))
 def test_leftovers_do_not_count(tmp_path: Path, seed: int) -> None:
-    """Of uploads that were repeated, sources of merges, and earlier lives of topics."""
+    """Leftovers of uploads that were repeated, sources of merges, and earlier lives of topics."""
     rng = Random(seed)
     tier = open_objects_tier(PosixDriver(tmp_path))
     ends = [0, 0]

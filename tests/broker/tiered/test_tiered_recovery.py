@@ -21,7 +21,7 @@ QUEUES = 3
 
 
 class Model:
-    """What must be in the tier after any crash.
+    """The messages that must be in the tier after any crash.
 
     durable: one past the last offset whose append was answered, by queue. tried: one past the last
     one whose append began. expired: the time before which segments were dropped.

@@ -1,4 +1,4 @@
-"""What the tier says of topics, and what a broker that lost its disk makes of that."""
+"""Topics as the tier knows them, restored by a broker that lost its disk."""
 
 from __future__ import annotations
 

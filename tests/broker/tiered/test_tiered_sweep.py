@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from headrace_broker.store.integrity.lock import StoreLock
 from headrace_broker.tiered.driver.posix import PosixDriver
 from headrace_protocol.tier.paths import segment_name
 from tests.support.cli import fail, succeed
@@ -81,13 +80,3 @@ def test_not_without_the_names(tmp_path: Path, layout: Layout) -> None:
     before = sorted(folder(tmp_path / "a").rglob("*"))
     fail(1, "tier", "sweep", "-c", str(config), "--yes")
     assert sorted(folder(tmp_path / "a").rglob("*")) == before
-
-
-def test_not_while_a_broker_holds_the_store(tmp_path: Path) -> None:
-    config = fill(tmp_path / "a", "posix")
-    lock = StoreLock(tmp_path / "a")
-    lock.acquire()
-    try:
-        assert "is in use by" in fail(1, "tier", "sweep", "-c", str(config))
-    finally:
-        lock.release()

@@ -122,7 +122,7 @@ class TierReader(ColdReader):
             self._answers.popitem(last=False)
 
     def result(self, result: T | Failure) -> T:
-        """What was read. Raises RequestError for a failure, which counts for the breaker."""
+        """The result of a read. Raises RequestError for a failure, which counts for the breaker."""
         if isinstance(result, Failure):
             raise self.breaker.failed(result)
         self.breaker.succeeded()
