@@ -7,6 +7,7 @@ when its queue locks end.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import Counter, OrderedDict
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol
@@ -118,6 +119,36 @@ class _Members:
             yield key
 
 
+class _Groups:
+    """Groups that have members. run_long: runs work in slices."""
+
+    def __init__(self, run_long: RunLong = run_at_once) -> None:
+        self.run_long = run_long
+        self._members = _Members()
+
+    def members(self, group: str) -> list[Member]:
+        """The members of a group."""
+        return list(self._members.groups.get(group, {}).values())
+
+    @abstractmethod
+    def _left(self, group: str, channel: Channel) -> None:
+        """Remove a member whose connection or heartbeats have ended."""
+
+    def channel_closed(self, channel: Channel) -> None:
+        """Remove a closed client from its groups."""
+        groups = self._members.groups_of(channel)
+        self.run_long(self._leave_each((group, channel) for group in groups))
+
+    def expire(self, now_ms: int) -> None:
+        """Remove members whose heartbeats have stopped."""
+        self.run_long(self._leave_each(self._members.expired(now_ms)))
+
+    def _leave_each(self, members: Iterable[tuple[str, Channel]]) -> Iterator[None]:
+        for group, channel in members:
+            self._left(group, channel)
+            yield
+
+
 class ConsumerGroup:
     """Settings and subscriptions of a group, on which all its members should agree.
 
@@ -166,11 +197,10 @@ class NoticePolicy(Protocol):
     notify_consumer_ids_changed_enable: bool
 
 
-class ConsumerManager:
-    """Consumer groups that have members.
+class ConsumerManager(_Groups):
+    """Consumer groups that have members, which are notified of those that come and go.
 
     change_count: grows when a subscription changes, to invalidate caches.
-    run_long: runs work in slices.
     """
 
     def __init__(
@@ -181,8 +211,8 @@ class ConsumerManager:
         policy: NoticePolicy,
         run_long: RunLong = run_at_once,
     ) -> None:
+        super().__init__(run_long)
         self.change_count = 0
-        self.run_long = run_long
         self._locks = locks
         self._conflicts = conflicts
         self._policy = policy
@@ -191,7 +221,6 @@ class ConsumerManager:
         # Groups whose members are notified at the end of the period.
         self._waiting: dict[str, None] = {}
         self._settings = groups
-        self._members = _Members()
         self._groups: dict[str, ConsumerGroup] = {}
         self._groups_of: dict[str, set[str]] = {}
 
@@ -261,19 +290,8 @@ class ConsumerManager:
             group.payer = next(iter(self._members.groups[name]))
             self._members.charge(name, group.payer, _held_bytes(group.subscriptions.values()))
 
-    def channel_closed(self, channel: Channel) -> None:
-        """Remove a closed client from its groups, and notify the others."""
-        groups = self._members.groups_of(channel)
-        self.run_long(self._leave_each((group, channel) for group in groups))
-
-    def expire(self, now_ms: int) -> None:
-        """Remove members whose heartbeats have stopped, and notify the others."""
-        self.run_long(self._leave_each(self._members.expired(now_ms)))
-
-    def _leave_each(self, members: Iterable[tuple[str, Channel]]) -> Iterator[None]:
-        for group, channel in members:
-            self._leave(group, channel, self._locks.left)
-            yield
+    def _left(self, group: str, channel: Channel) -> None:
+        self._leave(group, channel, self._locks.left)
 
     def expire_locks(self, now_ms: int) -> None:
         """Remove locks that were not renewed, and notify their groups."""
@@ -299,10 +317,6 @@ class ConsumerManager:
     def names(self) -> list[str]:
         """The groups that have members."""
         return list(self._groups)
-
-    def members(self, group: str) -> list[Member]:
-        """The members of a group."""
-        return list(self._members.groups.get(group, {}).values())
 
     def member_counts(self, count_max: int) -> list[tuple[str, int]]:
         """The first connected groups with the number of their members."""
@@ -385,12 +399,8 @@ class ConsumerManager:
                 yield
 
 
-class ProducerManager:
-    """Producer groups that have members. run_long: runs work in slices."""
-
-    def __init__(self, run_long: RunLong = run_at_once) -> None:
-        self.run_long = run_long
-        self._members = _Members()
+class ProducerManager(_Groups):
+    """Producer groups that have members."""
 
     @property
     def member_count(self) -> int:
@@ -405,20 +415,4 @@ class ProducerManager:
         """Remove a member."""
         self._members.remove(group, channel)
 
-    def channel_closed(self, channel: Channel) -> None:
-        """Remove a closed client from its groups."""
-        groups = self._members.groups_of(channel)
-        self.run_long(self._leave_each((group, channel) for group in groups))
-
-    def expire(self, now_ms: int) -> None:
-        """Remove members whose heartbeats have stopped."""
-        self.run_long(self._leave_each(self._members.expired(now_ms)))
-
-    def _leave_each(self, members: Iterable[tuple[str, Channel]]) -> Iterator[None]:
-        for group, channel in members:
-            self._members.remove(group, channel)
-            yield
-
-    def members(self, group: str) -> list[Member]:
-        """The members of a group."""
-        return list(self._members.groups.get(group, {}).values())
+    _left = unregister
