@@ -95,7 +95,7 @@ def test_a_block_that_is_read_on_without_a_look_up_stays() -> None:
     read_on.is_used = True
     for now_s, is_kept in ((EXPIRE_S, True), (2 * EXPIRE_S, False)):
         blocks.expire(now_s)
-        assert read_on.is_kept == (len(blocks) == 1) == is_kept
+        assert (len(blocks) == 1) == is_kept
 
 
 def test_a_reader_that_was_not_noted_on_its_way_keeps_its_window() -> None:

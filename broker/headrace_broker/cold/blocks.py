@@ -127,7 +127,7 @@ class ReadBlocks:
             same = self._before(stream, block.asked + 1)
             if same is not None and same.asked == block.asked:
                 self._drop(same)
-            block.stream, block.used_s, block.is_kept = stream, now_s, True
+            block.stream, block.used_s = stream, now_s
             self._blocks[block] = None
             asked, blocks = self._rows.setdefault(stream, ([], []))
             number = bisect_left(asked, block.asked)
@@ -180,7 +180,6 @@ class ReadBlocks:
 
     def _drop(self, block: Block) -> None:
         del self._blocks[block]
-        block.is_kept = False
         self.byte_count -= block.held_bytes
         self.message_count -= block.count
         asked, blocks = self._rows[block.stream]

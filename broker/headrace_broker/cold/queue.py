@@ -38,17 +38,17 @@ class Block:
     asked, end: the range, without ``end``. The queue has no other message of the stream in it.
     count, held_bytes: its messages, and their memory. fetch_next: called when the first reader has
     begun to read it, with the queue offset where the reader continues; fetches what is behind it.
-    stream, used_s, is_kept: while it is one of ``ReadBlocks``. is_used: set by those who read it
-    without a look-up. was_read: whether a reader has found it.
+    stream, used_s: in ``ReadBlocks``. is_used: set by those who read it without a look-up.
+    was_read: whether a reader has found it.
     """
 
     __slots__ = (
+        "__weakref__",
         "asked",
         "count",
         "end",
         "fetch_next",
         "held_bytes",
-        "is_kept",
         "is_used",
         "stream",
         "used_s",
@@ -71,7 +71,7 @@ class Block:
         self.count = count
         self.held_bytes = held_bytes
         self.fetch_next = fetch_next
-        self.was_read = self.is_kept = self.is_used = False
+        self.was_read = self.is_used = False
 
     @abstractmethod
     def get(self, wanted: Wanted, shown: tuple[int, int], *, is_bulk: bool) -> GetResult | None:
@@ -134,10 +134,12 @@ class ReadBlock(Block):
         begin = bisect_left(numbers, wanted.queue_offset)
         where: slice | Array
         if wanted.tags is None:
-            seen = self._fitting(begin, wanted)
-            where, count = slice(begin, seen), seen - begin
-            records = [self._data[self._starts[begin] : self._starts[seen]]]
-            byte_count = len(records[0])
+            starts, seen = self._starts, min(begin + wanted.count_max, len(numbers))
+            start, bytes_max = starts[begin], wanted.bytes_max
+            if starts[seen] - start > bytes_max:
+                seen = max(bisect_right(starts, start + bytes_max, begin, seen) - 1, begin + 1)
+            where, count, byte_count = slice(begin, seen), seen - begin, starts[seen] - start
+            records = [self._data[start : start + byte_count]]
         else:
             where, count, seen, records = self._choose(begin, wanted)
             byte_count = sum(map(len, records))
@@ -160,14 +162,6 @@ class ReadBlock(Block):
             *shown,
             has_queue_offsets=has_gaps,
         )
-
-    def _fitting(self, begin: int, wanted: Wanted) -> int:
-        """The index behind the messages that fit, of any tags."""
-        starts, last = self._starts, min(begin + wanted.count_max, len(self._numbers))
-        bytes_end = starts[begin] + wanted.bytes_max
-        if starts[last] <= bytes_end:
-            return last
-        return max(bisect_right(starts, bytes_end, begin, last) - 1, begin + 1)
 
     def _choose(self, begin: int, wanted: Wanted) -> tuple[Array, int, int, list[memoryview]]:
         """The indexes of messages that fit, their number, the index behind them, the records."""

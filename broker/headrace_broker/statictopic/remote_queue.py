@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, ref
 
 import msgspec
 import numpy as np
@@ -87,7 +87,8 @@ Key = tuple[tuple[object, ...], frozenset[int] | None, bool]
 class RemoteQueue:
     """An item of another broker as one filter shows it.
 
-    block: was read last. noted: where its reader was then. outside: the last such answer.
+    block: the one that was read last, as long as it is kept. noted: where its reader was then.
+    outside: the last such answer.
     """
 
     __slots__ = ("__weakref__", "block", "is_bulk", "key", "noted", "outside")
@@ -95,7 +96,7 @@ class RemoteQueue:
     def __init__(self, key: Key) -> None:
         self.key = key
         self.is_bulk = key[-1]
-        self.block: Block | None = None
+        self.block: Callable[[], Block | None] = lambda: None
         self.noted = 0
         self.outside: Outside | None = None
 
@@ -164,29 +165,26 @@ class RemoteReader(ColdReader):
         if outside is not None and outside.until_s > self._now_s() and outside.has(offset):
             status = GetStatus.NO_MESSAGE_IN_QUEUE
             return GetResult(status, (), 0, 0, offset, outside.lowest, outside.highest)
-        found = self._read_on(queue, wanted) or self._found(queue, wanted)
+        found, block = None, queue.block()
+        if block is not None and block.asked < offset < block.end:
+            found = block.get(wanted, _SHOWN, is_bulk=queue.is_bulk)
+        if found is not None and block is not None and found.next_offset < block.end:
+            block.is_used = True  # in its middle, where most reads are, nothing is noted
+        else:
+            found = self._found(queue, wanted)
         if found is None:
             begin = partial(self._begin, queue, part, wanted)
             raise NotHere(Until(f"broker {part.item.bname}", begin))
         self.relayed_count += 1
         return found
 
-    def _read_on(self, queue: RemoteQueue, wanted: Wanted) -> GetResult | None:
-        """Messages from the middle of the block that was read last, as most reads find them."""
-        block = queue.block
-        if block is None or not (block.is_kept and block.asked < wanted.queue_offset < block.end):
-            return None
-        found = block.get(wanted, _SHOWN, is_bulk=queue.is_bulk)
-        if found is None or found.next_offset >= block.end:
-            return None
-        block.is_used = True
-        return found
-
     def _found(self, queue: RemoteQueue, wanted: Wanted) -> GetResult | None:
+        """Messages at the beginning or end of a block; the reader is noted."""
         stream, now_s = (queue, None), self._now_s()
-        block = queue.block = self.blocks.find(stream, wanted.queue_offset, now_s)
+        block = self.blocks.find(stream, wanted.queue_offset, now_s)
         if block is None:
             return None
+        queue.block = ref(block)
         self.blocks.move(stream, queue.noted, wanted.queue_offset, now_s)
         found = self.take(block, wanted, _SHOWN, now_s, is_bulk=queue.is_bulk)
         queue.noted = found.next_offset if found else 0

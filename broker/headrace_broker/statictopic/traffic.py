@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from headrace_broker.statictopic.forward import Forwarding
@@ -10,18 +10,12 @@ if TYPE_CHECKING:
     from headrace_broker.statictopic.table import MappingTable
 
 
-class StaticTraffic:
+class StaticTraffic(NamedTuple):
     """Counts since the start."""
 
-    def __init__(
-        self,
-        mappings: MappingTable,
-        remote: RemoteReader,
-        forwarding: Forwarding,
-    ) -> None:
-        self.mappings = mappings
-        self.remote = remote
-        self.forwarding = forwarding
+    mappings: MappingTable
+    remote: RemoteReader
+    forwarding: Forwarding
 
     def runtime_info(self) -> dict[str, str]:
         """Counters for GET_BROKER_RUNTIME_INFO."""

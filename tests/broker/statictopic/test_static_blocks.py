@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import struct
 from pathlib import Path
 
 import pytest
 import trio
 
+from headrace_broker.cold.queue import Block
 from headrace_broker.statictopic.remote_queue import RemoteReader
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import BulkPullResponseHeader
@@ -42,6 +44,10 @@ def remote_of(brokers: Brokers) -> RemoteReader:
     return brokers["b"].traffic.remote
 
 
+def blocks_in_memory() -> list[Block]:
+    return [each for each in gc.get_objects() if isinstance(each, Block)]
+
+
 def pulls_asked(brokers: Brokers) -> list[tuple[int, int]]:
     """Offset and count of each pull that a was asked for."""
     return [
@@ -52,11 +58,12 @@ def pulls_asked(brokers: Brokers) -> list[tuple[int, int]]:
 
 
 def test_a_reader_gets_larger_and_larger_blocks(brokers: Brokers) -> None:
-    sent = remap(brokers)
+    sent, before = remap(brokers), blocks_in_memory()
     assert brokers.read_all("b") == sent
     assert pulls_asked(brokers) == [(0, 32), (32, 256), (288, 112)]
     blocks = remote_of(brokers).blocks
     assert (len(blocks), blocks.byte_count) == (0, 0)
+    assert not [each for each in blocks_in_memory() if each not in before]
 
 
 async def test_a_block_that_nobody_reads_is_dropped(
