@@ -23,14 +23,11 @@ from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.command import Command
 from headrace_protocol.drivers.response import Response
 from headrace_protocol.headers import SendMessageResponseHeader
-from headrace_protocol.message import decode_properties
 from headrace_protocol.serving import Reply
-from tests.clients.test_producer import producer
 from tests.support.scripted import (
     Asked,
     producing,
     route,
-    scripted_cluster,
     scripted_in_thread,
     sent_bodies,
 )
@@ -50,8 +47,9 @@ def waiting(handle: str | None = "djEgVA==") -> Reply:
 
 
 def delay_of(asked: Asked) -> dict[str, str]:
-    properties = decode_properties(asked.ext["i"].encode())
-    return {name: value for name, value in properties.items() if name not in {"UNIQ_KEY", "KEYS"}}
+    return {
+        name: value for name, value in asked.properties.items() if name not in {"UNIQ_KEY", "KEYS"}
+    }
 
 
 @pytest.mark.parametrize(
@@ -88,8 +86,7 @@ async def test_a_pipeline_sends_delayed_messages_singly(
 ) -> None:
     results = []
     async with (
-        scripted_cluster(headrace=ours) as (nameserver, (broker,), network),
-        producer(nameserver, network) as p,
+        producing(headrace=ours) as (p, _, (broker,)),
         p.pipeline(on_result=lambda _, result: results.append(result)) as pipeline,
     ):
         for n in range(6):

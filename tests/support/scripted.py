@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import trio
 
 from headrace import Producer
@@ -22,18 +23,25 @@ from headrace_daemon.network import MemoryNetwork, Network, TcpNetwork
 from headrace_daemon.serving.server import RemotingServer
 from headrace_daemon.serving.server_channel import ServerChannel
 from headrace_protocol.bodies import BrokerData, QueueData, TopicRouteData
-from headrace_protocol.codes import RequestCode
+from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.command import Command
 from headrace_protocol.frame import Frame
 from headrace_protocol.header_codecs import SerializeType, decode_header
 from headrace_protocol.headers import SendMessageResponseHeader
-from headrace_protocol.message import decode_records
+from headrace_protocol.message import decode_properties, decode_records
+from headrace_protocol.nameserver_headers import GetRouteInfoResponseHeader
 from headrace_protocol.serving import Registry, Reply, Request
 from headrace_protocol.statictopic.mapping import MappingInfo
 from tests.support.batches import iter_batch
 
 Answer = Reply | None
 HOST = "127.0.0.1"
+
+BUSY = Reply(code=ResponseCode.SYSTEM_BUSY, remark="dispatch is behind")
+ILLEGAL = Reply(code=ResponseCode.MESSAGE_ILLEGAL, remark="no")
+
+# headrace's own brokers take whole records, Apache's don't.
+both_kinds = pytest.mark.parametrize("ours", [True, False], ids=["headrace", "apache"])
 
 
 @contextlib.asynccontextmanager
@@ -71,6 +79,11 @@ class Asked:
     channel: ServerChannel
     opaque: int = 0
     serialize_type: int = SerializeType.JSON
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """The properties of the one message that the request sends."""
+        return decode_properties(self.ext["i"].encode())
 
 
 @dataclass
@@ -213,6 +226,12 @@ def storing() -> Callable[[Asked], Reply]:
         return stored(offset)(asked)
 
     return answer
+
+
+def no_topic(*, awaits_broker: bool) -> Reply:
+    """The answer of a headrace nameserver."""
+    header = GetRouteInfoResponseHeader(awaits_broker=awaits_broker)
+    return Reply(header, code=ResponseCode.TOPIC_NOT_EXIST)
 
 
 def route(*brokers: Scripted, queues: int = 1, perm: int = 6) -> Reply:
