@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from collections.abc import Iterator
@@ -23,18 +24,24 @@ KEYS = [f"key{number}" for number in range(30)]
 VALUE = Random(1).randbytes(50_000).hex()
 
 
-@pytest.fixture
-def mq(tmp_path: Path) -> Iterator[BrokersInThread]:
+@contextlib.contextmanager
+def unmounted(folder: Path) -> Iterator[BrokersInThread]:
     """A broker that was started without its compaction logs."""
-    with running_in_thread(tmp_path, ["a"]) as running:
+    with running_in_thread(folder, ["a"]) as running:
         where = ("-n", running.nameserver)
         succeed("topic", "create", "users", "--compacted", "--queues", "1", *where)
         rows = [json.dumps({"key": key, "value": VALUE}) for key in KEYS]
         succeed("kv", "load", "users", *where, stdin="\n".join(rows).encode())
         running.stop("a")
-        (tmp_path / "a/compaction").rename(tmp_path / "unmounted")
-        min((tmp_path / "a/commitlog").iterdir()).unlink()
+        (folder / "a/compaction").rename(folder / "unmounted")
+        min((folder / "a/commitlog").iterdir()).unlink()
         running.start("a")
+        yield running
+
+
+@pytest.fixture(scope="module")
+def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokersInThread]:
+    with unmounted(tmp_path_factory.mktemp("store")) as running:
         yield running
 
 
@@ -75,13 +82,14 @@ def test_doctor_has_a_row(mq: BrokersInThread) -> None:
     assert row["problem"].startswith(LOST)
 
 
-def test_it_is_whole_once_it_is_mounted(mq: BrokersInThread, tmp_path: Path) -> None:
-    where = ("-n", mq.nameserver)
-    succeed("kv", "put", "users", KEYS[0], "meanwhile", *where)
-    mq.stop("a")
-    shutil.rmtree(tmp_path / "a/compaction")
-    (tmp_path / "unmounted").rename(tmp_path / "a/compaction")
-    mq.start("a")
-    assert succeed("kv", "get", "users", KEYS[0], *where).stdout == "meanwhile\n"
-    assert succeed("kv", "get", "users", KEYS[1], *where).stdout == f"{VALUE}\n"
-    assert len(succeed("kv", "dump", "users", *where).stdout.splitlines()) == len(KEYS)
+def test_it_is_whole_once_it_is_mounted(tmp_path: Path) -> None:
+    with unmounted(tmp_path) as mq:
+        where = ("-n", mq.nameserver)
+        succeed("kv", "put", "users", KEYS[0], "meanwhile", *where)
+        mq.stop("a")
+        shutil.rmtree(tmp_path / "a/compaction")
+        (tmp_path / "unmounted").rename(tmp_path / "a/compaction")
+        mq.start("a")
+        assert succeed("kv", "get", "users", KEYS[0], *where).stdout == "meanwhile\n"
+        assert succeed("kv", "get", "users", KEYS[1], *where).stdout == f"{VALUE}\n"
+        assert len(succeed("kv", "dump", "users", *where).stdout.splitlines()) == len(KEYS)

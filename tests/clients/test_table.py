@@ -446,10 +446,11 @@ async def test_a_write_that_the_copy_cannot_read_is_reported(
     async with scripted_cluster(headrace=True) as (nameserver, (broker,), network):
         end = Reply(OffsetResponseHeader(offset=0))
         broker.answer(RequestCode.BULK_PULL, None)
-        broker.answer(RequestCode.GET_MAX_OFFSET, end, close if is_away else end)
+        broker.answer(RequestCode.GET_MAX_OFFSET, end)
         broker.answer_sends(stored(7))
         async with Table("T", nameserver=nameserver.address, connect=network.connect) as table:
             await table.synced()
+            broker.answer(RequestCode.GET_MAX_OFFSET, close if is_away else end)
             with trio.fail_after(10):
                 if not is_away:
                     await table.put("ada", b"1")
