@@ -47,6 +47,16 @@ def environment(clusters: tuple[str, str], monkeypatch: pytest.MonkeyPatch, tmp_
 @pytest.fixture
 def names(clusters: tuple[str, str]) -> tuple[str, str]:
     """A topic with messages of all kinds, and one without."""
+    return with_messages(clusters)
+
+
+@pytest.fixture(scope="module")
+def unchanged(clusters: tuple[str, str]) -> tuple[str, str]:
+    """As ``names``, for tests that write to neither."""
+    return with_messages(clusters)
+
+
+def with_messages(clusters: tuple[str, str]) -> tuple[str, str]:
     source, target = create_topics(clusters)
     send(clusters[0], source, range(40))
     return source, target
@@ -153,8 +163,8 @@ def test_a_copy_to_another_cluster(names: tuple[str, str], clusters: Any) -> Non
     assert contents(target) == []
 
 
-def test_a_missing_topic_is_named(names: tuple[str, str]) -> None:
-    source, target = names
+def test_a_missing_topic_is_named(unchanged: tuple[str, str]) -> None:
+    source, target = unchanged
     assert "has topic nowhere" in fail(3, "topic", "copy", source, "nowhere")
     assert "has topic nowhere" in fail(3, "topic", "copy", "nowhere", target)
     assert contents(target) == []
@@ -188,37 +198,39 @@ def test_an_interrupted_export_is_continued(
     ids=["unended", "notes", "another topic"],
 )
 def test_an_export_leaves_a_file_with_other_contents_alone(
-    names: tuple[str, str], tmp_path: Path, before: bytes
+    unchanged: tuple[str, str], tmp_path: Path, before: bytes
 ) -> None:
     file = tmp_path / "out.jsonl"
     file.write_bytes(before)
-    assert f"{file}:1: " in fail(1, "topic", "export", names[0], str(file))
+    assert f"{file}:1: " in fail(1, "topic", "export", unchanged[0], str(file))
     assert file.read_bytes() == before
 
 
 def test_an_export_of_an_earlier_topic_of_the_name_is_not_continued(
-    names: tuple[str, str], tmp_path: Path
+    unchanged: tuple[str, str], tmp_path: Path
 ) -> None:
     file = tmp_path / "out.jsonl"
-    row = {"topic": names[1], "broker": "a", "queue": 0, "queue_offset": 9}
+    row = {"topic": unchanged[1], "broker": "a", "queue": 0, "queue_offset": 9}
     file.write_text(json.dumps(row) + "\n")
-    found = fail(2, "topic", "export", names[1], str(file))
+    found = fail(2, "topic", "export", unchanged[1], str(file))
     assert "offset 10 of a/0, which ends at 0" in found
 
 
 @pytest.mark.parametrize("now", [b"", b"x" * 50, b"nonsense"])
 def test_progress_of_another_file_is_named(
-    names: tuple[str, str], tmp_path: Path, now: bytes
+    unchanged: tuple[str, str], tmp_path: Path, now: bytes
 ) -> None:
-    file, progress = tmp_path / "in.jsonl", tmp_path / f"in.jsonl.{names[1]}.imported"
+    file, progress = tmp_path / "in.jsonl", tmp_path / f"in.jsonl.{unchanged[1]}.imported"
     file.write_bytes(now)
     progress.write_text("40")
-    assert f"{progress} is about another file" in fail(1, "topic", "import", names[1], str(file))
+    assert f"{progress} is about another file" in fail(
+        1, "topic", "import", unchanged[1], str(file)
+    )
 
 
-def test_a_topic_is_not_copied_to_itself(names: tuple[str, str]) -> None:
-    assert "the same topic" in fail(2, "topic", "copy", names[0], names[0])
-    assert len(contents(names[0])) == 40
+def test_a_topic_is_not_copied_to_itself(unchanged: tuple[str, str]) -> None:
+    assert "the same topic" in fail(2, "topic", "copy", unchanged[0], unchanged[0])
+    assert len(contents(unchanged[0])) == 40
 
 
 def test_an_import_is_continued(names: tuple[str, str], tmp_path: Path) -> None:
@@ -260,12 +272,12 @@ def test_a_copy_of_a_copy_names_the_first(names: tuple[str, str], clusters: Any)
     ],
 )
 def test_a_line_that_is_no_message_is_named(
-    names: tuple[str, str], tmp_path: Path, row: dict[str, str], reason: str
+    unchanged: tuple[str, str], tmp_path: Path, row: dict[str, str], reason: str
 ) -> None:
     file = tmp_path / "in.jsonl"
     place = {"broker": "a", "queue": 1, "queue_offset": 7}
     file.write_text(json.dumps(place | row) + "\n")
-    found = fail(1, "topic", "import", names[1], str(file))
+    found = fail(1, "topic", "import", unchanged[1], str(file))
     assert f"{file}:1: " in found
     assert reason in found
 

@@ -69,6 +69,8 @@ class Brokers:
             max_hash_slot_num=2000,
             max_index_num=8000,
             clean_file_forcibly_enable=False,  # however full the disk of the machine is
+            # Compaction and tiers take what is flushed.
+            flush_commit_log_least_pages=0,
             **settings,
         )
         broker = self.brokers[name] = Broker(config, self.network)

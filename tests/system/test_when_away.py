@@ -14,10 +14,9 @@ import pytest
 import trio
 
 from headrace import Consumer, Message, Producer, ReceivedMessage, blocking
-from headrace.admin import goal
 from headrace.admin.client import Admin
 from headrace.errors import NameserverUnavailable, RouteNotFound
-from tests.support.cli import fail, headrace, succeed
+from tests.support.cli import IMPATIENT, fail, headrace, succeed
 from tests.support.cluster import Cluster, Daemon
 from tests.support.documents import ROOT
 from tests.support.processes import HEADRACE
@@ -184,10 +183,7 @@ def one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BrokersInTh
 
 
 @pytest.mark.slow
-def test_commands_while_all_brokers_are_away(
-    one: BrokersInThread, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(goal, "GIVE_UP_MS", 300)
+def test_commands_while_all_brokers_are_away(one: BrokersInThread) -> None:
     one.stop("b")
     left = r"broker b .*was shut down \d+ s ago"
     commands: list[tuple[int, tuple[str, ...]]] = [
@@ -203,7 +199,7 @@ def test_commands_while_all_brokers_are_away(
         (3, ("group", "lag", "g")),
     ]
     for exit_code, command in commands:
-        outcome = headrace(*command)
+        outcome = headrace(*command, patience=IMPATIENT)
         assert outcome.exit_code == exit_code, command
         assert re.search(left, outcome.stderr), command
         assert ("headrace: waiting: " in outcome.stderr) == (command[0] == "consume")
@@ -271,13 +267,12 @@ def cluster(processes: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
 
 
 @pytest.mark.slow
-def test_a_killed_broker_loses_nothing(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(goal, "GIVE_UP_MS", 300)
+def test_a_killed_broker_loses_nothing(cluster: Cluster) -> None:
     succeed("topic", "create", "killed", "--queues", "1")
     for key in KEYS:
         succeed("send", "killed", key, "--key", key)
     cluster.brokers["b"].kill()
-    partly = headrace("consume", "killed")
+    partly = headrace("consume", "killed", patience=IMPATIENT)
     assert partly.exit_code == 3
     assert "broker b closed its connection" in partly.stderr
     assert 0 < len(partly.stdout.split()) < len(KEYS)
