@@ -71,17 +71,16 @@ def loaded(
     name: str,
     directory: Path,
     *,
-    store: Path | None = None,
     settings: Mapping[str, str] | None = None,
 ) -> Iterator[Load]:
     """A fresh peer that has accepted its first message, and a fresh JVM.
 
     A new JVM for each, so that none finds its client warmed up by the other.
-    store, settings: see ``running``.
+    settings: see ``running``.
     """
     with (
         Driver(directory) as driver,
-        running(name, directory, store=store, settings=settings) as peer,
+        running(name, directory, settings=settings) as peer,
     ):
         wait_for_send(peer.broker, FIRST_SEND_TIMEOUT_S)
         yield Load(peer, driver, time.monotonic() - peer.started)

@@ -62,26 +62,18 @@ def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def send_frame(
-    topic: str,
-    queue_id: int,
-    body: bytes,
-    *,
-    is_batch: bool = False,
-    sys_flag: int = 0,
-    properties: str = "",
-) -> bytes:
-    """A message, or a batch of them encoded as RocketMQ's. properties: more of them, as text."""
+def send_frame(topic: str, queue_id: int, body: bytes, *, is_batch: bool = False) -> bytes:
+    """A message, or a batch of them encoded as RocketMQ's."""
     fields = {
         "a": "bench_producer",
         "b": topic,
         "c": "TBW102",
         "d": QUEUES,
         "e": queue_id,
-        "f": sys_flag,
+        "f": 0,
         "g": time.time_ns() // 1_000_000,
         "h": 0,
-        "i": "UNIQ_KEY\x017F00000128B430946E0967F9F22001C4\x02WAIT\x01true\x02" + properties,
+        "i": "UNIQ_KEY\x017F00000128B430946E0967F9F22001C4\x02WAIT\x01true\x02",
         "j": 0,
         "k": False,
         "m": is_batch,

@@ -31,12 +31,12 @@ _HEAD = struct.Struct(">qi")  # tags code, size
 TIMEOUT_S = 60
 
 
-def java(root: Path, verb: str, content: bytes = b"", queue_id: int = 0) -> bytes:
+def java(root: Path, verb: str, content: bytes = b"") -> bytes:
     """Run a step of TierFiles; returns what it left in its file."""
     file = root / "exchange"
     file.write_bytes(content)
     command = driver_command("conformance.TierFiles", home=root)
-    command += [verb, str(root), str(root / "tier"), TOPIC, str(queue_id), str(file)]
+    command += [verb, str(root), str(root / "tier"), TOPIC, "0", str(file)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
     assert done.returncode == 0, done.stdout + done.stderr
     return file.read_bytes()

@@ -36,6 +36,7 @@ from tests.support.cluster import Cluster
 ROOT = Path(__file__).resolve().parents[2]
 QUEUES = 4
 PATIENCE_S = 60
+PROGRESS = 20
 LOOK_S = 0.02
 PRODUCERS = ("single", "bulk")
 CONSUMERS = 2
@@ -162,10 +163,10 @@ class Load:
         """The readers of messages at once and of messages that wait."""
         return [*self._readers, *self._handlers]
 
-    def wait_for_progress(self, messages: int = 20) -> None:
+    def wait_for_progress(self) -> None:
         """Wait until each producer has heard of some more messages."""
         for producer, done in [(each, each.done) for each in self.producers]:
-            producer.wait_done(done + messages)
+            producer.wait_done(done + PROGRESS)
         for consumer in self.consumers:
             # At first it has to join the group, which a broker that is gone does not let it.
             consumer.wait_done(1)

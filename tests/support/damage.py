@@ -14,12 +14,12 @@ from tests.support.stores import SetClock, open_store, put, read_all
 TOPICS_TEXT = b'{"topicConfigTable":{"A":{"topicName":"A","perm":6}}}'
 
 
-def fill_store(root: Path, count: int = 60, seed: int = 1) -> None:
+def fill_store(root: Path) -> None:
     """Several log, queue and index files; tags, keys, transactions; closed cleanly."""
-    chance = random.Random(seed)
+    chance = random.Random(1)
     clock = SetClock()
     store = open_store(root, clock)
-    for number in range(count):
+    for number in range(60):
         clock.ms += chance.randrange(2000)
         properties: dict[str, Any] = {
             "UNIQ_KEY": f"U{number:03}",

@@ -57,10 +57,10 @@ def folder(root: Path) -> Path:
     return root / "tier"
 
 
-def settings_of(config: Path, home: Home = HOME) -> TierSettings:
+def settings_of(config: Path) -> TierSettings:
     """The settings of the tier in a config file."""
     read = load_config(config)[0]
-    settings = read.tier_settings(read.store_path_root_dir, home)
+    settings = read.tier_settings(read.store_path_root_dir, HOME)
     assert settings is not None
     return settings
 
