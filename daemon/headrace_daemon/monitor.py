@@ -15,7 +15,7 @@ import msgspec
 import trio
 
 from headrace_daemon.metrics.scrapes import NotServing
-from headrace_daemon.serving.listen import listen
+from headrace_daemon.serving.ports import listen
 
 if TYPE_CHECKING:
     import socket

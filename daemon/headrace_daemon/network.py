@@ -16,7 +16,7 @@ from anyio import BrokenResourceError, ClosedResourceError, EndOfStream
 from anyio.abc import ByteStream
 
 from headrace_daemon.serving import ports
-from headrace_daemon.serving.listen import listen
+from headrace_daemon.serving.ports import listen
 from headrace_daemon.serving.socket_loop import serve_sockets
 from headrace_daemon.serving.stream_transport import serve_stream
 from headrace_protocol.drivers.aio import connect_tcp

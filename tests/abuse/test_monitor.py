@@ -15,7 +15,7 @@ import trio
 
 from headrace_broker.serving.readiness import Readiness
 from headrace_daemon.monitor import Monitor
-from headrace_daemon.serving.listen import listen
+from headrace_daemon.serving.ports import listen
 from tests.support.running import in_background
 
 HOST = "127.0.0.1"

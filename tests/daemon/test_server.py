@@ -19,7 +19,7 @@ import trio
 import trio.testing
 
 from headrace_daemon.network import MemoryNetwork, TcpNetwork
-from headrace_daemon.serving.listen import listen
+from headrace_daemon.serving.ports import listen
 from headrace_daemon.serving.server import RemotingServer, ServerLimits
 from headrace_daemon.serving.server_channel import ServerChannel
 from headrace_daemon.serving.socket_loop import LARGE_WAIT_S, READ, WRITE, SocketLoop, serve_sockets

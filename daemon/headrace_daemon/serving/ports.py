@@ -1,17 +1,17 @@
-"""Checks of a daemon's ports before it listens on them."""
+"""A daemon's ports: checks before it listens on them, and listening sockets."""
 
 from __future__ import annotations
 
 import errno
+import socket
 from typing import TYPE_CHECKING, Final
-
-from headrace_daemon.serving.listen import bind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 # Apache RocketMQ's distance between both ports: 10909 beside 10911.
 _FAST_DISTANCE: Final = 2
+_BACKLOG: Final = 1024
 
 
 def fast_port(port: int, setting: int) -> int:
@@ -41,3 +41,32 @@ def listening_problem(host: str, ports: Mapping[str, int]) -> str | None:
             if error.errno != errno.EADDRINUSE:
                 return f"{name}: {error.strerror}"
     return None
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Open a listening socket. Raises OSError with the address and a remedy."""
+    return bind(host, port, _BACKLOG)
+
+
+def bind(host: str, port: int, backlog: int | None = None) -> socket.socket:
+    """Open a socket at an address, and listen with a backlog. Raises OSError as ``listen``."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        if backlog is not None:
+            listener.listen(backlog)
+    except OSError as error:
+        listener.close()
+        raise OSError(error.errno, _listen_failed(host, port, error)) from error
+    return listener
+
+
+def _listen_failed(host: str, port: int, error: OSError) -> str:
+    remedy = {
+        errno.EADDRINUSE: "another process listens there: stop it or choose another port",
+        errno.EACCES: "only root may use ports below 1024: choose a higher one",
+        errno.EADDRNOTAVAIL: "no interface of this machine has that address",
+    }.get(error.errno or 0, "choose another address or port")
+    return f"can't listen on {host}:{port}: {error.strerror}; {remedy}"
