@@ -87,6 +87,7 @@ MAY_IMPORT = {
     },
     "headrace_protocol.drivers": {"headrace_protocol", "anyio", "msgspec"},
     "headrace_protocol.statictopic": {"headrace_protocol", "msgspec"},
+    "headrace_protocol.tls": {"headrace_protocol.drivers", "headrace_protocol", "anyio"},
     "headrace_protocol.tier": {"headrace_protocol.tier_bodies", "msgspec", *RECORDS},
     "headrace_daemon": {
         "headrace_daemon.metrics",
@@ -326,6 +327,7 @@ MAY_IMPORT_TOO = {
     "headrace_protocol.record_keys": {"numpy"},
     "headrace_daemon.metrics.exposition": {"prometheus_client"},
     "headrace.spans": {"opentelemetry"},
+    "headrace.certificates": {"cryptography"},
     "headrace_broker.processors.feature": {"headrace_broker.cluster.expected_store"},
     # They store a message and answer as a send does.
     "headrace_broker.retry.processor": {"headrace_broker.processors"},

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from typing import Final
 
 from headrace_protocol.errors import ForeignProtocol, LocalProtocolError, RemoteProtocolError
 
@@ -22,6 +23,8 @@ PREFIX_BYTES = PREFIX.size
 _LENGTH = struct.Struct(">I")
 _HEADER_LENGTH_MASK = 0xFFFFFF
 
+# A server that requires TLS answers with an alert.
+TLS: Final = "TLS"
 # First bytes of other protocols that are sent to a remoting port by mistake.
 _FOREIGN = (
     (b"PRI ", "HTTP/2 (a gRPC client speaks to the proxy's port, not to this one)"),
@@ -36,6 +39,7 @@ _FOREIGN = (
     (b"PROX", "the PROXY protocol"),
     (b"SSH-", "SSH"),
     (b"\x16\x03", "TLS (this port speaks plain text)"),
+    (b"\x15\x03", TLS),
 )
 
 

@@ -6,6 +6,7 @@ writer joins all queued bytes into one send, so a burst of requests costs one sy
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -118,6 +119,8 @@ class AsyncConnection:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._write, tasks.cancel_scope)
                 end = await self._read()
+                if isinstance(end, RemoteProtocolError | ssl.SSLError):
+                    self._end = end
                 tasks.cancel_scope.cancel()
         finally:
             await self.close(end)
@@ -238,7 +241,7 @@ class AsyncConnection:
                 for piece in _joined(buffers):
                     await self._stream.send(piece)
         except _STREAM_ERRORS as error:
-            self._end = _cause(error)
+            self._end = self._end or _cause(error)
             scope.cancel()
 
     def _fill(self) -> None:

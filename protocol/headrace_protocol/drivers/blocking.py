@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import select
 import socket
+import ssl
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Self
@@ -21,16 +22,20 @@ from headrace_protocol.drivers.errors import (
 )
 from headrace_protocol.drivers.response import Response
 from headrace_protocol.errors import RemoteProtocolError
+from headrace_protocol.tls.sockets import secure
 
 if TYPE_CHECKING:
     import msgspec
 
     from headrace_protocol.frame import Buffer
+    from headrace_protocol.tls.settings import ClientTls
 
 ResponseCallback = Callable[[Response], None]
 _Waiter = tuple[int, ResponseCallback]
 
 RECEIVE_BYTES = 64 * 1024
+# A record of TLS that is not whole yet.
+_TLS_WAITS = (ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class BlockingConnection:
@@ -51,14 +56,16 @@ class BlockingConnection:
         self._last_code = 0
 
     @classmethod
-    def connect(cls, address: str, *, timeout_ms: float = 5000) -> BlockingConnection:
-        """Open a TCP connection to ``host:port``. Raises ConnectFailed."""
+    def connect(
+        cls, address: str, tls: ClientTls | None = None, *, timeout_ms: float = 5000
+    ) -> BlockingConnection:
+        """Open a connection to ``host:port``. Raises ConnectFailed, TlsFailed."""
         try:
             sock = socket.create_connection(split_address(address), timeout_ms / 1000)
         except (OSError, ValueError) as error:  # ValueError: a malformed address
             raise ConnectFailed(address, error) from error
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return cls(sock, address)
+        return cls(sock if tls is None else secure(sock, tls, address), address)
 
     @property
     def peer_is_headrace(self) -> bool:
@@ -134,7 +141,7 @@ class BlockingConnection:
         try:
             ready = self._wait(deadline)
             if ready & select.POLLOUT:
-                del self._outgoing[: self._socket.send(self._outgoing)]
+                del self._outgoing[: self._sent()]
             events = self._receive() if ready & ~select.POLLOUT else []
         except (OSError, RemoteProtocolError) as error:
             self.close()
@@ -150,18 +157,30 @@ class BlockingConnection:
         # Poll for both directions: two sides that only send would deadlock.
         wanted = select.POLLIN | (select.POLLOUT if self._outgoing else 0)
         self._poll.register(self._socket, wanted)
+        if isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
+            return select.POLLIN
         remaining_ms = max(0.0, deadline - time.monotonic()) * 1000
         return next((event for _, event in self._poll.poll(remaining_ms)), 0)
 
+    def _sent(self) -> int:
+        """Send what the socket takes; the number of bytes."""
+        try:
+            return self._socket.send(self._outgoing)
+        except _TLS_WAITS:
+            return 0
+
     def _receive(self) -> list[Event[_Waiter]]:
         room = self._connection.room()
-        if room is None:
-            data = self._socket.recv(RECEIVE_BYTES)
-            received = len(data)
-            events = self._connection.receive_data(data)
-        else:
-            received = self._socket.recv_into(room)
-            events = self._connection.received(received)
+        try:
+            if room is None:
+                data = self._socket.recv(RECEIVE_BYTES)
+                received = len(data)
+                events = self._connection.receive_data(data)
+            else:
+                received = self._socket.recv_into(room)
+                events = self._connection.received(received)
+        except _TLS_WAITS:
+            return []
         if not received:
             raise ConnectionResetError("the peer closed it")
         return events

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from headrace_protocol.codes import ResponseCode, code_name
 from headrace_protocol.errors import ForeignProtocol, PortableError
+from headrace_protocol.frame import TLS
+from headrace_protocol.tls.reasons import alert_of
 
 
 class HeadraceError(PortableError):
@@ -53,12 +55,24 @@ class WrongServer(HeadraceError):
         self.address = address
 
 
+class TlsFailed(WrongServer):
+    """The server is not verified, rejects this client, or one of both is without TLS."""
+
+
 def connection_ended(address: str, reason: object) -> HeadraceError:
     """The error for a connection that ended: WrongServer if the peer's bytes tell what it is."""
     if isinstance(reason, ForeignProtocol):
+        if reason.protocol == TLS:
+            return TlsFailed(
+                address,
+                "this port speaks TLS: connect with tls=True (HEADRACE_TLS=1), and with ca_file "
+                "(HEADRACE_TLS_CA) unless the system trusts its authority",
+            )
         return WrongServer(
             address, f"speaks {reason.protocol}, not RocketMQ's remoting protocol: fix the address"
         )
+    if alert := alert_of(reason):
+        return TlsFailed(address, alert)
     return ConnectionLost(address, reason)
 
 

@@ -1,0 +1,1 @@
+"""TLS for daemons and clients."""
