@@ -80,6 +80,11 @@ class BrokerConfig(TierConfig):
         ge=-1,
         le=65535,
     )
+    tls_config_file: str = _setting(
+        "",
+        "File with the settings of TLS, Apache RocketMQ's tls.properties; if empty, no TLS. See"
+        ' docs/security.md "TLS".',
+    )
     broker_ip1: str = _setting(
         "",
         "IP address advertised to clients; if empty, the address that the broker listens on.",

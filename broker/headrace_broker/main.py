@@ -18,9 +18,10 @@ from headrace_broker.settings.files import load_config
 from headrace_broker.store.errors import StoreError
 from headrace_daemon.command import daemon_parser, run_daemon
 from headrace_daemon.logs import configure_logs
-from headrace_daemon.network import TcpNetwork
+from headrace_daemon.network import tcp_network
 from headrace_daemon.process import prepare, run_until_signal
 from headrace_daemon.serving.ports import listening_problem
+from headrace_protocol.tls.settings import TlsError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,10 +44,11 @@ def serve(config: Path, *, check_config: bool, log_level: str) -> None:
             f"{config}: namesrvAddr is not set, so no client will find this broker: name the "
             "nameservers to register with"
         )
+    network = tcp_network(settings.tls_config_file)
     if check_config:
         if problem := listening_problem(settings.bind_address, settings.ports()):
             raise ConfigError([problem])
-        trio.run(check_never_left, settings, TcpNetwork())
+        trio.run(check_never_left, settings, network)
         _check_tier(settings)
         sys.stderr.writelines(f"headrace: {warning}\n" for warning in warnings)
         sys.stderr.write(
@@ -58,7 +60,7 @@ def serve(config: Path, *, check_config: bool, log_level: str) -> None:
     prepare()
     configure_logs(log_level)
     log_warnings(warnings)
-    trio.run(run_until_signal, Broker(settings, owns_loop=True).run)
+    trio.run(run_until_signal, Broker(settings, network, owns_loop=True).run)
 
 
 def _check_tier(config: BrokerConfig) -> None:
@@ -96,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options.config, check_config=options.check_config, log_level=options.log_level
         ),
         ConfigError,
-        (StoreError, IdentityTaken),
+        (StoreError, IdentityTaken, TlsError),
     )
 
 

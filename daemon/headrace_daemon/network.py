@@ -9,8 +9,10 @@ from __future__ import annotations
 import socket
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+import structlog
 import trio
 from anyio import BrokenResourceError, ClosedResourceError, EndOfStream
 from anyio.abc import ByteStream
@@ -24,7 +26,12 @@ from headrace_protocol.drivers.aio import connect_tcp
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from headrace_daemon.serving.certificates import Certificates
     from headrace_daemon.serving.server import RemotingServer
+    from headrace_protocol.drivers.aio import Connect
+    from headrace_protocol.tls.settings import TlsFile
+
+log = structlog.get_logger("headrace.tls")
 
 _PAIR_ATTEMPTS = 16
 
@@ -87,7 +94,24 @@ class Network(Protocol):
 
 
 class TcpNetwork:
-    """The machine's own network."""
+    """The machine's own network.
+
+    tls: certificate of the ports, and of the connections that are opened; None: without TLS.
+
+    Raises TlsError.
+    """
+
+    def __init__(self, tls: TlsFile | None = None) -> None:
+        self.certificates: Certificates | None = None
+        self._connect: Connect = connect_tcp
+        if tls is not None and tls.server is not None:
+            from headrace_daemon.serving.certificates import Certificates
+
+            self.certificates = Certificates(tls.server)
+        if tls is not None and tls.client is not None:
+            from headrace_protocol.tls.connect import tls_connector
+
+            self._connect = tls_connector(tls.client)
 
     def listen(self, host: str, port: int) -> Listener:
         """See Network."""
@@ -103,11 +127,33 @@ class TcpNetwork:
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """See Network."""
-        await serve_sockets(server, listener.sockets, task_status=task_status)
+        security = None
+        if self.certificates is not None:
+            from headrace_daemon.serving.tls_transport import Security
+
+            security = Security(self.certificates)
+            server.certificates = self.certificates
+        await serve_sockets(server, listener.sockets, security, task_status=task_status)
 
     async def connect(self, address: str) -> ByteStream:
         """See Network."""
-        return await connect_tcp(address)
+        return await self._connect(address)
+
+
+def tcp_network(tls_config_file: str) -> TcpNetwork:
+    """The network of a daemon; tls_config_file: its setting. Raises TlsError."""
+    if not tls_config_file:
+        return TcpNetwork()
+    from headrace_protocol.tls.settings import read_tls_file
+
+    tls = read_tls_file(Path(tls_config_file))
+    if tls.ignored:
+        log.warning(
+            "settings of TLS without effect: certificates are always verified, by TLS 1.2 or newer",
+            file=tls_config_file,
+            ignored=list(tls.ignored),
+        )
+    return TcpNetwork(tls)
 
 
 class MemoryNetwork:

@@ -28,6 +28,8 @@ class NameServerConfig(msgspec.Struct, rename="camel", kw_only=True, frozen=True
         them.
     anonymous_access: Access without authentication: deny serves only loopback; read serves anyone,
         but not administration; allow serves anyone everything.
+    tls_config_file: File with the settings of TLS, Apache RocketMQ's tls.properties; if unset, no
+        TLS. See docs/security.md "TLS".
     kv_config_path: File that keeps key-value settings across restarts, beside departedBrokers.json,
         which keeps the brokers that left; if unset, a restart loses both, and a warning says so.
     departed_broker_hours: How long a broker that left is remembered with its topics, so that
@@ -46,6 +48,7 @@ class NameServerConfig(msgspec.Struct, rename="camel", kw_only=True, frozen=True
     listen_port: Port = 9876
     monitor_port: Annotated[int, msgspec.Meta(ge=-1, le=65535)] = -1
     anonymous_access: AnonymousAccess = "deny"
+    tls_config_file: str = ""
     kv_config_path: str | None = None
     departed_broker_hours: Annotated[int, msgspec.Meta(ge=0, le=8760)] = DEPARTED_HOURS
     broker_timeout_ms: Annotated[int, msgspec.Meta(ge=1)] = BROKER_TIMEOUT_MS

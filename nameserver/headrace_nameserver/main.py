@@ -15,10 +15,12 @@ import trio
 
 from headrace_daemon.command import daemon_parser, run_daemon
 from headrace_daemon.logs import configure_logs
+from headrace_daemon.network import tcp_network
 from headrace_daemon.process import prepare, run_until_signal
 from headrace_daemon.serving.ports import listening_problem
 from headrace_nameserver.config import ConfigError, NameServerConfig, check_ports, load_config
 from headrace_nameserver.server import NameServer
+from headrace_protocol.tls.settings import TlsError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,7 +47,7 @@ def serve(config: Path | None, *, port: int | None, check_config: bool, log_leve
     if port is not None:
         settings = msgspec.structs.replace(settings, listen_port=port)
     check_ports(settings)
-    server = NameServer(settings)
+    server = NameServer(settings, tcp_network(settings.tls_config_file))
     warnings = [] if settings.kv_config_path else [_FORGETFUL]
     if check_config:
         if problem := listening_problem(settings.bind_address, settings.ports()):
@@ -80,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             log_level=options.log_level,
         ),
         ConfigError,
-        (),
+        (TlsError,),
     )
 
 

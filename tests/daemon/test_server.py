@@ -22,7 +22,8 @@ from headrace_daemon.network import MemoryNetwork, TcpNetwork
 from headrace_daemon.serving.ports import listen
 from headrace_daemon.serving.server import RemotingServer, ServerLimits
 from headrace_daemon.serving.server_channel import ServerChannel
-from headrace_daemon.serving.socket_loop import LARGE_WAIT_S, READ, WRITE, SocketLoop, serve_sockets
+from headrace_daemon.serving.socket_loop import LARGE_WAIT_S, SocketLoop, serve_sockets
+from headrace_daemon.serving.socket_transport import READ, WRITE
 from headrace_daemon.serving.stream_transport import serve_stream
 from headrace_protocol.drivers.address import pack_host
 from headrace_protocol.frame import Frame, FrameReader, frame_prefix
@@ -157,7 +158,7 @@ def driven_loop(
 ) -> Iterator[tuple[SocketLoop, list[ServerChannel], list[socket.socket]]]:
     """A loop whose turns a test makes, with clients that it knows already."""
     server = RemotingServer(Echo(), limits)
-    loop = SocketLoop(server, [], now_s)
+    loop = SocketLoop(server, [], None, now_s)
     pairs = [socket.socketpair() for _ in range(count)]
     for ours, _ in pairs:
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):

@@ -60,6 +60,12 @@ DROPPED_LINES = Metric(
     "headrace_dropped_log_lines_total", "counter", "Log lines that standard error did not take"
 )
 
+CERTIFICATE_EXPIRY = Metric(
+    "headrace_certificate_expiry_seconds",
+    "gauge",
+    "Unix time at which the certificate of the ports expires; absent without TLS",
+)
+
 DAEMON_METRICS = (
     BUILD,
     CONNECTIONS,
@@ -73,6 +79,7 @@ DAEMON_METRICS = (
     ERRORS,
     WAITING,
     DROPPED_LINES,
+    CERTIFICATE_EXPIRY,
 )
 
 
@@ -107,6 +114,8 @@ class DaemonMetrics:
         for waits_for, count in self._registry.waiting().items():
             samples.add(WAITING, count, waits_for)
         samples.add(DROPPED_LINES, dropped_log_lines())
+        if (certificates := self._server.certificates) is not None:
+            samples.add(CERTIFICATE_EXPIRY, certificates.expires_s)
         await take_break()
 
     def _add_refusals(self, samples: Samples) -> None:

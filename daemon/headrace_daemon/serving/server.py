@@ -25,6 +25,7 @@ from headrace_protocol.frame import FRAME_BYTES_MAX
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from headrace_daemon.serving.certificates import Certificates
     from headrace_daemon.serving.server_channel import Transport
     from headrace_protocol.frame import Buffer, Frame
     from headrace_protocol.serving import Request
@@ -52,6 +53,7 @@ class ServerLimits:
     turn_send_bytes: most bytes of large answers that leave in one turn, of all clients: a quarter
     of a millisecond. small_send_bytes: what each client gets of its answers whatever others got in
     this turn: all of most answers.
+    handshake_s: longest time for the handshake of TLS, of which a client sends half.
     sweep_s: pause between two looks for silent clients.
     """
 
@@ -63,6 +65,7 @@ class ServerLimits:
     half_frame_s: float = 30.0
     turn_send_bytes: int = 512 * 1024
     small_send_bytes: int = 64 * 1024
+    handshake_s: float = 10.0
     sweep_s: float = 5.0
 
 
@@ -99,6 +102,7 @@ class RemotingServer:
     faulty_client_count: clients closed for broken frames or for holding too much.
     host_log: log of events that clients can cause.
     late: log and number of late answers.
+    certificates: of its ports; None without TLS.
     busy_wait_s, busy_turns_s: how long the loop waits for clients, and serves them, before other
         tasks run.
     owns_loop: no other task of this loop minds a delay of a millisecond. While clients are busy,
@@ -127,6 +131,7 @@ class RemotingServer:
         self.turned_away_count = self.faulty_client_count = 0
         self.host_log = HostLog(log)
         self.late = LateRequests()
+        self.certificates: Certificates | None = None
         self._handler = handler
         self._dirty: list[ServerChannel] = []
         self._in_turn = False
@@ -363,10 +368,10 @@ class RemotingServer:
         oldest = next(iter(self._newcomers), None)
         if oldest is None:
             return False
-        self._turn_away(oldest, f"no frame sent yet: {reason}")
+        self.turn_away(oldest, f"no frame sent yet: {reason}")
         return True
 
-    def _turn_away(self, channel: ServerChannel, reason: str) -> None:
+    def turn_away(self, channel: ServerChannel, reason: str) -> None:
         """Close a client; the log gets one line for all clients of its host."""
         self._turned_away[channel.address.rpartition(":")[0], reason] += 1
         self.turned_away_count += 1
@@ -410,9 +415,12 @@ class RemotingServer:
         """Close a client that has sent nothing for too long. now: by trio's clock."""
         if not channel.is_open:
             return
-        if channel.partial_bytes or not channel.has_sent_frame:
+        if channel.is_shaking_hands:
+            if now - channel.partial_since > self.limits.handshake_s:
+                self.turn_away(channel, f"no TLS handshake within {self.limits.handshake_s:g} s")
+        elif channel.partial_bytes or not channel.has_sent_frame:
             if now - channel.partial_since > self.limits.half_frame_s:
-                self._turn_away(channel, self._unfinished(channel))
+                self.turn_away(channel, self._unfinished(channel))
         elif now - channel.last_heard > self.limits.idle_s:
             self.close_channel(channel, "idle")
 

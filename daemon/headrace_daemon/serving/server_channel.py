@@ -90,6 +90,7 @@ class ServerChannel:
     while it is neither slow nor held back, and no frame is deferred.
     is_dirty: it has replies that were not flushed in this turn.
     is_heavy: it sends much at a time; see ``socket_loop``.
+    is_shaking_hands: its handshake of TLS has begun and is not done.
     """
 
     __slots__ = (
@@ -104,6 +105,7 @@ class ServerChannel:
         "is_heavy",
         "is_held_back",
         "is_open",
+        "is_shaking_hands",
         "is_slow",
         "last_heard",
         "on_drained",
@@ -134,6 +136,7 @@ class ServerChannel:
         self.is_open = True
         self.has_sent_frame = self.is_greeted = False
         self.is_dirty = self.is_slow = self.is_held_back = self.is_heavy = False
+        self.is_shaking_hands = False
         self.on_drained: Callable[[], None] | None = None
         # Most bytes of the next read.
         self.receive_bytes = _FIRST_RECEIVE_BYTES

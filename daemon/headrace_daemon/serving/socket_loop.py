@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import itertools
 import select
 import socket
 from time import perf_counter
@@ -17,12 +16,15 @@ from typing import TYPE_CHECKING, Any
 import structlog
 import trio
 
+from headrace_daemon.serving.socket_transport import READ, WRITE, SocketTransport
+from headrace_protocol.errors import RemoteProtocolError
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from headrace_daemon.serving.server import RemotingServer
     from headrace_daemon.serving.server_channel import ServerChannel
-    from headrace_protocol.frame import Buffer
+    from headrace_daemon.serving.tls_transport import Security
 
 log = structlog.get_logger("headrace.server")
 
@@ -36,7 +38,6 @@ _COMPANY_S = 0.1
 # A read whose requests take longer than this is followed by a smaller one, down to the minimum.
 _RECEIVE_S_MAX = 0.01
 _RECEIVE_BYTES_MIN = 512
-_BUFFERS_PER_SEND = 1024  # IOV_MAX on Linux
 _ACCEPT_PAUSE_S = 1.0
 _ACCEPTED_AT_ONCE = 64
 # Longest time that the replies of a turn wait for the rest of it.
@@ -45,22 +46,26 @@ _LIGHT_TURN_S = 0.005
 _HEAVY_WAIT_S = 0.02
 # Longest time that requests keep the rest of large answers waiting: 100 MB/s leave beside them.
 LARGE_WAIT_S = 0.005
-READ = select.EPOLLIN
-WRITE = select.EPOLLOUT
 
 
 async def serve_sockets(
     server: RemotingServer,
     listeners: list[socket.socket],
+    security: Security | None = None,
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve until cancelled; closes listeners and clients at the end."""
-    sockets = SocketLoop(server, listeners)
+    """Serve until cancelled; closes listeners and clients at the end.
+
+    security: for ports that speak TLS.
+    """
+    sockets = SocketLoop(server, listeners, security)
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(sockets.run)
             nursery.start_soon(server.sweep)
+            if security is not None:
+                nursery.start_soon(security.run, server)
             task_status.started()
     finally:
         # Closing a client may notify clients that are still open, so their epoll must exist.
@@ -78,11 +83,13 @@ class SocketLoop:
         self,
         server: RemotingServer,
         listeners: list[socket.socket],
+        security: Security | None = None,
         now_s: Callable[[], float] = perf_counter,
     ) -> None:
         self._now_s = now_s
         self.epoll = select.epoll()
         self.server = server
+        self._security = security
         self._listeners = {listener.fileno(): listener for listener in listeners}
         self.channels: dict[int, ServerChannel] = {}
         self._buffer = memoryview(bytearray(_RECEIVE_BYTES))
@@ -200,17 +207,21 @@ class SocketLoop:
 
     def _readable(self, channel: ServerChannel, buffer: memoryview) -> None:
         transport = channel.transport
-        assert isinstance(transport, _SocketTransport)
+        assert isinstance(transport, SocketTransport)
         began = self._now_s()
         try:
-            count = transport.socket.recv_into(buffer, min(len(buffer), channel.receive_bytes))
+            data = transport.receive(channel, buffer[: channel.receive_bytes])
         except BlockingIOError:
             return
         except OSError:
-            count = 0
-        if count:
+            data = None
+        except RemoteProtocolError as error:
+            self.server.close_channel(channel, str(error), is_fault=True)
+            return
+        if data:
+            count = len(data)
             channel.is_heavy = count >= _HEAVY_BYTES
-            self.server.received(channel, buffer[:count])
+            self.server.received(channel, data)
             self._schedule_deferred(channel)
             self._adjust_receive_bytes(channel, count, self._now_s() - began)
         else:
@@ -221,7 +232,7 @@ class SocketLoop:
         if channel.deferred:
             channel.is_heavy = True
             transport = channel.transport
-            assert isinstance(transport, _SocketTransport)
+            assert isinstance(transport, SocketTransport)
             self._heavy[transport.socket.fileno()] = channel
 
     def _adjust_receive_bytes(self, channel: ServerChannel, count: int, seconds: float) -> None:
@@ -263,76 +274,10 @@ class SocketLoop:
         with contextlib.suppress(OSError):  # not TCP
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         fd = client.fileno()
-        transport = _SocketTransport(client, self, self.channels)
+        if self._security is None:
+            transport = SocketTransport(client, self)
+        else:
+            transport = self._security.transport(client, self)
         channel = self.server.open_channel(transport, address[0], address[1])
         self.channels[fd] = channel
         self.server.guard(channel, lambda _: self.epoll.register(fd, READ))
-
-
-class _SocketTransport:
-    __slots__ = ("_channels", "_loop", "_mask", "socket")
-
-    def __init__(
-        self, client: socket.socket, loop: SocketLoop, channels: dict[int, ServerChannel]
-    ) -> None:
-        self.socket = client
-        self._loop = loop
-        self._channels = channels
-        self._mask = READ
-
-    def flush(self, channel: ServerChannel) -> None:
-        """Send as much as the client accepts and the turn has room for."""
-        out, begin = channel.out, channel.out_bytes
-        room = max(self._loop.room, self._loop.server.limits.small_send_bytes)
-        try:
-            while out and room:
-                if channel.out_bytes > room:
-                    sent = self.socket.sendmsg(_first_of(out, room))
-                elif len(out) == 1:
-                    sent = self.socket.send(out[0])
-                else:
-                    sent = self.socket.sendmsg(itertools.islice(out, _BUFFERS_PER_SEND))
-                room -= sent
-                channel.out_bytes -= sent
-                _drop_sent(out, sent)
-        except BlockingIOError:
-            pass
-        except OSError:
-            channel.close("")
-            return
-        self._loop.room -= begin - channel.out_bytes
-        self._set_mask(self._mask | WRITE if out else self._mask & ~WRITE)
-
-    def set_reading(self, *, reading: bool) -> None:
-        self._set_mask(self._mask | READ if reading else self._mask & ~READ)
-
-    def close(self) -> None:
-        self._channels.pop(self.socket.fileno(), None)
-        with contextlib.suppress(OSError):  # never registered
-            self._loop.epoll.unregister(self.socket)
-        self.socket.close()
-
-    def _set_mask(self, mask: int) -> None:
-        if mask != self._mask:
-            self._mask = mask
-            self._loop.epoll.modify(self.socket, mask)
-
-
-def _first_of(out: list[Buffer], bytes_max: int) -> list[Buffer]:
-    """The first buffers of ``out``, cut to ``bytes_max`` or fewer bytes in total."""
-    some: list[Buffer] = []
-    for buffer in itertools.islice(out, _BUFFERS_PER_SEND):
-        some.append(memoryview(buffer)[:bytes_max])
-        bytes_max -= len(some[-1])
-        if not bytes_max:
-            break
-    return some
-
-
-def _drop_sent(out: list[Buffer], sent: int) -> None:
-    for count, buffer in enumerate(out):
-        if len(buffer) > sent:
-            out[: count + 1] = [memoryview(buffer)[sent:]]
-            return
-        sent -= len(buffer)
-    out.clear()

@@ -341,6 +341,7 @@ async def test_a_running_broker_serves_its_metrics(tmp_path: Path) -> None:
             "rocketmq_throughput_out_total",
             "rocketmq_consumer_connections",
             "headrace_waiting_requests",
+            "headrace_certificate_expiry_seconds",
             LAG,
             AGE,
         }
