@@ -22,6 +22,7 @@ from typing import (
     ParamSpec,
     Self,
     TypeVar,
+    Unpack,
     overload,
 )
 
@@ -42,6 +43,7 @@ from headrace.table.client import Table as AsyncTable
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
 
+    from headrace.config import TlsOptions
     from headrace.messages import Message, SendResult
     from headrace.producer.producer import OnResult
     from headrace.received import Returns
@@ -307,6 +309,7 @@ class Table(Blocking[AsyncTable[Value]], Generic[Value]):
         nameserver: str | Sequence[str] | None = ...,
         timeout_ms: float = ...,
         delivery_timeout_ms: float = ...,
+        **tls: Unpack[TlsOptions],
     ) -> None: ...
 
     @overload
@@ -320,6 +323,7 @@ class Table(Blocking[AsyncTable[Value]], Generic[Value]):
         nameserver: str | Sequence[str] | None = ...,
         timeout_ms: float = ...,
         delivery_timeout_ms: float = ...,
+        **tls: Unpack[TlsOptions],
     ) -> None: ...
 
     def __init__(self, topic: str, **options: Any) -> None:

@@ -12,6 +12,7 @@ from headrace_protocol.drivers.errors import (
     MalformedAnswer,
     QueuePartAway,
     RequestTimeout,
+    TlsFailed,
     WrongServer,
 )
 from headrace_protocol.system_topics import DLQ_PREFIX, RETRY_PREFIX
@@ -49,6 +50,7 @@ __all__ = [
     "RouteNotFound",
     "StrategyFailed",
     "TableNotLoaded",
+    "TlsFailed",
     "WrongEventLoop",
     "WrongServer",
 ]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from headrace.config import resolve_nameservers
+from headrace.config import resolve_nameservers, resolve_tls
 from headrace.errors import (
     ClientClosed,
     ConfigurationError,
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     import msgspec
     from anyio.abc import TaskGroup
 
+    from headrace.config import TlsOptions
     from headrace.spans import Tracing
     from headrace_protocol.bodies import MessageQueue
     from headrace_protocol.command import Command
@@ -90,11 +91,26 @@ def local_ip() -> str:
         return str(probe.getsockname()[0])
 
 
+def _connector(options: TlsOptions, nameserver: object) -> Connect:
+    """Connects with TLS, or without. Raises ConfigurationError."""
+    settings = resolve_tls(options, nameserver)
+    if settings is None:
+        return connect_tcp
+    from headrace_protocol.tls.connect import tls_connector
+    from headrace_protocol.tls.settings import TlsError
+
+    try:
+        return tls_connector(settings)
+    except TlsError as error:
+        raise ConfigurationError(str(error)) from error
+
+
 class ClientInstance:
     """Connections to nameservers and brokers, shared by the parts of one client.
 
     client_id: ``ip@pid#nanoseconds``, or ``ip@instance_name``; it distinguishes the members of a
         group.
+    connect: opens its connections; an argument is in place of TCP and TLS, e.g. in memory.
     producer_group: announced to brokers when not None.
     consumers: consumer groups to announce in heartbeats; filled by consumers.
     handlers: handlers of brokers' requests, by code; filled by consumers.
@@ -105,7 +121,8 @@ class ClientInstance:
         self,
         nameserver: str | Sequence[str] | None = None,
         *,
-        connect: Connect = connect_tcp,
+        connect: Connect | None = None,
+        tls: TlsOptions | None = None,
         producer_group: str | None = None,
         instance_name: str | None = None,
     ) -> None:
@@ -116,7 +133,7 @@ class ClientInstance:
         self.producer_group = producer_group
         self.consumers: list[ConsumerData] = []
         self.handlers: dict[int, RequestHandler] = {}
-        self._connect = connect
+        self.connect = connect or _connector(tls or {}, nameserver)
         self._connections: dict[str, AsyncConnection] = {}
         self._opened_at: dict[str, float] = {}
         self._connecting: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
@@ -208,7 +225,7 @@ class ClientInstance:
     async def _open(self, address: str) -> AsyncConnection:
         if self._tasks is None:
             raise ClientClosed("the client")
-        stream = await open_stream(self._connect, address)
+        stream = await open_stream(self.connect, address)
         connection = AsyncConnection(stream, address, self._on_request)
         try:
             self._tasks.start_soon(connection.run)

@@ -467,8 +467,13 @@ def test_contexts(mq: Embedded, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     succeed("context", "use", "here")
     assert succeed("cluster").rows()
     assert succeed("context", "list", "--json").json() == [
-        {"context": "away", "in_use": False, "nameserver": "127.0.0.1:1;127.0.0.1:2"},
-        {"context": "here", "in_use": True, "nameserver": mq.nameserver},
+        {
+            "context": "away",
+            "in_use": False,
+            "nameserver": "127.0.0.1:1;127.0.0.1:2",
+            "tls": False,
+        },
+        {"context": "here", "in_use": True, "nameserver": mq.nameserver, "tls": False},
     ]
     assert "has no context other" in fail(3, "context", "use", "other")
     assert "is not a name for a context" in fail(2, "context", "add", "a b", "a:1")

@@ -87,7 +87,7 @@ IMPATIENT = Timeouts(connect_s=0.3, answer_s=0.1, foreign_s=0.1)
 
 
 def problem_of(address: str, role: Role = Role.NAMESERVER) -> str:
-    problem = trio.run(examine, address, role, IMPATIENT).problem
+    problem = trio.run(examine, address, role, None, IMPATIENT).problem
     assert problem
     return problem
 

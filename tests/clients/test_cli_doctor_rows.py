@@ -107,7 +107,7 @@ def test_each_check_is_tried_and_documented() -> None:
     _, _, text = page.partition("## What doctor finds\n")
     table = text.split("\n\n## ")[0].splitlines()
     roles = {line.split("`")[1] for line in table if line.startswith("| `")}
-    assert roles == {"nameserver", "broker", *CHECKS, "departed", "topic"}
+    assert roles == {"nameserver", "broker", "certificate", *CHECKS, "departed", "topic"}
 
 
 def test_the_command_prints_all_rows_and_fails() -> None:
@@ -184,7 +184,7 @@ async def test_a_store_that_a_failed_flush_has_closed_is_a_row(tmp_path: Path) -
 
 async def problems(nameserver: str, ahead_ms: int = 0) -> dict[str, tuple[str, str]]:
     """The findings of doctor: by role, the name and the problem. ahead_ms: of its clock."""
-    checks = await diagnose([nameserver], lambda: now_ms() + ahead_ms)
+    checks = await diagnose([nameserver], wall_ms=lambda: now_ms() + ahead_ms)
     return {each.role: (each.name, each.problem) for each in checks if each.problem}
 
 

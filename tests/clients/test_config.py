@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -11,8 +12,16 @@ import pytest
 import trio
 
 import headrace
-from headrace.config import NAMESERVER_VARIABLE, Settings, resolve_nameservers
+from headrace.config import (
+    NAMESERVER_VARIABLE,
+    Cluster,
+    Settings,
+    TlsOptions,
+    resolve_nameservers,
+    resolve_tls,
+)
 from headrace.errors import ConfigurationError, NameserverUnavailable
+from headrace_protocol.tls.settings import ClientTls
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +80,13 @@ def test_the_file_is_where_the_environment_says(
 
 
 def test_settings_are_saved_as_they_are_read(tmp_path: Path) -> None:
-    settings = Settings("n:1", 'quoted"ä', {'quoted"ä': "a:1;b:2", "dotted.name": "c:3"})
+    full = ClientTls(*(f"a {name}" for name in ClientTls._fields))
+    contexts = {
+        'quoted"ä': Cluster("a:1;b:2"),
+        "dotted.name": Cluster("c:3", ClientTls()),
+        "full": Cluster("d:4", full),
+    }
+    settings = Settings(Cluster("n:1", full), 'quoted"ä', contexts)
     settings.save()
     assert Settings.load() == settings
     assert [path.name for path in (tmp_path / ".config").iterdir()] == ["headrace.toml"]
@@ -129,3 +144,74 @@ async def test_an_http_server_is_no_nameserver(answer: bytes) -> None:
             with pytest.raises(NameserverUnavailable, match="speaks HTTP, not RocketMQ"):
                 await producer.send(headrace.Message("T", b"x"))
         nursery.cancel_scope.cancel()
+
+
+# -- TLS -------------------------------------------------------------------------------------------
+
+FILES = """
+nameserver = "file:1"
+[tls]
+ca_file = "file.pem"
+[contexts.secure]
+nameserver = "secure:1"
+[contexts.secure.tls]
+ca_file = "secure.pem"
+server_name = "broker"
+[contexts.plain]
+nameserver = "plain:1"
+"""
+
+
+def test_tls_of_the_file_belongs_to_its_addresses(
+    config: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = config(FILES)
+    assert resolve_tls({}) == ClientTls("file.pem")
+    path.write_text('context = "secure"' + FILES)
+    assert resolve_tls({}) == ClientTls("secure.pem", server_name="broker")
+    assert resolve_tls({}, "argument:1") == ClientTls("file.pem")
+    monkeypatch.setenv(NAMESERVER_VARIABLE, "environment:1")
+    assert resolve_tls({}) == ClientTls("file.pem")
+    monkeypatch.delenv(NAMESERVER_VARIABLE)
+    path.write_text('context = "plain"' + FILES)
+    assert resolve_tls({}) is None
+
+
+def test_tls_of_the_environment_and_of_arguments_comes_first(
+    config: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config(FILES)
+    monkeypatch.setenv("HEADRACE_TLS", "1")
+    assert resolve_tls({}) == ClientTls()
+    monkeypatch.setenv("HEADRACE_TLS_CA", "environment.pem")
+    assert resolve_tls({}) == ClientTls("environment.pem")
+    assert resolve_tls({"tls": True}) == ClientTls()
+    assert resolve_tls({"ca_file": Path("argument.pem")}) == ClientTls("argument.pem")
+    assert resolve_tls({"tls": False}) is None
+    monkeypatch.setenv("HEADRACE_TLS", "0")
+    assert resolve_tls({}) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "variable", "file", "reason"),
+    [
+        ({"tls": False, "ca_file": "x"}, "", "", "tls=False, but ca_file is given"),
+        ({}, "maybe", "", "HEADRACE_TLS=maybe: expected 1 or 0"),
+        ({}, "", "tls = 3", "tls is neither true nor a table of ca_file"),
+        ({}, "", "[tls]\nca = 'x'", "tls: unknown key 'ca'; known keys: ca_file"),
+        ({}, "", "[tls]\nca_file = 1", "tls: ca_file = 1 is no text"),
+        ({}, "", "[contexts.a]\naddress = 'x'", "context a: unknown key 'address'"),
+    ],
+)
+def test_wrong_settings_of_tls_are_named(
+    config: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    options: TlsOptions,
+    variable: str,
+    file: str,
+    reason: str,
+) -> None:
+    config(file)
+    monkeypatch.setenv("HEADRACE_TLS", variable)
+    with pytest.raises(ConfigurationError, match=re.escape(reason)):
+        resolve_tls(options)

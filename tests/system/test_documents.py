@@ -22,6 +22,7 @@ DOCUMENTS = [
     "docs/embedded.md",
     "docs/migrating.md",
     "docs/operations.md",
+    "docs/security.md",
     "docs/guarantees.md",
     "docs/retention.md",
     "docs/store-tools.md",

@@ -74,11 +74,11 @@ def copy(
     from headrace.consumer.pull import PullConsumer
     from headrace.producer.producer import Producer
 
-    if source == target and _addresses(origin) == _addresses(destination):
+    if source == target and _servers(origin) == _servers(destination):
         raise click.UsageError("SOURCE and TARGET are the same topic; name another one, or --to")
     group = group or f"copy_{source}_{target}"
-    consumer = PullConsumer(group, nameserver=_addresses(origin), start="earliest")
-    producer = Producer(nameserver=_addresses(destination))
+    consumer = PullConsumer(group, start="earliest", **_servers(origin))
+    producer = Producer(**_servers(destination))
     work = partial(copy_topic, consumer, producer, source, target, per_second)
     _run(work, {"topic": source, "to": target}, as_json=as_json)
     sys.stderr.write(
@@ -136,6 +136,7 @@ def _run(work: Callable[[], Awaitable[int]], record: dict[str, Any], *, as_json:
     print_record({**record, "messages": count, "seconds": seconds}, as_json=as_json)
 
 
-def _addresses(cluster: str | None) -> str | None:
-    """The nameservers of a context, or those named."""
-    return Settings.load().contexts.get(cluster, cluster) if cluster else None
+def _servers(cluster: str | None) -> dict[str, Any]:
+    """Arguments of clients for a context, or for nameservers."""
+    known = Settings.load().contexts.get(cluster) if cluster else None
+    return known.arguments() if known else {"nameserver": cluster}

@@ -20,6 +20,7 @@ from headrace.errors import (
     PartialAnswer,
     RequestTimeout,
     RouteNotFound,
+    TlsFailed,
     WrongServer,
 )
 from headrace_daemon import command
@@ -116,7 +117,7 @@ def _explained(error: BaseException) -> BaseException:
         suspects: dict[str, int] = {
             address: RequestCode.GET_ROUTEINFO_BY_TOPIC
             for address, failure in error.failures.items()
-            if not isinstance(failure, ConnectFailed)
+            if not isinstance(failure, ConnectFailed | TlsFailed)
         }
     elif isinstance(error, BrokerError) and error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
         suspects = {error.address: error.request_code}
@@ -133,9 +134,10 @@ def _problem_of(address: str, request_code: int) -> str | None:
     import trio
 
     from headrace.admin.probe import Role, examine
+    from headrace.config import resolve_tls
 
     role = Role.NAMESERVER if request_code in _NAMESERVER_CODES else Role.BROKER
-    return trio.run(examine, address, role).problem
+    return trio.run(examine, address, role, resolve_tls({})).problem
 
 
 def _of_daemons() -> dict[type[Exception], int]:

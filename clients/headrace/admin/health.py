@@ -22,6 +22,9 @@ _FULL_SOON_HOURS: Final = 24.0
 _BEHIND_S: Final = 120
 _CLOCK_MS: Final = 5_000
 _NAMED_MAX: Final = 8
+# Before a certificate expires.
+CERTIFICATE_DAYS: Final = 14
+_DAY_MS: Final = 86_400_000
 
 Info = Mapping[str, str]
 # The problems that a broker's information shows. now_ms: this machine's clock when it was given.
@@ -141,6 +144,19 @@ def broker_checks(broker: str, address: str, info: Info, now_ms: int) -> list[Ch
         for role, find in CHECKS.items()
         for problem in find(info, now_ms)
     ]
+
+
+def certificate_checks(
+    name: str, address: str, expires_s: float | None, now_ms: int
+) -> list[Check]:
+    """A row for a certificate that expires soon. expires_s: its Unix time; None without TLS."""
+    if expires_s is None or expires_s * 1000 - now_ms > CERTIFICATE_DAYS * _DAY_MS:
+        return []
+    problem = (
+        f"it expires at {time_text(int(expires_s * 1000))}: replace the files of certificate and "
+        "key, which the daemon reads again within seconds"
+    )
+    return [Check("certificate", name, address, problem)]
 
 
 def departed_checks(broker: DepartedBroker) -> list[Check]:

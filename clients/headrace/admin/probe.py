@@ -20,10 +20,13 @@ from headrace_protocol.connection import Connection, ResponseReceived
 from headrace_protocol.departed import ClusterInfoHeader
 from headrace_protocol.drivers.address import split_address
 from headrace_protocol.errors import RemoteProtocolError
-from headrace_protocol.frame import foreign_protocol
+from headrace_protocol.frame import TLS, foreign_protocol
+from headrace_protocol.tls.contexts import client_context
+from headrace_protocol.tls.reasons import why
 
 if TYPE_CHECKING:
     from headrace_protocol.command import Command
+    from headrace_protocol.tls.settings import ClientTls
 
 # A server that serves the role's request does so in less.
 _PATIENCE_S = 0.5
@@ -60,13 +63,17 @@ class Finding(NamedTuple):
 
     problem: the problem and its remedy; None if there is none.
     body: body of the response to the role's request; empty if there was a problem.
+    expires_s: Unix time at which the server's certificate expires; None without TLS.
     """
 
     problem: str | None
     body: bytes = b""
+    expires_s: float | None = None
 
 
-async def examine(address: str, role: Role, timeouts: Timeouts = _TIMEOUTS) -> Finding:
+async def examine(
+    address: str, role: Role, tls: ClientTls | None = None, timeouts: Timeouts = _TIMEOUTS
+) -> Finding:
     """Connect, send the role's request and evaluate the response; takes at most some seconds."""
     try:
         stream = await _connect(address, timeouts)
@@ -75,10 +82,41 @@ async def examine(address: str, role: Role, timeouts: Timeouts = _TIMEOUTS) -> F
     except ValueError as error:  # a malformed address or name
         return Finding(str(error))
     async with stream:
-        answer, protocol = await _answer_or_protocol(stream, address, role, timeouts)
+        if tls is None:
+            return await _examine(stream, address, role, timeouts)
+        name = tls.server_name or split_address(address)[0]
+        secured = trio.SSLStream(
+            stream, client_context(tls), server_hostname=name, https_compatible=True
+        )
+        if problem := await _handshake_problem(secured, name, timeouts):
+            return Finding(problem)
+        found = await _examine(secured, address, role, timeouts)
+        end = ssl.cert_time_to_seconds(secured.getpeercert()["notAfter"])
+        return found._replace(expires_s=end)
+
+
+async def _handshake_problem(
+    stream: trio.SSLStream[trio.SocketStream], name: str, timeouts: Timeouts
+) -> str | None:
+    """The reason of a handshake that fails. name: that the certificate must have."""
+    try:
+        with trio.fail_after(timeouts.connect_s):
+            await stream.do_handshake()
+    except trio.BrokenResourceError as error:
+        return why(error.__cause__ or error, name)
+    except trio.TooSlowError:
+        return f"no TLS handshake within {timeouts.connect_s:g} s"
+    return None
+
+
+async def _examine(
+    stream: trio.abc.Stream, address: str, role: Role, timeouts: Timeouts
+) -> Finding:
+    answer, protocol = await _answer_or_protocol(stream, address, role, timeouts)
     if isinstance(answer, ResponseReceived):
         return _judge(answer.command, bytes(answer.body), role)
     # A server of one client at a time serves no other before the first is closed.
+    await stream.aclose()
     protocol = protocol or await _foreign(address, timeouts)
     return Finding(_silence_problem(answer, protocol, role))
 
@@ -86,7 +124,7 @@ async def examine(address: str, role: Role, timeouts: Timeouts = _TIMEOUTS) -> F
 def recognise(start: bytes) -> str | None:
     """The protocol of a server whose first bytes are ``start``; None if unknown."""
     if start.startswith((b"\x15\x03", b"\x16\x03")):
-        return "TLS"
+        return TLS
     is_frame = len(start) >= 9 and start[5:9] == b"\0\0\0\0"
     if is_frame and start[3] in {_HTTP2_SETTINGS, _HTTP2_GOAWAY}:
         return "HTTP/2 (used by gRPC: is this a proxy's port?)"
@@ -123,7 +161,7 @@ def _connect_problem(error: OSError, timeouts: Timeouts) -> str:
 
 
 async def _answer_or_protocol(
-    stream: trio.SocketStream, address: str, role: Role, timeouts: Timeouts
+    stream: trio.abc.Stream, address: str, role: Role, timeouts: Timeouts
 ) -> tuple[ResponseReceived[Role] | bytes, str | None]:
     """The answer, and the protocol of a server that is silent for half a second."""
     answer: ResponseReceived[Role] | bytes = b""
@@ -146,7 +184,7 @@ async def _answer_or_protocol(
 
 
 async def _ask(
-    stream: trio.SocketStream, role: Role, timeouts: Timeouts
+    stream: trio.abc.Stream, role: Role, timeouts: Timeouts
 ) -> ResponseReceived[Role] | bytes:
     """The response to the role's request, or the bytes received instead."""
     connection: Connection[Role] = Connection()
@@ -178,6 +216,11 @@ def _judge(command: Command, body: bytes, role: Role) -> Finding:
 
 def _silence_problem(received: bytes, protocol: str | None, role: Role) -> str:
     """The problem of a missing response: names the server's protocol if it is recognised."""
+    if protocol == TLS:
+        return (
+            "this port speaks TLS: connect with TLS, by HEADRACE_TLS=1 and HEADRACE_TLS_CA, or by "
+            f"a context with --ca-file; if it is no {role}, fix the address"
+        )
     if protocol:
         return f"this port speaks {protocol}, so it is not a {role}; fix the address"
     if received:

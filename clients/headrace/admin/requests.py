@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar, Unpack
 
 import msgspec
 
@@ -25,14 +25,15 @@ from headrace.whole import require_whole
 from headrace_protocol.bodies import MASTER_ID, ClusterInfo, KVTable
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.departed import ClusterInfoHeader, ForgetBrokerHeader
-from headrace_protocol.drivers.aio import Connect, connect_tcp
 from headrace_protocol.message import decode_records
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+    from headrace.config import TlsOptions
     from headrace.missing import MissingPart
     from headrace_protocol.departed import DepartedBroker
+    from headrace_protocol.drivers.aio import Connect
     from headrace_protocol.drivers.response import BodyType, Response
     from headrace_protocol.headers import QueryMessageHeader
     from headrace_protocol.message import StoredMessage
@@ -73,9 +74,10 @@ class BrokerRequests(Startable):
         self,
         *,
         nameserver: str | Sequence[str] | None = None,
-        connect: Connect = connect_tcp,
+        connect: Connect | None = None,
+        **tls: Unpack[TlsOptions],
     ) -> None:
-        self._instance = ClientInstance(nameserver, connect=connect)
+        self._instance = ClientInstance(nameserver, connect=connect, tls=tls)
 
     async def __aenter__(self) -> Self:
         await self._instance.start()

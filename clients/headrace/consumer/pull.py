@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, Unpack
 
 from headrace.config import check_count, check_limits
 from headrace.consumer.fetcher import Fetcher
@@ -26,17 +26,18 @@ from headrace.names import check_group, check_queue, check_topic
 from headrace.received import BodyLimits
 from headrace.values import plain_int
 from headrace_protocol.compression import BATCH_BYTES_MAX, BODY_BYTES_MAX
-from headrace_protocol.drivers.aio import Connect, connect_tcp
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from anyio.abc import TaskGroup
 
+    from headrace.config import TlsOptions
     from headrace.errors import HeadraceError
     from headrace.missing import MissingPart
     from headrace.received import MessageBatch
     from headrace_protocol.bodies import MessageQueue
+    from headrace_protocol.drivers.aio import Connect
 
 
 class PullConsumer(Startable):
@@ -67,7 +68,8 @@ class PullConsumer(Startable):
         queue_bytes_max: int = 16 * 1024 * 1024,
         body_bytes_max: int = BODY_BYTES_MAX,
         batch_bytes_max: int = BATCH_BYTES_MAX,
-        connect: Connect = connect_tcp,
+        connect: Connect | None = None,
+        **tls: Unpack[TlsOptions],
     ) -> None:
         group = None if group is None else check_group(group)
         start = check_start(start)
@@ -82,8 +84,8 @@ class PullConsumer(Startable):
         self.group = group
         self._start = start
         self._limits = Limits(queue_messages_max, queue_bytes_max)
-        self._instance = ClientInstance(nameserver, connect=connect)
-        self._offsets = offset_store(self._instance, offsets_topic, nameserver, connect)
+        self._instance = ClientInstance(nameserver, connect=connect, tls=tls)
+        self._offsets = offset_store(self._instance, offsets_topic)
         self._inbox = Inbox("PullConsumer")
         self._fetcher = Fetcher(
             self._instance,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 import anyio
 
@@ -40,18 +40,19 @@ from headrace.received import BodyLimits, MessageBatch, ReceivedMessage
 from headrace_protocol.bodies import ConsumerData, ResetOffsetBody
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.compression import BATCH_BYTES_MAX, BODY_BYTES_MAX
-from headrace_protocol.drivers.aio import AsyncConnection, Connect, connect_tcp
 from headrace_protocol.system_topics import RETRY_PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
     from pathlib import Path
 
+    from headrace.config import TlsOptions
     from headrace.consumer.assignment import OnQueue
     from headrace.consumer.process_queue import ProcessQueue
     from headrace.errors import HeadraceError
     from headrace_protocol.bodies import MessageQueue
     from headrace_protocol.connection import RequestReceived
+    from headrace_protocol.drivers.aio import AsyncConnection, Connect
 
 Item = TypeVar("Item", ReceivedMessage, MessageBatch)
 
@@ -125,7 +126,8 @@ class Consumer(Startable):
         batch_bytes_max: int = BATCH_BYTES_MAX,
         on_assigned: OnQueue | None = None,
         on_revoked: OnQueue | None = None,
-        connect: Connect = connect_tcp,
+        connect: Connect | None = None,
+        **tls: Unpack[TlsOptions],
     ) -> None:
         self.group = group = check_group(group)
         check_limits(
@@ -152,13 +154,12 @@ class Consumer(Startable):
             given = (ordered, strategy is not averagely, max_attempts, retry_delay, offsets_topic)
             _check_not_given(given)
         self._subscriptions = _subscriptions(group, topics, retries=not broadcast)
-        self._instance = ClientInstance(
-            nameserver, connect=connect, instance_name=_INSTANCE if broadcast else None
-        )
+        name = _INSTANCE if broadcast else None
+        self._instance = ClientInstance(nameserver, connect=connect, tls=tls, instance_name=name)
         self._offsets = (
             LocalOffsetStore(self._instance, group, offsets_dir)
             if broadcast
-            else offset_store(self._instance, offsets_topic, nameserver, connect)
+            else offset_store(self._instance, offsets_topic)
         )
         self._inbox = Inbox("Consumer", ordered=ordered, current_user=self._current_user)
         self._assignment = Assignment(

@@ -11,11 +11,10 @@ from headrace.consumer.offset_store import OffsetStore
 from headrace.tasks import gather_or_raise
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from headrace.instance import ClientInstance
     from headrace_protocol.bodies import MessageQueue
-    from headrace_protocol.drivers.aio import Connect
 
 
 class TopicOffsetStore(OffsetStore):
@@ -25,14 +24,14 @@ class TopicOffsetStore(OffsetStore):
         self,
         instance: ClientInstance,
         offsets_topic: str,
-        nameserver: str | Sequence[str] | None,
-        connect: Connect,
     ) -> None:
-        """Opens nothing yet. instance: for the bounds of queues. Raises ConfigurationError."""
+        """Opens nothing yet. instance: its connections. Raises ConfigurationError."""
         from headrace.table.client import Table
 
         super().__init__(instance)
-        self._table = Table(offsets_topic, model=int, nameserver=nameserver, connect=connect)
+        self._table = Table(
+            offsets_topic, model=int, nameserver=instance.nameservers, connect=instance.connect
+        )
 
     async def open(self) -> None:
         """Begin to follow the topic. Raises RouteNotFound, and the errors of its brokers."""
@@ -64,13 +63,11 @@ class TopicOffsetStore(OffsetStore):
 def offset_store(
     instance: ClientInstance,
     offsets_topic: str | None,
-    nameserver: str | Sequence[str] | None,
-    connect: Connect,
 ) -> OffsetStore:
     """Progress in ``offsets_topic``, in the brokers if None. Raises ConfigurationError."""
     if offsets_topic is None:
         return OffsetStore(instance)
-    return TopicOffsetStore(instance, offsets_topic, nameserver, connect)
+    return TopicOffsetStore(instance, offsets_topic)
 
 
 def _key(group: str, queue: MessageQueue) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, Unpack
 
 from headrace.config import check_callback, check_limits, check_plain_callback
 from headrace.errors import ConfigurationError, HeadraceError
@@ -20,11 +20,12 @@ from headrace.recall import recall
 from headrace.telemetry import ended
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.command import FLAG_ONEWAY
-from headrace_protocol.drivers.aio import Connect, connect_tcp
 from headrace_protocol.recall_handle import decode_recall_handle
 
 if TYPE_CHECKING:
+    from headrace.config import TlsOptions
     from headrace_protocol.bodies import MessageQueue
+    from headrace_protocol.drivers.aio import Connect
 
 # As long as the restart of a broker with a large store may take.
 DELIVERY_TIMEOUT_MS = 30_000
@@ -60,7 +61,8 @@ class Producer(Startable):
         delivery_timeout_ms: float = DELIVERY_TIMEOUT_MS,
         compress_from_bytes: int | None = 4096,
         on_check: OnCheck | None = None,
-        connect: Connect = connect_tcp,
+        connect: Connect | None = None,
+        **tls: Unpack[TlsOptions],
     ) -> None:
         group = check_group(group)
         check_callback("on_check", on_check)
@@ -69,7 +71,7 @@ class Producer(Startable):
             0, delivery_timeout_ms=delivery_timeout_ms, compress_from_bytes=compress_from_bytes
         )
         self.group = group
-        self._instance = ClientInstance(nameserver, connect=connect, producer_group=group)
+        self._instance = ClientInstance(nameserver, connect=connect, tls=tls, producer_group=group)
         self._sender = Sender(
             self._instance,
             group,

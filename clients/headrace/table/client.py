@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Generic, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Generic, Self, TypeVar, Unpack, overload
 
 import msgspec
 
@@ -21,13 +21,14 @@ from headrace.table.follow import Follower
 from headrace.table.remote import KeyLookup
 from headrace.telemetry import ended
 from headrace.values import encoded_text, plain_text
-from headrace_protocol.drivers.aio import Connect, connect_tcp
 from headrace_protocol.message import DELETE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from headrace.config import TlsOptions
     from headrace.table.codec import Codec
+    from headrace_protocol.drivers.aio import Connect
     from headrace_protocol.message import StoredMessage
 
 Value = TypeVar("Value")
@@ -96,7 +97,8 @@ class Table(Startable, Generic[Value]):
         nameserver: str | Sequence[str] | None = ...,
         timeout_ms: float = ...,
         delivery_timeout_ms: float = ...,
-        connect: Connect = ...,
+        connect: Connect | None = ...,
+        **tls: Unpack[TlsOptions],
     ) -> None: ...
 
     @overload
@@ -110,7 +112,8 @@ class Table(Startable, Generic[Value]):
         nameserver: str | Sequence[str] | None = ...,
         timeout_ms: float = ...,
         delivery_timeout_ms: float = ...,
-        connect: Connect = ...,
+        connect: Connect | None = ...,
+        **tls: Unpack[TlsOptions],
     ) -> None: ...
 
     def __init__(
@@ -123,7 +126,8 @@ class Table(Startable, Generic[Value]):
         nameserver: str | Sequence[str] | None = None,
         timeout_ms: float = 3000,
         delivery_timeout_ms: float = DELIVERY_TIMEOUT_MS,
-        connect: Connect = connect_tcp,
+        connect: Connect | None = None,
+        **tls: Unpack[TlsOptions],
     ) -> None:
         check_limits(timeout_ms=timeout_ms)
         check_limits(0, delivery_timeout_ms=delivery_timeout_ms)
@@ -133,7 +137,7 @@ class Table(Startable, Generic[Value]):
         self._timeout_ms = timeout_ms
         self._allow_partial = allow_partial
         self._delivery_timeout_s = delivery_timeout_ms / 1000
-        self._instance = ClientInstance(nameserver, connect=connect, producer_group=_GROUP)
+        self._instance = ClientInstance(nameserver, connect=connect, tls=tls, producer_group=_GROUP)
         self._sender = Sender(
             self._instance,
             _GROUP,

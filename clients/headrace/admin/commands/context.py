@@ -9,9 +9,11 @@ import click
 from headrace.admin import completion, options
 from headrace.admin.failures import NotFound
 from headrace.admin.output import print_rows
-from headrace.config import Settings, config_file, resolve_nameservers
+from headrace.config import Cluster, Settings, config_file, resolve_nameservers
 from headrace.errors import ConfigurationError
+from headrace_protocol.tls.settings import ClientTls
 
+_FILE = click.Path(dir_okay=False, resolve_path=True)
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
 
@@ -27,10 +29,25 @@ def command() -> None:
     "add",
     "headrace context add local 127.0.0.1:9876",
     "headrace context add staging 'ns-1:9876;ns-2:9876'",
+    "headrace context add production ns.example.org:9876 --ca-file ca.pem",
 )
 @click.argument("name", metavar="NAME")
 @click.argument("nameserver", metavar="HOST:PORT[;...]")
-def add(name: str, nameserver: str) -> None:
+@click.option("--tls", is_flag=True, help="Connect with TLS; the other options mean so, too.")
+@click.option(
+    "--ca-file",
+    type=_FILE,
+    metavar="FILE",
+    help="Authorities of the servers' certificates, PEM. Default: those of the system.",
+)
+@click.option("--cert-file", type=_FILE, metavar="FILE", help="Certificate to show, PEM, if any.")
+@click.option("--key-file", type=_FILE, metavar="FILE", help="Its key, PEM.")
+@click.option(
+    "--server-name",
+    metavar="NAME",
+    help="Name that certificates must have. Default: the host of each address.",
+)
+def add(name: str, nameserver: str, *, tls: bool, **files: str | None) -> None:
     """Name a cluster by its nameservers, or change them."""
     if not _NAME.fullmatch(name):
         raise ConfigurationError(
@@ -38,7 +55,8 @@ def add(name: str, nameserver: str) -> None:
         )
     addresses = ";".join(resolve_nameservers(nameserver))
     settings = Settings.load()
-    settings.contexts[name] = addresses
+    given = {key: value for key, value in files.items() if value is not None}
+    settings.contexts[name] = Cluster(addresses, ClientTls(**given) if tls or given else None)
     settings.save()
 
 
@@ -75,8 +93,13 @@ def list_contexts(*, as_json: bool) -> None:
     """List the contexts, and the one in use."""
     settings = Settings.load()
     rows = [
-        {"context": name, "in_use": name == settings.context, "nameserver": addresses}
-        for name, addresses in sorted(settings.contexts.items())
+        {
+            "context": name,
+            "in_use": name == settings.context,
+            "nameserver": cluster.nameserver,
+            "tls": cluster.tls is not None,
+        }
+        for name, cluster in sorted(settings.contexts.items())
     ]
     empty = f"no contexts in {config_file()}; add one with `headrace context add NAME HOST:PORT`"
     print_rows(rows, as_json=as_json, empty=empty)

@@ -7,7 +7,7 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 from headrace.admin import options
-from headrace.admin.health import Check, broker_checks, departed_checks
+from headrace.admin.health import Check, broker_checks, certificate_checks, departed_checks
 from headrace.admin.output import print_rows
 from headrace.values import now_ms
 from headrace_daemon.command import FAILED
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from headrace_protocol.bodies import BrokerData, ClusterInfo
     from headrace_protocol.departed import DepartedBroker
+    from headrace_protocol.tls.settings import ClientTls
 
 
 @options.command(
@@ -39,9 +40,9 @@ def command(*, as_json: bool, nameserver: str | None) -> None:
     """
     import trio
 
-    from headrace.config import resolve_nameservers
+    from headrace.config import resolve_nameservers, resolve_tls
 
-    checks = trio.run(diagnose, resolve_nameservers(nameserver))
+    checks = trio.run(diagnose, resolve_nameservers(nameserver), resolve_tls({}, nameserver))
     rows = [
         {
             "role": check.role,
@@ -57,7 +58,11 @@ def command(*, as_json: bool, nameserver: str | None) -> None:
         sys.exit(FAILED)
 
 
-async def diagnose(nameservers: Sequence[str], wall_ms: Callable[[], int] = now_ms) -> list[Check]:
+async def diagnose(
+    nameservers: Sequence[str],
+    tls: ClientTls | None = None,
+    wall_ms: Callable[[], int] = now_ms,
+) -> list[Check]:
     """Check each nameserver and all brokers that they know. wall_ms: this machine's clock."""
     from headrace.admin.probe import Role, examine
     from headrace.tasks import gather
@@ -65,9 +70,10 @@ async def diagnose(nameservers: Sequence[str], wall_ms: Callable[[], int] = now_
     checks: list[Check] = []
     clusters: dict[str, ClusterInfo] = {}
     for address in nameservers:
-        problem, body = await examine(address, Role.NAMESERVER)
+        problem, body, expires_s = await examine(address, Role.NAMESERVER, tls)
         problem = problem or _nameserver_problem(address, body, clusters)
         checks.append(Check("nameserver", "-", address, problem))
+        checks += certificate_checks("-", address, expires_s, wall_ms())
     brokers = {
         (broker.broker_name, broker_id, address): loopback
         for nameserver, cluster in clusters.items()
@@ -78,11 +84,12 @@ async def diagnose(nameservers: Sequence[str], wall_ms: Callable[[], int] = now_
 
     async def check(node_at: tuple[str, int, str]) -> list[Check]:
         name, broker_id, address = node_at
-        problem, body = await examine(address, Role.BROKER)
+        problem, body, expires_s = await examine(address, Role.BROKER, tls)
         node = f"{name}:{broker_id}"
         problem, found = (
             (problem, []) if problem else _broker_problems(node, address, body, wall_ms())
         )
+        found += certificate_checks(node, address, expires_s, wall_ms())
         return [Check("broker", node, address, problem or brokers[node_at]), *found]
 
     async def check_left(broker: DepartedBroker) -> list[Check]:
@@ -90,7 +97,7 @@ async def diagnose(nameservers: Sequence[str], wall_ms: Callable[[], int] = now_
         name, address = broker.broker_name, broker.broker_addr
         found = departed_checks(broker)
         if address and address not in live:
-            problem, body = await examine(address, Role.BROKER)
+            problem, body, _ = await examine(address, Role.BROKER, tls)
             found += [] if problem else _broker_problems(name, address, body, wall_ms())[1]
         return found
 

@@ -1,0 +1,120 @@
+"""A cluster with TLS as its users set it up: certificates, settings, contexts, clients."""
+
+from __future__ import annotations
+
+import json
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+
+import headrace
+from headrace import blocking
+from headrace.admin.commands.doctor import diagnose
+from headrace.errors import ConfigurationError, NameserverUnavailable
+from headrace.values import now_ms
+from headrace_protocol.tls.settings import ClientTls
+from tests.support.certificates import Authority
+from tests.support.processes import run
+from tests.support.secured import Secured
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    with Secured(tmp_path_factory.mktemp("tls")) as cluster:
+        yield cluster
+
+
+@pytest.mark.slow
+def test_commands_connect_by_a_context(secured: Secured) -> None:
+    def ask(*arguments: str) -> str:
+        done = secured.command(*arguments)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    refused = secured.command("cluster", "-n", secured.nameserver)
+    assert "this port speaks TLS: connect with tls=True (HEADRACE_TLS=1)" in refused.stderr
+    ask("context", "add", "lab", secured.nameserver, "--ca-file", secured.ca_file)
+    ask("context", "use", "lab")
+    ask("send", "Lab", "a secret")
+    assert "a secret" in ask("consume", "Lab", "--from", "earliest", "--max", "1")
+    assert [row["role"] for row in json.loads(ask("doctor", "--json"))] == ["nameserver", "broker"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("days", "rows"), [(1, 0), (400, 2)])
+def test_doctor_names_a_certificate_that_expires_soon(
+    secured: Secured, days: int, rows: int
+) -> None:
+    """Later in time, as a clock of the machine that asks would have it."""
+    settings = ClientTls(ca_file=secured.ca_file)
+
+    def later_ms() -> int:
+        return now_ms() + days * 86_400_000
+
+    checks = trio.run(diagnose, [secured.nameserver], settings, later_ms)
+    found = [check for check in checks if check.role == "certificate"]
+    assert len(found) == rows
+    assert all("it expires at 20" in (check.problem or "") for check in found)
+
+
+def test_doctor_names_tls_of_a_plain_connection(secured: Secured) -> None:
+    done = run("doctor", "--json", nameserver=secured.nameserver)
+    (row,) = json.loads(done.stdout)
+    assert row["problem"].startswith("this port speaks TLS: connect with TLS, by HEADRACE_TLS=1")
+
+
+@pytest.mark.slow
+async def test_clients_of_python_connect_by_arguments(secured: Secured) -> None:
+    async with headrace.Producer(**secured.at) as producer:
+        await producer.send(headrace.Message("Async", b"async"))
+    async with headrace.PullConsumer(start="earliest", **secured.at) as consumer:
+        await consumer.assign(await consumer.queues("Async"))
+        batch = await consumer.receive_many()
+        assert batch is not None
+        assert [message.body for message in batch] == [b"async"]
+    async with headrace.Admin(**secured.at) as admin:
+        assert [broker.broker_name for broker in await admin.cluster()] == ["broker-a"]
+        await admin.create_topic("Table")
+    async with headrace.Table("Table", **secured.at) as table:
+        await table.put("key", b"value")
+        assert await table.get("key") == b"value"
+
+
+@pytest.mark.slow
+def test_blocking_clients_connect_by_arguments(secured: Secured) -> None:
+    with blocking.Producer(**secured.at) as producer:
+        producer.send(headrace.Message("Blocking", b"blocking"))
+    with blocking.Consumer("blocking", ["Blocking"], start="earliest", **secured.at) as consumer:
+        assert next(iter(consumer)).body == b"blocking"
+
+
+async def test_unusable_files_are_named_before_any_connection(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"nowhere\.pem: No such file"):
+        headrace.Producer(ca_file=tmp_path / "nowhere.pem")
+    (tmp_path / "empty.pem").touch()
+    with pytest.raises(ConfigurationError, match=r"empty\.pem: no certificates of authorities"):
+        headrace.Producer(ca_file=tmp_path / "empty.pem")
+
+
+@pytest.mark.slow
+async def test_a_server_of_another_authority_is_named(secured: Secured, tmp_path: Path) -> None:
+    ca_file = Authority.new(tmp_path / "other").ca_file
+    async with headrace.Producer(nameserver=secured.nameserver, ca_file=ca_file) as producer:
+        with pytest.raises(NameserverUnavailable, match="authority that is not trusted here"):
+            await producer.send(headrace.Message("Other", b"body"))
+
+
+def test_the_broker_shows_when_its_certificate_expires(secured: Secured) -> None:
+    import urllib.request
+
+    page = urllib.request.urlopen(f"http://{secured.monitor}/metrics").read().decode()
+    (line,) = [
+        line for line in page.splitlines() if line.startswith("headrace_certificate_expiry_seconds")
+    ]
+    certificate = ssl._ssl._test_decode_cert(  # type: ignore[attr-defined]
+        str(secured.folder / "certificates/server.pem")
+    )
+    assert float(line.split()[-1]) == ssl.cert_time_to_seconds(certificate["notAfter"])
