@@ -58,7 +58,7 @@ def test_work_that_is_given_up_does_not_count_as_back(caplog: pytest.LogCaptureF
 
 def test_a_link_that_resends_logs_the_outage(caplog: pytest.LogCaptureFixture) -> None:
     busy = Reply(code=ResponseCode.SYSTEM_BUSY)
-    with scripted_in_thread() as (broker,), BrokerLink(broker.address, QUICK) as link:
+    with scripted_in_thread() as (broker,), BrokerLink(broker.address, patience=QUICK) as link:
         broker.answer(RequestCode.GET_BROKER_RUNTIME_INFO, *[close] * 5, *[busy] * 5, Reply())
         assert link.ask(RequestCode.GET_BROKER_RUNTIME_INFO).command.code == ResponseCode.SUCCESS
         first, last = caplog.messages

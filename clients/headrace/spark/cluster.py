@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from headrace.spark.tier.spans import TierRange
     from headrace_protocol.bodies import ConsumeQueueData
     from headrace_protocol.drivers.response import Response
+    from headrace_protocol.tls.settings import ClientTls
 
 # A topic on one broker.
 BrokerTopic = tuple[str, str]
@@ -91,9 +92,15 @@ class Topics(NamedTuple):
 class Cluster(Connections):
     """Nameservers and the brokers registered with them. Not thread-safe."""
 
-    def __init__(self, nameservers: Sequence[str], *, allow_partial: bool = False) -> None:
+    def __init__(
+        self,
+        nameservers: Sequence[str],
+        tls: ClientTls | None = None,
+        *,
+        allow_partial: bool = False,
+    ) -> None:
         """allow_partial: log which messages are on brokers that are away, instead of raising."""
-        super().__init__()
+        super().__init__(tls)
         self.nameservers = tuple(nameservers)
         self._allow_partial = allow_partial
         self._last_answers: dict[tuple[int, str], Response] = {}

@@ -9,6 +9,7 @@ from collections import defaultdict
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
+from headrace.config import with_password
 from headrace.errors import ConnectionLost
 from headrace_protocol.drivers.blocking import BlockingConnection
 from headrace_protocol.headers import OffsetResponseHeader
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from headrace_protocol.drivers.response import Response
     from headrace_protocol.frame import Buffer
     from headrace_protocol.headers import QueueHeader
+    from headrace_protocol.tls.settings import ClientTls
 
 Request = tuple[int, "msgspec.Struct | None", "Buffer"]
 Key = TypeVar("Key")
@@ -33,9 +35,12 @@ _IN_FLIGHT_MAX: Final = 256
 
 
 class Connections:
-    """Connections by address. A context manager; not thread-safe."""
+    """Connections by address. A context manager; not thread-safe. tls: of all; None for none."""
 
-    def __init__(self, timeout_ms: float = _DRIVER_TIMEOUT_MS) -> None:
+    def __init__(
+        self, tls: ClientTls | None = None, timeout_ms: float = _DRIVER_TIMEOUT_MS
+    ) -> None:
+        self.tls = tls
         self._timeout_ms = timeout_ms
         self._connections: dict[str, BlockingConnection] = {}
 
@@ -53,7 +58,9 @@ class Connections:
     def open(self, address: str) -> BlockingConnection:
         """The open connection to an address, or a new one. Raises ConnectFailed."""
         if address not in self._connections:
-            self._connections[address] = BlockingConnection.connect(address)
+            self._connections[address] = BlockingConnection.connect(
+                address, with_password(self.tls)
+            )
         return self._connections[address]
 
     def ask(self, address: str, requests: Sequence[Request]) -> list[Response]:

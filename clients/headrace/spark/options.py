@@ -10,9 +10,9 @@ import json
 import re
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from headrace.config import resolve_nameservers
+from headrace.config import resolve_nameservers, resolve_tls
 from headrace.consumer.pulls import READER_GROUP
 from headrace.errors import ConfigurationError, InvalidMessage
 from headrace.names import check_group, check_topic
@@ -25,12 +25,25 @@ from headrace_protocol.bodies import MessageQueue
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from headrace.config import TlsOptions
+    from headrace_protocol.tls.settings import ClientTls
+
 # Large enough to justify a task, small enough to read again after a failure.
 SPLIT_BYTES = 128 * 1024 * 1024
 
+# Options of TLS, as arguments of clients. Passwords of keys come from the environment alone: those
+# of Spark appear in plans and logs.
+TLS_OPTIONS = {
+    "tls": "tls",
+    "caFile": "ca_file",
+    "certFile": "cert_file",
+    "keyFile": "key_file",
+    "serverName": "server_name",
+}
 _LIMITS = ("maxRows", "maxBytes", "maxSeconds")
 _READ_OPTIONS = (
     "nameserver",
+    *TLS_OPTIONS,
     "topic",
     "group",
     "starting",
@@ -47,10 +60,8 @@ _READ_OPTIONS = (
 )
 # Before the names of obstore's settings, such as ``tier.access_key_id``.
 _TIER_PREFIX = "tier."
-# Common names of options for credentials and TLS, which the broker does not support.
-_SECURITY = frozenset(
-    ("accesskey", "secretkey", "securitytoken", "username", "password", "tls", "usetls", "ssl")
-)
+# Common names of options for credentials, which the broker does not support.
+_SECURITY = frozenset(("accesskey", "secretkey", "securitytoken", "username", "password"))
 # Spark adds these when it creates a table.
 _OF_CREATE_TABLE = frozenset(("owner", "provider"))
 _TABLE_NOTE = (
@@ -123,6 +134,7 @@ class ReadOptions:
     """
 
     nameservers: tuple[str, ...]
+    tls: ClientTls | None
     topics: Topics
     group: str | None
     starting: Point | None
@@ -153,7 +165,7 @@ class Options:
         for name, value in options.items():
             if name.lower() in _SECURITY:
                 raise OptionError(
-                    name, None, "the broker does not support credentials or TLS yet: leave it out"
+                    name, None, "the broker does not support credentials yet: leave it out"
                 )
             if name.lower() not in by_lower:
                 raise _unknown(name, value, by_lower)
@@ -223,6 +235,7 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
     starting, ending = _span(options.text("starting"), options.text("ending"))
     return ReadOptions(
         nameservers=nameservers(options),
+        tls=tls(options),
         topics=_topics(options.required("topic", "flights")),
         group=_group(options.text("group")),
         starting=starting,
@@ -279,6 +292,18 @@ def nameservers(options: Options) -> tuple[str, ...]:
         return resolve_nameservers(value)
     except ConfigurationError as error:
         raise OptionError("nameserver", value, str(error)) from error
+
+
+def tls(options: Options) -> ClientTls | None:
+    """How to connect, see ``config.resolve_tls``; without a password. Raises OptionError."""
+    given = {argument: options.text(name) for name, argument in TLS_OPTIONS.items()}
+    is_wanted = options.flag("tls", default=True) if given["tls"] else None
+    arguments = cast("TlsOptions", {**given, "tls": is_wanted})
+    try:
+        found = resolve_tls(arguments, options.text("nameserver"))
+    except ConfigurationError as error:
+        raise OptionError("tls", given["tls"], str(error)) from error
+    return found._replace(key_password=None) if found else None
 
 
 def _topics(value: str) -> Topics:

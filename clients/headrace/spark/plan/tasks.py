@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from headrace.spark.options import ReadOptions
     from headrace.spark.plan.filters import Predicates
     from headrace.spark.tier.spans import TierRange
+    from headrace_protocol.tls.settings import ClientTls
 
 # Spark converts Arrow batches of 1000 to 8000 rows fastest.
 ROWS_MAX = 8192
@@ -101,6 +102,7 @@ class ReadPlan:
     table: the messages are changes of a table: those without a key are left out, and missing older
         ones are not lost.
     patience: with a broker that restarts.
+    tls: how brokers are connected to.
     """
 
     group: str = READER_GROUP
@@ -113,6 +115,7 @@ class ReadPlan:
     predicates: Predicates | None = None
     table: bool = False
     patience: Patience = READING
+    tls: ClientTls | None = None
 
     @classmethod
     def of(
@@ -127,5 +130,6 @@ class ReadPlan:
             body=body,
             predicates=predicates,
             table=options.table,
+            tls=options.tls,
             patience=options.patience,
         )

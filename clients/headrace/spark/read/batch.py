@@ -79,7 +79,9 @@ class BatchReader(DataSourceReader):
         if access is not None and access.manifest is not None:
             return open_tier(access)
         options = self._options
-        return Cluster(options.nameservers, allow_partial=not options.fail_on_data_loss)
+        return Cluster(
+            options.nameservers, options.tls, allow_partial=not options.fail_on_data_loss
+        )
 
     @brief_rows
     def read(self, partition: InputPartition) -> Iterator[Any]:

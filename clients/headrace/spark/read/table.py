@@ -66,7 +66,9 @@ class TableReader(DataSourceReader):
 
     def _cluster(self) -> Cluster:
         options = self._options
-        return Cluster(options.nameservers, allow_partial=not options.fail_on_data_loss)
+        return Cluster(
+            options.nameservers, options.tls, allow_partial=not options.fail_on_data_loss
+        )
 
     @brief_rows
     def read(self, partition: InputPartition) -> Iterator[Any]:
@@ -179,7 +181,7 @@ class _TableQueue:
         """
         part, maker = self._makers[-1]
         wanted = HashSet(missing)
-        tail = replace(part, start_offset=part.end_offset, end_offset=_end(part))
+        tail = replace(part, start_offset=part.end_offset, end_offset=_end(self._plan, part))
         newest = Newest()
         found: list[_Keyed] = []
         for keyed in self._keyed(tail):
@@ -197,7 +199,7 @@ def _name(part: QueueRange) -> str:
     return f"{part.topic}/{part.broker}/{part.queue_id}"
 
 
-def _end(part: QueueRange) -> int:
+def _end(plan: ReadPlan, part: QueueRange) -> int:
     """One past the last offset of a queue now."""
     physical = part.physical
     header = GetMaxOffsetHeader(
@@ -205,7 +207,7 @@ def _end(part: QueueRange) -> int:
         queue_id=physical.queue_id,
         logical=None if part.physical_queue is None else False,
     )
-    with Connections(TASK_TIMEOUT_MS) as brokers:
+    with Connections(plan.tls, TASK_TIMEOUT_MS) as brokers:
         (response,) = brokers.ask(part.address, [(RequestCode.GET_MAX_OFFSET, header, b"")])
     end = response.expect().header(OffsetResponseHeader).offset + part.offset_delta
     return max(end, part.end_offset)

@@ -54,7 +54,7 @@ def read_direct(
             reason = str(error)
         if offset < part.end_offset:
             plan_count += 1
-            current = _new_plan(part, tier, offset) if plan_count < _PLANS_MAX else None
+            current = _new_plan(plan, part, tier, offset) if plan_count < _PLANS_MAX else None
     if offset < part.end_offset and not part.address:
         loss = DataLoss(part.topic, part.broker, part.queue_id, offset, reason)
         if plan.fail_on_data_loss:
@@ -81,11 +81,11 @@ def _codes(plan: ReadPlan, part: QueueRange) -> frozenset[int] | None:
     return frozenset(map(java_hash, wanted)) if wanted else None
 
 
-def _new_plan(part: QueueRange, tier: TierRange, offset: int) -> TierRange | None:
+def _new_plan(plan: ReadPlan, part: QueueRange, tier: TierRange, offset: int) -> TierRange | None:
     """The tier's messages of the queue by now; None if the broker can't say."""
     if tier.access.manifest is not None:
         return open_tier(tier.access).ranges.get(part.physical)
     offsets = offset - part.offset_delta, part.end_offset - part.offset_delta
-    with suppress(HeadraceError), Connections(TASK_TIMEOUT_MS) as brokers:
+    with suppress(HeadraceError), Connections(plan.tls, TASK_TIMEOUT_MS) as brokers:
         return ask_range(brokers, part.address, part.physical, offsets, tier.access)
     return None

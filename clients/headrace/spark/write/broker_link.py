@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from headrace_protocol.drivers.blocking import BlockingConnection
     from headrace_protocol.drivers.response import Response
     from headrace_protocol.frame import Buffer
+    from headrace_protocol.tls.settings import ClientTls
 
 GROUP = "headrace-spark"
 AWAY = (ConnectFailed, ConnectionLost, RequestTimeout)
@@ -59,11 +60,13 @@ class BrokerLink:
     Reconnects after a failure and resends the unanswered request. Not thread-safe.
     """
 
-    def __init__(self, address: str, patience: Patience = WRITING) -> None:
+    def __init__(
+        self, address: str, tls: ClientTls | None = None, patience: Patience = WRITING
+    ) -> None:
         self.address = address
         self._patience = patience
         self._unanswered: _Request | None = None
-        self._connections = Connections()
+        self._connections = Connections(tls)
 
     def __enter__(self) -> Self:
         return self
