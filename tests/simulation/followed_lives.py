@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from headrace_broker.store.followers.following import Following
-from headrace_broker.store.queues import queue_blocks
+from headrace_broker.store.queues.queue_blocks import ReadLimits, read_block
 from headrace_protocol.errors import CorruptRecord
 from tests.simulation.history import PromiseBroken
 from tests.simulation.store_lives import StoreLife, StoreLives
@@ -19,7 +19,7 @@ from tests.support.faulty_files import FaultyFiles
 from tests.support.followers import CopyingFollower
 
 # Some records, so that a life has many blocks.
-BLOCK_BYTES = 2000
+LIMITS = ReadLimits(block_bytes=2000)
 
 
 class FollowedLife(StoreLife):
@@ -71,7 +71,7 @@ class FollowedLives(StoreLives):
     """Its copy is compared whenever nothing is broken."""
 
     name = "store with a follower"
-    constants = ((queue_blocks, "BLOCK_BYTES_MAX", BLOCK_BYTES),)
+    constants = ((read_block, "__defaults__", (LIMITS,)),)
     life_type = FollowedLife
 
     def live_calmly(self, *works: Callable[[StoreLife], object]) -> None:

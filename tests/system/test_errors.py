@@ -28,6 +28,7 @@ from headrace_protocol.drivers.errors import ConnectFailed
 from headrace_protocol.errors import NotReady
 from headrace_protocol.serving import ServedElsewhere
 from headrace_protocol.statictopic.mapping import MappingItem
+from headrace_protocol.tier.driver import Failure, FailureKind
 
 PACKAGES = (headrace, headrace_broker, headrace_daemon, headrace_nameserver, headrace_protocol)
 # They carry work for the daemon that raises them, and never leave it.
@@ -61,6 +62,7 @@ ARGUMENTS: dict[str, object] = {
     "Mapping[str, Exception]": {"localhost:9876": REFUSED},
     "Mapping[str, TopicConfig]": {"a": TopicConfig(topic_name="t")},
     "Mapping[str, str]": {"place": "reason"},
+    "Failure": Failure(FailureKind.SHORT, "a/path", "it ends too early"),
     "MappingItem": MappingItem(),
     "MessageQueue": QUEUE,
     "Sequence[MissingPart]": [MissingPart("b", range(2), "was shut down", 1)],
