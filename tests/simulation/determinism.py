@@ -7,6 +7,7 @@ process: what we iterate is in an order of its own, and ``make sim`` sets PYTHON
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import os
 import random
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import FunctionType, ModuleType
 from typing import Any
 
 import pytest
@@ -80,13 +82,33 @@ def decided_by(seed: int, now_s: Callable[[], float]) -> Iterator[Patches]:
 
 
 def _clocks(name: str, ours: Callable[[], float]) -> list[tuple[Any, str, Any]]:
-    """Replacements of a clock of ``time`` in each module of ours that has imported its name."""
+    """Replacements of a clock of ``time`` wherever a module of ours has it.
+
+    That is under its own name, or as the default of an argument.
+    """
     clock = getattr(time, name)
-    return [
-        (module, name, ours)
-        for module_name, module in sys.modules.items()
-        if module_name.startswith("headrace") and vars(module).get(name) is clock
-    ]
+    found: list[tuple[Any, str, Any]] = []
+    for module in [each for key, each in sys.modules.items() if key.startswith("headrace")]:
+        if vars(module).get(name) is clock:
+            found.append((module, name, ours))
+        found += [
+            (function, "__defaults__", _replaced(function.__defaults__, clock, ours))
+            for function in _functions(module)
+            if clock in (function.__defaults__ or ())
+        ]
+    return found
+
+
+def _functions(module: ModuleType) -> Iterator[FunctionType]:
+    """The functions that a module defines, those of its classes among them."""
+    for owner in (module, *filter(inspect.isclass, vars(module).values())):
+        for value in vars(owner).values():
+            if isinstance(value, FunctionType) and value.__module__ == module.__name__:
+                yield value
+
+
+def _replaced(values: tuple[Any, ...] | None, old: object, new: object) -> tuple[Any, ...]:
+    return tuple(new if value is old else value for value in values or ())
 
 
 def _hash_of_queue(queue: ConsumeQueue) -> int:

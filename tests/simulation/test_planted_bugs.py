@@ -151,7 +151,7 @@ BUGS: dict[str, tuple[str, Any, str, Callable[..., Any], int]] = {
     "flushed without sync": ("store", MappedFile, "sync", nothing, 0),
     "names not synced": ("store", Files, "sync_names", nothing, 0),
     "names after a kill not synced": ("store", Opening, "_mark_names_unsynced", nothing, 68),
-    "records not checked": ("store", log_blocks, "_check", nothing, 50),
+    "records not checked": ("store", log_blocks, "_check", nothing, 233),
     "seals not checked": ("store", FileSeal, "check", nothing, 0),
     "wrong checksums of records": ("store", commit_log, "checksum_slot", unflagged, 0),
     "encoded blocks not completed": ("store", EncodedRecords, "_fill", nothing, 0),
