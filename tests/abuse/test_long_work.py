@@ -50,9 +50,10 @@ from headrace_protocol.bodies import (
 )
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import ConsumerGroupHeader, StageAbortHeader, StageDecideHeader
-from tests.daemon.test_server import frame, serving
+from tests.daemon.test_server import serving
 from tests.support.broker import Answer, BrokerUnderTest
 from tests.support.channel import MemoryChannel
+from tests.support.echo import frame
 
 QUEUES = 2000
 

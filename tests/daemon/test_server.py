@@ -27,39 +27,8 @@ from headrace_daemon.serving.socket_transport import READ, WRITE
 from headrace_daemon.serving.stream_transport import serve_stream
 from headrace_protocol.drivers.address import pack_host
 from headrace_protocol.frame import Frame, FrameReader, frame_prefix
+from tests.support.echo import Echo, frame
 from tests.support.running import running
-
-HEADER = b'{"code":10}'
-
-
-def frame(body: bytes) -> bytes:
-    return frame_prefix(0, len(HEADER), len(body)) + HEADER + body
-
-
-@dataclass
-class Echo:
-    """Answers each frame with its own body; b"big:N" with N bytes."""
-
-    closed_channels: list[str] = field(default_factory=list)
-    batches: list[int] = field(default_factory=list)
-    handled: int = 0
-
-    def handle(self, channel: ServerChannel, frames: list[Frame]) -> list[Frame]:
-        self.handled += len(frames)
-        for _, _, body in frames:
-            text = bytes(body)
-            answer = b"x" * int(text[4:]) if text.startswith(b"big:") else text
-            channel.write(frame_prefix(0, 2, len(answer)) + b"{}", answer)
-        return []
-
-    def finish_turn(self) -> None:
-        self.batches.append(self.handled)
-
-    def replied(self) -> None:
-        pass
-
-    def closed(self, channel: ServerChannel) -> None:
-        self.closed_channels.append(channel.address)
 
 
 @dataclass

@@ -8,7 +8,7 @@ import pytest
 
 from headrace_daemon.serving.server import RemotingServer
 from headrace_daemon.serving.server_channel import NEXT_PHASE, Event, Phase, ServerChannel
-from tests.daemon.test_server import Echo, frame
+from tests.support.echo import Echo, frame
 
 
 class Nowhere:

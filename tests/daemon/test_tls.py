@@ -8,7 +8,7 @@ import ssl
 import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -30,37 +30,9 @@ from headrace_protocol.tls.connect import tls_connector
 from headrace_protocol.tls.contexts import client_context
 from headrace_protocol.tls.settings import ClientAuth, ClientTls, ServerTls, TlsFile, TlsMode
 from tests.support.certificates import Authority
+from tests.support.echo import Echo, frame
 from tests.support.running import running
 from tests.support.until import until
-
-HEADER = b'{"code":10}'
-
-
-def frame(body: bytes) -> bytes:
-    return frame_prefix(0, len(HEADER), len(body)) + HEADER + body
-
-
-@dataclass
-class Echo:
-    """Answers each frame with its own body; b"big:N" with N bytes."""
-
-    closed_channels: list[str] = field(default_factory=list)
-
-    def handle(self, channel: ServerChannel, frames: list[Frame]) -> list[Frame]:
-        for _, _, body in frames:
-            text = bytes(body)
-            answer = b"x" * int(text[4:]) if text.startswith(b"big:") else text
-            channel.write(frame_prefix(0, 2, len(answer)) + b"{}", answer)
-        return []
-
-    def finish_turn(self) -> None:
-        pass
-
-    def replied(self) -> None:
-        pass
-
-    def closed(self, channel: ServerChannel) -> None:
-        self.closed_channels.append(channel.address)
 
 
 @pytest.fixture
