@@ -97,6 +97,16 @@ def test_settings_are_read_and_changed(broker: BrokerUnderTest) -> None:
     assert new_version.counter == version.counter + 1
 
 
+def test_one_unknown_setting_refuses_all_changes(broker: BrokerUnderTest) -> None:
+    before = broker.config.as_text()
+    answer = update(broker, "longPollingEnable=false\ncolour=red")
+    assert (answer.code, "unknown key colour" in answer.remark) == (
+        ResponseCode.INVALID_PARAMETER,
+        True,
+    )
+    assert broker.config.as_text() == before
+
+
 def test_another_permission_is_told_to_the_nameservers(broker: BrokerUnderTest) -> None:
     told: list[Any] = []
     broker.topics.subscribe(told.append)
