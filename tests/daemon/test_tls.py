@@ -222,6 +222,18 @@ async def test_the_end_of_a_certificate_is_logged_once_a_day(
     assert [line["event"] for line in logs] == ([event] if event else [])
 
 
+async def test_a_handshake_that_can_not_begin_costs_its_client_alone(authority: Authority) -> None:
+    connect = tls_connector(authority.client())
+    async with serving(authority.server()) as (address, server):
+        assert server.certificates is not None
+        usable = server.certificates.context
+        server.certificates.context = client_context(authority.client())
+        assert "it closed the connection during the handshake" in await failure(connect, address)
+        assert server.unexpected_errors == 1
+        server.certificates.context = usable
+        assert await echo(connect, address, b"served") == b"served"
+
+
 # -- hostile clients -------------------------------------------------------------------------------
 
 

@@ -115,6 +115,13 @@ def test_the_end_of_a_client_is_seen(contexts: Contexts) -> None:
     assert pair.session.is_ended
 
 
+def test_what_a_client_leaves_unread_is_bounded(contexts: Contexts) -> None:
+    pair = Pair(*contexts)
+    pair.session = TlsSession(contexts[0], pending_bytes_max=100)
+    with pytest.raises(RemoteProtocolError, match="bytes of handshakes and keys that the peer has"):
+        pair.take(pair.step())
+
+
 def test_renegotiation_is_refused(tmp_path: Path) -> None:
     authority = Authority.new(tmp_path)
     context = server_context(authority.server())

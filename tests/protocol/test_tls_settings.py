@@ -175,3 +175,11 @@ def test_a_damaged_certificate_has_no_end(tmp_path: Path, cut: int) -> None:
     path.write_text(Path(cert_file).read_text()[:cut])
     with pytest.raises(TlsError, match=r"cut\.pem: no certificate in PEM"):
         expires_s(str(path))
+
+
+@pytest.mark.parametrize("inside", [b"", b"\x30\x00", b"\x30\x02\x30\x00", b"\x30\x82"])
+def test_a_certificate_with_other_bytes_has_no_end(tmp_path: Path, inside: bytes) -> None:
+    path = tmp_path / "other.pem"
+    path.write_text(ssl.DER_cert_to_PEM_cert(inside))
+    with pytest.raises(TlsError, match=r"other\.pem: no certificate in PEM"):
+        expires_s(str(path))

@@ -34,7 +34,7 @@ _PIECE_BYTES: Final = 128 * 1024
 
 
 class Security:
-    """What the clients of a server's ports share."""
+    """Certificate, buffer and rates of handshakes, which all clients of a server share."""
 
     def __init__(self, certificates: Certificates) -> None:
         self.certificates = certificates
@@ -69,10 +69,14 @@ class Security:
                 return
             await trio.sleep(wait_s)
         if channel.is_open:
-            transport.set_reading(reading=True)
-            channel.partial_since = trio.current_time()
-            channel.transport = transport.secured(self)
-            channel.is_shaking_hands = True
+            self._server.guard(channel, partial(self._begin, transport))
+
+    def _begin(self, transport: _NewTransport, channel: ServerChannel) -> None:
+        """Begin the handshake."""
+        channel.transport = transport.secured(self)
+        channel.partial_since = trio.current_time()
+        channel.is_shaking_hands = True
+        transport.set_reading(reading=True)
 
 
 class _NewTransport(SocketTransport):

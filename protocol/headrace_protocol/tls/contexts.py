@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -75,6 +76,7 @@ def _load_authorities(context: ssl.SSLContext, path: str) -> None:
 def _reason(error: ssl.SSLError, key_file: str) -> str:
     if error.reason == "KEY_VALUES_MISMATCH":
         return "the key is not that of the certificate"
-    if b"ENCRYPTED" in Path(key_file).read_bytes():
-        return "the key is encrypted, and the password is missing or wrong"
+    with suppress(OSError):  # the file may be replaced just now
+        if b"ENCRYPTED" in Path(key_file).read_bytes():
+            return "the key is encrypted, and the password is missing or wrong"
     return f"no certificate and key in PEM: {error}"

@@ -35,8 +35,8 @@ def expires_s(cert_file: str) -> float:
 
 def not_after(certificate: bytes) -> datetime:
     """The last moment of a certificate in DER. Raises ValueError, IndexError, KeyError."""
-    _, whole = next(_elements(certificate))
-    _, signed = next(_elements(whole))
+    (_, whole), *_ = _elements(certificate)
+    (_, signed), *_ = _elements(whole)
     fields = [element for element in _elements(signed) if element[0] != _VERSION_TAG]
     _, (tag, value) = _elements(fields[_VALIDITY][1])
     return datetime.strptime(value.decode(), _FORMATS[tag]).replace(tzinfo=UTC)

@@ -14,17 +14,23 @@ if TYPE_CHECKING:
 
 # A record that an earlier read began, with its overhead.
 RECORD_BYTES_MAX: Final = 16 * 1024 + 2048
+# A handshake, with a chain of certificates; a client may request updates of keys and read nothing.
+_PENDING_BYTES_MAX: Final = 256 * 1024
 
 
 class TlsSession:
     """The server's side of a connection.
 
-    is_ready: whether the handshake is done. is_ended: whether the peer has closed its side.
+    is_ready: True once the handshake is done. is_ended: True once the peer has closed its side.
     """
 
-    __slots__ = ("_in", "_object", "_out", "is_ended", "is_ready")
+    __slots__ = ("_in", "_object", "_out", "_pending_bytes_max", "is_ended", "is_ready")
 
-    def __init__(self, context: ssl.SSLContext) -> None:
+    def __init__(
+        self, context: ssl.SSLContext, pending_bytes_max: int = _PENDING_BYTES_MAX
+    ) -> None:
+        """pending_bytes_max: of TLS itself, for a peer that reads nothing."""
+        self._pending_bytes_max = pending_bytes_max
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._object = context.wrap_bio(self._in, self._out, server_side=True)
         self.is_ready = self.is_ended = False
@@ -48,6 +54,10 @@ class TlsSession:
             pass
         except ssl.SSLError as error:
             raise RemoteProtocolError(f"TLS: {reason_of(error)}") from error
+        if self._out.pending > self._pending_bytes_max:
+            raise RemoteProtocolError(
+                f"TLS: {self._out.pending} bytes of handshakes and keys that the peer has not read"
+            )
         return count
 
     def encrypt(self, data: Buffer) -> None:
@@ -58,7 +68,7 @@ class TlsSession:
 
     @property
     def has_pending(self) -> bool:
-        """True if TLS itself has something for the peer, or records are left."""
+        """True if ``pending`` has bytes."""
         return bool(self._out.pending)
 
     def pending(self) -> bytes:
@@ -70,7 +80,3 @@ class TlsSession:
         with suppress(ssl.SSLError, ValueError):
             self._object.unwrap()
         return self._out.read()
-
-    def certificate(self) -> dict[str, object] | None:
-        """The client's verified certificate, as ``ssl`` shows it; None without one."""
-        return self._object.getpeercert() or None  # type: ignore[return-value]
