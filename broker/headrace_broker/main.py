@@ -44,7 +44,7 @@ def serve(config: Path, *, check_config: bool, log_level: str) -> None:
             f"{config}: namesrvAddr is not set, so no client will find this broker: name the "
             "nameservers to register with"
         )
-    network = tcp_network(settings.tls_config_file)
+    network = tcp_network(settings.tls_config_file, warnings)
     if check_config:
         if problem := listening_problem(settings.bind_address, settings.ports()):
             raise ConfigError([problem])

@@ -150,39 +150,39 @@ class Settings:
         replace_file(config_file(), "".join(lines).encode())
 
 
-def _context(value: object, place: str) -> Cluster:
+def _context(value: object, source: str) -> Cluster:
     """A context: its addresses, or a table."""
     if not isinstance(value, dict):
-        return Cluster(";".join(_addresses(value, place)))
-    _check_keys(value, _CONTEXT_KEYS, place)
-    return _cluster(value, place)
+        return Cluster(";".join(_addresses(value, source)))
+    _check_keys(value, _CONTEXT_KEYS, source)
+    return _cluster(value, source)
 
 
-def _cluster(found: dict[str, object], place: str) -> Cluster:
+def _cluster(found: dict[str, object], source: str) -> Cluster:
     nameserver = found.get("nameserver")
-    addresses = None if nameserver is None else ";".join(_addresses(nameserver, place))
-    return Cluster(addresses, _tls(found.get("tls"), f"{place}: tls"))
+    addresses = None if nameserver is None else ";".join(_addresses(nameserver, source))
+    return Cluster(addresses, _tls(found.get("tls"), f"{source}: tls"))
 
 
-def _tls(value: object, place: str) -> ClientTls | None:
+def _tls(value: object, source: str) -> ClientTls | None:
     """TLS of a cluster: true, or a table of files and names."""
     if value is None or value is False:
         return None
     if value is True:
         return ClientTls()
     if not isinstance(value, dict):
-        raise ConfigurationError(f"{place} is neither true nor a table of {', '.join(TLS_KEYS)}")
-    _check_keys(value, TLS_KEYS, place)
+        raise ConfigurationError(f"{source} is neither true nor a table of {', '.join(TLS_KEYS)}")
+    _check_keys(value, TLS_KEYS, source)
     for key, text in value.items():
         if not isinstance(text, str):
-            raise ConfigurationError(f"{place}: {key} = {text!r} is no text")
+            raise ConfigurationError(f"{source}: {key} = {text!r} is no text")
     return ClientTls(**value)
 
 
-def _check_keys(found: dict[str, object], known: Iterable[str], place: str) -> None:
+def _check_keys(found: dict[str, object], known: Iterable[str], source: str) -> None:
     if unknown := found.keys() - set(known):
         raise ConfigurationError(
-            f"{place}: unknown key {min(unknown)!r}; known keys: {', '.join(sorted(known))}"
+            f"{source}: unknown key {min(unknown)!r}; known keys: {', '.join(sorted(known))}"
         )
 
 

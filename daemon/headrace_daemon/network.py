@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-import structlog
 import trio
 from anyio import BrokenResourceError, ClosedResourceError, EndOfStream
 from anyio.abc import ByteStream
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
     from headrace_daemon.serving.server import RemotingServer
     from headrace_protocol.drivers.aio import Connect
     from headrace_protocol.tls.settings import TlsFile
-
-log = structlog.get_logger("headrace.tls")
 
 _PAIR_ATTEMPTS = 16
 
@@ -140,18 +137,20 @@ class TcpNetwork:
         return await self._connect(address)
 
 
-def tcp_network(tls_config_file: str) -> TcpNetwork:
-    """The network of a daemon; tls_config_file: its setting. Raises TlsError."""
+def tcp_network(tls_config_file: str, warnings: list[str]) -> TcpNetwork:
+    """The network of a daemon; tls_config_file: its setting.
+
+    Adds a warning for settings without effect. Raises TlsError.
+    """
     if not tls_config_file:
         return TcpNetwork()
     from headrace_protocol.tls.settings import read_tls_file
 
     tls = read_tls_file(Path(tls_config_file))
     if tls.ignored:
-        log.warning(
-            "settings of TLS without effect: certificates are always verified, by TLS 1.2 or newer",
-            file=tls_config_file,
-            ignored=list(tls.ignored),
+        warnings.append(
+            f"{tls_config_file}: {', '.join(tls.ignored)}: without effect, since certificates are "
+            "always verified, and TLS is 1.2 or newer"
         )
     return TcpNetwork(tls)
 

@@ -47,8 +47,8 @@ def serve(config: Path | None, *, port: int | None, check_config: bool, log_leve
     if port is not None:
         settings = msgspec.structs.replace(settings, listen_port=port)
     check_ports(settings)
-    server = NameServer(settings, tcp_network(settings.tls_config_file))
     warnings = [] if settings.kv_config_path else [_FORGETFUL]
+    server = NameServer(settings, tcp_network(settings.tls_config_file, warnings))
     if check_config:
         if problem := listening_problem(settings.bind_address, settings.ports()):
             raise ConfigError(problem)

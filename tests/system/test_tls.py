@@ -91,6 +91,18 @@ def test_blocking_clients_connect_by_arguments(secured: Secured) -> None:
         assert next(iter(consumer)).body == b"blocking"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["nameserver", "broker"])
+def test_settings_without_effect_are_named_by_a_check(secured: Secured, kind: str) -> None:
+    text = (secured.folder / "tls.properties").read_text()
+    secured.write("apache.properties", text, "tls.client.authServer=false")
+    settings = (secured.folder / f"{kind}.conf").read_text()
+    secured.write("apache.conf", settings.replace("tls.properties", "apache.properties"))
+    done = secured.command(kind, "-c", "apache.conf", "--check-config")
+    assert done.returncode == 0, done.stderr
+    assert "apache.properties: tls.client.authServer: without effect" in done.stderr
+
+
 async def test_unusable_files_are_named_before_any_connection(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"nowhere\.pem: No such file"):
         headrace.Producer(ca_file=tmp_path / "nowhere.pem")

@@ -84,7 +84,7 @@ async def examine(
     async with stream:
         if tls is None:
             return await _examine(stream, address, role, timeouts)
-        name = tls.server_name or split_address(address)[0]
+        name = tls.name_of(address)
         secured = trio.SSLStream(
             stream, client_context(tls), server_hostname=name, https_compatible=True
         )

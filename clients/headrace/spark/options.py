@@ -295,7 +295,7 @@ def nameservers(options: Options) -> tuple[str, ...]:
 
 
 def tls(options: Options) -> ClientTls | None:
-    """How to connect, see ``config.resolve_tls``; without a password. Raises OptionError."""
+    """TLS of all connections, without a password, see ``resolve_tls``. Raises OptionError."""
     given = {argument: options.text(name) for name, argument in TLS_OPTIONS.items()}
     is_wanted = options.flag("tls", default=True) if given["tls"] else None
     arguments = cast("TlsOptions", {**given, "tls": is_wanted})

@@ -24,7 +24,7 @@ _SOON_S: Final = 14 * _DAY_S
 
 
 class Certificates:
-    """What new connections get; open ones keep what they began with.
+    """The certificate of new connections; open ones keep theirs.
 
     context: of the next connection. expires_s: Unix time of the certificate's end.
 
@@ -40,7 +40,7 @@ class Certificates:
 
     @property
     def is_enforced(self) -> bool:
-        """Whether connections without TLS are closed."""
+        """True if connections without TLS are closed."""
         return self.settings.mode is TlsMode.ENFORCING
 
     async def run(self) -> None:

@@ -6,7 +6,6 @@ writer joins all queued bytes into one send, so a burst of requests costs one sy
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -119,8 +118,8 @@ class AsyncConnection:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._write, tasks.cancel_scope)
                 end = await self._read()
-                if isinstance(end, RemoteProtocolError | ssl.SSLError):
-                    self._end = end
+                # Before the writer's error, which says less.
+                self._end = self._end or end
                 tasks.cancel_scope.cancel()
         finally:
             await self.close(end)

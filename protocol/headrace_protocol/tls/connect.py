@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import anyio
 from anyio.streams.tls import TLSStream
 
-from headrace_protocol.drivers.address import split_address
+from headrace_protocol.drivers.aio import connect_tcp
 from headrace_protocol.drivers.errors import TlsFailed
-from headrace_protocol.drivers.socket_stream import SocketStream
 from headrace_protocol.tls.contexts import client_context
 from headrace_protocol.tls.reasons import why
 
@@ -29,9 +28,7 @@ def tls_connector(settings: ClientTls) -> Connect:
     context = client_context(settings)
 
     async def connect(address: str) -> ByteStream:
-        host, port = split_address(address)
-        stream = await SocketStream.connect(host, port)
-        name = settings.server_name or host
+        stream, name = await connect_tcp(address), settings.name_of(address)
         try:
             return await TLSStream.wrap(
                 stream,

@@ -7,7 +7,7 @@ from typing import Final
 
 _NAME_MISMATCH: Final = (62, 64)  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
 _UNKNOWN_AUTHORITY: Final = (18, 19, 20)
-# What the other side has against us; another attempt fails as well.
+# Reasons of the other side, which hold for another attempt, too.
 _ALERTS: Final = {
     "TLSV13_ALERT_CERTIFICATE_REQUIRED": (
         "a certificate is required: set cert_file and key_file (HEADRACE_TLS_CERT, "

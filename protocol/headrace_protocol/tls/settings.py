@@ -8,6 +8,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
+from headrace_protocol.drivers.address import split_address
 from headrace_protocol.errors import PortableError
 
 if TYPE_CHECKING:
@@ -64,6 +65,10 @@ class ClientTls(NamedTuple):
     key_file: str | None = None
     key_password: str | None = None
     server_name: str | None = None
+
+    def name_of(self, address: str) -> str:
+        """The name that the certificate of ``host:port`` must have. Raises ValueError."""
+        return self.server_name or split_address(address)[0]
 
     def __repr__(self) -> str:
         masked = self._asdict() | {"key_password": self.key_password and "***"}

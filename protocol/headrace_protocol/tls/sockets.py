@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace_protocol.drivers.address import split_address
 from headrace_protocol.drivers.errors import ConnectFailed, TlsFailed
 from headrace_protocol.tls.contexts import client_context
 from headrace_protocol.tls.reasons import why
@@ -23,7 +22,7 @@ def secure(sock: socket.socket, settings: ClientTls, address: str) -> ssl.SSLSoc
     Raises TlsFailed, also for unusable files, and ConnectFailed (no handshake within the socket's
     time limit).
     """
-    name = settings.server_name or split_address(address)[0]
+    name = settings.name_of(address)
     try:
         return client_context(settings).wrap_socket(sock, server_hostname=name)
     except TimeoutError as error:
