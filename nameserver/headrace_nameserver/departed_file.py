@@ -54,7 +54,7 @@ class DepartedFile:
             found = [_departed(line, now_ms, wall_ms) for line in lines]
         except FileNotFoundError:
             return []
-        except (OSError, msgspec.MsgspecError, KeyError) as error:
+        except (OSError, ValueError, KeyError) as error:
             raise ConfigError(
                 f"{self.path}: cannot read which brokers have left: {error}; move it away"
             ) from error

@@ -238,9 +238,10 @@ def test_an_import_is_continued(names: tuple[str, str], tmp_path: Path) -> None:
     file = tmp_path / "out.jsonl"
     succeed("topic", "export", source, str(file))
     lines = file.read_bytes().splitlines(keepends=True)
-    file.write_bytes(b"".join(lines[:21]) + b"{}\n")
-    with pytest.raises(CommandFailed, match=r"out\.jsonl:22: not a line of"):
-        trio.run(partial(copying.import_file, AsyncProducer(), file, target, at_once=7))
+    for other in (b"{}\n", lines[21].replace(source.encode(), b"\xff")):
+        file.write_bytes(b"".join(lines[:21]) + other)
+        with pytest.raises(CommandFailed, match=r"out\.jsonl:22: not a line of"):
+            trio.run(partial(copying.import_file, AsyncProducer(), file, target, at_once=7))
     assert len(contents(target)) == 21
     file.write_bytes(b"".join(lines))
     assert succeed("topic", "import", target, str(file), "--json").json()["messages"] == 19

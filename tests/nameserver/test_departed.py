@@ -319,8 +319,8 @@ def test_no_file_is_no_error_and_a_damaged_one_is(tmp_path: Path) -> None:
     path = tmp_path / "departedBrokers.json"
     config = NameServerConfig(kv_config_path=str(tmp_path / "kvConfig.json"))
     NameServer(config)
-    for text in ("{", '{"name":"b"}\n', "\0\0"):
-        path.write_text(text)
+    for text in (b"{", b'{"name":"b"}\n', b"\0\0", b'{"name":"\xff"}\n'):
+        path.write_bytes(text)
         with pytest.raises(ConfigError, match=r"departedBrokers\.json: cannot read which brokers"):
             NameServer(config)
 

@@ -89,6 +89,14 @@ def test_a_wrong_type_or_number_is_refused(old: bytes, new: bytes) -> None:
         decode_detail(DETAIL.replace(old, new))
 
 
+@pytest.mark.parametrize("text", [b'"topic":"\xff"', b'"topic":1'])
+def test_a_file_with_another_topic_is_refused(text: bytes) -> None:
+    whole = b'{"topicQueueMappingInfoMap":{"T":%s}}' % DETAIL
+    assert decode_file(whole)[0].keys() == {"T"}
+    with pytest.raises(MalformedJson):
+        decode_file(whole.replace(b'"topic":"T"', text))
+
+
 def test_keys_in_texts_stay_as_they_are() -> None:
     mapping = msgspec.structs.replace(MAPPING, bname='{"1":')
     assert decode_detail(encode_detail(mapping)) == mapping

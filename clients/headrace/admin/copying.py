@@ -261,7 +261,7 @@ def _resume(file: BinaryIO, path: Path, topic: str) -> dict[tuple[str, int], int
 def _row(line: bytes, location: str) -> _Row:
     try:
         return _decode_row(line)
-    except msgspec.MsgspecError as error:
+    except ValueError as error:
         raise CommandFailed(
             f"{location}: not a line of `headrace consume --json`: {error}"
         ) from error

@@ -42,7 +42,7 @@ def decode_entries(
     entries = file.topic_queue_mapping_info_map
     try:
         found = {topic: convert(topic, _decode_entry(raw)) for topic, raw in entries.items()}
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise fastjson.MalformedJson(str(error)) from error
     return found, file.data_version
 
