@@ -29,9 +29,9 @@ from headrace_protocol.frame import Frame, frame_prefix
 from headrace_protocol.tls.connect import tls_connector
 from headrace_protocol.tls.contexts import client_context
 from headrace_protocol.tls.settings import ClientAuth, ClientTls, ServerTls, TlsFile, TlsMode
-from tests.support.certificates import Authority
+from tests.support.certificates import Authority, Raw
 from tests.support.echo import Echo, frame
-from tests.support.running import running
+from tests.support.running import in_background, running
 from tests.support.until import until
 
 
@@ -75,24 +75,15 @@ async def test_frames_pass(authority: Authority, body: bytes) -> None:
 
 async def failure(connect: object, address: str) -> str:
     """The text of the error of a client that is not served."""
-    with pytest.raises(HeadraceError) as caught:
-        await request(connect, address)
-    return str(caught.value)
-
-
-async def request(connect: object, address: str) -> None:
-    stream = await open_stream(connect, address)  # type: ignore[arg-type]
+    try:
+        stream = await open_stream(connect, address)  # type: ignore[arg-type]
+    except HeadraceError as error:
+        return str(error)
     connection = AsyncConnection(stream, address)
-    failed: HeadraceError | None = None
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(connection.run)
-        try:
+    async with in_background(connection.run):
+        with pytest.raises(HeadraceError) as caught:
             await connection.request(10, timeout_ms=5000)
-        except HeadraceError as error:
-            failed = error
-        nursery.cancel_scope.cancel()
-    if failed:
-        raise failed
+    return str(caught.value)
 
 
 PLAIN_ON_TLS = "this port speaks TLS: connect with tls=True"
@@ -113,10 +104,8 @@ async def test_each_mode_serves_its_clients_and_tells_the_others(
     settings = authority.server(mode) if mode else None
     with structlog.testing.capture_logs() as logs:
         async with serving(settings, ServerLimits(sweep_s=0.05)) as (address, _):
-            for connect, expected in (
-                (connect_tcp, plain),
-                (tls_connector(authority.client()), secured),
-            ):
+            clients = {connect_tcp: plain, tls_connector(authority.client()): secured}
+            for connect, expected in clients.items():
                 if expected is None:
                     assert await echo(connect, address, b"served") == b"served"
                 else:
@@ -237,26 +226,13 @@ async def test_a_handshake_that_can_not_begin_costs_its_client_alone(authority: 
 # -- hostile clients -------------------------------------------------------------------------------
 
 
-class Raw:
-    """A client's TLS without input and output."""
-
-    def __init__(self, context: ssl.SSLContext) -> None:
-        self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self.tls = context.wrap_bio(self.incoming, self.outgoing, server_hostname="127.0.0.1")
-
-    def hello(self) -> bytes:
-        with pytest.raises(ssl.SSLWantReadError):
-            self.tls.do_handshake()
-        return self.outgoing.read()
-
-
 async def test_a_handshake_may_come_byte_by_byte(authority: Authority) -> None:
     raw = Raw(client_context(authority.client()))
     async with (
         serving(authority.server()) as (address, _),
         await connect_tcp(address) as stream,
     ):
-        for byte in raw.hello():
+        for byte in raw.step():
             await stream.send(bytes((byte,)))
         raw.incoming.write(await stream.receive())
         raw.tls.do_handshake()
@@ -274,7 +250,7 @@ async def test_a_handshake_may_come_byte_by_byte(authority: Authority) -> None:
 
 
 async def test_half_a_handshake_is_closed(authority: Authority) -> None:
-    hello = Raw(client_context(authority.client())).hello()
+    hello = Raw(client_context(authority.client())).step()
     limits = ServerLimits(handshake_s=0.1, sweep_s=0.05)
     with structlog.testing.capture_logs() as logs:
         async with serving(authority.server(), limits) as (address, _):
@@ -400,7 +376,7 @@ def test_hosts_at_rest_are_forgotten() -> None:
 
 
 async def test_a_client_that_leaves_while_it_waits_is_closed(authority: Authority) -> None:
-    hello = Raw(client_context(authority.client())).hello()
+    hello = Raw(client_context(authority.client())).step()
     async with serving(authority.server()) as (address, server):
         streams = [await connect_tcp(address) for _ in range(int(HOST_RATE) + 20)]
         for stream in streams:

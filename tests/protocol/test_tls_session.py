@@ -11,27 +11,20 @@ import pytest
 from headrace_protocol.errors import RemoteProtocolError
 from headrace_protocol.tls.contexts import client_context, server_context
 from headrace_protocol.tls.session import RECORD_BYTES_MAX, TlsSession
-from tests.support.certificates import Authority
+from tests.support.certificates import Authority, Raw
 
 ROOM_BYTES = 1 << 16
 # Of the first record: RFC 8446, 5.1, has it ignored.
 LEGACY_VERSION = (1, 2)
 
 
-class Pair:
+class Pair(Raw):
     """A client and the server's session, and what passed from the one to the other."""
 
     def __init__(self, server: ssl.SSLContext, client: ssl.SSLContext) -> None:
+        super().__init__(client)
         self.session = TlsSession(server)
-        self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self.client = client.wrap_bio(self.incoming, self.outgoing, server_hostname="127.0.0.1")
         self.room = memoryview(bytearray(ROOM_BYTES + RECORD_BYTES_MAX))
-
-    def step(self) -> bytes:
-        """What the client sends next in its handshake."""
-        with suppress(ssl.SSLWantReadError):
-            self.client.do_handshake()
-        return self.outgoing.read()
 
     def take(self, data: bytes) -> bytes:
         """The server's plaintext; its answer goes to the client."""
@@ -57,14 +50,14 @@ Contexts = tuple[ssl.SSLContext, ssl.SSLContext]
 def test_plaintext_passes_both_ways(contexts: Contexts) -> None:
     pair = Pair(*contexts)
     pair.greet()
-    pair.client.write(b"x" * 16_000)
-    pair.client.write(b"y" * 10)
+    pair.tls.write(b"x" * 16_000)
+    pair.tls.write(b"y" * 10)
     assert pair.take(pair.outgoing.read()) == b"x" * 16_000 + b"y" * 10
     pair.session.encrypt(b"z" * 100_000)
     pair.incoming.write(pair.session.pending())
     got = b""
     while len(got) < 100_000:
-        got += pair.client.read(ROOM_BYTES)
+        got += pair.tls.read(ROOM_BYTES)
     assert got == b"z" * 100_000
 
 
@@ -87,7 +80,7 @@ def test_a_changed_byte_of_a_record_ends_the_connection(contexts: Contexts) -> N
     while place <= size:
         pair = Pair(*contexts)
         pair.greet()
-        pair.client.write(b"one message")
+        pair.tls.write(b"one message")
         record = bytearray(pair.outgoing.read())
         record[place] ^= 1 << place % 8
         with suppress(RemoteProtocolError):
@@ -99,7 +92,7 @@ def test_a_changed_byte_of_a_record_ends_the_connection(contexts: Contexts) -> N
 def test_records_that_come_in_pieces(contexts: Contexts, cut: int) -> None:
     pair = Pair(*contexts)
     pair.greet()
-    pair.client.write(b"a message in pieces")
+    pair.tls.write(b"a message in pieces")
     data = pair.outgoing.read()
     got = b"".join(pair.take(data[at : at + cut]) for at in range(0, len(data), cut))
     assert got == b"a message in pieces"
@@ -108,9 +101,9 @@ def test_records_that_come_in_pieces(contexts: Contexts, cut: int) -> None:
 def test_the_end_of_a_client_is_seen(contexts: Contexts) -> None:
     pair = Pair(*contexts)
     pair.greet()
-    pair.client.write(b"last")
+    pair.tls.write(b"last")
     with pytest.raises(ssl.SSLWantReadError):
-        pair.client.unwrap()
+        pair.tls.unwrap()
     assert pair.take(pair.outgoing.read()) == b"last"
     assert pair.session.is_ended
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ssl
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -9,6 +11,20 @@ from pathlib import Path
 import trustme
 
 from headrace_protocol.tls.settings import ClientAuth, ClientTls, ServerTls, TlsMode
+
+
+class Raw:
+    """A client's TLS without input and output."""
+
+    def __init__(self, context: ssl.SSLContext, host: str = "127.0.0.1") -> None:
+        self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self.tls = context.wrap_bio(self.incoming, self.outgoing, server_hostname=host)
+
+    def step(self) -> bytes:
+        """The bytes that the client sends next in its handshake."""
+        with suppress(ssl.SSLWantReadError):
+            self.tls.do_handshake()
+        return self.outgoing.read()
 
 
 @dataclass

@@ -100,10 +100,8 @@ def test_settings_are_read_and_changed(broker: BrokerUnderTest) -> None:
 def test_one_unknown_setting_refuses_all_changes(broker: BrokerUnderTest) -> None:
     before = broker.config.as_text()
     answer = update(broker, "longPollingEnable=false\ncolour=red")
-    assert (answer.code, "unknown key colour" in answer.remark) == (
-        ResponseCode.INVALID_PARAMETER,
-        True,
-    )
+    assert answer.code == ResponseCode.INVALID_PARAMETER
+    assert "unknown key colour" in answer.remark
     assert broker.config.as_text() == before
 
 
