@@ -48,8 +48,9 @@ _COPIED_AT_ONCE = 4096
 # Memory of a group in a topic, and of each queue, in both tables and the text of their file.
 _PAIR_BYTES = 4096
 _QUEUE_BYTES = 256
-# Memory of a queue that a pull creates before its first message arrives.
-_EMPTY_QUEUE_BYTES = 1536
+# Memory of a queue that a pull creates before its first message arrives, with the target and
+# the watch of that pull.
+_EMPTY_QUEUE_BYTES = 2048
 
 Key = tuple[str, str]  # topic, group
 Offsets = dict[int, int]  # queue id -> queue offset
