@@ -19,7 +19,7 @@ from _pytest.runner import runtestprotocol
 from trio.lowlevel import Task
 
 STEP_MS: Final = 20
-ROUNDS: Final = 3
+ROUNDS: Final = 5
 
 
 class LongStep(AssertionError):
