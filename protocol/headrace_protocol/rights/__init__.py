@@ -1,0 +1,1 @@
+"""Users, their rules, and the rights that each request needs."""
