@@ -193,6 +193,7 @@ BODIES: dict[RequestCode, Body] = {
             RequestCode.AUTH_DELETE_ACL,
             RequestCode.AUTH_GET_ACL,
             RequestCode.AUTH_LIST_ACL,
+            RequestCode.AUTH_SESSION,
             RequestCode.DELETE_TOPIC_IN_NAMESRV,
             RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER,
             RequestCode.GET_TOPICS_BY_CLUSTER,

@@ -118,7 +118,8 @@ class RequestCode(IntEnum):
     NOTIFICATION = 200054
     BATCH_ACK_MESSAGE = 200151
 
-    # headrace's own codes; sent only to peers that have announced themselves as headrace.
+    # headrace's own codes; sent only to peers that have announced themselves as headrace, except
+    # AUTH_SESSION, which others reject.
     HEADRACE_HELLO = 7_680_001
     BULK_SEND = 7_680_002
     BULK_PULL = 7_680_003
@@ -139,6 +140,7 @@ class RequestCode(IntEnum):
     TIER_RESUME = 7_680_025
     TIER_FORGET = 7_680_026
     FORGET_BROKER = 7_680_030
+    AUTH_SESSION = 7_680_040
 
 
 class ResponseCode(IntEnum):

@@ -27,6 +27,13 @@ class Raw:
         return self.outgoing.read()
 
 
+def der_of(name: str) -> bytes:
+    """A certificate, DER."""
+    return ssl.PEM_cert_to_DER_cert(
+        trustme.CA().issue_cert(name).cert_chain_pems[0].bytes().decode()
+    )
+
+
 @dataclass
 class Authority:
     """An authority whose files are in a folder."""

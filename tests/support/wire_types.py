@@ -9,6 +9,7 @@ from headrace_protocol.bodies import Body
 from headrace_protocol.codes import RequestCode as Code
 from headrace_protocol.departed import ClusterInfoHeader, ForgetBrokerHeader
 from headrace_protocol.registration import RegisterBrokerBody
+from headrace_protocol.rights.session_headers import AuthSessionHeader
 from headrace_protocol.tier_bodies import TierPlan, TierStatus
 
 REQUEST_HEADERS: dict[int, type[msgspec.Struct]] = {
@@ -43,6 +44,7 @@ REQUEST_HEADERS: dict[int, type[msgspec.Struct]] = {
     Code.LIST_TIMERS: headers.ListTimersHeader,
     Code.LIST_TRANSACTIONS: headers.ListTransactionsHeader,
     Code.FORGET_BROKER: ForgetBrokerHeader,
+    Code.AUTH_SESSION: AuthSessionHeader,
     Code.TIER_STATUS: tier_headers.TierStatusHeader,
     Code.TIER_PLAN: tier_headers.TierPlanHeader,
     Code.TIER_RESUME: tier_headers.TierResumeHeader,
