@@ -1,13 +1,37 @@
-"""Atomic replacement of small files, for all but the broker's store, which has its own disk."""
+"""Small files, for all but the broker's store: atomic replacement, and secrets of one user."""
 
 from __future__ import annotations
 
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from headrace_protocol.errors import PortableError
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+_SECRET_BYTES_MAX: Final = 64 * 1024
+_OTHERS: Final = 0o077
+
+
+class NotPrivate(PortableError):
+    """A file with a secret that other users of the machine may read."""
+
+
+def read_private(path: Path, bytes_max: int = _SECRET_BYTES_MAX) -> bytes:
+    """The contents of a file with secrets. Raises NotPrivate, OSError."""
+    with path.open("rb") as file:
+        mode = os.fstat(file.fileno()).st_mode
+        if mode & _OTHERS and os.name == "posix":
+            raise NotPrivate(
+                f"{path}: other users may read or change it (mode {mode & 0o777:04o}), which a "
+                f"file with secrets must not permit: chmod 600 {path}"
+            )
+        data = file.read(bytes_max + 1)
+    if len(data) > bytes_max:
+        raise NotPrivate(f"{path}: has over {bytes_max} bytes, so it is another file")
+    return data
 
 
 def replace_file(path: Path, data: bytes, backup_path: Path | None = None) -> None:
