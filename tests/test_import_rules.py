@@ -1,4 +1,4 @@
-"""Who may import whom: the folders are the architecture.
+"""Rules of imports between folders, which are the architecture.
 
 Each folder has a row of what its modules may import besides the standard library and each other;
 a folder without a row fails. Imports for types count as well.
