@@ -7,64 +7,39 @@ import logging
 import os
 import select
 import sys
-import threading
-from collections import deque
 from typing import Final
 
 import structlog
 
-_WAITING_BYTES_MAX: Final = 1 << 20
+from headrace_daemon.line_queue import LineQueue
+
 _DRAIN_S: Final = 1.0
 
 
-class LogLines:
+class LogLines(LineQueue):
     """A logger that writes lines to a descriptor from its own thread.
 
     In the daemon's loop, a write to an unread pipe would block, and a full disk or a closed pipe
-    would end the daemon. Here they only cost lines: a line that fails, or that finds more than 1
-    MiB queued, is dropped and counted.
+    would end the daemon. Here they only cost lines: a line that fails, or that finds the queue
+    full, is dropped and counted.
     """
 
     def __init__(self, descriptor: int) -> None:
-        self.dropped_count = 0
         self._descriptor = descriptor
-        self._waiting: deque[bytes] = deque()
-        self._waiting_bytes = 0
-        self._changed = threading.Condition()
-        threading.Thread(target=self._run, name="log lines", daemon=True).start()
+        super().__init__("log lines", self._write_all)
+        self.start()
 
     def msg(self, line: str) -> None:
         """Queue a line; never blocks, never raises OSError."""
-        data = line.encode(errors="backslashreplace") + b"\n"
-        with self._changed:
-            if self._waiting_bytes + len(data) > _WAITING_BYTES_MAX:
-                self.dropped_count += 1
-                return
-            self._waiting.append(data)
-            self._waiting_bytes += len(data)
-            self._changed.notify_all()
+        self.put(line.encode(errors="backslashreplace") + b"\n")
 
     # The methods that structlog calls.
     debug = info = warning = error = critical = msg
 
-    def drain(self, timeout_s: float) -> bool:
-        """Wait until every line is written or dropped; False on timeout."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._waiting, timeout_s)
+    def _write_all(self, lines: list[bytes]) -> int:
+        return sum(not self._is_written(line) for line in lines)
 
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._waiting)
-                data = self._waiting[0]
-            is_written = self._write(data)
-            with self._changed:
-                self._waiting.popleft()
-                self._waiting_bytes -= len(data)
-                self.dropped_count += not is_written
-                self._changed.notify_all()
-
-    def _write(self, data: bytes) -> bool:
+    def _is_written(self, data: bytes) -> bool:
         while data:
             try:
                 data = data[os.write(self._descriptor, data) :]
