@@ -49,6 +49,7 @@ PANELS = {
         "doctor": "Check that every server is up and is what it should be.",
         "bench": "Measure throughput and latency of a cluster.",
         "store": "Check, print, count and copy a store directory.",
+        "audit": "Check and print the audit log of a daemon.",
     },
 }
 _SUMMARIES = {name: text for panel in PANELS.values() for name, text in panel.items()}

@@ -1,0 +1,46 @@
+"""Settings of an audit log, as both daemons have them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final, Literal, NamedTuple
+
+from headrace_daemon.folders import folder_problem
+
+OnFailure = Literal["drop", "refuse"]
+
+BYTES_MAX: Final = 100 * 1024 * 1024
+# A file has room for the longest line, and rotations stay rare.
+BYTES_MAX_LEAST: Final = 64 * 1024
+FILES_MAX_MOST: Final = 999_999
+
+
+class AuditSettings(NamedTuple):
+    """path: the file that is written. bytes_max: its size before it is rotated.
+
+    files_max: rotated files that are kept; 0 keeps all.
+    refuses: reject administrative requests while they can't be recorded.
+    """
+
+    path: Path
+    bytes_max: int = BYTES_MAX
+    files_max: int = 0
+    refuses: bool = False
+
+
+def audit_settings(
+    path: str, on_failure: OnFailure, bytes_max: int, files_max: int
+) -> AuditSettings | None:
+    """The settings of a daemon's table; None without an audit log."""
+    if not path:
+        return None
+    return AuditSettings(Path(path), bytes_max, files_max, refuses=on_failure == "refuse")
+
+
+def audit_problem(path: str) -> str | None:
+    """The reason for which no audit log can be at ``path``; None if one can. Creates nothing."""
+    if not path:
+        return None
+    if Path(path).is_dir():
+        return "is a directory: name a file"
+    return folder_problem(Path(path).parent)
