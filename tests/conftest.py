@@ -1,4 +1,4 @@
-"""Fixtures and hooks of all tests."""
+"""What all tests share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rule for brokers: register an address of the host that you connect from."""
+"""Whether brokers must register an address of the host that they connect from."""
 
 from __future__ import annotations
 

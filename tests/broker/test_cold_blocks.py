@@ -1,4 +1,4 @@
-"""Messages of the tier that stay in memory, and the number read ahead."""
+"""Which messages of the tier stay in memory, and how many are read ahead."""
 
 from __future__ import annotations
 

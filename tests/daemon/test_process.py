@@ -1,4 +1,4 @@
-"""A daemon's process: its settings of the system, and the memory that it gives back."""
+"""What a daemon asks of its process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A nameserver's answers over HTTP."""
+"""What a nameserver tells over HTTP."""
 
 from __future__ import annotations
 

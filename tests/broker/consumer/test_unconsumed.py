@@ -1,4 +1,4 @@
-"""Groups that keep messages from being removed, and the remedies of an administrator."""
+"""Which groups keep messages from being removed, and what administrators can do about it."""
 
 from __future__ import annotations
 

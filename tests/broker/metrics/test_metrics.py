@@ -1,4 +1,4 @@
-"""Metrics of a broker: values, bounds, and the loop's delay while they are collected."""
+"""What a broker measures: values, bounds, and how long collecting them keeps the loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests of clients about themselves."""
+"""What clients ask about themselves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An administrator's view of a group: owners, locks, conflicts, and members' reports."""
+"""What an administrator learns of a group: owners, locks, conflicts, and members' reports."""
 
 from __future__ import annotations
 

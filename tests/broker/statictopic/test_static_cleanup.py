@@ -1,4 +1,4 @@
-"""Clean-up of mappings: items that it drops, and items that it must keep."""
+"""What clean-up drops from mappings, and what it never drops."""
 
 from __future__ import annotations
 

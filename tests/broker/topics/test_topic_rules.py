@@ -1,4 +1,4 @@
-"""Rules of features for topics and for queues that move: several at once, one by one."""
+"""What features say about topics and about queues that move: several at once, one by one."""
 
 from __future__ import annotations
 
