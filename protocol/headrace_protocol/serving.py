@@ -36,9 +36,9 @@ from headrace_protocol.waits import Waits
 
 if TYPE_CHECKING:
     from headrace_protocol.frame import Buffer, Frame
+    from headrace_protocol.subject import Subject
 
 Header = TypeVar("Header", bound=msgspec.Struct)
-Result = TypeVar("Result")
 
 _SLOW_S = 0.005
 # Duration of a slice of a request that waits, which delays the requests of all clients.
@@ -58,7 +58,9 @@ _WAITING_BYTES = 2048
 class Channel(Protocol):
     """A connected client, as services use it.
 
-    address: "host:port" of the client.
+    address: "host:port" of the client. ip: its IP address, as rules compare it.
+    user: name of the user that has logged in, who then makes all requests of the channel.
+    is_encrypted: whether nobody between can read the channel.
     host_bytes: the address as in records: 4 or 16 bytes of address, 4 of port, big-endian.
     is_slow: the client has many unread replies; long answers wait until it has read half of them.
     on_drained: called once when the client is no longer slow, or closed.
@@ -66,7 +68,10 @@ class Channel(Protocol):
     """
 
     address: str
+    ip: str
     host_bytes: bytes
+    user: str | None
+    is_encrypted: bool
     is_greeted: bool
     is_slow: bool
     on_drained: Callable[[], None] | None
@@ -77,6 +82,9 @@ class Channel(Protocol):
 
     def greet(self) -> None:
         """Note the client's first request."""
+
+    def log_in(self, user: str) -> None:
+        """Note that the client has proved to be a user."""
 
     def charge(self, added_bytes: int) -> None:
         """Account for memory kept for the client, e.g. a held request; negative to release it."""
@@ -103,6 +111,7 @@ class Request(msgspec.Struct):
 
     header_bytes: size of the header as received.
     waits: see ``Registry.note_wait``.
+    subject: who makes it, as the guard has found; None where nobody is checked.
 
     Not gc=False: a held request and its channel's owner refer to each other.
     """
@@ -113,6 +122,7 @@ class Request(msgspec.Struct):
     body: Buffer
     header_bytes: int
     waits: Waits | None = None
+    subject: Subject | None = None
 
     @property
     def held_bytes(self) -> int:
@@ -356,7 +366,7 @@ class Registry:
     def _has_good_body(self, request: Request) -> bool:
         """True if a large body is within its bounds; sends an error if not."""
         try:
-            _check_body(request)
+            check_body(request)
         except (OutOfBounds, fastjson.MalformedJson) as error:
             self._send(request, self._refuse("body", request, error))
             return False
@@ -530,7 +540,7 @@ def admit(serialize_type: int, header: Buffer, body_bytes: int) -> None:
         raise RemoteProtocolError(_too_large(code, body_bytes, bytes_max))
 
 
-def _check_body(request: Request) -> None:
+def check_body(request: Request) -> None:
     """Raise OutOfBounds or MalformedJson for a large body before it is decoded."""
     body, code = request.body, request.command.code
     bound = body_of(code)
@@ -542,13 +552,6 @@ def _check_body(request: Request) -> None:
 
 def _too_large(code: int, body_bytes: int, bytes_max: int) -> str:
     return f"{code_name(code)} with a body of {body_bytes} bytes: {bytes_max} is the most"
-
-
-def drained(rows: list[Result]) -> Iterator[Result]:
-    """The rows in order, each freed before the next: freeing many at once takes long."""
-    rows.reverse()
-    while rows:
-        yield rows.pop()
 
 
 def notice(

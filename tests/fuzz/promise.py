@@ -53,7 +53,10 @@ class Channel:
     """A client of the registry that keeps what it was sent."""
 
     address = "127.0.0.1:1"
+    ip = "127.0.0.1"
     host_bytes = bytes(8)
+    user: str | None = None
+    is_encrypted = False
     is_open = True
     is_slow = False
     on_drained: Callable[[], None] | None = None
@@ -65,6 +68,9 @@ class Channel:
 
     def greet(self) -> None:
         self.is_greeted = True
+
+    def log_in(self, user: str) -> None:
+        self.user = user
 
     def charge(self, added_bytes: int) -> None:
         """Nothing is bounded here."""

@@ -13,10 +13,13 @@ class MemoryChannel:
     """A client's end of a connection: keeps what is written to it."""
 
     address = "127.0.0.1:1"
+    ip = "127.0.0.1"
     host_bytes = b"\x7f\x00\x00\x01\x00\x00\x00\x01"
 
     def __init__(self) -> None:
         self.is_greeted = False
+        self.user: str | None = None
+        self.is_encrypted = False
         self.is_open = True
         self.is_slow = False
         self.on_drained: Callable[[], None] | None = None
@@ -25,6 +28,9 @@ class MemoryChannel:
 
     def greet(self) -> None:
         self.is_greeted = True
+
+    def log_in(self, user: str) -> None:
+        self.user = user
 
     def charge(self, added_bytes: int) -> None:
         self.charged_bytes += added_bytes

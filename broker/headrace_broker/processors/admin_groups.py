@@ -37,9 +37,9 @@ from headrace_protocol.bodies import (
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
 from headrace_protocol.headers import ConsumerGroupHeader
-from headrace_protocol.serving import Reply, drained
+from headrace_protocol.serving import Reply
 from headrace_protocol.system_topics import GROUP_PREFIXES
-from headrace_protocol.waiting import ready, sliced, take_break
+from headrace_protocol.waiting import drained, ready, sliced, take_break
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator

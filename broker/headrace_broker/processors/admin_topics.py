@@ -37,8 +37,8 @@ from headrace_protocol.bodies import (
 from headrace_protocol.bounds import check_items, check_marks
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
-from headrace_protocol.serving import Reply, drained
-from headrace_protocol.waiting import Until, ready, sliced, take_break
+from headrace_protocol.serving import Reply
+from headrace_protocol.waiting import Until, drained, ready, sliced, take_break
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

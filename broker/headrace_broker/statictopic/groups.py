@@ -24,10 +24,10 @@ from headrace_protocol.admin_headers import (
 from headrace_protocol.bodies import MessageQueue, QueryConsumeTimeSpanBody, QueueTimeSpan
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
-from headrace_protocol.serving import Reply, drained
+from headrace_protocol.serving import Reply
 from headrace_protocol.statictopic.mapping import logic_broker_name
 from headrace_protocol.statictopic.offsets import end_of, index_of, offset_delta
-from headrace_protocol.waiting import take_break
+from headrace_protocol.waiting import drained, take_break
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

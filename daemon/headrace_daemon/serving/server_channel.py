@@ -91,6 +91,7 @@ class ServerChannel:
     is_dirty: it has replies that were not flushed in this turn.
     is_heavy: it sends much at a time; see ``socket_loop``.
     is_shaking_hands: its handshake of TLS has begun and is not done.
+    ip, user, is_encrypted: see ``headrace_protocol.serving.Channel``.
     """
 
     __slots__ = (
@@ -100,7 +101,9 @@ class ServerChannel:
         "deferred",
         "has_sent_frame",
         "host_bytes",
+        "ip",
         "is_dirty",
+        "is_encrypted",
         "is_greeted",
         "is_heavy",
         "is_held_back",
@@ -117,6 +120,7 @@ class ServerChannel:
         "reader",
         "receive_bytes",
         "transport",
+        "user",
     )
 
     def __init__(
@@ -125,7 +129,11 @@ class ServerChannel:
         self._server = server
         self.transport = transport
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        # Rules on IPv4 networks also speak of IPv4 clients of an IPv6 socket.
+        self.ip = host.removeprefix("::ffff:") if "." in host else host
         self.host_bytes = pack_host(host, port)
+        self.user: str | None = None
+        self.is_encrypted = False
         self.reader = FrameReader(frame_bytes_max, admit, HEADER_BYTES_MAX)
         self.out: list[Buffer] = []
         # Frames deferred to the next turn; no more are read until they are served.
@@ -153,6 +161,10 @@ class ServerChannel:
     def greet(self) -> None:
         """Note the client's first request."""
         self.apply(Event.REQUEST)
+
+    def log_in(self, user: str) -> None:
+        """Note that the client has proved to be a user."""
+        self.user = user
 
     @property
     def held_bytes(self) -> int:

@@ -139,6 +139,7 @@ class TlsTransport(SocketTransport):
             with contextlib.suppress(OSError):
                 self.socket.send(self.session.pending())
             raise
+        channel.is_encrypted = self.session.is_ready
         channel.is_shaking_hands = not self.session.is_ready
         if self.session.has_pending:
             channel.write()  # it leaves with the answers of the turn
