@@ -25,7 +25,6 @@ from tests.support.wire_types import RECORD_RESPONSES, REQUEST_HEADERS, RESPONSE
 IGNORED = {"ReqT", "bname", "ns", "nsd", "oway", "dataVersion"}
 # Requests with fields that we have no struct for, since we do not serve them.
 NOT_SERVED = {
-    "END_TRANSACTION",
     "CHECK_TRANSACTION_STATE",
     "POP_MESSAGE",
     "ACK_MESSAGE",

@@ -268,14 +268,14 @@ class FaultyFiles(Files):
         self.on_fault: Callable[[str], None] = lambda _name: None
         root.mkdir(parents=True, exist_ok=True)
         self._root_inode = root.stat().st_ino
-        self._files: dict[int, _File] = {}
-        self._folders: dict[int, _Folder] = {self._root_inode: _Folder(self.root)}
+        self.inodes: dict[int, _File] = {}
+        self.folders: dict[int, _Folder] = {self._root_inode: _Folder(self.root)}
         if before is None:
             self._begin()
         else:
             assert before.is_over
             assert before.image is None
-            self._files, self._folders = before._files, before._folders
+            self.inodes, self.folders = before.inodes, before.folders
 
     def apart(self) -> FaultyFiles:
         """As ``Files.apart``: one disk has all files, and its faults."""
@@ -283,9 +283,9 @@ class FaultyFiles(Files):
 
     def _begin(self) -> None:
         self._find_all(self.root)
-        for file in self._files.values():
+        for file in self.inodes.values():
             file.sync()
-        for folder in self._folders.values():
+        for folder in self.folders.values():
             del folder.versions[:-1]
 
     # -- the end of a life -------------------------------------------------------------------------
@@ -297,8 +297,8 @@ class FaultyFiles(Files):
                 self._look_everywhere()
             self.is_over = True
             self.image = self._after_power_cut()
-            self._files.clear()  # and so closed, whoever still knows this life
-            self._folders.clear()
+            self.inodes.clear()  # and so closed, whoever still knows this life
+            self.folders.clear()
             self._note("power cut")
 
     def kill(self) -> None:
@@ -328,11 +328,11 @@ class FaultyFiles(Files):
     def as_written(self) -> Image:
         """The files that somebody finds while the machine is on."""
         return self._read(
-            {inode: folder.versions[-1] for inode, folder in self._folders.items()}, _File.written
+            {inode: folder.versions[-1] for inode, folder in self.folders.items()}, _File.written
         )
 
     def _after_power_cut(self) -> Image:
-        names = {inode: self.rng.choice(folder.versions) for inode, folder in self._folders.items()}
+        names = {inode: self.rng.choice(folder.versions) for inode, folder in self.folders.items()}
         return self._read(names, lambda file: file.after_power_cut(self.rng, self.faults))
 
     def _read(self, names: dict[int, Names], content: Callable[[_File], bytes]) -> Image:
@@ -340,14 +340,14 @@ class FaultyFiles(Files):
         waiting = [(Path(), self._root_inode)]
         while waiting:
             place, inode = waiting.pop()
-            if names[inode] != self._folders[inode].versions[-1]:
+            if names[inode] != self.folders[inode].versions[-1]:
                 self.faults["lost name"] += 1
             for name, child in sorted(names[inode].items()):
-                if child in self._folders:
+                if child in self.folders:
                     image.folders.append(place / name)
                     waiting.append((place / name, child))
                 else:
-                    file = self._files[child]
+                    file = self.inodes[child]
                     image.files[place / name] = content(file)
                     image.times_ns[place / name] = os.fstat(file.descriptor).st_mtime_ns
         return image
@@ -483,8 +483,8 @@ class FaultyFiles(Files):
         if self.is_over:
             raise PowerCut
         self.operation_count += 1
-        if self._files and self.rng.random() < WRITE_BACK_PROBABILITY:
-            self.rng.choice(list(self._files.values())).write_some_back(self.rng)
+        if self.inodes and self.rng.random() < WRITE_BACK_PROBABILITY:
+            self.rng.choice(list(self.inodes.values())).write_some_back(self.rng)
 
     def _happens(self, kind: str) -> bool:
         rate: float = getattr(self.rates, kind)
@@ -509,14 +509,14 @@ class FaultyFiles(Files):
     # -- what there is -----------------------------------------------------------------------------
 
     def _file(self, descriptor: int) -> _File:
-        return self._files[os.fstat(descriptor).st_ino]
+        return self.inodes[os.fstat(descriptor).st_ino]
 
     def _look(self, path: Path) -> _Folder:
         """Note what a folder holds now, and those above it that are new."""
         inode = path.stat().st_ino
-        folder = self._folders.get(inode)
+        folder = self.folders.get(inode)
         if folder is None:
-            folder = self._folders[inode] = _Folder(path)
+            folder = self.folders[inode] = _Folder(path)
             self._look(path.parent)
         names = {name: self._known(path / name, status) for name, status in _listing(path)}
         if names != folder.versions[-1]:
@@ -526,17 +526,17 @@ class FaultyFiles(Files):
     def _known(self, path: Path, status: os.stat_result) -> int:
         inode = status.st_ino
         if stat.S_ISDIR(status.st_mode):
-            if inode not in self._folders:
-                self._folders[inode] = _Folder(path)
+            if inode not in self.folders:
+                self.folders[inode] = _Folder(path)
                 self._look(path)
-        elif inode not in self._files:
+        elif inode not in self.inodes:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            self._files[inode] = _File(descriptor, time_ns=status.st_mtime_ns)
-            self._files[inode].resized()
+            self.inodes[inode] = _File(descriptor, time_ns=status.st_mtime_ns)
+            self.inodes[inode].resized()
         return inode
 
     def _look_everywhere(self) -> None:
-        for folder in list(self._folders.values()):
+        for folder in list(self.folders.values()):
             if folder.path.exists():
                 self._look(folder.path)
 

@@ -1,0 +1,74 @@
+"""Users with rules, and their signed requests."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from headrace_protocol.frame import FrameReader
+from headrace_protocol.header_codecs import SerializeType, decode_header, encode_frame
+from headrace_protocol.rights.rules import Entry, Rules
+from headrace_protocol.rights.signature import ACCESS_KEY, SIGNATURE, sign
+from headrace_protocol.rights.users import User, UserKind, Users, UserStatus, Verifier
+from headrace_protocol.serving import Request
+from tests.support.channel import MemoryChannel
+
+NO_VERIFIER = Verifier(b"", 1, b"", b"")
+
+
+def user_of(
+    name: str,
+    kind: UserKind = UserKind.NORMAL,
+    status: UserStatus = UserStatus.ENABLE,
+    secret: str | None = "secret",
+) -> User:
+    """A user who signs with ``secret``."""
+    return User(name, kind, status, NO_VERIFIER, secret)
+
+
+def users_of(**rules: list[str]) -> Users:
+    """Users with their rules, and ``root``, who is Super.
+
+    rules: by user, as ``"Topic:T Pub,Sub"``; with ``Deny`` or an address behind it if need be.
+    """
+    users = Users()
+    users.put(user_of("root", UserKind.SUPER))
+    for name, lines in rules.items():
+        users.put(user_of(name))
+        users.put_rules(name, rules_of(*lines))
+    return users
+
+
+def rules_of(*lines: str) -> Rules:
+    """Rules as in ``users_of``."""
+    return Rules([_entry(*line.split(" ")) for line in lines])
+
+
+def _entry(resource: str, actions: str, decision: str = "Allow", *addresses: str) -> Entry:
+    return Entry.parse(resource, actions.split(","), addresses, decision)
+
+
+def signed(
+    user: str, fields: dict[str, Any], body: bytes = b"", secret: str = "secret"
+) -> dict[str, str]:
+    """Fields with a user's signature, as in a request of Apache RocketMQ's clients."""
+    texts = {
+        name: text if isinstance(text, str) else json.dumps(text) for name, text in fields.items()
+    }
+    texts[ACCESS_KEY] = user
+    return {**texts, SIGNATURE: sign(secret, texts, body)}
+
+
+def request_of(
+    code: int,
+    fields: dict[str, Any],
+    body: bytes = b"",
+    codec: SerializeType = SerializeType.JSON,
+    channel: MemoryChannel | None = None,
+    version: int = 513,
+) -> Request:
+    """A request as the registry makes it of a frame."""
+    frame = encode_frame(codec, code, 1, fields=fields, body_bytes=len(body), version=version)
+    ((_, header, received),) = FrameReader().feed(frame + body)
+    command = decode_header(codec, header)
+    return Request(channel or MemoryChannel(), codec, command, received, len(header))
