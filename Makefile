@@ -100,8 +100,9 @@ durations: setup-peers ## measure tests anew, or PART=broker: tests/durations.js
 coverage: $(TESTS) ## share of lines and branches that the quick in-process tests run, by part
 	$(BIN)/python -m tests.covered
 
-mutants: $(TESTS) ## plant faults in the product, and run the tests of their lines: N=300, SEED=
-	$(BIN)/python -m tests.mutants $(if $(N),--count $(N)) $(if $(SEED),--seed $(SEED))
+mutants: $(TESTS) ## plant faults in the product, and run the tests of their lines: N=300, SEED=, IN=paths
+	$(BIN)/python -m tests.mutants $(if $(N),--count $(N)) $(if $(SEED),--seed $(SEED)) \
+		$(if $(IN),--in $(IN))
 
 test-oldest-spark: $(OLDEST_SPARK_STAMP) ## run all tests of Spark on the oldest PySpark
 	$(OLDEST_SPARK)/bin/python -m pytest $(OLDEST_SPARK_OPTIONS) tests/spark

@@ -117,7 +117,7 @@ def lines_by_test(folder: Path) -> Iterator[tuple[str, dict[int, list[str]]]]:
 
 
 def problems(found: Mapping[str, Share], bounds: Mapping[str, int]) -> list[str]:
-    """What must change, a line each."""
+    """Reasons to fail, a line each."""
     stale = sorted(bounds.keys() - found.keys())
     return [
         *(f"coverage.toml has a bound for no part: {name}" for name in stale),

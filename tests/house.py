@@ -229,7 +229,7 @@ def imported_modules() -> Figure:
 
 
 def durations() -> Figures:
-    """Of durations.json, as ``make durations`` measured them last."""
+    """Counts and sums of durations.json, which ``make durations`` measures."""
     known = spread.kept()
     files = {str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py")}
     figures = {"files of tests that durations.json does not have": counted(files - known.keys())}
@@ -283,7 +283,7 @@ def table(figures: Figures, known: Mapping[str, Bound]) -> list[str]:
 
 
 def problems(figures: Figures, known: Mapping[str, Bound]) -> list[str]:
-    """What must change, a line each."""
+    """Reasons to fail, a line each."""
     found = [f"house.toml has no bound for: {name}" for name in figures.keys() - known.keys()]
     found += [f"house.toml has a bound for no figure: {name}" for name in known.keys() - figures]
     for name, figure in figures.items():

@@ -1,4 +1,4 @@
-"""Faults planted in the product, and whether the tests notice: ``make mutants N=300 SEED=``.
+"""Faults planted in the product, and whether the tests notice: ``make mutants N=300 SEED= IN=``.
 
 Each fault is planted alone, in a copy of the tree, and the quick tests that run its line run there:
 those first that run least else, up to ``TESTS_S`` of them. A fault is killed if one of them fails
@@ -207,7 +207,7 @@ class LineTests:
 
 
 def is_current(folder: Path) -> bool:
-    """Whether the map is newer than all code and tests."""
+    """True if the map is newer than all code and tests."""
     made = folder / "seconds.json"
     changed = (path for part in (*PRODUCT, "tests") for path in (ROOT / part).rglob("*.py"))
     return made.exists() and max(path.stat().st_mtime for path in changed) < made.stat().st_mtime
@@ -357,6 +357,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int)
+    parser.add_argument("--in", dest="paths", nargs="+", default=[*PRODUCT], help="begin of paths")
     options = parser.parse_args()
     if not is_current(MAP):
         covered.run(MAP, is_by_test=True)
@@ -365,7 +366,8 @@ def main() -> None:
     for part in PRODUCT:
         for path in sorted((ROOT / part).rglob("*.py")):
             name = str(path.relative_to(ROOT))
-            possible[covered.part(name)] += filter(tests.of, faults(name, path.read_text()))
+            if name.startswith(tuple(options.paths)):
+                possible[covered.part(name)] += filter(tests.of, faults(name, path.read_text()))
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(2**32)
     say(f"seed {seed}, {sum(map(len, possible.values())):,} possible faults")
     chosen = drawn({part: each for part, each in possible.items() if each}, options.count, seed)

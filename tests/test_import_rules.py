@@ -1,4 +1,4 @@
-"""Who may import whom: the folders are the architecture.
+"""Rules of imports between folders, which are the architecture.
 
 Each folder has a row of what its modules may import besides the standard library and each other;
 a folder without a row fails. Imports for types count as well.
@@ -330,7 +330,6 @@ MAY_IMPORT_TOO = {
     "headrace_daemon.metrics.exposition": {"prometheus_client"},
     "headrace.spans": {"opentelemetry"},
     "headrace.certificates": {"cryptography"},
-    "headrace.admin.acl_files": {"yaml"},
     "headrace_broker.processors.feature": {"headrace_broker.cluster.expected_store"},
     # They store a message and answer as a send does.
     "headrace_broker.retry.processor": {"headrace_broker.processors"},

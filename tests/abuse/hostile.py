@@ -1,4 +1,4 @@
-"""What a hostile peer puts into headers and bodies."""
+"""Values that a hostile peer puts into headers and bodies."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def plain_value(field_type: Any) -> Any:
 
 
 def plain_fields(code: int) -> dict[str, Any]:
-    """What the request's header must hold."""
+    """Values that the request's header must have."""
     header_type = REQUEST_HEADERS.get(code)
     if header_type is None:
         return {}

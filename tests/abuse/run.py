@@ -49,7 +49,7 @@ MEMORY_GROWTH_MAX = 0.10
 
 @dataclass(frozen=True)
 class Held:
-    """What the daemons hold: memory of their own, descriptors that are no files of the store."""
+    """Resources of the daemons: their memory, and descriptors that are not files of the store."""
 
     memory_mb: dict[str, float]
     descriptors: dict[str, int]
@@ -170,7 +170,7 @@ def descriptors(pid: int) -> int:
 
 
 def settled(cluster: Cluster, before: Held, give_back_s: float) -> Held:
-    """What is held when the attackers' connections are gone, or after LEAVE_S.
+    """Resources left when the attackers' connections are gone, or after LEAVE_S.
 
     give_back_s: time for the daemons to give back memory.
     """
@@ -233,7 +233,7 @@ def abuse(
 
 
 def wrongs(seen: dict[str, Any]) -> list[str]:
-    """What no attack may bring about, whatever the machine does besides."""
+    """Outcomes that no attack may cause, whatever else the machine does."""
     faults = [f"{kind}: {what}" for kind, did in seen["attackers"].items()
               for what in did if what.startswith("fault")]  # fmt: skip
     logged = [f"{count} faults in the log of the {name}"

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace_broker.store.log import batch_records, uniform_batch
+from headrace_broker.store.log import batch_records
 from headrace_daemon.network import MemoryNetwork
 from headrace_protocol import bounds, fastjson
 from headrace_protocol.bodies import BrokerData, HeartbeatData
@@ -30,7 +30,7 @@ from headrace_protocol.java_hash import (
     tags_code,
     tags_code_of,
 )
-from headrace_protocol.message import encode_batch
+from headrace_protocol.message import BATCH_ITEMS_MAX, encode_batch
 from headrace_protocol.serving import Registry, Reply, Request, admit
 from headrace_protocol.statictopic.mapping import MappingInfo
 from tests.support.channel import MemoryChannel
@@ -381,13 +381,12 @@ async def test_a_batch_of_too_many_messages_is_refused_before_it_is_made_records
     monkeypatch: pytest.MonkeyPatch, body: bytes
 ) -> None:
     item = encode_batch([(0, body, b"")])
-    for module in (batch_records, uniform_batch):
-        monkeypatch.setattr(module, "BATCH_ITEMS_MAX", 3)
     async with daemons(MemoryNetwork()) as under_test, under_test.wire() as wire:
-        sent = request(320, send_fields(m="true"), item * 3)
+        sent = request(320, send_fields(m="true"), item * BATCH_ITEMS_MAX)
         assert (await wire.ask(sent))[0].code == ResponseCode.SUCCESS
         monkeypatch.setattr(batch_records, "_tags_codes", never)
-        command, _ = await wire.ask(request(320, send_fields(m="true"), item * 4))
+        sent = request(320, send_fields(m="true"), item * (BATCH_ITEMS_MAX + 1))
+        command, _ = await wire.ask(sent)
         assert command.code == ResponseCode.MESSAGE_ILLEGAL
-        assert "the batch has more than 3 messages" in (command.remark or "")
+        assert f"the batch has more than {BATCH_ITEMS_MAX} messages" in (command.remark or "")
         monkeypatch.undo()

@@ -80,14 +80,13 @@ def test_a_query_lets_others_have_their_turn(broker: BrokerUnderTest) -> None:
 
 
 def test_a_query_stops_at_its_bound_and_says_how_to_continue(
-    broker: BrokerUnderTest, decoded: list[int], monkeypatch: pytest.MonkeyPatch
+    broker: BrokerUnderTest, decoded: list[int]
 ) -> None:
-    monkeypatch.setattr(reader, "CANDIDATES_MAX", 20)
     store(broker, 1, KEYS[-1])
     end_ms = broker.clock.ms - 1000
-    store(broker, 30, KEYS[0])
+    store(broker, reader.CANDIDATES_MAX + 10, KEYS[0])
     answer = broker.ask(RequestCode.QUERY_MESSAGE, header(KEYS[-1]))
-    assert len(decoded) == 20
+    assert len(decoded) == reader.CANDIDATES_MAX
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert "set an earlier end of the time range" in answer.remark
     answer = broker.ask(RequestCode.QUERY_MESSAGE, header(KEYS[-1], end_ms))

@@ -17,7 +17,6 @@ from headrace_broker.consumer.groups import MEMBER_LIFE_MS, Member
 from headrace_broker.consumer.locks import LOCK_LIFE_MS
 from headrace_broker.consumer.long_polling import HeldRequest
 from headrace_broker.consumer.unconsumed import UnconsumedOffsets
-from headrace_broker.host_budget import HostBudget
 from headrace_broker.serving.upkeep import ClientExpiry, expire_locks
 from headrace_broker.timer.arrivals import TIMER, Arrivals, key_hash
 from headrace_broker.transaction.halves import Decision
@@ -48,6 +47,7 @@ from tests.support.broker import BrokerUnderTest
 from tests.support.channel import MemoryChannel
 from tests.support.memory import HOST
 from tests.support.paced import paced, running
+from tests.support.until import until
 
 __all__ = ["paced"]
 
@@ -108,9 +108,7 @@ async def test_timers_and_recalls_of_one_second(paced: BrokerUnderTest, is_open:
 def fill(broker: BrokerUnderTest) -> Any:
     table = broker.transactions.table
     for number in range(COUNT):
-        half = OpenHalf(number, [number], number, HOST, "g", "T", 0, 2**62, 2**62)
-        table.open[number] = half
-        table._first_of[number] = number
+        table.add(OpenHalf(number, [number], number, HOST, "g", "T", 0, 2**62, 2**62))
     table.next_offset = table.seen = 0
     return table
 
@@ -145,7 +143,7 @@ async def test_decisions_that_are_remembered(paced: BrokerUnderTest) -> None:
 
 async def test_locks(paced: BrokerUnderTest, autojump_clock: object) -> None:
     locks = paced.locks
-    locks._budget = HostBudget(1 << 40)
+    paced.budget.bytes_max = 1 << 40
     queues = [MessageQueue("t", "b", number) for number in range(1000)]
     for client in range(COUNT // 1000):
         locks.lock(f"g{client % 10}", f"c{client}", queues, paced.clock.steady_ms(), HOST)
@@ -230,14 +228,16 @@ async def test_the_choice_of_queues_to_compact(
     paced: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queues = dict.fromkeys((f"t{number}", 0) for number in range(COUNT))
-    schedule = paced.compaction.schedule
+    looks: list[object] = []
+
+    def all_queues() -> dict[tuple[str, int], None]:
+        looks.append(None)
+        return queues
+
     with monkeypatch.context() as patched:  # a store that closes asks for them, too
-        patched.setattr(paced.compaction.queues, "all", lambda: queues)
-        async with running(paced):
-            for _ in range(2):
-                assert await in_slices(schedule._take_due()) == []
-                await trio.lowlevel.checkpoint()
-    assert len(schedule._due_s) == COUNT
+        patched.setattr(paced.compaction.queues, "all", all_queues)
+        async with running(paced, paced.compaction.schedule.run):
+            await until(lambda: len(looks) > 2)
 
 
 # -- answers ---------------------------------------------------------------------------------------
@@ -381,4 +381,5 @@ async def test_a_look_at_all_pulls(paced: BrokerUnderTest, autojump_clock: objec
         watch.last_pull(f"g{number % 100}", f"t{number % 1000}", number // 1000)
     async with running(paced, watch.run):
         await trio.sleep(60)
-    assert watch._pulls == {}  # none of the groups has a member
+    # None of the groups has a member.
+    assert not any(watch.pulls_of(f"g{number}") for number in range(100))

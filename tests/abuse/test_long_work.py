@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,10 +18,12 @@ import structlog.testing
 import trio
 import trio.testing
 
+from headrace_broker.consumer.offsets import ConsumerOffsets
 from headrace_broker.consumer.unconsumed import UnconsumedOffsets
+from headrace_broker.store.files.config_file import ConfigFile
 from headrace_broker.store.retention.disk_forecast import DiskForecast
 from headrace_daemon.serving.server import ServerLimits
-from headrace_protocol import bounds, fastjson, staging
+from headrace_protocol import bounds, fastjson
 from headrace_protocol.admin_headers import (
     CloneGroupOffsetHeader,
     CreateTopicHeader,
@@ -68,7 +71,7 @@ def logs() -> Iterator[list[Any]]:
 def steps(
     broker: BrokerUnderTest, code: RequestCode, header: msgspec.Struct | None, body: bytes = b""
 ) -> tuple[int, Answer]:
-    """How often others get a turn until a request is answered, and the answer."""
+    """Turns that others get until a request is answered, and the answer."""
     works: list[Iterator[None]] = []
     broker.registry.run_long = works.append
     broker.registry.slice_s = 0.0
@@ -188,9 +191,9 @@ def test_a_large_list_is_rejected_before_it_is_decoded(
     body: bytes,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name in ("msgspec.json.decode", "headrace_protocol.staging._decode_names"):
+    names = ("_decode_names", "Decision.decode")
+    for name in ("msgspec.json.decode", *(f"headrace_protocol.staging.{name}" for name in names)):
         monkeypatch.setattr(name, lambda *_args, **_more: pytest.fail("decoded"))
-    monkeypatch.setattr(staging.Decision, "decode", lambda *_args: pytest.fail("decoded"))
     answer = broker.ask(code, header, body)
     assert answer.code == ResponseCode.INVALID_PARAMETER
     assert "the maximum is 10000; send them in parts" in answer.remark
@@ -350,26 +353,31 @@ async def test_a_channel_calls_back_once_when_it_drains_or_closes() -> None:
 # -- the clean-up ----------------------------------------------------------------------------------
 
 
+class CountedOffsets(ConsumerOffsets):
+    """Counts the questions about each group."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(ConfigFile(folder / "counted.json"), lambda: 0)
+        self.asked: Counter[str] = Counter()
+
+    def query(self, group: str, topic: str, queue_id: int) -> int | None:
+        self.asked[group] += 1
+        return super().query(group, topic, queue_id)
+
+
 def test_unconsumed_messages_are_found_in_blocks_of_queues(
-    broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch
+    broker: BrokerUnderTest, tmp_path: Path
 ) -> None:
     broker.create_topic("t", 200)
     for queue_id in range(200):
         broker.store_message("t", queue_id)
     for number in range(5):
         broker.join(f"g{number}", f"c{number}", "t")
-    asked: Counter[str] = Counter()
-    query = broker.offsets.query
-
-    def counting(group: str, topic: str, queue_id: int) -> int | None:
-        asked[group] += 1
-        return query(group, topic, queue_id)
-
-    monkeypatch.setattr(broker.offsets, "query", counting)
+    offsets = CountedOffsets(tmp_path)
     disk_forecast = DiskForecast(broker.store.commit_log, broker.store.table.by_topic)
-    look = UnconsumedOffsets(broker.offsets, broker.groups, broker.consumers)
+    look = UnconsumedOffsets(offsets, broker.groups, broker.consumers)
     assert sum(1 for _ in disk_forecast.scan(look)) >= 200 / 128
-    assert asked == {"g0": 200}  # nobody can have more to consume than all
+    assert offsets.asked == {"g0": 200}  # nobody can have more to consume than all
     assert (found := disk_forecast.find_oldest()) is not None
     assert (found.queue_id, found.group) == (0, "g0")
 

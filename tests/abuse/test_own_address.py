@@ -1,4 +1,4 @@
-"""Whether brokers must register an address of the host that they connect from."""
+"""A rule for brokers: register an address of the host that you connect from."""
 
 from __future__ import annotations
 

@@ -122,16 +122,16 @@ def bodies(code: int, group: str, topic: str) -> Iterator[bytes]:
 
 def own_state(broker: BrokerUnderTest) -> dict[str, Any]:
     """Everything of the broker's own in its tables and its store."""
-    offsets = broker.offsets
-    tables = (offsets._committed.offsets, offsets._pulled.offsets, offsets._resets)
+    tables = (broker.offsets.committed(), broker.offsets.pulled())
     names = {*TOPICS, *(topic.topic_name for topic in broker.topics.all())}
     return {
         "offsets": [
-            {key: dict(table[key]) for key in table if is_own_group(key[1])} for table in tables
+            {name: dict(row) for name, row in table if is_own_group(name.rpartition("@")[2])}
+            for table in tables
         ],
         "groups": [group for group in broker.groups.all() if is_own_group(group.group_name)],
-        "locks": [key for key in broker.locks._locks if is_own_group(key[0])],
-        "members": [name for name in broker.consumers._groups if is_own_group(name)],
+        "locks": [list(broker.locks.of_group(group, 0)) for group in GROUPS],
+        "members": [name for name in broker.consumers.names() if is_own_group(name)],
         "topics": [broker.topics.get(name) for name in sorted(names) if is_own_topic(name)],
         "messages": {
             name: [queue.next_offset for queue in broker.store.queues_of(name)]

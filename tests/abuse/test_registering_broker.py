@@ -1,4 +1,4 @@
-"""What a hostile nameserver, or a broker of the same name, can do to a broker that registers."""
+"""Brokers that register, against a hostile nameserver or another broker of the same name."""
 
 from __future__ import annotations
 

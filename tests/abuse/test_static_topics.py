@@ -1,4 +1,4 @@
-"""What strangers ask of a static topic, and what a broker says that keeps one of its items."""
+"""Static topics: requests of strangers, and hostile brokers that keep an item."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Terminal(_Capture):
 
 
 class Printed:
-    """What something prints to a pipe or a terminal."""
+    """Output of a function to a pipe or a terminal."""
 
     def __init__(self, kind: type[_Capture]) -> None:
         self.is_terminal = kind is Terminal

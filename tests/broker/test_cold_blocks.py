@@ -1,4 +1,4 @@
-"""Which messages of the tier stay in memory, and how many are read ahead."""
+"""Messages of the tier that stay in memory, and the number read ahead."""
 
 from __future__ import annotations
 

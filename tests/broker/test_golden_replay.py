@@ -1,4 +1,4 @@
-"""What clients and mqadmin asked a real broker, asked again: the answers must say the same."""
+"""Recorded requests of clients and mqadmin, sent again: the answers must say the same."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def body_value(body: bytes) -> Any:
 
 
 def shown(code: int, ext: dict[str, str] | None, body: bytes) -> tuple[int, dict[str, str], Any]:
-    """What is compared: all but the fields that only our broker adds to an answer."""
+    """An answer as it is compared: without the fields that only our broker adds."""
     theirs = {name: value for name, value in (ext or {}).items() if name != "incarnation"}
     return code, theirs, body_value(body)
 
@@ -99,7 +99,7 @@ def answers() -> dict[tuple[int, int], GoldenFrame]:
 
 
 def starts_at_zero(frame: GoldenFrame, expected: GoldenFrame, answer: Answer) -> bool:
-    """Whether a group without an offset is given 0 of an empty queue, where the peer answers 22.
+    """True if a group without an offset gets 0 of an empty queue, where the peer answers 22.
 
     A client that then asks for the end loses what arrives between the two requests.
     """
@@ -140,7 +140,7 @@ def test_the_recorded_run(replay: Replay) -> None:
 
 
 def prepare(replay: Replay, frame: GoldenFrame) -> None:
-    """What other requests had done by then."""
+    """Do what other requests had done by then."""
     broker = replay.broker
     if frame.label == "lite":
         replay.fill("W_TOPIC", 4, 3)

@@ -1,4 +1,4 @@
-"""What messages ask of the broker: a row of the table is all that a feature adds."""
+"""Demands of messages on the broker: a feature adds a row of the table and no more."""
 
 from __future__ import annotations
 

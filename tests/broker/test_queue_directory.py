@@ -1,4 +1,4 @@
-"""Who serves a queue: each rule of the directory, and what requests make of its answers."""
+"""The queue directory: each of its rules, and the answers of requests that follow them."""
 
 from __future__ import annotations
 
@@ -394,7 +394,7 @@ def test_statistics_leave_out_queues_of_another_broker(
 
 
 def queue_ids(body: bytes) -> list[int]:
-    """Of the queues that a body names; keys of its maps are objects themselves."""
+    """Ids of the queues that a body names; keys of its maps are objects themselves."""
     return [int(part.split(b"}")[0].split(b",")[0]) for part in body.split(b'"queueId":')[1:]]
 
 

@@ -21,7 +21,6 @@ from headrace.errors import BrokerError
 from headrace_broker.core import Core
 from headrace_broker.feature import Feature, Followed
 from headrace_broker.server import Broker
-from headrace_broker.store.followers import following
 from headrace_daemon.network import MemoryNetwork, Network, TcpNetwork
 from headrace_daemon.services import StopStage
 from headrace_nameserver.config import NameServerConfig
@@ -106,7 +105,7 @@ async def pull(mq: Embedded, topic: str, count: int) -> list[bytes]:
 
 
 async def serves(mq: Embedded, topic: str) -> None:
-    """What is sent to a topic is pulled."""
+    """A topic's messages are sent and pulled."""
     await send(mq, topic, *BODIES)
     assert await pull(mq, topic, len(BODIES)) == BODIES
 
@@ -122,7 +121,6 @@ async def wire(mq: Embedded) -> AsyncIterator[Wire]:
 
 @pytest.mark.slow
 async def test_a_follower_that_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "TICK_S", 0.0)
     copies: list[Copy] = []
 
     def build(core: Core) -> Feature:

@@ -85,7 +85,7 @@ async def test_a_table_that_is_missing_beside_messages_is_missed(tmp_path: Path)
     names = ["consumerOffset.json", "subscriptionGroup.json", "topics.json"]
 
     async def missed() -> list[str]:
-        """What a start warns of; the broker is stopped at once."""
+        """Warnings of a start; the broker is stopped at once."""
         with structlog.testing.capture_logs() as logs:
             async with trio.open_nursery() as nursery:
                 await nursery.start(Broker(config, MemoryNetwork()).run)

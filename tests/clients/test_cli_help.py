@@ -120,13 +120,14 @@ def examples() -> list[str]:
 @pytest.mark.parametrize("example", examples())
 def test_examples_have_valid_options(example: str) -> None:
     words = shlex.split(example[example.index("headrace ") :].removesuffix(')"'))[1:]
-    context = cli.headrace.make_context("headrace", words)
-    while isinstance(context.command, click.Group) and (
-        rest := [*context._protected_args, *context.args]
-    ):
-        name, command, rest = context.command.resolve_command(context, rest)
+    command: click.Command | None = cli.headrace
+    context = click.Context(cli.headrace, info_name="headrace")
+    while isinstance(command, click.Group) and not words[0].startswith("-"):
+        name, command, words = command.resolve_command(context, words)
         assert command is not None
-        context = command.make_context(name, list(rest), parent=context)
+        context = click.Context(command, context, info_name=name)
+    assert command is not None
+    command.make_context(context.info_name, words, context.parent)
 
 
 # To delete one key is a write like any other.

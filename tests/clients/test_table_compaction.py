@@ -12,7 +12,6 @@ import trio
 
 from headrace import Admin, Message, Producer, Table
 from headrace.errors import KeyLookupUnsupported
-from headrace_broker.store.followers import following
 from tests.support.running_brokers import Brokers, brokers
 
 TOPIC = "users"
@@ -20,8 +19,7 @@ SIZES = {"compaction_mapped_file_size": 16384, "compaction_cq_mapped_file_size":
 
 
 @pytest.fixture
-async def mq(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Brokers]:
-    monkeypatch.setattr(following, "TICK_S", 0.01)
+async def mq(tmp_path: Path) -> AsyncIterator[Brokers]:
     async with brokers(tmp_path, []) as running:
         for name in ("a", "b"):
             await running.start(name, **SIZES, compaction_schedule_internal=100)

@@ -1,4 +1,4 @@
-"""What a daemon asks of its process."""
+"""A daemon's process: its settings of the system, and the memory that it gives back."""
 
 from __future__ import annotations
 

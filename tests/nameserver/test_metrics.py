@@ -1,4 +1,4 @@
-"""What a nameserver tells over HTTP."""
+"""A nameserver's answers over HTTP."""
 
 from __future__ import annotations
 

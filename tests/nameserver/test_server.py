@@ -15,7 +15,6 @@ import trio.testing
 
 from headrace_daemon.network import MemoryNetwork, Network, TcpNetwork
 from headrace_daemon.process import run_until_signal
-from headrace_nameserver import server
 from headrace_nameserver.config import NameServerConfig
 from headrace_nameserver.server import NameServer
 from headrace_protocol.bodies import TopicRouteData
@@ -84,7 +83,7 @@ class Client:
         return TopicRouteData.decode((await self.route()).expect().body)
 
     async def remark_once_gone(self) -> str:
-        """Why there is no route, as soon as there is none."""
+        """The reason why there is no route, as soon as there is none."""
         while (response := await self.route()).command.code == ResponseCode.SUCCESS:
             await trio.lowlevel.checkpoint()
         assert response.command.code == ResponseCode.TOPIC_NOT_EXIST
@@ -209,10 +208,8 @@ async def test_departed_brokers_survive_a_restart(tmp_path: Path) -> None:
         assert (gone.broker_name, gone.how) == ("b0", "NOT_BACK")
 
 
-async def test_changes_are_saved_while_the_nameserver_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server, "_SAVE_PERIOD_S", 0.005)
+@pytest.mark.slow
+async def test_changes_are_saved_while_the_nameserver_runs(tmp_path: Path) -> None:
     path = tmp_path / "departedBrokers.json"
     async with running(TcpNetwork(), kv_config_path=str(tmp_path / "kv.json")) as cluster:
         broker = await cluster.connect()

@@ -69,7 +69,7 @@ def test_an_error_is_in_the_first_line(spark: SparkSession, mq: Embedded) -> Non
 def test_an_active_session_of_spark_connect_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, str] = {}
     active = SimpleNamespace(conf=SimpleNamespace(set=given.__setitem__))
-    monkeypatch.setattr("pyspark.sql.utils.is_remote", lambda: True)
+    monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
     monkeypatch.setattr("pyspark.sql.SparkSession.getActiveSession", lambda: active)
     found: Any = session(settings={"spark.sql.shuffle.partitions": "2"})
     assert found is active

@@ -21,7 +21,6 @@ import pytest
 from pyspark.sql.types import StructType
 
 import headrace
-from headrace.consumer import pulls
 from headrace.spark.body.format import body_format
 from headrace.spark.errors import DataLoss, SparkConnectorError
 from headrace.spark.plan.filters import Predicates, Span
@@ -81,10 +80,9 @@ def part(mq: Any) -> QueueRange:
 
 @pytest.fixture(params=["bulk", "pull"])
 def plan(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ReadPlan:
-    """Plans of a read from a broker of ours, and from one that gives 32 messages for a pull."""
+    """Plans of a read from a broker of ours, and from one of another kind."""
     if request.param == "pull":
         monkeypatch.setattr(BlockingConnection, "peer_is_headrace", False)
-        monkeypatch.setattr(pulls, "PULL_MESSAGES_MAX", 32)
     return ReadPlan(slice_bytes=128 * 1024)
 
 

@@ -637,23 +637,23 @@ async def test_much_that_the_checkpoint_does_not_speak_of_is_flushed_soon(tmp_pa
         await until(lambda: store.flusher.checkpoint.logics_physical_offset == offset)
 
 
-class SlowQueueFiles(FaultyFiles):
-    """The first sync of a topic's queue waits until it may go on."""
+class SlowFiles(FaultyFiles):
+    """The first sync of a folder's files waits until it may go on."""
 
-    def __init__(self, topic: str) -> None:
+    def __init__(self, folder: str) -> None:
         super().__init__()
-        self.topic = topic
+        self.folder = folder
         self.has_begun, self.may_go_on = threading.Event(), threading.Event()
 
     def fdatasync(self, descriptor: int) -> None:
-        if f"consumequeue/{self.topic}/" in str(Path(f"/proc/self/fd/{descriptor}").readlink()):
+        if f"/{self.folder}/" in str(Path(f"/proc/self/fd/{descriptor}").readlink()):
             self.has_begun.set()
             assert self.may_go_on.wait(5)
         super().fdatasync(descriptor)
 
 
 async def test_the_checkpoint_waits_for_a_flush_that_began_before(tmp_path: Path) -> None:
-    files = SlowQueueFiles("Slow")
+    files = SlowFiles("consumequeue/Slow")
     store = open_store(tmp_path, files=files)
     flusher = store.flusher
     put(store, store.queue("Slow", 0))
@@ -662,20 +662,22 @@ async def test_the_checkpoint_waits_for_a_flush_that_began_before(tmp_path: Path
         await until(files.has_begun.is_set)
         last = put(store, store.queue("T", 0))
         nursery.start_soon(flusher.flush_thoroughly)
-        await until(lambda: flusher._thorough_lock.statistics().tasks_waiting > 0)
+        await trio.testing.wait_all_tasks_blocked()
         assert flusher.checkpoint.logics_physical_offset == 0
         files.may_go_on.set()
     assert flusher.checkpoint.logics_physical_offset == last
 
 
-async def test_a_stop_brings_to_disk_what_a_cancelled_flush_had_begun(
-    files: FaultyFiles, store: MessageStore
-) -> None:
+async def test_a_stop_brings_to_disk_what_a_cancelled_flush_had_begun(tmp_path: Path) -> None:
+    files = SlowFiles("commitlog")
+    store = open_store(tmp_path, files=files)
     put(store, store.queue("T", 0))
-    async with store.flusher._log_lock, trio.open_nursery() as nursery:
+    async with trio.open_nursery() as nursery:
         nursery.start_soon(store.flusher.flush_thoroughly)
-        await trio.testing.wait_all_tasks_blocked()
+        await until(files.has_begun.is_set)
         nursery.cancel_scope.cancel()
+        files.may_go_on.set()
+    assert not [path for path in files.synced if "consumequeue" in path]
     store.close()
     assert [path for path in files.synced if "consumequeue/T/0/" in path]
 

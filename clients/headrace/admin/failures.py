@@ -20,9 +20,7 @@ from headrace.errors import (
     PartialAnswer,
     RequestTimeout,
     RouteNotFound,
-    RuleNotFound,
     TlsFailed,
-    UserNotFound,
     WrongServer,
 )
 from headrace_daemon import command
@@ -74,8 +72,6 @@ _NOT_FOUND = (
     WrongServer,
     RouteNotFound,
     GroupNotFound,
-    UserNotFound,
-    RuleNotFound,
     FileNotFoundError,
     ConnectFailed,
     ConnectionLost,

@@ -6,8 +6,9 @@ it again. Source: org.apache.rocketmq.acl.common.AclUtils; docs/security.md "Sig
 
 from __future__ import annotations
 
-import base64
+import binascii
 import hmac
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -17,20 +18,45 @@ if TYPE_CHECKING:
 
 ACCESS_KEY: Final = "AccessKey"
 SIGNATURE: Final = "Signature"
-# Clients of this version and before leave it out.
+# Clients of this version (4.9.3) and before leave it out.
 _UNIQUE_KEY: Final = "_UNIQUE_KEY_QUERY"
-LAST_WITHOUT_UNIQUE_KEY: Final = 0
+_LAST_WITHOUT_UNIQUE_KEY: Final = 399
+# Requests of a client have few orders of fields; more fields than any request has are not kept.
+_ORDERS_MAX: Final = 512
+_KEPT_NAMES_MAX: Final = 32
+_KEPT_CHARS_MAX: Final = 1024
 
 
 def signed_text(fields: Mapping[str, str], *, with_unique_key: bool = True) -> str:
     """The values of all fields but the signature, by name as Java orders strings."""
+    names = tuple(fields)
+    if len(names) > _KEPT_NAMES_MAX or sum(map(len, names)) > _KEPT_CHARS_MAX:
+        order = _order(names, with_unique_key)
+    else:
+        order = _kept_order(names, with_unique_key)
+    return "".join([fields[name] for name in order])
+
+
+def _order(names: tuple[str, ...], with_unique_key: bool) -> list[str]:
     left_out = {SIGNATURE} if with_unique_key else {SIGNATURE, _UNIQUE_KEY}
-    names = sorted(fields.keys() - left_out, key=lambda name: name.encode("utf-16-be"))
-    return "".join(fields[name] for name in names)
+    return sorted({*names} - left_out, key=lambda name: name.encode("utf-16-be", "surrogatepass"))
 
 
-def sign(secret: str, fields: Mapping[str, str], body: Buffer = b"") -> str:
+_kept_order = lru_cache(_ORDERS_MAX)(_order)
+
+
+def sign(
+    secret: str, fields: Mapping[str, str], body: Buffer = b"", *, with_unique_key: bool = True
+) -> str:
     """The signature of a request with its other fields, AccessKey among them."""
-    made = hmac.new(secret.encode(), signed_text(fields).encode(), "sha1")
-    made.update(body)
-    return base64.b64encode(made.digest()).decode()
+    text = signed_text(fields, with_unique_key=with_unique_key).encode("utf-8", "replace")
+    digest = hmac.digest(secret.encode(), b"".join((text, body)), "sha1")
+    return binascii.b2a_base64(digest, newline=False).decode("ascii")
+
+
+def is_signed(secret: str, fields: Mapping[str, str], body: Buffer, version: int) -> bool:
+    """True if a request has the signature of ``secret``. version: of the client."""
+    with_unique_key = version > _LAST_WITHOUT_UNIQUE_KEY
+    expected = sign(secret, fields, body, with_unique_key=with_unique_key)
+    given = fields.get(SIGNATURE, "")
+    return hmac.compare_digest(expected.encode(), given.encode("utf-8", "replace"))

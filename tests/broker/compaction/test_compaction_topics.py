@@ -10,7 +10,6 @@ import trio
 
 from headrace import Admin, Message, Producer, PullConsumer
 from headrace_broker.server import Broker
-from headrace_broker.store.followers import following
 from tests.support.running_brokers import Brokers, brokers
 from tests.support.until import until
 
@@ -19,8 +18,7 @@ SIZES = {"compaction_mapped_file_size": 4096, "compaction_cq_mapped_file_size": 
 
 
 @pytest.fixture
-async def mq(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Brokers]:
-    monkeypatch.setattr(following, "TICK_S", 0.01)
+async def mq(tmp_path: Path) -> AsyncIterator[Brokers]:
     async with brokers(tmp_path, []) as running:
         await running.start("a", **SIZES)
         async with Admin(**running.at) as admin:

@@ -228,7 +228,7 @@ def test_every_pair_leads_on_or_is_a_fault(state: State, event: Event) -> None:
 
 
 class Closing(Numbered):
-    """What is written to its client closes it."""
+    """A pull whose client closes when something is written to it."""
 
     def try_answer(self, *, may_wait: bool) -> bool:
         super().try_answer(may_wait=may_wait)

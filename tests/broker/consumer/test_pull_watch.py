@@ -35,7 +35,7 @@ def pull(broker: BrokerUnderTest, queue_id: int, suspend_ms: int = 0) -> None:
 
 
 def look(broker: BrokerUnderTest, *pulled: int, times: int = 1) -> dict[str, list[int]]:
-    """What the next looks report, by topic, with pulls of some queues before each."""
+    """Reports of the next looks by topic, with pulls of some queues before each."""
     watch = broker.pull_watch
     with capture_logs() as logs:
         for _ in range(times):

@@ -1,4 +1,4 @@
-"""Which groups keep messages from being removed, and what administrators can do about it."""
+"""Groups that keep messages from being removed, and the remedies of an administrator."""
 
 from __future__ import annotations
 

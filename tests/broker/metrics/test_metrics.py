@@ -1,4 +1,4 @@
-"""What a broker measures: values, bounds, and how long collecting them keeps the loop."""
+"""Metrics of a broker: values, bounds, and the loop's delay while they are collected."""
 
 from __future__ import annotations
 

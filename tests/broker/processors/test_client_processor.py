@@ -1,4 +1,4 @@
-"""What clients ask about themselves."""
+"""Requests of clients about themselves."""
 
 from __future__ import annotations
 

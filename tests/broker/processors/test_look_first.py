@@ -153,7 +153,7 @@ def with_commit(before: dict[str, Any], header: Any) -> dict[str, Any]:
 
 
 def replies(channel: MemoryChannel, code: RequestCode) -> list[Any]:
-    """What the client got, without the values of the runtime info, which tell the time."""
+    """Answers to the client, without the values of the runtime info, which tell the time."""
     if code != RequestCode.GET_BROKER_RUNTIME_INFO:
         return channel.replies()
     return [

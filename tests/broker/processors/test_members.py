@@ -1,4 +1,4 @@
-"""What an administrator learns of a group: owners, locks, conflicts, and members' reports."""
+"""An administrator's view of a group: owners, locks, conflicts, and members' reports."""
 
 from __future__ import annotations
 

@@ -16,6 +16,9 @@ from headrace_protocol.message import encode_batch
 from headrace_protocol.system_topics import HALF_TOPIC, SCHEDULE_TOPIC
 from tests.support.broker import BrokerUnderTest, broker_config
 from tests.support.channel import MemoryChannel
+from tests.support.running import in_background
+from tests.support.stores import FaultyFiles
+from tests.support.until import until
 
 UNIQ_KEYS = st.sampled_from(["7F00000133E730946E0967FBFA710001", "A", "no letters", "é", ""])
 BEFORE = st.lists(
@@ -202,7 +205,7 @@ def test_a_message_without_room_is_refused_among_others(broker: BrokerUnderTest)
 
 
 @pytest.mark.parametrize("batch", [False, True])
-def test_with_sync_flush_an_answer_waits_for_the_disk_unless_the_message_says_no(
+async def test_with_sync_flush_an_answer_waits_for_the_disk_unless_the_message_says_no(
     batch: bool, tmp_path: Path
 ) -> None:
     config = broker_config(tmp_path, flush_disk_type="SYNC_FLUSH")
@@ -217,25 +220,25 @@ def test_with_sync_flush_an_answer_waits_for_the_disk_unless_the_message_says_no
     assert [command.opaque for command, _ in channel.replies() if command.is_response] == [2]
     queue = broker.store.queue("T", 0)
     assert broker.store.source(queue).max_offset() == 0  # nor does anybody read what is not on disk
-    broker.store.flusher.flush_log_now()
-    broker.store.flusher._call_waiters()
+    async with in_background(broker.store.flusher.run_group_commit):
+        await until(lambda: bool(channel.written))
     broker.store.write_path.publish()
     assert [command.opaque for command, _ in channel.replies()] == [0, 1]
     assert broker.store.source(queue).max_offset() == (6 if batch else 3)
 
 
-def test_with_sync_flush_a_failed_one_is_told(tmp_path: Path) -> None:
-    broker = BrokerUnderTest(
-        tmp_path, broker_config(tmp_path, flush_disk_type="SYNC_FLUSH"), flush="sync"
-    )
+async def test_with_sync_flush_a_failed_one_is_told(tmp_path: Path) -> None:
+    config, disk = broker_config(tmp_path, flush_disk_type="SYNC_FLUSH"), FaultyFiles()
+    broker = BrokerUnderTest(tmp_path, config, flush="sync", files=disk)
     channel = MemoryChannel()
     # The first one is served by itself, as its topic is new; then those that come at once.
     fields = {"b": "T", "e": 0, "f": 0, "h": 0, "i": "UNIQ_KEY\x01A\x02", "body": b"one"}
     broker.take(frame(fields, 0), channel)
     broker.take(frame(fields, 1) + frame(fields, 2), channel)
     assert [command for command, _ in channel.replies() if command.is_response] == []
-    broker.store.flusher._fail(OSError("the disk is broken"))
-    broker.store.flusher._call_waiters()
+    disk.is_broken = True
+    async with in_background(broker.store.flusher.run_group_commit):
+        await until(lambda: bool(channel.written))
     answers = [command for command, _ in channel.replies()]
     assert [(each.opaque, each.code, each.remark) for each in answers] == [
         (opaque, ResponseCode.FLUSH_DISK_TIMEOUT, "stored, but not known to be on disk")

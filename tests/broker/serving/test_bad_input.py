@@ -258,7 +258,7 @@ AT_THE_NAMESERVER = [
 
 
 async def faults(daemons: Daemons, case: Bad, codec: SerializeType, address: str = "") -> list[str]:
-    """What is wrong with the answer to one bad request, and with the broker after it."""
+    """Faults of the answer to one bad request, and of the broker after it."""
     async with daemons.wire(address) as wire:
         command, _ = await wire.ask(request(case.code, case.fields, case.body, codec=codec))
         remark = command.remark or ""

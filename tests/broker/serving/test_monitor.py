@@ -1,4 +1,4 @@
-"""What the broker tells over HTTP, from before its store is opened until it has stopped."""
+"""The broker's answers over HTTP, from before its store is opened until it has stopped."""
 
 from __future__ import annotations
 

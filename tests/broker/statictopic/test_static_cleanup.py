@@ -1,4 +1,4 @@
-"""What clean-up drops from mappings, and what it never drops."""
+"""Clean-up of mappings: items that it drops, and items that it must keep."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def committed(brokers: Brokers, broker: str = "a", **fields: Any) -> int | None:
 
 
 def kept(brokers: Brokers) -> list[dict[int, int]]:
-    """What the tables of both brokers hold: physical queue -> physical offset."""
+    """Rows of both brokers' tables: physical queue -> physical offset."""
     return [broker.offsets.offsets_of(GROUP, TOPIC) for broker in brokers.values()]
 
 

@@ -89,8 +89,9 @@ def test_items_are_found_however_they_were_added(tmp_path: Path, seed: int) -> N
     again = OpenIndex(file.path, size, Files())
     assert linked(again) == expected
     assert (again.count, again.end_ms) == (file.count, BEGIN_MS + 5000)
-    again._slots[:] = again.count + 5
-    again._items["previous"] = 1
+    slots = np.memmap(file.path, ">i4", "r+", HEADER.size, size.slot_count * 2)
+    slots[::2] = again.count + 5
+    np.memmap(file.path, OPEN_ITEM, "r+", size.items_at, size.item_count)["previous"] = 1
     again.link_anew()
     assert linked(again) == expected
 

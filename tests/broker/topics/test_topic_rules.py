@@ -1,4 +1,4 @@
-"""What features say about topics and about queues that move: several at once, one by one."""
+"""Rules of features for topics and for queues that move: several at once, one by one."""
 
 from __future__ import annotations
 

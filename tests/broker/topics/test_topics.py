@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 from headrace_broker.config import BrokerConfig
 from headrace_broker.store.errors import StoreFormatError
 from headrace_broker.store.files.config_file import ConfigFile
+from headrace_broker.store.queues.deletions import DELETIONS_NAME
 from headrace_broker.topics.table import TopicTable, unread_warning
 from headrace_protocol import fastjson
 from headrace_protocol.admin_headers import DeleteTopicHeader
@@ -20,11 +20,13 @@ from headrace_protocol.bodies import TopicConfig
 from headrace_protocol.bounds import check_topic
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
-from tests.support.broker import BrokerUnderTest, broker_config
+from tests.support.broker import Answer, BrokerUnderTest, broker_config
 from tests.support.channel import MemoryChannel
 from tests.support.golden import STORES, golden_store
 from tests.support.golden_frames import golden_frames
-from tests.support.stores import crash
+from tests.support.running import in_background
+from tests.support.stores import FaultyFiles, crash
+from tests.support.until import until
 
 NOW_MS = 1_700_000_000_000
 
@@ -205,9 +207,7 @@ def test_queues_that_nobody_reads_are_warned_of() -> None:
     assert unread_warning(msgspec.structs.replace(topic, write_queue_nums=1)) is None
 
 
-def test_a_deletion_cut_short_leaves_no_messages_to_a_topic_of_this_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_deletion_cut_short_leaves_no_messages_to_a_topic_of_this_name(tmp_path: Path) -> None:
     broker = BrokerUnderTest(tmp_path)
     broker.create_topic("t", 1)
     broker.topics.incarnations.saved.finish()
@@ -216,13 +216,12 @@ def test_a_deletion_cut_short_leaves_no_messages_to_a_topic_of_this_name(
         broker.store_message("t", 0)
     broker.store.flusher.flush_now()
     # Killed after the queues are gone and the table is saved, before the flush.
-    monkeypatch.setattr(broker.store, "when_all_flushed", lambda _callback: None)
+    broker.store.use_threads = True
     broker.send(
         RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicHeader(topic="t"), b"", MemoryChannel()
     )
     broker.topics.saved.finish()
     crash(broker.store)
-    monkeypatch.undo()
     broker = BrokerUnderTest(tmp_path)
     # The deletion was not acknowledged: done again, it leaves nothing.
     assert broker.topics.get("t") is not None
@@ -236,37 +235,56 @@ def test_a_deletion_cut_short_leaves_no_messages_to_a_topic_of_this_name(
     assert broker.store.queue("t", 0).consume_queue.max_offset == 0
 
 
+def assert_may_come_back(answer: Answer) -> None:
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "topic t may come back at the next start, delete it then" in answer.remark
+
+
+class UnnotedDeletions(FaultyFiles):
+    """Fails to save the ends of deleted topics while ``is_failing``."""
+
+    is_failing = False
+
+    def replace(self, path: Path, data: bytes, backup_path: Path | None = None) -> None:
+        if self.is_failing and path.name == DELETIONS_NAME:
+            raise OSError(errno.EIO, "Input/output error")
+        super().replace(path, data, backup_path)
+
+
 @pytest.mark.parametrize("use_threads", [True, False])
-@pytest.mark.parametrize("fault", ["flush", "note"])
-def test_a_deletion_that_does_not_reach_the_disk_is_no_success(
-    fault: str, use_threads: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    broker = BrokerUnderTest(tmp_path)
+def test_a_deletion_that_cannot_be_noted_is_no_success(use_threads: bool, tmp_path: Path) -> None:
+    disk = UnnotedDeletions()
+    broker = BrokerUnderTest(tmp_path, files=disk)
     broker.store.use_threads = use_threads
     broker.create_topic("t", 1)
     broker.store_message("t", 0)
     broker.store.flusher.flush_now()
-
-    def fail_to_flush(callback: Callable[[], None]) -> None:
-        broker.store.flusher.stop_writing("a flush failed")
-        callback()
-
-    def fail_to_note() -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
-    if fault == "flush":
-        monkeypatch.setattr(broker.store, "when_all_flushed", fail_to_flush)
-    else:
-        monkeypatch.setattr(broker.store.dispatcher.deletions, "save", fail_to_note)
-    answer = broker.ask(RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicHeader(topic="t"))
-    assert answer.code == ResponseCode.SYSTEM_ERROR
-    assert "topic t may come back at the next start, delete it then" in answer.remark
-    if fault == "note":
-        with pytest.raises(RequestError, match="is being deleted"):
-            broker.create_topic("t", 1)
+    disk.is_failing = True
+    header = DeleteTopicHeader(topic="t")
+    assert_may_come_back(broker.ask(RequestCode.DELETE_TOPIC_IN_BROKER, header))
+    disk.is_failing = False
+    with pytest.raises(RequestError, match="is being deleted"):
+        broker.create_topic("t", 1)
     broker.topics.saved.finish()
     crash(broker.store)
     broker = BrokerUnderTest(tmp_path)
     assert broker.topics.get("t") is not None
-    if fault == "note":
-        assert broker.store.queue("t", 0).next_offset == 1
+    assert broker.store.queue("t", 0).next_offset == 1
+
+
+async def test_a_deletion_whose_flush_fails_is_no_success(tmp_path: Path) -> None:
+    broker = BrokerUnderTest(tmp_path)
+    broker.store.use_threads = True
+    broker.create_topic("t", 1)
+    broker.store_message("t", 0)
+    channel = MemoryChannel()
+    header = DeleteTopicHeader(topic="t")
+    broker.send(RequestCode.DELETE_TOPIC_IN_BROKER, header, b"", channel)
+    broker.store.flusher.stop_writing("a flush failed")
+    async with in_background(broker.store.flusher.run_thorough_flushes):
+        await until(lambda: bool(channel.written))
+    ((command, body),) = channel.replies()
+    assert_may_come_back(Answer(command, body))
+    broker.topics.saved.finish()
+    crash(broker.store)
+    assert BrokerUnderTest(tmp_path).topics.get("t") is not None

@@ -1,0 +1,272 @@
+"""The one place where a daemon decides who makes a request, and what a user may do.
+
+The subject of a request is the user of its session, the user of its signature, or anonymous, whose
+rights are those of a policy.
+Source: docs/security.md "Users" and "Rules".
+"""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+
+from headrace_protocol.bounds import NAME_CHARS_MAX
+from headrace_protocol.codes import RequestCode, ResponseCode, code_name
+from headrace_protocol.errors import RequestError
+from headrace_protocol.rights.rules import Action, Entry, Kind, Rules
+from headrace_protocol.rights.signature import ACCESS_KEY, is_signed
+from headrace_protocol.rights.wanted import (
+    OWN_CLUSTER,
+    PUB,
+    TABLE,
+    Wanted,
+    is_administrative,
+    wanted,
+    wanted_of,
+    wanted_of_topic,
+)
+from headrace_protocol.subject import Subject
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from headrace_protocol.rights.rules import Verdict
+    from headrace_protocol.rights.users import User, Users
+    from headrace_protocol.serving import Channel, Request
+
+# deny: nobody without a name is served. read: they may do everything except administration.
+# allow: they may do everything.
+AnonymousAccess = Literal["deny", "read", "allow"]
+
+# The name of requests without one, in remarks.
+ANONYMOUS: Final = "anonymous"
+# One remark for an unknown or disabled user, a wrong signature and a missing name: whoever tries
+# names out learns nothing.
+REJECTED: Final = "check signature failed."
+
+_EVERYTHING: Final = Rules([Entry.parse("*", ["All"], [], "Allow")])
+_POLICIES: Final[Mapping[AnonymousAccess, Rules]] = {
+    "deny": Rules(),
+    "read": Rules(
+        [
+            Entry.parse("Topic:*", ["Pub", "Sub", "Get"], [], "Allow"),
+            Entry.parse("Group:*", ["Sub", "Get"], [], "Allow"),
+            Entry.parse("Cluster:*", ["Get"], [], "Allow"),
+        ]
+    ),
+    "allow": _EVERYTHING,
+}
+# Where no broker can prove its name, a nameserver is useless without them.
+_REGISTRATION: Final = frozenset(
+    {RequestCode.REGISTER_BROKER, RequestCode.UNREGISTER_BROKER, RequestCode.BROKER_HEARTBEAT}
+)
+# A wrong name costs as much as a wrong signature.
+_NO_SECRET: Final = "0" * 32
+_SENDS_MAX: Final = 65_536
+
+
+class AccessSettings(NamedTuple):
+    """Settings of a daemon's access control.
+
+    authentication: whether requests need a user. authorization: whether users need rules.
+    authentication_whitelist, authorization_whitelist: codes for which each is left out.
+    needs_tls: whether signed requests of Super users, and signed administration, need TLS.
+    anonymous: the policy for requests without a user.
+    """
+
+    authentication: bool = False
+    authorization: bool = False
+    authentication_whitelist: frozenset[int] = frozenset()
+    authorization_whitelist: frozenset[int] = frozenset()
+    needs_tls: bool = True
+    anonymous: AnonymousAccess = "deny"
+
+
+class Access:
+    """Decides on the requests of one daemon. cluster: its cluster, as rules name it."""
+
+    def __init__(self, settings: AccessSettings, users: Users, cluster: str) -> None:
+        self._settings = settings
+        self._users = users
+        self._cluster = cluster
+        self._anonymous = _POLICIES[settings.anonymous]
+        self._open_codes = settings.authorization_whitelist
+        if not settings.authentication:
+            self._open_codes |= _REGISTRATION
+        elif not settings.authorization and settings.anonymous == "deny":
+            # Nobody gets here without a name but for a code of the whitelist.
+            self._anonymous = _EVERYTHING
+        # Verdicts on sends by user, address and topic.
+        self._sends: dict[tuple[str | None, str, str], bool] = {}
+        self._sends_version = users.version
+
+    @property
+    def version(self) -> int:
+        """Grows when users or rules change; what was decided before is to be decided again."""
+        return self._users.version
+
+    @property
+    def is_open(self) -> bool:
+        """True if nobody is checked, so that a daemon needs no guard.
+
+        Without authentication, a daemon that denies anonymous access serves its own machine only.
+        """
+        return not self._settings.authentication and self._settings.anonymous != "read"
+
+    # -- requests ----------------------------------------------------------------------------------
+
+    def check(self, request: Request) -> None:
+        """The guard: note the subject of a request, and check its rights.
+
+        Raises RequestError(NO_PERMISSION), and as ``wanted``.
+        """
+        code = request.command.code
+        row = TABLE.get(code)
+        if row is not None and row.is_for_anybody:
+            return
+        request.subject = subject = self.identify(request)
+        if subject.is_super or code in self._open_codes:
+            return
+        rules = self._rules(subject)
+        if rules is not _EVERYTHING:
+            for want in wanted(request):
+                self._check(subject, rules, want)
+
+    def _check(self, subject: Subject, rules: Rules, want: Wanted) -> None:
+        name = want.name or self._cluster if want.kind is Kind.CLUSTER else want.name
+        verdict = rules.decide(want.kind, name, want.actions, subject.address)
+        if not verdict.is_allowed:
+            raise RequestError(
+                ResponseCode.NO_PERMISSION, _refusal(subject, want.kind, name, verdict)
+            )
+
+    def identify(self, request: Request) -> Subject:
+        """The subject of a request. Raises RequestError(NO_PERMISSION)."""
+        channel = request.channel
+        if not self._settings.authentication:
+            return Subject(None, channel.ip)
+        # A request that has waited was identified before, by the body that it had then.
+        name = request.subject.user if request.subject is not None else channel.user
+        if name is not None:
+            return self._of_user(name, channel.ip)
+        fields = request.command.ext()
+        user = self._signer(request, fields)
+        if user is not None:
+            self._check_secrecy(request, user)
+            return Subject(user.name, channel.ip, user.is_super)
+        is_admitted = request.command.code in self._settings.authentication_whitelist
+        if is_admitted or (ACCESS_KEY not in fields and self._settings.anonymous != "deny"):
+            return Subject(None, channel.ip)
+        raise _rejected()
+
+    def _of_user(self, name: str, address: str) -> Subject:
+        user = self._users.users.get(name)
+        if user is None or not user.is_enabled:
+            raise _rejected()
+        return Subject(name, address, user.is_super)
+
+    def _signer(self, request: Request, fields: Mapping[str, str]) -> User | None:
+        """The signer of a request; None without a valid signature."""
+        name = fields.get(ACCESS_KEY)
+        if not name:
+            return None
+        user = self._users.users.get(name)
+        secret = user.secret if user is not None else None
+        is_right = is_signed(secret or _NO_SECRET, fields, request.body, request.command.version)
+        return user if is_right and user is not None and secret and user.is_enabled else None
+
+    def _check_secrecy(self, request: Request, user: User) -> None:
+        """Raise RequestError if somebody between could send a signed request again to harm."""
+        code = request.command.code
+        if not self._settings.needs_tls or request.channel.is_encrypted:
+            return
+        if user.is_super or is_administrative(code):
+            whose = "of a Super user" if user.is_super else f"to administer ({code_name(code)})"
+            raise RequestError(
+                ResponseCode.NO_PERMISSION,
+                f"a signed request {whose} needs TLS, because whoever reads it can send it again: "
+                "connect with TLS, or set authRequiresTls=none at this daemon",
+            )
+
+    def subject(self, channel: Channel) -> Subject | None:
+        """The subject of all requests of a channel; None if each must be identified.
+
+        Raises RequestError(NO_PERMISSION) for a session whose user may no longer log in.
+        """
+        if not self._settings.authentication:
+            return Subject(None, channel.ip)
+        return None if channel.user is None else self._of_user(channel.user, channel.ip)
+
+    # -- rights ------------------------------------------------------------------------------------
+
+    def may(self, subject: Subject, kind: Kind, name: str, *actions: Action) -> bool:
+        """True if a subject has one of the ``actions`` on a resource.
+
+        A retry or dead-letter topic counts as its group, a topic of the broker as the cluster.
+        """
+        return self.has(subject, wanted_of(kind, name, frozenset(actions)))
+
+    def may_create(self, subject: Subject, kind: Kind, name: str) -> bool:
+        """True if a topic or group may be made for a subject that uses it.
+
+        The policy ``read`` permits that, although it permits no administration.
+        """
+        is_reader = subject.user is None and self._anonymous is _POLICIES["read"]
+        return is_reader or self.may(subject, kind, name, Action.CREATE)
+
+    def has(self, subject: Subject, want: Wanted) -> bool:
+        """True if a subject has a right."""
+        if subject.is_super:
+            return True
+        is_own = want.kind is Kind.CLUSTER and want.name == OWN_CLUSTER
+        name = self._cluster if is_own else want.name
+        rules = self._rules(subject)
+        return rules.decide(want.kind, name, want.actions, subject.address).is_allowed
+
+    def allows_send(self, channel: Channel, topic: str) -> bool:
+        """True if all that the channel sends to a topic is permitted, whoever signs it.
+
+        Cost: a look-up.
+        """
+        if self._sends_version != self._users.version or len(self._sends) > _SENDS_MAX:
+            self._sends.clear()
+            self._sends_version = self._users.version
+        key = channel.user, channel.ip, topic
+        is_allowed = self._sends.get(key)
+        if is_allowed is None:
+            is_allowed = self._allows_send(channel, topic)
+            if len(topic) <= NAME_CHARS_MAX:
+                self._sends[key] = is_allowed
+        return is_allowed
+
+    def _allows_send(self, channel: Channel, topic: str) -> bool:
+        try:
+            subject = self.subject(channel)
+        except RequestError:
+            return False
+        return subject is not None and self.has(subject, wanted_of_topic(topic, PUB))
+
+    def _rules(self, subject: Subject) -> Rules:
+        if subject.user is None:
+            return self._anonymous
+        return self._users.rules(subject.user) if self._settings.authorization else _EVERYTHING
+
+
+def _rejected() -> RequestError:
+    return RequestError(ResponseCode.NO_PERMISSION, REJECTED)
+
+
+def _refusal(subject: Subject, kind: Kind, name: str, verdict: Verdict) -> str:
+    reason = "no matched policies." if verdict.entry is None else "the decision is deny."
+    return (
+        f"User:{subject.user or ANONYMOUS} has no permission to access {kind.value}:{name} "
+        f"from {subject.address}, {reason}"
+    )
+
+
+def is_loopback(host: str) -> bool:
+    """True if only this machine can reach a server that listens on ``host``."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
