@@ -6,10 +6,17 @@ A driver moves the bytes: it sends the buffers that ``request`` returns and pass
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from headrace_protocol.codes import RequestCode
-from headrace_protocol.command import FLAG_ONEWAY, FLAG_RESPONSE, Command, header_fields
+from headrace_protocol.command import (
+    FLAG_ONEWAY,
+    FLAG_RESPONSE,
+    Command,
+    header_fields,
+    to_text_fields,
+)
 from headrace_protocol.frame import Buffer, Frame, FrameReader
 from headrace_protocol.header_codecs import (
     HEADRACE_MARK,
@@ -22,6 +29,9 @@ if TYPE_CHECKING:
     import msgspec
 
 Waiter = TypeVar("Waiter")
+
+# Returns a request's fields with its signature.
+Sign = Callable[[Mapping[str, str], Buffer], dict[str, str]]
 
 _OPAQUE_MASK = 0x7FFFFFFF
 
@@ -52,11 +62,13 @@ class Connection(Generic[Waiter]):
         MSGPACK; once a headrace server has announced the same, headers are sent as MSGPACK.
     peer_is_headrace: whether the peer has announced that it is headrace; known with its first
         response.
+    sign: adds a signature to the fields of each request, if any.
     """
 
     def __init__(self, serialize_type: SerializeType = SerializeType.JSON) -> None:
         self.serialize_type = serialize_type
         self.peer_is_headrace = serialize_type is SerializeType.MSGPACK
+        self.sign: Sign | None = None
         self._reader = FrameReader()
         self._waiting: dict[int, Waiter] = {}
         self._last_opaque = 0
@@ -90,6 +102,22 @@ class Connection(Generic[Waiter]):
         opaque = self._next_opaque()
         self._waiting[opaque] = waiter
         return opaque
+
+    def signed(self, buffers: list[Buffer]) -> list[Buffer]:
+        """A frame that the caller has encoded, signed if requests are."""
+        if self.sign is None:
+            return buffers
+        [(serialize_type, header, body)] = FrameReader().feed(b"".join(buffers))
+        command = decode_header(serialize_type, header)
+        frame = encode_frame(
+            serialize_type,
+            command.code,
+            command.opaque,
+            flag=command.flag,
+            fields=self.sign(command.ext(), body),
+            body_bytes=len(body),
+        )
+        return [frame, body] if body else [frame]
 
     def oneway(
         self, code: int, header: msgspec.Struct | None = None, body: Buffer = b""
@@ -168,6 +196,8 @@ class Connection(Generic[Waiter]):
         if self._mark_next:
             self._mark_next = False
             fields = {**(fields or {}), HEADRACE_MARK: "1"}
+        if self.sign is not None:
+            fields = self.sign(to_text_fields(fields or {}), body)
         serialize_type = self.serialize_type
         if serialize_type is SerializeType.ROCKETMQ and code > _ROCKETMQ_CODE_MAX:
             serialize_type = SerializeType.JSON

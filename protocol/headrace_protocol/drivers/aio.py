@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from anyio.abc import ByteStream
 
     from headrace_protocol.command import Command
+    from headrace_protocol.rights.credentials import Credentials
 
 # Called in the reader task with command and body, or with None, None and the error.
 Callback = Callable[["Command | None", "memoryview | None", "HeadraceError | None"], None]
@@ -97,6 +98,18 @@ class AsyncConnection:
     def peer_is_headrace(self) -> bool:
         """True once the peer has announced that it is headrace; see ``greeted``."""
         return self._connection.peer_is_headrace
+
+    @property
+    def certificate(self) -> bytes | None:
+        """The certificate that the peer has shown, DER; None without TLS."""
+        from anyio.streams.tls import TLSAttribute
+
+        shown: bytes | None = self._stream.extra(TLSAttribute.peer_certificate_binary, None)  # noqa: S610
+        return shown
+
+    def sign_as(self, credentials: Credentials) -> None:
+        """Sign each request from now on."""
+        self._connection.sign = credentials.signed
 
     @property
     def is_greeted(self) -> bool:
@@ -178,7 +191,7 @@ class AsyncConnection:
         """As ``submit``, with a frame encoded by the caller. ``encode`` must not raise."""
         self.check_open()
         opaque = self._connection.expect(callback)
-        self.send_soon(*encode(opaque))
+        self.send_soon(*self._connection.signed(encode(opaque)))
         return opaque
 
     def send_soon(self, *buffers: Buffer) -> None:

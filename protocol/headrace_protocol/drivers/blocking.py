@@ -10,8 +10,10 @@ import socket
 import ssl
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Self
 
+from headrace_protocol.codes import RequestCode
 from headrace_protocol.connection import Connection, Event, RequestReceived
 from headrace_protocol.drivers.address import split_address
 from headrace_protocol.drivers.errors import (
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     import msgspec
 
     from headrace_protocol.frame import Buffer
+    from headrace_protocol.rights.credentials import Credentials
     from headrace_protocol.tls.settings import ClientTls
 
 ResponseCallback = Callable[[Response], None]
@@ -57,15 +60,46 @@ class BlockingConnection:
 
     @classmethod
     def connect(
-        cls, address: str, tls: ClientTls | None = None, *, timeout_ms: float = 5000
+        cls,
+        address: str,
+        tls: ClientTls | None = None,
+        credentials: Credentials | None = None,
+        *,
+        timeout_ms: float = 5000,
     ) -> BlockingConnection:
-        """Open a connection to ``host:port``. Raises ConnectFailed, TlsFailed."""
+        """Open a connection to ``host:port`` and log in, if there are credentials.
+
+        Raises ConnectFailed, TlsFailed; with credentials also what ``log_in`` raises.
+        """
         try:
             sock = socket.create_connection(split_address(address), timeout_ms / 1000)
         except (OSError, ValueError) as error:  # ValueError: a malformed address
             raise ConnectFailed(address, error) from error
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return cls(sock if tls is None else secure(sock, tls, address), address)
+        connection = cls(sock if tls is None else secure(sock, tls, address), address)
+        if credentials is not None:
+            connection._log_in(credentials)
+        return connection
+
+    def _log_in(self, credentials: Credentials) -> None:
+        from headrace_protocol.drivers.login import TIMEOUT_MS, log_in_blocking
+
+        ask = partial(self.request, RequestCode.AUTH_SESSION, timeout_ms=TIMEOUT_MS)
+        try:
+            log_in_blocking(self, ask, credentials)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def certificate(self) -> bytes | None:
+        """The certificate that the peer has shown, DER; None without TLS."""
+        sock = self._socket
+        return sock.getpeercert(binary_form=True) if isinstance(sock, ssl.SSLSocket) else None
+
+    def sign_as(self, credentials: Credentials) -> None:
+        """Sign each request from now on."""
+        self._connection.sign = credentials.signed
 
     @property
     def peer_is_headrace(self) -> bool:

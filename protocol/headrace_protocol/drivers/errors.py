@@ -5,10 +5,16 @@ Clients build on these: a retry loop reads only ``retryable`` and ``refresh_rout
 
 from __future__ import annotations
 
-from headrace_protocol.codes import ResponseCode, code_name
+import re
+from typing import TYPE_CHECKING, ClassVar
+
+from headrace_protocol.codes import RequestCode, ResponseCode, code_name
 from headrace_protocol.errors import ForeignProtocol, PortableError
 from headrace_protocol.frame import TLS
 from headrace_protocol.tls.reasons import alert_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class HeadraceError(PortableError):
@@ -102,6 +108,16 @@ class MalformedAnswer(HeadraceError):
         self.code = code
 
 
+_REMEDIES: Mapping[int, str] = {
+    ResponseCode.TOPIC_NOT_EXIST: "create it with `headrace topic create NAME`",
+    ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST: "create the group, or let the broker create groups",
+    ResponseCode.SYSTEM_BUSY: "the broker is overloaded: retry later",
+    ResponseCode.FLOW_CONTROL: "the broker is overloaded: retry later",
+    ResponseCode.NO_PERMISSION: "see the topic's and the broker's perm (`headrace topic describe`)",
+    ResponseCode.REQUEST_CODE_NOT_SUPPORTED: "this kind or version of server does not support it",
+}
+
+
 class BrokerError(HeadraceError):
     """A broker or nameserver rejected a request.
 
@@ -109,11 +125,13 @@ class BrokerError(HeadraceError):
     remark: the server's explanation.
     """
 
+    _remedies: ClassVar[Mapping[int, str]] = _REMEDIES
+
     def __init__(self, code: int, remark: str | None, address: str, request_code: int) -> None:
         super().__init__(
             f"{code_name(request_code)} at {address}: {_response_name(code)} ({code})"
             + (f": {remark}" if remark else "")
-            + _remedy(code)
+            + _in_brackets(self._remedies.get(code))
         )
         self.code = code
         self.remark = remark
@@ -129,6 +147,43 @@ class BrokerError(HeadraceError):
     def refresh_route(self) -> bool:  # type: ignore[override]
         """True if the response code indicates that the route may have changed."""
         return self.code in _ROUTE_CHANGED
+
+
+class AccessDenied(BrokerError):
+    """The user has no right to what it requests, or is not known; another try changes nothing."""
+
+    retryable = False
+    refresh_route = False
+
+    _remedies: ClassVar[Mapping[int, str]] = {
+        ResponseCode.NO_PERMISSION: (
+            "set HEADRACE_USER and HEADRACE_PASSWORD of a user who may, or grant the right: "
+            "`headrace acl rule add`"
+        )
+    }
+
+
+class LogInFailed(AccessDenied):
+    """A server does not accept a user's name and password, or does not prove that it knows them."""
+
+    def __init__(self, address: str, user: str, reason: str, remedy: str) -> None:
+        HeadraceError.__init__(self, f"cannot log in to {address} as {user!r}: {reason} ({remedy})")
+        self.code: int = ResponseCode.NO_PERMISSION
+        self.remark = reason
+        self.address = address
+        self.request_code: int = RequestCode.AUTH_SESSION
+
+
+def is_denial(code: int, remark: str | None) -> bool:
+    """True if NO_PERMISSION means the user; without rights it means a topic or a broker."""
+    return code == ResponseCode.NO_PERMISSION and bool(remark and _DENIAL.search(remark))
+
+
+# Apache RocketMQ's words, and those of log-ins.
+_DENIAL = re.compile(
+    r"has no permission to access|check signature failed|username cannot be null"
+    r"|^User:.* is (?:not found|disabled)\.|^Authorization failed|log-in|MetadataProvider is not"
+)
 
 
 class QueuePartAway(BrokerError):
@@ -171,14 +226,10 @@ _ROUTE_CHANGED = frozenset(
         ResponseCode.GO_AWAY,
     }
 )
-_REMEDIES = {
-    ResponseCode.TOPIC_NOT_EXIST: "create it with `headrace topic create NAME`",
-    ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST: "create the group, or let the broker create groups",
-    ResponseCode.SYSTEM_BUSY: "the broker is overloaded: retry later",
-    ResponseCode.FLOW_CONTROL: "the broker is overloaded: retry later",
-    ResponseCode.NO_PERMISSION: "see the topic's and the broker's perm (`headrace topic describe`)",
-    ResponseCode.REQUEST_CODE_NOT_SUPPORTED: "this kind or version of server does not support it",
-}
+
+
+def _in_brackets(remedy: str | None) -> str:
+    return f" ({remedy})" if remedy else ""
 
 
 def _response_name(code: int) -> str:
@@ -186,8 +237,3 @@ def _response_name(code: int) -> str:
         return ResponseCode(code).name
     except ValueError:
         return "unknown response"
-
-
-def _remedy(code: int) -> str:
-    remedy = _REMEDIES.get(code)  # type: ignore[call-overload]
-    return f" ({remedy})" if remedy else ""

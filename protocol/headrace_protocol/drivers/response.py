@@ -10,9 +10,11 @@ from headrace_protocol.bodies import Body
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.drivers.errors import (
     NEXT_ITEM,
+    AccessDenied,
     BrokerError,
     MalformedAnswer,
     QueuePartAway,
+    is_denial,
 )
 
 if TYPE_CHECKING:
@@ -53,6 +55,8 @@ class Response(NamedTuple):
             next_offset = _next_item(command)
             if next_offset is not None:
                 return QueuePartAway(*where, next_offset)
+        if is_denial(command.code, command.remark):
+            return AccessDenied(*where)
         return BrokerError(*where)
 
     def header(self, header_type: type[Header]) -> Header:
