@@ -43,7 +43,7 @@ from headrace.table.client import Table as AsyncTable
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
 
-    from headrace.config import TlsOptions
+    from headrace.config import ConnectOptions
     from headrace.messages import Message, SendResult
     from headrace.producer.producer import OnResult
     from headrace.received import Returns
@@ -309,7 +309,7 @@ class Table(Blocking[AsyncTable[Value]], Generic[Value]):
         nameserver: str | Sequence[str] | None = ...,
         timeout_ms: float = ...,
         delivery_timeout_ms: float = ...,
-        **tls: Unpack[TlsOptions],
+        **how: Unpack[ConnectOptions],
     ) -> None: ...
 
     @overload
@@ -323,7 +323,7 @@ class Table(Blocking[AsyncTable[Value]], Generic[Value]):
         nameserver: str | Sequence[str] | None = ...,
         timeout_ms: float = ...,
         delivery_timeout_ms: float = ...,
-        **tls: Unpack[TlsOptions],
+        **how: Unpack[ConnectOptions],
     ) -> None: ...
 
     def __init__(self, topic: str, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""Nameservers and TLS: from arguments, the environment or the user's config file."""
+"""Nameservers, TLS and user: from arguments, the environment or the user's config file."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypedDict
 
+from headrace.accounts import USER_VARIABLE, Account
 from headrace.errors import ConfigurationError
 from headrace.values import plain_int, plain_number, shown
 from headrace_protocol.drivers.address import check_address
-from headrace_protocol.drivers.files import replace_file
+from headrace_protocol.drivers.files import NotPrivate, read_private, replace_file
 from headrace_protocol.tls.settings import ClientTls
 
 if TYPE_CHECKING:
@@ -31,16 +32,19 @@ _SUFFIXES = {
     "server_name": "SERVER_NAME",
 }
 _WORDS = {"": None, "1": True, "true": True, "0": False, "false": False}
-_KNOWN_KEYS = {"nameserver", "tls", "context", "contexts"}
-_CONTEXT_KEYS = {"nameserver", "tls"}
+ACCOUNT_KEYS = ("user", "password", "password_file")
+_CONTEXT_KEYS = {"nameserver", "tls", "auth"}
+_KNOWN_KEYS = _CONTEXT_KEYS | {"context", "contexts"}
 
 
-class TlsOptions(TypedDict, total=False):
+class ConnectOptions(TypedDict, total=False):
     """Arguments of a client. tls: whether to connect with TLS; any of the others means so.
 
     ca_file: authorities of the servers' certificates, PEM; those of the system if left out.
     cert_file, key_file, key_password: the certificate that the client shows, if any.
     server_name: the name that certificates must have, in place of the host of each address.
+    user: as whom the client logs in; "" for nobody, whatever the environment says.
+    password: the user's; that of HEADRACE_PASSWORD_FILE or HEADRACE_PASSWORD if left out.
     """
 
     tls: bool | None
@@ -49,6 +53,8 @@ class TlsOptions(TypedDict, total=False):
     key_file: str | os.PathLike[str] | None
     key_password: str | None
     server_name: str | None
+    user: str | None
+    password: str | None
 
 
 def check_limits(minimum: int = 1, **limits: float | None) -> None:
@@ -90,15 +96,21 @@ class Cluster:
     """A cluster of the config file: a context, or the one without a name.
 
     nameserver: its addresses; None for the default. tls: how to connect; None without TLS.
+    account: as whom; None for nobody.
     """
 
     nameserver: str | None = None
     tls: ClientTls | None = None
+    account: Account | None = None
 
     def arguments(self) -> dict[str, Any]:
-        """Arguments with which a client connects to it, whatever the environment says."""
+        """Arguments with which a client connects to it, whatever the environment says.
+
+        Raises ConfigurationError.
+        """
         tls = {"tls": False} if self.tls is None else {"tls": True, **self.tls._asdict()}
-        return {"nameserver": self.nameserver, **tls}
+        user = {"user": ""} if self.account is None else self.account.credentials()._asdict()
+        return {"nameserver": self.nameserver, **tls, **user}
 
 
 @dataclass
@@ -143,10 +155,10 @@ class Settings:
     def save(self) -> None:
         """Replace the file."""
         lines = [] if self.context is None else [f"context = {_quoted(self.context)}\n"]
-        lines += _lines(self.cluster, "tls")
+        lines += _lines(self.cluster, "")
         for name, cluster in self.contexts.items():
             table = f"contexts.{_quoted(name)}"
-            lines += [f"\n[{table}]\n", *_lines(cluster, f"{table}.tls")]
+            lines += [f"\n[{table}]\n", *_lines(cluster, f"{table}.")]
         replace_file(config_file(), "".join(lines).encode())
 
 
@@ -161,7 +173,23 @@ def _context(value: object, source: str) -> Cluster:
 def _cluster(found: dict[str, object], source: str) -> Cluster:
     nameserver = found.get("nameserver")
     addresses = None if nameserver is None else ";".join(_addresses(nameserver, source))
-    return Cluster(addresses, _tls(found.get("tls"), f"{source}: tls"))
+    tls = _tls(found.get("tls"), f"{source}: tls")
+    return Cluster(addresses, tls, _account(found.get("auth"), f"{source}: auth"))
+
+
+def _account(value: object, source: str) -> Account | None:
+    """The user of a cluster."""
+    if value is None:
+        return None
+    if not isinstance(value, dict) or "user" not in value:
+        raise ConfigurationError(f"{source} is no table with a user")
+    texts = _texts(value, ACCOUNT_KEYS, source)
+    if "password" in value:
+        try:
+            read_private(config_file())
+        except (OSError, NotPrivate) as error:
+            raise ConfigurationError(f"{source}: {error}") from None
+    return Account(texts["user"], texts.get("password"), texts.get("password_file"))
 
 
 def _tls(value: object, source: str) -> ClientTls | None:
@@ -172,11 +200,16 @@ def _tls(value: object, source: str) -> ClientTls | None:
         return ClientTls()
     if not isinstance(value, dict):
         raise ConfigurationError(f"{source} is neither true nor a table of {', '.join(TLS_KEYS)}")
-    _check_keys(value, TLS_KEYS, source)
-    for key, text in value.items():
-        if not isinstance(text, str):
-            raise ConfigurationError(f"{source}: {key} = {text!r} is no text")
-    return ClientTls(**value)
+    return ClientTls(**_texts(value, TLS_KEYS, source))
+
+
+def _texts(found: dict[str, object], known: Iterable[str], source: str) -> dict[str, str]:
+    """The values of a table. Raises ConfigurationError for another key, and what is no text."""
+    _check_keys(found, known, source)
+    texts = {key: value for key, value in found.items() if isinstance(value, str)}
+    for key in found.keys() - texts.keys():
+        raise ConfigurationError(f"{source}: {key} = {found[key]!r} is no text")
+    return texts
 
 
 def _check_keys(found: dict[str, object], known: Iterable[str], source: str) -> None:
@@ -186,13 +219,14 @@ def _check_keys(found: dict[str, object], known: Iterable[str], source: str) -> 
         )
 
 
-def _lines(cluster: Cluster, table: str) -> list[str]:
-    """A cluster in TOML; its TLS comes last, as a table."""
+def _lines(cluster: Cluster, prefix: str) -> list[str]:
+    """A cluster in TOML; TLS and user come last, as tables."""
     lines = [f"nameserver = {_quoted(cluster.nameserver)}\n"] if cluster.nameserver else []
-    if cluster.tls is not None:
-        lines.append(f"\n[{table}]\n")
-        values = cluster.tls._asdict().items()
-        lines += [f"{key} = {_quoted(value)}\n" for key, value in values if value is not None]
+    for name, table in (("tls", cluster.tls), ("auth", cluster.account)):
+        if table is not None:
+            lines.append(f"\n[{prefix}{name}]\n")
+            values = table._asdict().items()
+            lines += [f"{key} = {_quoted(value)}\n" for key, value in values if value is not None]
     return lines
 
 
@@ -218,7 +252,7 @@ def resolve_nameservers(argument: str | Sequence[str] | None = None) -> tuple[st
     return tuple((Settings.load().used.nameserver or NAMESERVER_DEFAULT).split(";"))
 
 
-def resolve_tls(options: TlsOptions, nameserver: object = None) -> ClientTls | None:
+def resolve_tls(options: ConnectOptions, nameserver: object = None) -> ClientTls | None:
     """TLS of a client's connections; None for none.
 
     options: of the client. Without any, the environment variables HEADRACE_TLS... apply, then the
@@ -228,17 +262,39 @@ def resolve_tls(options: TlsOptions, nameserver: object = None) -> ClientTls | N
     Raises ConfigurationError.
     """
     values: dict[str, str] = {}
-    for key, value in options.items():
-        if key != "tls" and value is not None:
+    for key in TLS_KEYS:
+        if (value := options.get(key)) is not None:
             values[key] = str(value)
     is_wanted = options.get("tls")
     if is_wanted is None and not values:
-        return _environment_tls(is_chosen=bool(nameserver))
+        return _environment_tls(nameserver)
     if is_wanted is False:
         if values:
             raise ConfigurationError(f"tls=False, but {min(values)} is given: leave out one")
         return None
     return ClientTls(**values)
+
+
+def resolve_account(options: ConnectOptions, nameserver: object = None) -> Account | None:
+    """The user of a client's connections; None for nobody.
+
+    options, nameserver: as of ``resolve_tls``, in place of which HEADRACE_USER applies, then the
+    context in use, and the table ``auth`` of ~/.config/headrace.toml. Raises ConfigurationError.
+    """
+    user, password = options.get("user"), options.get("password")
+    if user is None:
+        if password is not None:
+            raise ConfigurationError("password is given without user: give both")
+        user = os.environ.get(USER_VARIABLE)
+        return Account(user) if user else _used(nameserver).account
+    return Account(user, password) if user else None
+
+
+def _used(nameserver: object) -> Cluster:
+    """The cluster of the file; not the context if other servers are chosen."""
+    settings = Settings.load()
+    is_chosen = bool(nameserver) or bool(os.environ.get(NAMESERVER_VARIABLE))
+    return settings.cluster if is_chosen else settings.used
 
 
 def with_password(tls: ClientTls | None) -> ClientTls | None:
@@ -248,8 +304,8 @@ def with_password(tls: ClientTls | None) -> ClientTls | None:
     return tls._replace(key_password=os.environ.get(f"{TLS_VARIABLE}_KEY_PASSWORD"))
 
 
-def _environment_tls(*, is_chosen: bool) -> ClientTls | None:
-    """TLS of the environment, else of the file. is_chosen: an argument names the servers."""
+def _environment_tls(nameserver: object) -> ClientTls | None:
+    """TLS of the environment, else of the file."""
     word = os.environ.get(TLS_VARIABLE, "").lower()
     if word not in _WORDS:
         raise ConfigurationError(f"{TLS_VARIABLE}={word}: expected 1 or 0")
@@ -260,9 +316,7 @@ def _environment_tls(*, is_chosen: bool) -> ClientTls | None:
         return ClientTls(**values)
     if is_wanted is False:
         return None
-    settings = Settings.load()
-    is_chosen = is_chosen or bool(os.environ.get(NAMESERVER_VARIABLE))
-    return settings.cluster.tls if is_chosen else settings.used.tls
+    return _used(nameserver).tls
 
 
 def _read(path: Path) -> dict[str, object]:

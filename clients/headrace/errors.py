@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from headrace_protocol.drivers.errors import (
+    AccessDenied,
     BrokerError,
     ConnectFailed,
     ConnectionLost,
     HeadraceError,
+    LogInFailed,
     MalformedAnswer,
     QueuePartAway,
     RequestTimeout,
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from headrace_protocol.bodies import MessageQueue
 
 __all__ = [
+    "AccessDenied",
     "BrokerError",
     "ClientClosed",
     "ConfigurationError",
@@ -35,6 +38,7 @@ __all__ = [
     "InvalidMessage",
     "InvalidValue",
     "KeyLookupUnsupported",
+    "LogInFailed",
     "MalformedAnswer",
     "NameserverUnavailable",
     "NoBroker",

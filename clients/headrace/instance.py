@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from headrace.config import resolve_nameservers, resolve_tls
+from headrace.config import resolve_account, resolve_nameservers, resolve_tls
 from headrace.errors import (
     ClientClosed,
     ConfigurationError,
@@ -52,12 +52,13 @@ if TYPE_CHECKING:
     import msgspec
     from anyio.abc import TaskGroup
 
-    from headrace.config import TlsOptions
+    from headrace.config import ConnectOptions
     from headrace.spans import Tracing
     from headrace_protocol.bodies import MessageQueue
     from headrace_protocol.command import Command
     from headrace_protocol.drivers.response import Response
     from headrace_protocol.frame import Buffer
+    from headrace_protocol.rights.credentials import Credentials
 
 _log = logging.getLogger("headrace.client")
 
@@ -91,7 +92,7 @@ def local_ip() -> str:
         return str(probe.getsockname()[0])
 
 
-def _connector(options: TlsOptions, nameserver: object) -> Connect:
+def _connector(options: ConnectOptions, nameserver: object) -> Connect:
     """Connects with TLS, or without. Raises ConfigurationError."""
     settings = resolve_tls(options, nameserver)
     if settings is None:
@@ -105,12 +106,25 @@ def _connector(options: TlsOptions, nameserver: object) -> Connect:
         raise ConfigurationError(str(error)) from error
 
 
+async def _log_in(connection: AsyncConnection, credentials: Credentials) -> None:
+    """Log a connection in, or close it. Raises as ``log_in``."""
+    from headrace_protocol.drivers.login import log_in
+
+    try:
+        await log_in(connection, credentials)
+    except BaseException:
+        with anyio.CancelScope(shield=True):
+            await connection.close()
+        raise
+
+
 class ClientInstance:
     """Connections to nameservers and brokers, shared by the parts of one client.
 
     client_id: ``ip@pid#nanoseconds``, or ``ip@instance_name``; it distinguishes the members of a
         group.
     connect: opens its connections; an argument is in place of TCP and TLS, e.g. in memory.
+    how: TLS and user of its connections.
     producer_group: announced to brokers when not None.
     consumers: consumer groups to announce in heartbeats; filled by consumers.
     handlers: handlers of brokers' requests, by code; filled by consumers.
@@ -122,7 +136,7 @@ class ClientInstance:
         nameserver: str | Sequence[str] | None = None,
         *,
         connect: Connect | None = None,
-        tls: TlsOptions | None = None,
+        how: ConnectOptions | None = None,
         producer_group: str | None = None,
         instance_name: str | None = None,
     ) -> None:
@@ -133,7 +147,9 @@ class ClientInstance:
         self.producer_group = producer_group
         self.consumers: list[ConsumerData] = []
         self.handlers: dict[int, RequestHandler] = {}
-        self.connect = connect or _connector(tls or {}, nameserver)
+        self.connect = connect or _connector(how or {}, nameserver)
+        account = resolve_account(how or {}, nameserver)
+        self._credentials = None if account is None else account.credentials()
         self._connections: dict[str, AsyncConnection] = {}
         self._opened_at: dict[str, float] = {}
         self._connecting: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
@@ -233,6 +249,8 @@ class ClientInstance:
             # The end of the event loop has cancelled the group, before the block is left.
             await connection.close()
             raise ClientClosed("the client") from None
+        if self._credentials is not None:
+            await _log_in(connection, self._credentials)
         self._connections[address] = connection
         self._opened_at[address] = anyio.current_time()
         if address not in self.nameservers:

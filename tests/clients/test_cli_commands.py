@@ -472,12 +472,37 @@ def test_contexts(mq: Embedded, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
             "in_use": False,
             "nameserver": "127.0.0.1:1;127.0.0.1:2",
             "tls": False,
+            "user": None,
         },
-        {"context": "here", "in_use": True, "nameserver": mq.nameserver, "tls": False},
+        {
+            "context": "here",
+            "in_use": True,
+            "nameserver": mq.nameserver,
+            "tls": False,
+            "user": None,
+        },
     ]
     assert "has no context other" in fail(3, "context", "use", "other")
     assert "is not a name for a context" in fail(2, "context", "add", "a b", "a:1")
     assert "is not an address" in fail(2, "context", "add", "c", "nowhere")
+
+
+def test_contexts_with_users(mq: Embedded, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.delenv("HEADRACE_NAMESERVER")
+    password = tmp_path / "alice.pw"
+    password.write_text("hidden")
+    password.chmod(0o644)
+    named = ("context", "add", "here", mq.nameserver, "--user", "alice")
+    assert "chmod 600" in fail(2, *named, "--password-file", str(password))
+    password.chmod(0o600)
+    succeed(*named, "--password-file", str(password))
+    succeed("context", "use", "here")
+    # This cluster has no users, so that everybody is welcome.
+    assert succeed("cluster").rows()
+    listed = succeed("context", "list", "--json")
+    assert [row["user"] for row in listed.json()] == ["alice"]
+    assert "needs --user" in fail(2, "context", "add", "c", "a:1", "--password-file", str(password))
 
 
 # -- what goes wrong -------------------------------------------------------------------------------

@@ -12,11 +12,13 @@ import pytest
 import trio
 
 import headrace
+from headrace.accounts import PASSWORD_FILE_VARIABLE, PASSWORD_VARIABLE, USER_VARIABLE, Account
 from headrace.config import (
     NAMESERVER_VARIABLE,
     Cluster,
+    ConnectOptions,
     Settings,
-    TlsOptions,
+    resolve_account,
     resolve_nameservers,
     resolve_tls,
 )
@@ -29,6 +31,8 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any
     """A function that writes the user's config file."""
     monkeypatch.delenv(NAMESERVER_VARIABLE, raising=False)
     monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    for variable in (USER_VARIABLE, PASSWORD_VARIABLE, PASSWORD_FILE_VARIABLE):
+        monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
 
     def write(text: str) -> Path:
@@ -206,7 +210,7 @@ def test_tls_of_the_environment_and_of_arguments_comes_first(
 def test_wrong_settings_of_tls_are_named(
     config: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
-    options: TlsOptions,
+    options: ConnectOptions,
     variable: str,
     file: str,
     reason: str,
@@ -215,3 +219,117 @@ def test_wrong_settings_of_tls_are_named(
     monkeypatch.setenv("HEADRACE_TLS", variable)
     with pytest.raises(ConfigurationError, match=re.escape(reason)):
         resolve_tls(options)
+
+
+# -- users -----------------------------------------------------------------------------------------
+
+USERS = """
+nameserver = "file:1"
+[auth]
+user = "filed"
+password_file = "filed.pw"
+[contexts.plain]
+nameserver = "plain:1"
+[contexts.own]
+nameserver = "own:1"
+[contexts.own.auth]
+user = "own"
+"""
+
+
+def private(path: Path, text: str) -> str:
+    """A file of mode 0600."""
+    path.write_text(text)
+    path.chmod(0o600)
+    return str(path)
+
+
+def test_the_user_of_the_file_belongs_to_its_addresses(config: Callable[..., Any]) -> None:
+    path = config(USERS)
+    filed = Account("filed", password_file="filed.pw")
+    assert resolve_account({}) == filed
+    path.write_text('context = "own"' + USERS)
+    assert resolve_account({}) == Account("own")
+    assert resolve_account({}, "argument:1") == filed
+    path.write_text('context = "plain"' + USERS)
+    assert resolve_account({}) is None
+
+
+def test_the_user_of_the_environment_and_of_arguments_comes_first(
+    config: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config(USERS)
+    monkeypatch.setenv(USER_VARIABLE, "environment")
+    assert resolve_account({}) == Account("environment")
+    assert resolve_account({"user": "argument", "password": "pw"}) == Account("argument", "pw")
+    assert resolve_account({"user": ""}) is None
+
+
+def test_a_password_is_found_where_it_is_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigurationError, match="user 'a' has no password: set HEADRACE_PASS"):
+        Account("a").credentials()
+    monkeypatch.setenv(PASSWORD_FILE_VARIABLE, private(tmp_path / "a.pw", "of the file\n"))
+    assert Account("a").credentials() == ("a", "of the file")
+    monkeypatch.setenv(PASSWORD_VARIABLE, "of the environment")
+    assert Account("a").credentials() == ("a", "of the environment")
+    assert Account("a", password_file=str(tmp_path / "a.pw")).credentials() == ("a", "of the file")
+    assert Account("a", "of the argument").credentials() == ("a", "of the argument")
+
+
+def test_a_password_file_for_others_to_read_is_rejected(tmp_path: Path) -> None:
+    path = Path(private(tmp_path / "a.pw", "hidden"))
+    path.chmod(0o640)
+    with pytest.raises(ConfigurationError, match="chmod 600") as caught:
+        Account("a", password_file=str(path)).credentials()
+    assert "hidden" not in str(caught.value)
+    path.chmod(0o600)
+    path.write_text("\n")
+    with pytest.raises(ConfigurationError, match="is empty"):
+        Account("a", password_file=str(path)).credentials()
+
+
+def test_a_password_in_the_config_file_needs_a_private_file(config: Callable[..., Any]) -> None:
+    path = config('[auth]\nuser = "a"\npassword = "hidden"')
+    path.chmod(0o644)
+    with pytest.raises(ConfigurationError, match="chmod 600") as caught:
+        resolve_account({})
+    assert "hidden" not in str(caught.value)
+    path.chmod(0o600)
+    account = resolve_account({})
+    assert account == Account("a", "hidden")
+    assert "hidden" not in repr(account)
+
+
+@pytest.mark.parametrize(
+    ("options", "file", "reason"),
+    [
+        ({"password": "pw"}, "", "password is given without user"),
+        ({}, "auth = 3", "auth is no table with a user"),
+        ({}, "[auth]\npassword_file = 'x'", "auth is no table with a user"),
+        ({}, "[auth]\nuser = 'a'\nsecret = 'x'", "auth: unknown key 'secret'"),
+        ({}, "[auth]\nuser = 1", "auth: user = 1 is no text"),
+    ],
+)
+def test_wrong_settings_of_users_are_named(
+    config: Callable[..., Any], options: ConnectOptions, file: str, reason: str
+) -> None:
+    config(file)
+    with pytest.raises(ConfigurationError, match=re.escape(reason)):
+        resolve_account(options)
+
+
+def test_the_user_survives_a_save_of_the_file(config: Callable[..., Any]) -> None:
+    config(USERS)
+    Settings.load().save()
+    assert resolve_account({}) == Account("filed", password_file="filed.pw")
+    assert Settings.load().contexts["own"].account == Account("own")
+
+
+def test_arguments_of_a_cluster_have_its_user_or_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(USER_VARIABLE, "environment")
+    monkeypatch.setenv(PASSWORD_VARIABLE, "pw")
+    assert Cluster("a:1").arguments()["user"] == ""
+    named = Cluster("a:1", account=Account("own")).arguments()
+    assert (named["user"], named["password"]) == ("own", "pw")

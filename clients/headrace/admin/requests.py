@@ -30,7 +30,7 @@ from headrace_protocol.message import decode_records
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from headrace.config import TlsOptions
+    from headrace.config import ConnectOptions
     from headrace.missing import MissingPart
     from headrace_protocol.departed import DepartedBroker
     from headrace_protocol.drivers.aio import Connect
@@ -75,9 +75,9 @@ class BrokerRequests(Startable):
         *,
         nameserver: str | Sequence[str] | None = None,
         connect: Connect | None = None,
-        **tls: Unpack[TlsOptions],
+        **how: Unpack[ConnectOptions],
     ) -> None:
-        self._instance = ClientInstance(nameserver, connect=connect, tls=tls)
+        self._instance = ClientInstance(nameserver, connect=connect, how=how)
 
     async def __aenter__(self) -> Self:
         await self._instance.start()

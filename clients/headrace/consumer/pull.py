@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-    from headrace.config import TlsOptions
+    from headrace.config import ConnectOptions
     from headrace.errors import HeadraceError
     from headrace.missing import MissingPart
     from headrace.received import MessageBatch
@@ -69,7 +69,7 @@ class PullConsumer(Startable):
         body_bytes_max: int = BODY_BYTES_MAX,
         batch_bytes_max: int = BATCH_BYTES_MAX,
         connect: Connect | None = None,
-        **tls: Unpack[TlsOptions],
+        **how: Unpack[ConnectOptions],
     ) -> None:
         group = None if group is None else check_group(group)
         start = check_start(start)
@@ -84,7 +84,7 @@ class PullConsumer(Startable):
         self.group = group
         self._start = start
         self._limits = Limits(queue_messages_max, queue_bytes_max)
-        self._instance = ClientInstance(nameserver, connect=connect, tls=tls)
+        self._instance = ClientInstance(nameserver, connect=connect, how=how)
         self._offsets = offset_store(self._instance, offsets_topic)
         self._inbox = Inbox("PullConsumer")
         self._fetcher = Fetcher(

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
     from pathlib import Path
 
-    from headrace.config import TlsOptions
+    from headrace.config import ConnectOptions
     from headrace.consumer.assignment import OnQueue
     from headrace.consumer.process_queue import ProcessQueue
     from headrace.errors import HeadraceError
@@ -127,7 +127,7 @@ class Consumer(Startable):
         on_assigned: OnQueue | None = None,
         on_revoked: OnQueue | None = None,
         connect: Connect | None = None,
-        **tls: Unpack[TlsOptions],
+        **how: Unpack[ConnectOptions],
     ) -> None:
         self.group = group = check_group(group)
         check_limits(
@@ -155,7 +155,7 @@ class Consumer(Startable):
             _check_not_given(given)
         self._subscriptions = _subscriptions(group, topics, retries=not broadcast)
         name = _INSTANCE if broadcast else None
-        self._instance = ClientInstance(nameserver, connect=connect, tls=tls, instance_name=name)
+        self._instance = ClientInstance(nameserver, connect=connect, how=how, instance_name=name)
         self._offsets = (
             LocalOffsetStore(self._instance, group, offsets_dir)
             if broadcast

@@ -23,7 +23,7 @@ from headrace_protocol.command import FLAG_ONEWAY
 from headrace_protocol.recall_handle import decode_recall_handle
 
 if TYPE_CHECKING:
-    from headrace.config import TlsOptions
+    from headrace.config import ConnectOptions
     from headrace_protocol.bodies import MessageQueue
     from headrace_protocol.drivers.aio import Connect
 
@@ -62,7 +62,7 @@ class Producer(Startable):
         compress_from_bytes: int | None = 4096,
         on_check: OnCheck | None = None,
         connect: Connect | None = None,
-        **tls: Unpack[TlsOptions],
+        **how: Unpack[ConnectOptions],
     ) -> None:
         group = check_group(group)
         check_callback("on_check", on_check)
@@ -71,7 +71,7 @@ class Producer(Startable):
             0, delivery_timeout_ms=delivery_timeout_ms, compress_from_bytes=compress_from_bytes
         )
         self.group = group
-        self._instance = ClientInstance(nameserver, connect=connect, tls=tls, producer_group=group)
+        self._instance = ClientInstance(nameserver, connect=connect, how=how, producer_group=group)
         self._sender = Sender(
             self._instance,
             group,

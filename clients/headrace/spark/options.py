@@ -25,7 +25,7 @@ from headrace_protocol.bodies import MessageQueue
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from headrace.config import TlsOptions
+    from headrace.config import ConnectOptions
     from headrace_protocol.tls.settings import ClientTls
 
 # Large enough to justify a task, small enough to read again after a failure.
@@ -125,7 +125,7 @@ class Limits:
 class ReadOptions:
     """The options of a read; ``starting`` and ``ending`` are None if not given.
 
-    group: the consumer group that commits its positions; None commits none.
+    group: the consumer group to commit progress for; None commits none.
     tags, sql: see ``plan.tasks.ReadPlan``.
     schema, encoding: of message bodies, see ``body.format.body_format``.
     table: whether the topics are tables.
@@ -298,7 +298,7 @@ def tls(options: Options) -> ClientTls | None:
     """TLS of all connections, without a password, see ``resolve_tls``. Raises OptionError."""
     given = {argument: options.text(name) for name, argument in TLS_OPTIONS.items()}
     is_wanted = options.flag("tls", default=True) if given["tls"] else None
-    arguments = cast("TlsOptions", {**given, "tls": is_wanted})
+    arguments = cast("ConnectOptions", {**given, "tls": is_wanted})
     try:
         found = resolve_tls(arguments, options.text("nameserver"))
     except ConfigurationError as error:

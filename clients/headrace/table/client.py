@@ -26,7 +26,7 @@ from headrace_protocol.message import DELETE
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from headrace.config import TlsOptions
+    from headrace.config import ConnectOptions
     from headrace.table.codec import Codec
     from headrace_protocol.drivers.aio import Connect
     from headrace_protocol.message import StoredMessage
@@ -98,7 +98,7 @@ class Table(Startable, Generic[Value]):
         timeout_ms: float = ...,
         delivery_timeout_ms: float = ...,
         connect: Connect | None = ...,
-        **tls: Unpack[TlsOptions],
+        **how: Unpack[ConnectOptions],
     ) -> None: ...
 
     @overload
@@ -113,7 +113,7 @@ class Table(Startable, Generic[Value]):
         timeout_ms: float = ...,
         delivery_timeout_ms: float = ...,
         connect: Connect | None = ...,
-        **tls: Unpack[TlsOptions],
+        **how: Unpack[ConnectOptions],
     ) -> None: ...
 
     def __init__(
@@ -127,7 +127,7 @@ class Table(Startable, Generic[Value]):
         timeout_ms: float = 3000,
         delivery_timeout_ms: float = DELIVERY_TIMEOUT_MS,
         connect: Connect | None = None,
-        **tls: Unpack[TlsOptions],
+        **how: Unpack[ConnectOptions],
     ) -> None:
         check_limits(timeout_ms=timeout_ms)
         check_limits(0, delivery_timeout_ms=delivery_timeout_ms)
@@ -137,7 +137,7 @@ class Table(Startable, Generic[Value]):
         self._timeout_ms = timeout_ms
         self._allow_partial = allow_partial
         self._delivery_timeout_s = delivery_timeout_ms / 1000
-        self._instance = ClientInstance(nameserver, connect=connect, tls=tls, producer_group=_GROUP)
+        self._instance = ClientInstance(nameserver, connect=connect, how=how, producer_group=_GROUP)
         self._sender = Sender(
             self._instance,
             _GROUP,

@@ -6,6 +6,7 @@ import re
 
 import click
 
+from headrace.accounts import Account
 from headrace.admin import completion, options
 from headrace.admin.failures import NotFound
 from headrace.admin.output import print_rows
@@ -30,6 +31,7 @@ def command() -> None:
     "headrace context add local 127.0.0.1:9876",
     "headrace context add staging 'ns-1:9876;ns-2:9876'",
     "headrace context add production ns.example.org:9876 --ca-file ca.pem",
+    "headrace context add production ns.example.org:9876 --user alice --password-file alice.pw",
 )
 @click.argument("name", metavar="NAME")
 @click.argument("nameserver", metavar="HOST:PORT[;...]")
@@ -47,7 +49,22 @@ def command() -> None:
     metavar="NAME",
     help="Name that certificates must have. Default: the host of each address.",
 )
-def add(name: str, nameserver: str, *, tls: bool, **files: str | None) -> None:
+@click.option("--user", metavar="NAME", help="User to log in as.")
+@click.option(
+    "--password-file",
+    type=_FILE,
+    metavar="FILE",
+    help="File with the password, of mode 0600. Default: HEADRACE_PASSWORD_FILE.",
+)
+def add(
+    name: str,
+    nameserver: str,
+    *,
+    tls: bool,
+    user: str | None,
+    password_file: str | None,
+    **files: str | None,
+) -> None:
     """Name a cluster by its nameservers, or change them."""
     if not _NAME.fullmatch(name):
         raise ConfigurationError(
@@ -56,8 +73,21 @@ def add(name: str, nameserver: str, *, tls: bool, **files: str | None) -> None:
     addresses = ";".join(resolve_nameservers(nameserver))
     settings = Settings.load()
     given = {key: value for key, value in files.items() if value is not None}
-    settings.contexts[name] = Cluster(addresses, ClientTls(**given) if tls or given else None)
+    settings.contexts[name] = Cluster(
+        addresses, ClientTls(**given) if tls or given else None, _account(user, password_file)
+    )
     settings.save()
+
+
+def _account(user: str | None, password_file: str | None) -> Account | None:
+    if user is None:
+        if password_file is not None:
+            raise ConfigurationError("--password-file needs --user NAME")
+        return None
+    account = Account(user, password_file=password_file)
+    if password_file is not None:
+        account.credentials()
+    return account
 
 
 @command.subcommand("use", "headrace context use staging")
@@ -98,6 +128,7 @@ def list_contexts(*, as_json: bool) -> None:
             "in_use": name == settings.context,
             "nameserver": cluster.nameserver,
             "tls": cluster.tls is not None,
+            "user": cluster.account.user if cluster.account else None,
         }
         for name, cluster in sorted(settings.contexts.items())
     ]
