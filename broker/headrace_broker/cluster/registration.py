@@ -19,7 +19,7 @@ from headrace_daemon.slices import in_slices
 from headrace_protocol import fastjson
 from headrace_protocol.bodies import DataVersion, TopicConfigSerializeWrapper
 from headrace_protocol.codes import RequestCode
-from headrace_protocol.drivers.errors import HeadraceError
+from headrace_protocol.drivers.errors import AccessDenied, HeadraceError
 from headrace_protocol.errors import PortableError
 from headrace_protocol.nameserver_headers import RegisterBrokerHeader, UnregisterBrokerHeader
 from headrace_protocol.outages import Outages
@@ -46,6 +46,16 @@ class IdentityTaken(PortableError):
             f"broker {config.broker_name} with id {config.broker_id} already runs at "
             f"{other_address} (according to nameserver {nameserver}): give this one another "
             "brokerName or brokerId, or stop the other"
+        )
+
+
+class RegistrationDenied(HeadraceError):
+    """A nameserver does not let this broker register."""
+
+    def __init__(self, denial: AccessDenied) -> None:
+        super().__init__(
+            f"{denial.remark} (set innerClientAuthenticationCredentials to those of a user with "
+            "Update on the cluster at that nameserver, such as its own)"
         )
 
 
@@ -208,7 +218,11 @@ class Registration:
             body_crc32=zlib.crc32(body) & _CRC_MASK,
         )
         ask = Ask(nameserver, RequestCode.REGISTER_BROKER, header=header, body=body)
-        (await self._peers.ask(REGISTRATION, ask)).expect()
+        response = await self._peers.ask(REGISTRATION, ask)
+        try:
+            response.expect()
+        except AccessDenied as denial:
+            raise RegistrationDenied(denial) from None
         self._registered[nameserver] = change_count
         self._call_registered()
 

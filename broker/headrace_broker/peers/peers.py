@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from headrace_protocol.columns import Buffer
     from headrace_protocol.command import Command
     from headrace_protocol.drivers.aio import AsyncConnection, Connect
+    from headrace_protocol.rights.credentials import Credentials
     from headrace_protocol.serving import Channel
 
 log = structlog.get_logger("headrace.broker")
@@ -155,10 +156,14 @@ class Peers:
         connect: Connect,
         timeout_ms: Callable[[], int],
         answer_bytes_max: int = ANSWER_BYTES_MAX,
+        credentials: Credentials | None = None,
     ) -> None:
-        """timeout_ms: the current ``forwardTimeout``. answer_bytes_max: of answers under way."""
+        """timeout_ms: the current ``forwardTimeout``. answer_bytes_max: of answers under way.
+
+        credentials: with which each connection is logged in, if any.
+        """
         self.on_waiting: Callable[[bool], None] = lambda _is_waiting: None
-        self._connect = connect
+        self._connected = partial(connected, connect, credentials=credentials)
         self._timeout_ms = timeout_ms
         self._outages = Outages(log.warning, trio.current_time)
         self._brokers: dict[str, _Peer] = {}
@@ -256,7 +261,7 @@ class Peers:
 
         Raises HeadraceError; the block is cancelled when the connection ends.
         """
-        async with connected(self._connect, address) as connection:
+        async with self._connected(address) as connection:
             if address in self._held:
                 raise ConnectFailed(address, "another part of this broker has a connection to it")
             self._held[address] = _Peer(address, connection)
@@ -268,7 +273,7 @@ class Peers:
     async def is_alive(self, address: str) -> bool:
         """True if a server takes connections at an address."""
         try:
-            async with connected(self._connect, address):
+            async with self._connected(address):
                 return True
         except HeadraceError:
             return False
@@ -392,7 +397,7 @@ class Peers:
 
     async def _connect_to(self, name: str, peer: _Peer) -> None:
         peer.address = await self.find_address(name)
-        async with connected(self._connect, peer.address) as connection:
+        async with self._connected(peer.address) as connection:
             peer.connection, peer.pause_s = connection, _PAUSE_S
             self._outages.worked(f"broker {name}")
             while peer.waiting:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,19 +15,24 @@ from headrace_broker.cluster.registration import IdentityTaken
 from headrace_broker.server import Broker
 from headrace_daemon.network import MemoryNetwork
 from headrace_protocol.admin_headers import CreateTopicHeader, DeleteTopicHeader
-from headrace_protocol.codes import RequestCode
+from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.drivers.aio import AsyncConnection
 from headrace_protocol.nameserver_headers import GetRouteInfoHeader
+from headrace_protocol.serving import Reply
 from tests.support.running import nameserver, small_config
+from tests.support.scripted import scripted
 
 NAMESERVER = "127.0.0.1:9876"
 
 
 async def run_broker(
-    network: MemoryNetwork, folder: Path, task_status: trio.TaskStatus[str]
+    network: MemoryNetwork,
+    folder: Path,
+    task_status: trio.TaskStatus[str],
+    at: str = NAMESERVER,
 ) -> None:
     config = small_config(
-        folder, listen_port=0, namesrv_addr=NAMESERVER, mapped_file_size_consume_queue=20_000
+        folder, listen_port=0, namesrv_addr=at, mapped_file_size_consume_queue=20_000
     )
     await Broker(config, network).run(task_status=task_status)
 
@@ -65,6 +71,23 @@ async def test_a_nameserver_that_starts_again_hears_of_the_broker_at_once(
         f"{place} is unavailable, retrying",
         f"{place} has been unavailable for 30 s (16 attempts)",
     ]
+
+
+async def test_a_nameserver_that_denies_the_registration_is_an_outage_with_a_way_out(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    network = MemoryNetwork()
+    denial = "User:inner has no permission to access Cluster:c from 127.0.0.1, no matched policies."
+    async with scripted(network) as (server,), trio.open_nursery() as nursery:
+        denied = Reply(code=ResponseCode.NO_PERMISSION, remark=denial)
+        for code in (RequestCode.GET_BROKER_MEMBER_GROUP, RequestCode.REGISTER_BROKER):
+            server.answer(code, denied)
+        with structlog.testing.capture_logs() as logs:
+            await nursery.start(partial(run_broker, network, tmp_path, at=server.address))
+            await trio.sleep(20)
+        nursery.cancel_scope.cancel()
+    [line] = [each["event"] for each in logs if "unavailable" in each["event"]]
+    assert f"{denial} (set innerClientAuthenticationCredentials to those of" in line
 
 
 async def test_two_brokers_with_one_identity_are_told_apart(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 import structlog.testing
@@ -21,11 +22,13 @@ from headrace_protocol.drivers.errors import (
     ConnectFailed,
     ConnectionLost,
     HeadraceError,
+    LogInFailed,
     RequestTimeout,
 )
 from headrace_protocol.drivers.response import Response
 from headrace_protocol.headers import OffsetResponseHeader
 from headrace_protocol.nameserver_headers import GetRouteInfoHeader
+from headrace_protocol.rights.credentials import Credentials
 from headrace_protocol.serving import Reply
 from tests.support.scripted import Asked, Scripted, close, scripted, static_route
 
@@ -39,12 +42,12 @@ QUICK = Caller("quick", 500, 10)
 class Peer:
     """Another broker, and what is asked of it."""
 
-    def __init__(self, network: MemoryNetwork, server: Scripted, **limits: int) -> None:
+    def __init__(self, network: MemoryNetwork, server: Scripted, **options: Any) -> None:
         self.server = server
         self.is_known = True
         self.lookups: list[str] = []
         self.outcomes: list[tuple[str, Outcome]] = []
-        self.peers = Peers(network.connect, lambda: TIMEOUT_MS, **limits)
+        self.peers = Peers(network.connect, lambda: TIMEOUT_MS, **options)
         self.peers.find_address = self.find
 
     async def find(self, name: str) -> str:
@@ -71,10 +74,10 @@ class Peer:
 
 
 @asynccontextmanager
-async def asking(**limits: int) -> AsyncIterator[Peer]:
+async def asking(**options: Any) -> AsyncIterator[Peer]:
     network = MemoryNetwork()
     async with scripted(network) as (server,), trio.open_nursery() as nursery:
-        peer = Peer(network, server, **limits)
+        peer = Peer(network, server, **options)
         nursery.start_soon(peer.peers.run)
         yield peer
         nursery.cancel_scope.cancel()
@@ -96,6 +99,37 @@ async def test_answers_come_in_order_over_one_connection(autojump_clock: object)
         assert isinstance(response, Response)
         answer = Answer.of(response)
         assert (answer.number("offset"), b"".join(answer.body)) == (7, b"body")
+
+
+INNER = Credentials("inner", "innersecret")
+
+
+async def test_connections_are_logged_in_first_and_sign_where_that_is_unknown(
+    autojump_clock: object,
+) -> None:
+    async with asking(credentials=INNER) as peer:
+        unknown = Reply(code=ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
+        peer.server.answer(RequestCode.AUTH_SESSION, unknown)
+        peer.begin("a")
+        await peer.until(1)
+        login, request = peer.server.asked
+        assert login.code == RequestCode.AUTH_SESSION
+        assert INNER.signed({"n": "a"}, b"") == request.ext
+
+
+async def test_a_rejected_log_in_names_the_setting(autojump_clock: object) -> None:
+    async with asking(credentials=INNER) as peer:
+        rejected = Reply(code=ResponseCode.NO_PERMISSION, remark="log-in rejected")
+        peer.server.answer(RequestCode.AUTH_SESSION, rejected)
+        with structlog.testing.capture_logs() as lines:
+            peer.begin("a")
+            await peer.until(1)
+        [(_, error)] = peer.outcomes
+        assert isinstance(error, LogInFailed)
+        [line] = lines
+        for text in (str(error), str(line)):
+            assert "as 'inner': log-in rejected (set innerClientAuthenticationCredentials" in text
+            assert INNER.password not in text
 
 
 @pytest.mark.parametrize(("caller", "time_s"), [(MANY, TIMEOUT_MS / 1000), (QUICK, 0.5)])
