@@ -27,27 +27,14 @@ from headrace_protocol.rights.wanted import (
     wanted,
     wanted_of_topic,
 )
-from headrace_protocol.serving import Request
 from headrace_protocol.system_topics import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from tests.abuse.hostile import plain_fields
 from tests.support.broker import BrokerUnderTest
 from tests.support.nameserver import NameServerUnderTest
-from tests.support.rights import request_of
+from tests.support.rights import plain_request, request_of
 from tests.support.wire_types import REQUEST_HEADERS
 
 APACHE = Path(__file__).with_name("apache_rights.txt")
-
-BODIES: dict[int, Any] = {
-    C.LOCK_BATCH_MQ: {
-        "consumerGroup": "Foreign",
-        "clientId": "c",
-        "mqSet": [{"topic": "Foreign", "brokerName": "b", "queueId": 0}],
-    },
-    C.CHECK_CLIENT_CONFIG: {"group": "Foreign", "subscriptionData": {"topic": "Foreign"}},
-    C.UPDATE_AND_CREATE_TOPIC_LIST: {"topicConfigList": [{"topicName": "Foreign"}]},
-    C.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: {"groupName": "Foreign"},
-}
-BODIES[C.UNLOCK_BATCH_MQ] = BODIES[C.LOCK_BATCH_MQ]
 
 # What is asked here where Apache's broker asks otherwise, and why.
 DIFFERENCES = {
@@ -85,12 +72,6 @@ JUDGED_INSIDE = {
     "GET_SYSTEM_TOPIC_LIST_FROM_NS",
     "GET_HAS_UNIT_SUB_TOPIC_LIST GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST GET_UNIT_TOPIC_LIST",
 }
-
-
-def plain_request(code: int, codec: SerializeType = SerializeType.JSON) -> Request:
-    """A request with each field that its header has."""
-    body = json.dumps(BODIES[code]).encode() if code in BODIES else b""
-    return request_of(code, plain_fields(code), body, codec)
 
 
 def text_of(wants: Iterable[Wanted]) -> str:

@@ -5,15 +5,28 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from headrace_protocol.codes import RequestCode
 from headrace_protocol.frame import FrameReader
 from headrace_protocol.header_codecs import SerializeType, decode_header, encode_frame
 from headrace_protocol.rights.rules import Entry, Rules
 from headrace_protocol.rights.signature import ACCESS_KEY, SIGNATURE, sign
 from headrace_protocol.rights.users import User, UserKind, Users, UserStatus, Verifier
 from headrace_protocol.serving import Request
+from tests.abuse.hostile import plain_fields
 from tests.support.channel import MemoryChannel
 
 NO_VERIFIER = Verifier(b"", 1, b"", b"")
+_BODIES: dict[int, Any] = {
+    RequestCode.LOCK_BATCH_MQ: {
+        "consumerGroup": "Foreign",
+        "clientId": "c",
+        "mqSet": [{"topic": "Foreign", "brokerName": "b", "queueId": 0}],
+    },
+    RequestCode.CHECK_CLIENT_CONFIG: {"group": "Foreign", "subscriptionData": {"topic": "Foreign"}},
+    RequestCode.UPDATE_AND_CREATE_TOPIC_LIST: {"topicConfigList": [{"topicName": "Foreign"}]},
+    RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: {"groupName": "Foreign"},
+}
+_BODIES[RequestCode.UNLOCK_BATCH_MQ] = _BODIES[RequestCode.LOCK_BATCH_MQ]
 
 
 def user_of(
@@ -72,3 +85,13 @@ def request_of(
     ((_, header, received),) = FrameReader().feed(frame + body)
     command = decode_header(codec, header)
     return Request(channel or MemoryChannel(), codec, command, received, len(header))
+
+
+def plain_body(code: int) -> bytes:
+    """A body with each name that the rights of a code depend on."""
+    return json.dumps(_BODIES[code]).encode() if code in _BODIES else b""
+
+
+def plain_request(code: int, codec: SerializeType = SerializeType.JSON) -> Request:
+    """A request with each field that its header has."""
+    return request_of(code, plain_fields(code), plain_body(code), codec)
