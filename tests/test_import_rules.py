@@ -330,6 +330,7 @@ MAY_IMPORT_TOO = {
     "headrace_daemon.metrics.exposition": {"prometheus_client"},
     "headrace.spans": {"opentelemetry"},
     "headrace.certificates": {"cryptography"},
+    "headrace.admin.acl_files": {"yaml"},
     "headrace_broker.processors.feature": {"headrace_broker.cluster.expected_store"},
     # They store a message and answer as a send does.
     "headrace_broker.retry.processor": {"headrace_broker.processors"},

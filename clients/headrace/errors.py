@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AccessDenied",
     "BrokerError",
+    "ChangedInPart",
     "ClientClosed",
     "ConfigurationError",
     "ConnectFailed",
@@ -52,9 +53,12 @@ __all__ = [
     "RecallRejected",
     "RequestTimeout",
     "RouteNotFound",
+    "RuleNotFound",
     "StrategyFailed",
     "TableNotLoaded",
     "TlsFailed",
+    "UserExists",
+    "UserNotFound",
     "WrongEventLoop",
     "WrongServer",
 ]
@@ -258,6 +262,52 @@ class NotEverywhere(HeadraceError):
 def _first_parts(parts: Sequence[MissingPart]) -> str:
     more = f"; and {len(parts) - _PARTS_NAMED_MAX} more" if len(parts) > _PARTS_NAMED_MAX else ""
     return "; ".join(map(str, parts[:_PARTS_NAMED_MAX])) + more
+
+
+class UserExists(HeadraceError):
+    """A user is there already."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"user {name} exists already; `headrace acl user update {name}` changes it"
+        )
+        self.name = name
+
+
+class UserNotFound(HeadraceError):
+    """No daemon has a user."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"user {name} does not exist; see `headrace acl user list`")
+        self.name = name
+
+
+class RuleNotFound(HeadraceError):
+    """No daemon has such a rule."""
+
+    def __init__(self, user: str, resource: str | None) -> None:
+        which = f"no rule for {resource}" if resource else "no rules"
+        super().__init__(f"user {user} has {which}; see `headrace acl rule list`")
+        self.user = user
+        self.resource = resource
+
+
+class ChangedInPart(HeadraceError):
+    """A change of users or rules that some daemons did not carry out.
+
+    done: the daemons that did. failures: the error of each other one. Both by ``Admin.keepers``.
+    """
+
+    def __init__(
+        self, change: str, done: Sequence[str], failures: Mapping[str, HeadraceError]
+    ) -> None:
+        reasons = "; ".join(f"{keeper}: {error}" for keeper, error in failures.items())
+        super().__init__(
+            f"{change} at {', '.join(done)}, but not everywhere: {reasons}. Mend that, and repeat; "
+            "`headrace doctor` shows daemons that differ"
+        )
+        self.done = tuple(done)
+        self.failures = dict(failures)
 
 
 class NoBroker(HeadraceError):

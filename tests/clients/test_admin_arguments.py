@@ -26,6 +26,7 @@ RIGHT: dict[str, Any] = {
     "Mapping[str, str]": {},
     "Collection[str]": [],
     "Collection[int]": [],
+    "Collection[Rule]": [],
     "MessageQueue": MessageQueue("T", "b", 0),
     "SubscriptionGroupConfig": SubscriptionGroupConfig(group_name="g"),
     "Mode": Mode.STRICT,

@@ -107,7 +107,7 @@ def test_each_check_is_tried_and_documented() -> None:
     _, _, text = page.partition("## What doctor finds\n")
     table = text.split("\n\n## ")[0].splitlines()
     roles = {line.split("`")[1] for line in table if line.startswith("| `")}
-    assert roles == {"nameserver", "broker", "certificate", *CHECKS, "departed", "topic"}
+    assert roles == {"nameserver", "broker", "certificate", *CHECKS, "departed", "rights", "topic"}
 
 
 def test_the_command_prints_all_rows_and_fails() -> None:

@@ -17,6 +17,7 @@ import msgspec
 from headrace.errors import ConfigurationError
 from headrace.names import check_queue
 from headrace.received import ReceivedMessage
+from headrace.rights import Rule
 from headrace.values import encoded_text, kind_of, plain_flag, plain_int, plain_text, shown
 from headrace_protocol.bodies import SubscriptionGroupConfig
 from headrace_protocol.recall_handle import RecallHandle
@@ -93,6 +94,7 @@ CHECKS: Final[dict[str, Callable[[Any, str], object]]] = {
     "Mapping[str, str]": _texts,
     "Collection[str]": _several(_text),
     "Collection[int]": _several(_number),
+    "Collection[Rule]": _several(_one_of(Rule)),
     "MessageQueue": lambda queue, _name: check_queue(queue),
     "SubscriptionGroupConfig": _config,
     "Mode": _one_of(Mode),

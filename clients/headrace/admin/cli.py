@@ -41,6 +41,7 @@ PANELS = {
         "tier": "Show, check, repair and move tiered storage.",
         "transaction": "List transactions without a decision, and resume discarded ones.",
         "cluster": "List the brokers with their rates, and those that left.",
+        "acl": "Manage users and rules, and explain what a user may do.",
         "cert": "Make certificates for TLS, for labs and tests.",
         "context": "Name clusters, and choose the one that commands and clients use.",
         "completion": "Print the completion of a shell: bash, zsh or fish.",

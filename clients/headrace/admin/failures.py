@@ -20,7 +20,9 @@ from headrace.errors import (
     PartialAnswer,
     RequestTimeout,
     RouteNotFound,
+    RuleNotFound,
     TlsFailed,
+    UserNotFound,
     WrongServer,
 )
 from headrace_daemon import command
@@ -72,6 +74,8 @@ _NOT_FOUND = (
     WrongServer,
     RouteNotFound,
     GroupNotFound,
+    UserNotFound,
+    RuleNotFound,
     FileNotFoundError,
     ConnectFailed,
     ConnectionLost,

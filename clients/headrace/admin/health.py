@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from headrace.admin.merged import merged
 from headrace.admin.output import counted, time_text
 from headrace_protocol.departed import Departure
 from headrace_protocol.system_topics import RETRY_PREFIX
 
 if TYPE_CHECKING:
+    from headrace.rights import ClusterUser, Rule
     from headrace_protocol.departed import DepartedBroker
 
 # As brokers log it.
@@ -157,6 +159,30 @@ def certificate_checks(
         "key, which the daemon reads again within seconds"
     )
     return [Check("certificate", name, address, problem)]
+
+
+def rights_checks(
+    users: Mapping[str, Mapping[str, ClusterUser]], rules: Mapping[str, Mapping[str, list[Rule]]]
+) -> list[Check]:
+    """The users that daemons know differently. users, rules: of each daemon, by user."""
+    known = {keeper: set(found.values()) for keeper, found in users.items()}
+    ruled = {
+        keeper: {(name, rule) for name, found in by_user.items() for rule in found}
+        for keeper, by_user in rules.items()
+    }
+    problems: dict[str, list[str]] = {}
+    for user, holders in merged(known):
+        if holders is not None:
+            kind = "Super" if user.is_super else "Normal"
+            form = f"{kind}, {'enabled' if user.is_enabled else 'disabled'}"
+            problems.setdefault(user.name, []).append(f"{form} at {_some(holders)} alone")
+    for (name, rule), holders in merged(ruled):
+        if holders is not None:
+            problems.setdefault(name, []).append(f"{rule!s} at {_some(holders)} alone")
+    return [
+        Check("rights", name, "-", f"daemons differ: {'; '.join(found)}: repeat the change")
+        for name, found in problems.items()
+    ]
 
 
 def departed_checks(broker: DepartedBroker) -> list[Check]:

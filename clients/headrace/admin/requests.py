@@ -51,7 +51,10 @@ class BrokerNode(msgspec.Struct, frozen=True, order=True):
 
 
 class BrokerProblem(NamedTuple):
-    """A broker that is missing from a result, and the reason."""
+    """A broker that is missing from a result, and the reason.
+
+    broker_name: also ``nameserver HOST:PORT``, where nameservers are asked, too.
+    """
 
     broker_name: str
     address: str
@@ -60,6 +63,8 @@ class BrokerProblem(NamedTuple):
     def __str__(self) -> str:
         if isinstance(self.error, PartialAnswer):
             return self.error.parts_text
+        if self.address in self.broker_name:
+            return f"{self.broker_name}: {self.error}"
         return f"broker {self.broker_name} at {self.address}: {self.error}"
 
 

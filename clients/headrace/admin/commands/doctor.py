@@ -7,14 +7,24 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 from headrace.admin import options
-from headrace.admin.health import Check, broker_checks, certificate_checks, departed_checks
+from headrace.admin.health import (
+    Check,
+    broker_checks,
+    certificate_checks,
+    departed_checks,
+    rights_checks,
+)
 from headrace.admin.output import print_rows
+from headrace.admin.running import run_admin
+from headrace.errors import HeadraceError
 from headrace.values import now_ms
 from headrace_daemon.command import FAILED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from headrace.admin.client import Admin
+    from headrace.admin.requests import BrokerProblem
     from headrace_protocol.bodies import BrokerData, ClusterInfo
     from headrace_protocol.departed import DepartedBroker
     from headrace_protocol.tls.settings import ClientTls
@@ -33,7 +43,7 @@ def command(*, as_json: bool, nameserver: str | None) -> None:
 
     Each thing that is wrong with a broker is a row of its own: its store refuses sends, its disk is
     full soon, its tier fails, its clock differs, a group's queues are not pulled; and a broker that
-    left, with the topics and groups that miss it.
+    left, with the topics and groups that miss it, and a user that brokers know differently.
 
     If a different server listens on a port, its protocol is named: HTTP, HTTP/2 or TLS. The exit
     code is 1 if there is any problem.
@@ -43,6 +53,8 @@ def command(*, as_json: bool, nameserver: str | None) -> None:
     from headrace.config import resolve_nameservers, resolve_tls
 
     checks = trio.run(diagnose, resolve_nameservers(nameserver), resolve_tls({}, nameserver))
+    if any(check.role == "broker" and check.problem is None for check in checks):
+        checks += run_admin(compare_rights, nameserver)
     rows = [
         {
             "role": check.role,
@@ -104,6 +116,17 @@ async def diagnose(
     for each in [*await gather(check, sorted(brokers)), *await gather(check_left, left)]:
         checks += each if isinstance(each, list) else []
     return checks
+
+
+async def compare_rights(admin: Admin) -> list[Check]:
+    """The users and rules that differ between daemons, as far as this user may see them."""
+    problems: list[BrokerProblem] = []
+    try:
+        users = await admin.users(problems=problems)
+        rules = await admin.rules(problems=problems)
+    except HeadraceError:  # none answers, which other rows say, or may be asked by this user
+        return []
+    return rights_checks(users, rules)
 
 
 def _broker_problems(
