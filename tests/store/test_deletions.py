@@ -77,10 +77,13 @@ def test_deletions_end_with_the_log(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", ["stop", "kill"])
-def test_a_queue_that_a_power_cut_has_brought_back_is_removed(tmp_path: Path, ending: str) -> None:
+@pytest.mark.parametrize("texts", [[b"0"], [b"0", b"1"]])
+def test_a_queue_that_a_power_cut_has_brought_back_is_removed(
+    tmp_path: Path, ending: str, texts: list[bytes]
+) -> None:
     folder, saved = tmp_path / "store", tmp_path / "saved"
     store = open_store(folder)
-    send(store, "t", b"0", b"1")
+    send(store, "t", *texts)
     store.flusher.flush_now()
     shutil.copytree(folder / "consumequeue/t", saved)
     store.delete_topic("t")

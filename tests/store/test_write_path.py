@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from headrace_broker.store.errors import StoreNotWritable
 from headrace_broker.store.log.batch_records import Origin
@@ -19,7 +20,7 @@ from headrace_broker.store.write.confirmation import Confirmation, Gate, OnConfi
 from headrace_protocol.message import encode_batch
 from headrace_protocol.waiting import at_once
 from tests.support.batches import block
-from tests.support.running import running
+from tests.support.running import in_background, running
 from tests.support.stores import HOST, FaultyFiles, open_store, put, query_index, read_all
 from tests.support.until import until
 
@@ -159,6 +160,38 @@ async def test_a_writer_inside_waits_for_room_and_for_the_gate(tmp_path: Path) -
         assert store.commit_log.flushed_offset == store.commit_log.max_offset
     store.write_path.publish()
     assert len(read_all(store, store.queue("T", 0))) == 200
+
+
+@pytest.mark.parametrize(("row_count", "waits"), [(40, False), (60, True)])
+async def test_a_writer_inside_waits_while_the_ring_is_nearly_full(
+    tmp_path: Path, row_count: int, waits: bool
+) -> None:
+    store = open_store(tmp_path, flush="sync", commit_log_file_bytes=1 << 16)
+    for _ in range(row_count):
+        put(store, store.queue("T", 0))
+    offsets: list[tuple[int, int]] = []
+
+    async def write() -> None:
+        await store.write_path.append_block(
+            lambda: block_for(store, 1), lambda *stored: offsets.append(stored)
+        )
+
+    async with in_background(write):
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(offsets) == (not waits)
+        async with in_background(store.flusher.run_group_commit):
+            await until(lambda: bool(offsets))
+
+
+async def test_a_writer_inside_makes_room_itself(
+    store: MessageStore, autojump_clock: trio.testing.MockClock
+) -> None:
+    for _ in range(store.ring.row_count):
+        put(store, store.queue("T", 0), dispatch=False)
+    began = trio.current_time()
+    await store.write_path.append_block(lambda: block_for(store, 1))
+    assert trio.current_time() == began
+    assert len(read_all(store, store.queue("T", 0))) == store.ring.row_count + 1
 
 
 async def test_a_block_that_was_noted_is_written_by_a_later_commit(

@@ -16,7 +16,7 @@ from headrace_protocol.headers import BulkPullResponseHeader
 from headrace_protocol.message import encode_record
 from tests.support.channel import MemoryChannel
 from tests.support.running import in_background
-from tests.support.static_brokers import Brokers, item, response
+from tests.support.static_brokers import GROUP, TOPIC, Brokers, item, response
 from tests.support.wire import bulk_pull_header, pull_header
 
 COUNT = 400
@@ -218,6 +218,15 @@ def test_an_answer_that_has_no_records(brokers: Brokers, body: bytes) -> None:
     assert "in the answer of broker-a to a pull of its queue 0 at 0" in answered.remark
     brokers.answer = None
     assert brokers.read_all("b") == sent
+
+
+def test_a_relayed_pull_has_the_subscription_of_its_group(brokers: Brokers) -> None:
+    remap(brokers)
+    brokers["b"].join(GROUP, "c", TOPIC)
+    header = pull_header(0, sys_flag=0, sub_version=1, subscription=None)
+    assert brokers["b"].ask(PULL, header).code == ResponseCode.SUCCESS
+    pulls = [fields for _, code, fields in brokers.asked if code == PULL]
+    assert {(fields["subscription"], fields["sysFlag"]) for fields in pulls} == {("*", "4")}
 
 
 def test_a_filter_that_passes_the_end_of_an_item(brokers: Brokers) -> None:

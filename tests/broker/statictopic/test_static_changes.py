@@ -375,6 +375,13 @@ def test_a_physical_queue_beyond_those_of_the_topic(broker: BrokerUnderTest) -> 
     assert not broker.mappings.is_static("T")
 
 
+def test_offsets_of_a_topic_that_was_lost_are_none_of_a_new_one(broker: BrokerUnderTest) -> None:
+    for queue_id in range(2):
+        broker.offsets.commit("g", "T", queue_id, 7)
+    assert change(broker, led_here()).code == ResponseCode.SUCCESS
+    assert [broker.offsets.query("g", "T", queue_id) for queue_id in range(2)] == [None, None]
+
+
 def test_fewer_queues(broker: BrokerUnderTest) -> None:
     change(broker, led_here(3), 3)
     hosted = {0: led_here().hosted[0]}

@@ -69,6 +69,18 @@ async def test_sends_wait_for_the_new_leader_in_order(brokers: Brokers) -> None:
     assert offset_in(send(brokers, b"7")) == 7
 
 
+async def test_sends_leave_without_a_wait_once_one_is_stored(brokers: Brokers) -> None:
+    close_a(brokers)
+    open_b(brokers)
+    channels: list[MemoryChannel] = []
+    for together in (1, 3):
+        with brokers.holding() as held:
+            channels += [send(brokers, b"x") for _ in range(3)]
+            assert len(held) == together
+        brokers.release(held)
+    assert [offset_in(channel) for channel in channels] == [2, 3, 4, 5, 6, 7]
+
+
 async def test_a_send_that_waits_creates_no_topic_at_the_new_leader(brokers: Brokers) -> None:
     close_a(brokers)
     send(brokers, b"2")
