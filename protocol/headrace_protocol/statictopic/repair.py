@@ -87,7 +87,7 @@ def _check_away(topic: str, away: Iterable[str]) -> None:
 
 
 def _merged_copies(topic: str, mappings: Iterable[TopicMapping]) -> dict[int, Chain]:
-    """The newest chain of each queue, with what any copy has decided."""
+    """The newest chain of each queue: its last item alone may be undecided."""
     copies: dict[int, list[tuple[int, Chain]]] = {}
     for mapping in mappings:
         for queue, chain in mapping.hosted.items():
@@ -97,9 +97,8 @@ def _merged_copies(topic: str, mappings: Iterable[TopicMapping]) -> dict[int, Ch
 
 
 def _newest(topic: str, queue: int, copies: list[tuple[int, Chain]]) -> Chain:
-    """The chain with the highest gen, preferably decided, completed from the other copies."""
-    copies.sort(key=_version, reverse=True)
-    chain = tuple(_decided(item, copies) for item in copies[0][1])
+    """The chain with the highest gen, preferably decided."""
+    _, chain = max(copies, key=_version)
     check_chain(topic, queue, chain)
     return chain
 
@@ -108,17 +107,6 @@ def _version(copy: tuple[int, Chain]) -> tuple[int, bool, int]:
     """Grows with each change of a chain. A claim raises the epoch alone."""
     epoch, chain = copy
     return chain[-1].gen, chain[-1].logic_offset != UNDECIDED, epoch
-
-
-def _decided(item: MappingItem, copies: Iterable[tuple[int, Chain]]) -> MappingItem:
-    if item.logic_offset != UNDECIDED:
-        return item
-    for _, chain in copies:
-        for other in chain:
-            is_same = other.gen == item.gen and other.bname == item.bname
-            if is_same and other.queue_id == item.queue_id and other.logic_offset != UNDECIDED:
-                return other
-    return item
 
 
 # -- queues ----------------------------------------------------------------------------------------
