@@ -98,6 +98,7 @@ MAY_IMPORT = {
         *LOOP,
     },
     "headrace_daemon.audit": {"headrace_daemon", "headrace_protocol", *LOOP},
+    "headrace_daemon.access": {"headrace_daemon", "headrace_protocol", *LOOP},
     "headrace_daemon.metrics": {
         "headrace_daemon.logs",
         "headrace_daemon.serving",
@@ -114,6 +115,7 @@ MAY_IMPORT = {
         "pydantic",
         *LOOP,
     },
+    "headrace_broker.access": SERVICE | {"headrace_broker.config", "headrace_broker.feature"},
     "headrace_broker.cluster": SERVICE
     | {"headrace_broker.config", "headrace_broker.peers", "headrace_broker.topics"},
     "headrace_broker.cold": {STORE, "headrace_protocol", "numpy"},
@@ -132,6 +134,8 @@ MAY_IMPORT = {
     "headrace_broker.serving": SERVICE | {"headrace_broker.consumer", "headrace_broker.feature"},
     "headrace_broker.settings": {
         "headrace_broker.config",
+        "headrace_daemon.access.errors",
+        "headrace_daemon.access.settings",
         f"{STORE}.settings",
         "headrace_broker.tiered.config",
         "pydantic",
@@ -331,6 +335,7 @@ MAY_IMPORT_TOO = {
     "headrace.spans": {"opentelemetry"},
     "headrace.certificates": {"cryptography"},
     "headrace.admin.acl_files": {"yaml"},
+    "headrace_daemon.access.cipher": {"cryptography"},
     "headrace_broker.processors.feature": {"headrace_broker.cluster.expected_store"},
     # They store a message and answer as a send does.
     "headrace_broker.retry.processor": {"headrace_broker.processors"},

@@ -13,15 +13,18 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import SecretStr, ValidationError, field_validator, model_validator
 
-from headrace_broker.settings.setting import Effect, extra_of
+from headrace_broker.settings.access import AccessFields
+from headrace_broker.settings.setting import Effect, extra_of, text_of
 from headrace_broker.settings.setting import setting as _setting
 from headrace_broker.settings.setting_problems import problem_of
 from headrace_broker.tiered.config import TierConfig
+from headrace_daemon.access.exposure import check_exposure
+from headrace_daemon.access.settings import AccessOptions
 from headrace_daemon.folders import folder_problem
 from headrace_daemon.serving.ports import equal_ports, fast_port
-from headrace_protocol.access import AnonymousAccess, is_loopback, why_exposed
 from headrace_protocol.drivers.address import check_address
 from headrace_protocol.errors import PortableError
+from headrace_protocol.rights.access import AnonymousAccess, is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,7 +56,7 @@ def _percent(default: int, explanation: str) -> Any:
     return _setting(default, explanation, unit="percent", on_change=Effect.RETENTION, ge=0, le=100)
 
 
-class BrokerConfig(TierConfig):
+class BrokerConfig(AccessFields, TierConfig):
     """All settings of a broker; attributes are the keys in Python's spelling."""
 
     # -- identity
@@ -65,12 +68,14 @@ class BrokerConfig(TierConfig):
 
     # -- network
     bind_address: str = _setting(
-        "127.0.0.1", "Address to listen on; any address but loopback requires anonymousAccess."
+        "127.0.0.1",
+        "Address to listen on; any but loopback requires authenticationEnabled, certificates of"
+        " clients, or anonymousAccess.",
     )
     anonymous_access: AnonymousAccess = _setting(
         "deny",
-        "Access without authentication: deny serves only loopback; read serves anyone, but not"
-        " administration; allow serves anyone everything.",
+        "Access without a user: deny serves nobody, or without authenticationEnabled only this"
+        " machine; read serves anyone, but not administration; allow serves anyone everything.",
     )
     listen_port: int = _setting(10911, "Port to listen on; 0 picks a free port.", ge=0, le=65535)
     fast_listen_port: int = _setting(
@@ -498,8 +503,7 @@ class BrokerConfig(TierConfig):
 
     @model_validator(mode="after")
     def _is_exposed_on_purpose(self) -> BrokerConfig:
-        if reason := why_exposed(self.bind_address, self.anonymous_access):
-            raise ValueError(f"bindAddress={self.bind_address}: {reason}")
+        check_exposure(self.bind_address, AccessOptions.of(self), self.tls_config_file)
         is_advertised = self.broker_ip1 and not is_loopback(self.broker_ip1)
         if is_advertised and is_loopback(self.bind_address):
             raise ValueError(
@@ -552,7 +556,9 @@ class BrokerConfig(TierConfig):
 
     def changed(self, values: Mapping[str, str], places: Mapping[str, str]) -> BrokerConfig:
         """The settings with other values by key of the file. Raises ConfigError with the place."""
-        return validated({**self.as_text(), **values}, places)
+        fields = self.model_dump(by_alias=True).items()
+        secrets = {key: value for key, value in fields if isinstance(value, SecretStr)}
+        return validated({**self.as_text(), **secrets, **values}, places)
 
     def update(self, changes: Mapping[str, str]) -> set[Effect]:
         """Change reloadable settings, all or none; returns what is to be done then.
@@ -564,7 +570,7 @@ class BrokerConfig(TierConfig):
         effects = set()
         for name, field in type(self).model_fields.items():
             value = getattr(changed, name)
-            if value == getattr(self, name) or isinstance(value, SecretStr):  # masked
+            if value == getattr(self, name):
                 continue
             setattr(self, name, value)
             effects.add(extra_of(field)["on_change"])
@@ -576,14 +582,7 @@ def split_hours(hours: str) -> list[str]:
     return [hour.strip() for hour in hours.split(";") if hour.strip()]
 
 
-def text_of(value: Any) -> str:
-    """A value as in a file."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return str(value)
-
-
-def validated(values: Mapping[str, str], places: Mapping[str, str]) -> BrokerConfig:
+def validated(values: Mapping[str, str | SecretStr], places: Mapping[str, str]) -> BrokerConfig:
     """The settings with values by key of the file. Raises ConfigError with the places."""
     try:
         return BrokerConfig.model_validate(values)
@@ -591,4 +590,5 @@ def validated(values: Mapping[str, str], places: Mapping[str, str]) -> BrokerCon
         found = [problem_of(error, places) for error in errors.errors()]
         order = list(places.values())
         found.sort(key=lambda problem: order.index(problem[0]) if problem[0] in order else -1)
-        raise ConfigError([f"{place}: {reason}" for place, reason in found]) from None
+        lines = [line for place, reason in found for line in f"{place}: {reason}".split("\n")]
+        raise ConfigError(lines) from None

@@ -8,11 +8,21 @@ from typing import Annotated
 
 import msgspec
 
+from headrace_daemon.access.errors import AccessError
+from headrace_daemon.access.exposure import check_exposure
+from headrace_daemon.access.settings import (
+    NO_SECRET,
+    AccessConfig,
+    AccessOptions,
+    AuthRequiresTls,
+    Secret,
+    read_access,
+)
 from headrace_daemon.folders import folder_problem
 from headrace_daemon.serving.ports import equal_ports
 from headrace_nameserver.routes import BROKER_TIMEOUT_MS, DEPARTED_HOURS
-from headrace_protocol.access import AnonymousAccess, is_loopback, why_exposed
 from headrace_protocol.errors import PortableError
+from headrace_protocol.rights.access import AnonymousAccess, is_loopback
 
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
@@ -22,12 +32,37 @@ class NameServerConfig(msgspec.Struct, rename="camel", kw_only=True, frozen=True
 
     conf/generate.py copies these explanations into conf/nameserver.conf and docs/configuration.md.
 
-    bind_address: Address to listen on; any address but loopback requires anonymousAccess.
+    bind_address: Address to listen on; any address but loopback requires authenticationEnabled,
+        certificates of clients, or anonymousAccess.
     listen_port: Port to listen on; 0 picks a free port.
     monitor_port: Port for health checks and metrics over HTTP; 0 picks a free port, -1 disables
         them.
-    anonymous_access: Access without authentication: deny serves only loopback; read serves anyone,
-        but not administration; allow serves anyone everything.
+    anonymous_access: Access without a user: deny serves nobody, or without authenticationEnabled
+        only this machine; read serves anyone, but not administration; allow serves anyone
+        everything.
+    authentication_enabled: Every request needs a user: by a log-in, a signature or a client's
+        certificate. See docs/security.md "Users".
+    authorization_enabled: Users may do only what their rules permit; needs authenticationEnabled.
+    authentication_whitelist: Request codes, with commas, that need no user; without one they have
+        the rights of anonymous.
+    authorization_whitelist: Request codes, with commas, that every user may send without a rule.
+    init_authentication_user: Super user that is made if there is no user of its name yet, as
+        {"username":"NAME","password":"..."}; never shown. Also by the environment variable
+        HEADRACE_INIT_AUTHENTICATION_USER.
+    init_authentication_user_file: File with the text of initAuthenticationUser, which only this
+        user may read.
+    inner_client_authentication_credentials: User as which brokers log in here, as
+        {"accessKey":"NAME","secretKey":"..."}; made like initAuthenticationUser, and never shown.
+        Also by HEADRACE_INNER_CLIENT_AUTHENTICATION_CREDENTIALS.
+    inner_client_authentication_credentials_file: File with the text of
+        innerClientAuthenticationCredentials, which only this user may read.
+    auth_requires_tls: With admin, signed requests of Super users, signed administration and signed
+        registrations need TLS, since whoever reads one can send it again; none permits them
+        without.
+    auth_key_file: File with a key of 32 or more random characters, which encrypts the passwords on
+        disk; if unset, users.json has those of users with signatures in clear.
+    auth_export_enable: Let Super users read passwords over TLS, to copy users to another daemon.
+    auth_users_path: File that keeps users and rules; if unset, users.json beside kvConfigPath.
     tls_config_file: File with the settings of TLS, Apache RocketMQ's tls.properties; if unset, no
         TLS. See docs/security.md "TLS".
     kv_config_path: File that keeps key-value settings across restarts, beside departedBrokers.json,
@@ -48,6 +83,18 @@ class NameServerConfig(msgspec.Struct, rename="camel", kw_only=True, frozen=True
     listen_port: Port = 9876
     monitor_port: Annotated[int, msgspec.Meta(ge=-1, le=65535)] = -1
     anonymous_access: AnonymousAccess = "deny"
+    authentication_enabled: bool = False
+    authorization_enabled: bool = False
+    authentication_whitelist: str = ""
+    authorization_whitelist: str = ""
+    init_authentication_user: Secret = NO_SECRET
+    init_authentication_user_file: str = ""
+    inner_client_authentication_credentials: Secret = NO_SECRET
+    inner_client_authentication_credentials_file: str = ""
+    auth_requires_tls: AuthRequiresTls = "admin"
+    auth_key_file: str = ""
+    auth_export_enable: bool = False
+    auth_users_path: str | None = None
     tls_config_file: str = ""
     kv_config_path: str | None = None
     departed_broker_hours: Annotated[int, msgspec.Meta(ge=0, le=8760)] = DEPARTED_HOURS
@@ -66,6 +113,18 @@ class NameServerConfig(msgspec.Struct, rename="camel", kw_only=True, frozen=True
         kept = self.kv_config_path
         return Path(kept).with_name("departedBrokers.json") if kept else None
 
+    def access_config(self) -> AccessConfig:
+        """The access control, with secrets from their files. Raises AccessError."""
+        return read_access(AccessOptions.of(self))
+
+    @property
+    def users_path(self) -> Path | None:
+        """The file of users and rules."""
+        if self.auth_users_path:
+            return Path(self.auth_users_path)
+        kept = self.kv_config_path
+        return Path(kept).with_name("users.json") if kept else None
+
     @property
     def checks_own_address(self) -> bool:
         """True if brokers must register the address that they connect from."""
@@ -75,7 +134,14 @@ class NameServerConfig(msgspec.Struct, rename="camel", kw_only=True, frozen=True
 
 
 class ConfigError(PortableError):
-    """An unusable file; the text gives the location of the error and a remedy."""
+    """An unusable file; the text gives the location of the error and a remedy.
+
+    problems: its lines.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.problems = text.split("\n")
 
 
 def load_config(path: Path) -> NameServerConfig:
@@ -94,12 +160,27 @@ def load_config(path: Path) -> NameServerConfig:
         if text and not text.startswith("#"):
             key, value = _read_line(text, f"{path}:{number}")
             settings[key], locations[key] = value, f"{path}:{number}"
-    config = msgspec.convert(settings, NameServerConfig, strict=False)
-    if reason := why_exposed(config.bind_address, config.anonymous_access):
-        raise ConfigError(
-            f"{locations['bindAddress']}: bindAddress={config.bind_address}: {reason}"
-        )
+    config = _converted(settings)
+    try:
+        check_config(config)
+    except ConfigError as error:
+        location = locations.get(str(error).partition("=")[0], str(path))
+        raise ConfigError(f"{location}: {error}") from None
     return config
+
+
+def check_config(config: NameServerConfig) -> None:
+    """Raise ConfigError for settings that do not fit together; the text begins with a key."""
+    try:
+        check_exposure(config.bind_address, AccessOptions.of(config), config.tls_config_file)
+        config.access_config()
+    except AccessError as error:
+        raise ConfigError(str(error)) from None
+    if config.authentication_enabled and config.users_path is None:
+        raise ConfigError(
+            "authenticationEnabled=true: name a file that keeps the users, by authUsersPath or "
+            "kvConfigPath"
+        )
 
 
 def check_ports(config: NameServerConfig) -> None:
@@ -115,11 +196,24 @@ def _read_line(text: str, location: str) -> tuple[str, str]:
     if key not in _KEYS:
         raise ConfigError(f"{location}: unknown key {key!r}; {_known(key)}")
     try:
-        _check_path(msgspec.convert({key: value}, NameServerConfig, strict=False).kv_config_path)
+        config = _converted({key: value})
+        _check_path(config.kv_config_path)
+        _check_path(config.auth_users_path)
     except (msgspec.ValidationError, ConfigError) as error:
         reason = str(error).partition(" - at")[0]
         raise ConfigError(f"{location}: {key} = {value!r}: {reason}") from error
     return key, value
+
+
+def _converted(settings: dict[str, str]) -> NameServerConfig:
+    return msgspec.convert(settings, NameServerConfig, strict=False, dec_hook=_secret)
+
+
+def _secret(kind: type, value: object) -> object:
+    """The hook of msgspec for types that it does not know."""
+    if kind is Secret and isinstance(value, str):
+        return Secret(value)
+    raise NotImplementedError(kind)
 
 
 def _check_path(path: str | None) -> None:

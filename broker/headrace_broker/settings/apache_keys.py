@@ -9,8 +9,7 @@ from __future__ import annotations
 # What these ask for is missing here, unless they have the value of the peer's default.
 EXPECTED_VALUES = {
     "aclEnable": "false",
-    "authenticationEnabled": "false",
-    "authorizationEnabled": "false",
+    "migrateAuthFromV1Enabled": "false",
     "useTLS": "false",
     "brokerRole": "ASYNC_MASTER",
     "duplicationEnable": "false",
@@ -43,6 +42,30 @@ EXPECTED_VALUES = {
     "defaultMessageRequestMode": "PULL",
 }
 
+_AUTH = "org.apache.rocketmq.auth."
+# The peer's own classes stand for what this broker does; it has no others. A decision holds for as
+# long as the rules behind it, so both strategies are the same.
+CLASSES = {
+    "authenticationProvider": ("DefaultAuthenticationProvider",),
+    "authenticationMetadataProvider": ("LocalAuthenticationMetadataProvider",),
+    "authenticationStrategy": (
+        "StatelessAuthenticationStrategy",
+        "StatefulAuthenticationStrategy",
+    ),
+    "authorizationProvider": ("DefaultAuthorizationProvider",),
+    "authorizationMetadataProvider": ("LocalAuthorizationMetadataProvider",),
+    "authorizationStrategy": ("StatelessAuthorizationStrategy", "StatefulAuthorizationStrategy"),
+}
+
+
+def has_no_effect(key: str, value: str) -> bool:
+    """True if the peer's key, with this value, asks for nothing that this broker lacks."""
+    if key in CLASSES:
+        package, _, name = value.rpartition(".")
+        return not value or (f"{package}.".startswith(_AUTH) and name in CLASSES[key])
+    return key in WITHOUT_EFFECT or EXPECTED_VALUES.get(key) == value
+
+
 # How the peer's threads, caches and optional services are tuned: no promise to anybody.
 _WITHOUT_EFFECT = """
     accessMessageInMemoryHotRatio accessMessageInMemoryMaxRatio accountStatsEnable
@@ -50,9 +73,7 @@ _WITHOUT_EFFECT = """
     aclCacheExpiredSecond aclCacheMaxNum aclCacheRefreshSecond adminBrokerThreadPoolNums
     adminBrokerThreadPoolQueueCapacity allowRecallWhenBrokerNotWriteable appendAckAsync
     appendCkAsync appendTopicForTimerDeleteKey asyncLearner asyncSendEnable authConfigPath
-    authenticationMetadataProvider authenticationProvider authenticationStrategy
-    authenticationWhitelist authorizationMetadataProvider authorizationProvider
-    authorizationStrategy authorizationWhitelist autoDeleteUnusedStats
+    autoDeleteUnusedStats
     autoMessageVersionOnTopicLen batchDispatchRequestThreadPoolNums bitMapLengthConsumeQueueExt
     bottomMostCompressionTypeForConsumeQueueStore broadcastOffsetExpireMaxSecond
     broadcastOffsetExpireSecond brokerConfigPath brokerElectionPriority brokerFastFailureEnable
@@ -102,8 +123,8 @@ _WITHOUT_EFFECT = """
     haHousekeepingInterval haListenPort haMasterAddress haMaxGapNotInSync haMaxTimeSlaveNotCatchup
     haSendHeartbeatInterval haTransferBatchSize heartbeatThreadPoolNums
     heartbeatThreadPoolQueueCapacity highSpeedMode indexFileReadEnable indexFileWriteEnable
-    initAuthenticationUser initPopOffsetByCheckMsgInMem innerClientAuthenticationCredentials
-    isScanAvailableNameSrv isolateLogEnable iteratorWhenUseRocksdbConsumeQueue
+    initPopOffsetByCheckMsgInMem isScanAvailableNameSrv isolateLogEnable
+    iteratorWhenUseRocksdbConsumeQueue
     liteEventCheckInterval liteEventFullDispatchDelayTime
     liteEventFullDispatchDelayTimeForWildcardGroup liteLagCountMetricsEnable
     liteLagLatencyCollectEnable liteLagLatencyMetricsEnable liteLagLatencyTopK
@@ -126,7 +147,7 @@ _WITHOUT_EFFECT = """
     metricLoggingExporterIntervalInMills metricsExportBatchMaxDataPoints metricsExporterType
     metricsGrpcExporterHeader metricsGrpcExporterTarget metricsInDelta metricsLabel
     metricsOtelCardinalityLimit metricsPromExporterHost metricsPromExporterPort
-    migrateAuthFromV1Enabled minLiteTTl msgTraceTopicName offsetCheckInSlave
+    minLiteTTl msgTraceTopicName offsetCheckInSlave
     osPageCacheBusyTimeOutMills persistConsumerOffsetIncrementally popCkMaxBufferSize
     popCkOffsetMaxQueueSize popCkStayBufferTime popCkStayBufferTimeOut popConsumerFSServiceInit
     popConsumerKVServiceEnable popConsumerKVServiceInit popConsumerKVServiceLog

@@ -5,9 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headrace_broker.config import BrokerConfig, ConfigError, validated
-from headrace_broker.settings.apache_keys import EXPECTED_VALUES, WITHOUT_EFFECT
+from headrace_broker.settings.apache_keys import (
+    CLASSES,
+    EXPECTED_VALUES,
+    WITHOUT_EFFECT,
+    has_no_effect,
+)
 from headrace_broker.settings.listing import KEYS, RELOADABLE
 from headrace_broker.settings.setting_problems import unknown_key
+from headrace_daemon.access.errors import AccessError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,6 +33,11 @@ def load_config(path: Path) -> tuple[BrokerConfig, list[str]]:
     values, places, warnings = read_settings(text, str(path))
     config = validated(values, places)
     config.check_paths()
+    try:
+        config.access_config()
+    except AccessError as error:
+        place = places.get(str(error).partition("=")[0], str(path))
+        raise ConfigError([f"{place}: {error}"]) from None
     return config, warnings
 
 
@@ -41,7 +52,7 @@ def read_settings(text: str, place: str) -> tuple[dict[str, str], dict[str, str]
         if key in KEYS:
             continue
         value = values.pop(key)
-        if key in WITHOUT_EFFECT or EXPECTED_VALUES.get(key) == value:
+        if has_no_effect(key, value):
             warnings.append(f"{places[key]}: {key} has no effect in this broker")
         else:
             problems.append(f"{places[key]}: {_not_ours(key, value)}")
@@ -88,7 +99,7 @@ def _problems_of(values: Mapping[str, str], places: Mapping[str, str]) -> list[s
 
 def is_key(key: str) -> bool:
     """True if a file may set ``key``."""
-    return key in KEYS or key in WITHOUT_EFFECT
+    return key in KEYS or key in WITHOUT_EFFECT or key in CLASSES
 
 
 def not_reloadable(key: str) -> str:
@@ -101,6 +112,11 @@ def not_reloadable(key: str) -> str:
 
 
 def _not_ours(key: str, value: str) -> str:
+    if key in CLASSES:
+        return (
+            f"{key}={value} is not supported by this broker: expected Apache's "
+            f"{' or '.join(CLASSES[key])}, or leave it out"
+        )
     if key in EXPECTED_VALUES:
         expected = EXPECTED_VALUES[key]
         return (

@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 
 from pydantic import SecretStr
 
-from headrace_broker.config import BrokerConfig, text_of
-from headrace_broker.settings.setting import extra_of
+from headrace_broker.config import BrokerConfig
+from headrace_broker.settings.access import AccessFields
+from headrace_broker.settings.setting import extra_of, text_of
 from headrace_broker.tiered.config import TierConfig
 
 
@@ -26,9 +27,9 @@ def settings() -> list[Setting]:
     """The whole table."""
     rows = []
     fields = BrokerConfig.model_fields
-    own = [field for name, field in fields.items() if name not in TierConfig.model_fields]
-    of_tier = [fields[name] for name in TierConfig.model_fields]
-    for field in own + of_tier:
+    parts = [*AccessFields.model_fields, *TierConfig.model_fields]
+    own = [name for name in fields if name not in parts]
+    for field in (fields[name] for name in own + parts):
         extra = extra_of(field)
         assert field.alias is not None
         default = None if field.default_factory or field.default is None else text_of(field.default)

@@ -47,3 +47,10 @@ def extra_of(field: FieldInfo) -> dict[str, Any]:
     """The contents of a row besides type, default and limits."""
     assert isinstance(field.json_schema_extra, dict)
     return field.json_schema_extra
+
+
+def text_of(value: Any) -> str:
+    """A value as in a file."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value)

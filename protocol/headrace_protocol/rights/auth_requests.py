@@ -6,10 +6,17 @@ Source: docs/protocol.md "Users and rules"; tests/protocol/test_auth_requests.py
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from headrace_protocol.bodies import Body
+from headrace_protocol.bounds import NAME_CHARS_MAX, OutOfBounds, check_text
+from headrace_protocol.codes import ResponseCode
+from headrace_protocol.errors import RequestError
 from headrace_protocol.headers import RequestHeader
+
+PASSWORD_CHARS_MAX: Final = 1024
 
 # -- headers ---------------------------------------------------------------------------------------
 
@@ -91,3 +98,26 @@ class AclInfo(Body, omit_defaults=True):
 
     policies: list[PolicyInfo] = msgspec.field(default_factory=list)
     subject: str | None = None
+
+
+# -- checks ----------------------------------------------------------------------------------------
+
+
+def check_user_name(name: str) -> None:
+    """Check the name of a user. Raises OutOfBounds."""
+    if not name.strip():
+        raise OutOfBounds("The username is blank")
+    check_text("username", name, NAME_CHARS_MAX)
+    if name != name.strip() or not name.isprintable():
+        raise OutOfBounds(
+            f"username {name!r}: use printable characters, and no blank at the beginning or end"
+        )
+
+
+def check_password(password: str) -> None:
+    """Check a password. Raises RequestError with Apache's code, OutOfBounds."""
+    if not password.strip():
+        raise RequestError(ResponseCode.NO_PERMISSION, "password can not be blank")
+    check_text("password", password, PASSWORD_CHARS_MAX)
+    if "\0" in password or any("\ud800" <= each <= "\udfff" for each in password):
+        raise OutOfBounds("the password has characters that no text has")

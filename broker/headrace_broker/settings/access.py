@@ -1,0 +1,79 @@
+"""Settings of users, rules and secrets: a part of the table in ``config.py``."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, SecretStr
+from pydantic.alias_generators import to_camel
+
+from headrace_broker.settings.setting import setting
+from headrace_daemon.access.settings import (
+    AccessConfig,
+    AccessOptions,
+    AuthRequiresTls,
+    read_access,
+)
+
+
+class AccessFields(BaseModel):
+    """The settings of access control; ``headrace_daemon.access.settings`` reads them."""
+
+    model_config = ConfigDict(
+        alias_generator=to_camel,
+        populate_by_name=True,
+        extra="forbid",
+        hide_input_in_errors=True,
+    )
+
+    authentication_enabled: bool = setting(
+        False,
+        "Every request needs a user: by a log-in, a signature or a client's certificate. See"
+        ' docs/security.md "Users".',
+    )
+    authorization_enabled: bool = setting(
+        False, "Users may do only what their rules permit; needs authenticationEnabled."
+    )
+    authentication_whitelist: str = setting(
+        "",
+        "Request codes, with commas, that need no user; without one they have the rights of"
+        " anonymous.",
+    )
+    authorization_whitelist: str = setting(
+        "", "Request codes, with commas, that every user may send without a rule."
+    )
+    init_authentication_user: SecretStr = setting(
+        SecretStr(""),
+        "Super user that is made if there is no user of its name yet, as"
+        ' {"username":"NAME","password":"..."}; never shown. Also by the environment variable'
+        " HEADRACE_INIT_AUTHENTICATION_USER.",
+    )
+    init_authentication_user_file: str = setting(
+        "", "File with the text of initAuthenticationUser, which only this user may read."
+    )
+    inner_client_authentication_credentials: SecretStr = setting(
+        SecretStr(""),
+        "User as which brokers log in at nameservers and other brokers, as"
+        ' {"accessKey":"NAME","secretKey":"..."}; made like initAuthenticationUser, and never'
+        " shown. Also by HEADRACE_INNER_CLIENT_AUTHENTICATION_CREDENTIALS.",
+    )
+    inner_client_authentication_credentials_file: str = setting(
+        "",
+        "File with the text of innerClientAuthenticationCredentials, which only this user may"
+        " read.",
+    )
+    auth_requires_tls: AuthRequiresTls = setting(
+        "admin",
+        "With admin, signed requests of Super users, and signed administration, need TLS, since"
+        " whoever reads one can send it again; none permits them without.",
+    )
+    auth_key_file: str = setting(
+        "",
+        "File with a key of 32 or more random characters, which encrypts the passwords on disk; if"
+        " empty, users.json has those of users with signatures in clear.",
+    )
+    auth_export_enable: bool = setting(
+        False, "Let Super users read passwords over TLS, to copy users to another broker."
+    )
+
+    def access_config(self) -> AccessConfig:
+        """The access control, with secrets from their files. Raises AccessError."""
+        return read_access(AccessOptions.of(self))
