@@ -1,0 +1,1 @@
+"""The rights of clients inside the broker."""

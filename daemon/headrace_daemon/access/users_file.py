@@ -1,0 +1,232 @@
+"""The file of a daemon's users and their rules: one JSON object, a line for each user, and a seal.
+
+The seal is the SHA-256 of all lines before it, so that a torn file or one that was edited is found;
+it is no protection against somebody who may write the file.
+Source: docs/security.md "Users"; tests/daemon/test_users_file.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+
+import msgspec
+
+from headrace_daemon.access.cipher import WrongKey
+from headrace_daemon.access.errors import AccessError
+from headrace_protocol.drivers.files import NotPrivate, read_private, replace_file
+from headrace_protocol.rights.rules import BadRule, Entry, Rules
+from headrace_protocol.rights.users import NO_RULES, User, UserKind, UserStatus, Verifier
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    from headrace_daemon.access.cipher import Cipher
+
+_FORMAT: Final = 1
+_SEAL: Final = b'\n],"seal":"'
+_BYTES_MAX: Final = 512 * 1024 * 1024
+_Stamp = tuple[int, int, int] | None
+_Struct = TypeVar("_Struct", bound=msgspec.Struct)
+
+
+class Account(NamedTuple):
+    """A user with its rules."""
+
+    user: User
+    rules: Rules = NO_RULES
+
+
+class _Rule(msgspec.Struct, omit_defaults=True):
+    resource: str
+    actions: list[str]
+    decision: str
+    addresses: list[str] = msgspec.field(default_factory=list)
+
+
+class _Line(msgspec.Struct, omit_defaults=True, rename="camel"):
+    """A user in the file. secret: the password in clear; encrypted: under the key of the daemon.
+
+    salt, iterations, stored_key, server_key: the verifier. custom, default: the rules.
+    """
+
+    name: str
+    kind: UserKind
+    status: UserStatus
+    salt: bytes
+    iterations: int
+    stored_key: bytes
+    server_key: bytes
+    secret: str | None = None
+    encrypted: bytes | None = None
+    custom: list[_Rule] = msgspec.field(default_factory=list)
+    default: list[_Rule] = msgspec.field(default_factory=list)
+
+
+class _Head(msgspec.Struct):
+    """owner: the daemon whose users they are."""
+
+    format: int
+    owner: str
+
+
+class UsersFile:
+    """The users of one daemon on disk, mode 0600; each change replaces the file.
+
+    owner: the daemon, as in ``broker DefaultCluster/broker-a``. cipher: of the passwords.
+    has_clear_secrets: whether the next save encrypts passwords that the file has in clear.
+    """
+
+    def __init__(self, path: Path, owner: str, cipher: Cipher | None = None) -> None:
+        self.path = path
+        self._owner = owner
+        self._cipher = cipher
+        self.has_clear_secrets = False
+        self._stamp: _Stamp = None
+        # The lines of the last save or load, each for one very account.
+        self._lines: dict[str, tuple[Account, bytes]] = {}
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    def load(self) -> dict[str, Account]:
+        """All users by name; none without a file. Raises AccessError with a remedy."""
+        try:
+            data = read_private(self.path, _BYTES_MAX)
+        except FileNotFoundError:
+            return {}
+        except NotPrivate as error:
+            raise AccessError(str(error)) from None
+        except OSError as error:
+            raise AccessError(f"{self.path}: cannot read the users: {error.strerror}") from None
+        self._stamp = self._stamp_now()
+        return dict(map(self._account, self._lines_of(data)))
+
+    def _lines_of(self, data: bytes) -> list[bytes]:
+        first, _, _ = data.partition(b"\n")
+        head = self._decoded(first + b"]}", _Head)
+        if head.format != _FORMAT:
+            raise AccessError(
+                f"{self.path}: has format {head.format}, and this version reads {_FORMAT}: start "
+                "the version that wrote it"
+            )
+        end = data.rfind(_SEAL)
+        if end < 0 or data[end:] != _end(data[:end]):
+            raise self._damaged("does not match its seal")
+        if head.owner != self._owner:
+            raise AccessError(
+                f"{self.path}: has the users of {head.owner}, and this is {self._owner}: give the "
+                "daemon its former name, or move the file away and make the users again"
+            )
+        return [line for line in data[len(first) + 1 : end].split(b",\n") if line]
+
+    def _decoded(self, data: bytes, kind: type[_Struct]) -> _Struct:
+        try:
+            return msgspec.json.decode(data, type=kind)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise self._damaged(str(error)) from None
+
+    def _damaged(self, reason: str) -> AccessError:
+        return AccessError(
+            f"{self.path}: was changed by hand, or damaged: {reason}; put a good copy in its "
+            "place, or move it away to start without users"
+        )
+
+    def _account(self, data: bytes) -> tuple[str, Account]:
+        line = self._decoded(data, _Line)
+        verifier = Verifier(line.salt, line.iterations, line.stored_key, line.server_key)
+        secret = line.secret if line.encrypted is None else self._decrypted(line)
+        try:
+            rules = Rules(map(_entry, line.custom), map(_entry, line.default))
+        except BadRule as error:
+            raise self._damaged(str(error)) from None
+        account = Account(User(line.name, line.kind, line.status, verifier, secret), rules)
+        if self._cipher is not None and line.secret is not None:
+            self.has_clear_secrets = True
+        else:
+            self._lines[line.name] = account, data
+        return line.name, account
+
+    def _decrypted(self, line: _Line) -> str:
+        assert line.encrypted is not None
+        if self._cipher is None:
+            raise AccessError(
+                f"{self.path}: its passwords are encrypted: set authKeyFile to the key's file"
+            )
+        try:
+            return self._cipher.decrypt(line.name, line.encrypted)
+        except WrongKey:
+            raise AccessError(
+                f"{self.path}: another key than that of authKeyFile has encrypted its passwords: "
+                "set the former one"
+            ) from None
+
+    # -- writing -----------------------------------------------------------------------------------
+
+    def save(self, accounts: Mapping[str, Account]) -> None:
+        """Replace the file; it is on disk when this returns. In any thread, one at a time.
+
+        Raises OSError, also if another program has changed the file.
+        """
+        if self._stamp_now() != self._stamp:
+            raise OSError(f"{self.path}: another program has changed it: restart this daemon")
+        lines = self._encoded(accounts)
+        head = b'{"format":%d,"owner":%b,"users":[\n' % (_FORMAT, msgspec.json.encode(self._owner))
+        text = head + b",\n".join(lines)
+        try:
+            replace_file(self.path, text + _end(text))
+        finally:
+            self._stamp = self._stamp_now()
+
+    def _encoded(self, accounts: Mapping[str, Account]) -> Iterable[bytes]:
+        """A line for each user; only those of accounts that have changed are made."""
+        lines = self._lines
+        for name in lines.keys() - accounts.keys():
+            del lines[name]
+        for name, account in accounts.items():
+            if name not in lines or lines[name][0] is not account:
+                lines[name] = account, msgspec.json.encode(self._line(account))
+        return [line for _, line in lines.values()]
+
+    def _line(self, account: Account) -> _Line:
+        user, rules = account
+        encrypted = self._encrypted(user)
+        return _Line(
+            user.name,
+            user.kind,
+            user.status,
+            *user.verifier,
+            secret=user.secret if encrypted is None else None,
+            encrypted=encrypted,
+            custom=list(map(_rule, rules.custom)),
+            default=list(map(_rule, rules.default)),
+        )
+
+    def _encrypted(self, user: User) -> bytes | None:
+        if self._cipher is None or user.secret is None:
+            return None
+        return self._cipher.encrypt(user.name, user.secret)
+
+    def _stamp_now(self) -> _Stamp:
+        try:
+            found = self.path.stat()
+        except FileNotFoundError:
+            return None
+        return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _end(text: bytes) -> bytes:
+    return _SEAL + hashlib.sha256(text).hexdigest().encode() + b'"}\n'
+
+
+def _rule(entry: Entry) -> _Rule:
+    return _Rule(
+        str(entry.resource),
+        sorted(action.value for action in entry.actions),
+        entry.decision.value,
+        list(map(str, entry.networks)),
+    )
+
+
+def _entry(rule: _Rule) -> Entry:
+    return Entry.parse(rule.resource, rule.actions, rule.addresses, rule.decision)
