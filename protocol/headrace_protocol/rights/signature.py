@@ -21,42 +21,39 @@ SIGNATURE: Final = "Signature"
 # Clients of this version (4.9.3) and before leave it out.
 _UNIQUE_KEY: Final = "_UNIQUE_KEY_QUERY"
 _LAST_WITHOUT_UNIQUE_KEY: Final = 399
-# Requests of a client have few orders of fields; more fields than any request has are not kept.
-_ORDERS_MAX: Final = 512
-_KEPT_NAMES_MAX: Final = 32
-_KEPT_CHARS_MAX: Final = 1024
+# The requests of clients have few sets of fields; names may be as long as a header.
+_ORDERS_MAX: Final = 64
 
 
 def signed_text(fields: Mapping[str, str], *, with_unique_key: bool = True) -> str:
     """The values of all fields but the signature, by name as Java orders strings."""
-    names = tuple(fields)
-    if len(names) > _KEPT_NAMES_MAX or sum(map(len, names)) > _KEPT_CHARS_MAX:
-        order = _order(names, with_unique_key)
-    else:
-        order = _kept_order(names, with_unique_key)
+    order = _order(tuple(fields), with_unique_key)
     return "".join([fields[name] for name in order])
 
 
+@lru_cache(_ORDERS_MAX)
 def _order(names: tuple[str, ...], with_unique_key: bool) -> list[str]:
     left_out = {SIGNATURE} if with_unique_key else {SIGNATURE, _UNIQUE_KEY}
     return sorted({*names} - left_out, key=lambda name: name.encode("utf-16-be", "surrogatepass"))
-
-
-_kept_order = lru_cache(_ORDERS_MAX)(_order)
 
 
 def sign(
     secret: str, fields: Mapping[str, str], body: Buffer = b"", *, with_unique_key: bool = True
 ) -> str:
     """The signature of a request with its other fields, AccessKey among them."""
-    text = signed_text(fields, with_unique_key=with_unique_key).encode("utf-8", "replace")
-    digest = hmac.digest(secret.encode(), b"".join((text, body)), "sha1")
-    return binascii.b2a_base64(digest, newline=False).decode("ascii")
+    return _signature(secret, fields, body, with_unique_key=with_unique_key).decode("ascii")
 
 
 def is_signed(secret: str, fields: Mapping[str, str], body: Buffer, version: int) -> bool:
     """True if a request has the signature of ``secret``. version: of the client."""
     with_unique_key = version > _LAST_WITHOUT_UNIQUE_KEY
-    expected = sign(secret, fields, body, with_unique_key=with_unique_key)
-    given = fields.get(SIGNATURE, "")
-    return hmac.compare_digest(expected.encode(), given.encode("utf-8", "replace"))
+    expected = _signature(secret, fields, body, with_unique_key=with_unique_key)
+    return hmac.compare_digest(expected, fields.get(SIGNATURE, "").encode("utf-8", "replace"))
+
+
+def _signature(
+    secret: str, fields: Mapping[str, str], body: Buffer, *, with_unique_key: bool
+) -> bytes:
+    text = signed_text(fields, with_unique_key=with_unique_key).encode("utf-8", "replace")
+    digest = hmac.digest(secret.encode(), b"".join((text, body)), "sha1")
+    return binascii.b2a_base64(digest, newline=False)
