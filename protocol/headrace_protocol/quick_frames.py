@@ -41,6 +41,18 @@ class SendCommand(msgspec.Struct, gc=False):
 decode_send = msgspec.json.Decoder(SendCommand, strict=False).decode
 
 
+class SignedSend(msgspec.Struct, gc=False):
+    """What a signature of a SEND_MESSAGE_V2 request is about; see ``rights.signature``."""
+
+    fields: dict[str, str] = msgspec.field(name="extFields")
+    version: Int64 = 0
+
+
+decode_signed = msgspec.json.Decoder(SignedSend).decode
+# Errors of both decoders.
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
 def send_replies(
     store_host_hex: str,
     answers: list[SendAnswer],

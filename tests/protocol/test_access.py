@@ -9,7 +9,8 @@ import pytest
 from headrace_protocol.codes import RequestCode as C
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import RequestError
-from headrace_protocol.header_codecs import SerializeType
+from headrace_protocol.frame import FrameReader
+from headrace_protocol.header_codecs import SerializeType, encode_frame
 from headrace_protocol.rights.access import REJECTED, Access, AccessSettings, AnonymousAccess
 from headrace_protocol.rights.rules import Action, Kind
 from headrace_protocol.rights.users import UserKind, Users, UserStatus
@@ -164,6 +165,44 @@ def test_a_channel_without_a_session_is_identified_by_each_request() -> None:
 
 def test_to_log_in_needs_no_name() -> None:
     Access(SECURED, Users(), "c").check(request_of(C.AUTH_SESSION, {}))
+
+
+def send_header(fields: dict[str, Any]) -> bytes:
+    frame = encode_frame(SerializeType.JSON, C.SEND_MESSAGE_V2, 1, fields=fields, body_bytes=4)
+    ((_, header, _),) = FrameReader().feed(frame + b"body")
+    return bytes(header)
+
+
+SEND = {"a": "p", "b": "T", "e": 0, "f": 0, "g": 1, "h": 0, "i": ""}
+
+
+@pytest.mark.parametrize(
+    ("fields", "user"),
+    [
+        (signed("alice", SEND, b"body"), "alice"),
+        (signed("alice", SEND, b"other"), None),
+        (signed("alice", SEND, b"body", secret="other"), None),
+        (signed("bob", SEND, b"body"), None),
+        (signed("root", SEND, b"body"), None),  # in plain TCP
+        ({**signed("alice", SEND, b"body"), "b": "U"}, None),
+        (SEND, None),
+    ],
+)
+def test_a_send_is_identified_by_its_header_alone(fields: dict[str, Any], user: str | None) -> None:
+    access, channel = Access(SECURED, users_of(alice=[]), "c"), channel_of()
+    request = request_of(C.SEND_MESSAGE_V2, fields, b"body", channel=channel)
+    header = send_header(fields)
+    subject = access.sender(channel, header, b"body")
+    if user is None:
+        assert subject is None
+        with pytest.raises(RequestError):
+            access.identify(request)
+    else:
+        assert subject == access.identify(request) == Subject(user, "127.0.0.1")
+    for unreadable in (b"", header[:-9], header.replace(b'"b"', b'"b\xff"')):
+        assert access.sender(channel, unreadable, b"body") is None
+    channel.log_in("alice")
+    assert access.sender(channel, header, b"body") == Subject("alice", "127.0.0.1")
 
 
 # -- signed requests that somebody else could send again -------------------------------------------

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 from headrace_protocol.bounds import NAME_CHARS_MAX
 from headrace_protocol.codes import RequestCode, ResponseCode, code_name
 from headrace_protocol.errors import RequestError
+from headrace_protocol.quick_frames import UNREADABLE, decode_signed
 from headrace_protocol.rights.rules import Action, Entry, Kind, Rules
 from headrace_protocol.rights.signature import ACCESS_KEY, is_signed
 from headrace_protocol.rights.wanted import (
@@ -30,6 +31,7 @@ from headrace_protocol.subject import Subject
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from headrace_protocol.frame import Buffer
     from headrace_protocol.rights.rules import Verdict
     from headrace_protocol.rights.users import User, Users
     from headrace_protocol.serving import Channel, Request
@@ -149,12 +151,13 @@ class Access:
         name = request.subject.user if request.subject is not None else channel.user
         if name is not None:
             return self._of_user(name, channel.ip)
-        fields = request.command.ext()
-        user = self._signer(request, fields)
+        fields, code = request.command.ext(), request.command.code
+        user = self._signer(fields, request.body, request.command.version)
         if user is not None:
-            self._check_secrecy(request, user)
+            if self._can_be_replayed(channel, user, code):
+                raise _replayable(user, code)
             return Subject(user.name, channel.ip, user.is_super)
-        is_admitted = request.command.code in self._settings.authentication_whitelist
+        is_admitted = code in self._settings.authentication_whitelist
         if is_admitted or (ACCESS_KEY not in fields and self._settings.anonymous != "deny"):
             return Subject(None, channel.ip)
         raise _rejected()
@@ -165,28 +168,20 @@ class Access:
             raise _rejected()
         return Subject(name, address, user.is_super)
 
-    def _signer(self, request: Request, fields: Mapping[str, str]) -> User | None:
+    def _signer(self, fields: Mapping[str, str], body: Buffer, version: int) -> User | None:
         """The signer of a request; None without a valid signature."""
         name = fields.get(ACCESS_KEY)
         if not name:
             return None
         user = self._users.users.get(name)
         secret = user.secret if user is not None else None
-        is_right = is_signed(secret or _NO_SECRET, fields, request.body, request.command.version)
+        is_right = is_signed(secret or _NO_SECRET, fields, body, version)
         return user if is_right and user is not None and secret and user.is_enabled else None
 
-    def _check_secrecy(self, request: Request, user: User) -> None:
-        """Raise RequestError if somebody between could send a signed request again to harm."""
-        code = request.command.code
-        if not self._settings.needs_tls or request.channel.is_encrypted:
-            return
-        if user.is_super or is_administrative(code):
-            whose = "of a Super user" if user.is_super else f"to administer ({code_name(code)})"
-            raise RequestError(
-                ResponseCode.NO_PERMISSION,
-                f"a signed request {whose} needs TLS, because whoever reads it can send it again: "
-                "connect with TLS, or set authRequiresTls=none at this daemon",
-            )
+    def _can_be_replayed(self, channel: Channel, user: User, code: int) -> bool:
+        """True if somebody between could send a signed request again, to harm."""
+        is_dear = user.is_super or is_administrative(code)
+        return is_dear and self._settings.needs_tls and not channel.is_encrypted
 
     def subject(self, channel: Channel) -> Subject | None:
         """The subject of all requests of a channel; None if each must be identified.
@@ -196,6 +191,24 @@ class Access:
         if not self._settings.authentication:
             return Subject(None, channel.ip)
         return None if channel.user is None else self._of_user(channel.user, channel.ip)
+
+    def sender(self, channel: Channel, header: Buffer, body: Buffer) -> Subject | None:
+        """The subject of a send with a JSON header; None if ``identify`` must decide.
+
+        Cost: without a session that of a signature, 6 µs for 1 KiB.
+        Raises RequestError as ``subject``.
+        """
+        subject = self.subject(channel)
+        if subject is not None:
+            return subject
+        try:
+            send = decode_signed(header)
+        except UNREADABLE:
+            return None
+        user = self._signer(send.fields, body, send.version)
+        if user is None or self._can_be_replayed(channel, user, RequestCode.SEND_MESSAGE_V2):
+            return None
+        return Subject(user.name, channel.ip, user.is_super)
 
     # -- rights ------------------------------------------------------------------------------------
 
@@ -254,6 +267,15 @@ class Access:
 
 def _rejected() -> RequestError:
     return RequestError(ResponseCode.NO_PERMISSION, REJECTED)
+
+
+def _replayable(user: User, code: int) -> RequestError:
+    whose = "of a Super user" if user.is_super else f"to administer ({code_name(code)})"
+    return RequestError(
+        ResponseCode.NO_PERMISSION,
+        f"a signed request {whose} needs TLS, because whoever reads it can send it again: connect "
+        "with TLS, or set authRequiresTls=none at this daemon",
+    )
 
 
 def _refusal(subject: Subject, kind: Kind, name: str, verdict: Verdict) -> str:
