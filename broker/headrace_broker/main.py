@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from headrace_broker.access.opening import check_users
 from headrace_broker.cluster.expected_store import check_never_left, check_store
 from headrace_broker.cluster.registration import IdentityTaken
 from headrace_broker.config import ConfigError
 from headrace_broker.server import Broker, log_warnings
 from headrace_broker.settings.files import load_config
 from headrace_broker.store.errors import StoreError
+from headrace_daemon.access.errors import AccessError
 from headrace_daemon.command import daemon_parser, run_daemon
 from headrace_daemon.logs import configure_logs
 from headrace_daemon.network import tcp_network
@@ -48,6 +50,7 @@ def serve(config: Path, *, check_config: bool, log_level: str) -> None:
     if check_config:
         if problem := listening_problem(settings.bind_address, settings.ports()):
             raise ConfigError([problem])
+        check_users(settings)
         trio.run(check_never_left, settings, network)
         _check_tier(settings)
         sys.stderr.writelines(f"headrace: {warning}\n" for warning in warnings)
@@ -98,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options.config, check_config=options.check_config, log_level=options.log_level
         ),
         ConfigError,
-        (StoreError, IdentityTaken, TlsError),
+        (StoreError, IdentityTaken, TlsError, AccessError),
     )
 
 

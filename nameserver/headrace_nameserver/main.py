@@ -13,13 +13,15 @@ import msgspec
 import structlog
 import trio
 
+from headrace_daemon.access.errors import AccessError
+from headrace_daemon.access.opening import check_users
 from headrace_daemon.command import daemon_parser, run_daemon
 from headrace_daemon.logs import configure_logs
 from headrace_daemon.network import tcp_network
 from headrace_daemon.process import prepare, run_until_signal
 from headrace_daemon.serving.ports import listening_problem
 from headrace_nameserver.config import ConfigError, NameServerConfig, check_ports, load_config
-from headrace_nameserver.server import NameServer
+from headrace_nameserver.server import OWNER, NameServer
 from headrace_protocol.tls.settings import TlsError
 
 if TYPE_CHECKING:
@@ -41,7 +43,7 @@ def serve(config: Path | None, *, port: int | None, check_config: bool, log_leve
     check_config: check the configuration files and the addresses to listen on, print what was
     checked, then return.
 
-    Raises ConfigError, or an ExceptionGroup with the errors of ``NameServer.run``.
+    Raises ConfigError, AccessError, or an ExceptionGroup with the errors of ``NameServer.run``.
     """
     settings = load_config(config) if config else NameServerConfig()
     if port is not None:
@@ -50,6 +52,8 @@ def serve(config: Path | None, *, port: int | None, check_config: bool, log_leve
     warnings = [] if settings.kv_config_path else [_FORGETFUL]
     server = NameServer(settings, tcp_network(settings.tls_config_file, warnings))
     if check_config:
+        if settings.users_path is not None:
+            check_users(settings.access_config(), settings.users_path, OWNER)
         if problem := listening_problem(settings.bind_address, settings.ports()):
             raise ConfigError(problem)
         sys.stderr.writelines(f"headrace: {warning}\n" for warning in warnings)
@@ -82,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             log_level=options.log_level,
         ),
         ConfigError,
-        (TlsError,),
+        (AccessError, TlsError),
     )
 
 

@@ -12,6 +12,7 @@ import structlog
 
 from headrace_daemon.host_log import HostLog
 from headrace_nameserver import registrations
+from headrace_nameserver.broker_names import saved
 from headrace_nameserver.kv_config import ORDER_TOPIC_CONFIG
 from headrace_nameserver.own_address import check_own_address
 from headrace_protocol import fastjson
@@ -26,7 +27,7 @@ from headrace_protocol.bodies import (
 from headrace_protocol.bounds import NAME_CHARS_MAX, check_name, check_text
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.departed import ClusterInfoHeader, DepartedBroker, ForgetBrokerHeader
-from headrace_protocol.errors import Lane, RequestError
+from headrace_protocol.errors import RequestError
 from headrace_protocol.nameserver_headers import (
     REGISTRATION_PERIOD_MS,
     AddWritePermOfBrokerResponseHeader,
@@ -50,12 +51,12 @@ from headrace_protocol.nameserver_headers import (
 )
 from headrace_protocol.serving import Reply, Request
 from headrace_protocol.system_topics import RETRY_PREFIX, user_topics
-from headrace_protocol.waiting import fetch, take_break
+from headrace_protocol.waiting import take_break
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from concurrent.futures import Future
 
+    from headrace_nameserver.broker_names import BrokerNames
     from headrace_nameserver.departed import Departed
     from headrace_nameserver.kv_config import KVConfig
     from headrace_nameserver.routes import RouteTable
@@ -71,8 +72,6 @@ _NAMED_MAX = 3
 # looked at for that: there may be 1,024 such brokers.
 _TOPICS_NAMED_MAX = 32
 _TOPICS_SEEN_MAX = 128
-# One thread is enough: a save writes all pending changes.
-_KEY_VALUES = Lane("key-value table", threads=1, outlives_client=True)
 # Encoding a route with more brokers takes over 0.5 ms.
 _BROKERS_AT_ONCE = 50
 
@@ -82,6 +81,7 @@ class NameServerProcessor:
 
     now_ms: a monotonic clock.
     register_from_own_address: whether brokers may only register addresses of their own host.
+    broker_names: the users of names; None where nobody is known.
     wall_ms: ms since 1970, for texts that people read.
     log: for events caused by clients; the owner calls its ``report``.
     """
@@ -94,6 +94,7 @@ class NameServerProcessor:
         *,
         order_message_enable: bool = False,
         register_from_own_address: bool = False,
+        broker_names: BrokerNames | None = None,
         wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self._table = table
@@ -104,6 +105,7 @@ class NameServerProcessor:
         self._clock_ms = 0
         self._order_message_enable = order_message_enable
         self._register_from_own_address = register_from_own_address
+        self._broker_names = broker_names
         self.log = HostLog(log)
 
     def begin(self) -> None:
@@ -122,7 +124,6 @@ class NameServerProcessor:
             RequestCode.GET_ROUTEINFO_BY_TOPIC: self.get_route,
             RequestCode.WIPE_WRITE_PERM_OF_BROKER: self.wipe_write_perm,
             RequestCode.ADD_WRITE_PERM_OF_BROKER: self.add_write_perm,
-            RequestCode.FORGET_BROKER: self.forget_broker,
             RequestCode.DELETE_TOPIC_IN_NAMESRV: self.delete_topic,
             RequestCode.REGISTER_TOPIC_IN_NAMESRV: self.register_topic,
         }
@@ -131,6 +132,7 @@ class NameServerProcessor:
             RequestCode.DELETE_KV_CONFIG: self.delete_kv_config,
             RequestCode.GET_KVLIST_BY_NAMESPACE: self.get_kv_list,
             RequestCode.REGISTER_BROKER: self.register_broker,
+            RequestCode.FORGET_BROKER: self.forget_broker,
             RequestCode.GET_BROKER_CLUSTER_INFO: self.get_cluster_info,
             RequestCode.GET_BROKER_MEMBER_GROUP: self.get_member_group,
             RequestCode.GET_TOPICS_BY_CLUSTER: self.get_topics_by_cluster,
@@ -171,6 +173,8 @@ class NameServerProcessor:
             check_own_address(header.broker_addr, channel.address)
         self._table.check_conflict(header, channel)
         topics = await registrations.read(header, request)
+        if self._broker_names is not None:
+            await self._broker_names.claim(header.broker_name, request)
         if not channel.is_open:  # already handled as closed, so nothing would remove this broker
             return None
         is_new = self._table.holder(header.broker_name, header.broker_id) is None
@@ -197,6 +201,8 @@ class NameServerProcessor:
         header, channel = request.header(UnregisterBrokerHeader), request.channel
         name, address = header.broker_name, header.broker_addr
         try:
+            if self._broker_names is not None:
+                self._broker_names.check(name, request)
             was_registered = self._table.unregister(name, address, channel, self._now_ms())
         except RequestError as error:
             self.log.warning(channel.address, "broker not unregistered", reason=error.remark)
@@ -240,11 +246,14 @@ class NameServerProcessor:
         group = self._table.member_group(header.cluster_name, header.broker_name)
         return _body(GetBrokerMemberGroupResponseBody(broker_member_group=group))
 
-    def forget_broker(self, request: Request) -> Reply:
-        """FORGET_BROKER (7680030): a departed broker won't come back."""
+    async def forget_broker(self, request: Request) -> Reply | None:
+        """FORGET_BROKER (7680030): a departed broker won't come back, and its name is free."""
         name = request.header(ForgetBrokerHeader).broker_name
         check_name("brokerName", name)
-        if not self._table.forget(name):
+        is_known = self._table.forget(name)
+        if self._broker_names is not None:
+            is_known |= await self._broker_names.free(name)
+        if not is_known:
             raise RequestError(
                 ResponseCode.BROKER_NOT_EXIST, f"no departed broker {name} is remembered here"
             )
@@ -391,16 +400,12 @@ class NameServerProcessor:
     async def put_kv_config(self, request: Request) -> Reply | None:
         """PUT_KV_CONFIG (100): answered once the change is on disk."""
         header = request.header(PutKVConfigHeader)
-        await self._saved(self._kv_config.put(header.namespace, header.key, header.value))
+        await saved(
+            self._kv_config, self._kv_config.put(header.namespace, header.key, header.value)
+        )
         client = request.channel.address
         self.log.info(client, "key-value set", namespace=header.namespace, key=header.key)
         return Reply()
-
-    async def _saved(self, change: Future[None]) -> None:
-        """Wait until a change is on disk. Raises the error of a failed save."""
-        if not change.done():
-            await fetch(self._kv_config.save, _KEY_VALUES)
-        change.result()
 
     def get_kv_config(self, request: Request) -> Reply:
         """GET_KV_CONFIG (101)."""
@@ -416,7 +421,7 @@ class NameServerProcessor:
     async def delete_kv_config(self, request: Request) -> Reply | None:
         """DELETE_KV_CONFIG (102): answered once the change is on disk."""
         header = request.header(KVKeyHeader)
-        await self._saved(self._kv_config.delete(header.namespace, header.key))
+        await saved(self._kv_config, self._kv_config.delete(header.namespace, header.key))
         client = request.channel.address
         self.log.info(client, "key-value deleted", namespace=header.namespace, key=header.key)
         return Reply()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 import trio
 
+from headrace_daemon.access.opening import open_access
 from headrace_daemon.metrics.scrapes import NotServing, Scrapes
 from headrace_daemon.network import TcpNetwork
 from headrace_daemon.services import Service, Services
@@ -17,11 +18,11 @@ from headrace_daemon.serving.server import RemotingServer, ServerLimits
 from headrace_daemon.serving.server_channel import ServerChannel
 from headrace_daemon.slices import Fetches, SlicedWork
 from headrace_daemon.watchdog import Watchdog
+from headrace_nameserver.broker_names import BrokerNames
 from headrace_nameserver.departed_file import DepartedFile
 from headrace_nameserver.kv_config import KVConfig
 from headrace_nameserver.processors import NameServerProcessor
 from headrace_nameserver.routes import RouteTable
-from headrace_protocol.access import restrict
 from headrace_protocol.outages import Outages
 from headrace_protocol.serving import TURN_S, Registry
 
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("headrace.nameserver")
 
+# This daemon in the file of its users, and the cluster that it is, as rules name it.
+OWNER: Final = "nameserver"
 # Upper bound on the wait: a broker that registers meanwhile may request a shorter timeout.
 _EXPIRE_PERIOD_S = 1.0
 _REPORT_PERIOD_S = 5.0
@@ -74,6 +77,7 @@ class NameServer:
             _now_ms,
             order_message_enable=config.order_message_enable,
             register_from_own_address=config.checks_own_address,
+            broker_names=_broker_names(config),
         )
         self._log = processor.log
         self._server = RemotingServer(self)
@@ -88,7 +92,6 @@ class NameServer:
         )
         processor.register(self._registry)
         self._begin = processor.begin
-        restrict(self._registry, config.anonymous_access)
         self._watchdog = Watchdog()
         self._scrapes: Scrapes | None = None
         self._is_serving = False
@@ -100,6 +103,7 @@ class NameServer:
         # Not in the constructor: the daemon first raises its limit of open files.
         self._server.limits = ServerLimits()
         self._load()
+        self._open_access()
         self._begin()
         try:
             async with trio.open_nursery() as nursery:
@@ -183,6 +187,15 @@ class NameServer:
             for broker in self._departed_file.load(_now_ms(), _wall_ms()):
                 self._table.departed.add(broker)
 
+    def _open_access(self) -> None:
+        """Serve requests about users, and judge all of them. Raises AccessError."""
+        config = self.config
+        path = config.users_path or Path("users.json")
+        opened = open_access(config.access_config(), path, OWNER, OWNER, self._log)
+        opened.requests.register(self._registry)
+        if not opened.access.is_open:
+            self._registry.guard(opened.access.check)
+
     async def _save_departed(self) -> None:
         """Save departed brokers after each change; the changes of a second together."""
         try:
@@ -248,6 +261,13 @@ class NameServer:
     def _log_lost(self, broker: LiveBroker, reason: str) -> None:
         client, name, address = broker.channel.address, broker.name, broker.address
         self._log.warning(client, "broker lost", broker=name, address=address, reason=reason)
+
+
+def _broker_names(config: NameServerConfig) -> BrokerNames | None:
+    path = config.users_path
+    if path is None or not config.authentication_enabled:
+        return None
+    return BrokerNames(KVConfig(path.with_name("brokerNames.json")))
 
 
 def _now_ms() -> int:

@@ -8,7 +8,10 @@ from typing import Any
 
 import msgspec
 
+from headrace_daemon.access.opening import OpenedAccess
+from headrace_daemon.access.user_requests import NoUsers
 from headrace_nameserver import registrations
+from headrace_nameserver.broker_names import BrokerNames
 from headrace_nameserver.kv_config import KVConfig
 from headrace_nameserver.processors import NameServerProcessor
 from headrace_nameserver.registrations import BrokerTopics
@@ -27,7 +30,10 @@ HA_ADDRESS = "127.0.0.1:10912"
 
 @dataclass
 class NameServerUnderTest:
-    """Table and processors on a clock that the test sets."""
+    """Table and processors on a clock that the test sets.
+
+    access: judges requests, with the names of brokers in brokerNames.json of ``names_folder``.
+    """
 
     table: RouteTable = field(default_factory=RouteTable)
     now_ms: int = 1_000_000
@@ -36,6 +42,8 @@ class NameServerUnderTest:
     register_from_own_address: bool = False
     kv_config_path: Path | None = None
     kv_limits: dict[str, int] = field(default_factory=dict)
+    access: OpenedAccess | None = None
+    names_folder: Path | None = None
     unexpected: list[Exception] = field(default_factory=list)
     channel: MemoryChannel = field(default_factory=MemoryChannel)
 
@@ -47,10 +55,18 @@ class NameServerUnderTest:
             lambda: self.now_ms,
             order_message_enable=self.order_message_enable,
             register_from_own_address=self.register_from_own_address,
+            broker_names=self._broker_names(),
             wall_ms=lambda: self.wall_ms,
         )
         processor.register(self.registry)
+        (self.access.requests if self.access else NoUsers()).register(self.registry)
+        if self.access is not None:
+            self.registry.guard(self.access.access.check)
         processor.begin()
+
+    def _broker_names(self) -> BrokerNames | None:
+        folder = self.names_folder
+        return BrokerNames(KVConfig(folder / "brokerNames.json")) if folder else None
 
     def take(
         self, data: bytes, channel: MemoryChannel | None = None
