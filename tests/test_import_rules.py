@@ -97,6 +97,7 @@ MAY_IMPORT = {
         "anyio",
         *LOOP,
     },
+    "headrace_daemon.access": {"headrace_daemon", "headrace_protocol", *LOOP},
     "headrace_daemon.audit": {"headrace_daemon", "headrace_protocol", *LOOP},
     "headrace_daemon.access": {"headrace_daemon", "headrace_protocol", *LOOP},
     "headrace_daemon.metrics": {

@@ -60,6 +60,9 @@ class Channel(Protocol):
 
     address: "host:port" of the client. ip: its IP address, as rules compare it.
     user: name of the user that has logged in, who then makes all requests of the channel.
+    verifier: that of the password with which the user has logged in; None without a password.
+    login: a log-in that waits for its second message; None without any.
+    certificate: the one that this daemon has shown, DER; None without TLS.
     is_encrypted: whether nobody between can read the channel.
     host_bytes: the address as in records: 4 or 16 bytes of address, 4 of port, big-endian.
     is_slow: the client has many unread replies; long answers wait until it has read half of them.
@@ -71,6 +74,9 @@ class Channel(Protocol):
     ip: str
     host_bytes: bytes
     user: str | None
+    verifier: object
+    login: Any
+    certificate: bytes | None
     is_encrypted: bool
     is_greeted: bool
     is_slow: bool
@@ -83,7 +89,7 @@ class Channel(Protocol):
     def greet(self) -> None:
         """Note the client's first request."""
 
-    def log_in(self, user: str) -> None:
+    def log_in(self, user: str, verifier: object = None) -> None:
         """Note that the client has proved to be a user."""
 
     def charge(self, added_bytes: int) -> None:

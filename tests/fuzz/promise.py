@@ -56,6 +56,9 @@ class Channel:
     ip = "127.0.0.1"
     host_bytes = bytes(8)
     user: str | None = None
+    verifier: object = None
+    login: Any = None
+    certificate: bytes | None = None
     is_encrypted = False
     is_open = True
     is_slow = False
@@ -69,8 +72,8 @@ class Channel:
     def greet(self) -> None:
         self.is_greeted = True
 
-    def log_in(self, user: str) -> None:
-        self.user = user
+    def log_in(self, user: str, verifier: object = None) -> None:
+        self.user, self.verifier = user, verifier
 
     def charge(self, added_bytes: int) -> None:
         """Nothing is bounded here."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from headrace_protocol.command import Command
 from headrace_protocol.frame import FrameReader
@@ -19,6 +20,9 @@ class MemoryChannel:
     def __init__(self) -> None:
         self.is_greeted = False
         self.user: str | None = None
+        self.verifier: object = None
+        self.login: Any = None
+        self.certificate: bytes | None = None
         self.is_encrypted = False
         self.is_open = True
         self.is_slow = False
@@ -29,8 +33,8 @@ class MemoryChannel:
     def greet(self) -> None:
         self.is_greeted = True
 
-    def log_in(self, user: str) -> None:
-        self.user = user
+    def log_in(self, user: str, verifier: object = None) -> None:
+        self.user, self.verifier = user, verifier
 
     def charge(self, added_bytes: int) -> None:
         self.charged_bytes += added_bytes

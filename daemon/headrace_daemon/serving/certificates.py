@@ -10,7 +10,7 @@ import structlog
 import trio
 
 from headrace_protocol.tls.contexts import server_context
-from headrace_protocol.tls.expiry import expires_s
+from headrace_protocol.tls.expiry import expires_s, first_certificate
 from headrace_protocol.tls.settings import TlsError, TlsMode
 
 if TYPE_CHECKING:
@@ -26,7 +26,8 @@ _SOON_S: Final = 14 * _DAY_S
 class Certificates:
     """The certificate of new connections; open ones keep theirs.
 
-    context: of the next connection. expires_s: Unix time of the certificate's end.
+    context: of the next connection. certificate: its own, DER.
+    expires_s: Unix time of the certificate's end.
 
     Raises TlsError.
     """
@@ -34,6 +35,7 @@ class Certificates:
     def __init__(self, settings: ServerTls) -> None:
         self.settings = settings
         self.context = server_context(settings)
+        self.certificate = first_certificate(settings.cert_file)
         self.expires_s = expires_s(settings.cert_file)
         self._stamps = self._stamp()
         self._warned_s = 0.0
@@ -58,10 +60,12 @@ class Certificates:
         self._stamps = stamps
         try:
             context, end_s = server_context(self.settings), expires_s(self.settings.cert_file)
+            certificate = first_certificate(self.settings.cert_file)
         except TlsError as error:
             log.error("certificate not changed", reason=str(error), remedy="replace the files")
             return
         self.context, self.expires_s, self._warned_s = context, end_s, 0.0
+        self.certificate = certificate
         log.info("certificate changed", file=self.settings.cert_file, expires=_shown(end_s))
 
     def _warn(self, now_s: float) -> None:

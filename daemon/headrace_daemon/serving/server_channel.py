@@ -8,7 +8,7 @@ combination, so they are not phases.
 from __future__ import annotations
 
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import trio
 
@@ -91,12 +91,13 @@ class ServerChannel:
     is_dirty: it has replies that were not flushed in this turn.
     is_heavy: it sends much at a time; see ``socket_loop``.
     is_shaking_hands: its handshake of TLS has begun and is not done.
-    ip, user, is_encrypted: see ``headrace_protocol.serving.Channel``.
+    ip, user, verifier, login, certificate, is_encrypted: see ``headrace_protocol.serving.Channel``.
     """
 
     __slots__ = (
         "_server",
         "address",
+        "certificate",
         "charged_bytes",
         "deferred",
         "has_sent_frame",
@@ -111,6 +112,7 @@ class ServerChannel:
         "is_shaking_hands",
         "is_slow",
         "last_heard",
+        "login",
         "on_drained",
         "out",
         "out_bytes",
@@ -121,6 +123,7 @@ class ServerChannel:
         "receive_bytes",
         "transport",
         "user",
+        "verifier",
     )
 
     def __init__(
@@ -133,6 +136,9 @@ class ServerChannel:
         self.ip = host.removeprefix("::ffff:") if "." in host else host
         self.host_bytes = pack_host(host, port)
         self.user: str | None = None
+        self.verifier: object = None
+        self.login: Any = None
+        self.certificate: bytes | None = None
         self.is_encrypted = False
         self.reader = FrameReader(frame_bytes_max, admit, HEADER_BYTES_MAX)
         self.out: list[Buffer] = []
@@ -162,9 +168,9 @@ class ServerChannel:
         """Note the client's first request."""
         self.apply(Event.REQUEST)
 
-    def log_in(self, user: str) -> None:
-        """Note that the client has proved to be a user."""
-        self.user = user
+    def log_in(self, user: str, verifier: object = None) -> None:
+        """See ``headrace_protocol.serving.Channel``."""
+        self.user, self.verifier = user, verifier
 
     @property
     def held_bytes(self) -> int:

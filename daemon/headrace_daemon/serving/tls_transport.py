@@ -74,6 +74,7 @@ class Security:
     def _begin(self, transport: _NewTransport, channel: ServerChannel) -> None:
         """Begin the handshake."""
         channel.transport = transport.secured(self)
+        channel.certificate = self.certificates.certificate
         channel.partial_since = trio.current_time()
         channel.is_shaking_hands = True
         transport.set_reading(reading=True)

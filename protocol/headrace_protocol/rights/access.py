@@ -150,7 +150,7 @@ class Access:
         # A request that has waited was identified before, by the body that it had then.
         name = request.subject.user if request.subject is not None else channel.user
         if name is not None:
-            return self._of_user(name, channel.ip)
+            return self._of_user(name, channel)
         fields, code = request.command.ext(), request.command.code
         user = self._signer(fields, request.body, request.command.version)
         if user is not None:
@@ -162,11 +162,12 @@ class Access:
             return Subject(None, channel.ip)
         raise _rejected()
 
-    def _of_user(self, name: str, address: str) -> Subject:
+    def _of_user(self, name: str, channel: Channel) -> Subject:
         user = self._users.users.get(name)
-        if user is None or not user.is_enabled:
+        # Another password ends the sessions of the old one.
+        if user is None or not user.is_enabled or channel.verifier not in (None, user.verifier):
             raise _rejected()
-        return Subject(name, address, user.is_super)
+        return Subject(name, channel.ip, user.is_super)
 
     def _signer(self, fields: Mapping[str, str], body: Buffer, version: int) -> User | None:
         """The signer of a request; None without a valid signature."""
@@ -190,7 +191,7 @@ class Access:
         """
         if not self._settings.authentication:
             return Subject(None, channel.ip)
-        return None if channel.user is None else self._of_user(channel.user, channel.ip)
+        return None if channel.user is None else self._of_user(channel.user, channel)
 
     def sender(self, channel: Channel, header: Buffer, body: Buffer) -> Subject | None:
         """The subject of a send with a JSON header; None if ``identify`` must decide.

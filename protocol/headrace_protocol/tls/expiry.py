@@ -1,4 +1,4 @@
-"""The end of a certificate's validity, for which the standard library has no public function.
+"""A file's certificate and the end of its validity, which the standard library does not read.
 
 Source: RFC 5280, 4.1.
 """
@@ -23,13 +23,21 @@ _FORMATS: Final = {_UTC_TIME: "%y%m%d%H%M%SZ", 0x18: "%Y%m%d%H%M%SZ"}
 _VALIDITY: Final = 3
 
 
-def expires_s(cert_file: str) -> float:
-    """Unix time at which the first certificate of a file in PEM expires. Raises TlsError."""
+def first_certificate(cert_file: str) -> bytes:
+    """The first certificate of a file in PEM, DER. Raises TlsError."""
     try:
         first, end, _ = Path(cert_file).read_text().partition(_END)
         begin = first.index("-----BEGIN CERTIFICATE-----")
-        return not_after(ssl.PEM_cert_to_DER_cert(first[begin:] + end)).timestamp()
-    except (OSError, ValueError, IndexError, KeyError) as error:
+        return ssl.PEM_cert_to_DER_cert(first[begin:] + end)
+    except (OSError, ValueError) as error:
+        raise TlsError(f"{cert_file}: no certificate in PEM: {error}") from error
+
+
+def expires_s(cert_file: str) -> float:
+    """Unix time at which the first certificate of a file in PEM expires. Raises TlsError."""
+    try:
+        return not_after(first_certificate(cert_file)).timestamp()
+    except (ValueError, IndexError, KeyError) as error:
         raise TlsError(f"{cert_file}: no certificate in PEM: {error}") from error
 
 
