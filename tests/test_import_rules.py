@@ -99,7 +99,6 @@ MAY_IMPORT = {
     },
     "headrace_daemon.access": {"headrace_daemon", "headrace_protocol", *LOOP},
     "headrace_daemon.audit": {"headrace_daemon", "headrace_protocol", *LOOP},
-    "headrace_daemon.access": {"headrace_daemon", "headrace_protocol", *LOOP},
     "headrace_daemon.metrics": {
         "headrace_daemon.logs",
         "headrace_daemon.serving",
