@@ -97,8 +97,8 @@ MAY_IMPORT = {
         "anyio",
         *LOOP,
     },
-    "headrace_daemon.access": {"headrace_daemon", "headrace_protocol", *LOOP},
     "headrace_daemon.audit": {"headrace_daemon", "headrace_protocol", *LOOP},
+    "headrace_daemon.access": {"headrace_daemon", "headrace_protocol", *LOOP},
     "headrace_daemon.metrics": {
         "headrace_daemon.logs",
         "headrace_daemon.serving",

@@ -49,11 +49,9 @@ class Door:
         self.outcomes: list[tuple[str, bool]] = []
         self.users = known
         self.log = HostLog(structlog.get_logger("headrace.server"))
-        self.sessions = Sessions(
-            known,
-            self.log,
-            lambda: self.now_s,
-            lambda _channel, name, is_good: self.outcomes.append((name, is_good)),
+        self.sessions = Sessions(known, self.log, lambda: self.now_s)
+        self.sessions.on_outcome = lambda _channel, name, is_good: self.outcomes.append(
+            (name, is_good)
         )
         self.registry = Registry(_unexpected)
         access = Access(AccessSettings(authentication=True), known, "c")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from headrace_daemon.access.accounts import Accounts
 from headrace_daemon.access.changes import created
 from headrace_daemon.access.errors import AccessError
+from headrace_daemon.access.sessions import Sessions
 from headrace_daemon.access.user_requests import NoUsers, UserRequests
 from headrace_daemon.access.users_file import UsersFile
 from headrace_protocol.errors import RequestError
@@ -34,11 +35,15 @@ _HOW: Final = (
 
 
 class OpenedAccess(NamedTuple):
-    """users: with their rules. access: decides by them. requests: serve those about them."""
+    """users: with their rules. access: decides by them. requests: serve those about them.
+
+    sessions: log-ins; None without authentication.
+    """
 
     users: Users
     access: Access
     requests: UserRequests | NoUsers
+    sessions: Sessions | None
 
 
 def open_access(
@@ -51,7 +56,7 @@ def open_access(
     """
     if not config.settings.authentication:
         users = Users()
-        return OpenedAccess(users, Access(config.settings, users, cluster), NoUsers())
+        return OpenedAccess(users, Access(config.settings, users, cluster), NoUsers(), None)
     file = UsersFile(path, owner, config.cipher)
     accounts = _opened(file)
     for credentials in filter(None, (config.initial, config.inner)):
@@ -61,6 +66,7 @@ def open_access(
         accounts.users,
         Access(config.settings, accounts.users, cluster),
         UserRequests(accounts, log, exports=config.exports),
+        Sessions(accounts.users, log),
     )
 
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+import trio
+
 from headrace_daemon.buckets import Buckets
 from headrace_protocol.bounds import check_text
 from headrace_protocol.codes import RequestCode, ResponseCode
@@ -52,13 +54,12 @@ class Sessions:
         self,
         users: Users,
         log: HostLog,
-        now_s: Callable[[], float],
-        on_outcome: OnOutcome = lambda _channel, _user, _is_good: None,
+        now_s: Callable[[], float] = trio.current_time,
     ) -> None:
         self._users = users
         self._log = log
         self._now_s = now_s
-        self._on_outcome = on_outcome
+        self.on_outcome: OnOutcome = lambda _channel, _user, _is_good: None
         self._of_users = Buckets(USER_RATE, _DEBT_S)
         self._of_hosts = Buckets(HOST_RATE, _DEBT_S)
         self._unknown: Callable[[str], Verifier] | None = None
@@ -73,7 +74,7 @@ class Sessions:
 
         header, channel = request.header(AuthSessionHeader), request.channel
         check_text("scram", header.scram, SCRAM_CHARS_MAX)
-        if channel.user is not None:
+        if channel.verifier is not None:
             raise RequestError(
                 ResponseCode.NO_PERMISSION,
                 f"log-in rejected: this connection belongs to {channel.user!r}; open another one",
@@ -117,7 +118,7 @@ class Sessions:
         if user is None or not user.is_enabled or user.verifier != login.verifier:
             raise SessionFailed("no such user")
         channel.log_in(login.user, login.verifier)
-        self._on_outcome(channel, login.user, True)
+        self.on_outcome(channel, login.user, True)
         return answer
 
     def _release(self, channel: Channel) -> ServerLogin | None:
@@ -135,7 +136,7 @@ class Sessions:
             self._of_users.take(_key(channel, login), now_s)
         user = "" if login is None else login.user[:_SHOWN_CHARS]
         self._log.warning(channel.address, "log-in rejected", user=user)
-        self._on_outcome(channel, user, False)
+        self.on_outcome(channel, user, False)
 
     def _check(self, host: str, key: str, failures: Buckets) -> None:
         """Raise RequestError if too many have failed."""
