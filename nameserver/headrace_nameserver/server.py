@@ -193,6 +193,9 @@ class NameServer:
         path = config.users_path or Path("users.json")
         opened = open_access(config.access_config(), path, OWNER, OWNER, self._log)
         opened.requests.register(self._registry)
+        if opened.sessions is not None:
+            opened.sessions.register(self._registry)
+        self._server.is_user = opened.users.users.__contains__
         if not opened.access.is_open:
             self._registry.guard(opened.access.check)
 

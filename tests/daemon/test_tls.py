@@ -173,6 +173,32 @@ async def test_certificates_of_clients(
     assert all("certificate" in reason for reason in reasons)
 
 
+@pytest.mark.parametrize(
+    ("wanted", "shown", "user"),
+    [
+        (ClientAuth.REQUIRE, "alice", "alice"),
+        (ClientAuth.OPTIONAL, "alice", "alice"),
+        # Nobody has verified it.
+        (ClientAuth.NONE, "alice", None),
+        (ClientAuth.OPTIONAL, None, None),
+        # There is no such user, so that the client may log in as another.
+        (ClientAuth.REQUIRE, "bob", None),
+    ],
+)
+async def test_a_certificate_of_a_client_names_its_user(
+    authority: Authority, wanted: ClientAuth, shown: str | None, user: str | None
+) -> None:
+    async with serving(authority.server(client_auth=wanted)) as (address, server):
+        server.is_user = {"alice", "root"}.__contains__
+        stream = await open_stream(tls_connector(authority.client(name=shown)), address)
+        async with stream:
+            await stream.send(frame(b"hello"))
+            await stream.receive()
+            (channel,) = server.channels
+            assert channel.user == user
+            assert channel.is_encrypted
+
+
 def test_changed_files_serve_the_next_connection(authority: Authority) -> None:
     settings = authority.server()
     network = TcpNetwork(TlsFile(settings, None, ()))

@@ -56,7 +56,9 @@ class Authority:
         self, name: str, *identities: str, not_after: datetime | None = None
     ) -> tuple[str, str]:
         """Certificate and key of a server or client, in files."""
-        made = self.ca.issue_cert(*(identities or ("127.0.0.1",)), not_after=not_after)
+        made = self.ca.issue_cert(
+            *(identities or ("127.0.0.1",)), common_name=name, not_after=not_after
+        )
         cert, key = self.folder / f"{name}.pem", self.folder / f"{name}.key"
         cert.write_bytes(b"".join(blob.bytes() for blob in made.cert_chain_pems))
         made.private_key_pem.write_to_path(key)

@@ -103,6 +103,7 @@ class RemotingServer:
     host_log: log of events that clients can cause.
     late: log and number of late answers.
     certificates: of its ports; None without TLS.
+    is_user: whether there is a user of a name, who logs in by a certificate with it.
     busy_wait_s, busy_turns_s: how long the loop waits for clients, and serves them, before other
         tasks run.
     owns_loop: no other task of this loop minds a delay of a millisecond. While clients are busy,
@@ -132,6 +133,7 @@ class RemotingServer:
         self.host_log = HostLog(log)
         self.late = LateRequests()
         self.certificates: Certificates | None = None
+        self.is_user: Callable[[str], bool] = lambda _name: False
         self._handler = handler
         self._dirty: list[ServerChannel] = []
         self._in_turn = False

@@ -140,13 +140,19 @@ class TlsTransport(SocketTransport):
             with contextlib.suppress(OSError):
                 self.socket.send(self.session.pending())
             raise
-        channel.is_encrypted = self.session.is_ready
-        channel.is_shaking_hands = not self.session.is_ready
+        if channel.is_shaking_hands and self.session.is_ready:
+            self._end_handshake(channel)
         if self.session.has_pending:
             channel.write()  # it leaves with the answers of the turn
         if not count and not self.session.is_ended:
             raise BlockingIOError
         return self._plain[:count]
+
+    def _end_handshake(self, channel: ServerChannel) -> None:
+        channel.is_encrypted, channel.is_shaking_hands = True, False
+        user = self.session.user
+        if user is not None and self._loop.server.is_user(user):
+            channel.log_in(user)
 
     def flush(self, channel: ServerChannel) -> None:
         """See SocketTransport."""

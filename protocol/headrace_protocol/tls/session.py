@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from headrace_protocol.errors import RemoteProtocolError
+from headrace_protocol.tls.identity import user_of
 from headrace_protocol.tls.reasons import reason_of
 
 if TYPE_CHECKING:
@@ -59,6 +60,12 @@ class TlsSession:
                 f"TLS: {self._out.pending} bytes of handshakes and keys that the peer has not read"
             )
         return count
+
+    @property
+    def user(self) -> str | None:
+        """The user that the client's verified certificate names, if it has shown one."""
+        certificate = self._object.getpeercert()
+        return user_of(certificate) if certificate else None
 
     def encrypt(self, data: Buffer) -> None:
         """Add plaintext; ``pending`` returns it as records."""
