@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace_protocol.rights.signature import sign, signed_text
+from headrace_protocol.rights.signature import SIGNATURE, is_signed, sign, signed_text
 
 PROPERTIES = "UNIQ_KEY\x017F00000150D54E0E2F2A83D16F170000\x02WAIT\x01true\x02"
 
@@ -80,3 +80,10 @@ def test_old_clients_leave_out_a_field() -> None:
     fields = {"AccessKey": "a", "_UNIQUE_KEY_QUERY": "true"}
     assert signed_text(fields) == "atrue"
     assert signed_text(fields, with_unique_key=False) == "a"
+
+
+def test_a_stranger_makes_nobody_sort_a_header_full_of_fields() -> None:
+    for count, is_valid in ((100, True), (200, False)):
+        fields = {f"field {number}": "x" for number in range(count)}
+        fields[SIGNATURE] = sign("secret", fields)
+        assert is_signed("secret", fields, b"", 513) is is_valid
