@@ -31,6 +31,9 @@ class Kind(Enum):
     TOPIC = "Topic"
     GROUP = "Group"
 
+    # Enum's own is written in Python, and each decision asks for one.
+    __hash__ = object.__hash__
+
 
 class Pattern(IntEnum):
     """Form of a resource's name; the greater one counts before the others."""
@@ -167,26 +170,24 @@ class Rules:
     def decide(self, kind: Kind, name: str, wanted: frozenset[Action], address: str) -> Verdict:
         """The verdict on a request. wanted: one of them is enough. address: the client's IP.
 
-        Cost: 2 µs for 20 rules.
+        Cost: 3 µs at most with 20 rules, of any of 10,000 users.
         """
-        for is_literal, text, actions, networks, verdict in self._by_kind[kind]:
-            if (
-                (name == text if is_literal else name.startswith(text))
-                and not actions.isdisjoint(wanted)
-                and (not networks or _is_in(address, networks))
-            ):
-                return verdict
+        for literal, others in self._by_kind[kind]:
+            for rows in (literal.get(name, ()), others):
+                for text, actions, networks, verdict in rows:
+                    if (
+                        name.startswith(text)
+                        and not actions.isdisjoint(wanted)
+                        and (not networks or _is_in(address, networks))
+                    ):
+                        return verdict
         return NOBODY
 
     @cached_property
-    def _by_kind(self) -> Mapping[Kind, tuple[_Row, ...]]:
-        """The rules that can speak of each kind; of two that do, the first one counts."""
-        ordered = [
-            *sorted(self.custom, key=_weight, reverse=True),
-            *sorted(self.default, key=_weight, reverse=True),
-        ]
-        rows = [(entry.resource.kind, _row(entry)) for entry in ordered]
-        return {kind: tuple(row for of, row in rows if of in (Kind.ANY, kind)) for kind in Kind}
+    def _by_kind(self) -> Mapping[Kind, list[_Ordered]]:
+        """The rules that can speak of each kind: custom ones, then default ones."""
+        policies = [entries for entries in (self.custom, self.default) if entries]
+        return {kind: [_ordered(kind, entries) for entries in policies] for kind in Kind}
 
     @property
     def is_empty(self) -> bool:
@@ -197,17 +198,32 @@ class Rules:
 class _Row(NamedTuple):
     """A rule, with what each request is compared with at hand."""
 
-    is_literal: bool
     text: str
     actions: frozenset[Action]
     networks: tuple[Network, ...]
     verdict: Verdict
 
 
+# Literal rules by name, and the others; of two that speak of a request, the first one counts.
+_Ordered = tuple[dict[str, list[_Row]], list[_Row]]
+
+
+def _ordered(kind: Kind, entries: Iterable[Entry]) -> _Ordered:
+    literal: dict[str, list[_Row]] = {}
+    others: list[_Row] = []
+    for entry in sorted(entries, key=_weight, reverse=True):
+        resource = entry.resource
+        is_literal, is_of_kind = resource.pattern is Pattern.LITERAL, resource.kind is kind
+        if is_literal and is_of_kind:
+            literal.setdefault(resource.name, []).append(_row(entry))
+        elif resource.kind is Kind.ANY or (is_of_kind and not is_literal):
+            others.append(_row(entry))
+    return literal, others
+
+
 def _row(entry: Entry) -> _Row:
     resource, actions, networks, decision = entry
     return _Row(
-        resource.pattern is Pattern.LITERAL,
         resource.name,
         frozenset(Action) if Action.ALL in actions else actions,
         networks,
