@@ -216,7 +216,8 @@ def test_each_topic_of_a_body_counts() -> None:
 
 
 def test_administration_is_what_changes_topics_groups_and_clusters() -> None:
-    assert {C.PUT_KV_CONFIG, C.REGISTER_BROKER, C.COMPACT_TOPIC, C.AUTH_LIST_USER} <= ADMINISTRATIVE
+    assert {C.PUT_KV_CONFIG, C.REGISTER_BROKER, C.CLONE_GROUP_OFFSET} <= ADMINISTRATIVE
+    assert {C.COMPACT_TOPIC, C.AUTH_LIST_USER} <= ADMINISTRATIVE
     assert not ADMINISTRATIVE & {C.UPDATE_CONSUMER_OFFSET, C.SEND_MESSAGE_V2, C.HEART_BEAT}
     assert is_administrative(C.DELETE_TOPIC_IN_BROKER)
     assert not is_administrative(C.GET_BROKER_CONFIG)

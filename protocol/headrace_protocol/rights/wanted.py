@@ -326,8 +326,7 @@ def _named(row: Row, request: Request) -> list[Wanted]:
 
 
 def _is_change(row: Row) -> bool:
-    asked = row.actions.union(*row.names.values())
-    return bool(asked) and asked <= _CHANGES
+    return any(actions and actions <= _CHANGES for actions in (row.actions, *row.names.values()))
 
 
 _USERS: Final = range(C.AUTH_CREATE_USER, C.AUTH_LIST_ACL + 1)
