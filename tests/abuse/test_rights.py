@@ -17,11 +17,11 @@ from headrace_protocol.rights.rules import Action, Decision, Entry, Kind, Patter
 from headrace_protocol.rights.users import Users
 from headrace_protocol.rights.wanted import OWN_CLUSTER, TABLE, Wanted, wanted
 from headrace_protocol.serving import Registry, Reply, Request
-from tests.abuse.hostile import plain_fields
+from tests.abuse.hostile import BODIES_OF_OTHERS, DEEP_BODIES, headers, plain_fields
 from tests.support.broker import BrokerUnderTest
 from tests.support.channel import MemoryChannel
 from tests.support.nameserver import NameServerUnderTest
-from tests.support.rights import plain_body, plain_request, signed, users_of
+from tests.support.rights import plain_body, plain_request, rules_of, signed, users_of
 
 CLUSTER = "c"
 SETTINGS = AccessSettings(authentication=True, authorization=True, needs_tls=False)
@@ -141,3 +141,23 @@ def test_only_a_login_needs_nobody(daemon: Daemon) -> None:
         if TABLE[code].is_for_anybody:
             assert code == RequestCode.AUTH_SESSION
             assert daemon.ask(code, None, SerializeType.JSON, by_session=False) == ""
+
+
+def test_hostile_names_and_bodies_are_judged_without_a_fault(daemon: Daemon) -> None:
+    daemon.users.put_rules("alice", rules_of("Topic:T* All", "Group:g All", "Cluster:* Get"))
+    channel = MemoryChannel()
+    channel.log_in("alice")
+    bodies = [b"", *BODIES_OF_OTHERS.values(), *DEEP_BODIES.values()]
+    for code in judged(daemon, SerializeType.JSON):
+        for fields, body in (
+            *((fields, plain_body(code)) for fields in headers(code)),
+            *((plain_fields(code), body) for body in bodies),
+        ):
+            frame = encode_frame(SerializeType.JSON, code, 7, fields=fields, body_bytes=len(body))
+            daemon.registry.handle(channel, FrameReader().feed(frame + body))
+            (answer,) = (answer for answer, _ in channel.replies() if answer.is_response)
+            assert answer.code in {
+                ResponseCode.SUCCESS,
+                ResponseCode.NO_PERMISSION,
+                ResponseCode.INVALID_PARAMETER,
+            }, (RequestCode(code).name, answer.remark)
