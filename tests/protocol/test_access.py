@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hmac
+from functools import partial
 from typing import Any
 
 import pytest
@@ -126,6 +128,26 @@ def test_nobody_learns_why_a_name_is_rejected(why: str) -> None:
     users.put(user_of("session", secret=None))
     access = Access(SECURED, users, "c")
     assert refused(access, request_of(C.GET_MAX_OFFSET, strangers()[why])) == REJECTED
+
+
+def test_each_name_costs_one_signature(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even the time of the answer tells whether there is such a user."""
+    users = users_of(alice=["* All"])
+    users.put(user_of("off", status=UserStatus.DISABLE))
+    users.put(user_of("session", secret=None))
+    access = Access(SECURED, users, "c")
+    for fields in strangers().values():
+        if fields.get("AccessKey"):
+            lengths = []
+            with monkeypatch.context() as patch:
+                patch.setattr(hmac, "digest", partial(counted, lengths, hmac.digest))
+                refused(access, request_of(C.GET_MAX_OFFSET, fields))
+            assert len(lengths) == 1
+
+
+def counted(lengths: list[int], digest: Any, key: bytes, text: bytes, name: str) -> Any:
+    lengths.append(len(text))
+    return digest(key, text, name)
 
 
 def test_a_session_makes_all_requests_of_its_channel() -> None:
