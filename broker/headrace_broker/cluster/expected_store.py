@@ -155,7 +155,8 @@ async def _departed(
     config: BrokerConfig, network: Network, nameserver: str
 ) -> DepartedBroker | None:
     """This broker as a nameserver remembers it. Raises HeadraceError."""
-    async with connected(network.connect, nameserver) as connection:
+    inner = config.access_config().inner
+    async with connected(network.connect, nameserver, inner) as connection:
         response = await connection.request(*DEPARTED, timeout_ms=_TIMEOUT_S * 1000)
     return _own(config, departed_in(response))
 
