@@ -109,7 +109,7 @@ def test_a_filter_is_of_tags_or_sql(text: str, tags: str, sql: str | None) -> No
         ),
         ({"owner": "root"}, "CREATE TABLE.*no options: use CREATE TEMPORARY VIEW"),
         ({"provider": "headrace"}, "CREATE TABLE.*no options: use CREATE TEMPORARY VIEW"),
-        ({"zzz": "x"}, "unknown; valid options are caFile, certFile, .*topic$"),
+        ({"zzz": "x"}, "unknown; valid options are caFile, certFile, .*topic, user$"),
         ({"topic": ""}, "option topic='': is empty"),
         ({"topic": "a b"}, "option topic='a b': 'a b' is not a valid topic name"),
         ({"nameserver": "here"}, "option nameserver='here'.*HOST:PORT"),
@@ -180,6 +180,6 @@ def test_errors_travel_between_processes(error: SparkConnectorError) -> None:
 
 @pytest.mark.parametrize("name", ["accessKey", "SECRETKEY", "password"])
 def test_credentials_are_refused_and_not_shown(name: str) -> None:
-    with pytest.raises(OptionError, match="does not support credentials yet") as caught:
+    with pytest.raises(OptionError, match="use user and passwordFile") as caught:
         read_options(options(**{name: "s3cret"}))
     assert "s3cret" not in str(caught.value)

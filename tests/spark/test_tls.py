@@ -54,20 +54,20 @@ def test_rows_are_written_and_read_over_tls(
 
 def test_options_are_those_of_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     topic = {"topic": "a"}
-    assert read_options(topic).tls is None
-    assert write_options(topic).tls is None
-    assert read_options(topic | {"tls": "true"}).tls == ClientTls()
-    assert read_options(topic | FILES).tls == write_options(topic | FILES).tls == FOUND
+    assert read_options(topic).dial.tls is None
+    assert write_options(topic).dial.tls is None
+    assert read_options(topic | {"tls": "true"}).dial.tls == ClientTls()
+    assert read_options(topic | FILES).dial.tls == write_options(topic | FILES).dial.tls == FOUND
     with pytest.raises(OptionError, match="tls=False, but ca_file is given"):
         read_options(topic | FILES | {"tls": "false"})
     monkeypatch.setenv("HEADRACE_TLS_CA", "environment.pem")
-    assert read_options(topic).tls == ClientTls("environment.pem")
-    assert read_options(topic | {"tls": "false"}).tls is None
+    assert read_options(topic).dial.tls == ClientTls("environment.pem")
+    assert read_options(topic | {"tls": "false"}).dial.tls is None
 
 
 def test_no_password_is_in_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_TLS_CERT", "c.pem")
     monkeypatch.setenv("HEADRACE_TLS_KEY_PASSWORD", "secret")
     options = read_options({"topic": "a"})
-    assert options.tls == ClientTls(cert_file="c.pem")
+    assert options.dial.tls == ClientTls(cert_file="c.pem")
     assert "secret" not in repr(ClientTls(key_password="secret"))

@@ -20,7 +20,7 @@ from headrace.errors import (
 )
 from headrace.route import TopicRoute
 from headrace.spark.chains import Chains, Item, Items, Queues, is_static, require_up
-from headrace.spark.connections import Connections, Request
+from headrace.spark.connections import PLAIN, Connections, Dial, Request
 from headrace.spark.errors import OptionError, TopicNotFound
 from headrace.spark.tier.plans import ask_range
 from headrace.whole import require_whole
@@ -63,7 +63,6 @@ if TYPE_CHECKING:
     from headrace.spark.tier.spans import TierRange
     from headrace_protocol.bodies import ConsumeQueueData
     from headrace_protocol.drivers.response import Response
-    from headrace_protocol.tls.settings import ClientTls
 
 # A topic on one broker.
 BrokerTopic = tuple[str, str]
@@ -95,12 +94,12 @@ class Cluster(Connections):
     def __init__(
         self,
         nameservers: Sequence[str],
-        tls: ClientTls | None = None,
+        dial: Dial = PLAIN,
         *,
         allow_partial: bool = False,
     ) -> None:
         """allow_partial: log which messages are on brokers that are away, instead of raising."""
-        super().__init__(tls)
+        super().__init__(dial)
         self.nameservers = tuple(nameservers)
         self._allow_partial = allow_partial
         self._last_answers: dict[tuple[int, str], Response] = {}

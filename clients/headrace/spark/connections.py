@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeVar
 
 from headrace.config import with_password
 from headrace.errors import ConnectionLost
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     import msgspec
 
+    from headrace.accounts import Account
     from headrace_protocol.bodies import MessageQueue
     from headrace_protocol.drivers.response import Response
     from headrace_protocol.frame import Buffer
@@ -34,13 +35,29 @@ _DRIVER_TIMEOUT_MS: Final = 10_000
 _IN_FLIGHT_MAX: Final = 256
 
 
-class Connections:
-    """Connections by address. A context manager; not thread-safe. tls: of all; None for none."""
+class Dial(NamedTuple):
+    """How to connect: with TLS, and as a user. Without passwords, since plans show it.
 
-    def __init__(
-        self, tls: ClientTls | None = None, timeout_ms: float = _DRIVER_TIMEOUT_MS
-    ) -> None:
-        self.tls = tls
+    Each process finds them in files, or in its environment.
+    """
+
+    tls: ClientTls | None = None
+    account: Account | None = None
+
+    def connect(self, address: str) -> BlockingConnection:
+        """A new connection. Raises as ``BlockingConnection.connect``, and ConfigurationError."""
+        credentials = None if self.account is None else self.account.credentials()
+        return BlockingConnection.connect(address, with_password(self.tls), credentials)
+
+
+PLAIN: Final = Dial()
+
+
+class Connections:
+    """Connections by address. A context manager; not thread-safe. dial: how to open each."""
+
+    def __init__(self, dial: Dial = PLAIN, timeout_ms: float = _DRIVER_TIMEOUT_MS) -> None:
+        self.dial = dial
         self._timeout_ms = timeout_ms
         self._connections: dict[str, BlockingConnection] = {}
 
@@ -56,11 +73,9 @@ class Connections:
             self._connections.popitem()[1].close()
 
     def open(self, address: str) -> BlockingConnection:
-        """The open connection to an address, or a new one. Raises ConnectFailed."""
+        """The open connection to an address, or a new one. Raises as ``Dial.connect``."""
         if address not in self._connections:
-            self._connections[address] = BlockingConnection.connect(
-                address, with_password(self.tls)
-            )
+            self._connections[address] = self.dial.connect(address)
         return self._connections[address]
 
     def ask(self, address: str, requests: Sequence[Request]) -> list[Response]:

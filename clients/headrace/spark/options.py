@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, cast
 
-from headrace.config import resolve_nameservers, resolve_tls
+from headrace.accounts import Account
+from headrace.config import resolve_account, resolve_nameservers, resolve_tls
 from headrace.consumer.pulls import READER_GROUP
 from headrace.errors import ConfigurationError, InvalidMessage
 from headrace.names import check_group, check_topic
 from headrace.spark.cluster import Topics
+from headrace.spark.connections import Dial
 from headrace.spark.errors import OptionError
 from headrace.spark.retry import READING, Patience
 from headrace.spark.tier.locations import TierAccess
@@ -31,19 +33,20 @@ if TYPE_CHECKING:
 # Large enough to justify a task, small enough to read again after a failure.
 SPLIT_BYTES = 128 * 1024 * 1024
 
-# Options of TLS, as arguments of clients. Passwords of keys come from the environment alone: those
-# of Spark appear in plans and logs.
-TLS_OPTIONS = {
+# Options of TLS and of the user, as arguments of clients. Passwords come from files and from the
+# environment of each process: options of Spark appear in plans and logs.
+_TLS_OPTIONS = {
     "tls": "tls",
     "caFile": "ca_file",
     "certFile": "cert_file",
     "keyFile": "key_file",
     "serverName": "server_name",
 }
+DIAL_OPTIONS = (*_TLS_OPTIONS, "user", "passwordFile")
 _LIMITS = ("maxRows", "maxBytes", "maxSeconds")
 _READ_OPTIONS = (
     "nameserver",
-    *TLS_OPTIONS,
+    *DIAL_OPTIONS,
     "topic",
     "group",
     "starting",
@@ -60,7 +63,7 @@ _READ_OPTIONS = (
 )
 # Before the names of obstore's settings, such as ``tier.access_key_id``.
 _TIER_PREFIX = "tier."
-# Common names of options for credentials, which the broker does not support.
+# Common names of options for credentials, which would be seen in plans and logs.
 _SECURITY = frozenset(("accesskey", "secretkey", "securitytoken", "username", "password"))
 # Spark adds these when it creates a table.
 _OF_CREATE_TABLE = frozenset(("owner", "provider"))
@@ -134,7 +137,7 @@ class ReadOptions:
     """
 
     nameservers: tuple[str, ...]
-    tls: ClientTls | None
+    dial: Dial
     topics: Topics
     group: str | None
     starting: Point | None
@@ -164,9 +167,7 @@ class Options:
         by_lower = {name.lower(): name for name in known}
         for name, value in options.items():
             if name.lower() in _SECURITY:
-                raise OptionError(
-                    name, None, "the broker does not support credentials yet: leave it out"
-                )
+                raise OptionError(name, None, "use user and passwordFile: plans show options")
             if name.lower() not in by_lower:
                 raise _unknown(name, value, by_lower)
         self._values = {name.lower(): value for name, value in options.items()}
@@ -235,7 +236,7 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
     starting, ending = _span(options.text("starting"), options.text("ending"))
     return ReadOptions(
         nameservers=nameservers(options),
-        tls=tls(options),
+        dial=dial(options),
         topics=_topics(options.required("topic", "flights")),
         group=_group(options.text("group")),
         starting=starting,
@@ -294,9 +295,29 @@ def nameservers(options: Options) -> tuple[str, ...]:
         raise OptionError("nameserver", value, str(error)) from error
 
 
-def tls(options: Options) -> ClientTls | None:
+def dial(options: Options) -> Dial:
+    """How connections are opened, without passwords. Raises OptionError."""
+    return Dial(_tls(options), _account(options))
+
+
+def _account(options: Options) -> Account | None:
+    """The user of all connections, see ``resolve_account``. Raises OptionError."""
+    user, file = options.text("user"), options.text("passwordFile")
+    if user is None and file is not None:
+        raise OptionError("passwordFile", file, "takes effect only with option user")
+    arguments = cast("ConnectOptions", {"user": user})
+    try:
+        found = resolve_account(arguments, options.text("nameserver"))
+    except ConfigurationError as error:
+        raise OptionError("user", user, str(error)) from error
+    if found is None:
+        return None
+    return Account(found.user, password_file=file or found.password_file)
+
+
+def _tls(options: Options) -> ClientTls | None:
     """TLS of all connections, without a password, see ``resolve_tls``. Raises OptionError."""
-    given = {argument: options.text(name) for name, argument in TLS_OPTIONS.items()}
+    given = {argument: options.text(name) for name, argument in _TLS_OPTIONS.items()}
     is_wanted = options.flag("tls", default=True) if given["tls"] else None
     arguments = cast("ConnectOptions", {**given, "tls": is_wanted})
     try:

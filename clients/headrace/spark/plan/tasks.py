@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import InputPartition
 
 from headrace.consumer.pulls import READER_GROUP, SLICE_BYTES
+from headrace.spark.connections import PLAIN, Dial
 from headrace.spark.retry import READING, Patience
 from headrace_protocol.bodies import MessageQueue
 
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from headrace.spark.options import ReadOptions
     from headrace.spark.plan.filters import Predicates
     from headrace.spark.tier.spans import TierRange
-    from headrace_protocol.tls.settings import ClientTls
 
 # Spark converts Arrow batches of 1000 to 8000 rows fastest.
 ROWS_MAX = 8192
@@ -102,7 +102,7 @@ class ReadPlan:
     table: the messages are changes of a table: those without a key are left out, and missing older
         ones are not lost.
     patience: with a broker that restarts.
-    tls: how brokers are connected to.
+    dial: how brokers are connected to.
     """
 
     group: str = READER_GROUP
@@ -115,7 +115,7 @@ class ReadPlan:
     predicates: Predicates | None = None
     table: bool = False
     patience: Patience = READING
-    tls: ClientTls | None = None
+    dial: Dial = PLAIN
 
     @classmethod
     def of(
@@ -130,6 +130,6 @@ class ReadPlan:
             body=body,
             predicates=predicates,
             table=options.table,
-            tls=options.tls,
+            dial=options.dial,
             patience=options.patience,
         )

@@ -80,7 +80,7 @@ class BatchReader(DataSourceReader):
             return open_tier(access)
         options = self._options
         return Cluster(
-            options.nameservers, options.tls, allow_partial=not options.fail_on_data_loss
+            options.nameservers, options.dial, allow_partial=not options.fail_on_data_loss
         )
 
     @brief_rows

@@ -79,7 +79,7 @@ class StreamReader(DataSourceStreamReader):
         self._options = options
         self._plan = ReadPlan.of(options, body)
         self._schema: pa.Schema = arrow_schema(schema, body, table=options.table)
-        self._cluster = Cluster(options.nameservers, options.tls)
+        self._cluster = Cluster(options.nameservers, options.dial)
         self._returned: StreamOffset | None = None
         # Queues that existed at some time: retries wait only for the brokers of these.
         self._seen: set[MessageQueue] = set()

@@ -67,7 +67,7 @@ class TableReader(DataSourceReader):
     def _cluster(self) -> Cluster:
         options = self._options
         return Cluster(
-            options.nameservers, options.tls, allow_partial=not options.fail_on_data_loss
+            options.nameservers, options.dial, allow_partial=not options.fail_on_data_loss
         )
 
     @brief_rows
@@ -207,7 +207,7 @@ def _end(plan: ReadPlan, part: QueueRange) -> int:
         queue_id=physical.queue_id,
         logical=None if part.physical_queue is None else False,
     )
-    with Connections(plan.tls, TASK_TIMEOUT_MS) as brokers:
+    with Connections(plan.dial, TASK_TIMEOUT_MS) as brokers:
         (response,) = brokers.ask(part.address, [(RequestCode.GET_MAX_OFFSET, header, b"")])
     end = response.expect().header(OffsetResponseHeader).offset + part.offset_delta
     return max(end, part.end_offset)

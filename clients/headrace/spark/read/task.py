@@ -88,7 +88,7 @@ def _read_from_broker(plan: ReadPlan, part: QueueRange) -> Iterator[RecordColumn
     with Waiting() as waiting:
         while offset < part.end_offset:
             try:
-                with Connections(plan.tls) as brokers:
+                with Connections(plan.dial) as brokers:
                     connection = brokers.open(part.address)
                     for next_offset, columns in _read(connection, plan, part, offset):
                         offset = next_offset

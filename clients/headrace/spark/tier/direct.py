@@ -86,6 +86,6 @@ def _new_plan(plan: ReadPlan, part: QueueRange, tier: TierRange, offset: int) ->
     if tier.access.manifest is not None:
         return open_tier(tier.access).ranges.get(part.physical)
     offsets = offset - part.offset_delta, part.end_offset - part.offset_delta
-    with suppress(HeadraceError), Connections(plan.tls, TASK_TIMEOUT_MS) as brokers:
+    with suppress(HeadraceError), Connections(plan.dial, TASK_TIMEOUT_MS) as brokers:
         return ask_range(brokers, part.address, part.physical, offsets, tier.access)
     return None

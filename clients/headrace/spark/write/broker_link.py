@@ -13,7 +13,7 @@ from zlib_ng.zlib_ng import crc32
 
 from headrace.errors import ConnectFailed, ConnectionLost, RequestTimeout
 from headrace.producer.encoding import DEFAULT_TOPIC_QUEUES, STORED
-from headrace.spark.connections import TASK_TIMEOUT_MS, Connections
+from headrace.spark.connections import PLAIN, TASK_TIMEOUT_MS, Connections, Dial
 from headrace.spark.retry import WRITING, Patience, Waiting
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import (
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from headrace_protocol.drivers.blocking import BlockingConnection
     from headrace_protocol.drivers.response import Response
     from headrace_protocol.frame import Buffer
-    from headrace_protocol.tls.settings import ClientTls
 
 GROUP = "headrace-spark"
 AWAY = (ConnectFailed, ConnectionLost, RequestTimeout)
@@ -60,13 +59,11 @@ class BrokerLink:
     Reconnects after a failure and resends the unanswered request. Not thread-safe.
     """
 
-    def __init__(
-        self, address: str, tls: ClientTls | None = None, patience: Patience = WRITING
-    ) -> None:
+    def __init__(self, address: str, dial: Dial = PLAIN, patience: Patience = WRITING) -> None:
         self.address = address
         self._patience = patience
         self._unanswered: _Request | None = None
-        self._connections = Connections(tls)
+        self._connections = Connections(dial)
 
     def __enter__(self) -> Self:
         return self

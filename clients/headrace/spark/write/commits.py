@@ -166,8 +166,8 @@ class Committer:
 
     def _links(self, stack: ExitStack) -> dict[str, BrokerLink]:
         """A link to each headrace broker, in order of name."""
-        masters, tls = sorted(self._cluster.masters().items()), self._cluster.tls
-        links = {name: stack.enter_context(BrokerLink(address, tls)) for name, address in masters}
+        masters, dial = sorted(self._cluster.masters().items()), self._cluster.dial
+        links = {name: stack.enter_context(BrokerLink(address, dial)) for name, address in masters}
         return {name: link for name, link in links.items() if link.is_headrace()}
 
     def _state(self, link: BrokerLink) -> BrokerState:
@@ -213,7 +213,7 @@ class Committer:
         masters = self._cluster.masters()
         for name, attempts in parts.items():
             if name in masters:
-                with BrokerLink(masters[name], self._cluster.tls) as link:
+                with BrokerLink(masters[name], self._cluster.dial) as link:
                     names = encode_names([each.attempt for each in attempts])
                     link.ask(RequestCode.STAGE_ABORT, header, names).expect()
 

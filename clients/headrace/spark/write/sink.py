@@ -37,8 +37,9 @@ from headrace.instance import local_ip
 from headrace.producer.chunks import check_batch_topic
 from headrace.spark.brief import brief
 from headrace.spark.cluster import Cluster
+from headrace.spark.connections import PLAIN, Dial
 from headrace.spark.errors import OptionError
-from headrace.spark.options import TLS_OPTIONS, Options, nameservers, tls
+from headrace.spark.options import DIAL_OPTIONS, Options, dial, nameservers
 from headrace.spark.retry import AT_ONCE, WRITING, Patience, retry_transient
 from headrace.spark.write.broker_link import (
     AttemptName,
@@ -62,11 +63,10 @@ if TYPE_CHECKING:
     from headrace.spark.write.row_encoding import QueueRows
     from headrace_protocol.bodies import MessageQueue
     from headrace_protocol.staging import StagedAttempt
-    from headrace_protocol.tls.settings import ClientTls
 
 _log = logging.getLogger("headrace.spark")
 
-_WRITE_OPTIONS = ("nameserver", *TLS_OPTIONS, "topic", "exactlyOnce")
+_WRITE_OPTIONS = ("nameserver", *DIAL_OPTIONS, "topic", "exactlyOnce")
 # Spark passes its own options as well.
 _SPARKS_OPTIONS = ("checkpointLocation", "queryName")
 _KNOWN_OPTIONS = (*_WRITE_OPTIONS, *_SPARKS_OPTIONS)
@@ -87,7 +87,7 @@ class WriteOptions:
     nameservers: tuple[str, ...]
     topic: str | None
     exactly_once: bool
-    tls: ClientTls | None = None
+    dial: Dial = PLAIN
 
 
 def write_options(given: Mapping[str, str]) -> WriteOptions:
@@ -100,7 +100,7 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
     except InvalidMessage as error:
         raise OptionError("topic", topic, str(error)) from error
     is_exact = options.flag("exactlyOnce", default=True)
-    return WriteOptions(nameservers(options), topic, is_exact, tls(options))
+    return WriteOptions(nameservers(options), topic, is_exact, dial(options))
 
 
 def batch_writer(
@@ -135,7 +135,7 @@ def _checked(
     options = write_options(given)
     check_schema(schema, options.topic)
     if options.topic is not None:
-        with Cluster(options.nameservers, options.tls) as cluster:
+        with Cluster(options.nameservers, options.dial) as cluster:
             _route(cluster, options.topic, patience)
     return options
 
@@ -194,7 +194,7 @@ class TaskWriter:
         self._name = name
         self._exactly_once = options.exactly_once
         self._stack = ExitStack()
-        self._cluster = self._stack.enter_context(Cluster(options.nameservers, options.tls))
+        self._cluster = self._stack.enter_context(Cluster(options.nameservers, options.dial))
         self._routes: dict[str, TopicRoute] = {}
         self._links: dict[str, BrokerLink] = {}
         self._staged: dict[str, StagedBlocks] = {}
@@ -264,7 +264,7 @@ class TaskWriter:
         if link is None:
             address = self._route(topic).master(broker_name)
             assert address, "write queues are on brokers with a master"
-            link = BrokerLink(address, self._cluster.tls)
+            link = BrokerLink(address, self._cluster.dial)
             self._links[broker_name] = self._stack.enter_context(link)
             is_ours = self._ours[broker_name] = link.is_headrace()
             if is_ours and self._exactly_once:
@@ -313,7 +313,7 @@ class BatchWriter(DataSourceArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Runs on the driver when all tasks are done."""
         if parts := _parts(messages):
-            with Cluster(self._options.nameservers, self._options.tls) as cluster:
+            with Cluster(self._options.nameservers, self._options.dial) as cluster:
                 committer = Committer(cluster, self._job_id)
                 committer.commit(0, parts)
                 try:
@@ -339,7 +339,7 @@ class _StreamCommits:
         """Runs on the driver when all tasks are done, and again for a repeated micro-batch."""
         written = _written(messages)
         if self._options.exactly_once and written:
-            with Cluster(self._options.nameservers, self._options.tls) as cluster:
+            with Cluster(self._options.nameservers, self._options.dial) as cluster:
                 Committer(cluster, written[0].query_id).commit(batchId, _parts(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
@@ -414,5 +414,5 @@ def _abort(
     options: WriteOptions, messages: list[WriterCommitMessage | None], batch_id: int
 ) -> None:
     if parts := _parts(messages):
-        with Cluster(options.nameservers, options.tls) as cluster:
+        with Cluster(options.nameservers, options.dial) as cluster:
             Committer(cluster, _written(messages)[0].query_id).abort(batch_id, parts)
