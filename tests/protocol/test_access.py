@@ -138,7 +138,7 @@ def test_each_name_costs_one_signature(monkeypatch: pytest.MonkeyPatch) -> None:
     access = Access(SECURED, users, "c")
     for fields in strangers().values():
         if fields.get("AccessKey"):
-            lengths = []
+            lengths: list[int] = []
             with monkeypatch.context() as patch:
                 patch.setattr(hmac, "digest", partial(counted, lengths, hmac.digest))
                 refused(access, request_of(C.GET_MAX_OFFSET, fields))
