@@ -1,13 +1,14 @@
 """The file of a daemon's users and their rules: one JSON object, a line for each user, and a seal.
 
-The seal is the SHA-256 of all lines before it, so that a torn file or one that was edited is found;
-it is no protection against somebody who may write the file.
+The seal is the SHA-256 of the digests of all lines before it, so that a save need not read them
+all. It finds a file that is torn, or was edited; it does not stop somebody who may write the file.
 Source: docs/security.md "Users"; tests/daemon/test_users_file.py.
 """
 
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 import msgspec
@@ -15,7 +16,7 @@ import msgspec
 from headrace_daemon.access.cipher import WrongKey
 from headrace_daemon.access.errors import AccessError
 from headrace_protocol.drivers.files import NotPrivate, read_private, replace_file
-from headrace_protocol.rights.rules import BadRule, Entry, Rules
+from headrace_protocol.rights.rules import Action, BadRule, Entry, Resource, Rules
 from headrace_protocol.rights.users import NO_RULES, User, UserKind, UserStatus, Verifier
 
 if TYPE_CHECKING:
@@ -38,17 +39,11 @@ class Account(NamedTuple):
     rules: Rules = NO_RULES
 
 
-class _Rule(msgspec.Struct, omit_defaults=True):
-    resource: str
-    actions: list[str]
-    decision: str
-    addresses: list[str] = msgspec.field(default_factory=list)
-
-
 class _Line(msgspec.Struct, omit_defaults=True, rename="camel"):
     """A user in the file. secret: the password in clear; encrypted: under the key of the daemon.
 
-    salt, iterations, stored_key, server_key: the verifier. custom, default: the rules.
+    salt, iterations, stored_key, server_key: the verifier. custom, default: the rules, as in
+    ``Allow Pub,Sub Topic:orders* 192.0.2.0/24 ::1``.
     """
 
     name: str
@@ -60,8 +55,8 @@ class _Line(msgspec.Struct, omit_defaults=True, rename="camel"):
     server_key: bytes
     secret: str | None = None
     encrypted: bytes | None = None
-    custom: list[_Rule] = msgspec.field(default_factory=list)
-    default: list[_Rule] = msgspec.field(default_factory=list)
+    custom: list[str] = msgspec.field(default_factory=list)
+    default: list[str] = msgspec.field(default_factory=list)
 
 
 class _Head(msgspec.Struct):
@@ -69,6 +64,14 @@ class _Head(msgspec.Struct):
 
     format: int
     owner: str
+
+
+class _Encoded(NamedTuple):
+    """The line of one very account. digest: its SHA-256."""
+
+    account: Account
+    line: bytes
+    digest: bytes
 
 
 class UsersFile:
@@ -84,8 +87,8 @@ class UsersFile:
         self._cipher = cipher
         self.has_clear_secrets = False
         self._stamp: _Stamp = None
-        # The lines of the last save or load, each for one very account.
-        self._lines: dict[str, tuple[Account, bytes]] = {}
+        # The lines of the last save or load.
+        self._lines: dict[str, _Encoded] = {}
 
     # -- reading -----------------------------------------------------------------------------------
 
@@ -111,14 +114,16 @@ class UsersFile:
                 "the version that wrote it"
             )
         end = data.rfind(_SEAL)
-        if end < 0 or data[end:] != _end(data[:end]):
+        rest = data[len(first) + 1 : max(end, 0)]
+        lines = rest.split(b",\n") if rest else []
+        if end < 0 or data[end:] != _end(map(_digest, (first, *lines))):
             raise self._damaged("does not match its seal")
         if head.owner != self._owner:
             raise AccessError(
                 f"{self.path}: has the users of {head.owner}, and this is {self._owner}: give the "
                 "daemon its former name, or move the file away and make the users again"
             )
-        return [line for line in data[len(first) + 1 : end].split(b",\n") if line]
+        return lines
 
     def _decoded(self, data: bytes, kind: type[_Struct]) -> _Struct:
         try:
@@ -138,13 +143,13 @@ class UsersFile:
         secret = line.secret if line.encrypted is None else self._decrypted(line)
         try:
             rules = Rules(map(_entry, line.custom), map(_entry, line.default))
-        except BadRule as error:
+        except (BadRule, ValueError) as error:
             raise self._damaged(str(error)) from None
         account = Account(User(line.name, line.kind, line.status, verifier, secret), rules)
         if self._cipher is not None and line.secret is not None:
             self.has_clear_secrets = True
         else:
-            self._lines[line.name] = account, data
+            self._lines[line.name] = _Encoded(account, data, _digest(data))
         return line.name, account
 
     def _decrypted(self, line: _Line) -> str:
@@ -170,23 +175,26 @@ class UsersFile:
         """
         if self._stamp_now() != self._stamp:
             raise OSError(f"{self.path}: another program has changed it: restart this daemon")
-        lines = self._encoded(accounts)
-        head = b'{"format":%d,"owner":%b,"users":[\n' % (_FORMAT, msgspec.json.encode(self._owner))
-        text = head + b",\n".join(lines)
+        head = b'{"format":%d,"owner":%b,"users":[' % (_FORMAT, msgspec.json.encode(self._owner))
+        encoded = self._encoded(accounts)
+        seal = _end((_digest(head), *(each.digest for each in encoded)))
+        # Not joined: a copy of megabytes would keep the loop waiting.
+        parts = [part for each in encoded for part in (b",\n", each.line)]
         try:
-            replace_file(self.path, text + _end(text))
+            replace_file(self.path, (head, b"\n", *parts[1:], seal))
         finally:
             self._stamp = self._stamp_now()
 
-    def _encoded(self, accounts: Mapping[str, Account]) -> Iterable[bytes]:
+    def _encoded(self, accounts: Mapping[str, Account]) -> list[_Encoded]:
         """A line for each user; only those of accounts that have changed are made."""
         lines = self._lines
         for name in lines.keys() - accounts.keys():
             del lines[name]
         for name, account in accounts.items():
-            if name not in lines or lines[name][0] is not account:
-                lines[name] = account, msgspec.json.encode(self._line(account))
-        return [line for _, line in lines.values()]
+            if name not in lines or lines[name].account is not account:
+                line = msgspec.json.encode(self._line(account))
+                lines[name] = _Encoded(account, line, _digest(line))
+        return list(lines.values())
 
     def _line(self, account: Account) -> _Line:
         user, rules = account
@@ -215,18 +223,27 @@ class UsersFile:
         return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def _end(text: bytes) -> bytes:
-    return _SEAL + hashlib.sha256(text).hexdigest().encode() + b'"}\n'
+def _digest(line: bytes) -> bytes:
+    return hashlib.sha256(line).digest()
 
 
-def _rule(entry: Entry) -> _Rule:
-    return _Rule(
-        str(entry.resource),
-        sorted(action.value for action in entry.actions),
-        entry.decision.value,
-        list(map(str, entry.networks)),
-    )
+def _end(digests: Iterable[bytes]) -> bytes:
+    return _SEAL + hashlib.sha256(b"".join(digests)).hexdigest().encode() + b'"}\n'
 
 
-def _entry(rule: _Rule) -> Entry:
-    return Entry.parse(rule.resource, rule.actions, rule.addresses, rule.decision)
+def _rule(entry: Entry) -> str:
+    actions = ",".join(action.value for action in Action if action in entry.actions)
+    words = entry.decision.value, actions, str(entry.resource), *map(str, entry.networks)
+    return " ".join(words)
+
+
+def _entry(rule: str) -> Entry:
+    decision, actions, resource, *addresses = rule.split(" ")
+    like = _entry_of_all(decision, actions, tuple(addresses))
+    return like._replace(resource=Resource.parse(resource))
+
+
+@lru_cache(maxsize=1024)
+def _entry_of_all(decision: str, actions: str, addresses: tuple[str, ...]) -> Entry:
+    """The rule for all resources; most rules differ in theirs only."""
+    return Entry.parse("*", actions.split(","), addresses, decision)

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Final
 from headrace_protocol.errors import PortableError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
 _SECRET_BYTES_MAX: Final = 64 * 1024
 _OTHERS: Final = 0o077
+_BUFFER_BYTES: Final = 1024 * 1024
 
 
 class NotPrivate(PortableError):
@@ -34,18 +36,21 @@ def read_private(path: Path, bytes_max: int = _SECRET_BYTES_MAX) -> bytes:
     return data
 
 
-def replace_file(path: Path, data: bytes, backup_path: Path | None = None) -> None:
+def replace_file(
+    path: Path, data: bytes | Iterable[bytes], backup_path: Path | None = None
+) -> None:
     """Replace a file; it is on disk when this returns, and old or new after any crash.
 
-    backup_path: new name of the old file, which is the only one if a crash comes in between.
+    data: may be in parts. backup_path: new name of the old file, which is the only one if a crash
+    comes in between.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.tmp")
     temporary.unlink(missing_ok=True)
     # Never write through a file or link created by another user.
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
-    with os.fdopen(os.open(temporary, flags, 0o600), "wb") as file:
-        file.write(data)
+    with os.fdopen(os.open(temporary, flags, 0o600), "wb", _BUFFER_BYTES) as file:
+        file.writelines((data,) if isinstance(data, bytes) else data)
         file.flush()
         os.fsync(file.fileno())
     if backup_path is not None and path.exists():
