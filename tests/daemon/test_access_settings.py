@@ -18,6 +18,7 @@ from headrace_nameserver.config import load_config as load_nameserver
 from headrace_protocol.errors import PortableError
 from headrace_protocol.rights.access import AccessSettings
 from headrace_protocol.rights.credentials import Credentials
+from tests.support.cli import headrace
 
 ON = "authenticationEnabled=true"
 ROOT = '{"username":"root","password":"hidden-1"}'
@@ -288,6 +289,16 @@ def test_certificates_of_clients_open_an_address(
         assert load(tmp_path, *lines).tls_config_file == str(tls)
     else:
         assert "nobody there is checked" in str(error_of(load, tmp_path, *lines))
+
+
+@pytest.mark.parametrize("kind", ["broker", "nameserver"])
+def test_unusable_files_are_reported_by_the_command(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "daemon.conf"
+    own = f"storePathRootDir={tmp_path / 'store'}\n" if kind == "broker" else ""
+    path.write_text(f"{own}tlsConfigFile=/nowhere/tls")
+    outcome = headrace(kind, "-c", str(path), "--check-config")
+    assert outcome.exit_code == 1
+    assert outcome.stderr.startswith("headrace: /nowhere/tls: cannot read the settings of TLS")
 
 
 def test_an_unusable_file_of_tls_is_named(tmp_path: Path, load: Load) -> None:

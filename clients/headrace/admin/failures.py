@@ -91,6 +91,8 @@ _OF_DAEMONS = {
     ("headrace_broker.store_tools.directory", "TopicNotFound"): NOT_FOUND,
     ("headrace_broker.store.errors", "StoreError"): FAILED,
     ("headrace_broker.cluster.registration", "IdentityTaken"): FAILED,
+    ("headrace_daemon.access.errors", "AccessError"): FAILED,
+    ("headrace_protocol.tls.settings", "TlsError"): FAILED,
 }
 
 
