@@ -148,9 +148,12 @@ class RecordColumns:
         physical_offset: Array | None = None,
         queue_offset: Array | None = None,
         tags_code: Array | None = None,
+        stride: int | None = None,
         is_passed_on: bool = False,
     ) -> None:
         """start, size: native int64. The other columns default to the records' own fields.
+
+        stride: distance from each record to the next; None if that is not known.
 
         Raises CorruptRecord where there is no whole record.
         """
@@ -162,6 +165,8 @@ class RecordColumns:
             self.physical_offset = physical_offset
         if queue_offset is not None:
             self.queue_offset = queue_offset
+        if stride is not None:
+            self._stride = stride
         if not is_passed_on:
             self._check()
 
@@ -199,8 +204,8 @@ class RecordColumns:
     @classmethod
     def from_records(cls, data: Buffer, *, is_passed_on: bool = False) -> RecordColumns:
         """Contiguous records, as in a PULL_MESSAGE response. Raises CorruptRecord."""
-        start, size = _walk(data)
-        return cls(data, start, size, is_passed_on=is_passed_on)
+        start, size, stride = _walk(data)
+        return cls(data, start, size, stride=stride, is_passed_on=is_passed_on)
 
     def __len__(self) -> int:
         return len(self.start)
@@ -579,17 +584,17 @@ def _same(values: Array) -> Position:
     return int(values[0]) if len(values) and (values == values[0]).all() else values
 
 
-def _walk(data: Buffer) -> tuple[Array, Array]:
-    """Start and size of each record; fast if all have one size."""
+def _walk(data: Buffer) -> tuple[Array, Array, int | None]:
+    """Start and size of each record, and the stride if all have one size, which is fast."""
     end = len(data)
     if end < RECORD_BYTES_MIN:
-        return _walk_each(data, end)
+        return *_walk_each(data, end), None
     first = int.from_bytes(data[:4], "big", signed=True)
     if first >= RECORD_BYTES_MIN and end % first == 0:
         sizes = np.ndarray((end // first,), SIZE_DTYPE, data, strides=(first,))
         if (sizes == first).all():
-            return np.arange(0, end, first), sizes.astype(np.int64)
-    return _walk_each(data, end)
+            return np.arange(0, end, first), sizes.astype(np.int64), first
+    return *_walk_each(data, end), None
 
 
 def _walk_each(data: Buffer, end: int) -> tuple[Array, Array]:
@@ -598,7 +603,7 @@ def _walk_each(data: Buffer, end: int) -> tuple[Array, Array]:
     while position < end:
         starts.append(position)
         size = int.from_bytes(data[position : position + 4], "big", signed=True)
-        if size < RECORD_BYTES_MIN:
+        if not RECORD_BYTES_MIN <= size <= end - position:
             raise CorruptRecord(position, f"size {size}, but {end - position} bytes are left")
         position += size
     start = np.array(starts, np.int64)

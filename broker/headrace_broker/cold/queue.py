@@ -122,7 +122,8 @@ class ReadBlock(Block):
         self.units = units
         # Arrays whose single values come faster than those of numpy. starts: also of the end.
         self._numbers = array("q", offsets.tobytes())
-        starts = np.append(0, np.cumsum(records.size, dtype=np.int64))
+        starts = np.zeros(len(units) + 1, np.int64)
+        np.cumsum(records.size, out=starts[1:])
         self._starts = array("q", starts.tobytes())
         self._data = _gathered(records, self._starts[-1])
         held_bytes = len(self._data) + _UNIT_BYTES * len(units)

@@ -336,16 +336,15 @@ def _records(
 ) -> tuple[RecordColumns, Array]:
     """The records of an answer and their units. Raises ValueError."""
     body = response.body
-    if fetch.queue.is_bulk:
-        header.offset_delta = 0  # the item's broker has named physical offsets
-        columns = RecordColumns.from_bulk(header, body, is_passed_on=True)
-        units = np.frombuffer(body, UNIT_DTYPE, header.count)
-    else:
+    if not fetch.queue.is_bulk:
         columns = RecordColumns.from_records(body, is_passed_on=True)
-        units = np.zeros(len(columns), UNIT_DTYPE)  # which no reader gets to see
+        _check_size(fetch, len(columns), len(body))
+        return columns, np.zeros(len(columns), UNIT_DTYPE)  # which no reader gets to see
+    header.offset_delta = 0  # the item's broker has named physical offsets
+    columns = RecordColumns.from_bulk(header, body, is_passed_on=True)
     count, start, size = len(columns), columns.start, columns.size
     _check_size(fetch, count, int(size.sum()))
     end = (start + size).max(initial=0)
     if min(start.min(initial=0), size.min(initial=0)) < 0 or end > len(columns.data):
         raise ValueError(f"{count} records in {len(body)} bytes")
-    return columns, units
+    return columns, np.frombuffer(body, UNIT_DTYPE, count)

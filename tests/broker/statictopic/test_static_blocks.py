@@ -200,6 +200,7 @@ def record(offset: int, body_bytes: int = 100) -> bytes:
         b"x" * 27,
         record(0)[:-1],
         record(0) + b"x",
+        record(0) + record(1, 50)[:-1],
         record(9),
         record(1) + record(1),
         record(1) + record(0),
