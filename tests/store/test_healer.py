@@ -14,7 +14,7 @@ import trio.testing
 from headrace_broker.store.errors import StoreNotWritable
 from headrace_broker.store.files.filesystem import DiskUsage
 from headrace_broker.store.life import State
-from headrace_broker.store.log.log_refusals import RETRY_MS_MAX
+from headrace_broker.store.log.log_refusals import RETRY_MS_MAX, ROOM_RETRY_MS
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.retention.healer import HEAL_S_MAX
 from tests.support.running import running
@@ -106,6 +106,20 @@ def test_a_look_at_the_usage_accepts_nothing_while_a_quota_refuses(
     files.error = 0
     clock.ms += RETRY_MS_MAX
     put(store, store.queue("T", 0), bytes(900))
+    assert store.commit_log.life.state is State.OPEN
+
+
+def test_a_full_disk_is_looked_at_again_when_the_refusal_is_old_enough(tmp_path: Path) -> None:
+    files, clock = Quota(), SetClock()
+    store = open_store(tmp_path, clock, files)
+    files.usage = DiskUsage(95 << 20, 5 << 20)
+    store.commit_log.look_again()
+    files.usage = DiskUsage(1 << 20, 1 << 40)
+    for _ in range(2):
+        with pytest.raises(StoreNotWritable, match="full"):
+            store.commit_log.check_room(1)
+        clock.ms += ROOM_RETRY_MS // 2
+    store.commit_log.check_room(1)
     assert store.commit_log.life.state is State.OPEN
 
 
