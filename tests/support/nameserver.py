@@ -8,8 +8,7 @@ from typing import Any
 
 import msgspec
 
-from headrace_daemon.access.opening import OpenedAccess
-from headrace_daemon.access.user_requests import NoUsers
+from headrace_daemon.access.opening import NoUsers, OpenedAccess
 from headrace_nameserver import registrations
 from headrace_nameserver.broker_names import BrokerNames
 from headrace_nameserver.kv_config import KVConfig

@@ -1,37 +1,32 @@
-"""Opening of a daemon's access control: its users from their file, and those of the first start."""
+"""Opening of a daemon's access control; without authentication, little of it is loaded."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from headrace_daemon.access.accounts import Accounts
-from headrace_daemon.access.changes import created
-from headrace_daemon.access.errors import AccessError
-from headrace_daemon.access.sessions import Sessions
-from headrace_daemon.access.user_requests import NoUsers, UserRequests
-from headrace_daemon.access.users_file import UsersFile
+from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
 from headrace_protocol.rights.access import Access
-from headrace_protocol.rights.auth_requests import UserInfo
-from headrace_protocol.rights.users import UserKind, Users
-from headrace_protocol.subject import Subject
+from headrace_protocol.rights.users import Users
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
     from pathlib import Path
 
+    from headrace_daemon.access.sessions import Sessions
     from headrace_daemon.access.settings import AccessConfig
     from headrace_daemon.host_log import HostLog
-    from headrace_protocol.rights.credentials import Credentials
-    from headrace_protocol.rights.users import User
+    from headrace_protocol.serving import Registry, Reply, Request
 
-# The daemon itself, which makes the users of its settings.
-_ITSELF: Final = Subject(None, "", is_super=True)
-_HOW: Final = (
-    'to make it, write {"username":"root","password":"..."} to a file that only this user may '
-    "read (chmod 600), name it in initAuthenticationUserFile, and start again; or set "
-    "HEADRACE_INIT_AUTHENTICATION_USER to that text"
-)
+_FIRST, _LAST = RequestCode.AUTH_CREATE_USER, RequestCode.AUTH_LIST_ACL
+# The requests about users and rules.
+CODES: Final = tuple(code for code in RequestCode if _FIRST <= code <= _LAST)
+
+
+class Routed(Protocol):
+    """Requests that are served."""
+
+    def register(self, registry: Registry) -> None:
+        """Route them."""
 
 
 class OpenedAccess(NamedTuple):
@@ -42,7 +37,7 @@ class OpenedAccess(NamedTuple):
 
     users: Users
     access: Access
-    requests: UserRequests | NoUsers
+    requests: Routed
     sessions: Sessions | None
 
 
@@ -51,17 +46,17 @@ def open_access(
 ) -> OpenedAccess:
     """The access control of a daemon that starts; makes the users that its settings name.
 
-    path: the users' file. owner: see ``UsersFile``. cluster: see ``Access``. log: see
-    ``UserRequests``. Raises AccessError.
+    path: the users' file. owner: see ``UsersFile``. cluster: see ``Access``. log: for changes of
+    users, and log-ins. Raises AccessError.
     """
     if not config.settings.authentication:
         users = Users()
         return OpenedAccess(users, Access(config.settings, users, cluster), NoUsers(), None)
-    file = UsersFile(path, owner, config.cipher)
-    accounts = _opened(file)
-    for credentials in filter(None, (config.initial, config.inner)):
-        _make(accounts, credentials)
-    _check_super(path, accounts.users.users.values())
+    from headrace_daemon.access.sessions import Sessions
+    from headrace_daemon.access.user_requests import UserRequests
+    from headrace_daemon.access.users_opening import open_accounts
+
+    accounts = open_accounts(config, path, owner)
     return OpenedAccess(
         accounts.users,
         Access(config.settings, accounts.users, cluster),
@@ -73,36 +68,23 @@ def open_access(
 def check_users(config: AccessConfig, path: Path, owner: str) -> None:
     """Raise AccessError if a daemon could not start with the file; writes nothing."""
     if config.settings.authentication:
-        loaded = UsersFile(path, owner, config.cipher).load()
-        if config.initial is None and config.inner is None:
-            _check_super(path, [account.user for account in loaded.values()])
+        from headrace_daemon.access.users_opening import check_accounts
+
+        check_accounts(config, path, owner)
 
 
-def _opened(file: UsersFile) -> Accounts:
-    loaded = file.load()
-    if file.has_clear_secrets:
-        try:
-            file.save(loaded)
-        except OSError as error:
-            raise AccessError(f"{file.path}: passwords can't be encrypted: {error}") from None
-    return Accounts(file, loaded)
+class NoUsers:
+    """Refuses requests about users at a daemon without authentication, which keeps none."""
+
+    def register(self, registry: Registry) -> None:
+        """Route them."""
+        for code in CODES:
+            registry.route(code, _keep_none)
 
 
-def _make(accounts: Accounts, credentials: Credentials) -> None:
-    """Make the Super user of a setting; one that exists is left as it is."""
-    name, password = credentials
-    if name in accounts.users.users:
-        return
-    info = UserInfo(password=password, user_type=UserKind.SUPER.value)
-    try:
-        accounts.change_now(created(name, info, _ITSELF))
-    except RequestError as error:
-        raise AccessError(f"user {name} can't be made: {error.remark}") from None
-
-
-def _check_super(path: Path, users: Collection[User]) -> None:
-    if not any(user.is_super and user.is_enabled for user in users):
-        raise AccessError(
-            f"authenticationEnabled=true: {path} has no enabled Super user, so nobody could make "
-            f"one or give rights; {_HOW}"
-        )
+def _keep_none(_request: Request) -> Reply:
+    raise RequestError(
+        ResponseCode.NO_PERMISSION,
+        "authenticationEnabled=false: this daemon keeps no users; set authenticationEnabled=true "
+        "and restart it",
+    )

@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 
 _Read = TypeVar("_Read")
 
-CODES: Final = tuple(code for code in RequestCode if code.name.startswith("AUTH_") and code < 4000)
 _NOBODY: Final = Subject(None, "")
 _ANSWER_BYTES_MAX: Final = FRAME_BYTES_MAX - 64 * 1024
 _ITEMS_AT_ONCE: Final = 32
@@ -172,22 +171,6 @@ class UserRequests:
         by = _subject(request).user
         self._log.info(request.channel.address, what, **fields, by=by)
         return Reply()
-
-
-class NoUsers:
-    """Refuses them at a daemon without authentication, which keeps no users."""
-
-    def register(self, registry: Registry) -> None:
-        """Route all of them."""
-        for code in CODES:
-            registry.route(code, _keep_none)
-
-
-def _keep_none(_request: Request) -> Reply:
-    raise refused(
-        "authenticationEnabled=false: this daemon keeps no users; set authenticationEnabled=true "
-        "and restart it"
-    )
 
 
 def _subject(request: Request) -> Subject:
