@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.errors import ConfigurationError
 from headrace_protocol.drivers.files import NotPrivate, read_private
-from headrace_protocol.rights.credentials import Credentials
+
+if TYPE_CHECKING:
+    from headrace_protocol.rights.credentials import Credentials
 
 USER_VARIABLE = "HEADRACE_USER"
 PASSWORD_VARIABLE = "HEADRACE_PASSWORD"  # noqa: S105 - a name
@@ -27,6 +29,8 @@ class Account(NamedTuple):
 
     def credentials(self) -> Credentials:
         """Name and password as this process finds it. Raises ConfigurationError."""
+        from headrace_protocol.rights.credentials import Credentials
+
         return Credentials(self.user, self._password())
 
     def _password(self) -> str:

@@ -18,6 +18,7 @@ import anyio
 
 from headrace.config import resolve_account, resolve_nameservers, resolve_tls
 from headrace.errors import (
+    AccessDenied,
     ClientClosed,
     ConfigurationError,
     ConnectFailed,
@@ -40,6 +41,7 @@ from headrace_protocol.bodies import ConsumerData, HeartbeatData, ProducerData
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.connection import RequestReceived
 from headrace_protocol.drivers.aio import AsyncConnection, Connect, connect_tcp, open_stream
+from headrace_protocol.drivers.response import Response
 from headrace_protocol.headers import UnregisterClientHeader
 from headrace_protocol.message_ids import decode_host
 from headrace_protocol.nameserver_headers import (
@@ -56,7 +58,6 @@ if TYPE_CHECKING:
     from headrace.spans import Tracing
     from headrace_protocol.bodies import MessageQueue
     from headrace_protocol.command import Command
-    from headrace_protocol.drivers.response import Response
     from headrace_protocol.frame import Buffer
     from headrace_protocol.rights.credentials import Credentials
 
@@ -76,6 +77,8 @@ _EVERY_NAMESERVER_SERVES = frozenset(
     {RequestCode.GET_ROUTEINFO_BY_TOPIC, RequestCode.GET_BROKER_CLUSTER_INFO}
 )
 _NEW_ROUTE_PAUSE_S = 0.01
+# In a remark: a part of a heartbeat is not permitted.
+_REST_TAKEN = "the rest of the heartbeat was taken"
 # A route that lacks something is not trusted for longer.
 _MISSING_ROUTE_S = 0.2
 
@@ -506,7 +509,16 @@ class ClientInstance:
         body = self._heartbeat_body()
         for address in addresses:
             response = await self.request(address, RequestCode.HEART_BEAT, None, body)
-            self._report_conflict(response.expect().command.remark)
+            if not self._is_taken_in_part(response):
+                self._report_conflict(response.expect().command.remark)
+
+    def _is_taken_in_part(self, response: Response) -> bool:
+        """True if a broker has taken what is permitted of a heartbeat; reports the rest."""
+        error = None if response.command.code == ResponseCode.SUCCESS else response.error()
+        if isinstance(error, AccessDenied) and _REST_TAKEN in (error.remark or ""):
+            self.outages.denied(error)
+            return True
+        return False
 
     async def _heartbeat_regularly(self) -> None:
         while True:
@@ -523,13 +535,18 @@ class ClientInstance:
         self,
         address: str,
         command: Command | None,
-        _body: memoryview | None,
+        body: memoryview | None,
         _error: HeadraceError | None,
     ) -> None:
         """Take the answer to a heartbeat; after an error the next heartbeat is sent in any case."""
-        if command is not None and command.code == ResponseCode.SUCCESS:
+        if command is None or body is None:
+            return
+        response = Response(address, RequestCode.HEART_BEAT, command, body)
+        if command.code == ResponseCode.SUCCESS or self._is_taken_in_part(response):
             self.outages.worked(self.outages.at(address))
             self._report_conflict(command.remark)
+        elif isinstance(error := response.error(), AccessDenied):
+            self.outages.denied(error)
 
     def _report_conflict(self, text: str | None) -> None:
         """Log once what a broker says of members of a group whose subscriptions differ."""

@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from headrace.errors import (
+    AccessDenied,
     BrokerError,
     ConnectFailed,
     ConnectionLost,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("headrace.client")
 
+_DENIALS_KEPT = 100
 SILENT = (ConnectFailed, ConnectionLost, RequestTimeout)
 
 
@@ -59,6 +61,8 @@ class ClientOutages(Outages):
     """The outages of one client; each retry loop reports its errors, and whoever is answered.
 
     A broker is named as in routes, not by its address: it may come back at another one.
+
+    on_denied: called once with each error that only an administrator, or another password, ends.
     """
 
     def __init__(self, nameservers: Sequence[str], now: Callable[[], float]) -> None:
@@ -67,6 +71,22 @@ class ClientOutages(Outages):
         self._nameservers = frozenset(nameservers)
         self._names: dict[str, str] = {}
         self._brokers: dict[str, list[str]] = {}
+        self.on_denied: Callable[[AccessDenied], object] = lambda _error: None
+        self._denials: set[str] = set()
+
+    def failed(self, name: str, reason: object, part: Hashable = None) -> None:
+        """See Outages."""
+        super().failed(name, reason, part)
+        if isinstance(reason, AccessDenied):
+            self.denied(reason)
+
+    def denied(self, error: AccessDenied) -> None:
+        """An attempt failed in a way that retries don't mend."""
+        if str(error) not in self._denials:
+            if len(self._denials) >= _DENIALS_KEPT:
+                self._denials.clear()
+            self._denials.add(str(error))
+            self.on_denied(error)
 
     def know(self, route: TopicRoute) -> None:
         """Learn the names of a topic's brokers from its route, which is readable."""

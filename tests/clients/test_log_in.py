@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import trio
 
 from headrace import Message, Producer
 from headrace.errors import AccessDenied, BrokerError, LogInFailed
@@ -10,6 +11,7 @@ from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.rights.credentials import Credentials
 from headrace_protocol.rights.signature import SIGNATURE
 from headrace_protocol.serving import Reply
+from tests.support.member import Apache, Headrace, Member
 from tests.support.scripted import Asked, Scripted, producing, scripted_cluster, storing
 
 ALICE = Credentials("alice", "secret")
@@ -115,3 +117,55 @@ async def test_a_broker_that_takes_no_messages_is_no_denial(autojump_clock: obje
             await producer.send(Message("T", b"one"))
         assert not isinstance(caught.value, AccessDenied)
         assert len(first.sends) + len(second.sends) > 1
+
+
+# -- consumers -------------------------------------------------------------------------------------
+
+PARTLY = (
+    "User:alice has no permission to access Topic:U, Group:h from 10.0.0.1, no matched policies.; "
+    "the rest of the heartbeat was taken"
+)
+PEERS = pytest.mark.parametrize("peer", [Apache(), Headrace()], ids=["apache", "headrace"])
+
+
+@PEERS
+async def test_a_part_of_a_heartbeat_that_is_denied_is_raised_once(
+    peer: Apache | Headrace, autojump_clock: object
+) -> None:
+    async with Member(peer) as member:
+        denied = Reply(code=ResponseCode.NO_PERMISSION, remark=PARTLY)
+        member.broker.answer(RequestCode.HEART_BEAT, denied)
+        async with member.consumer:
+            with pytest.raises(AccessDenied, match="Topic:U, Group:h"):
+                await member.take(1)
+            await trio.sleep(100)
+            assert await member.take(10) == list(range(10))
+        assert member.broker.count(RequestCode.HEART_BEAT) > 3
+
+
+@PEERS
+async def test_a_heartbeat_that_is_denied_as_a_whole_ends_the_start(
+    peer: Apache | Headrace, autojump_clock: object
+) -> None:
+    async with Member(peer) as member:
+        denied = Reply(code=ResponseCode.NO_PERMISSION, remark=DENIALS[0])
+        member.broker.answer(RequestCode.HEART_BEAT, denied)
+        with pytest.raises(AccessDenied, match="no matched policies"):
+            async with member.consumer:
+                pass
+
+
+@PEERS
+async def test_pulls_that_become_denied_are_raised_once_and_resume(
+    peer: Apache | Headrace, autojump_clock: object
+) -> None:
+    async with Member(peer) as member, member.consumer:
+        assert await member.take(10) == list(range(10))
+        member.log.count = 12
+        denied = Reply(code=ResponseCode.NO_PERMISSION, remark=DENIALS[0])
+        member.broker.answer(peer.pull_code, denied, denied, denied, member.log.pull)
+        last = member.broker.last(peer.pull_code)
+        member.reply(last, peer.pulled(10, 12), ResponseCode.PULL_NOT_FOUND)
+        with pytest.raises(AccessDenied, match="no matched policies"):
+            await member.take(1)
+        assert await member.take(2) == [10, 11]

@@ -16,7 +16,14 @@ from headrace.consumer.locks import QueueLockClient
 from headrace.consumer.process_queue import Failure, Limits, ProcessQueue, long_failures
 from headrace.consumer.rebalance import allocate
 from headrace.consumer.start import Start, start_offset
-from headrace.errors import BrokerError, HeadraceError, NoQueue, RouteNotFound, StrategyFailed
+from headrace.errors import (
+    AccessDenied,
+    BrokerError,
+    HeadraceError,
+    NoQueue,
+    RouteNotFound,
+    StrategyFailed,
+)
 from headrace.outages import broker, is_absence
 from headrace.pacing import Pacer
 from headrace.tasks import gather
@@ -95,6 +102,7 @@ class Assignment:
         self.group_changed = anyio.Event()
         self._instance = instance
         self._outages = instance.outages
+        self._outages.on_denied = inbox.fail
         self._member = member
         self._group = member.group
         self._retry_topic = f"{RETRY_PREFIX}{member.group}"
@@ -177,6 +185,8 @@ class Assignment:
         """Log a failed rebalance, unless ``_report_failures`` has."""
         if isinstance(error, StrategyFailed):
             self._outages.failed(f"the strategy of group {self._group}", error)
+        elif isinstance(error, AccessDenied):
+            self._outages.denied(error)
         elif not isinstance(error, BrokerError):
             topic = error.topic if isinstance(error, RouteNotFound | NoQueue) else ""
             self._outages.report(error, topic)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from headrace.consumer.process_queue import Delivery, ProcessQueue
+    from headrace.errors import HeadraceError
     from headrace.received import MessageBatch, ReceivedMessage, Returns
     from headrace_protocol.bodies import MessageQueue
 
@@ -64,17 +65,24 @@ class Inbox:
         self._handed_out: dict[Delivery, _Holder] = {}
         self._hand_outs = 0
         self._changed: anyio.Event | None = None
+        self._failure: HeadraceError | None = None
 
     def open(self) -> None:
         """Start to hand out deliveries."""
         self._waiting.clear()
         self._handed_out.clear()
+        self._failure = None
         self._is_open = True
 
     def close(self) -> None:
         """Stop handing out messages; further requests raise ClientClosed."""
         self._is_open = False
         self.put_back_all()
+        self._signal()
+
+    def fail(self, error: HeadraceError) -> None:
+        """Raise an error once, in the next request for messages."""
+        self._failure = error
         self._signal()
 
     def put_back_all(self) -> None:
@@ -97,10 +105,11 @@ class Inbox:
 
         A delivery that this user left unfinished, by breaking out of a loop, comes first.
         caller: on whose behalf this task asks.
-        Raises ClientClosed, now or while it waits, once the inbox is closed.
+        Raises ClientClosed, now or while it waits, once the inbox is closed; and what ``fail`` got.
         """
         await anyio.lowlevel.checkpoint()
         while True:
+            self._raise_failure()
             if not self._is_open:
                 for held in self._held_by_this_user(caller):
                     self.finish_if_closed(held)
@@ -109,6 +118,11 @@ class Inbox:
             if delivery or anyio.current_time() >= until:
                 return delivery
             await self._wait_for_change(until)
+
+    def _raise_failure(self) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
 
     def take_ready(self, caller: Caller | None = None) -> Delivery | None:
         """The next delivery if there is one; does not wait."""

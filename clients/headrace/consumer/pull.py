@@ -87,6 +87,7 @@ class PullConsumer(Startable):
         self._instance = ClientInstance(nameserver, connect=connect, how=how)
         self._offsets = offset_store(self._instance, offsets_topic)
         self._inbox = Inbox("PullConsumer")
+        self._instance.outages.on_denied = self._inbox.fail
         self._fetcher = Fetcher(
             self._instance,
             group or READER_GROUP,
