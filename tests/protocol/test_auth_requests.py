@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headrace_protocol.rights.auth_requests import AclInfo, PolicyEntryInfo, PolicyInfo, UserInfo
 from headrace_protocol.rights.auth_rules import acl_info, entry_of, rules_of, user_of
-from headrace_protocol.rights.rules import BadRule
+from headrace_protocol.rights.rules import BadRule, Rules
 
 # As mqadmin 5.5.0 sends it.
 SENT = (
@@ -121,3 +123,25 @@ def test_a_user_is_printed_without_its_password() -> None:
     assert info.password == "alicepw"
     assert "alicepw" not in repr(info)
     assert info.encode() == b'{"password":"alicepw","userType":"Super","username":"alice"}'
+
+
+WORDS = st.one_of(
+    st.text(max_size=20),
+    st.sampled_from(["", "*", "All", "any", "Pub", "sub", "Deny", "Topic:a*", "Group:", "::/0"]),
+)
+
+
+@given(actions=st.lists(WORDS, max_size=3), words=st.lists(WORDS, min_size=3, max_size=5))
+def test_any_words_are_a_rule_or_are_rejected(actions: list[str], words: list[str]) -> None:
+    resource, decision, *addresses = words
+    try:
+        entry = entry_of(
+            PolicyEntryInfo(
+                actions=actions, resource=resource, decision=decision, source_ips=addresses
+            )
+        )
+    except BadRule:
+        return
+    shown = acl_info("a", Rules([entry]))
+    assert shown is not None
+    assert rules_of(shown).custom == (entry,)

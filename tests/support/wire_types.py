@@ -9,6 +9,7 @@ from headrace_protocol.bodies import Body
 from headrace_protocol.codes import RequestCode as Code
 from headrace_protocol.departed import ClusterInfoHeader, ForgetBrokerHeader
 from headrace_protocol.registration import RegisterBrokerBody
+from headrace_protocol.rights import auth_requests
 from headrace_protocol.rights.session_headers import AuthSessionHeader
 from headrace_protocol.tier_bodies import TierPlan, TierStatus
 
@@ -47,6 +48,16 @@ REQUEST_HEADERS: dict[int, type[msgspec.Struct]] = {
     Code.LIST_TIMERS: headers.ListTimersHeader,
     Code.LIST_TRANSACTIONS: headers.ListTransactionsHeader,
     Code.FORGET_BROKER: ForgetBrokerHeader,
+    Code.AUTH_CREATE_USER: auth_requests.UserHeader,
+    Code.AUTH_UPDATE_USER: auth_requests.UserHeader,
+    Code.AUTH_DELETE_USER: auth_requests.UserHeader,
+    Code.AUTH_GET_USER: auth_requests.UserHeader,
+    Code.AUTH_LIST_USER: auth_requests.ListUserHeader,
+    Code.AUTH_CREATE_ACL: auth_requests.AclHeader,
+    Code.AUTH_UPDATE_ACL: auth_requests.AclHeader,
+    Code.AUTH_DELETE_ACL: auth_requests.DeleteAclHeader,
+    Code.AUTH_GET_ACL: auth_requests.AclHeader,
+    Code.AUTH_LIST_ACL: auth_requests.ListAclHeader,
     Code.AUTH_SESSION: AuthSessionHeader,
     Code.TIER_STATUS: tier_headers.TierStatusHeader,
     Code.TIER_PLAN: tier_headers.TierPlanHeader,
@@ -129,6 +140,10 @@ REQUEST_BODIES: dict[int, type[Body]] = {
     Code.QUERY_DATA_VERSION: bodies.DataVersion,
     Code.QUERY_ASSIGNMENT: bodies.QueryAssignmentRequestBody,
     Code.SET_MESSAGE_REQUEST_MODE: bodies.SetMessageRequestModeRequestBody,
+    Code.AUTH_CREATE_USER: auth_requests.UserInfo,
+    Code.AUTH_UPDATE_USER: auth_requests.UserInfo,
+    Code.AUTH_CREATE_ACL: auth_requests.AclInfo,
+    Code.AUTH_UPDATE_ACL: auth_requests.AclInfo,
 }
 
 RESPONSE_BODIES: dict[int, type[Body]] = {
@@ -164,6 +179,8 @@ RESPONSE_BODIES: dict[int, type[Body]] = {
     Code.GET_TOPIC_CONFIG: bodies.TopicConfigAndQueueMapping,
     Code.QUERY_ASSIGNMENT: bodies.QueryAssignmentResponseBody,
     Code.GET_BROKER_MEMBER_GROUP: bodies.GetBrokerMemberGroupResponseBody,
+    Code.AUTH_GET_USER: auth_requests.UserInfo,
+    Code.AUTH_GET_ACL: auth_requests.AclInfo,
 }
 
 # Responses whose body is records as the log holds them, back to back.
