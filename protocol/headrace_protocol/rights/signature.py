@@ -1,7 +1,8 @@
 """The signature of requests by Apache RocketMQ's clients.
 
 It has no time and no nonce, and leaves out the request's code: who reads a signed request can send
-it again. Source: org.apache.rocketmq.acl.common.AclUtils; docs/security.md "Signatures".
+it again.
+Source: org.apache.rocketmq.acl.common.AclUtils; docs/protocol.md "Signatures and denials".
 """
 
 from __future__ import annotations
