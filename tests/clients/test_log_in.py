@@ -30,8 +30,11 @@ def is_signed(asked: Asked) -> bool:
 
 async def test_each_request_to_apache_is_signed(autojump_clock: object) -> None:
     async with scripted_cluster() as (nameserver, [broker], network):
-        for server in (nameserver, broker):
-            server.answer(RequestCode.AUTH_SESSION, UNSUPPORTED)
+        nameserver.answer(RequestCode.AUTH_SESSION, UNSUPPORTED)
+        broker.answer(
+            RequestCode.AUTH_SESSION,
+            Reply(code=ResponseCode.NO_PERMISSION, remark="username cannot be null."),
+        )
         broker.answer_sends(storing())
         async with Producer(
             nameserver=nameserver.address, connect=network.connect, **ALICE._asdict()

@@ -1,7 +1,8 @@
 """Log-in of a client's connection, for both drivers.
 
-A peer without sessions is Apache RocketMQ, for which each request is signed, or a headrace daemon
-without authentication, which needs neither. Source: docs/protocol.md "Log-in".
+A peer that does not announce itself as headrace is Apache RocketMQ, which gets each request signed.
+A headrace daemon without authentication has no sessions and needs no signatures.
+Source: docs/protocol.md "Log-in".
 """
 
 from __future__ import annotations
@@ -52,49 +53,42 @@ async def log_in(
 
     Raises LogInFailed, BrokerError, MalformedAnswer, RequestTimeout, ConnectionLost.
     """
-    steps = _steps(credentials, connection.address, connection.certificate, remedy)
+    steps = _steps(connection, credentials, remedy)
     step = next(steps)
-    while isinstance(step, AuthSessionHeader):
+    while step is not None:
         step = steps.send(
             await connection.request(RequestCode.AUTH_SESSION, step, timeout_ms=TIMEOUT_MS)
         )
-    _sign_if(connection, credentials, has_sessions=step)
 
 
 def log_in_blocking(
     connection: Loggable, ask: Callable[[AuthSessionHeader], Response], credentials: Credentials
 ) -> None:
     """As ``log_in``. ask: the answer to an AUTH_SESSION."""
-    steps = _steps(credentials, connection.address, connection.certificate, _REMEDY)
+    steps = _steps(connection, credentials, _REMEDY)
     step = next(steps)
-    while isinstance(step, AuthSessionHeader):
+    while step is not None:
         step = steps.send(ask(step))
-    _sign_if(connection, credentials, has_sessions=step)
-
-
-def _sign_if(connection: Loggable, credentials: Credentials, *, has_sessions: bool) -> None:
-    if not has_sessions and not connection.peer_is_headrace:
-        connection.sign_as(credentials)
 
 
 def _steps(
-    credentials: Credentials, address: str, certificate: bytes | None, remedy: str
-) -> Generator[AuthSessionHeader | bool, Response, None]:
-    """The requests of a log-in, each for the answer to the one before.
-
-    At its end, True if the peer has sessions.
-    """
+    connection: Loggable, credentials: Credentials, remedy: str
+) -> Generator[AuthSessionHeader | None, Response, None]:
+    """The requests of a log-in, each for the answer to the one before; None at the end."""
+    certificate = connection.certificate
     try:
         login = Login(credentials, certificate)
         response = yield AuthSessionHeader(mechanism=login.mechanism, scram=login.first())
-        has_sessions = response.command.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED
-        if has_sessions:
+        if not connection.peer_is_headrace:
+            # Apache RocketMQ's answer says that the code is unknown, or the name missing.
+            connection.sign_as(credentials)
+        elif response.command.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
             response = yield AuthSessionHeader(scram=login.second(_scram(response)))
             login.finish(_scram(response))
     except (BadCredentials, SessionFailed, _Rejected) as error:
         remedy += "" if certificate is None else _TLS_REMEDY
-        raise LogInFailed(address, credentials.user, str(error), remedy) from None
-    yield has_sessions
+        raise LogInFailed(connection.address, credentials.user, str(error), remedy) from None
+    yield None
 
 
 class _Rejected(Exception):

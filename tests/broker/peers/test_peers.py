@@ -119,6 +119,7 @@ async def test_connections_are_logged_in_first_and_sign_where_that_is_unknown(
 
 async def test_a_rejected_log_in_names_the_setting(autojump_clock: object) -> None:
     async with asking(credentials=INNER) as peer:
+        peer.server.is_headrace = True
         rejected = Reply(code=ResponseCode.NO_PERMISSION, remark="log-in rejected")
         peer.server.answer(RequestCode.AUTH_SESSION, rejected)
         with structlog.testing.capture_logs() as lines:
