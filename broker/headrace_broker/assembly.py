@@ -14,6 +14,7 @@ from headrace_broker.consumer.unconsumed import UnconsumedOffsets
 from headrace_broker.feature import merge
 from headrace_broker.metrics import feature as metrics
 from headrace_broker.processors import feature as processors
+from headrace_broker.quotas import feature as quotas
 from headrace_broker.retry import feature as retry
 from headrace_broker.schedule import feature as schedule
 from headrace_broker.serving.upkeep import ClientExpiry, expire_locks
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 FEATURES: Final[tuple[Callable[[Core], Feature], ...]] = (
     metrics.build,
     processors.build,
+    quotas.build,
     compaction.build,
     retry.build,
     transaction.build,

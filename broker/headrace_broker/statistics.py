@@ -78,6 +78,7 @@ class BrokerStatistics:
 
     Idle topics cost nothing.
     sampled: the counters that have changed within the window.
+    on_put, on_get: called with what was counted, while there are quotas; else None.
     """
 
     def __init__(self) -> None:
@@ -86,6 +87,8 @@ class BrokerStatistics:
         self.topic_puts: dict[str, Counter] = {}
         self.group_gets: dict[tuple[str, str], Counter] = {}
         self.sampled: list[Counter] = []
+        self.on_put: Callable[[str, int], None] | None = None
+        self.on_get: Callable[[str, str, int], None] | None = None
 
     def put(self, topic: str, count: int, body_bytes: int) -> None:
         """Count messages stored in a topic."""
@@ -96,6 +99,8 @@ class BrokerStatistics:
         if not counter.is_sampled:
             self._begin_sampling(counter)
         counter.add(count, body_bytes)
+        if self.on_put is not None:
+            self.on_put(topic, body_bytes)
 
     def get(self, group: str, topic: str, count: int, body_bytes: int) -> None:
         """Count messages read by a group."""
@@ -106,6 +111,8 @@ class BrokerStatistics:
         if not counter.is_sampled:
             self._begin_sampling(counter)
         counter.add(count, body_bytes)
+        if self.on_get is not None:
+            self.on_get(group, topic, body_bytes)
 
     def topic_deleted(self, topic: str) -> None:
         """Remove the counters of a topic; the totals keep its messages."""

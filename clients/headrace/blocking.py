@@ -433,6 +433,8 @@ class Admin(Blocking[AsyncAdmin]):
     tier_status = awaited(AsyncAdmin.tier_status)
     tier_resume = awaited(AsyncAdmin.tier_resume)
     tier_forget = awaited(AsyncAdmin.tier_forget)
+    set_quota = awaited(AsyncAdmin.set_quota)
+    quotas = awaited(AsyncAdmin.quotas)
     transactions = awaited(AsyncAdmin.transactions)
     discarded_transactions = awaited(AsyncAdmin.discarded_transactions)
     resume_transaction = awaited(AsyncAdmin.resume_transaction)

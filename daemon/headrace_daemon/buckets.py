@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 _KEYS_MAX: Final = 10_000
@@ -15,7 +16,7 @@ class Bucket:
 
     __slots__ = ("_at_s", "_rate", "_tokens", "_wait_s_max")
 
-    def __init__(self, rate: float, wait_s_max: float) -> None:
+    def __init__(self, rate: float, wait_s_max: float = math.inf) -> None:
         self._rate = self._tokens = rate
         self._wait_s_max = wait_s_max
         self._at_s = 0.0
@@ -31,6 +32,14 @@ class Bucket:
     def wait_s(self, now_s: float) -> float:
         """Seconds until the next token is there."""
         return max(0.0, (1 - self._tokens_at(now_s)) / self._rate)
+
+    def spend(self, amount: float, now_s: float) -> None:
+        """Take tokens that are used already; the bucket then owes those that it does not have."""
+        self._tokens, self._at_s = self._tokens_at(now_s) - amount, now_s
+
+    def owed_s(self, now_s: float) -> float:
+        """Seconds until the bucket owes nothing."""
+        return max(0.0, -self._tokens_at(now_s) / self._rate)
 
     def _tokens_at(self, now_s: float) -> float:
         return min(self._rate, self._tokens + (now_s - self._at_s) * self._rate)

@@ -42,6 +42,7 @@ ADMINISTRATIVE: Final = frozenset(
         RequestCode.FORGET_BROKER,
         RequestCode.TIER_RESUME,
         RequestCode.TIER_FORGET,
+        RequestCode.SET_QUOTA,
     )
 )
 

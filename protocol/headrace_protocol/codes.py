@@ -141,6 +141,8 @@ class RequestCode(IntEnum):
     TIER_FORGET = 7_680_026
     FORGET_BROKER = 7_680_030
     AUTH_SESSION = 7_680_040
+    SET_QUOTA = 7_680_050
+    LIST_QUOTAS = 7_680_051
 
 
 class ResponseCode(IntEnum):

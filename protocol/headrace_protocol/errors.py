@@ -6,7 +6,7 @@ import copyreg
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Mapping
 
 
 class PortableError(Exception):
@@ -80,13 +80,14 @@ class RequestError(PortableError):
     """A request that can't be served; carries the answer to its sender.
 
     code: the peer's response code, e.g. ``ResponseCode.TOPIC_NOT_EXIST``.
-    remark: the cause, the place and a remedy.
+    remark: the cause, the place and a remedy. fields: extension fields of the answer.
     """
 
-    def __init__(self, code: int, remark: str) -> None:
+    def __init__(self, code: int, remark: str, fields: Mapping[str, str] | None = None) -> None:
         super().__init__(f"{code}: {remark}")
         self.code = code
         self.remark = remark
+        self.fields = fields
 
 
 class CorruptRecord(PortableError, ValueError):

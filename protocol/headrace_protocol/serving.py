@@ -351,6 +351,27 @@ class Registry:
             return perf_counter()
         return self.serve_request(request)
 
+    def refuse(
+        self, channel: Channel, frames: list[Frame], error: Callable[[int], RequestError | None]
+    ) -> int:
+        """Answer frames with the error for their codes, in place of serving them.
+
+        Frames without an error are served. Returns the number of those refused.
+        Raises RemoteProtocolError as ``handle`` does.
+        """
+        refused = 0
+        for frame in frames:
+            serialize_type, header, body = frame
+            command = decode_header(serialize_type, header)
+            problem = None if command.is_response else error(command.code)
+            if problem is None:
+                self.serve(channel, frame)
+                continue
+            request = Request(channel, serialize_type, command, body, len(header))
+            self._send(request, self._refuse("guard", request, problem))
+            refused += 1
+        return refused
+
     def _is_refused(self, request: Request) -> bool:
         """True if a guard rejects the request, or takes it over; sends the answer if so."""
         code = request.command.code
@@ -528,7 +549,7 @@ class Registry:
 
     def _failed(self, request: Request, error: Exception) -> Reply:
         if isinstance(error, RequestError):
-            return Reply(code=error.code, remark=error.remark)
+            return Reply(error.fields, code=error.code, remark=error.remark)
         if isinstance(error, msgspec.MsgspecError):
             return Reply(code=ResponseCode.INVALID_PARAMETER, remark=_malformed(request, error))
         self._unexpected(request, error)

@@ -13,6 +13,7 @@ from headrace import Admin, Message, MessageQueue, embedded
 from headrace.admin.arguments import CHECKS, plain_arguments
 from headrace.errors import ConfigurationError
 from headrace_protocol.bodies import SubscriptionGroupConfig
+from headrace_protocol.quotas import Quota
 from headrace_protocol.recall_handle import RecallHandle
 from headrace_protocol.statictopic.plans import Mode
 
@@ -30,6 +31,7 @@ RIGHT: dict[str, Any] = {
     "MessageQueue": MessageQueue("T", "b", 0),
     "SubscriptionGroupConfig": SubscriptionGroupConfig(group_name="g"),
     "Mode": Mode.STRICT,
+    "Quota": Quota(of="user", name="u"),
     "RecallHandle": RecallHandle("T", "b", 1, "id"),
     "ReceivedMessage": None,
     "list[BrokerProblem]": [],

@@ -277,6 +277,18 @@ async def test_the_last_error_is_raised_when_retries_do_not_help(autojump_clock:
         assert caught.value.code == ResponseCode.SYSTEM_BUSY
 
 
+async def test_a_send_is_tried_again_when_the_broker_says(autojump_clock: object) -> None:
+    busy = Reply(
+        {"retryAfterMs": "3000"}, code=ResponseCode.SYSTEM_BUSY, remark="[quota] again in 3000 ms"
+    )
+    async with producing() as (p, _, (broker,)):
+        broker.answer(SEND, busy, stored())
+        started = trio.current_time()
+        await p.send(Message("T", b"x"))
+        assert 3 <= trio.current_time() - started <= 3.4
+        assert broker.count(SEND) == 2
+
+
 async def test_what_no_broker_would_take_is_not_tried_again() -> None:
     async with producing() as (p, _, (broker,)):
         broker.answer(SEND, ILLEGAL)

@@ -43,6 +43,9 @@ class MemoryChannel:
         for buffer in buffers:
             self.written += buffer
 
+    def take_sent_bytes(self) -> int:
+        return 0
+
     def replies(self) -> list[tuple[Command, bytes]]:
         """The frames written since the last time."""
         data, self.written = self.written, bytearray()

@@ -8,6 +8,7 @@ from headrace_protocol import admin_headers, bodies, headers, nameserver_headers
 from headrace_protocol.bodies import Body
 from headrace_protocol.codes import RequestCode as Code
 from headrace_protocol.departed import ClusterInfoHeader, ForgetBrokerHeader
+from headrace_protocol.quotas import Quota, QuotaList
 from headrace_protocol.registration import RegisterBrokerBody
 from headrace_protocol.rights import auth_requests
 from headrace_protocol.rights.session_headers import AuthSessionHeader
@@ -144,6 +145,7 @@ REQUEST_BODIES: dict[int, type[Body]] = {
     Code.AUTH_UPDATE_USER: auth_requests.UserInfo,
     Code.AUTH_CREATE_ACL: auth_requests.AclInfo,
     Code.AUTH_UPDATE_ACL: auth_requests.AclInfo,
+    Code.SET_QUOTA: Quota,
 }
 
 RESPONSE_BODIES: dict[int, type[Body]] = {
@@ -167,6 +169,7 @@ RESPONSE_BODIES: dict[int, type[Body]] = {
     Code.TIER_PLAN: TierPlan,
     Code.TIER_RESUME: TierStatus,
     Code.TIER_FORGET: TierStatus,
+    Code.LIST_QUOTAS: QuotaList,
     Code.GET_PRODUCER_CONNECTION_LIST: bodies.ProducerConnection,
     Code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: bodies.TopicList,
     Code.GET_CONSUME_STATS: bodies.ConsumeStats,

@@ -196,6 +196,12 @@ COMPACTION_DROPPED = Metric(
 COMPACTION_WRITTEN = Metric(
     "headrace_compaction_written_bytes_total", "counter", "Bytes that runs have written"
 )
+QUOTA_HELD = Metric(
+    "headrace_quota_held_total", "counter", "Reads held back for a quota", ("of", "name")
+)
+QUOTA_REFUSED = Metric(
+    "headrace_quota_refused_total", "counter", "Requests refused for a quota", ("of", "name")
+)
 STATIC_LED = Metric(
     "headrace_static_queues_led", "gauge", "Queues of static topics that this broker leads"
 )
@@ -252,6 +258,8 @@ BROKER_METRICS = (
     COMPACTION_SECONDS,
     COMPACTION_DROPPED,
     COMPACTION_WRITTEN,
+    QUOTA_HELD,
+    QUOTA_REFUSED,
     STATIC_LED,
     STATIC_READS,
     STATIC_BYTES,

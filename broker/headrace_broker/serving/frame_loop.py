@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from headrace_protocol.frame import Frame
     from headrace_protocol.serving import Registry
 
+    Serve = Callable[[ServerChannel, list[Frame]], list[Frame]]
+
 log = structlog.get_logger("headrace.broker")
 
 _PRESSURE_TIMEOUT_S = 2.0
@@ -33,10 +35,18 @@ class HoldBack(Protocol):
         """Stop reading from a client, or resume."""
 
 
+class Meter(Protocol):
+    """Measures what clients take; ``quotas/metering.py``."""
+
+    def handle(self, channel: ServerChannel, frames: list[Frame], serve: Serve, /) -> list[Frame]:
+        """Serve the frames with ``serve``, or refuse them; see ``FrameHandler``."""
+
+
 class FrameLoop:
     """The broker's FrameHandler: passes frames to the registry, and commits what they stored.
 
     on_closed: each is called with a client that has disconnected.
+    meter: serves frames in place of ``serve``, which it calls, while there are quotas; else None.
     """
 
     _registry: Registry
@@ -51,6 +61,7 @@ class FrameLoop:
         self._commit_log = store.commit_log
         self._write_path = store.write_path
         self._on_closed = tuple(on_closed)
+        self.meter: Meter | None = None
         self._producers_of_turn: list[ServerChannel] = []
         self._held_back: list[ServerChannel] = []
         self._is_stored = False
@@ -76,6 +87,8 @@ class FrameLoop:
         self._write_path.begin()
         end = commit_log.max_offset
         try:
+            if self.meter is not None:
+                return self.meter.handle(channel, frames, self._registry.handle)
             return self._registry.handle(channel, frames)
         finally:
             # Also if an unreadable frame followed those that stored messages.

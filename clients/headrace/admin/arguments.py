@@ -20,6 +20,7 @@ from headrace.received import ReceivedMessage
 from headrace.rights import Rule
 from headrace.values import encoded_text, kind_of, plain_flag, plain_int, plain_text, shown
 from headrace_protocol.bodies import SubscriptionGroupConfig
+from headrace_protocol.quotas import Quota
 from headrace_protocol.recall_handle import RecallHandle
 from headrace_protocol.statictopic.plans import Mode
 
@@ -98,6 +99,7 @@ CHECKS: Final[dict[str, Callable[[Any, str], object]]] = {
     "MessageQueue": lambda queue, _name: check_queue(queue),
     "SubscriptionGroupConfig": _config,
     "Mode": _one_of(Mode),
+    "Quota": _one_of(Quota),
     "RecallHandle": _one_of(RecallHandle, "; decode_recall_handle makes one of a text"),
     "ReceivedMessage": _one_of(ReceivedMessage),
     "list[BrokerProblem]": _one_of(list),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from headrace.admin.queries import QueryAdmin
+from headrace.admin.quotas import QuotaAdmin
 from headrace.admin.rights import RightsAdmin
 from headrace.admin.tier import TierAdmin
 from headrace.admin.topics import TopicAdmin
 from headrace.admin.waiting import WaitingAdmin
 
 
-class Admin(TopicAdmin, QueryAdmin, WaitingAdmin, TierAdmin, RightsAdmin):
+class Admin(TopicAdmin, QueryAdmin, WaitingAdmin, TierAdmin, RightsAdmin, QuotaAdmin):
     """Inspects and changes topics, groups and brokers; use it in an ``async with`` block.
 
     Changes go to the masters of all brokers that the nameserver knows, or only to that of the given

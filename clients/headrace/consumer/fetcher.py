@@ -167,4 +167,4 @@ class Fetcher:
         process_queue.replica_id = 0
         if error.refresh_route:
             self._instance.invalidate_route(queue.topic)
-        await anyio.sleep(_PAUSE_S)
+        await anyio.sleep(max(_PAUSE_S, error.retry_after_ms / 1000))

@@ -62,7 +62,10 @@ class Retries:
     async def pause_after(self, error: HeadraceError) -> None:
         """Pause before the next attempt. Raises ``error`` if there must be none."""
         # Clients that lost the same broker at the same time come back at different ones.
-        pause_s = self._pause_s * random.uniform(0.5, 1)
+        pause_s = max(
+            self._pause_s * random.uniform(0.5, 1),
+            error.retry_after_ms / 1000 * random.uniform(1, 1.1),
+        )
         remaining_s = self._deadline - anyio.current_time()
         self._denials += isinstance(error, BrokerError) and error.code == ResponseCode.NO_PERMISSION
         is_denied = self._denials >= _DENIALS_MAX

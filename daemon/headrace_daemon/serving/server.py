@@ -296,6 +296,7 @@ class RemotingServer:
     def sent(self, channel: ServerChannel, sent_bytes: int) -> None:
         """Account for bytes sent; pause reading a client that does not read its replies."""
         self.held_bytes -= sent_bytes
+        channel.sent_bytes += sent_bytes
         limit = self.limits.connection_bytes_max
         if channel.out_bytes > limit and not channel.is_slow:
             self.host_log.warning(channel.address, "slow reader paused", bytes=channel.out_bytes)
@@ -315,13 +316,13 @@ class RemotingServer:
             self._close_greediest()
 
     def hold_back(self, channel: ServerChannel, *, is_held_back: bool) -> None:
-        """Pause or resume reading a client that sends more than the daemon can store now."""
-        channel.is_held_back = is_held_back
+        """Pause reading a client, or resume once all who paused it have resumed."""
+        channel.holds += 1 if is_held_back else -1
         self._update_reading(channel)
 
     def _update_reading(self, channel: ServerChannel) -> None:
         if channel.is_open:
-            is_paused = channel.is_slow or channel.is_held_back or bool(channel.deferred)
+            is_paused = channel.is_slow or channel.holds > 0 or bool(channel.deferred)
             channel.transport.set_reading(reading=not is_paused)
 
     def _count_partial(self, channel: ServerChannel, *, progressed: bool) -> None:

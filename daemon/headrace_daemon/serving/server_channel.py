@@ -86,8 +86,9 @@ class ServerChannel:
 
     has_sent_frame, is_greeted, is_open: the phase as flags, because every frame reads them.
     has_sent_frame and is_greeted stay True in a closed client.
-    is_slow, is_held_back, deferred: three independent reasons not to read the client; it is read
-    while it is neither slow nor held back, and no frame is deferred.
+    is_slow, holds, deferred: three independent reasons not to read the client; it is read while it
+    is neither slow nor held back by anybody, and no frame is deferred.
+    sent_bytes: sent since they were last taken.
     is_dirty: it has replies that were not flushed in this turn.
     is_heavy: it sends much at a time; see ``socket_loop``.
     is_shaking_hands: its handshake of TLS has begun and is not done.
@@ -101,13 +102,13 @@ class ServerChannel:
         "charged_bytes",
         "deferred",
         "has_sent_frame",
+        "holds",
         "host_bytes",
         "ip",
         "is_dirty",
         "is_encrypted",
         "is_greeted",
         "is_heavy",
-        "is_held_back",
         "is_open",
         "is_shaking_hands",
         "is_slow",
@@ -121,6 +122,7 @@ class ServerChannel:
         "phase",
         "reader",
         "receive_bytes",
+        "sent_bytes",
         "transport",
         "user",
         "verifier",
@@ -149,7 +151,8 @@ class ServerChannel:
         self.phase = Phase.CONNECTED
         self.is_open = True
         self.has_sent_frame = self.is_greeted = False
-        self.is_dirty = self.is_slow = self.is_held_back = self.is_heavy = False
+        self.is_dirty = self.is_slow = self.is_heavy = False
+        self.holds = self.sent_bytes = 0
         self.is_shaking_hands = False
         self.on_drained: Callable[[], None] | None = None
         # Most bytes of the next read.
@@ -182,6 +185,11 @@ class ServerChannel:
         if self.is_open:
             self.charged_bytes += added_bytes
             self._server.charged(added_bytes)
+
+    def take_sent_bytes(self) -> int:
+        """The bytes sent since the last call."""
+        sent_bytes, self.sent_bytes = self.sent_bytes, 0
+        return sent_bytes
 
     def write(self, *buffers: Buffer) -> None:
         """Queue bytes; they leave at the end of the turn, or now outside of a turn."""

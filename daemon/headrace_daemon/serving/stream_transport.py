@@ -60,7 +60,7 @@ class _StreamTransport:
     def set_reading(self, *, reading: bool) -> None:
         if reading:
             self._readable.set()
-        else:
+        elif self._readable.is_set():  # its reader may wait for the one there is
             self._readable = trio.Event()
 
     def close(self) -> None:

@@ -1,6 +1,7 @@
 """Errors of client drivers for requests without a usable response.
 
-Clients build on these: a retry loop reads only ``retryable`` and ``refresh_route``.
+Clients build on these: a retry loop reads only ``retryable``, ``refresh_route`` and
+``retry_after_ms``.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ class HeadraceError(PortableError):
 
     retryable: the same request may succeed if sent again, possibly to another broker.
     refresh_route: the cached route of the topic may be out of date.
+    retry_after_ms: the time after which the server may accept the request, if it has named one.
     """
 
     retryable = False
     refresh_route = False
+    retry_after_ms = 0
 
 
 class ConnectFailed(HeadraceError):

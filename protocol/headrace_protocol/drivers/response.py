@@ -16,6 +16,7 @@ from headrace_protocol.drivers.errors import (
     QueuePartAway,
     is_denial,
 )
+from headrace_protocol.quotas import RETRY_AFTER_MS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,6 +28,9 @@ T = TypeVar("T")
 
 # Of an offset.
 _DIGITS_MAX = 19
+_BUSY = (ResponseCode.SYSTEM_BUSY, ResponseCode.FLOW_CONTROL)
+# A server can't have a client wait for longer.
+_RETRY_AFTER_MS_MAX = 60_000
 
 
 class Response(NamedTuple):
@@ -52,12 +56,15 @@ class Response(NamedTuple):
         command = self.command
         where = command.code, command.remark, self.address, self.request_code
         if command.code == ResponseCode.SYSTEM_ERROR and command.ext_fields:
-            next_offset = _next_item(command)
+            next_offset = _number(command, NEXT_ITEM)
             if next_offset is not None:
                 return QueuePartAway(*where, next_offset)
         if is_denial(command.code, command.remark):
             return AccessDenied(*where)
-        return BrokerError(*where)
+        error = BrokerError(*where)
+        if command.code in _BUSY and command.ext_fields:
+            error.retry_after_ms = min(_number(command, RETRY_AFTER_MS) or 0, _RETRY_AFTER_MS_MAX)
+        return error
 
     def header(self, header_type: type[Header]) -> Header:
         """The extension fields as ``header_type``. Raises MalformedAnswer."""
@@ -85,9 +92,9 @@ class Response(NamedTuple):
         return MalformedAnswer(self.address, self.request_code, reason)
 
 
-def _next_item(command: Command) -> int | None:
+def _number(command: Command, field: str) -> int | None:
     try:
-        text = command.ext().get(NEXT_ITEM, "")
+        text = command.ext().get(field, "")
     except msgspec.ValidationError:
         return None
     return int(text) if text.isdecimal() and len(text) <= _DIGITS_MAX else None

@@ -239,6 +239,8 @@ TABLE: Final[Mapping[int, Row]] = {
     C.DELETE_EXPIRED_COMMITLOG: _cluster(UPDATE),
     C.GET_TIMER_CHECK_POINT: _cluster(GET),
     C.GET_TIMER_METRICS: _cluster(GET),
+    C.SET_QUOTA: _cluster(UPDATE),
+    C.LIST_QUOTAS: _cluster(GET),
     # -- nameservers
     C.REGISTER_BROKER: _header(ns.RegisterBrokerHeader, cluster_name=UPDATE),
     C.UNREGISTER_BROKER: _header(ns.UnregisterBrokerHeader, cluster_name=UPDATE),

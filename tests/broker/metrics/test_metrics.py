@@ -342,6 +342,8 @@ async def test_a_running_broker_serves_its_metrics(tmp_path: Path) -> None:
             "rocketmq_consumer_connections",
             "headrace_waiting_requests",
             "headrace_certificate_expiry_seconds",
+            "headrace_quota_held_total",
+            "headrace_quota_refused_total",
             LAG,
             AGE,
         }

@@ -83,17 +83,20 @@ class BrokerLink:
         until = time.monotonic() + self._patience.retry_s
         with Waiting() as waiting:
             while True:
+                pause_s = self._patience.pause_s
                 try:
                     response = self._open().request(code, header, body, timeout_ms=TASK_TIMEOUT_MS)
                     if response.command.code not in _LATER or time.monotonic() > until:
                         return response
-                    waiting.failed(response.error())
+                    refusal = response.error()
+                    waiting.failed(refusal)
+                    pause_s = max(pause_s, refusal.retry_after_ms / 1000)
                 except AWAY as error:
                     self.close()
                     if time.monotonic() > until:
                         raise
                     waiting.failed(error)
-                time.sleep(self._patience.pause_s)
+                time.sleep(pause_s)
 
     def send(self, code: int, header: msgspec.Struct, body: Buffer) -> None:
         """Send a request as soon as the previous one is stored. Raises as ``finish``."""

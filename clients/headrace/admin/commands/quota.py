@@ -1,0 +1,132 @@
+"""``headrace quota``: limits what a user, a topic or a group takes of the brokers."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from headrace.admin import options
+from headrace.admin.output import print_record, print_rows, warned, with_problems
+from headrace.admin.running import run_admin
+from headrace_protocol.quotas import LIMITS, Quota, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from headrace_protocol.quotas import Of
+
+_UNITS: Final = {"": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9}
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.IGNORECASE)
+
+
+class _Rate(click.ParamType[float]):
+    """Bytes a second, such as 10MB."""
+
+    name = "rate"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        found = _SIZE.fullmatch(str(value).removesuffix("/s"))
+        unit = _UNITS.get(found[2].lower()) if found else None
+        if found is None or unit is None:
+            self.fail(f"{value!r} is no rate: give bytes a second, such as 10MB", param, ctx)
+        return float(found[1]) * unit
+
+
+_of = click.argument("of", metavar="user|topic|group", type=click.Choice(list(LIMITS)))
+_name = click.argument("name", metavar="NAME")
+_broker = click.option("--broker", metavar="NAME", help="Only this broker.")
+
+
+@options.group("quota", "headrace quota set topic orders --bytes-in 10MB")
+def command() -> None:
+    """Limit what a user, a topic or a group takes of the brokers.
+
+    A client at its limit is not read for a moment; what can't wait gets SYSTEM_BUSY with the time
+    after which to try again. Each broker applies a quota to what it serves itself.
+    """
+
+
+def _limits(function: Callable[..., None]) -> Callable[..., None]:
+    for option in reversed(
+        (
+            click.option("--requests", type=float, metavar="N", help="Requests a second."),
+            click.option("--bytes-in", type=_Rate(), metavar="RATE", help="Such as 10MB a second."),
+            click.option(
+                "--bytes-out", type=_Rate(), metavar="RATE", help="Such as 50MB a second."
+            ),
+            click.option("--cpu", type=float, metavar="SHARE", help="Of the loop: 0.2 is a fifth."),
+            click.option("--connections", type=int, metavar="N", help="Connections at a time."),
+        )
+    ):
+        function = option(function)
+    return function
+
+
+@command.subcommand(
+    "set",
+    "headrace quota set user alice --requests 1000 --bytes-out 50MB",
+    "headrace quota set user '*' --connections 100",
+    "headrace quota set topic orders --bytes-in 10MB",
+)
+@_of
+@_name
+@_limits
+@_broker
+@options.answer
+def set_quota(
+    of: Of, name: str, broker: str | None, nameserver: str | None, *, as_json: bool, **limits: Any
+) -> None:
+    """Set the limits of a user, a topic or a group, in place of those it has.
+
+    A user may be an address, for clients that do not log in. The user * is each user, and each
+    address, without a quota of its own. Topics have --bytes-in and --bytes-out, groups --bytes-out.
+    """
+    quota = Quota(of=of, name=name, **limits)
+    if quota.is_empty:
+        raise click.UsageError("give at least one limit, or use `headrace quota remove`")
+    run_admin(lambda admin: admin.set_quota(quota, broker=broker), nameserver)
+    print_record(_row(quota, as_json=as_json), as_json=as_json)
+
+
+@command.subcommand(
+    "remove", "headrace quota remove topic orders", "headrace quota remove user alice"
+)
+@_of
+@_name
+@_broker
+@options.answer
+def remove(of: Of, name: str, broker: str | None, nameserver: str | None, *, as_json: bool) -> None:
+    """Remove the limits of a user, a topic or a group."""
+    quota = Quota(of=of, name=name)
+    run_admin(lambda admin: admin.set_quota(quota, broker=broker), nameserver)
+    print_record({"removed": f"{of} {name}"}, as_json=as_json)
+
+
+@command.subcommand("list", "headrace quota list", "headrace quota list --json")
+@options.answer
+def list_quotas(nameserver: str | None, *, as_json: bool) -> None:
+    """List the quotas of all brokers."""
+    with warned() as problems:
+        found = run_admin(lambda admin: admin.quotas(problems=problems), nameserver)
+        rows = [
+            {"broker": broker, **_row(quota, as_json=as_json)}
+            for broker, quotas in sorted(found.items())
+            for quota in quotas
+        ]
+    print_rows(with_problems(rows, problems), as_json=as_json, empty="no quotas are set")
+
+
+def _row(quota: Quota, *, as_json: bool) -> dict[str, Any]:
+    limits = {limit: getattr(quota, limit) for limit in LIMITS["user"]}
+    return {
+        "of": quota.of,
+        "name": quota.name,
+        **{
+            limit: value if as_json or value is None else shown(limit, value)
+            for limit, value in limits.items()
+        },
+    }

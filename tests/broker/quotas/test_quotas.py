@@ -1,0 +1,278 @@
+"""Quotas hold clients back, refuse what can't wait, and say when to try again."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from headrace_broker.quotas.table import QuotaTable
+from headrace_broker.server import Broker
+from headrace_broker.store.errors import StoreFormatError
+from headrace_broker.store.files.config_file import ConfigFile
+from headrace_daemon.network import MemoryNetwork
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.drivers.aio import AsyncConnection
+from headrace_protocol.drivers.response import Response
+from headrace_protocol.quotas import Of, Quota, QuotaList
+from tests.support.broker import BrokerUnderTest, broker_config
+from tests.support.wire import pull_header, send_header
+
+SEND = RequestCode.SEND_MESSAGE_V2
+BODY = b"x" * 10_000
+
+
+class Client:
+    """A client of a broker in memory, where time stands still until the test moves it."""
+
+    def __init__(self, clock: MockClock, connection: AsyncConnection) -> None:
+        self._clock, self._connection = clock, connection
+
+    async def begin(self, code: int, header: Any = None, body: bytes = b"") -> list[Response]:
+        """Send a request; the list has its answer once there is one."""
+        answers: list[Response] = []
+        connection = self._connection
+
+        def take(command: Any, body: Any, error: Any) -> None:
+            if error is None:  # else the test has ended
+                answers.append(Response(connection.address, code, command, body))
+
+        connection.submit(code, header, body, take)
+        await self.rest()
+        return answers
+
+    async def ask(self, code: int, header: Any = None, body: bytes = b"") -> Response:
+        (answer,) = await self.begin(code, header, body)
+        return answer
+
+    async def set(self, of: Of, name: str, **limits: Any) -> None:
+        (await self.ask(RequestCode.SET_QUOTA, body=quota(of, name, **limits))).expect()
+
+    async def send(self, **fields: Any) -> list[Response]:
+        return await self.begin(SEND, send_header(**fields), BODY)
+
+    async def passes(self, seconds: float) -> None:
+        """Move the clock; the broker ticks before and after."""
+        self._clock.jump(seconds)
+        await self.rest()
+
+    async def rest(self) -> None:
+        """Wait until the broker has done what it can at this time."""
+        await wait_all_tasks_blocked(0.005)
+
+
+def quota(of: Of, name: str, **limits: Any) -> bytes:
+    return Quota(of=of, name=name, **limits).encode()
+
+
+def codes(answers: list[Response]) -> list[int]:
+    return [answer.command.code for answer in answers]
+
+
+@asynccontextmanager
+async def clients(
+    folder: Path, clock: MockClock, count: int = 1
+) -> AsyncIterator[tuple[Broker, list[Client]]]:
+    network = MemoryNetwork()
+    broker = Broker(broker_config(folder, bind_address="127.0.0.1"), network)
+    async with trio.open_nursery() as nursery:
+        address = await nursery.start(broker.run)
+        connections = [
+            AsyncConnection(await network.connect(address), address) for _ in range(count)
+        ]
+        for connection in connections:
+            nursery.start_soon(connection.run)
+        yield broker, [Client(clock, connection) for connection in connections]
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_client_at_its_rate_is_not_read(tmp_path: Path, mock_clock: MockClock) -> None:
+    async with clients(tmp_path, mock_clock) as (_, [client]):
+        assert codes(await client.send()) == [0]
+        await client.set("user", "127.0.0.1", bytes_in=50_000)
+        begin = trio.current_time()
+        sent = 0
+        while trio.current_time() < begin + 3:
+            answers = await client.send()
+            sent += 1
+            while not answers:
+                await client.passes(0.1)
+            assert codes(answers) == [0]
+        # A second's worth of tokens at first, and what comes back; the last send may be owed.
+        assert 18 <= sent <= 21
+
+
+async def test_a_topic_and_its_readers_have_rates(tmp_path: Path, mock_clock: MockClock) -> None:
+    async with clients(tmp_path, mock_clock) as (_, [client]):
+        await client.send(topic="T")
+        await client.send(topic="other")
+        await client.set("topic", "T", bytes_in=5000)
+        assert codes(await client.send(topic="T")) == [0]  # owes 5,000 bytes: a second
+        assert not await client.send(topic="other")  # the connection is one
+        await client.passes(0.9)
+        assert not await client.send(topic="other")
+        await client.passes(0.2)
+        assert codes(await client.send(topic="other")) == [0]
+
+
+@pytest.mark.parametrize(
+    ("limit", "rate"), [("requests", 1.0), ("bytes_in", 60.0), ("bytes_out", 100.0), ("cpu", 1e-3)]
+)
+async def test_each_rate_of_a_user_holds_it_back(
+    tmp_path: Path, mock_clock: MockClock, limit: str, rate: float
+) -> None:
+    async with clients(tmp_path, mock_clock) as (_, [client]):
+        await client.set("user", "127.0.0.1", **{limit: rate})
+        answered = 0
+        for _ in range(50):
+            if not await client.begin(RequestCode.GET_BROKER_RUNTIME_INFO):
+                break
+            answered += 1
+        assert 0 < answered < 50
+
+
+async def test_a_group_reads_at_its_rate(tmp_path: Path, mock_clock: MockClock) -> None:
+    async with clients(tmp_path, mock_clock) as (_, [client]):
+        await client.send(topic="T")
+        await client.set("group", "g", bytes_out=1000)
+        read = await client.ask(
+            RequestCode.PULL_MESSAGE, pull_header(topic="T", consumer_group="g")
+        )
+        assert read.command.code == ResponseCode.SUCCESS
+        later = await client.begin(RequestCode.GET_BROKER_RUNTIME_INFO)
+        await client.passes(8)
+        assert not later
+        await client.passes(2)
+        assert codes(later) == [0]
+
+
+async def test_what_can_not_wait_is_refused_with_the_time_to_wait(
+    tmp_path: Path, mock_clock: MockClock
+) -> None:
+    async with clients(tmp_path, mock_clock, 30) as (_, several):
+        first = several[0]
+        await first.send()
+        await first.set("topic", "T", bytes_in=10_000)
+        answers = [answer for client in several for answer in await client.send()]
+        refused = [each for each in answers if each.command.code]
+        assert 0 < len(refused) < 30
+        error = refused[-1].error()
+        assert error.code == ResponseCode.SYSTEM_BUSY
+        found = re.fullmatch(
+            r"\[quota\] topic T: 10000 bytes/s; again in (\d+) ms", error.remark or ""
+        )
+        assert found
+        assert error.retry_after_ms == int(found[1])
+        assert refused[-1].command.ext()["slowStage"] == "quota"
+        # After that time it takes messages again.
+        await first.passes(error.retry_after_ms / 1000)
+        assert codes(await several[-1].send()) == [0]
+
+
+async def test_users_share_one_rate_and_a_pull_gets_flow_control(
+    tmp_path: Path, mock_clock: MockClock
+) -> None:
+    async with clients(tmp_path, mock_clock, 40) as (_, several):
+        await several[0].send()
+        await several[0].set("user", "*", bytes_in=10_000)
+        for client in several[:-2]:
+            await client.send()
+        (refused,) = await several[-2].send()
+        assert refused.command.code == ResponseCode.SYSTEM_BUSY
+        assert "[quota] user 127.0.0.1: 10000 bytes/s" in (refused.command.remark or "")
+        pull = await several[-1].ask(RequestCode.PULL_MESSAGE, pull_header())
+        assert pull.command.code == ResponseCode.FLOW_CONTROL
+        assert pull.error().retry_after_ms > 1000
+
+
+async def test_a_quota_that_is_too_small_can_be_removed(
+    tmp_path: Path, mock_clock: MockClock
+) -> None:
+    async with clients(tmp_path, mock_clock, 2) as (_, [admin, client]):
+        await admin.set("user", "*", requests=0.001)
+        for _ in range(3):
+            await client.begin(RequestCode.GET_BROKER_RUNTIME_INFO)
+            await admin.passes(2)
+        answer = await client.ask(RequestCode.GET_BROKER_RUNTIME_INFO)
+        assert answer.command.code == ResponseCode.SYSTEM_BUSY
+        await admin.set("user", "*")
+        assert codes(await client.begin(RequestCode.GET_BROKER_RUNTIME_INFO)) == [0]
+
+
+async def test_connections_of_a_user_are_limited(tmp_path: Path, mock_clock: MockClock) -> None:
+    async with clients(tmp_path, mock_clock, 3) as (_, several):
+        await several[0].set("user", "*", connections=2)
+        answers = [await client.ask(RequestCode.GET_BROKER_RUNTIME_INFO) for client in several]
+        assert codes(answers) == [0, 0, ResponseCode.SYSTEM_BUSY]
+        assert "2 connections" in (answers[-1].command.remark or "")
+
+
+async def test_a_quota_outlives_a_restart(tmp_path: Path) -> None:
+    broker = BrokerUnderTest(tmp_path)
+    for body in (quota("topic", "T", bytes_in=1000), quota("user", "alice", cpu=0.5)):
+        assert broker.ask(RequestCode.SET_QUOTA, body=body).code == ResponseCode.SUCCESS
+    broker.close()
+    again = BrokerUnderTest(tmp_path)
+    listed = QuotaList.decode(again.ask(RequestCode.LIST_QUOTAS).body).quotas
+    assert listed == [
+        Quota(of="topic", name="T", bytes_in=1000),
+        Quota(of="user", name="alice", cpu=0.5),
+    ]
+    again.close()
+
+
+def test_a_damaged_file_ends_a_start(tmp_path: Path) -> None:
+    file = ConfigFile(tmp_path / "quotas.json")
+    QuotaTable(file).put(Quota(of="topic", name="T", bytes_in=1000))
+    for path in tmp_path.glob("quotas.json*"):
+        path.write_bytes(b"[]")
+    with pytest.raises(StoreFormatError, match=r"quotas\.json"):
+        QuotaTable(file)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"of": "user", "name": ""}, "without a name"),
+        ({"of": "topic", "name": "*", "bytesIn": 1.0}, "only users have a quota in common"),
+        ({"of": "topic", "name": "T", "cpu": 0.5}, "cpu is a limit of users only"),
+        ({"of": "group", "name": "g", "bytesIn": 5.0}, "bytes_in is a limit"),
+        ({"of": "user", "name": "a", "requests": 0.0}, "requests=0 is too little"),
+        ({"of": "user", "name": "a", "requests": -1.0}, "requests=-1 is too little"),
+        ({"of": "user", "name": "a", "connections": 0}, "connections=0 is too little"),
+        ({"of": "user", "name": "a", "cpu": 1.5}, "above 1"),
+        ({"of": "user", "name": "a", "requests": 1e999}, "malformed request SET_QUOTA"),
+        ({"of": "nobody", "name": "a"}, "malformed request SET_QUOTA"),
+        ({"of": "user"}, "malformed request SET_QUOTA"),
+    ],
+)
+def test_a_quota_that_can_not_be_kept_is_rejected(
+    tmp_path: Path, fields: dict[str, Any], reason: str
+) -> None:
+    broker = BrokerUnderTest(tmp_path)
+    answer = broker.ask(RequestCode.SET_QUOTA, body=json.dumps(fields).encode())
+    assert answer.code == ResponseCode.INVALID_PARAMETER
+    assert reason in answer.remark
+    assert not QuotaList.decode(broker.ask(RequestCode.LIST_QUOTAS).body).quotas
+
+
+async def test_without_quotas_nothing_is_metered(tmp_path: Path) -> None:
+    broker = BrokerUnderTest(tmp_path)
+    serving, statistics = broker.core.serving, broker.statistics
+
+    def metered() -> list[bool]:
+        each = serving.frames.meter, statistics.on_put, statistics.on_get
+        return [hook is not None for hook in each]
+
+    assert metered() == [False] * 3
+    broker.ask(RequestCode.SET_QUOTA, body=quota("topic", "T", bytes_in=1e6))
+    assert metered() == [True] * 3
+    broker.ask(RequestCode.SET_QUOTA, body=quota("topic", "T"))
+    assert metered() == [False] * 3

@@ -1,0 +1,71 @@
+"""``headrace quota`` against a real broker."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+
+import pytest
+
+import headrace as library
+from headrace import Message, blocking
+from headrace.embedded import Embedded
+from headrace.errors import ConfigurationError
+from headrace_protocol.quotas import Quota
+from tests.support.cli import fail, succeed
+
+pytestmark = pytest.mark.usefixtures("environment")
+
+
+@pytest.fixture(scope="module")
+def mq() -> Iterator[Embedded]:
+    with library.embedded() as mq:
+        yield mq
+
+
+def test_quotas_are_set_listed_and_removed(mq: Embedded) -> None:
+    assert succeed("quota", "list").stderr == "no quotas are set\n"
+    shown = succeed("quota", "set", "topic", "orders", "--bytes-in", "10MB").stdout
+    assert "10.0 MB/s" in shown
+    succeed("quota", "set", "user", "*", "--requests", "1000", "--connections", "100")
+    topic, user = succeed("quota", "list", "--json").json()
+    assert (topic["of"], topic["name"], topic["bytes_in"]) == ("topic", "orders", 10_000_000)
+    assert (user["requests"], user["connections"], user["cpu"]) == (1000, 100, None)
+    # A quota is set as a whole.
+    succeed("quota", "set", "user", "*", "--cpu", "0.5")
+    (user,) = (row for row in succeed("quota", "list", "--json").json() if row["of"] == "user")
+    assert (user["requests"], user["cpu"]) == (None, 0.5)
+    for of, name in (("topic", "orders"), ("user", "*")):
+        assert succeed("quota", "remove", of, name).stdout
+    assert succeed("quota", "list", "--json").json() == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("set", "topic", "T"), "give at least one limit"),
+        (("set", "topic", "T", "--bytes-in", "ten"), "'ten' is no rate"),
+        (("set", "topic", "T", "--bytes-in", "10 parsecs"), "no rate"),
+        (("set", "topic", "T", "--cpu", "0.5"), "cpu is a limit of users only"),
+        (("set", "user", "a", "--cpu", "2"), "above 1"),
+        (("set", "table", "T", "--cpu", "2"), "'table' is not one of"),
+    ],
+)
+def test_limits_that_make_no_sense(mq: Embedded, arguments: tuple[str, ...], reason: str) -> None:
+    assert reason in fail(2, "quota", *arguments)
+
+
+def test_a_producer_keeps_to_the_rate_of_its_topic(mq: Embedded) -> None:
+    with blocking.Admin(nameserver=mq.nameserver) as admin:
+        with pytest.raises(ConfigurationError, match="too little"):
+            admin.set_quota(Quota(of="topic", name="slow", bytes_in=-1.0))
+        with blocking.Producer(nameserver=mq.nameserver) as producer:
+            producer.send(Message("slow", b"x"))
+            admin.set_quota(Quota(of="topic", name="slow", bytes_in=20_000.0))
+            began = time.monotonic()
+            for _ in range(4):
+                producer.send(Message("slow", random.randbytes(10_000)))  # not compressible
+            # The first second's worth is there at once; the rest comes at the rate.
+            assert time.monotonic() - began >= 0.5
+        admin.set_quota(Quota(of="topic", name="slow"))
