@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import anyio
 import pytest
@@ -32,7 +33,7 @@ SETTINGS = {
         {"accessKey": "inner", "secretKey": "innersecret"}
     ),
 }
-ROOT = {"user": "root", "password": "rootsecret"}
+ROOT: Any = {"user": "root", "password": "rootsecret"}
 TOPIC = "Signed"
 
 
@@ -47,7 +48,7 @@ def peer() -> Iterator[Peer]:
 @pytest.mark.parametrize("backend", ["trio", "asyncio"])
 def test_what_a_user_may_works(peer: Peer, backend: str) -> None:
     async def main() -> None:
-        at = {"nameserver": peer.nameserver, **ROOT}
+        at: Any = {"nameserver": peer.nameserver, **ROOT}
         async with Producer(**at) as producer:
             await producer.send(Message(TOPIC, b"one", key="k"))
             await producer.send_many([Message(TOPIC, b"many") for _ in range(10)])
