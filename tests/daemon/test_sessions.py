@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import structlog.testing
 
@@ -23,6 +25,7 @@ REJECTED = (
     "log-in rejected: unknown user, wrong password, or disabled",
 )
 CERTIFICATE = der_of("broker.example")
+BINDING = "tls-server-end-point"
 
 
 @pytest.fixture
@@ -158,6 +161,26 @@ def test_malformed_messages_are_rejected_like_wrong_ones(door: Door, scram: str)
     channel, login = MemoryChannel(), Login(ALICE, None)
     door.answer(channel, login.first(), PLAIN)
     assert door.answer(channel, scram) == REJECTED
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_whatever_is_sent_has_an_answer(door: Door, seed: int) -> None:
+    chance = random.Random(seed)
+    alphabet = "npyrcsive=,*\0 é\u2028\U0001f600" + BINDING
+
+    def changed(text: str) -> str:
+        for _ in range(chance.randint(1, 4)):
+            at = chance.randrange(len(text) + 1)
+            text = text[:at] + chance.choice(alphabet) + text[at + chance.randint(0, 2) :]
+        return text
+
+    for _ in range(200):
+        door.now_s += 60
+        channel, login = MemoryChannel(), Login(ALICE, None)
+        answer = door.answer(channel, changed(login.first()), PLAIN)
+        if isinstance(answer, str):
+            answer = door.answer(channel, changed(f"{answer.split(',')[0]},c=biws,p=AAAA"))
+        assert answer == REJECTED
 
 
 def test_messages_are_bounded(door: Door) -> None:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ed448 import Ed448PrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import NameOID
 
 from headrace_protocol.rights.credentials import BadCredentials, Credentials
 from headrace_protocol.rights.session import (
@@ -65,6 +71,30 @@ def test_wrong_password_fails(certificate: bytes | None) -> None:
 def test_messages_of_another_connection_fail(seen: bytes | None, own: bytes | None) -> None:
     with pytest.raises(SessionFailed):
         log_in(Login(ALICE, seen), server_of(own))
+
+
+@pytest.mark.parametrize("key", [Ed25519PrivateKey, Ed448PrivateKey])
+def test_certificates_of_each_kind_bind(key: type[Ed25519PrivateKey | Ed448PrivateKey]) -> None:
+    certificate = self_signed(key.generate())
+    log_in(Login(ALICE, certificate), server_of(certificate))
+    with pytest.raises(SessionFailed):
+        log_in(Login(ALICE, certificate), server_of(self_signed(key.generate())))
+
+
+def self_signed(key: Ed25519PrivateKey | Ed448PrivateKey) -> bytes:
+    """A certificate, DER, whose signature has no hash of its own."""
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "broker.example")])
+    now = datetime.now(UTC)
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now)
+        .not_valid_after(now + timedelta(days=1))
+    )
+    return builder.sign(key, None).public_bytes(Encoding.DER)
 
 
 def changed_each(number: int) -> list[int]:

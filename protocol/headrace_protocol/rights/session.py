@@ -57,7 +57,10 @@ def mechanism_of(certificate: bytes | None) -> str:
 
 @lru_cache(maxsize=16)
 def _binding(certificate: bytes) -> tuple[str, bytes]:
-    return _BINDING, bytes(CBindData.from_der(certificate))
+    try:
+        return _BINDING, bytes(CBindData.from_der(certificate))
+    except (ScramException, TypeError):  # RFC 5929 has no hash for such a signature
+        return _BINDING, hashlib.sha256(certificate).digest()
 
 
 def _bound(certificate: bytes | None) -> tuple[str, bytes] | None:
