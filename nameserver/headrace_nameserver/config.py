@@ -176,6 +176,11 @@ def check_config(config: NameServerConfig) -> None:
         config.access_config()
     except AccessError as error:
         raise ConfigError(str(error)) from None
+    check_users_path(config)
+
+
+def check_users_path(config: NameServerConfig) -> None:
+    """Raise ConfigError if there is no place for the users."""
     if config.authentication_enabled and config.users_path is None:
         raise ConfigError(
             "authenticationEnabled=true: name a file that keeps the users, by authUsersPath or "

@@ -19,6 +19,7 @@ from headrace_daemon.serving.server_channel import ServerChannel
 from headrace_daemon.slices import Fetches, SlicedWork
 from headrace_daemon.watchdog import Watchdog
 from headrace_nameserver.broker_names import BrokerNames
+from headrace_nameserver.config import check_users_path
 from headrace_nameserver.departed_file import DepartedFile
 from headrace_nameserver.kv_config import KVConfig
 from headrace_nameserver.processors import NameServerProcessor
@@ -65,6 +66,7 @@ class NameServer:
             support_acting_master=config.support_acting_master,
             departed_ms=config.departed_broker_hours * 3_600_000,
         )
+        check_users_path(config)
         self._departed_file = DepartedFile(path) if (path := config.departed_path) else None
         if self._departed_file:
             self._departed_file.load(0, 0)  # an unreadable file is an error before any start

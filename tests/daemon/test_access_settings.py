@@ -15,6 +15,7 @@ from headrace_daemon.access.settings import AccessOptions, Secret, read_access
 from headrace_nameserver.config import ConfigError as NameServerError
 from headrace_nameserver.config import NameServerConfig
 from headrace_nameserver.config import load_config as load_nameserver
+from headrace_nameserver.server import NameServer
 from headrace_protocol.errors import PortableError
 from headrace_protocol.rights.access import AccessSettings
 from headrace_protocol.rights.credentials import Credentials
@@ -238,6 +239,8 @@ def test_a_nameserver_needs_a_place_for_its_users(tmp_path: Path) -> None:
     path.write_text(ON)
     with pytest.raises(NameServerError, match=r"authUsersPath or kvConfigPath"):
         load_nameserver(path)
+    with pytest.raises(NameServerError, match=r"authUsersPath or kvConfigPath"):
+        NameServer(NameServerConfig(authentication_enabled=True))
     path.write_text(f"{ON}\nauthUsersPath={tmp_path / 'users.json'}")
     assert load_nameserver(path).users_path == tmp_path / "users.json"
     assert _nameserver(tmp_path, ON).users_path == tmp_path / "kv" / "users.json"
