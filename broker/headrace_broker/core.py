@@ -278,8 +278,8 @@ def _serving(
         answered=clients.requests.answered,
         on_slow=watchdog.note,
         on_late=server.late.note,
-        on_refused=partial(warn_of_heartbeat, server.host_log),
     )
+    registry.on_refused.append(partial(warn_of_heartbeat, server.host_log))
     return Serving(network, listener, supervisor, pace, watchdog, frames, server, registry, scrapes)
 
 

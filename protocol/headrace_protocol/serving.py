@@ -118,6 +118,7 @@ class Request(msgspec.Struct):
     header_bytes: size of the header as received.
     waits: see ``Registry.note_wait``.
     subject: who makes it, as the guard has found; None where nobody is checked.
+    on_reply: called with the request and its answer, which leaves afterwards.
 
     Not gc=False: a held request and its channel's owner refer to each other.
     """
@@ -129,6 +130,7 @@ class Request(msgspec.Struct):
     header_bytes: int
     waits: Waits | None = None
     subject: Subject | None = None
+    on_reply: Callable[[Request, Reply], None] | None = None
 
     @property
     def held_bytes(self) -> int:
@@ -147,6 +149,8 @@ class Request(msgspec.Struct):
         command = self.command
         if self.waits is not None:
             self.waits.end()
+        if self.on_reply is not None:
+            self.on_reply(self, reply)
         if command.is_oneway:
             return
         frame = encode_frame(
@@ -235,7 +239,7 @@ class Registry:
     it waited for. Pulls may wait for messages.
     turn_s: longest time for one client in ``handle``.
     answered: handles clients' answers to requests of the daemon.
-    on_refused: called with each refused request and its answer.
+    on_refused: each is called with every refused request and its answer.
     refusals: number of refused requests by stage and response code.
     """
 
@@ -251,7 +255,6 @@ class Registry:
         on_slow: Callable[[str, float], None] = lambda _name, _seconds: None,
         late_s: float = 1.0,
         on_late: OnLate = lambda _request, _seconds: None,
-        on_refused: Callable[[Request, Reply], None] = lambda _request, _reply: None,
     ) -> None:
         self.functions: dict[int, RequestFunction] = {}
         self._unexpected = unexpected
@@ -264,7 +267,7 @@ class Registry:
         self.on_slow = on_slow
         self._late_s = late_s
         self._on_late = on_late
-        self._on_refused = on_refused
+        self.on_refused: list[Callable[[Request, Reply], None]] = []
         self.answered = answered
         # Requests whose functions are coroutines, until their ends.
         self.running: set[Run] = set()
@@ -386,7 +389,7 @@ class Registry:
             self._fail("guard", request, error)
             return True
         if isinstance(reply, Reply):
-            self.refusals["guard", reply.code] += 1
+            self._note_refusal("guard", request, reply)
         self._answer(request, reply)
         return reply is not None
 
@@ -543,9 +546,13 @@ class Registry:
     def _refuse(self, stage: Stage, request: Request, error: Exception) -> Reply:
         """The reply for an error, which is counted."""
         reply = self._failed(request, error)
-        self.refusals[stage, reply.code] += 1
-        self._on_refused(request, reply)
+        self._note_refusal(stage, request, reply)
         return reply
+
+    def _note_refusal(self, stage: Stage, request: Request, reply: Reply) -> None:
+        self.refusals[stage, reply.code] += 1
+        for notify in self.on_refused:
+            notify(request, reply)
 
     def _failed(self, request: Request, error: Exception) -> Reply:
         if isinstance(error, RequestError):
