@@ -100,6 +100,7 @@ MAY_IMPORT = {
     "headrace_daemon.audit": {"headrace_daemon", "headrace_protocol", *LOOP},
     "headrace_daemon.access": {"headrace_daemon", "headrace_protocol", *LOOP},
     "headrace_daemon.metrics": {
+        "headrace_daemon.audit",
         "headrace_daemon.logs",
         "headrace_daemon.serving",
         "headrace_daemon.watchdog",
@@ -136,6 +137,7 @@ MAY_IMPORT = {
         "headrace_broker.config",
         "headrace_daemon.access.errors",
         "headrace_daemon.access.settings",
+        "headrace_daemon.audit.settings",
         f"{STORE}.settings",
         "headrace_broker.tiered.config",
         "pydantic",

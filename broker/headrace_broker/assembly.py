@@ -152,10 +152,14 @@ def _unconsumed(core: Core) -> LowestUnconsumed:
 def _connect_requests(core: Core) -> None:
     serving, added = core.serving, core.added
     serving.frames.connect(serving.registry, serving.server.hold_back, _end_turn(core))
+    if core.audit is not None:
+        core.audit.watch(serving.registry, serving.server)
     for processor in added.processors:
         processor.register(serving.registry)
     for add_guard in added.guards:
         add_guard(serving.registry)
+    if core.audit is not None:
+        core.audit.restrict(serving.registry)
     if serving.scrapes is not None:
         serving.scrapes.collectors = added.collectors
 
@@ -170,6 +174,7 @@ def _services(core: Core) -> tuple[Service, ...]:
     serving = core.serving
     return (
         Service(serving.watchdog.run, is_awaited=True, needs_process=True),
+        *((Service(core.audit.run, is_awaited=True),) if core.audit is not None else ()),
         # Table writers. An embedded broker has none: its tables are small, its clock may be fake.
         *(
             Service(saved.run, finish=saved.finish, needs_process=True)

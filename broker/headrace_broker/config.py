@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import SecretStr, ValidationError, field_validator, model_validator
 
 from headrace_broker.settings.access import AccessFields
+from headrace_broker.settings.audit import AuditFields
 from headrace_broker.settings.setting import Effect, extra_of, text_of
 from headrace_broker.settings.setting import setting as _setting
 from headrace_broker.settings.setting_problems import problem_of
 from headrace_broker.tiered.config import TierConfig
 from headrace_daemon.access.exposure import check_exposure
 from headrace_daemon.access.settings import AccessOptions
+from headrace_daemon.audit.settings import audit_problem
 from headrace_daemon.folders import folder_problem
 from headrace_daemon.serving.ports import equal_ports, fast_port
 from headrace_protocol.drivers.address import check_address
@@ -56,7 +58,7 @@ def _percent(default: int, explanation: str) -> Any:
     return _setting(default, explanation, unit="percent", on_change=Effect.RETENTION, ge=0, le=100)
 
 
-class BrokerConfig(AccessFields, TierConfig):
+class BrokerConfig(AccessFields, AuditFields, TierConfig):
     """All settings of a broker; attributes are the keys in Python's spelling."""
 
     # -- identity
@@ -546,6 +548,8 @@ class BrokerConfig(AccessFields, TierConfig):
         folder = self.tiered_store_file_path
         if self.message_store_plug_in and folder and (reason := folder_problem(folder)):
             raise ConfigError([f"tieredStoreFilePath={folder}: {reason}"])
+        if reason := audit_problem(self.audit_log_path):
+            raise ConfigError([f"auditLogPath={self.audit_log_path}: {reason}"])
 
     # -- text --------------------------------------------------------------------------------------
 

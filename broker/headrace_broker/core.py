@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
     from headrace_broker.config import BrokerConfig
     from headrace_broker.store.message_store import MessageStore
+    from headrace_daemon.audit.audit_log import AuditLog
     from headrace_daemon.metrics.samples import Collect
     from headrace_daemon.metrics.scrapes import Scrapes
     from headrace_daemon.network import Listener, Network
@@ -132,7 +133,8 @@ class Messages(NamedTuple):
 class Core:
     """The argument of a feature's ``build``.
 
-    changes: logs the changes that clients make. own_queues: this broker's queues of static topics.
+    changes: logs the changes that clients make. audit: records administration.
+    own_queues: this broker's queues of static topics.
     added: the features as one record; empty until all are built.
     """
 
@@ -152,6 +154,7 @@ class Core:
     budget: HostBudget
     changes: HostLog
     health: Health
+    audit: AuditLog | None
     added: Feature = field(default_factory=Feature)
 
     def collectors(self, make: Callable[[], Collect]) -> tuple[Collect, ...]:
@@ -212,6 +215,7 @@ def build_core(config: BrokerConfig, store: MessageStore, around: Surroundings) 
         statistics=statistics,
         budget=budget,
         changes=changes,
+        audit=_audit_log(config),
         health=Health(
             serving.server,
             clients.long_polling,
@@ -306,6 +310,14 @@ def _peers(config: BrokerConfig, serving: Serving) -> tuple[Peers, Nameservers]:
     peers.find_address = nameservers.find_address
     peers.on_waiting = lambda is_waiting: serving.server.share_loop(is_shared=is_waiting)
     return peers, nameservers
+
+
+def _audit_log(config: BrokerConfig) -> AuditLog | None:
+    if config.audit is None:
+        return None
+    from headrace_daemon.audit.audit_log import AuditLog
+
+    return AuditLog(f"broker/{config.broker_name}", config.audit)
 
 
 def _messages(

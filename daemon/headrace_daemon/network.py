@@ -130,6 +130,7 @@ class TcpNetwork:
 
             security = Security(self.certificates)
             server.certificates = self.certificates
+            self.certificates.on_read = server.on_certificate
         await serve_sockets(server, listener.sockets, security, task_status=task_status)
 
     async def connect(self, address: str) -> ByteStream:

@@ -18,6 +18,15 @@ from headrace_daemon.access.settings import (
     Secret,
     read_access,
 )
+from headrace_daemon.audit.settings import (
+    BYTES_MAX,
+    BYTES_MAX_LEAST,
+    FILES_MAX_MOST,
+    AuditSettings,
+    OnFailure,
+    audit_problem,
+    audit_settings,
+)
 from headrace_daemon.folders import folder_problem
 from headrace_daemon.serving.ports import equal_ports
 from headrace_nameserver.routes import BROKER_TIMEOUT_MS, DEPARTED_HOURS
@@ -65,6 +74,12 @@ class NameServerConfig(msgspec.Struct, rename="camel", kw_only=True, frozen=True
     auth_users_path: File that keeps users and rules; if unset, users.json beside kvConfigPath.
     tls_config_file: File with the settings of TLS, Apache RocketMQ's tls.properties; if unset, no
         TLS. See docs/security.md "TLS".
+    audit_log_path: File that records administration, denials, log-ins and the like, one line each;
+        if unset, none. See docs/security.md "Audit log".
+    audit_on_failure: While the audit log can't be written: drop and count its lines, or refuse
+        administrative requests.
+    audit_log_bytes_max: Size in bytes at which the audit log is rotated, as it is each day.
+    audit_log_files_max: Maximum number of rotated audit logs; the oldest are deleted. 0 keeps all.
     kv_config_path: File that keeps key-value settings across restarts, beside departedBrokers.json,
         which keeps the brokers that left; if unset, a restart loses both, and a warning says so.
     departed_broker_hours: How long a broker that left is remembered with its topics, so that
@@ -96,6 +111,10 @@ class NameServerConfig(msgspec.Struct, rename="camel", kw_only=True, frozen=True
     auth_export_enable: bool = False
     auth_users_path: str | None = None
     tls_config_file: str = ""
+    audit_log_path: str = ""
+    audit_on_failure: OnFailure = "drop"
+    audit_log_bytes_max: Annotated[int, msgspec.Meta(ge=BYTES_MAX_LEAST)] = BYTES_MAX
+    audit_log_files_max: Annotated[int, msgspec.Meta(ge=0, le=FILES_MAX_MOST)] = 0
     kv_config_path: str | None = None
     departed_broker_hours: Annotated[int, msgspec.Meta(ge=0, le=8760)] = DEPARTED_HOURS
     broker_timeout_ms: Annotated[int, msgspec.Meta(ge=1)] = BROKER_TIMEOUT_MS
@@ -106,6 +125,16 @@ class NameServerConfig(msgspec.Struct, rename="camel", kw_only=True, frozen=True
     def ports(self) -> dict[str, int]:
         """The ports to listen on by setting; 0 or less for those that are free to choose or off."""
         return {"listenPort": self.listen_port, "monitorPort": self.monitor_port}
+
+    @property
+    def audit(self) -> AuditSettings | None:
+        """The audit log; None without one."""
+        return audit_settings(
+            self.audit_log_path,
+            self.audit_on_failure,
+            self.audit_log_bytes_max,
+            self.audit_log_files_max,
+        )
 
     @property
     def departed_path(self) -> Path | None:
@@ -201,9 +230,7 @@ def _read_line(text: str, location: str) -> tuple[str, str]:
     if key not in _KEYS:
         raise ConfigError(f"{location}: unknown key {key!r}; {_known(key)}")
     try:
-        config = _converted({key: value})
-        _check_path(config.kv_config_path)
-        _check_path(config.auth_users_path)
+        _check_paths(_converted({key: value}))
     except (msgspec.ValidationError, ConfigError) as error:
         reason = str(error).partition(" - at")[0]
         raise ConfigError(f"{location}: {key} = {value!r}: {reason}") from error
@@ -221,9 +248,12 @@ def _secret(kind: type, value: object) -> object:
     raise NotImplementedError(kind)
 
 
-def _check_path(path: str | None) -> None:
-    """Raise ConfigError if no file can be created at ``path``; creates nothing."""
-    if path and (reason := folder_problem(Path(path).parent)):
+def _check_paths(config: NameServerConfig) -> None:
+    """Raise ConfigError if no file can be where a setting has it; creates nothing."""
+    for path in (config.kv_config_path, config.auth_users_path):
+        if path and (reason := folder_problem(Path(path).parent)):
+            raise ConfigError(reason)
+    if reason := audit_problem(config.audit_log_path):
         raise ConfigError(reason)
 
 

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from headrace_nameserver.departed import Departed
     from headrace_nameserver.kv_config import KVConfig
     from headrace_nameserver.routes import RouteTable
-    from headrace_protocol.serving import LongFunction, Registry, RequestFunction
+    from headrace_protocol.serving import Channel, LongFunction, Registry, RequestFunction
 
 log = structlog.get_logger("headrace.nameserver")
 
@@ -84,6 +84,7 @@ class NameServerProcessor:
     broker_names: the users of names; None where nobody is known.
     wall_ms: ms since 1970, for texts that people read.
     log: for events caused by clients; the owner calls its ``report``.
+    on_broker: called when a broker is "registered" or "unregistered", with the name and address.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class NameServerProcessor:
         self._register_from_own_address = register_from_own_address
         self._broker_names = broker_names
         self.log = HostLog(log)
+        self.on_broker: Callable[[str, Channel, str, str], None] = lambda *_: None
 
     def begin(self) -> None:
         """Note that the nameserver starts to serve: brokers register within a period from now."""
@@ -187,6 +189,7 @@ class NameServerProcessor:
                 id=header.broker_id,
                 address=header.broker_addr,
             )
+            self.on_broker("registered", channel, header.broker_name, header.broker_addr)
         order_topics = self._kv_config.namespace(ORDER_TOPIC_CONFIG)
         return Reply(
             RegisterBrokerResponseHeader(
@@ -209,6 +212,7 @@ class NameServerProcessor:
             raise
         if was_registered:
             self.log.info(channel.address, "broker unregistered", broker=name, address=address)
+            self.on_broker("unregistered", channel, name, address)
         return Reply()
 
     def broker_heartbeat(self, request: Request) -> Reply:

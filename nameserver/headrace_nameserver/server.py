@@ -30,6 +30,7 @@ from headrace_protocol.serving import TURN_S, Registry
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from headrace_daemon.audit.audit_log import AuditLog
     from headrace_daemon.network import Listener, Network
     from headrace_nameserver.brokers import LiveBroker
     from headrace_nameserver.config import NameServerConfig
@@ -83,6 +84,7 @@ class NameServer:
         )
         self._log = processor.log
         self._server = RemotingServer(self)
+        self._audit = _audit_log(config)
         self._sliced_work = SlicedWork()
         self._fetches = Fetches()
         self._registry = Registry(
@@ -94,6 +96,9 @@ class NameServer:
         )
         processor.register(self._registry)
         self._begin = processor.begin
+        if self._audit is not None:
+            self._audit.watch(self._registry, self._server)
+            processor.on_broker = self._audit.broker_changed
         self._watchdog = Watchdog()
         self._scrapes: Scrapes | None = None
         self._is_serving = False
@@ -131,7 +136,11 @@ class NameServer:
         self._scrapes = Scrapes({"node_id": self.address, "node_type": "nameserver"})
         self._scrapes.collectors = (
             DaemonMetrics(
-                self._server, self._registry, self._watchdog, self._unexpected_error_count
+                self._server,
+                self._registry,
+                self._watchdog,
+                self._unexpected_error_count,
+                self._audit,
             ),
             NameServerMetrics(self._table, _now_ms),
         )
@@ -164,6 +173,7 @@ class NameServer:
         )
         return (
             *watched,
+            *((Service(self._audit.run, is_awaited=True),) if self._audit is not None else ()),
             Service(self._expire),
             Service(self._report),
             Service(self._save_departed),
@@ -200,6 +210,10 @@ class NameServer:
         self._server.is_user = opened.users.users.__contains__
         if not opened.access.is_open:
             self._registry.guard(opened.access.check)
+        if self._audit is not None:
+            if opened.sessions is not None:
+                opened.sessions.on_outcome = self._audit.authenticated
+            self._audit.restrict(self._registry)
 
     async def _save_departed(self) -> None:
         """Save departed brokers after each change; the changes of a second together."""
@@ -266,6 +280,16 @@ class NameServer:
     def _log_lost(self, broker: LiveBroker, reason: str) -> None:
         client, name, address = broker.channel.address, broker.name, broker.address
         self._log.warning(client, "broker lost", broker=name, address=address, reason=reason)
+        if self._audit is not None:
+            self._audit.broker_changed("lost", broker.channel, name, address)
+
+
+def _audit_log(config: NameServerConfig) -> AuditLog | None:
+    if config.audit is None:
+        return None
+    from headrace_daemon.audit.audit_log import AuditLog
+
+    return AuditLog(f"nameserver/{config.bind_address}:{config.listen_port}", config.audit)
 
 
 def _broker_names(config: NameServerConfig) -> BrokerNames | None:

@@ -51,7 +51,12 @@ async def test_it_counts_its_brokers() -> None:
         assert silence_s is not None
         assert silence_s < 60
         names = {metric.name for metric in (*DAEMON_METRICS, *NAMESERVER_METRICS)}
-        # None waits, and there is no TLS.
-        absent = {"headrace_waiting_requests", "headrace_certificate_expiry_seconds"}
+        # None waits, and there are no TLS and no audit log.
+        absent = {
+            "headrace_waiting_requests",
+            "headrace_certificate_expiry_seconds",
+            "headrace_audit_dropped_total",
+            "headrace_audit_failing_seconds",
+        }
         assert names - absent <= page.keys()
         nursery.cancel_scope.cancel()

@@ -27,7 +27,11 @@ def build(core: Core) -> Feature:
         services=(Service(core.serving.scrapes.run),),
         collectors=(
             DaemonMetrics(
-                serving.server, serving.registry, serving.watchdog, core.health.unexpected_errors
+                serving.server,
+                serving.registry,
+                serving.watchdog,
+                core.health.unexpected_errors,
+                core.audit,
             ),
             ServingMetrics(
                 core.config,

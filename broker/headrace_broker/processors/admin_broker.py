@@ -5,6 +5,7 @@ Source: docs/protocol.md "Broker"; tests/broker/processors/test_admin_broker.py.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from headrace_broker.config import ConfigError
@@ -23,8 +24,6 @@ from headrace_protocol.serving import Reply
 from headrace_protocol.waiting import ready
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from headrace_broker.config import BrokerConfig
     from headrace_broker.consumer.offsets import ConsumerOffsets
     from headrace_broker.persistence import NowMs
@@ -33,6 +32,9 @@ if TYPE_CHECKING:
     from headrace_broker.topics.table import TopicTable
     from headrace_daemon.host_log import HostLog
     from headrace_protocol.serving import Registry, Request
+
+# Called with a request, and old and new value of each setting that it has changed.
+OnSettings = Callable[["Request", Mapping[str, tuple[str, str]]], None]
 
 _SECOND_MS = 1000
 # Lines in one change of settings; there are about 200 settings.
@@ -67,8 +69,9 @@ class AdminBrokerProcessor:
         now_ms: NowMs,
         changes: HostLog,
         health: Callable[[], Mapping[str, str]] = dict,
+        on_settings: OnSettings | None = None,
     ) -> None:
-        """health: further values for the runtime info."""
+        """health: further values for the runtime info. on_settings: called after each change."""
         self._config = config
         self._store = store
         self._topics = topics
@@ -77,6 +80,7 @@ class AdminBrokerProcessor:
         self._now_ms = now_ms
         self._changes = changes
         self._health = health
+        self._on_settings = on_settings
         self._effects = {
             Effect.RETENTION: self._limit_retention,
             Effect.REGISTRATION: topics.registration_changed,
@@ -176,6 +180,7 @@ class AdminBrokerProcessor:
             if key not in RELOADABLE:
                 code = ResponseCode.NO_PERMISSION if is_key(key) else ResponseCode.INVALID_PARAMETER
                 raise RequestError(code, not_reloadable(key))
+        before = self._config.as_text()
         try:
             effects = self._config.update(changes)
         except ConfigError as error:
@@ -184,6 +189,8 @@ class AdminBrokerProcessor:
         for effect in effects:
             self._effects[effect]()
         self._changes.info(request.channel.address, "settings changed", **changes)
+        if self._on_settings is not None:
+            self._on_settings(request, _differences(before, self._config.as_text()))
         return Reply()
 
     def _limit_retention(self) -> None:
@@ -219,6 +226,11 @@ def _read_changes(request: Request) -> Mapping[str, str]:
     if not values:
         raise RequestError(ResponseCode.INVALID_PARAMETER, "nothing to change: send key=value")
     return values
+
+
+def _differences(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """Old and new value of each setting that has changed."""
+    return {key: (old, new) for key, new in after.items() if (old := before.get(key, "")) != new}
 
 
 def _duration(duration_ms: int) -> str:

@@ -126,5 +126,6 @@ def _administration(core: Core) -> tuple[Processor, ...]:
             store.clock.now_ms,
             changes,
             core.health,
+            core.audit.settings_changed if core.audit is not None else None,
         ),
     )

@@ -8,6 +8,7 @@ from pydantic import SecretStr
 
 from headrace_broker.config import BrokerConfig
 from headrace_broker.settings.access import AccessFields
+from headrace_broker.settings.audit import AuditFields
 from headrace_broker.settings.setting import extra_of, text_of
 from headrace_broker.tiered.config import TierConfig
 
@@ -27,7 +28,11 @@ def settings() -> list[Setting]:
     """The whole table."""
     rows = []
     fields = BrokerConfig.model_fields
-    parts = [*AccessFields.model_fields, *TierConfig.model_fields]
+    parts = [
+        *AccessFields.model_fields,
+        *AuditFields.model_fields,
+        *TierConfig.model_fields,
+    ]
     own = [name for name in fields if name not in parts]
     for field in (fields[name] for name in own + parts):
         extra = extra_of(field)

@@ -13,6 +13,7 @@ from headrace_protocol.waiting import take_break
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from headrace_daemon.audit.audit_log import AuditLog
     from headrace_daemon.metrics.samples import Samples
     from headrace_daemon.serving.server import RemotingServer
     from headrace_daemon.watchdog import Watchdog
@@ -66,6 +67,17 @@ CERTIFICATE_EXPIRY = Metric(
     "Unix time at which the certificate of the ports expires; absent without TLS",
 )
 
+AUDIT_DROPPED = Metric(
+    "headrace_audit_dropped_total",
+    "counter",
+    "Lines that the audit log did not take; absent without one",
+)
+AUDIT_FAILING = Metric(
+    "headrace_audit_failing_seconds",
+    "gauge",
+    "Time for which the audit log can't be written; 0 if it can",
+)
+
 DAEMON_METRICS = (
     BUILD,
     CONNECTIONS,
@@ -80,6 +92,8 @@ DAEMON_METRICS = (
     WAITING,
     DROPPED_LINES,
     CERTIFICATE_EXPIRY,
+    AUDIT_DROPPED,
+    AUDIT_FAILING,
 )
 
 
@@ -92,11 +106,13 @@ class DaemonMetrics:
         registry: Registry,
         watchdog: Watchdog,
         unexpected_errors: Callable[[], int],
+        audit: AuditLog | None = None,
     ) -> None:
         self._server = server
         self._registry = registry
         self._watchdog = watchdog
         self._unexpected_errors = unexpected_errors
+        self._audit = audit
 
     async def __call__(self, samples: Samples) -> None:
         """See ``Collect``."""
@@ -116,6 +132,9 @@ class DaemonMetrics:
         samples.add(DROPPED_LINES, dropped_log_lines())
         if (certificates := self._server.certificates) is not None:
             samples.add(CERTIFICATE_EXPIRY, certificates.expires_s)
+        if (audit := self._audit) is not None:
+            samples.add(AUDIT_DROPPED, audit.dropped_count)
+            samples.add(AUDIT_FAILING, audit.failing_s)
         await take_break()
 
     def _add_refusals(self, samples: Samples) -> None:

@@ -14,6 +14,8 @@ from headrace_protocol.tls.expiry import expires_s, first_certificate
 from headrace_protocol.tls.settings import TlsError, TlsMode
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from headrace_protocol.tls.settings import ServerTls
 
 log = structlog.get_logger("headrace.tls")
@@ -28,6 +30,8 @@ class Certificates:
 
     context: of the next connection. certificate: its own, DER.
     expires_s: Unix time of the certificate's end.
+    on_read: called after changed files were read, with the certificate's file, and the reason if
+        they are unusable.
 
     Raises TlsError.
     """
@@ -39,6 +43,7 @@ class Certificates:
         self.expires_s = expires_s(settings.cert_file)
         self._stamps = self._stamp()
         self._warned_s = 0.0
+        self.on_read: Callable[[str, str], None] = lambda _file, _reason: None
 
     @property
     def is_enforced(self) -> bool:
@@ -63,10 +68,12 @@ class Certificates:
             certificate = first_certificate(self.settings.cert_file)
         except TlsError as error:
             log.error("certificate not changed", reason=str(error), remedy="replace the files")
+            self.on_read(self.settings.cert_file, str(error))
             return
         self.context, self.expires_s, self._warned_s = context, end_s, 0.0
         self.certificate = certificate
         log.info("certificate changed", file=self.settings.cert_file, expires=_shown(end_s))
+        self.on_read(self.settings.cert_file, "")
 
     def _warn(self, now_s: float) -> None:
         """Log the end of the certificate once a day, from two weeks before on."""

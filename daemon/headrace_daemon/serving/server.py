@@ -104,6 +104,8 @@ class RemotingServer:
     late: log and number of late answers.
     certificates: of its ports; None without TLS.
     is_user: whether there is a user of a name, who logs in by a certificate with it.
+    on_certificate: called each time that certificates are read again, with the file and the
+        reason if it is unusable. on_log_in: called after a log-in by a certificate, with True.
     busy_wait_s, busy_turns_s: how long the loop waits for clients, and serves them, before other
         tasks run.
     owns_loop: no other task of this loop minds a delay of a millisecond. While clients are busy,
@@ -134,6 +136,8 @@ class RemotingServer:
         self.late = LateRequests()
         self.certificates: Certificates | None = None
         self.is_user: Callable[[str], bool] = lambda _name: False
+        self.on_certificate: Callable[[str, str], None] = lambda _file, _reason: None
+        self.on_log_in: Callable[[ServerChannel, str, bool], None] = lambda *_: None
         self._handler = handler
         self._dirty: list[ServerChannel] = []
         self._in_turn = False

@@ -153,6 +153,7 @@ class TlsTransport(SocketTransport):
         user = self.session.user
         if user is not None and self._loop.server.is_user(user):
             channel.log_in(user)
+            self._loop.server.on_log_in(channel, user, True)
 
     def flush(self, channel: ServerChannel) -> None:
         """See SocketTransport."""
