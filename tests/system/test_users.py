@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ from headrace_protocol.drivers.blocking import BlockingConnection
 from headrace_protocol.drivers.errors import HeadraceError
 from headrace_protocol.rights.auth_requests import ListUserHeader, UserHeader, UserInfo
 from headrace_protocol.rights.credentials import Credentials
+from tests.support import own_disk
 from tests.support.cluster import Daemon
 from tests.support.ports import free_port
 from tests.support.processes import run
@@ -25,7 +26,8 @@ TIMEOUT_MS = 10_000
 class Guarded:
     """A daemon that other machines reach, started by the three lines that its error names."""
 
-    def __init__(self, folder: Path, kind: str) -> None:
+    def __init__(self, folder: Path, kind: str, before: Sequence[str] = ()) -> None:
+        """before: as of ``Daemon``."""
         self.folder, self.kind = folder, kind
         secret = folder / "super.json"
         secret.write_text('{"username":"root","password":"hidden-root-password"}\n')
@@ -33,11 +35,13 @@ class Guarded:
         self.port = free_port()
         self.config = folder / f"{kind}.conf"
         self.write(*SAFE, f"initAuthenticationUserFile={secret}")
-        self.daemon = Daemon(folder, kind, kind, "-c", str(self.config), port=self.port)
+        self.daemon = Daemon(
+            folder, kind, kind, "-c", str(self.config), port=self.port, before=before
+        )
 
     def write(self, *lines: str) -> None:
         own = {
-            "nameserver": (f"kvConfigPath={self.folder / 'kvConfig.json'}",),
+            "nameserver": (f"kvConfigPath={self.folder / 'disk' / 'kvConfig.json'}",),
             "broker": (
                 f"storePathRootDir={self.folder / 'store'}",
                 "fastListenPort=0",
@@ -49,7 +53,9 @@ class Guarded:
 
     @property
     def users_path(self) -> Path:
-        return self.folder / {"nameserver": "", "broker": "store/config"}[self.kind] / "users.json"
+        return (
+            self.folder / {"nameserver": "disk", "broker": "store/config"}[self.kind] / "users.json"
+        )
 
     def start(self) -> None:
         self.daemon.start()
@@ -64,12 +70,13 @@ class Guarded:
     def connect(self, credentials: Credentials | None = ROOT) -> BlockingConnection:
         return BlockingConnection.connect(f"127.0.0.1:{self.port}", credentials=credentials)
 
-    def make(self, connection: BlockingConnection, name: str) -> None:
+    def make(self, connection: BlockingConnection, name: str) -> tuple[int, str | None]:
+        """Make a user; returns code and remark of the answer."""
         body = UserInfo(username=name, password=f"hidden-{name}").encode()
         answer = connection.request(
             Code.AUTH_CREATE_USER, UserHeader(username=name), body, timeout_ms=TIMEOUT_MS
         )
-        assert (answer.command.code, answer.command.remark) == (0, None)
+        return answer.command.code, answer.command.remark
 
 
 @pytest.fixture(params=KINDS)
@@ -85,7 +92,7 @@ def test_a_user_outlives_a_kill_right_after_its_answer(guarded: Guarded) -> None
     for name in ("alice", "bob"):
         guarded.start()
         with guarded.connect() as connection:
-            guarded.make(connection, name)
+            assert guarded.make(connection, name) == (0, None)
             guarded.daemon.kill()
         made.append(name)
     guarded.start()
@@ -103,6 +110,33 @@ def test_a_user_outlives_a_kill_right_after_its_answer(guarded: Guarded) -> None
     guarded.daemon.stop()
     assert "hidden" not in guarded.daemon.said()
     assert guarded.users_path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not own_disk.may_mount(), reason="no disk of its own for a user")
+def test_a_full_disk_refuses_changes_until_there_is_room(tmp_path: Path) -> None:
+    folder = tmp_path / "disk"
+    with own_disk.OwnDisk(folder, 4 << 20) as disk:
+        guarded = Guarded(tmp_path, "nameserver", disk.command)
+        guarded.start()
+        filler = own_disk.Filler(disk.inside(folder / "filler"), takes_inodes=False)
+        with guarded.connect() as connection:
+            assert guarded.make(connection, "alice") == (0, None)
+            filler.fill()
+            code, remark = guarded.make(connection, "bob")
+            assert code == 14
+            assert remark is not None
+            assert remark.endswith("users.json can't be written: No space left on device")
+            with pytest.raises(HeadraceError):
+                guarded.connect(Credentials("bob", "hidden-bob"))
+            guarded.connect(Credentials("alice", "hidden-alice")).close()
+            filler.free()
+            assert guarded.make(connection, "bob") == (0, None)
+        guarded.daemon.kill()
+        guarded.start()
+        for name in ("alice", "bob"):
+            guarded.connect(Credentials(name, f"hidden-{name}")).close()
+        guarded.daemon.stop()
 
 
 @pytest.mark.slow
