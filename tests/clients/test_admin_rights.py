@@ -398,6 +398,28 @@ def test_doctor_names_users_that_differ(keepers: Keepers) -> None:
     assert "rights" not in {row["role"] for row in doctor()}
 
 
+@pytest.mark.usefixtures("environment")
+def test_doctor_asks_as_its_user(keepers: Keepers, monkeypatch: pytest.MonkeyPatch) -> None:
+    def for_users(answer: Reply) -> Any:
+        return lambda asked: answer if "AccessKey" in asked.ext else refusal("who are you?")
+
+    keepers.answer(RequestCode.AUTH_SESSION, APACHE)
+    for each, code in (
+        (keepers.nameserver, RequestCode.GET_BROKER_CLUSTER_INFO),
+        (keepers.master, RequestCode.GET_BROKER_RUNTIME_INFO),
+    ):
+        each.answer(code, for_users(each.answers[code][0]))
+    (row,) = doctor()
+    assert (row["role"], row["ok"]) == ("nameserver", False)
+    assert "who are you?" in row["problem"]
+    monkeypatch.setenv("HEADRACE_USER", "alice")
+    monkeypatch.setenv("HEADRACE_PASSWORD", "secret")
+    assert {(row["role"], row["ok"]) for row in doctor()} == {
+        ("nameserver", True),
+        ("broker", True),
+    }
+
+
 def doctor() -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = headrace("doctor", "--json").json()
     return rows

@@ -143,7 +143,8 @@ def _problem_of(address: str, request_code: int) -> str | None:
     from headrace.config import resolve_tls
 
     role = Role.NAMESERVER if request_code in _NAMESERVER_CODES else Role.BROKER
-    return trio.run(examine, address, role, resolve_tls({})).problem
+    found = trio.run(examine, address, role, resolve_tls({}))
+    return None if found.is_denied else found.problem
 
 
 def _of_daemons() -> dict[type[Exception], int]:

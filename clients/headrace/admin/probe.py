@@ -54,6 +54,11 @@ class Role(Enum):
     NAMESERVER = RequestCode.GET_BROKER_CLUSTER_INFO
     BROKER = RequestCode.GET_BROKER_RUNTIME_INFO
 
+    @property
+    def header(self) -> ClusterInfoHeader | None:
+        """The header of that request."""
+        return ClusterInfoHeader(departed=True) if self is Role.NAMESERVER else None
+
     def __str__(self) -> str:
         return self.name.lower()
 
@@ -64,11 +69,13 @@ class Finding(NamedTuple):
     problem: the problem and its remedy; None if there is none.
     body: body of the response to the role's request; empty if there was a problem.
     expires_s: Unix time at which the server's certificate expires; None without TLS.
+    is_denied: whether it serves users only, which is the problem then; the probe logs nobody in.
     """
 
     problem: str | None
     body: bytes = b""
     expires_s: float | None = None
+    is_denied: bool = False
 
 
 async def examine(
@@ -188,8 +195,7 @@ async def _ask(
 ) -> ResponseReceived[Role] | bytes:
     """The response to the role's request, or the bytes received instead."""
     connection: Connection[Role] = Connection()
-    header = ClusterInfoHeader(departed=True) if role is Role.NAMESERVER else None
-    _, buffers = connection.request(role.value, header, waiter=role)
+    _, buffers = connection.request(role.value, role.header, waiter=role)
     received = b""
     with trio.move_on_after(timeouts.answer_s):
         try:
@@ -211,7 +217,10 @@ def _judge(command: Command, body: bytes, role: Role) -> Finding:
     if command.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
         other = Role.BROKER if role is Role.NAMESERVER else Role.NAMESERVER
         return Finding(f"this is not a {role}, but perhaps a {other}; fix the address")
-    return Finding(f"it responded with code {command.code}: {command.remark or 'no reason given'}")
+    return Finding(
+        f"it responded with code {command.code}: {command.remark or 'no reason given'}",
+        is_denied=command.code == ResponseCode.NO_PERMISSION,
+    )
 
 
 def _silence_problem(received: bytes, protocol: str | None, role: Role) -> str:

@@ -21,13 +21,18 @@ from headrace.values import now_ms
 from headrace_daemon.command import FAILED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
     from headrace.admin.client import Admin
+    from headrace.admin.probe import Finding, Role
     from headrace.admin.requests import BrokerProblem
     from headrace_protocol.bodies import BrokerData, ClusterInfo
-    from headrace_protocol.departed import DepartedBroker
+    from headrace_protocol.departed import ClusterInfoHeader, DepartedBroker
+    from headrace_protocol.drivers.response import Response
     from headrace_protocol.tls.settings import ClientTls
+
+    # The answer of the server at an address to a request by its code. Raises HeadraceError.
+    Ask = Callable[[str, int, ClusterInfoHeader | None], Awaitable[Response]]
 
 
 @options.command(
@@ -50,9 +55,7 @@ def command(*, as_json: bool, nameserver: str | None) -> None:
     """
     import trio
 
-    from headrace.config import resolve_nameservers, resolve_tls
-
-    checks = trio.run(diagnose, resolve_nameservers(nameserver), resolve_tls({}, nameserver))
+    checks = trio.run(_diagnose, nameserver)
     if any(check.role == "broker" and check.problem is None for check in checks):
         checks += run_admin(compare_rights, nameserver)
     rows = [
@@ -70,19 +73,39 @@ def command(*, as_json: bool, nameserver: str | None) -> None:
         sys.exit(FAILED)
 
 
+async def _diagnose(nameserver: str | None) -> list[Check]:
+    from headrace.config import resolve_nameservers, resolve_tls
+    from headrace.instance import ClientInstance
+
+    client = ClientInstance(nameserver)
+    await client.start()
+    try:
+        addresses, tls = resolve_nameservers(nameserver), resolve_tls({}, nameserver)
+        return await diagnose(addresses, tls, ask=client.request)
+    finally:
+        await client.stop()
+
+
 async def diagnose(
     nameservers: Sequence[str],
     tls: ClientTls | None = None,
     wall_ms: Callable[[], int] = now_ms,
+    ask: Ask | None = None,
 ) -> list[Check]:
-    """Check each nameserver and all brokers that they know. wall_ms: this machine's clock."""
-    from headrace.admin.probe import Role, examine
+    """Check each nameserver and all brokers that they know.
+
+    wall_ms: this machine's clock. ask: as the user, servers that serve users only.
+    """
+    from headrace.admin.probe import Role
     from headrace.tasks import gather
+
+    async def examine(address: str, role: Role) -> Finding:
+        return await _examine(address, role, tls, ask)
 
     checks: list[Check] = []
     clusters: dict[str, ClusterInfo] = {}
     for address in nameservers:
-        problem, body, expires_s = await examine(address, Role.NAMESERVER, tls)
+        problem, body, expires_s, _ = await examine(address, Role.NAMESERVER)
         problem = problem or _nameserver_problem(address, body, clusters)
         checks.append(Check("nameserver", "-", address, problem))
         checks += certificate_checks("-", address, expires_s, wall_ms())
@@ -96,7 +119,7 @@ async def diagnose(
 
     async def check(node_at: tuple[str, int, str]) -> list[Check]:
         name, broker_id, address = node_at
-        problem, body, expires_s = await examine(address, Role.BROKER, tls)
+        problem, body, expires_s, _ = await examine(address, Role.BROKER)
         node = f"{name}:{broker_id}"
         problem, found = (
             (problem, []) if problem else _broker_problems(node, address, body, wall_ms())
@@ -109,13 +132,27 @@ async def diagnose(
         name, address = broker.broker_name, broker.broker_addr
         found = departed_checks(broker)
         if address and address not in live:
-            problem, body, _ = await examine(address, Role.BROKER, tls)
+            problem, body, *_ = await examine(address, Role.BROKER)
             found += [] if problem else _broker_problems(name, address, body, wall_ms())[1]
         return found
 
     for each in [*await gather(check, sorted(brokers)), *await gather(check_left, left)]:
         checks += each if isinstance(each, list) else []
     return checks
+
+
+async def _examine(address: str, role: Role, tls: ClientTls | None, ask: Ask | None) -> Finding:
+    """The finding of the probe, or as the user where it is denied."""
+    from headrace.admin.probe import examine
+
+    found = await examine(address, role, tls)
+    if ask is None or not found.is_denied:
+        return found
+    try:
+        response = (await ask(address, role.value, role.header)).expect()
+    except HeadraceError as error:
+        return found._replace(problem=str(error))
+    return found._replace(problem=None, body=bytes(response.body))
 
 
 async def compare_rights(admin: Admin) -> list[Check]:
