@@ -120,6 +120,16 @@ def test_what_is_hot_is_read_without_a_look(store: MessageStore, files: ColdFile
 
 
 @pytest.mark.parametrize("read", [get, get_bulk])
+def test_a_read_that_begins_cold_looks_even_if_it_ends_hot(
+    store: MessageStore, files: ColdFiles, read: Callable[..., Any]
+) -> None:
+    # From here on units are hot; records are so from the middle of the read on.
+    with pytest.raises(NotReady):
+        read(store, 2000 - store.commit_log.hot_units)
+    assert {folder for folder, _, _ in files.asked} == {"commitlog"}
+
+
+@pytest.mark.parametrize("read", [get, get_bulk])
 @pytest.mark.parametrize("is_clean", [True, False])
 def test_after_a_start_the_newest_may_be_cold_too(
     tmp_path: Path, files: ColdFiles, is_clean: bool, read: Callable[..., Any]
