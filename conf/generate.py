@@ -28,7 +28,8 @@ names the line and the expected value. Samples: [conf/broker.conf](../conf/broke
 
 Keys are those of Apache RocketMQ, so its `broker.conf` starts a headrace broker too. Keys that only
 tune its threads, caches or optional services are accepted with a warning. Keys that require a
-missing feature (a slave role, ACL, RocksDB, ...) are rejected unless they have Apache's default.
+missing feature (a slave role, ACL 1.0, RocksDB, ...) are rejected unless they have Apache's
+default.
 **Live** settings can be changed while the broker runs, with `headrace broker config set` or any
 client that sends UPDATE_BROKER_CONFIG; the file stays unchanged.
 
