@@ -14,6 +14,7 @@ GROUPS = {
     "latency": "latency",
     "growth": "growth",
     "store": "store",
+    "secure": "secure",
     "python-clients": "python_clients",
     "spark": "spark",
     "charts": "charts",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -20,11 +21,12 @@ class DriverError(Exception):
 class Driver:
     """Runs jobs (``headrace.bench.Job``) one after the other; a context manager."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, options: Sequence[str] = ()) -> None:
+        """options: more of the JVM's."""
         self._log = home / "driver.log"
         with self._log.open("w") as errors:
             self._process = subprocess.Popen(
-                driver_command("bench.Driver", home=home),
+                driver_command("bench.Driver", home=home, options=options),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

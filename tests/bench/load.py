@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.bench.driver import Driver, Report
 from tests.conformance.peer import Peer, running
-from tests.conformance.probe import wait_for_send
+from tests.conformance.probe import Signer, wait_for_send
 
 PEERS = ("apache", "headrace")
 FIRST_SEND_TIMEOUT_S = 60
@@ -72,17 +72,23 @@ def loaded(
     directory: Path,
     *,
     settings: Mapping[str, str] | None = None,
+    nameserver_settings: Mapping[str, str] | None = None,
+    options: Sequence[str] = (),
+    signer: Signer | None = None,
 ) -> Iterator[Load]:
     """A fresh peer that has accepted its first message, and a fresh JVM.
 
     A new JVM for each, so that none finds its client warmed up by the other.
-    settings: see ``running``.
+    settings, nameserver_settings: see ``running``. options: more of the JVM's.
+    signer: of the first message.
     """
     with (
-        Driver(directory) as driver,
-        running(name, directory, settings=settings) as peer,
+        Driver(directory, options) as driver,
+        running(
+            name, directory, settings=settings, nameserver_settings=nameserver_settings
+        ) as peer,
     ):
-        wait_for_send(peer.broker, FIRST_SEND_TIMEOUT_S)
+        wait_for_send(peer.broker, FIRST_SEND_TIMEOUT_S, signer)
         yield Load(peer, driver, time.monotonic() - peer.started)
 
 

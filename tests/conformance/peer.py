@@ -201,6 +201,7 @@ def running(
     *,
     store: Path | None = None,
     settings: Mapping[str, str] | None = None,
+    nameserver_settings: Mapping[str, str] | None = None,
     jvm: Sequence[str] = SHIPPED_JVM,
 ) -> Iterator[Peer]:
     """A fresh ``"apache"`` or ``"headrace"``, ready for clients; killed on leaving the block.
@@ -208,6 +209,7 @@ def running(
     directory: where the throw-away folder is made; None for the system's temporary one.
     store: the store's folder, which stays; None for one that goes with the rest.
     settings: more lines of the broker's file; with them, headrace is two processes, too.
+    nameserver_settings: lines of the file of headrace's nameserver, if it has ``settings``.
     jvm: how Apache's daemons collect garbage and compile.
     """
     home = Path(tempfile.mkdtemp(prefix=f"headrace-{name}-", dir=directory))
@@ -216,7 +218,9 @@ def running(
         peer = (
             _start_apache(home, store or home / "store", daemons, settings, jvm)
             if name == "apache"
-            else _start_headrace(home, store or home / "store", daemons, settings)
+            else _start_headrace(
+                home, store or home / "store", daemons, settings, nameserver_settings or {}
+            )
         )
         wait_for_route(peer.nameserver, START_TIMEOUT_S)
         yield peer
@@ -332,10 +336,14 @@ diskMaxUsedSpaceRatio=95
 
 
 def _start_headrace(
-    home: Path, store: Path, daemons: dict[str, Daemon], more: Mapping[str, str] | None
+    home: Path,
+    store: Path,
+    daemons: dict[str, Daemon],
+    more: Mapping[str, str] | None,
+    of_nameserver: Mapping[str, str],
 ) -> Peer:
     if more is not None:
-        return _start_headrace_daemons(home, store, daemons, more)
+        return _start_headrace_daemons(home, store, daemons, more, of_nameserver)
     first = free_ports(5)
     command = [
         _headrace(),
@@ -352,11 +360,15 @@ def _start_headrace(
 
 
 def _start_headrace_daemons(
-    home: Path, store: Path, daemons: dict[str, Daemon], more: Mapping[str, str]
+    home: Path,
+    store: Path,
+    daemons: dict[str, Daemon],
+    more: Mapping[str, str],
+    of_nameserver: Mapping[str, str],
 ) -> Peer:
     first = free_ports(5)
     started = time.monotonic()
-    nameserver = _start_headrace_nameserver(home, first, daemons)
+    nameserver = _start_headrace_nameserver(home, first, daemons, of_nameserver)
     settings = {"storePathRootDir": str(store), **more}
     broker = _start_headrace_broker(home, "broker-a", first + 3, nameserver, settings)
     daemons["broker"] = broker
@@ -378,7 +390,7 @@ def headrace_cluster(
     daemons: dict[str, Daemon] = {}
     started = time.monotonic()
     try:
-        nameserver = _start_headrace_nameserver(home, first, daemons)
+        nameserver = _start_headrace_nameserver(home, first, daemons, {})
         for port, name in enumerate(brokers, first + 1):
             settings = {**settings, "storePathRootDir": str(home / name)}
             daemons[name] = _start_headrace_broker(home, name, port, nameserver, settings)
@@ -390,8 +402,12 @@ def headrace_cluster(
             daemon.kill()
 
 
-def _start_headrace_nameserver(home: Path, port: int, daemons: dict[str, Daemon]) -> str:
-    command = [_headrace(), "nameserver", "--port", str(port)]
+def _start_headrace_nameserver(
+    home: Path, port: int, daemons: dict[str, Daemon], settings: Mapping[str, str]
+) -> str:
+    path = home / "nameserver.conf"
+    path.write_text(_lines({"listenPort": str(port), **settings}))
+    command = [_headrace(), "nameserver", "-c", str(path)]
     daemons["nameserver"] = Daemon.start(command, home / "nameserver.log")
     return f"{HOST}:{port}"
 

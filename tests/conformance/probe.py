@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hmac
 import json
 import socket
 import struct
@@ -10,12 +12,15 @@ import time
 GET_ROUTEINFO_BY_TOPIC = 105
 UPDATE_BROKER_CONFIG = 25
 SEND_MESSAGE_V2 = 310
+AUTH_CREATE_USER, AUTH_CREATE_ACL = 3001, 3006
 SUCCESS = 0
 # Every broker registers this template topic; a route for it means that clients can start.
 TEMPLATE_TOPIC = "TBW102"
 ATTEMPT_TIMEOUT_S = 3
 PAUSE_S = 0.005
 REGISTRATION_PAUSE_S = 0.2
+# Access key and secret.
+Signer = tuple[str, str]
 
 
 def wait_for_route(nameserver: str, timeout_s: float, topic: str = TEMPLATE_TOPIC) -> None:
@@ -39,7 +44,7 @@ def register(nameserver: str, broker: str, timeout_s: float) -> None:
         time.sleep(REGISTRATION_PAUSE_S)
 
 
-def wait_for_send(broker: str, timeout_s: float) -> None:
+def wait_for_send(broker: str, timeout_s: float, signer: Signer | None = None) -> None:
     """Returns once the broker has stored a message; TimeoutError after ``timeout_s``."""
     header = {
         "a": "FIRST_SEND",
@@ -54,7 +59,23 @@ def wait_for_send(broker: str, timeout_s: float) -> None:
         "j": "0",
         "m": "false",
     }
-    _retry(broker, _frame(SEND_MESSAGE_V2, header, b"first"), timeout_s)
+    _retry(broker, _frame(SEND_MESSAGE_V2, header, b"first", signer), timeout_s)
+
+
+def create_user(broker: str, user: Signer, rules: dict[str, list[str]], by: Signer) -> None:
+    """A Normal user with these actions on resources; TimeoutError if the broker refuses."""
+    name, password = user
+    made = json.dumps({"username": name, "password": password, "userType": "Normal"})
+    create = _frame(AUTH_CREATE_USER, {"username": name}, made.encode(), by)
+    _retry(broker, create, ATTEMPT_TIMEOUT_S)
+    entries = [
+        {"resource": resource, "actions": actions, "decision": "Allow"}
+        for resource, actions in rules.items()
+    ]
+    subject = f"User:{name}"
+    acl = json.dumps({"subject": subject, "policies": [{"entries": entries}]})
+    permit = _frame(AUTH_CREATE_ACL, {"subject": subject}, acl.encode(), by)
+    _retry(broker, permit, ATTEMPT_TIMEOUT_S)
 
 
 def _retry(address: str, frame: bytes, timeout_s: float) -> None:
@@ -85,7 +106,14 @@ def _response_code(connection: socket.socket) -> int:
     return int(header["code"])
 
 
-def _frame(code: int, fields: dict[str, str], body: bytes = b"") -> bytes:
+def _frame(
+    code: int, fields: dict[str, str], body: bytes = b"", signer: Signer | None = None
+) -> bytes:
+    if signer is not None:
+        fields = {**fields, "AccessKey": signer[0]}
+        text = "".join(fields[name] for name in sorted(fields)).encode()
+        digest = hmac.digest(signer[1].encode(), text + body, "sha1")
+        fields["Signature"] = base64.b64encode(digest).decode()
     command = {"code": code, "extFields": fields, "flag": 0, "language": "JAVA", "opaque": 1}
     header = json.dumps({**command, "serializeTypeCurrentRPC": "JSON", "version": 513}).encode()
     return struct.pack(">II", 4 + len(header) + len(body), len(header)) + header + body

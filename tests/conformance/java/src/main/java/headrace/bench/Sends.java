@@ -5,10 +5,13 @@ import java.util.List;
 import java.util.Random;
 import java.util.concurrent.Semaphore;
 import java.util.concurrent.TimeUnit;
+import org.apache.rocketmq.acl.common.AclClientRPCHook;
+import org.apache.rocketmq.acl.common.SessionCredentials;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.SendCallback;
 import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.common.message.Message;
+import org.apache.rocketmq.remoting.RPCHook;
 
 /** One sending job on the producer of its peer. */
 final class Sends {
@@ -31,7 +34,7 @@ final class Sends {
     }
 
     static DefaultMQProducer startProducer(String nameserver) throws Exception {
-        DefaultMQProducer producer = new DefaultMQProducer("bench_producer");
+        DefaultMQProducer producer = new DefaultMQProducer("bench_producer", signer());
         producer.setNamesrvAddr(nameserver);
         producer.setDefaultTopicQueueNums(QUEUES);
         producer.setSendMsgTimeout(10_000);
@@ -39,6 +42,15 @@ final class Sends {
         producer.setRetryTimesWhenSendAsyncFailed(0);
         producer.start();
         return producer;
+    }
+
+    /** Signs requests as the user that the JVM's properties name; null without one. */
+    private static RPCHook signer() {
+        String user = System.getProperty("bench.user");
+        return user == null
+            ? null
+            : new AclClientRPCHook(
+                new SessionCredentials(user, System.getProperty("bench.password")));
     }
 
     /** All threads share the producer and so one connection, as applications do. */
