@@ -155,6 +155,7 @@ MAY_IMPORT = {
     },
     "headrace_broker.quotas": SERVICE
     | {
+        "headrace_broker.consumer.long_polling",
         "headrace_broker.queue_directory",
         "headrace_broker.serving.frame_loop",
         "headrace_broker.statistics",

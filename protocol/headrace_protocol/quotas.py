@@ -30,7 +30,7 @@ class Quota(Body, omit_defaults=True, kw_only=True):
     of, name: whose; the name ``*`` of a user is each user that has no quota of its own.
     requests: a second. bytes_in, bytes_out: bytes a second, of frames for users, of message bodies
     for topics and groups. cpu: share of the broker's loop, up to 1.
-    connections: at a time.
+    connections, held_pulls: at a time.
     """
 
     of: Of
@@ -40,11 +40,17 @@ class Quota(Body, omit_defaults=True, kw_only=True):
     bytes_out: float | None = None
     cpu: float | None = None
     connections: int | None = None
+    held_pulls: int | None = None
 
     @property
     def is_empty(self) -> bool:
         """True without any limit."""
         return all(getattr(self, limit) is None for limit in LIMITS["user"])
+
+    @property
+    def counts_channels(self) -> bool:
+        """True if it limits the connections, or what is held for them."""
+        return self.connections is not None or self.held_pulls is not None
 
     def check(self) -> None:
         """Raise RequestError for limits that can't be kept."""
@@ -68,7 +74,7 @@ class Quota(Body, omit_defaults=True, kw_only=True):
 ANY: Final = "*"
 RATES: Final = ("requests", "bytes_in", "bytes_out", "cpu")
 LIMITS: Final[dict[Of, tuple[str, ...]]] = {
-    "user": (*RATES, "connections"),
+    "user": (*RATES, "connections", "held_pulls"),
     "topic": ("bytes_in", "bytes_out"),
     "group": ("bytes_out",),
 }

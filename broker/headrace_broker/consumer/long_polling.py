@@ -11,7 +11,7 @@ import trio
 from headrace_protocol.serving import run_at_once
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 
     from headrace_broker.store.store_queue import StoreQueue
     from headrace_protocol.serving import Channel, Request, RunLong
@@ -85,20 +85,28 @@ class LongPolling:
     answered one leaves nothing behind, and idle queues cost nothing.
 
     run_long: runs work in slices.
+    check: called before a request of a channel is held; raises RequestError to reject it. None
+    while nobody has a quota of held requests.
     """
 
     def __init__(self, run_long: RunLong = run_at_once) -> None:
         self.held_count = 0
         self.run_long = run_long
+        self.check: Callable[[Channel], None] | None = None
         self._due: dict[int, dict[HeldRequest, None]] = {}
         self._of_channels: dict[Channel, dict[HeldRequest, None]] = {}
         self._next_tick = 0
 
     def hold(self, held: HeldRequest, queues: tuple[StoreQueue, ...], timeout_s: float) -> None:
-        """Hold a request until a message arrives in one of ``queues``, or about ``timeout_s``."""
+        """Hold a request until a message arrives in one of ``queues``, or about ``timeout_s``.
+
+        Raises RequestError if its client holds too many.
+        """
         channel = held.request.channel
         if not channel.is_open:
             return  # closed while its requests were served
+        if self.check is not None:
+            self.check(channel)
         held.queues = queues
         held.tick = max(self._next_tick, _tick(trio.current_time() + timeout_s))
         self.held_count += 1
@@ -107,6 +115,10 @@ class LongPolling:
         self._due.setdefault(held.tick, {})[held] = None
         self._of_channels.setdefault(channel, {})[held] = None
         channel.charge(held.held_bytes)
+
+    def held_by(self, channel: Channel) -> int:
+        """The number of a channel's requests that are held."""
+        return len(self._of_channels.get(channel, ()))
 
     def arrived(self, queues: Iterable[StoreQueue]) -> None:
         """Try to answer the requests at ``queues``, which have new messages."""

@@ -18,15 +18,20 @@ if TYPE_CHECKING:
 def build(core: Core) -> Feature:
     """See ``Feature``. Raises StoreFormatError if the quotas can't be read."""
     table = QuotaTable(core.file("quotas.json"))
-    serving = core.serving
+    serving, long_polling = core.serving, core.clients.long_polling
 
     def new_metering() -> Metering:
         from headrace_broker.quotas.metering import Metering
 
-        lookups_changed = core.tables.topics.lookups_changed
-        return Metering(table, serving.registry, serving.server.hold_back, lookups_changed)
+        return Metering(
+            table,
+            serving.registry,
+            serving.server.hold_back,
+            core.tables.topics.lookups_changed,
+            long_polling,
+        )
 
-    quotas = Quotas(table, serving.frames, core.statistics, new_metering)
+    quotas = Quotas(table, serving.frames, core.statistics, long_polling, new_metering)
     return Feature(
         places=(quotas.find_place,),
         processors=(QuotaProcessor(table, core.changes),),

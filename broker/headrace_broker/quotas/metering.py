@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from itertools import count
+from itertools import count as counting
 from time import thread_time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -32,13 +32,14 @@ from headrace_protocol.quotas import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from headrace_broker.consumer.long_polling import LongPolling
     from headrace_broker.queue_directory import Lookup, QueueDirectory
     from headrace_broker.quotas.table import QuotaTable
     from headrace_broker.serving.frame_loop import HoldBack
     from headrace_daemon.serving.server_channel import ServerChannel
     from headrace_protocol.frame import Frame
     from headrace_protocol.quotas import Of, Quota
-    from headrace_protocol.serving import Registry
+    from headrace_protocol.serving import Channel, Registry
 
     Serve = Callable[[ServerChannel, list[Frame]], list[Frame]]
 
@@ -47,7 +48,8 @@ if TYPE_CHECKING:
 _HOLD_S: Final = {"user": 2.0, "topic": 2.0, "group": 10.0}
 # Meters of users without a quota of their own are forgotten beyond it when at rest.
 _METERS_MAX: Final = 10_000
-_RETRY_CONNECTION_MS: Final = 1000
+# After a limit of things at a time, which end when their clients like.
+_RETRY_MS: Final = 1000
 # The peer's consumers wait after FLOW_CONTROL, its producers after SYSTEM_BUSY.
 _PULLS: Final = {
     RequestCode.PULL_MESSAGE,
@@ -154,10 +156,12 @@ class Metering:
         registry: Registry,
         hold_back: HoldBack,
         lookups_changed: Callable[[], None],
+        long_polling: LongPolling,
         now_s: Callable[[], float] = trio.current_time,
     ) -> None:
         self._table, self._registry = table, registry
         self._hold_back, self._lookups_changed = hold_back, lookups_changed
+        self._long_polling = long_polling
         self._now_s = now_s
         self.held: Counter[tuple[Of, str]] = Counter()
         self.refused: Counter[tuple[Of, str]] = Counter()
@@ -165,7 +169,7 @@ class Metering:
         # The meters that requests of the read being served have used.
         self._used: set[Meter] = set()
         self._held: list[Held] = []
-        self._numbers = count()
+        self._numbers = counting()
         self._is_holding = trio.Event()
 
     def forget(self) -> None:
@@ -225,6 +229,16 @@ class Metering:
             self.refused[meter.key] += 1
             raise meter.refusal(now_s).rejection(RequestCode.SEND_MESSAGE_V2)
 
+    def check_hold(self, channel: Channel) -> None:
+        """Raise RequestError if the user of a channel has too many held pulls."""
+        user = self._meters.get(("user", channel.user or channel.ip))
+        most = None if user is None else user.quota.held_pulls
+        if user is not None and most is not None:
+            count = sum(map(self._long_polling.held_by, user.channels))
+            if count >= most:
+                self.refused[user.key] += 1
+                raise Refusal(user, "held_pulls", _RETRY_MS).rejection(RequestCode.PULL_MESSAGE)
+
     # -- meters ------------------------------------------------------------------------------------
 
     def _meter(self, of: Of, name: str) -> Meter | None:
@@ -249,11 +263,11 @@ class Metering:
         self._meters = kept
 
     def _refusal(self, user: Meter, channel: ServerChannel, now_s: float) -> Refusal | None:
-        most = user.quota.connections
-        if most is not None and channel not in user.channels:
+        quota = user.quota
+        if quota.counts_channels and channel not in user.channels:
             user.channels = {each for each in user.channels if each.is_open}
-            if len(user.channels) >= most:
-                return Refusal(user, "connections", _RETRY_CONNECTION_MS)
+            if quota.connections is not None and len(user.channels) >= quota.connections:
+                return Refusal(user, "connections", _RETRY_MS)
             user.channels.add(channel)
         return user.refusal(now_s) if user.refuses(now_s) else None
 

@@ -12,6 +12,7 @@ from headrace_protocol.waiting import take_break
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from headrace_broker.consumer.long_polling import LongPolling
     from headrace_broker.queue_directory import Lookup, QueueDirectory
     from headrace_broker.quotas.metering import Metering
     from headrace_broker.quotas.table import QuotaTable
@@ -31,10 +32,11 @@ class Quotas:
         table: QuotaTable,
         frames: FrameLoop,
         statistics: BrokerStatistics,
+        long_polling: LongPolling,
         new_metering: Callable[[], Metering],
     ) -> None:
         self._table, self._frames, self._statistics = table, frames, statistics
-        self._new_metering = new_metering
+        self._long_polling, self._new_metering = long_polling, new_metering
         self._metering: Metering | None = None
         self._is_used = trio.Event()
         table.on_change = self._changed
@@ -46,12 +48,15 @@ class Quotas:
             self._metering = self._new_metering()
             self._is_used.set()
         metering, statistics = self._metering, self._statistics
+        long_polling = self._long_polling
         metering.forget()
         if len(self._table):
             self._frames.meter = metering
             statistics.on_put, statistics.on_get = metering.put, metering.get
+            long_polling.check = metering.check_hold
         else:
             self._frames.meter = statistics.on_put = statistics.on_get = None
+            long_polling.check = None
 
     def find_place(self, directory: QueueDirectory, lookup: Lookup) -> None:
         """See ``FindPlace``. Raises RequestError for a topic that may take nothing now."""

@@ -214,6 +214,23 @@ async def test_connections_of_a_user_are_limited(tmp_path: Path, mock_clock: Moc
         assert "2 connections" in (answers[-1].command.remark or "")
 
 
+async def test_held_pulls_of_a_user_are_limited(tmp_path: Path, mock_clock: MockClock) -> None:
+    async with clients(tmp_path, mock_clock, 2) as (_, [one, other]):
+        await one.send()
+        await one.set("user", "127.0.0.1", held_pulls=2)
+        waiting = pull_header(queue_offset=1, sys_flag=6)
+        held = [await client.begin(RequestCode.PULL_MESSAGE, waiting) for client in (one, other)]
+        assert held == [[], []]
+        refused = await one.ask(RequestCode.PULL_MESSAGE, waiting)
+        assert refused.command.code == ResponseCode.FLOW_CONTROL
+        assert "2 held pulls" in (refused.command.remark or "")
+        await one.send()
+        assert [codes(answers) for answers in held] == [[0], [0]]
+        assert (
+            await one.begin(RequestCode.PULL_MESSAGE, pull_header(queue_offset=2, sys_flag=6)) == []
+        )
+
+
 async def test_a_quota_outlives_a_restart(tmp_path: Path) -> None:
     broker = BrokerUnderTest(tmp_path)
     for body in (quota("topic", "T", bytes_in=1000), quota("user", "alice", cpu=0.5)):

@@ -60,6 +60,7 @@ def _limits(function: Callable[..., None]) -> Callable[..., None]:
             ),
             click.option("--cpu", type=float, metavar="SHARE", help="Of the loop: 0.2 is a fifth."),
             click.option("--connections", type=int, metavar="N", help="Connections at a time."),
+            click.option("--held-pulls", type=int, metavar="N", help="Pulls that wait at a time."),
         )
     ):
         function = option(function)
