@@ -24,6 +24,7 @@ NEVER = (
 # What is imported of the features that are switched off.
 TIER = {"config", "feature", "off"}
 METRICS = {"feature"}
+AUDIT = {"settings"}
 USERS = {"errors", "exposure", "opening", "settings"}
 _LINE = re.compile(r"import time: +[0-9]+ \| +[0-9]+ \| +(\S+)\n")
 
@@ -46,6 +47,7 @@ def test_what_no_daemon_needs_is_not_imported(imported: set[str], name: str) -> 
 def test_a_feature_that_is_switched_off_is_not_imported(imported: set[str]) -> None:
     assert inside(imported, "headrace_broker.tiered") == TIER
     assert inside(imported, "headrace_broker.metrics") == METRICS
+    assert inside(imported, "headrace_daemon.audit") == AUDIT
     assert inside(imported, "headrace_daemon.access") == USERS
 
 

@@ -44,6 +44,7 @@ _OF_BROKERS: Final = frozenset(
     (RequestCode.REGISTER_BROKER, RequestCode.UNREGISTER_BROKER, RequestCode.BROKER_HEARTBEAT)
 )
 RECORDED: Final = frozenset(filter(is_administrative, RequestCode)) - _OF_BROKERS
+_LOG_IN: Final = RequestCode.AUTH_SESSION
 REPEAT_S: Final = 1.0
 _RETRY_S: Final = 1.0
 _STOP_S: Final = 5.0
@@ -190,7 +191,8 @@ class AuditLog:
         self._record("request", **_described(request, reply))
 
     def _refused(self, request: Request, reply: Reply) -> None:
-        if reply.code != ResponseCode.NO_PERMISSION or request.on_reply is not None:
+        is_recorded = request.on_reply is not None or request.command.code == _LOG_IN
+        if reply.code != ResponseCode.NO_PERMISSION or is_recorded:
             return
         host = request.channel.ip
         what = _user(request) or host, bounded(reply.remark or "")

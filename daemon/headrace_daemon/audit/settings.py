@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
@@ -43,4 +44,6 @@ def audit_problem(path: str) -> str | None:
         return None
     if Path(path).is_dir():
         return "is a directory: name a file"
+    if Path(path).exists() and not os.access(path, os.R_OK | os.W_OK):
+        return "this user may not read and write this file"
     return folder_problem(Path(path).parent)
