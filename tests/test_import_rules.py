@@ -336,6 +336,8 @@ FEATURE = SERVICE | {
 }
 # Modules that may import more than the rest of their folder.
 MAY_IMPORT_TOO = {
+    "headrace_protocol.serving": {"headrace_protocol.rights.rules"},
+    "headrace_protocol.subject": {"headrace_protocol.rights.rules"},
     "headrace_protocol.blocks": {"numpy"},
     "headrace_protocol.choose": {"numpy"},
     "headrace_protocol.columns": {"numpy"},

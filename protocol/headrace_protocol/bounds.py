@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.codes import RequestCode, ResponseCode, code_name
 from headrace_protocol.errors import RequestError
 from headrace_protocol.frame import FRAME_BYTES_MAX
 from headrace_protocol.system_topics import GROUP_PREFIXES
@@ -225,6 +225,14 @@ class OutOfBounds(RequestError, ValueError):
 def body_of(code: int) -> Body:
     """Limits of a request's body; unknown codes are treated like requests without a body."""
     return BODIES.get(code, _UNUSED)  # type: ignore[call-overload, no-any-return]
+
+
+def why_too_large(code: int, body_bytes: int) -> str | None:
+    """The reason to reject a body of that size; None for one within its bound."""
+    bytes_max = body_of(code).bytes_max
+    if body_bytes <= bytes_max:
+        return None
+    return f"{code_name(code)} with a body of {body_bytes} bytes: {bytes_max} is the most"
 
 
 def inflated_bytes_max(body_bytes: int, plain_bytes_max: int) -> int:

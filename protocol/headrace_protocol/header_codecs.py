@@ -14,14 +14,22 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 import msgspec
 
+from headrace_protocol.bounds import why_too_large
 from headrace_protocol.codes import LanguageCode
-from headrace_protocol.command import VERSION, Command, to_text_fields
+from headrace_protocol.command import (
+    FLAG_ONEWAY,
+    VERSION,
+    Command,
+    header_fields,
+    to_text_fields,
+)
 from headrace_protocol.errors import LocalProtocolError, RemoteProtocolError
 from headrace_protocol.frame import frame_prefix
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from headrace_protocol.codes import RequestCode
     from headrace_protocol.frame import Buffer
 
 
@@ -221,3 +229,25 @@ _ENCODERS: dict[int, Callable[[Command], bytes]] = {
     SerializeType.ROCKETMQ: _encode_rocketmq,
     SerializeType.MSGPACK: _encode_msgpack,
 }
+
+
+def notice(
+    code: RequestCode, header: msgspec.Struct | None = None, *body: bytes
+) -> tuple[bytes, ...]:
+    """Encode a one-way request from a daemon to its client, in JSON, which every client reads."""
+    frame = encode_frame(
+        SerializeType.JSON,
+        code,
+        0,
+        flag=FLAG_ONEWAY,
+        fields=header_fields(header),
+        body_bytes=sum(map(len, body)),
+    )
+    return (frame, *body)
+
+
+def admit(serialize_type: int, header: Buffer, body_bytes: int) -> None:
+    """Raise RemoteProtocolError unless the header's code permits a body of that size."""
+    code = decode_header(serialize_type, header).code
+    if reason := why_too_large(code, body_bytes):
+        raise RemoteProtocolError(reason)

@@ -16,27 +16,27 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 import msgspec
 
 from headrace_protocol import fastjson
-from headrace_protocol.bounds import OutOfBounds, body_of
+from headrace_protocol.bounds import OutOfBounds, body_of, why_too_large
 from headrace_protocol.codes import RequestCode, ResponseCode, code_name
-from headrace_protocol.command import FLAG_ONEWAY, FLAG_RESPONSE, Command, header_fields
+from headrace_protocol.command import FLAG_RESPONSE, Command, header_fields
 from headrace_protocol.errors import (
     LocalProtocolError,
     NotReady,
-    RemoteProtocolError,
     RequestError,
 )
 from headrace_protocol.header_codecs import (
     HEADRACE_MARK,
-    SerializeType,
     decode_header,
     encode_frame,
+    notice,
 )
 from headrace_protocol.waiting import Effect, Run, State
 from headrace_protocol.waits import Waits
 
 if TYPE_CHECKING:
     from headrace_protocol.frame import Buffer, Frame
-    from headrace_protocol.subject import Subject
+    from headrace_protocol.rights.rules import Action, Kind
+    from headrace_protocol.subject import Rights, Subject
 
 Header = TypeVar("Header", bound=msgspec.Struct)
 
@@ -119,6 +119,8 @@ class Request(msgspec.Struct):
     waits: see ``Registry.note_wait``.
     subject: who makes it, as the guard has found; None where nobody is checked.
     on_reply: called with the request and its answer, which leaves afterwards.
+    subject: who makes it, as the guard has found; None where nobody is checked. rights: decides
+    what the subject may do; None if that is everything.
 
     Not gc=False: a held request and its channel's owner refer to each other.
     """
@@ -131,6 +133,22 @@ class Request(msgspec.Struct):
     waits: Waits | None = None
     subject: Subject | None = None
     on_reply: Callable[[Request, Reply], None] | None = None
+    rights: Rights | None = None
+
+    def may(self, kind: Kind, name: str, *actions: Action) -> bool:
+        """True if its client has one of the actions on a resource."""
+        subject, rights = self.subject, self.rights
+        return subject is None or rights is None or rights.may(subject, kind, name, *actions)
+
+    def may_create(self, kind: Kind, name: str) -> bool:
+        """True if a topic or group may be made for its client."""
+        subject, rights = self.subject, self.rights
+        return subject is None or rights is None or rights.may_create(subject, kind, name)
+
+    def check(self, kind: Kind, name: str, *actions: Action) -> None:
+        """Raise RequestError unless ``may``."""
+        if self.subject is not None and self.rights is not None:
+            self.rights.require(self.subject, kind, name, *actions)
 
     @property
     def held_bytes(self) -> int:
@@ -274,9 +292,11 @@ class Registry:
         # Unfinished long requests of each client, the running one first.
         self._long: dict[Channel, deque[Run]] = {}
         self._guards: dict[int, tuple[Guard, ...]] = {}
+        self._closed: set[int] = set()
         self._ready_code = 0
         self._ready_start = b""
         self._ready_function: ReadyFunction | None = None
+        self._is_ready: Callable[[Channel], bool] = lambda _channel: True
 
     def route(self, code: RequestCode, function: RequestFunction) -> None:
         """Route ``code`` to ``function``; it must have a row in ``bounds.BODIES``."""
@@ -295,17 +315,28 @@ class Registry:
         """
         self._ready_code = code
         self._ready_start = b'{"code":%d,' % code
-        self._ready_function = None if code in self._guards else function
+        self._ready_function = None if code in self._closed else function
 
-    def guard(self, guard: Guard, codes: Collection[RequestCode] = frozenset(RequestCode)) -> None:
+    def guard(
+        self,
+        guard: Guard,
+        codes: Collection[RequestCode] = frozenset(RequestCode),
+        is_ready: Callable[[Channel], bool] | None = None,
+    ) -> None:
         """Call ``guard`` before each routed request of ``codes``.
 
         If it returns something or raises, the request is served by that. It sees each request by
         itself, so ``route_ready`` no longer applies to these codes; and once, but for ``admit``.
+        is_ready: the clients to which ``route_ready`` applies all the same, because its function
+        admits only what the guard has admitted before.
         """
         for code in codes:
             self._guards[code] = (*self._guards.get(code, ()), guard)
-        if self._ready_code in self._guards:
+        if is_ready is not None:
+            self._is_ready = is_ready
+            return
+        self._closed.update(codes)
+        if self._ready_code in self._closed:
             self._ready_function = None
 
     def handle(self, channel: Channel, frames: list[Frame]) -> list[Frame]:
@@ -316,7 +347,7 @@ class Registry:
         """
         function = self._ready_function
         end = perf_counter() + self.turn_s
-        if function is None or not channel.is_greeted:
+        if function is None or not channel.is_greeted or not self._is_ready(channel):
             for number, frame in enumerate(frames, 1):
                 if self.serve(channel, frame) > end:
                     return frames[number:]
@@ -541,7 +572,8 @@ class Registry:
             request.reply(Reply(code=ResponseCode.SYSTEM_ERROR, remark=f"the answer: {error}"))
         except Exception as error:  # noqa: BLE001 - a held request has no other handler
             self._unexpected(request, error)
-            request.reply(Reply(code=ResponseCode.SYSTEM_ERROR, remark=_UNENCODABLE))
+            remark = "the answer can't be encoded (see the log of this daemon)"
+            request.reply(Reply(code=ResponseCode.SYSTEM_ERROR, remark=remark))
 
     def _refuse(self, stage: Stage, request: Request, error: Exception) -> Reply:
         """The reply for an error, which is counted."""
@@ -558,7 +590,9 @@ class Registry:
         if isinstance(error, RequestError):
             return Reply(error.fields, code=error.code, remark=error.remark)
         if isinstance(error, msgspec.MsgspecError):
-            return Reply(code=ResponseCode.INVALID_PARAMETER, remark=_malformed(request, error))
+            code = request.command.code
+            remark = f"malformed request {code_name(code)} ({code}): {error}"
+            return Reply(code=ResponseCode.INVALID_PARAMETER, remark=remark)
         self._unexpected(request, error)
         return Reply(
             code=ResponseCode.SYSTEM_ERROR,
@@ -566,41 +600,13 @@ class Registry:
         )
 
 
-def admit(serialize_type: int, header: Buffer, body_bytes: int) -> None:
-    """Raise RemoteProtocolError unless the header's code permits a body of that size."""
-    code = decode_header(serialize_type, header).code
-    bytes_max = body_of(code).bytes_max
-    if body_bytes > bytes_max:
-        raise RemoteProtocolError(_too_large(code, body_bytes, bytes_max))
-
-
 def check_body(request: Request) -> None:
     """Raise OutOfBounds or MalformedJson for a large body before it is decoded."""
     body, code = request.body, request.command.code
-    bound = body_of(code)
-    if len(body) > bound.bytes_max:
-        raise OutOfBounds(_too_large(code, len(body), bound.bytes_max))
-    if bound.is_json:
+    if reason := why_too_large(code, len(body)):
+        raise OutOfBounds(reason)
+    if body_of(code).is_json:
         request.body = fastjson.bounded(body)
-
-
-def _too_large(code: int, body_bytes: int, bytes_max: int) -> str:
-    return f"{code_name(code)} with a body of {body_bytes} bytes: {bytes_max} is the most"
-
-
-def notice(
-    code: RequestCode, header: msgspec.Struct | None = None, *body: bytes
-) -> tuple[bytes, ...]:
-    """Encode a one-way request from a daemon to its client, in JSON, which every client reads."""
-    frame = encode_frame(
-        SerializeType.JSON,
-        code,
-        0,
-        flag=FLAG_ONEWAY,
-        fields=header_fields(header),
-        body_bytes=sum(map(len, body)),
-    )
-    return (frame, *body)
 
 
 def _greet(channel: Channel, command: Command) -> None:
@@ -618,13 +624,5 @@ def _unknown(request: Request) -> Reply:
     )
 
 
-def _malformed(request: Request, error: msgspec.MsgspecError) -> str:
-    code = request.command.code
-    name = RequestCode(code).name if code in _KNOWN_CODES else "?"
-    return f"malformed request {name} ({code}): {error}"
-
-
 # What a request waits for whose function has returned without an answer.
 _UNKNOWN = "a flush, a save or a client"
-_UNENCODABLE = "the answer can't be encoded (see the log of this daemon)"
-_KNOWN_CODES = frozenset(RequestCode)

@@ -21,7 +21,7 @@ from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RemoteProtocolError
 from headrace_protocol.fastjson import PARSED_BYTES_MAX, MalformedJson
 from headrace_protocol.frame import FIRST_FRAME_BYTES_MAX, FrameReader
-from headrace_protocol.header_codecs import SerializeType, decode_header
+from headrace_protocol.header_codecs import SerializeType, admit, decode_header
 from headrace_protocol.java_hash import (
     _java_hash_cached,
     _tags_code_of_bytes,
@@ -31,7 +31,7 @@ from headrace_protocol.java_hash import (
     tags_code_of,
 )
 from headrace_protocol.message import BATCH_ITEMS_MAX, encode_batch
-from headrace_protocol.serving import Registry, Reply, Request, admit
+from headrace_protocol.serving import Registry, Reply, Request
 from headrace_protocol.statictopic.mapping import MappingInfo
 from tests.support.channel import MemoryChannel
 from tests.support.wires import daemons, queue_fields, request, send_fields

@@ -11,7 +11,7 @@ import msgspec
 
 from headrace_protocol import fastjson
 from headrace_protocol.codes import RequestCode
-from headrace_protocol.serving import notice
+from headrace_protocol.header_codecs import notice
 from headrace_protocol.waiting import take_break
 
 if TYPE_CHECKING:

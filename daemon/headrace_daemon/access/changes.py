@@ -14,12 +14,12 @@ from headrace_daemon.access.users_file import Account
 from headrace_protocol.bounds import OutOfBounds
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import RequestError
-from headrace_protocol.rights.access import ANONYMOUS
 from headrace_protocol.rights.auth_requests import check_password, check_user_name
 from headrace_protocol.rights.auth_rules import PolicyType
 from headrace_protocol.rights.credentials import BadCredentials
 from headrace_protocol.rights.rules import Rules
 from headrace_protocol.rights.users import User, UserKind, UserStatus
+from headrace_protocol.subject import ANONYMOUS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -15,7 +15,7 @@ import trio
 from headrace_protocol.bounds import HEADER_BYTES_MAX
 from headrace_protocol.drivers.address import pack_host
 from headrace_protocol.frame import FrameReader
-from headrace_protocol.serving import admit
+from headrace_protocol.header_codecs import admit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -10,7 +10,6 @@ from __future__ import annotations
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
-from headrace_protocol.bounds import NAME_CHARS_MAX
 from headrace_protocol.codes import RequestCode, ResponseCode, code_name
 from headrace_protocol.errors import RequestError
 from headrace_protocol.quick_frames import UNREADABLE, decode_signed
@@ -18,13 +17,11 @@ from headrace_protocol.rights.rules import Action, Entry, Kind, Rules
 from headrace_protocol.rights.signature import ACCESS_KEY, is_signed
 from headrace_protocol.rights.wanted import (
     OWN_CLUSTER,
-    PUB,
     TABLE,
     Wanted,
     is_administrative,
     wanted,
     wanted_of,
-    wanted_of_topic,
 )
 from headrace_protocol.subject import Subject
 
@@ -40,8 +37,6 @@ if TYPE_CHECKING:
 # allow: they may do everything.
 AnonymousAccess = Literal["deny", "read", "allow"]
 
-# The name of requests without one, in remarks.
-ANONYMOUS: Final = "anonymous"
 # One remark for an unknown or disabled user, a wrong signature and a missing name: whoever tries
 # names out learns nothing.
 REJECTED: Final = "check signature failed."
@@ -64,7 +59,6 @@ _REGISTRATION: Final = frozenset(
 )
 # A wrong name costs as much as a wrong signature.
 _NO_SECRET: Final = "0" * 32
-_SENDS_MAX: Final = 65_536
 
 
 class AccessSettings(NamedTuple):
@@ -98,9 +92,6 @@ class Access:
         elif not settings.authorization and settings.anonymous == "deny":
             # Nobody gets here without a name but for a code of the whitelist.
             self._anonymous = _EVERYTHING
-        # Verdicts on sends by user, address and topic.
-        self._sends: dict[tuple[str | None, str, str], bool] = {}
-        self._sends_version = users.version
 
     @property
     def version(self) -> int:
@@ -118,7 +109,7 @@ class Access:
     # -- requests ----------------------------------------------------------------------------------
 
     def check(self, request: Request) -> None:
-        """The guard: note the subject of a request, and check its rights.
+        """The guard: note the subject of a request, and check its rights; again for a held one.
 
         Raises RequestError(NO_PERMISSION), and as ``wanted``.
         """
@@ -131,6 +122,7 @@ class Access:
             return
         rules = self._rules(subject)
         if rules is not _EVERYTHING:
+            request.rights = self
             for want in wanted(request):
                 self._check(subject, rules, want)
 
@@ -220,6 +212,11 @@ class Access:
         """
         return self.has(subject, wanted_of(kind, name, frozenset(actions)))
 
+    def require(self, subject: Subject, kind: Kind, name: str, *actions: Action) -> None:
+        """Raise RequestError unless ``may``."""
+        if not subject.is_super:
+            self._check(subject, self._rules(subject), wanted_of(kind, name, frozenset(actions)))
+
     def may_create(self, subject: Subject, kind: Kind, name: str) -> bool:
         """True if a topic or group may be made for a subject that uses it.
 
@@ -236,29 +233,6 @@ class Access:
         name = self._cluster if is_own else want.name
         rules = self._rules(subject)
         return rules.decide(want.kind, name, want.actions, subject.address).is_allowed
-
-    def allows_send(self, channel: Channel, topic: str) -> bool:
-        """True if all that the channel sends to a topic is permitted, whoever signs it.
-
-        Cost: a look-up.
-        """
-        if self._sends_version != self._users.version or len(self._sends) > _SENDS_MAX:
-            self._sends.clear()
-            self._sends_version = self._users.version
-        key = channel.user, channel.ip, topic
-        is_allowed = self._sends.get(key)
-        if is_allowed is None:
-            is_allowed = self._allows_send(channel, topic)
-            if len(topic) <= NAME_CHARS_MAX:
-                self._sends[key] = is_allowed
-        return is_allowed
-
-    def _allows_send(self, channel: Channel, topic: str) -> bool:
-        try:
-            subject = self.subject(channel)
-        except RequestError:
-            return False
-        return subject is not None and self.has(subject, wanted_of_topic(topic, PUB))
 
     def _rules(self, subject: Subject) -> Rules:
         if subject.user is None:
@@ -282,7 +256,7 @@ def _replayable(user: User, code: int) -> RequestError:
 def _refusal(subject: Subject, kind: Kind, name: str, verdict: Verdict) -> str:
     reason = "no matched policies." if verdict.entry is None else "the decision is deny."
     return (
-        f"User:{subject.user or ANONYMOUS} has no permission to access {kind.value}:{name} "
+        f"{subject} has no permission to access {kind.value}:{name} "
         f"from {subject.address}, {reason}"
     )
 
