@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from headrace_broker.access import feature as access
 from headrace_broker.compaction import feature as compaction
 from headrace_broker.consumer.unconsumed import UnconsumedOffsets
 from headrace_broker.feature import merge
@@ -42,8 +43,9 @@ if TYPE_CHECKING:
     from headrace_daemon.services import Services
 
 # In the order in which they are asked: the first place, source or demand that applies decides. No
-# feature imports another; one that is switched off imports nothing.
+# feature imports another; one that is switched off imports nothing. Rights are judged first.
 FEATURES: Final[tuple[Callable[[Core], Feature], ...]] = (
+    access.build,
     metrics.build,
     processors.build,
     quotas.build,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
+from headrace_broker.access.opening import open_access
 from headrace_broker.cluster.registration import Registration
 from headrace_broker.consumer.conflicts import SubscriptionConflicts
 from headrace_broker.consumer.groups import ConsumerManager, ProducerManager
@@ -50,11 +51,13 @@ if TYPE_CHECKING:
 
     from headrace_broker.config import BrokerConfig
     from headrace_broker.store.message_store import MessageStore
+    from headrace_daemon.access.opening import OpenedAccess
     from headrace_daemon.audit.audit_log import AuditLog
     from headrace_daemon.metrics.samples import Collect
     from headrace_daemon.metrics.scrapes import Scrapes
     from headrace_daemon.network import Listener, Network
     from headrace_daemon.services import Services
+    from headrace_protocol.rights.access import Access
 
 log = structlog.get_logger("headrace.broker")
 
@@ -72,13 +75,17 @@ class Pace:
 
 
 class Surroundings(NamedTuple):
-    """Surroundings of a broker. listener: of its port. owns_loop: see RemotingServer."""
+    """Surroundings of a broker. listener: of its port. owns_loop: see RemotingServer.
+
+    rights: the users and their rules; None for those of the settings.
+    """
 
     network: Network
     listener: Listener
     supervisor: Services
     pace: Pace
     owns_loop: bool = False
+    rights: OpenedAccess | None = None
 
 
 class Tables(NamedTuple):
@@ -134,11 +141,12 @@ class Core:
     """The argument of a feature's ``build``.
 
     changes: logs the changes that clients make. audit: records administration.
-    own_queues: this broker's queues of static topics.
+    own_queues: this broker's queues of static topics. rights: the users and their rules.
     added: the features as one record; empty until all are built.
     """
 
     config: BrokerConfig
+    rights: OpenedAccess
     store: MessageStore
     tables: Tables
     clients: Clients
@@ -175,16 +183,19 @@ def build_core(config: BrokerConfig, store: MessageStore, around: Surroundings) 
     """The core, without features; reads the tables and no other file.
 
     store: loaded and not running; the caller closes it.
-    Raises StoreFormatError if a table can't be read.
+    Raises StoreFormatError if a table can't be read, AccessError for users or their settings.
     """
     pace, changes, budget = around.pace, HostLog(log), HostBudget()
+    rights = around.rights or open_access(config, changes)
     tables = _tables(config, store, budget)
     clients = _clients(config, tables, budget, changes, pace)
     serving = _serving(config, store, clients, around)
     directory = QueueDirectory(config.broker_name, store, tables.topics)
     statistics = BrokerStatistics()
     watch = PullWatch(clients.consumers, partial(_watched_queues, tables), pace.sliced_work.start)
-    messages = _messages(config, store, tables, clients, directory, statistics, watch, serving)
+    messages = _messages(
+        config, rights.access, store, tables, clients, directory, statistics, watch, serving
+    )
 
     peers, nameservers = _peers(config, serving)
 
@@ -194,6 +205,7 @@ def build_core(config: BrokerConfig, store: MessageStore, around: Surroundings) 
 
     core = Core(
         config=config,
+        rights=rights,
         store=store,
         tables=tables,
         clients=clients,
@@ -269,7 +281,7 @@ def _clients(
 def _serving(
     config: BrokerConfig, store: MessageStore, clients: Clients, around: Surroundings
 ) -> Serving:
-    network, listener, supervisor, pace, owns_loop = around
+    network, listener, supervisor, pace, owns_loop, _ = around
     watchdog = Watchdog()
     frames, scrapes = _frames(config, store, clients)
     server = RemotingServer(frames, owns_loop=owns_loop)
@@ -322,6 +334,7 @@ def _audit_log(config: BrokerConfig) -> AuditLog | None:
 
 def _messages(
     config: BrokerConfig,
+    access: Access,
     store: MessageStore,
     tables: Tables,
     clients: Clients,
@@ -333,9 +346,10 @@ def _messages(
     topics, host_log = tables.topics, serving.server.host_log
     uniq_keys = UniqKeyGenerator(store.clock.now_ms, os.getpid(), store.settings.store_host[:-4])
     demands = MessageDemands()
-    sends = SendProcessor(config, store, topics, directory, uniq_keys, demands, statistics)
+    sends = SendProcessor(config, access, store, topics, directory, uniq_keys, demands, statistics)
     pulls = PullProcessor(
         config,
+        access,
         topics,
         directory,
         tables.groups,

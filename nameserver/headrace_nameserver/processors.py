@@ -9,6 +9,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 import structlog
+from msgspec import structs
 
 from headrace_daemon.host_log import HostLog
 from headrace_nameserver import registrations
@@ -49,6 +50,7 @@ from headrace_protocol.nameserver_headers import (
     WipeWritePermOfBrokerResponseHeader,
     WritePermOfBrokerHeader,
 )
+from headrace_protocol.rights.late import visible_topics
 from headrace_protocol.serving import Reply, Request
 from headrace_protocol.system_topics import RETRY_PREFIX, user_topics
 from headrace_protocol.waiting import take_break
@@ -237,7 +239,9 @@ class NameServerProcessor:
         await take_break()
         departed: list[DepartedBroker] = []
         for each in list(self._table.departed) if header.departed else ():
-            departed.append(self._departed(each))
+            broker = self._departed(each)
+            names = list(await visible_topics(request, broker.topics or [], str))
+            departed.append(structs.replace(broker, topics=names))
             await take_break()
         info = self._table.cluster_info()
         info.departed_brokers = departed if header.departed else None
@@ -393,11 +397,11 @@ class NameServerProcessor:
     async def get_topics_by_cluster(self, request: Request) -> Reply | None:
         """GET_TOPICS_BY_CLUSTER (224)."""
         cluster = request.header(GetTopicsByClusterHeader).cluster
-        return await _topic_list(self._table.topics(cluster))
+        return await _topic_list(request, self._table.topics(cluster))
 
-    async def get_system_topics(self, _request: Request) -> Reply | None:
+    async def get_system_topics(self, request: Request) -> Reply | None:
         """GET_SYSTEM_TOPIC_LIST_FROM_NS (304)."""
-        return await _topic_list(self._table.system_topics(), self._table.any_address())
+        return await _topic_list(request, self._table.system_topics(), self._table.any_address())
 
     # -- key-value table ---------------------------------------------------------------------------
 
@@ -450,13 +454,15 @@ def _body(body: Body) -> Reply:
     return Reply(body=(body.encode(),))
 
 
-async def _all_topics(topics: Callable[[], Iterable[str]], _request: Request) -> Reply | None:
-    return await _topic_list(topics())
+async def _all_topics(topics: Callable[[], Iterable[str]], request: Request) -> Reply | None:
+    return await _topic_list(request, topics())
 
 
-async def _topic_list(topics: Iterable[str], broker_addr: str | None = None) -> Reply | None:
-    """A TopicList reply, encoded in slices."""
-    names = await fastjson.dumps_list_sliced(topics)
+async def _topic_list(
+    request: Request, topics: Iterable[str], broker_addr: str | None = None
+) -> Reply | None:
+    """A TopicList reply with the topics that the client may see, encoded in slices."""
+    names = await fastjson.dumps_list_sliced(await visible_topics(request, topics, str))
     return Reply(body=fastjson.dumps_parts({"brokerAddr": broker_addr, "topicList": names}))
 
 

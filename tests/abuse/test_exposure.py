@@ -114,7 +114,7 @@ async def test_read_rejects_administration(tmp_path: Path) -> None:
                 broker,
                 RequestCode.UPDATE_BROKER_CONFIG,
                 RequestCode.GET_BROKER_CONFIG,
-                "UPDATE_BROKER_CONFIG is rejected: this daemon runs with anonymousAccess=read",
+                "User:anonymous has no permission to access Cluster:DefaultCluster",
             ),
             (
                 nameserver,

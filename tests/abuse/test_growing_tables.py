@@ -15,10 +15,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from headrace_protocol.access import ADMINISTRATIVE
 from headrace_protocol.bodies import LockBatchRequestBody, MessageQueue
 from headrace_protocol.codes import RequestCode as Code
 from headrace_protocol.key_lookup import WantedKey, encode_keys
+from headrace_protocol.rights.wanted import ADMINISTRATIVE
 from headrace_protocol.staging import Decision, StagedAttempt, encode_names
 from tests.abuse.hostile import plain_value
 from tests.support.batches import block

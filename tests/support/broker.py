@@ -22,6 +22,7 @@ from headrace_broker.statictopic.traffic import StaticTraffic
 from headrace_broker.tiered.access.tiered_storage import TieredStorage
 from headrace_broker.timer.timers import Timers
 from headrace_broker.transaction.transactions import Transactions
+from headrace_daemon.access.opening import OpenedAccess
 from headrace_daemon.network import MemoryNetwork
 from headrace_daemon.services import Services
 from headrace_daemon.serving.server_channel import ServerChannel
@@ -118,6 +119,7 @@ class BrokerUnderTest:
         config: BrokerConfig | None = None,
         clock: SetClock | None = None,
         pace: Pace | None = None,
+        rights: OpenedAccess | None = None,
         **store: Any,
     ) -> None:
         self.faults = 0
@@ -129,7 +131,7 @@ class BrokerUnderTest:
         network = MemoryNetwork()
         listener = network.listen("127.0.0.1", 0)
         try:
-            around = Surroundings(network, listener, Services(), pace or at_once())
+            around = Surroundings(network, listener, Services(), pace or at_once(), rights=rights)
             self.core = build_core(self.config, self.store, around)
             assembly.add_features(self.core)
             self.store.recover(self.core.added.scans)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from headrace_daemon.access.opening import NoUsers, OpenedAccess
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.frame import FrameReader
 from headrace_protocol.header_codecs import SerializeType, decode_header, encode_frame
+from headrace_protocol.rights.access import Access, AccessSettings
 from headrace_protocol.rights.rules import Entry, Rules
 from headrace_protocol.rights.signature import ACCESS_KEY, SIGNATURE, sign
 from headrace_protocol.rights.users import User, UserKind, Users, UserStatus, Verifier
@@ -50,6 +52,21 @@ def users_of(**rules: list[str]) -> Users:
         users.put(user_of(name))
         users.put_rules(name, rules_of(*lines))
     return users
+
+
+def rights_of(users: Users, **settings: Any) -> OpenedAccess:
+    """Authentication and authorization, without the need for TLS."""
+    plain = AccessSettings(authentication=True, authorization=True, needs_tls=False)
+    access = Access(plain._replace(**settings), users, "DefaultCluster")
+    return OpenedAccess(users, access, NoUsers(), None)
+
+
+def client_of(user: str) -> MemoryChannel:
+    """A client that has logged in, and has sent a request before."""
+    channel = MemoryChannel()
+    channel.log_in(user)
+    channel.is_greeted = True
+    return channel
 
 
 def rules_of(*lines: str) -> Rules:

@@ -99,8 +99,12 @@ class SubscriptionGroups:
         """A group, or None if it does not exist."""
         return self._groups.get(group)
 
-    def get_or_create(self, group: str, host: Host) -> SubscriptionGroupConfig:
+    def get_or_create(
+        self, group: str, host: Host, before_create: Callable[[], None] = lambda: None
+    ) -> SubscriptionGroupConfig:
         """A group; a new one has the defaults and counts for ``host``.
+
+        before_create: raises RequestError unless the client may create it.
 
         Raises RequestError if it does not exist and can't be created.
         """
@@ -109,15 +113,18 @@ class SubscriptionGroups:
         if config is None:
             if not self._policy.auto_create_subscription_group:
                 raise _unknown(group)
+            before_create()
             config = SubscriptionGroupConfig(group_name=group)
             _check(config)
             self._budget.keep(host, ("group", group), _GROUP_BYTES)
             self.put(config)
         return config
 
-    def check_consumable(self, group: str, host: Host) -> SubscriptionGroupConfig:
-        """A group that may consume, created if necessary. Raises RequestError."""
-        config = self.get_or_create(group, host)
+    def check_consumable(
+        self, group: str, host: Host, before_create: Callable[[], None] = lambda: None
+    ) -> SubscriptionGroupConfig:
+        """A group that may consume, created if necessary; see ``get_or_create``."""
+        config = self.get_or_create(group, host, before_create)
         if not config.consume_enable:
             raise RequestError(
                 ResponseCode.NO_PERMISSION,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import islice
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from headrace_broker.consumer.seeks import request_seek
@@ -37,6 +38,8 @@ from headrace_protocol.bodies import (
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
 from headrace_protocol.headers import ConsumerGroupHeader
+from headrace_protocol.rights.late import check_create, visible_groups, visible_topics
+from headrace_protocol.rights.rules import Action, Kind
 from headrace_protocol.serving import Reply
 from headrace_protocol.system_topics import GROUP_PREFIXES
 from headrace_protocol.waiting import drained, ready, sliced, take_break
@@ -126,12 +129,14 @@ class AdminGroupsProcessor:
         """GET_ALL_SUBSCRIPTIONGROUP_CONFIG: all groups, or a range of them."""
         header = request.header(GetAllSubscriptionGroupHeader)
         wrapper = self._groups.wrapper()
-        groups = list(wrapper.subscription_group_table.items())
+        everything = list(wrapper.subscription_group_table.items())
+        forbidden = list(wrapper.forbidden_table.items())
+        groups = list(await visible_groups(request, everything, itemgetter(0)))
         start = header.group_seq or 0
         end = start + header.max_group_num if header.max_group_num else None
         body = {
             "dataVersion": wrapper.data_version,
-            "forbiddenTable": wrapper.forbidden_table,
+            "forbiddenTable": dict(await visible_groups(request, forbidden, itemgetter(0))),
             "subscriptionGroupTable": await fastjson.dumps_sliced(groups[start:end]),
         }
         total = GetAllSubscriptionGroupResponseHeader(total_group_num=len(groups))
@@ -189,7 +194,7 @@ class AdminGroupsProcessor:
         names = {header.topic} if header.topic else self._offsets.topics_of(group)
         topics = [
             topic
-            for name in sorted(names)
+            for name in sorted(await visible_topics(request, names, str))
             if (topic := self._topics.get(name)) and self._is_subscribed(group, name)
         ]
         rows = [
@@ -231,7 +236,8 @@ class AdminGroupsProcessor:
         groups = self._offsets.groups_of(header.topic)
         if header.logical is not False:
             groups |= self._consumers.groups_of_topic(header.topic)
-        written = await fastjson.dumps_list_sliced(sorted(groups))
+        visible = await visible_groups(request, groups, str)
+        written = await fastjson.dumps_list_sliced(sorted(visible))
         return Reply(body=fastjson.dumps_parts({"groupList": written}))
 
     async def time_spans(self, request: Request) -> Reply:
@@ -368,10 +374,13 @@ class AdminGroupsProcessor:
         """
         header = request.header(CloneGroupOffsetHeader)
         source, target = header.src_group, header.dest_group
-        self._groups.get_or_create(target, Host.of(request.channel))
         topics = {header.topic} if header.topic else self._offsets.topics_of(source)
         topics -= {topic for topic in topics if topic.startswith(GROUP_PREFIXES)}
+        for topic in topics:
+            request.check(Kind.TOPIC, topic, Action.UPDATE)
         host = Host.of(request.channel)
+        before_create = partial(check_create, request, Kind.GROUP, target)
+        self._groups.get_or_create(target, host, before_create)
         for topic in topics:
             self._offsets.make_rooms(target, topic, self._offsets.count(source, topic), host)
         for topic in topics:

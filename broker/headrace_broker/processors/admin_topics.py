@@ -6,6 +6,7 @@ Source: docs/protocol.md "Topics"; tests/broker/processors/test_admin_topics.py.
 from __future__ import annotations
 
 import functools
+from operator import itemgetter
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -37,6 +38,7 @@ from headrace_protocol.bodies import (
 from headrace_protocol.bounds import check_items, check_marks
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
+from headrace_protocol.rights.late import visible_topics
 from headrace_protocol.serving import Reply
 from headrace_protocol.waiting import Until, drained, ready, sliced, take_break
 
@@ -285,7 +287,8 @@ class AdminTopicsProcessor:
         """GET_ALL_TOPIC_CONFIG: all topics, or a range of them."""
         header = request.header(GetAllTopicConfigHeader)
         wrapper = self._topics.wrapper()
-        topics = list(wrapper.topic_config_table.items())
+        everything = list(wrapper.topic_config_table.items())
+        topics = list(await visible_topics(request, everything, itemgetter(0)))
         start = header.topic_seq or 0
         end = start + header.max_topic_num if header.max_topic_num else None
         table = await fastjson.dumps_sliced(topics[start:end])

@@ -9,6 +9,8 @@ import functools
 import os
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from headrace_broker.consumer.filters import wanted_tags
 from headrace_broker.consumer.groups import Member
 from headrace_broker.consumer.own_groups import check_not_own
@@ -32,6 +34,8 @@ from headrace_protocol.headers import (
     UnregisterClientHeader,
     UpdateConsumerOffsetHeader,
 )
+from headrace_protocol.rights.late import check_create
+from headrace_protocol.rights.rules import Action, Kind
 from headrace_protocol.serving import Reply
 from headrace_protocol.waiting import at_once, ready, take_break
 
@@ -48,7 +52,7 @@ if TYPE_CHECKING:
     from headrace_broker.topics.table import TopicTable
     from headrace_daemon.host_log import HostLog
     from headrace_protocol.bodies import ConsumerData, MessageQueue
-    from headrace_protocol.serving import Channel, LongFunction, Registry, Request
+    from headrace_protocol.serving import LongFunction, Registry, Request
 
 # Like the peer, call a queue young if its first message is no further from the end of the log than
 # this share of the machine's memory.
@@ -63,6 +67,9 @@ _WITHDRAWN = -1
 
 # As much of a client's language as a log line shows.
 _LANGUAGE_CHARS = 40
+
+# Refused names in one answer.
+_REFUSED_NAMED = 10
 
 # Locks per slice, half a millisecond.
 _LOCKS_AT_ONCE = 128
@@ -120,7 +127,7 @@ class ClientProcessor:
     ) -> Reply | None:
         """HEART_BEAT: register or renew a client in its groups.
 
-        A rejected group does not affect the client's other groups.
+        A rejected group or topic does not affect the client's others.
         """
         data = HeartbeatData.decode(request.body)
         _check_bounds(data, request.command.language)
@@ -141,10 +148,10 @@ class ClientProcessor:
             if not channel.is_open:  # closed meanwhile, and removed from its groups
                 return None
         rejection: RequestError | None = None
-        conflicts = []
-        for consumer in data.consumer_data_set:
+        conflicts, rights = [], _Rights(request)
+        for consumer in filter(None, map(rights.permitted, data.consumer_data_set)):
             try:
-                self._prepare_group(consumer, channel)
+                self._prepare_group(consumer, request)
                 self._consumers.heartbeat(
                     member, consumer, now_ms, with_subscriptions=not data.without_sub
                 )
@@ -154,13 +161,15 @@ class ClientProcessor:
             await take_break()
             if not channel.is_open:
                 return None
-        if rejection is not None:
-            raise rejection
+        if (refusal := rights.refusal(rejection)) is not None:
+            raise refusal
         # A remark of a success is ours; Apache's clients ignore it.
         return Reply(_HEARTBEAT_REPLY, remark="; ".join(filter(None, conflicts)) or None)
 
-    def _prepare_group(self, consumer: ConsumerData, channel: Channel) -> None:
-        group = self._groups.get_or_create(consumer.group_name, Host.of(channel))
+    def _prepare_group(self, consumer: ConsumerData, request: Request) -> None:
+        name = consumer.group_name
+        before_create = functools.partial(check_create, request, Kind.GROUP, name)
+        group = self._groups.get_or_create(name, Host.of(request.channel), before_create)
         self._topics.create_retry_topic(group.group_name, group.retry_queue_nums)
 
     def unregister(self, request: Request) -> Reply:
@@ -280,6 +289,53 @@ class ClientProcessor:
         if self._offsets.commit(group, topic, header.queue_id, header.commit_offset):
             return Reply()
         return Reply(remark="Offset has been previously reset")
+
+
+class _Rights:
+    """Judges the names in one heartbeat, and collects the refused ones.
+
+    Apache's broker refuses a whole heartbeat for one topic, and its client only logs that.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._refused: list[str] = []
+
+    def permitted(self, consumer: ConsumerData) -> ConsumerData | None:
+        """A group with the subscriptions that the client may have; None if not even the group."""
+        if self._request.subject is None:
+            return consumer
+        if not self._may_sub(Kind.GROUP, consumer.group_name):
+            return None
+        kept = [
+            each for each in consumer.subscription_data_set if self._may_sub(Kind.TOPIC, each.topic)
+        ]
+        return msgspec.structs.replace(consumer, subscription_data_set=kept)
+
+    def _may_sub(self, kind: Kind, name: str) -> bool:
+        may_sub = self._request.may(kind, name, Action.SUB)
+        if not may_sub:
+            self._refused.append(f"{kind.value}:{name}")
+        return may_sub
+
+    def refusal(self, other: RequestError | None) -> RequestError | None:
+        """The answer that names what was refused; ``other`` if nothing was.
+
+        other: another reason to reject a part of the heartbeat.
+        """
+        subject = self._request.subject
+        if not self._refused or subject is None:
+            return other
+        names = ", ".join(self._refused[:_REFUSED_NAMED])
+        if len(self._refused) > _REFUSED_NAMED:
+            names += f" and {len(self._refused) - _REFUSED_NAMED} more"
+        remark = (
+            f"{subject} has no permission to access {names} from {subject.address}; the "
+            "rest of the heartbeat was taken"
+        )
+        if other is not None:
+            remark += f", except: {other.remark}"
+        return RequestError(ResponseCode.NO_PERMISSION, remark)
 
 
 def warn_of_heartbeat(log: HostLog, request: Request, reply: Reply) -> None:

@@ -16,7 +16,6 @@ from headrace_broker.processors.members import MembersProcessor
 from headrace_broker.processors.peer_places import peer_place
 from headrace_broker.processors.query import QueryProcessor
 from headrace_broker.topics.rules import TopicRules
-from headrace_protocol.access import restrict
 from headrace_protocol.message import INNER_BATCH
 
 if TYPE_CHECKING:
@@ -32,10 +31,7 @@ def build(core: Core) -> Feature:
         places=(peer_place,),
         demands=(Demand("inner batches", sys_flags=INNER_BATCH),),
         before_registration=(begun.look,),
-        guards=(
-            lambda registry: restrict(registry, config.anonymous_access),
-            guard_own_groups,
-        ),
+        guards=(guard_own_groups,),
         processors=(
             core.messages.sends,
             core.messages.pulls,

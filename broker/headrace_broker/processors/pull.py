@@ -26,6 +26,8 @@ from headrace_protocol.headers import (
     PullMessageResponseHeader,
 )
 from headrace_protocol.quick_frames import pull_found
+from headrace_protocol.rights.late import check_create
+from headrace_protocol.rights.rules import Kind
 from headrace_protocol.serving import Reply
 from headrace_protocol.waiting import later, now_or_later
 
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from headrace_broker.store.store_queue import StoreQueue
     from headrace_broker.topics.table import TopicTable
     from headrace_protocol.bodies import SubscriptionGroupConfig
+    from headrace_protocol.rights.access import Access
     from headrace_protocol.serving import Registry, Request, Work
 
 _COMMIT_OFFSET = 0x1
@@ -102,7 +105,7 @@ class PullTarget(NamedTuple):
 class _HeldPull(HeldRequest, Generic[Header]):
     """A pull at the end of its queue; ``position`` moves past messages that its filter rejects."""
 
-    __slots__ = ("_answer", "_get", "_header", "_processor", "_target")
+    __slots__ = ("_answer", "_get", "_header", "_judged_version", "_processor", "_target")
 
     def __init__(
         self,
@@ -114,11 +117,12 @@ class _HeldPull(HeldRequest, Generic[Header]):
         answer: AnswerResult,
     ) -> None:
         super().__init__(request, header.queue_offset, request.held_bytes + target.tags_bytes)
-        self._processor = processor
+        self._processor: PullProcessor = processor
         self._header: Header = header
-        self._target = target
+        self._target: PullTarget = target
         self._get: Get[Header] = get
-        self._answer = answer
+        self._answer: AnswerResult = answer
+        self._judged_version = processor.access.version
 
     def try_answer(self, *, may_wait: bool) -> bool:
         """See HeldRequest."""
@@ -131,6 +135,7 @@ class _HeldPull(HeldRequest, Generic[Header]):
             return True
 
     def _try_answer(self, may_wait: bool) -> bool:
+        self._judge_again()
         position, header, target = self.position, self._header, self._target
         try:
             result = take_reset(header, target) or self._get(header, target, position)
@@ -152,13 +157,21 @@ class _HeldPull(HeldRequest, Generic[Header]):
             request.reply(reply)
         return True
 
+    def _judge_again(self) -> None:
+        """Raise RequestError if rights have changed, and the client has none any more."""
+        access = self._processor.access
+        if self._judged_version != access.version:
+            access.check(self.request)
+            self._judged_version = access.version
+
 
 class PullProcessor:
-    """Serves pulls."""
+    """Serves pulls. access: judges held ones again."""
 
     def __init__(
         self,
         config: BrokerConfig,
+        access: Access,
         topics: TopicTable,
         directory: QueueDirectory,
         groups: SubscriptionGroups,
@@ -169,6 +182,7 @@ class PullProcessor:
         watch: PullWatch,
     ) -> None:
         self._config = config
+        self.access = access
         self._topics = topics
         self._directory = directory
         self._groups = groups
@@ -318,7 +332,8 @@ class PullProcessor:
         self, request: Request, header: PullHeader, wanted: str | int | None
     ) -> PullTarget:
         host = Host.of(request.channel)
-        settings = self._groups.check_consumable(header.consumer_group, host)
+        before_create = partial(check_create, request, Kind.GROUP, header.consumer_group)
+        settings = self._groups.check_consumable(header.consumer_group, host, before_create)
         self._check_message_model(settings)
         make_room = partial(self._make_room, header, host)
         use = Use.READ if header.logical is False else Use.PULL

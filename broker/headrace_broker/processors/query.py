@@ -24,6 +24,7 @@ from headrace_protocol.headers import (
     ViewMessageHeader,
 )
 from headrace_protocol.message import decode_record
+from headrace_protocol.rights.late import check_readable
 from headrace_protocol.serving import Reply
 from headrace_protocol.waiting import ready
 
@@ -118,6 +119,7 @@ class QueryProcessor:
                 "it has expired, or the id is of another broker; a message of a compacted topic "
                 "whose record has expired is found by its key, or by its queue and queue offset",
             )
+        check_readable(request, record)
         return Reply(body=(record,))
 
     def _is_of_another(self, record: Buffer, topic: str | None) -> bool:

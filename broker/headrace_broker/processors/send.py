@@ -1,8 +1,8 @@
 """SEND_MESSAGE (10), SEND_MESSAGE_V2 (310) and SEND_BATCH_MESSAGE (320).
 
-The broker's hot path. Whatever depends only on the queue is looked up once and cached until topics
-change. Left for each message: decode the header, scan the properties, append, and fill in the
-reply's template. Source: docs/protocol.md "Send".
+The broker's hot path. Whatever depends only on the queue is looked up once for each subject, and
+cached until topics or rights change. Left for each message: decode the header, scan the properties,
+append, and fill in the reply's template. Source: docs/protocol.md "Send".
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ from headrace_protocol.headers import (
 from headrace_protocol.message import BORN_HOST_V6, MULTI_TAGS, STORE_HOST_V6
 from headrace_protocol.quick_frames import SendAnswer, SendCommand, decode_send, send_replies
 from headrace_protocol.recall_handle import RecallHandle
+from headrace_protocol.rights.late import check_create
+from headrace_protocol.rights.rules import Kind
 from headrace_protocol.serving import Reply
 from headrace_protocol.system_topics import RETRY_PREFIX
 
@@ -56,7 +58,9 @@ if TYPE_CHECKING:
     from headrace_protocol.frame import Buffer, Frame
     from headrace_protocol.headers import BulkSendHeader
     from headrace_protocol.message_ids import UniqKeyGenerator
+    from headrace_protocol.rights.access import Access
     from headrace_protocol.serving import Channel, Registry, Request
+    from headrace_protocol.subject import Subject
 
 _SendHeader = SendMessageHeader | SendMessageHeaderV2
 
@@ -66,6 +70,8 @@ _RESPONSE_CODES: dict[type[StoreError], ResponseCode] = {
     StoreBusy: ResponseCode.SYSTEM_BUSY,
     StoreNotWritable: ResponseCode.SERVICE_NOT_AVAILABLE,
 }
+# Targets of all subjects, some 50 MiB.
+_TARGETS_MAX = 100_000
 # Flags that clients may set; the broker sets those for the length of a record's hosts.
 _CLIENT_FLAGS = ~(BORN_HOST_V6 | STORE_HOST_V6)
 
@@ -135,6 +141,7 @@ class SendProcessor:
     def __init__(
         self,
         config: BrokerConfig,
+        access: Access,
         store: MessageStore,
         topics: TopicTable,
         directory: QueueDirectory,
@@ -142,6 +149,7 @@ class SendProcessor:
         demands: MessageDemands,
         statistics: BrokerStatistics,
     ) -> None:
+        self._access = access
         self._broker_name = config.broker_name
         self._store_host_hex = store.settings.store_host.hex().upper()
         self._store = store
@@ -154,8 +162,10 @@ class SendProcessor:
         )
         self._demands = demands
         self._statistics = statistics
-        self._targets: dict[tuple[str, int], SendTarget] = {}
-        self._targets_change = -1
+        # Queues to which each subject has sent, so that it may; by topic and queue id.
+        self._targets: dict[Subject | None, dict[tuple[str, int], SendTarget]] = {}
+        self._target_count = 0
+        self._targets_change = -1, -1
         # Topic, queue id, sysFlag, and the properties without KEYS and UNIQ_KEY.
         self._layouts: dict[tuple[str, int, int, str, str], _DemandLayout] = {}
 
@@ -174,7 +184,13 @@ class SendProcessor:
         messages: list[PlainMessage] = []
         answers: list[SendAnswer] = []
         plain: list[Frame] = []
-        targets = self._current_targets()
+        try:
+            subject = None if self._access.is_open else self._access.subject(channel)
+        except RequestError:  # a request before has changed that
+            for frame in frames:
+                self._serve_one(channel, frame)
+            return
+        targets = self._current_targets(subject)
         demand_flags = self._demand_flags
         for frame in frames:
             try:
@@ -183,7 +199,7 @@ class SendProcessor:
                 target = targets[header.topic, header.queue_id]
                 queue, sys_flag, queue_id, delta, _, demand, read = target
                 if command.flag or header.batch or header.sys_flag & demand_flags:
-                    message, uniq_key = self._demanding(channel, command, frame[2])
+                    message, uniq_key = self._demanding(channel, command, frame[2], target)
                     messages.append(message)
                     answers.append((queue_id, 0, uniq_key, command.opaque))
                     plain.append(frame)
@@ -197,7 +213,7 @@ class SendProcessor:
                 self._store_plain(channel, plain, messages, answers)
                 self._serve_one(channel, frame)
                 messages, answers, plain = [], [], []
-                targets = self._current_targets()
+                targets = self._current_targets(subject)
                 continue
             messages.append(
                 (
@@ -216,7 +232,7 @@ class SendProcessor:
         self._store_plain(channel, plain, messages, answers)
 
     def _demanding(
-        self, channel: Channel, command: SendCommand, body: Buffer
+        self, channel: Channel, command: SendCommand, body: Buffer, target: SendTarget
     ) -> tuple[PlainMessage, str]:
         """A message with flags that make a demand as the log gets it, and its UNIQ_KEY.
 
@@ -234,7 +250,7 @@ class SendProcessor:
         name = header.topic, header.queue_id, header.sys_flag, keys[start:], tail
         layout = self._layouts.get(name)
         if layout is None:
-            layout = self._layout(channel, *name)
+            layout = self._layout(channel, target, *name[2:])
             self._layouts[name] = layout
         layout.admit(channel.host_bytes)
         properties = f"{keys[:start]}{uniq_key.join(layout.parts)}".encode()
@@ -251,10 +267,9 @@ class SendProcessor:
         return message, uniq_key
 
     def _layout(
-        self, channel: Channel, topic: str, queue_id: int, sys_flag: int, start: str, tail: str
+        self, channel: Channel, target: SendTarget, sys_flag: int, start: str, tail: str
     ) -> _DemandLayout:
         """Apply the demand of messages of a layout. Raises NotPlainError, RequestError."""
-        target = self._targets[topic, queue_id]
         queue, added_flag = target.queue, target.sys_flag
         properties = f"{start}UNIQ_KEY\x01{_ANY_KEY}\x02{tail}"
         items, code, uniq_key, _, waits = self._properties.parse(properties)
@@ -464,20 +479,29 @@ class SendProcessor:
 
     # -- targets -----------------------------------------------------------------------------------
 
-    def _current_targets(self) -> dict[tuple[str, int], SendTarget]:
-        if self._targets_change != self._topics.change_count:
+    def _current_targets(self, subject: Subject | None) -> dict[tuple[str, int], SendTarget]:
+        change = self._topics.change_count, self._access.version
+        if self._targets_change != change or self._target_count > _TARGETS_MAX:
             self._targets.clear()
             self._layouts.clear()
-            self._targets_change = self._topics.change_count
-        return self._targets
+            self._target_count = 0
+            self._targets_change = change
+        targets = self._targets.get(subject)
+        if targets is None:
+            targets = self._targets[subject] = {}
+            self._target_count += 1
+        return targets
 
     def target(self, request: Request, header: _SendHeader | BulkSendHeader) -> SendTarget:
         """The queue of a send; creates the topic if that is allowed. Raises RequestError."""
-        target = self._current_targets().get((header.topic, header.queue_id))
+        target = self._current_targets(request.subject).get((header.topic, header.queue_id))
         if target is None:
             target = self._find_target(request, header)
             if header.queue_id >= 0 and target.is_kept:
-                self._targets[header.topic, header.queue_id] = target
+                # The topic may be new.
+                targets = self._current_targets(request.subject)
+                targets[header.topic, header.queue_id] = target
+                self._target_count += 1
         return target
 
     def _find_target(self, request: Request, header: _SendHeader | BulkSendHeader) -> SendTarget:
@@ -486,6 +510,7 @@ class SendProcessor:
             header.default_topic,
             header.default_topic_queue_nums,
             request.channel,
+            partial(check_create, request, Kind.TOPIC, header.topic),
         )
         place = self._directory.serve(topic.topic_name, header.queue_id, Use.SEND)
         assert place.queue is not None

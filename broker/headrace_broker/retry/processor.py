@@ -20,6 +20,8 @@ from headrace_protocol.errors import RequestError
 from headrace_protocol.headers import ConsumerSendMsgBackHeader
 from headrace_protocol.java_hash import tags_code_of
 from headrace_protocol.message import DELAY, ORIGIN_MESSAGE_ID, RETRY_TOPIC, WAIT, decode_record
+from headrace_protocol.rights.late import READ, real_topic
+from headrace_protocol.rights.rules import Kind
 from headrace_protocol.serving import Reply
 from headrace_protocol.waiting import ready
 
@@ -85,6 +87,7 @@ class SendBackProcessor:
         retry_topic = self._topics.create_retry_topic(header.group, group.retry_queue_nums)
         self._topics.check_deliverable(retry_topic)
         stored = await ready(partial(self._find, header))
+        request.check(Kind.TOPIC, real_topic(stored), *READ)
         message = self._again(stored, retry_topic)
         if header.delay_level < 0 or stored.reconsume_times >= _times_max(request, header, group):
             self._dead_letters.bury(message, header.group)

@@ -7,12 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import TYPE_CHECKING
 
+import msgspec
 import structlog
 import trio
 
 from headrace_broker.staging.blocks import StagedBlock, StagedRecords, read_blocks
 from headrace_broker.staging.query import FLUSH_BYTES, Event, Phase, Query, voided
-from headrace_broker.staging.state import QueryState
 from headrace_broker.store.errors import StoreError
 from headrace_daemon.slices import in_slices
 
@@ -136,8 +136,7 @@ class Applying:
 
     async def _finish(self, query: Query, decision: Decision) -> list[Path]:
         """Save that the batch is in the log; returns its files and those of older ones."""
-        held = query.state
-        done = QueryState(decision.batch_id, decision, held.tag, held.from_offset)
+        done = msgspec.structs.replace(query.state, applied_batch_id=decision.batch_id)
 
         def save() -> list[Path]:
             query.write(done)

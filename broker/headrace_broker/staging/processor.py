@@ -13,7 +13,8 @@ from headrace_broker.processors.send import rejection
 from headrace_broker.store.errors import RecordTooLarge, StoreNotWritable
 from headrace_broker.store.log.commit_log import BLANK_BYTES
 from headrace_protocol.bounds import check_items, check_marks
-from headrace_protocol.codes import RequestCode
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.errors import RequestError
 from headrace_protocol.headers import (
     StageAbortHeader,
     StageCommitHeader,
@@ -57,14 +58,32 @@ class StagingProcessor:
     async def send(self, request: Request) -> Reply:
         """Keep a block that BULK_SEND would store at once."""
         header = request.header(StageSendHeader)
+        user = self._user(request, header.query_id)
         records, target = self._bulk.check(request, header)
         self._check_fits(records, header.topic)
         try:
             self._store.commit_log.check_room(len(request.body))
         except StoreNotWritable as error:
             raise rejection(error, header.topic) from error
-        await self._staging.stage(header, request.body, target.sys_flag, Host.of(request.channel))
+        host = Host.of(request.channel)
+        await self._staging.stage(header, request.body, target.sys_flag, host, user)
         return Reply()
+
+    def _user(self, request: Request, query_id: str) -> str | None:
+        """The user of a request about a query, which must be that user's own, or nobody's yet.
+
+        Raises RequestError.
+        """
+        subject, owner = request.subject, self._staging.queries.sound(query_id).owner
+        if subject is None:
+            return None
+        if owner is not None and owner != subject.user and not subject.is_super:
+            raise RequestError(
+                ResponseCode.NO_PERMISSION,
+                f"{subject} has no permission to access the staged query {query_id} from "
+                f"{subject.address}: it belongs to the user of its first block",
+            )
+        return subject.user
 
     def _check_fits(self, records: EncodedRecords, topic: str) -> None:
         """Reject records that the log can't take, since a decided batch must be appended."""
@@ -78,7 +97,9 @@ class StagingProcessor:
 
     async def seal(self, request: Request) -> Reply:
         """Answer once an attempt is on disk."""
-        attempt = await self._staging.seal(request.header(StageSealHeader))
+        header = request.header(StageSealHeader)
+        self._user(request, header.query_id)
+        attempt = await self._staging.seal(header)
         return Reply(
             StageSealResponseHeader(
                 file_bytes=attempt.file_bytes, record_count=attempt.record_count
@@ -87,7 +108,9 @@ class StagingProcessor:
 
     async def state(self, request: Request) -> Reply:
         """The state of a query, with the decision that holds."""
-        state = await self._staging.state(request.header(StageQueryHeader).query_id)
+        query_id = request.header(StageQueryHeader).query_id
+        self._user(request, query_id)
+        state = await self._staging.state(query_id)
         header = StageStateResponseHeader(
             broker_name=self._staging.broker_name, applied_batch_id=state.applied_batch_id
         )
@@ -96,23 +119,26 @@ class StagingProcessor:
     async def decide(self, request: Request) -> Reply:
         """Adopt a decision unless another one holds; answer with the one that holds."""
         header = request.header(StageDecideHeader)
+        user = self._user(request, header.query_id)
         check_marks("attempts of a decision", request.body, b",", 3)
         decision = Decision.decode(request.body)
         check_items("brokers of a decision", decision.attempts)
         check_items("attempts of a decision", list(chain(*decision.attempts.values())))
         host = Host.of(request.channel)
-        held = await self._staging.decide(header.query_id, decision, header.replaces, host)
+        held = await self._staging.decide(header.query_id, decision, header.replaces, host, user)
         return Reply(None, (held.encode(),))
 
     async def commit(self, request: Request) -> Reply:
         """Answer once a decided batch is in the log and on disk."""
         header = request.header(StageCommitHeader)
+        self._user(request, header.query_id)
         was_done = await self._staging.commit(header.query_id, header.batch_id, header.decision_id)
         return Reply(StageCommitResponseHeader(already_done=was_done))
 
     async def abort(self, request: Request) -> Reply | None:
         """Remove attempts, except those that the pending decision names."""
         header = request.header(StageAbortHeader)
+        self._user(request, header.query_id)
         check_marks("attempts to abort", request.body, b",", 1)
         names = decode_names(request.body)
         check_items("attempts to abort", names)
@@ -121,5 +147,7 @@ class StagingProcessor:
 
     async def forget(self, request: Request) -> Reply:
         """Remove the state of a query."""
-        await self._staging.forget(request.header(StageQueryHeader).query_id)
+        query_id = request.header(StageQueryHeader).query_id
+        self._user(request, query_id)
+        await self._staging.forget(query_id)
         return Reply()

@@ -149,6 +149,8 @@ class Query:
 
     state: includes the newest decision; on disk if ``is_saved``.
     problem: why the state is unknown in phase DAMAGED.
+    owner: the user of its first block, to whom it belongs from then on. Without a decision it is
+    not on disk: after a restart the names of the attempts, which only their writers know, decide.
     applied_records: number of records of the pending decision in the log. It is a count and not a
     phase: it stays when applying stops, and from the first record on the decision is final.
     """
@@ -168,6 +170,7 @@ class Query:
         self.phase = Phase.SETTLED
         self.applied_records = 0
         self.problem: Exception | None = None
+        self.owner: str | None = None
         self.attempts: dict[tuple[int, str], Attempt] = {}
         # Called when applying ends, with None or the error that stopped it.
         self.waiters: list[Callable[[Exception | None], None]] = []
@@ -206,8 +209,14 @@ class Query:
             self.problem = error
             self.apply(Event.DAMAGE)
             return
+        self.owner = self.state.owner
         if self.state.pending:
             self.apply(Event.FIND)
+
+    def claim(self, user: str | None) -> None:
+        """Note the user of a block or a decision; the first one is the owner."""
+        if self.owner is None:
+            self.owner = user
 
     def decide(self, state: QueryState) -> None:
         """Adopt a state with another pending decision; ``save`` brings it to disk."""

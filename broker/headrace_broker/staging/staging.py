@@ -13,6 +13,7 @@ from collections import Counter, deque
 from functools import partial
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import structlog
 import trio
@@ -129,12 +130,19 @@ class Staging:
         log_end = self._store.commit_log.max_offset
         if query.state.from_offset > log_end:
             state = query.state
-            query.decide(QueryState(state.applied_batch_id, state.decision, state.tag, log_end))
+            query.decide(msgspec.structs.replace(state, from_offset=log_end))
             query.save()
 
     # -- staging -----------------------------------------------------------------------------------
 
-    async def stage(self, header: StageSendHeader, body: Buffer, sys_flag: int, host: Host) -> None:
+    async def stage(
+        self,
+        header: StageSendHeader,
+        body: Buffer,
+        sys_flag: int,
+        host: Host,
+        user: str | None = None,
+    ) -> None:
         """Keep a checked block; ignore one that is there already. Raises RequestError."""
         query = self.queries.sound(header.query_id)
         attempt = await self._attempt(query, header)
@@ -142,6 +150,7 @@ class Staging:
             if header.block_number:
                 raise self._unknown_attempt(header.attempt)
             attempt = self.queries.begin_attempt(query, header.batch_id, header.attempt, host)
+        query.claim(user)
         if header.block_number < attempt.block_count:
             return  # sent again because its answer was lost
         if header.block_number > attempt.block_count:
@@ -210,7 +219,12 @@ class Staging:
         return (await self.queries.saved(query_id)).state
 
     async def decide(
-        self, query_id: str, decision: Decision, replaces: str | None, host: Host
+        self,
+        query_id: str,
+        decision: Decision,
+        replaces: str | None,
+        host: Host,
+        user: str | None = None,
     ) -> Decision:
         """The decision that holds, on disk: the first for its batch, or that of a later batch.
 
@@ -227,9 +241,11 @@ class Staging:
                 continue
             self._check_led(query, decision)
             self.queries.count_decision(query, decision, host)
+            query.claim(user)
             applied = query.state.applied_batch_id
             tag = secrets.randbits(_TAG_BITS) + 1
-            query.decide(QueryState(applied, decision, tag, self._store.commit_log.max_offset))
+            log_end = self._store.commit_log.max_offset
+            query.decide(QueryState(applied, decision, tag, log_end, query.owner))
 
     def _unread(self, query: Query, decision: Decision) -> tuple[int, str] | None:
         """An attempt from before a restart, whose queues may have moved; None without one."""

@@ -23,13 +23,15 @@ class QueryState(msgspec.Struct, frozen=True, rename="camel"):
 
     applied_batch_id: the last batch whose records are in the log, -1 before the first.
     decision: for that batch or the next. tag: carried by its records in the log.
-    from_offset: physical offset before which no record has the tag.
+    from_offset: physical offset before which no record has the tag. owner: the user whose query it
+    is; None where nobody is checked.
     """
 
     applied_batch_id: int = -1
     decision: Decision | None = None
     tag: int = 0
     from_offset: int = 0
+    owner: str | None = None
 
     @property
     def pending(self) -> Decision | None:

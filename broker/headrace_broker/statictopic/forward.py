@@ -19,7 +19,7 @@ import trio
 from headrace_broker.peers.callers import FORWARDING
 from headrace_broker.peers.peers import Ask
 from headrace_broker.statictopic.answer import Answer
-from headrace_broker.statictopic.rows import FORWARDED, LEADER, ROWS, add_subscription
+from headrace_broker.statictopic.rows import FORWARDED, LEADER, ROWS, add_subscription, fields_of
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.drivers.errors import ConnectFailed, HeadraceError
 from headrace_protocol.errors import RequestError
@@ -253,7 +253,7 @@ class Forwarding:
 
     def _fields(self, request: Request, leader: str) -> dict[str, str]:
         row = ROWS[request.command.code]
-        fields = {**request.command.ext(), FORWARDED: "true", row.broker: leader}
+        fields = {**fields_of(request), FORWARDED: "true", row.broker: leader}
         if row.is_send:
             # A leader that doesn't know the topic yet must not create a plain one.
             fields[row.default_topic] = ""

@@ -13,7 +13,7 @@ from headrace_broker.consumer.seeks import request_seek
 from headrace_broker.host_budget import Host
 from headrace_broker.peers.peers import Ask
 from headrace_broker.statictopic import offsets
-from headrace_broker.statictopic.rows import item_ask
+from headrace_broker.statictopic.rows import fields_of, item_ask
 from headrace_protocol import fastjson
 from headrace_protocol.admin_headers import (
     CloneGroupOffsetHeader,
@@ -24,6 +24,8 @@ from headrace_protocol.admin_headers import (
 from headrace_protocol.bodies import MessageQueue, QueryConsumeTimeSpanBody, QueueTimeSpan
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
+from headrace_protocol.rights.late import check_create
+from headrace_protocol.rights.rules import Action, Kind
 from headrace_protocol.serving import Reply
 from headrace_protocol.statictopic.mapping import logic_broker_name
 from headrace_protocol.statictopic.offsets import end_of, index_of, offset_delta
@@ -151,11 +153,17 @@ class StaticGroups:
         header = request.header(CloneGroupOffsetHeader)
         topics = {header.topic} if header.topic else self._kept.topics_of(header.src_group)
         if any(map(self._is_static, topics)):
-            return self._clone(header, sorted(topics), Host.of(request.channel))
+            return self._clone(header, sorted(topics), request)
         return None
 
-    async def _clone(self, header: CloneGroupOffsetHeader, topics: list[str], host: Host) -> Reply:
-        self._groups.get_or_create(header.dest_group, host)
+    async def _clone(
+        self, header: CloneGroupOffsetHeader, topics: list[str], request: Request
+    ) -> Reply:
+        for topic in topics:
+            request.check(Kind.TOPIC, topic, Action.UPDATE)
+        host = Host.of(request.channel)
+        before_create = partial(check_create, request, Kind.GROUP, header.dest_group)
+        self._groups.get_or_create(header.dest_group, host, before_create)
         here = self._leaders.mappings.broker_name
         named = {"srcGroup": header.src_group, "destGroup": header.dest_group}
         for topic in topics:
@@ -192,7 +200,7 @@ class StaticGroups:
 
     async def _units(self, header: QueryConsumeQueueHeader, request: Request) -> Reply:
         """The units of the item that holds the index; its range is that of the item."""
-        code, fields = RequestCode.QUERY_CONSUME_QUEUE, request.command.ext()
+        code, fields = RequestCode.QUERY_CONSUME_QUEUE, fields_of(request)
         chain = self._leaders.chain(header.topic, header.queue_id)
         index = index_of(chain, header.index)
         item, end = chain[index], end_of(chain, index)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from headrace_broker.host_budget import Host
 from headrace_broker.statictopic import offsets
-from headrace_broker.statictopic.rows import item_ask
+from headrace_broker.statictopic.rows import fields_of, item_ask
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
 from headrace_protocol.headers import (
@@ -59,7 +59,7 @@ class StaticRequests:
     async def _serve(self, named: QueueHeader, request: Request) -> Reply:
         topic, queue_id = named.topic, named.queue_id
         chain = self._leaders.chain(topic, queue_id)
-        code, fields = RequestCode(request.command.code), request.command.ext()
+        code, fields = RequestCode(request.command.code), fields_of(request)
         if code == RequestCode.UPDATE_CONSUMER_OFFSET:
             return await self._commit(request, request.header(UpdateConsumerOffsetHeader), fields)
         if code == RequestCode.QUERY_CONSUMER_OFFSET:

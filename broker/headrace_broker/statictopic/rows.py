@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from headrace_broker.peers.peers import Ask
 from headrace_protocol.codes import RequestCode
+from headrace_protocol.rights.signature import ACCESS_KEY, SIGNATURE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from headrace_protocol.serving import Request
     from headrace_protocol.statictopic.mapping import MappingItem
 
 
@@ -59,9 +61,20 @@ ROWS: Final[Mapping[int, Row]] = {
     RequestCode.QUERY_CONSUME_QUEUE: Row(offset="index"),
 }
 
+# What a client signs with: a request to another broker is this broker's own.
+_SIGNED: Final = frozenset((ACCESS_KEY, SIGNATURE, "SecurityToken"))
 FORWARDED: Final = "forwarded"
 # In the answers to passed requests: the broker to ask the next time.
 LEADER: Final = "leader"
+
+
+def fields_of(request: Request) -> dict[str, str]:
+    """The fields of a client's request, to ask another broker on its behalf.
+
+    That broker does not judge the client, since this one has.
+    """
+    fields = request.command.ext()
+    return {name: fields[name] for name in fields if name not in _SIGNED}
 
 
 # The tags that a group wants, by its heartbeats: group, topic, version. Raises RequestError.

@@ -79,6 +79,7 @@ class Workers:
                 command,
                 ask.body,
                 request.header_bytes,
+                subject=request.subject,
                 then=then,
             )
             self.registry.serve_request(part)

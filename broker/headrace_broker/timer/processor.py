@@ -24,6 +24,7 @@ from headrace_protocol.headers import (
 from headrace_protocol.java_hash import tags_code
 from headrace_protocol.message import encode_properties
 from headrace_protocol.recall_handle import RecallHandle, decode_recall_handle
+from headrace_protocol.rights.late import sees_all, visible_topics
 from headrace_protocol.serving import Reply
 from headrace_protocol.system_topics import TIMER_TOPIC
 from headrace_protocol.waiting import sliced
@@ -67,17 +68,26 @@ class TimerProcessor:
     async def list_timers(self, request: Request) -> Reply:
         """LIST_TIMERS: the first timers that wait, and how many there are."""
         header = request.header(ListTimersHeader)
-        topic = header.topic.encode() if header.topic else None
+        topics = await self._wanted(request, header)
         until_ms = _FOREVER_MS if header.until_timestamp is None else header.until_timestamp
         waiting, count = self._timers.waiting, min(max(header.max_num, 0), ITEMS_MAX)
-        rows = await sliced(waiting.first_due(topic, until_ms, count))
+        rows = await sliced(waiting.first_due(topics, until_ms, count))
         messages = [
             WaitingMessage(physical_offset=int(row["physical_offset"]), due_ms=int(row["due_ms"]))
             for row in rows
         ]
         written = await fastjson.dumps_list_sliced(messages)
-        total = waiting.count if topic is None else waiting.counts().get(topic, 0)
+        counts = waiting.counts()
+        total = waiting.count if topics is None else sum(counts.get(each, 0) for each in topics)
         return Reply(body=fastjson.dumps_parts({"messages": written, "count": total}))
+
+    async def _wanted(self, request: Request, header: ListTimersHeader) -> list[bytes] | None:
+        """The topics whose timers are listed; None for all."""
+        if header.topic:
+            return [header.topic.encode()]
+        if sees_all(request):
+            return None
+        return list(await visible_topics(request, list(self._timers.waiting.counts()), _name))
 
     def metrics(self, _request: Request) -> Reply:
         """GET_TIMER_METRICS: number of timers that wait, by topic."""
@@ -158,6 +168,10 @@ class TimerProcessor:
             request.channel.host_bytes,
         )
         self._timers.wake()
+
+
+def _name(topic: bytes) -> str:
+    return topic.decode(errors="replace")
 
 
 def _timer(handle: RecallHandle) -> tuple[int, bytes, int]:

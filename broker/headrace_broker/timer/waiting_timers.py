@@ -19,7 +19,7 @@ from headrace_broker.timer.demand import SLOT_MS
 from headrace_broker.timer.recalls import Recalls, is_among
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
+    from collections.abc import Callable, Generator, Iterable, Iterator
 
     from headrace_broker.timer.arrivals import Arrivals, Topics
     from headrace_protocol.columns import Array
@@ -403,18 +403,21 @@ class WaitingTimers:
         return number is not None and bool(_is_of(number, key)(self._timers.of_slot(slot)).any())
 
     def first_due(
-        self, topic: bytes | None, until_ms: int, count: int
+        self, topics: Iterable[bytes] | None, until_ms: int, count: int
     ) -> Generator[None, None, Array]:
-        """The first timers, of a topic or of all, that are due until a time; in slices."""
-        number = None if topic is None else self.topics.find(topic)
-        found = np.empty(0, TIMER)
-        if topic is not None and number is None:
-            return found
+        """The first timers, of some topics or of all, that are due until a time; in slices."""
+        found, numbers = np.empty(0, TIMER), None
+        if topics is not None:
+            known = map(self.topics.find, topics)
+            numbers = [number for number in known if number is not None]
+            if not numbers:
+                return found
         for table in self._timers.tables():
             rows = table.rows if isinstance(table, _Table) else table
             for start in range(0, len(rows), _LOOKED_AT_ONCE):
                 part = rows[start : start + _LOOKED_AT_ONCE]
-                where = part["topic"] >= 0 if number is None else part["topic"] == number
+                of_topic = part["topic"]
+                where = of_topic >= 0 if numbers is None else np.isin(of_topic, numbers)
                 where &= part["due_ms"] <= until_ms
                 found = _sorted(np.concatenate([found, part[where]]))[:count]
                 yield

@@ -383,12 +383,18 @@ class TopicTable:
         self.incarnations.saved.when_saved(on_incarnations_saved)
 
     def create_on_send(
-        self, topic: str, default_topic: str, queue_nums: int, channel: Channel
+        self,
+        topic: str,
+        default_topic: str,
+        queue_nums: int,
+        channel: Channel,
+        before_create: Callable[[], None] = lambda: None,
     ) -> TopicConfig:
         """The topic of a message; created if missing and ``default_topic`` can be inherited.
 
         queue_nums: number of queues that the sender requests; the default topic's is the maximum.
-        channel: of the sender; the topic counts for its host.
+        channel: of the sender; the topic counts for its host. before_create: raises RequestError
+        unless the sender may create it.
 
         Raises RequestError if the topic does not exist and can't be created.
         """
@@ -399,6 +405,7 @@ class TopicTable:
         _check_not_own(topic)
         self.check_changeable(topic)
         if topic.startswith(RETRY_PREFIX):
+            before_create()
             return self._create(_topic(topic, 1), channel)
         default = self._topics.get(default_topic)
         if default is None or not self._is_inherited(default):
@@ -409,6 +416,7 @@ class TopicTable:
                 f"topic {topic} does not exist and {channel.address} requests it with {queue_nums} "
                 "queues: at least 1 is needed (defaultTopicQueueNums of the producer)",
             )
+        before_create()
         return self._create(
             TopicConfig(
                 topic_name=topic,

@@ -35,6 +35,8 @@ from headrace_protocol.message import (
     decode_record,
 )
 from headrace_protocol.message_ids import decode_offset_message_id
+from headrace_protocol.rights.late import SEE, real_topic
+from headrace_protocol.rights.rules import Action, Kind
 from headrace_protocol.serving import Reply
 from headrace_protocol.system_topics import CHECK_MAX_TIME_TOPIC, HALF_TOPIC
 from headrace_protocol.waiting import Until, now_or_later, ready, take_break
@@ -56,7 +58,7 @@ _UNKNOWN: Final = 0
 # Each check adds a copy with the same key.
 _INDEXED_MAX: Final = 64
 _FOREVER_MS: Final = 1 << 62
-_HALVES_AT_ONCE: Final = 1024
+_HALVES_AT_ONCE: Final = 128
 _SOON: Final = b"DELAY\x011\x02"
 _DECISIONS: Final = {
     TRANSACTION_COMMIT: Decision.COMMIT,
@@ -119,6 +121,8 @@ class TransactionProcessor:
         half = self._find(header)
         properties = without_checksum(half.raw_properties)
         names = HalfNames(properties)
+        # Clients that answer a check name the topic of halves; old ones name none.
+        request.check(Kind.TOPIC, names.topic, Action.PUB)
         _check(header, half, names)
         table = self._transactions.table
         first = table.first_of(half.queue_offset, names.first_offset)
@@ -218,7 +222,7 @@ class TransactionProcessor:
         group, count = header.producer_group, min(max(header.max_num, 0), ITEMS_MAX)
         messages, found = [], 0
         for number, half in enumerate(list(self._transactions.table.open.values())):
-            if group in {None, half.group}:
+            if group in {None, half.group} and request.may(Kind.TOPIC, half.topic, *SEE):
                 found += 1
                 if found <= count:
                     offset = half.physical_offset
@@ -234,6 +238,7 @@ class TransactionProcessor:
         """RESUME_CHECK_HALF_MESSAGE: a discarded half is checked again from the start."""
         message_id = request.header(ResumeCheckHalfMessageHeader).msg_id or ""
         record = await ready(partial(self._find_discarded, message_id))
+        request.check(Kind.TOPIC, real_topic(record), Action.UPDATE)
         self._transactions.admit(record.born_host)
         sources = await self._resumed_sources(record)
         half = resumed(record, without_checksum(record.raw_properties))

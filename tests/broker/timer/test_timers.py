@@ -657,6 +657,6 @@ def test_the_first_of_many_timers_are_found_in_slices() -> None:
     waiting = WaitingTimers(topics, RollWindow(0))
     waiting.add(Arrivals(rows, np.full(count, NOW_MS), np.full(count, -1)))
     for limit in (1, 7, count):
-        found = at_once(waiting.first_due(b"T", NOW_MS * 2, limit))
+        found = at_once(waiting.first_due([b"T"], NOW_MS * 2, limit))
         assert found["due_ms"].tolist() == sorted(rows["due_ms"].tolist())[:limit], f"seed {seed}"
-    assert sum(1 for _ in waiting.first_due(b"T", NOW_MS * 2, count)) > 2
+    assert sum(1 for _ in waiting.first_due([b"T"], NOW_MS * 2, count)) > 2

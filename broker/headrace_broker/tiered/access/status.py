@@ -14,6 +14,8 @@ from headrace_protocol import fastjson
 from headrace_protocol.bounds import ITEMS_MAX
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.errors import NotReady
+from headrace_protocol.rights.late import SEE
+from headrace_protocol.rights.rules import Kind
 from headrace_protocol.serving import Reply
 from headrace_protocol.tier_bodies import TierQueueStatus
 from headrace_protocol.tier_headers import TierStatusHeader
@@ -172,6 +174,8 @@ class TierStatusRequests:
         queue_count = 0
         for queues in state.behind(header.topic):
             for behind in queues:
+                if not request.may(Kind.TOPIC, behind.queue.topic, *SEE):
+                    break
                 queue_count += 1
                 # Later queues of the same count come later.
                 heapq.heappush(furthest, (behind.message_count, -queue_count, behind))
