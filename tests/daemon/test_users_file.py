@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from functools import partial
 from pathlib import Path
@@ -44,6 +45,16 @@ def test_a_restart_keeps_users_rules_and_status(tmp_path: Path) -> None:
     assert again.users == users.users
     assert again.rules("bob").custom == users.rules("bob").custom
     assert again.rules("bob").default == users.rules("bob").default
+
+
+@pytest.mark.parametrize("time_s", [0, 4_000_000_000])
+def test_the_clock_does_not_matter(tmp_path: Path, time_s: int) -> None:
+    path = UsersUnderTest(tmp_path).path
+    os.utime(path, (time_s, time_s))
+    daemon = UsersUnderTest(tmp_path)
+    daemon.make("alice")
+    daemon.make("bob")
+    assert list(opened(tmp_path).users.users) == ["root", "alice", "bob"]
 
 
 def test_the_file_is_private_and_json(tmp_path: Path) -> None:

@@ -15,17 +15,17 @@ from headrace_protocol.bounds import OutOfBounds
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import RequestError
 from headrace_protocol.rights.auth_requests import check_password, check_user_name
-from headrace_protocol.rights.auth_rules import PolicyType
+from headrace_protocol.rights.auth_rules import PolicyType, rules_of
 from headrace_protocol.rights.credentials import BadCredentials
-from headrace_protocol.rights.rules import Rules
+from headrace_protocol.rights.rules import BadRule, Rules
 from headrace_protocol.rights.users import User, UserKind, UserStatus
 from headrace_protocol.subject import ANONYMOUS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from headrace_daemon.access.accounts import Change
-    from headrace_protocol.rights.auth_requests import UserInfo
+    from headrace_protocol.rights.auth_requests import AclInfo, UserInfo
     from headrace_protocol.rights.rules import Entry, Resource
     from headrace_protocol.rights.users import Verifier
     from headrace_protocol.subject import Subject
@@ -35,6 +35,7 @@ USERS_MAX: Final = 20_000
 RULES_MAX: Final = 1_000
 ALL_RULES_MAX: Final = 400_000
 
+_Read = TypeVar("_Read")
 _Word = TypeVar("_Word", UserKind, UserStatus)
 
 _SUPER_ONLY: Final = "The super user can only be update by super user"
@@ -43,6 +44,14 @@ _SUPER_ONLY: Final = "The super user can only be update by super user"
 def refused(remark: str) -> RequestError:
     """The answer to what can't be done; Apache has one code for this and for a lack of rights."""
     return RequestError(ResponseCode.NO_PERMISSION, remark)
+
+
+def bad_rules_refused(read: Callable[[], _Read]) -> _Read:
+    """What is read of a request about rules. Raises RequestError for what can't be used."""
+    try:
+        return read()
+    except BadRule as error:
+        raise refused(str(error)) from None
 
 
 # -- users -----------------------------------------------------------------------------------------
@@ -163,15 +172,18 @@ def _verifier_of(password: str) -> Verifier:
 # -- rules -----------------------------------------------------------------------------------------
 
 
-def ruled(name: str, rules: Rules, subject: Subject) -> Change:
-    """Add rules to those of a user; they replace the ones of the same resources."""
+def ruled(name: str, info: AclInfo, subject: Subject) -> Change:
+    """Add rules to those of a user; they replace the ones of the same resources.
+
+    They are read with the change, in its thread: there may be thousands.
+    """
 
     def change(accounts: Mapping[str, Account]) -> Edit:
         account = accounts.get(name)
         if account is None:
             raise refused(f"The subject of User:{name} is not exist.")
         _check_rules_of(account.user, subject)
-        old = account.rules
+        old, rules = account.rules, bad_rules_refused(lambda: rules_of(info))
         merged = Rules(_merged(old.custom, rules.custom), _merged(old.default, rules.default))
         _check_room(accounts, name, merged)
         return Edit(name, account._replace(rules=merged))

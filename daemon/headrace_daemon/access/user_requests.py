@@ -6,11 +6,19 @@ copy of users. Source: docs/protocol.md "Users and rules"; tests/daemon/test_use
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from headrace_daemon.access.changes import created, deleted, refused, ruled, unruled, updated
+from headrace_daemon.access.changes import (
+    bad_rules_refused,
+    created,
+    deleted,
+    refused,
+    ruled,
+    unruled,
+    updated,
+)
 from headrace_protocol.bounds import OutOfBounds, check_items
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
@@ -28,25 +36,21 @@ from headrace_protocol.rights.auth_rules import (
     PolicyType,
     acl_info,
     resource_of,
-    rules_of,
     subject_of,
     user_of,
 )
-from headrace_protocol.rights.rules import BadRule
 from headrace_protocol.serving import Reply
 from headrace_protocol.subject import Subject
 from headrace_protocol.waiting import take_break
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
     from headrace_daemon.access.accounts import Accounts
     from headrace_daemon.host_log import HostLog
     from headrace_protocol.frame import Buffer
     from headrace_protocol.rights.users import User
     from headrace_protocol.serving import LongFunction, Registry, Request
-
-_Read = TypeVar("_Read")
 
 _NOBODY: Final = Subject(None, "")
 _ANSWER_BYTES_MAX: Final = FRAME_BYTES_MAX - 64 * 1024
@@ -132,24 +136,23 @@ class UserRequests:
         name = _one_name(request.header(AclHeader).subject, info.subject or "")
         if not any(policy.entries for policy in info.policies):
             raise refused("The policies is empty.")
-        rules = _bad_rules_refused(lambda: rules_of(info))
-        await self._accounts.change(ruled(name, rules, _subject(request)))
+        await self._accounts.change(ruled(name, info, _subject(request)))
         return self._changed(request, "rules changed", user=name)
 
     async def delete_rules(self, request: Request) -> Reply | None:
         """AUTH_DELETE_ACL (3008)."""
         header = request.header(DeleteAclHeader)
-        name = _bad_rules_refused(lambda: user_of(header.subject))
-        kind = _bad_rules_refused(lambda: PolicyType.parse(header.policy_type or None))
+        name = bad_rules_refused(lambda: user_of(header.subject))
+        kind = bad_rules_refused(lambda: PolicyType.parse(header.policy_type or None))
         text = header.resource
-        resource = _bad_rules_refused(lambda: resource_of(text)) if text else None
+        resource = bad_rules_refused(lambda: resource_of(text)) if text else None
         await self._accounts.change(unruled(name, kind, resource, _subject(request)))
         return self._changed(request, "rules deleted", user=name, resource=text or "all")
 
     def get_rules(self, request: Request) -> Reply:
         """AUTH_GET_ACL (3009)."""
         subject = request.header(AclHeader).subject
-        name = _bad_rules_refused(lambda: user_of(subject))
+        name = bad_rules_refused(lambda: user_of(subject))
         if name not in self._users.users:
             raise refused("The subject is not exist.")
         info = acl_info(name, self._users.rules(name))
@@ -196,17 +199,10 @@ def _acl(body: Buffer) -> AclInfo:
 
 def _one_name(header: str, body: str) -> str:
     """The user of the subject in header and body. Raises RequestError where they differ."""
-    name = _bad_rules_refused(lambda: user_of(body or header))
-    if header and _bad_rules_refused(lambda: user_of(header)) != name:
+    name = bad_rules_refused(lambda: user_of(body or header))
+    if header and bad_rules_refused(lambda: user_of(header)) != name:
         raise refused(f"The subject is {header} in the header, and {body} in the body")
     return name
-
-
-def _bad_rules_refused(read: Callable[[], _Read]) -> _Read:
-    try:
-        return read()
-    except BadRule as error:
-        raise refused(str(error)) from None
 
 
 def _body(info: msgspec.Struct) -> Reply:
