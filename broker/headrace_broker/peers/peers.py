@@ -163,7 +163,7 @@ class Peers:
         credentials: with which each connection is logged in, if any.
         """
         self.on_waiting: Callable[[bool], None] = lambda _is_waiting: None
-        self._connected = partial(connected, connect, credentials=credentials)
+        self._connect, self._credentials = connect, credentials
         self._timeout_ms = timeout_ms
         self._outages = Outages(log.warning, trio.current_time)
         self._brokers: dict[str, _Peer] = {}
@@ -261,7 +261,7 @@ class Peers:
 
         Raises HeadraceError; the block is cancelled when the connection ends.
         """
-        async with self._connected(address) as connection:
+        async with connected(self._connect, address, self._credentials) as connection:
             if address in self._held:
                 raise ConnectFailed(address, "another part of this broker has a connection to it")
             self._held[address] = _Peer(address, connection)
@@ -273,7 +273,7 @@ class Peers:
     async def is_alive(self, address: str) -> bool:
         """True if a server takes connections at an address."""
         try:
-            async with self._connected(address):
+            async with connected(self._connect, address):
                 return True
         except HeadraceError:
             return False
@@ -397,7 +397,7 @@ class Peers:
 
     async def _connect_to(self, name: str, peer: _Peer) -> None:
         peer.address = await self.find_address(name)
-        async with self._connected(peer.address) as connection:
+        async with connected(self._connect, peer.address, self._credentials) as connection:
             peer.connection, peer.pause_s = connection, _PAUSE_S
             self._outages.worked(f"broker {name}")
             while peer.waiting:

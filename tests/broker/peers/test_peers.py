@@ -117,6 +117,14 @@ async def test_connections_are_logged_in_first_and_sign_where_that_is_unknown(
         assert INNER.signed({"n": "a"}, b"") == request.ext
 
 
+async def test_a_daemon_that_rejects_the_log_in_is_alive(autojump_clock: object) -> None:
+    async with asking(credentials=INNER) as peer:
+        peer.server.is_headrace = True
+        peer.server.answer(RequestCode.AUTH_SESSION, Reply(code=ResponseCode.NO_PERMISSION))
+        assert await peer.peers.is_alive(peer.server.address)
+        assert peer.server.asked == []
+
+
 async def test_a_rejected_log_in_names_the_setting(autojump_clock: object) -> None:
     async with asking(credentials=INNER) as peer:
         peer.server.is_headrace = True
