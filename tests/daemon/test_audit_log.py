@@ -383,6 +383,18 @@ async def test_dropped_lines_are_counted_and_named(in_folder: Path) -> None:
     assert checked(in_folder).problem is None
 
 
+def test_administration_waits_for_a_disk_that_is_too_slow(tmp_path: Path) -> None:
+    """Nothing is written in this test."""
+    audit, alice = Recorded(tmp_path / "audit.log", refuses=True), Client("alice")
+    asked = 5000
+    answers = [audit.ask(alice, topic="t" * 200) for _ in range(asked)]
+    refused = answers.count(ResponseCode.SERVICE_NOT_AVAILABLE)
+    assert 0 < refused < asked
+    assert len(audit.served) == asked - refused
+    assert audit.log.problem == "it is written too slowly"
+    assert audit.log.dropped_count == 0  # so that what was done is still recorded
+
+
 async def test_a_stop_does_not_wait_for_what_is_away(in_folder: Path) -> None:
     audit = Recorded(in_folder)
     with structlog.testing.capture_logs(), trio.fail_after(30):

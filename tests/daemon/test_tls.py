@@ -190,12 +190,15 @@ async def test_a_certificate_of_a_client_names_its_user(
 ) -> None:
     async with serving(authority.server(client_auth=wanted)) as (address, server):
         server.is_user = {"alice", "root"}.__contains__
+        logged_in: list[tuple[object, str, bool]] = []
+        server.on_log_in = lambda *outcome: logged_in.append(outcome)
         stream = await open_stream(tls_connector(authority.client(name=shown)), address)
         async with stream:
             await stream.send(frame(b"hello"))
             await stream.receive()
             (channel,) = server.channels
             assert channel.user == user
+            assert logged_in == ([] if user is None else [(channel, user, True)])
             assert channel.is_encrypted
 
 
