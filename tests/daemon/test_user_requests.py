@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from headrace_daemon.access.settings import AccessConfig
+from headrace_daemon.access.user_requests import UserRequests
 from headrace_protocol.codes import RequestCode as Code
 from headrace_protocol.rights.access import AccessSettings
 from headrace_protocol.rights.auth_requests import (
@@ -326,6 +327,15 @@ def _items(body: bytes) -> list[bytes]:
     import msgspec
 
     return [bytes(each) for each in msgspec.json.decode(body or b"[]", type=list[msgspec.Raw])]
+
+
+def test_a_list_that_fits_no_frame_is_refused(daemon: UsersUnderTest) -> None:
+    assert isinstance(daemon.requests, UserRequests)
+    daemon.requests.list_bytes_max = 100
+    code, remark, body = daemon.ask(Code.AUTH_LIST_USER, ListUserHeader())
+    assert (code, body) == (29, b"")
+    assert remark == "the answer has over 100 bytes, the maximum: ask for a part, by a filter"
+    assert daemon.ask(Code.AUTH_LIST_USER, ListUserHeader(filter="ali"))[0] == 0
 
 
 @pytest.mark.parametrize("by", ["root", "carol"])

@@ -51,10 +51,10 @@ class UsersUnderTest:
 
     def __init__(self, folder: Path, config: AccessConfig | None = None) -> None:
         self.path = folder / "users.json"
-        self.users, self.access, requests, _ = opened(folder, config)
+        self.users, self.access, self.requests, _ = opened(folder, config)
         self.unexpected: list[Exception] = []
         self.registry = Registry(lambda _, error: self.unexpected.append(error))
-        requests.register(self.registry)
+        self.requests.register(self.registry)
         self.registry.guard(self.access.check)
 
     def ask(

@@ -44,7 +44,7 @@ from headrace_protocol.subject import Subject
 from headrace_protocol.waiting import take_break
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from headrace_daemon.access.accounts import Accounts
     from headrace_daemon.host_log import HostLog
@@ -53,14 +53,14 @@ if TYPE_CHECKING:
     from headrace_protocol.serving import LongFunction, Registry, Request
 
 _NOBODY: Final = Subject(None, "")
-_ANSWER_BYTES_MAX: Final = FRAME_BYTES_MAX - 64 * 1024
-_ITEMS_AT_ONCE: Final = 32
+# A frame has a header, too.
+_LIST_BYTES_MAX: Final = FRAME_BYTES_MAX - 64 * 1024
 
 
 class UserRequests:
     """Serves them from the accounts of a daemon.
 
-    exports: see ``AccessConfig``. log: for changes by clients.
+    exports: see ``AccessConfig``. log: for changes by clients. list_bytes_max: of an answer.
     """
 
     def __init__(self, accounts: Accounts, log: HostLog, *, exports: bool) -> None:
@@ -68,6 +68,7 @@ class UserRequests:
         self._users = accounts.users
         self._log = log
         self._exports = exports
+        self.list_bytes_max = _LIST_BYTES_MAX
 
     def register(self, registry: Registry) -> None:
         """Route all of them."""
@@ -115,8 +116,8 @@ class UserRequests:
         """AUTH_LIST_USER (3005): the users with a part of a name."""
         part = request.header(ListUserHeader).filter
         users = self._users.users
-        found = (users.get(name) for name in sorted(users) if part in name)
-        return await _list(self._info(user, request) for user in found if user is not None)
+        found = (users.get(name) if part in name else None for name in sorted(users))
+        return await self._list(user and self._info(user, request) for user in found)
 
     def _info(self, user: User, request: Request) -> UserInfo:
         is_export = self._exports and _subject(request).is_super and request.channel.is_encrypted
@@ -161,14 +162,30 @@ class UserRequests:
     async def list_rules(self, request: Request) -> Reply | None:
         """AUTH_LIST_ACL (3010): the rules of subjects and resources with a part of a text."""
         header = request.header(ListAclHeader)
-        return await _list(self._rules(header))
+        part, resource = header.subject_filter, header.resource_filter
+        return await self._list(
+            acl_info(name, self._users.rules(name), resource) if part in subject_of(name) else None
+            for name in sorted(self._users.users)
+        )
 
-    def _rules(self, header: ListAclHeader) -> Iterator[AclInfo]:
-        for name in sorted(self._users.users):
-            if header.subject_filter in subject_of(name):
-                info = acl_info(name, self._users.rules(name), header.resource_filter)
-                if info is not None:
-                    yield info
+    async def _list(self, infos: Iterable[msgspec.Struct | None]) -> Reply:
+        """A list of all but None, made in slices; without items, an empty body."""
+        parts: list[bytes] = []
+        size = 0
+        for info in infos:
+            if info is not None:
+                parts.append((b"," if parts else b"[") + msgspec.json.encode(info))
+                size += len(parts[-1])
+                self._check_size(size)
+            await take_break()
+        return Reply(body=(*parts, b"]")) if parts else Reply()
+
+    def _check_size(self, size: int) -> None:
+        if size > self.list_bytes_max:
+            raise OutOfBounds(
+                f"the answer has over {self.list_bytes_max} bytes, the maximum: ask for a part, by "
+                "a filter"
+            )
 
     def _changed(self, request: Request, what: str, **fields: str) -> Reply:
         by = _subject(request).user
@@ -207,20 +224,3 @@ def _one_name(header: str, body: str) -> str:
 
 def _body(info: msgspec.Struct) -> Reply:
     return Reply(body=(msgspec.json.encode(info),))
-
-
-async def _list(infos: Iterable[msgspec.Struct]) -> Reply:
-    """A list, made in slices; without items, an empty body."""
-    parts: list[bytes] = []
-    for info in infos:
-        parts += b",", msgspec.json.encode(info)
-        await take_break()
-    if not parts:
-        return Reply()
-    body = b"".join((b"[", *parts[1:], b"]"))
-    if len(body) > _ANSWER_BYTES_MAX:
-        raise OutOfBounds(
-            f"{len(parts) // 2} subjects in {len(body)} bytes, and an answer has at most "
-            f"{_ANSWER_BYTES_MAX}: ask for a part of them, by a filter"
-        )
-    return Reply(body=(body,))
