@@ -17,7 +17,7 @@ from tests.support.cluster import Daemon
 from tests.support.ports import free_port
 from tests.support.processes import run
 
-KINDS = ["nameserver"]
+KINDS = ["nameserver", "broker"]
 ROOT = Credentials("root", "hidden-root-password")
 SAFE = ("authenticationEnabled=true", "authorizationEnabled=true")
 TIMEOUT_MS = 10_000
