@@ -54,6 +54,7 @@ WRONG: list[tuple[str, dict[str, str], str]] = [
         {"compactionLostQueues": "3", "compactionLostReason": "mount it"},
         "3 compaction logs are lost, such as this one: mount it",
     ),
+    ("audit", {"auditProblem": "a.log: no space"}, "audit log is not written: a.log: no space"),
     ("clock", {"currentTimestamp": str(NOW_MS + 60_000)}, "60 s ahead of this machine's"),
     ("clock", {"currentTimestamp": str(NOW_MS - 7_000)}, "7 s behind this machine's"),
     (
@@ -77,6 +78,7 @@ FINE = {
     "tierStuckQueues": "0",
     "tierForeignQueues": "0",
     "compactionLostQueues": "0",
+    "auditProblem": "",
     "currentTimestamp": str(NOW_MS + 900),
     "staticQueuesUndecidedCount": "0",
     "queuesWithoutPulls": "0",
@@ -97,7 +99,8 @@ def test_a_broker_that_is_fine_has_no_row() -> None:
 
 
 def test_nonsense_is_no_error() -> None:
-    nonsense = dict.fromkeys(FINE, "nan") | {"refusesWrites": "no", "tierProblem": ""}
+    texts = {"refusesWrites": "no", "tierProblem": "", "auditProblem": ""}
+    nonsense = dict.fromkeys(FINE, "nan") | texts
     assert broker_checks("a:0", "10.0.0.1:1", nonsense, NOW_MS) == []
 
 

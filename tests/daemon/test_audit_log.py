@@ -320,18 +320,21 @@ async def test_a_removed_folder(in_folder: Path, refuses: bool) -> None:
             shutil.rmtree(in_folder.parent)
             assert audit.ask(alice) == ResponseCode.SUCCESS  # nobody knows yet
             await failed(audit)
+            problem = f"{in_folder}: No such file or directory"
+            assert audit.log.runtime_info() == {"auditProblem": problem}
             refused = ResponseCode.SERVICE_NOT_AVAILABLE if refuses else ResponseCode.SUCCESS
             assert audit.ask(alice, topic="u") == refused
             assert audit.ask(alice, ROUTE) == ResponseCode.SUCCESS
             in_folder.parent.mkdir()
             await until(lambda: not audit.log.problem)
+            assert audit.log.runtime_info() == {"auditProblem": ""}
             assert audit.ask(alice, topic="v") == ResponseCode.SUCCESS
     resources = [line["resources"] for line in lines_of(in_folder)]
     assert resources == [["Topic:t"], *([] if refuses else [["Topic:u"]]), ["Topic:v"], []]
     assert checked(in_folder).problem is None
     lines = [line["event"] for line in logs]
     assert len(lines) == 2
-    assert lines[0] == f"{in_folder} is unavailable, retrying: No such file or directory"
+    assert lines[0] == f"audit log {in_folder} is unavailable, retrying: No such file or directory"
     assert "is available again after" in lines[1]
 
 

@@ -105,7 +105,10 @@ def test_a_full_disk_refuses_administration(tmp_path: Path) -> None:
             wait_until(lambda: lines_of(path)[-1]["detail"].get("key") == "last")
         assert checked(path).problem is None
         said = daemon.said()
-        assert f"{folder}/audit.log is unavailable, retrying: No space left on device" in said
+        assert (
+            f"audit log {folder}/audit.log is unavailable, retrying: No space left on device"
+            in said
+        )
         assert "is available again after" in said
 
 

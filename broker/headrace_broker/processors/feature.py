@@ -52,6 +52,7 @@ def build(core: Core) -> Feature:
             core.store.followers.runtime_info,
             core.messages.delivery.runtime_info,
             core.pull_watch.runtime_info,
+            *((core.audit.runtime_info,) if core.audit is not None else ()),
         ),
     )
 

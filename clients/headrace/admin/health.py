@@ -100,6 +100,11 @@ def _compaction(info: Info, _now_ms: int) -> Iterator[str]:
         yield f"{many}{info.get('compactionLostReason')}"
 
 
+def _audit(info: Info, _now_ms: int) -> Iterator[str]:
+    if problem := info.get("auditProblem"):
+        yield f"the audit log is not written: {problem}"
+
+
 def _clock(info: Info, now_ms: int) -> Iterator[str]:
     their_ms = _number(info, "currentTimestamp", now_ms)
     ahead_s = (their_ms - now_ms) / 1000
@@ -133,6 +138,7 @@ CHECKS: Final[Mapping[str, Find]] = {
     "follower": _followers,
     "tier": _tier,
     "compaction": _compaction,
+    "audit": _audit,
     "clock": _clock,
     "static": _static,
     "group": _groups,

@@ -82,6 +82,8 @@ class AuditLog:
         self._failure = ""
         self._daemon = daemon
         self._settings = settings
+        # As the daemon's own log names it.
+        self._name = f"audit log {settings.path}"
         self._now_s = now_s
         self._file = LogFile(settings, self._of_log)
         self._queue = LineQueue("audit log", self._write)
@@ -103,7 +105,12 @@ class AuditLog:
     @property
     def failing_s(self) -> float:
         """Seconds for which nothing could be written."""
-        return self._outages.seconds(str(self._settings.path))
+        return self._outages.seconds(self._name)
+
+    def runtime_info(self) -> dict[str, str]:
+        """For GET_BROKER_RUNTIME_INFO."""
+        problem = self.problem
+        return {"auditProblem": f"{self._settings.path}: {problem}" if problem else ""}
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Write until cancelled; started once the file is open. Raises OSError with a remedy."""
@@ -228,18 +235,17 @@ class AuditLog:
         if lost_count := self._queue.dropped_count - self._named_count:
             events.append(self._of_log(LOST, {"count": lost_count}))
             self._named_count += lost_count
-        name = str(self._settings.path)
         while True:
             try:
                 self._file.append(events)
             except OSError as error:
                 self._failure = error.strerror or str(error)
-                self._outages.failed(name, self._failure)
+                self._outages.failed(self._name, self._failure)
                 if self._queue.is_closed.wait(_RETRY_S):
                     return len(events)
             else:
                 self._failure = ""
-                self._outages.worked(name)
+                self._outages.worked(self._name)
                 return 0
 
 

@@ -69,9 +69,9 @@ class LogFile:
             self._lock(descriptor)
             os.fchmod(descriptor, 0o600)
             self._find_end(descriptor)
-        except OSError:
+        except OSError as error:
             self.close()
-            raise
+            raise OSError(error.errno, error.strerror, str(self._path)) from error
 
     def close(self) -> None:
         """Release the file."""
@@ -160,7 +160,6 @@ class LogFile:
             raise OSError(
                 errno.EAGAIN,
                 "another daemon writes this audit log: give each an auditLogPath of its own",
-                str(self._path),
             ) from None
 
     def _holds_path(self) -> bool:
@@ -178,7 +177,6 @@ class LogFile:
             raise OSError(
                 errno.EEXIST,
                 "this file is not an audit log: move it away, or choose another auditLogPath",
-                str(self._path),
             )
         line, torn = _tail(descriptor, self._size)
         if line is not None:
