@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 def build(core: Core) -> Feature:
     """See ``Feature``. Where nobody is judged there is no guard."""
-    _, access, requests, sessions = core.rights
+    users, access, requests, sessions = core.rights
+    core.serving.server.is_user = users.users.__contains__
     processors = (requests,) if sessions is None else (requests, sessions)
     if access.is_open:
         return Feature(processors=processors)
