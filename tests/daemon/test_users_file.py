@@ -145,6 +145,17 @@ def test_the_users_of_the_settings_are_made_once(tmp_path: Path) -> None:
     assert again == first
 
 
+def test_another_name_in_the_settings_makes_another_super_user(tmp_path: Path) -> None:
+    UsersUnderTest(tmp_path).make("alice")
+    forgotten = AccessConfig(CHECKED, Credentials("rescue", "rescue-password"))
+    users = opened(tmp_path, forgotten).users.users
+    assert {name: user.is_super for name, user in users.items()} == {
+        "root": True,
+        "alice": False,
+        "rescue": True,
+    }
+
+
 @pytest.mark.parametrize("has_disabled", [False, True])
 def test_no_super_user_is_invented(tmp_path: Path, has_disabled: bool) -> None:
     if has_disabled:
