@@ -12,6 +12,9 @@ RETRY_PREFIX: Final = "%RETRY%"
 DLQ_PREFIX: Final = "%DLQ%"
 GROUP_PREFIXES: Final = (RETRY_PREFIX, DLQ_PREFIX)
 
+# The group in whose name headrace's clients read without one; it keeps nothing.
+READER_GROUP: Final = "headrace_reader"
+
 # Template for topics that are created by a send.
 DEFAULT_TOPIC: Final = "TBW102"
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"

@@ -18,6 +18,7 @@ from headrace_protocol.rights.rules import Action, Kind
 from headrace_protocol.rights.users import UserKind, Users, UserStatus
 from headrace_protocol.serving import Request
 from headrace_protocol.subject import Subject
+from headrace_protocol.system_topics import READER_GROUP
 from tests.support.channel import MemoryChannel
 from tests.support.rights import request_of, rules_of, signed, user_of, users_of
 
@@ -395,3 +396,15 @@ def test_lists_ask_for_each_name() -> None:
     assert access.may(alice, Kind.TOPIC, "%RETRY%g", Action.SUB)
     assert not access.may(alice, Kind.TOPIC, "SCHEDULE_TOPIC_XXXX", Action.GET)
     assert access.may(Subject("root", "127.0.0.1", is_super=True), Kind.TOPIC, "U", Action.GET)
+
+
+def test_readers_without_a_group_need_no_right_on_their_common_one() -> None:
+    access = Access(SECURED, users_of(alice=["Topic:T Sub"]), "c")
+    alice = Subject("alice", "127.0.0.1")
+    assert access.may(alice, Kind.GROUP, READER_GROUP, Action.SUB)
+    assert access.may_create(alice, Kind.GROUP, READER_GROUP)
+    for action in (Action.UPDATE, Action.DELETE):
+        assert not access.may(alice, Kind.GROUP, READER_GROUP, action)
+    assert not access.may(alice, Kind.GROUP, "shop", Action.SUB)
+    pull = {"topic": "T", "consumerGroup": READER_GROUP, "queueId": 0, "queueOffset": 0}
+    access.check(request_of(C.QUERY_CONSUMER_OFFSET, signed("alice", pull)))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Self
 
 from headrace.admin.failures import CommandFailed, NotFound
 from headrace.consumer.offset_store import OffsetStore
-from headrace.consumer.pulls import READER_GROUP, SLICE_BYTES, Wanted
+from headrace.consumer.pulls import SLICE_BYTES, Wanted
 from headrace.consumer.subscription import Subscription
 from headrace.errors import RouteNotFound
 from headrace.instance import REQUEST_TIMEOUT_MS, ClientInstance
@@ -24,7 +24,7 @@ from headrace_protocol.message import (
     SYSTEM_PROPERTIES,
     UNIQ_KEY,
 )
-from headrace_protocol.system_topics import DEFAULT_TOPIC, DLQ_PREFIX
+from headrace_protocol.system_topics import DEFAULT_TOPIC, DLQ_PREFIX, READER_GROUP
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -10,7 +10,6 @@ import msgspec
 from headrace.admin.chains import ChainAdmin
 from headrace.admin.requests import BrokerProblem
 from headrace.consumer.offset_store import OffsetStore
-from headrace.consumer.pulls import READER_GROUP
 from headrace.consumer.start import Start, check_start, timestamp_ms
 from headrace.errors import (
     ConfigurationError,
@@ -45,7 +44,7 @@ from headrace_protocol.bodies import (
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import ConsumerGroupHeader, GetConsumerRunningInfoHeader
 from headrace_protocol.statictopic.mapping import logic_broker_name
-from headrace_protocol.system_topics import GROUP_PREFIXES, RETRY_PREFIX
+from headrace_protocol.system_topics import GROUP_PREFIXES, READER_GROUP, RETRY_PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,7 +9,6 @@ from headrace.config import check_count, check_limits
 from headrace.consumer.fetcher import Fetcher
 from headrace.consumer.inbox import Inbox, Receiver, time_after
 from headrace.consumer.process_queue import Limits, ProcessQueue, long_failures
-from headrace.consumer.pulls import READER_GROUP
 from headrace.consumer.start import (
     DEFAULT_START,
     Start,
@@ -26,6 +25,7 @@ from headrace.names import check_group, check_queue, check_topic
 from headrace.received import BodyLimits
 from headrace.values import plain_int
 from headrace_protocol.compression import BATCH_BYTES_MAX, BODY_BYTES_MAX
+from headrace_protocol.system_topics import READER_GROUP
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from headrace_protocol.drivers.aio import AsyncConnection
     from headrace_protocol.drivers.response import Response
 
-# Group of the pulls when none is given.
-READER_GROUP = "headrace_reader"
 # A pull costs the client half a millisecond and a round trip, however little it fetches.
 SLICE_BYTES = 4 * 1024 * 1024
 # RocketMQ's brokers return at most 32 messages and 256 KiB, whatever is requested.

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from headrace.consumer.pulls import READER_GROUP, Wanted
+from headrace.consumer.pulls import Wanted
 from headrace.consumer.subscription import Subscription
 from headrace.errors import (
     ConnectFailed,
@@ -51,7 +51,7 @@ from headrace_protocol.headers import (
     UpdateConsumerOffsetHeader,
 )
 from headrace_protocol.nameserver_headers import GetRouteInfoHeader
-from headrace_protocol.system_topics import user_topics
+from headrace_protocol.system_topics import READER_GROUP, user_topics
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from headrace.accounts import Account
 from headrace.config import resolve_account, resolve_nameservers, resolve_tls
-from headrace.consumer.pulls import READER_GROUP
 from headrace.errors import ConfigurationError, InvalidMessage
 from headrace.names import check_group, check_topic
 from headrace.spark.cluster import Topics
@@ -23,6 +22,7 @@ from headrace.spark.errors import OptionError
 from headrace.spark.retry import READING, Patience
 from headrace.spark.tier.locations import TierAccess
 from headrace_protocol.bodies import MessageQueue
+from headrace_protocol.system_topics import READER_GROUP
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

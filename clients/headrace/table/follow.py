@@ -12,7 +12,6 @@ import anyio
 from headrace.consumer.fetcher import Fetcher
 from headrace.consumer.offset_store import OffsetStore
 from headrace.consumer.process_queue import Delivery, Limits, ProcessQueue
-from headrace.consumer.pulls import READER_GROUP
 from headrace.consumer.subscription import Subscription
 from headrace.errors import CopyBehind, HeadraceError
 from headrace.instance import ROUTE_INTERVAL_S
@@ -22,6 +21,7 @@ from headrace.received import BODY_LIMITS
 from headrace.table.entries import Entries, Keyed
 from headrace.tasks import gather
 from headrace.whole import require_whole
+from headrace_protocol.system_topics import READER_GROUP
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

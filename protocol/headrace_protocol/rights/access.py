@@ -24,6 +24,7 @@ from headrace_protocol.rights.wanted import (
     wanted_of,
 )
 from headrace_protocol.subject import Subject
+from headrace_protocol.system_topics import READER_GROUP
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -57,6 +58,7 @@ _POLICIES: Final[Mapping[AnonymousAccess, Rules]] = {
 _REGISTRATION: Final = frozenset(
     {RequestCode.REGISTER_BROKER, RequestCode.UNREGISTER_BROKER, RequestCode.BROKER_HEARTBEAT}
 )
+_USE: Final = frozenset((Action.SUB, Action.CREATE))
 # A wrong name costs as much as a wrong signature.
 _NO_SECRET: Final = "0" * 32
 
@@ -129,7 +131,7 @@ class Access:
     def _check(self, subject: Subject, rules: Rules, want: Wanted) -> None:
         name = want.name or self._cluster if want.kind is Kind.CLUSTER else want.name
         verdict = rules.decide(want.kind, name, want.actions, subject.address)
-        if not verdict.is_allowed:
+        if not (verdict.is_allowed or _is_of_readers(want)):
             raise RequestError(
                 ResponseCode.NO_PERMISSION, _refusal(subject, want.kind, name, verdict)
             )
@@ -227,7 +229,7 @@ class Access:
 
     def has(self, subject: Subject, want: Wanted) -> bool:
         """True if a subject has a right."""
-        if subject.is_super:
+        if subject.is_super or _is_of_readers(want):
             return True
         is_own = want.kind is Kind.CLUSTER and want.name == OWN_CLUSTER
         name = self._cluster if is_own else want.name
@@ -238,6 +240,12 @@ class Access:
         if subject.user is None:
             return self._anonymous
         return self._users.rules(subject.user) if self._settings.authorization else _EVERYTHING
+
+
+def _is_of_readers(want: Wanted) -> bool:
+    """True for the use of the group in whose name clients read without one."""
+    is_use = not want.actions.isdisjoint(_USE)
+    return want.kind is Kind.GROUP and want.name == READER_GROUP and is_use
 
 
 def _rejected() -> RequestError:

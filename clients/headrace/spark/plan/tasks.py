@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import InputPartition
 
-from headrace.consumer.pulls import READER_GROUP, SLICE_BYTES
+from headrace.consumer.pulls import SLICE_BYTES
 from headrace.spark.connections import PLAIN, Dial
 from headrace.spark.retry import READING, Patience
 from headrace_protocol.bodies import MessageQueue
+from headrace_protocol.system_topics import READER_GROUP
 
 if TYPE_CHECKING:
     from headrace.spark.body.format import BodyFormat
