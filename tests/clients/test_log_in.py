@@ -93,6 +93,7 @@ async def test_a_wrong_password_is_one_error_at_once(autojump_clock: object) -> 
 
 DENIALS = [
     "User:alice has no permission to access Topic:T from 127.0.0.1, no matched policies.",
+    "User:alice has no permission to create Topic:T, which does not exist: that needs Create",
     "check signature failed.",
     "username cannot be null.",
     "User:alice is not found.",

@@ -19,7 +19,7 @@ CODEC = "JSON"
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
     """Every scenario, run by one JVM that verifies the certificates of both daemons."""
     home = tmp_path_factory.mktemp("java_tls")
-    with Secured(home, **SETTINGS) as cluster, (home / "stderr").open("w") as errors:
+    with Secured(home, users=False, **SETTINGS) as cluster, (home / "stderr").open("w") as errors:
         cluster.write(
             "client.properties",
             "tls.client.authServer=true",

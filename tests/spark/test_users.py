@@ -4,17 +4,52 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
 from headrace.accounts import Account
+from headrace.blocking import Admin
 from headrace.errors import ConfigurationError
+from headrace.rights import Rule
 from headrace.spark.errors import OptionError
 from headrace.spark.options import read_options
 from headrace.spark.write.sink import write_options
+from tests.support.secured import Secured
 
 TOPIC = {"topic": "a"}
+ROOT: Any = {"user": "root", "password": "hidden-root"}
 ALICE = TOPIC | {"user": "alice"}
+
+
+@pytest.mark.slow
+def test_rows_are_written_and_read_as_a_user(spark: SparkSession, tmp_path: Path) -> None:
+    file = tmp_path / "alice.pw"
+    file.touch(mode=0o600)
+    file.write_text("hidden-alice")
+    (tmp_path / "cluster").mkdir()
+    with Secured(tmp_path / "cluster", users=True) as cluster:
+        with Admin(**cluster.at, **ROOT) as admin:
+            admin.create_topic("Rows")
+            admin.create_topic("Others")
+            admin.create_user("alice", "hidden-alice")
+            admin.set_rules("alice", [Rule("Topic:Rows", ("Pub", "Sub"))])
+        at = {
+            "nameserver": cluster.nameserver,
+            "caFile": cluster.ca_file,
+            "user": "alice",
+            "passwordFile": str(file),
+        }
+        rows = spark.createDataFrame([(bytes([number]),) for number in range(20)], "value binary")
+        rows.write.format("headrace").options(**at, topic="Rows").mode("append").save()
+        read = spark.read.format("headrace").options(**at, topic="Rows").load()
+        assert read.count() == 20
+        with pytest.raises(Exception, match="no permission to access Topic:Others") as caught:
+            rows.write.format("headrace").options(**at, topic="Others").mode("append").save()
+        assert "hidden" not in str(caught.value)
+        plan = read._jdf.queryExecution().toString()
+        assert "hidden" not in plan
 
 
 def test_options_name_the_user_and_a_file(tmp_path: Path) -> None:

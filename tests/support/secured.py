@@ -15,8 +15,8 @@ from tests.support.until import wait_until
 class Secured:
     """A nameserver and a broker with TLS, and the files of their clients; a context manager."""
 
-    def __init__(self, folder: Path, **settings: object) -> None:
-        """settings: more of the broker's, by key of the file."""
+    def __init__(self, folder: Path, *, users: bool = False, **settings: object) -> None:
+        """users: whether it has users. settings: more of the broker's, by key of the file."""
         self.folder = folder
         self.ca_file = str(folder / "certificates/ca.pem")
         port = free_ports(4)
@@ -30,8 +30,10 @@ class Secured:
             f"tls.server.keyPath={certificates}/server.key",
             f"tls.client.trustCertPath={self.ca_file}",
         )
-        shared = ("bindAddress=127.0.0.1", "tlsConfigFile=tls.properties")
-        self.write("nameserver.conf", f"listenPort={port}", *shared)
+        shared = ["bindAddress=127.0.0.1", "tlsConfigFile=tls.properties"]
+        if users:
+            shared += self._users()
+        self.write("nameserver.conf", f"listenPort={port}", "kvConfigPath=kvConfig.json", *shared)
         self.write(
             "broker.conf",
             f"listenPort={port + 1}",
@@ -50,6 +52,19 @@ class Secured:
         self.daemons = [
             Daemon(folder, kind, kind, "-c", f"{kind}.conf", port=port + number, before=inside)
             for number, kind in enumerate(("nameserver", "broker"))
+        ]
+
+    def _users(self) -> list[str]:
+        """The settings of both daemons, with a Super user, and one for the daemons themselves."""
+        self.write("super.json", '{"username":"root","password":"hidden-root"}')
+        self.write("inner.json", '{"accessKey":"daemons","secretKey":"hidden-inner"}')
+        for name in ("super.json", "inner.json"):
+            (self.folder / name).chmod(0o600)
+        return [
+            "authenticationEnabled=true",
+            "authorizationEnabled=true",
+            "initAuthenticationUserFile=super.json",
+            "innerClientAuthenticationCredentialsFile=inner.json",
         ]
 
     def __enter__(self) -> Self:

@@ -184,7 +184,7 @@ def is_denial(code: int, remark: str | None) -> bool:
 
 # Apache RocketMQ's words, and those of log-ins.
 _DENIAL = re.compile(
-    r"has no permission to access|check signature failed|username cannot be null"
+    r"has no permission to (?:access|create)|check signature failed|username cannot be null"
     r"|^User:.* is (?:not found|disabled)\.|^Authorization failed|log-in|MetadataProvider is not"
 )
 
