@@ -10,6 +10,7 @@ import structlog.testing
 import trio
 
 from headrace import Admin
+from headrace.errors import HeadraceError
 from headrace_broker.config import ConfigError, validated
 from headrace_broker.server import Broker
 from headrace_daemon.network import MemoryNetwork
@@ -83,6 +84,41 @@ async def test_a_day_of_a_cluster(tmp_path: Path, autojump_clock: object) -> Non
     assert lines_of(of_nameserver)[2]["detail"] == {"topic": "orders"}
     assert lines_of(of_nameserver)[0]["daemon"] == f"nameserver/{NAMESERVER}"
     assert checked(of_broker).problem is checked(of_nameserver).problem is None
+
+
+async def test_users_of_a_broker_are_recorded(tmp_path: Path, autojump_clock: object) -> None:
+    network, path = MemoryNetwork(), tmp_path / "b.log"
+    nameserver, _ = daemons(tmp_path, network)
+    config = small_config(
+        tmp_path / "store",
+        listen_port=0,
+        namesrv_addr=NAMESERVER,
+        audit_log_path=str(path),
+        authentication_enabled=True,
+        authorization_enabled=True,
+        init_authentication_user='{"username": "root", "password": "of-root"}',
+        auth_requires_tls="none",
+    )
+    broker = Broker(config, network)
+    nobody = Admin(nameserver=NAMESERVER, connect=network.connect)
+    root = Admin(nameserver=NAMESERVER, connect=network.connect, user="root", password="of-root")
+    with structlog.testing.capture_logs():
+        async with running(nameserver.run, broker.run):
+            async with nobody:
+                with pytest.raises(HeadraceError):
+                    await nobody.create_topic("orders")
+            async with root:
+                await root.create_topic("orders")
+            await trio.sleep(2)
+    found = [(line["event"], line["user"], line["outcome"]) for line in lines_of(path)]
+    assert set(found) == {
+        ("daemon.started", None, None),
+        ("denied", None, "NO_PERMISSION"),  # what it asks before it creates a topic
+        ("login", "root", None),
+        ("request", "root", "SUCCESS"),
+        ("daemon.stopped", None, None),
+    }
+    assert "of-root" not in path.read_text()
 
 
 def names_in(folder: Path) -> list[str]:

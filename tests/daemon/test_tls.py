@@ -173,6 +173,23 @@ async def test_certificates_of_clients(
     assert all("certificate" in reason for reason in reasons)
 
 
+# Tasks that start together run in any order.
+@pytest.mark.parametrize("start", range(8))
+async def test_a_client_that_comes_before_the_start_is_served(
+    authority: Authority, start: int
+) -> None:
+    network = TcpNetwork(TlsFile(authority.server(), None, ()))
+    listener = network.listen("127.0.0.1", 0)
+    client = Raw(client_context(authority.client()))
+    with socket.create_connection(("127.0.0.1", listener.port)) as early:
+        early.sendall(client.step())
+        async with running(partial(network.serve, listener, RemotingServer(Echo()))):
+            early.settimeout(10)
+            client.incoming.write(await trio.to_thread.run_sync(early.recv, 65536))
+            assert client.step()
+            assert client.tls.version() is not None
+
+
 @pytest.mark.parametrize(
     ("wanted", "shown", "user"),
     [

@@ -50,6 +50,7 @@ from tests.support.channel import MemoryChannel
 from tests.support.golden_frames import GoldenFrame, golden_frames
 from tests.support.nameserver import NameServerUnderTest, register_body, register_header
 from tests.support.registrations import compressed
+from tests.support.rights import client_of, rights_of, users_of
 
 
 def registered(*topics: TopicConfig | str, **fields: Any) -> NameServerUnderTest:
@@ -359,6 +360,34 @@ def test_write_permission() -> None:
     added, _ = server.ask(RequestCode.ADD_WRITE_PERM_OF_BROKER, header)
     assert added.header(AddWritePermOfBrokerResponseHeader).add_topic_count == 2
     assert TopicRouteData.decode(get_route(server, "T")[1]).queue_datas[0].perm == 6
+
+
+@pytest.mark.parametrize(
+    ("user", "topics"),
+    [("root", {"T", "U", "%RETRY%g", "%RETRY%h"}), ("alice", {"T", "%RETRY%g"}), ("bob", set())],
+)
+def test_lists_name_only_what_one_may_see(user: str, topics: set[str]) -> None:
+    rights = rights_of(users_of(alice=["Topic:T Pub", "Group:g Sub"], bob=[]))
+    server = NameServerUnderTest(access=rights)
+    names = ("T", "U", "%RETRY%g", "%RETRY%h")
+    configs = [TopicConfig(topic_name=name, topic_sys_flag=3) for name in names]
+    root, client = client_of("root"), client_of(user)
+    body = register_body(*configs).encode()
+    server.ask(RequestCode.REGISTER_BROKER, register_header(), body, channel=root)
+    for code, header in (
+        (RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, None),
+        (RequestCode.GET_TOPICS_BY_CLUSTER, GetTopicsByClusterHeader(cluster="c0")),
+        (RequestCode.GET_UNIT_TOPIC_LIST, None),
+        (RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST, None),
+    ):
+        answer, found = server.ask(code, header, channel=client)
+        assert answer.code == ResponseCode.SUCCESS, answer.remark
+        assert set(TopicList.decode(found).topic_list) == topics
+    # The route of a topic that one may not see is no route.
+    for topic in ("T", "U"):
+        route = GetRouteInfoHeader(topic=topic)
+        answer, _ = server.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, route, channel=client)
+        assert (answer.code == ResponseCode.SUCCESS) == (topic in topics)
 
 
 def test_topics_are_added_and_deleted() -> None:

@@ -13,6 +13,7 @@ from headrace_protocol.drivers.errors import HeadraceError
 from headrace_protocol.rights.auth_requests import ListUserHeader, UserHeader, UserInfo
 from headrace_protocol.rights.credentials import Credentials
 from tests.support import own_disk
+from tests.support.certificates import Authority
 from tests.support.cluster import Daemon
 from tests.support.ports import free_port
 from tests.support.processes import run
@@ -40,6 +41,7 @@ class Guarded:
         )
 
     def write(self, *lines: str) -> None:
+        """Its settings."""
         own = {
             "nameserver": (f"kvConfigPath={self.folder / 'disk' / 'kvConfig.json'}",),
             "broker": (
@@ -157,3 +159,25 @@ def test_a_damaged_file_of_users_stops_the_start(guarded: Guarded) -> None:
     path.write_text(path.read_text().replace("Super", "Normal"))
     for option in ("--check-config", "--log-level=error"):
         assert f"{path}: was changed by hand, or damaged" in guarded.refused(option)
+
+
+@pytest.mark.slow
+def test_a_certificate_of_a_client_logs_it_in(guarded: Guarded) -> None:
+    authority = Authority.new(guarded.folder / "ca")
+    server = authority.server()
+    tls = guarded.folder / "tls.properties"
+    tls.write_text(
+        f"tls.server.certPath={server.cert_file}\ntls.server.keyPath={server.key_file}\n"
+        f"tls.server.trustCertPath={authority.ca_file}\ntls.server.need.client.auth=require\n"
+    )
+    secret = guarded.folder / "super.json"
+    guarded.write(*SAFE, f"initAuthenticationUserFile={secret}", f"tlsConfigFile={tls}")
+    guarded.start()
+    for name, code in (("root", 0), ("nobody", 16)):
+        address, settings = f"127.0.0.1:{guarded.port}", authority.client(name=name)
+        with BlockingConnection.connect(address, settings) as connection:
+            answer = connection.request(
+                Code.AUTH_LIST_USER, ListUserHeader(), timeout_ms=TIMEOUT_MS
+            )
+            assert answer.command.code == code
+    guarded.daemon.stop()

@@ -19,8 +19,11 @@ if TYPE_CHECKING:
 
 def build(core: Core) -> Feature:
     """See ``Feature``. Where nobody is judged there is no guard."""
-    _, access, requests, sessions = core.rights
+    users, access, requests, sessions = core.rights
+    core.serving.server.is_user = users.users.__contains__
     processors = (requests,) if sessions is None else (requests, sessions)
+    if sessions is not None and core.audit is not None:
+        sessions.on_outcome = core.audit.authenticated
     if access.is_open:
         return Feature(processors=processors)
     return Feature(guards=(lambda registry: guard(registry, access),), processors=processors)

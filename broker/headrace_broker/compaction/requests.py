@@ -13,6 +13,8 @@ from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.drivers.address import split_address
 from headrace_protocol.errors import RequestError
 from headrace_protocol.headers import CompactTopicHeader
+from headrace_protocol.rights.rules import Action, Kind
+from headrace_protocol.rights.wanted import OWN_CLUSTER
 from headrace_protocol.serving import Reply
 from headrace_protocol.waiting import take_break
 
@@ -60,6 +62,8 @@ class CompactionRequests:
                 "`headrace topic create TOPIC --compacted`",
             )
         if header.rebuild_from is not None:
+            # The broker connects to that address, and shows it who it is.
+            request.check(Kind.CLUSTER, OWN_CLUSTER, Action.UPDATE)
             self._rebuild(header.topic, header.rebuild_from)
         if header.start:
             self._schedule.request(header.topic)

@@ -62,10 +62,11 @@ async def serve_sockets(
     sockets = SocketLoop(server, listeners, security)
     try:
         async with trio.open_nursery() as nursery:
+            # First: clients may have sent their handshakes before the start.
+            if security is not None:
+                await nursery.start(security.run, server)
             nursery.start_soon(sockets.run)
             nursery.start_soon(server.sweep)
-            if security is not None:
-                nursery.start_soon(security.run, server)
             task_status.started()
     finally:
         # Closing a client may notify clients that are still open, so their epoll must exist.

@@ -43,10 +43,11 @@ class Security:
         self._server: RemotingServer | None = None
         self._nursery: trio.Nursery | None = None
 
-    async def run(self, server: RemotingServer) -> None:
+    async def run(self, server: RemotingServer, *, task_status: trio.TaskStatus[None]) -> None:
         """Watch the certificate's files and admit handshakes, until cancelled."""
         async with trio.open_nursery() as self._nursery:
             self._server = server
+            task_status.started()
             self._nursery.start_soon(self.certificates.run)
 
     def transport(self, client: socket.socket, loop: Loop) -> SocketTransport:

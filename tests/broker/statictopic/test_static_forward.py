@@ -10,6 +10,8 @@ import trio
 
 from headrace_broker.statictopic.forward import WAITING_BYTES_MAX
 from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.command import header_fields
+from headrace_protocol.header_codecs import SerializeType, encode_frame
 from headrace_protocol.headers import (
     GetMaxOffsetHeader,
     OffsetResponseHeader,
@@ -18,6 +20,7 @@ from headrace_protocol.headers import (
 )
 from headrace_protocol.statictopic.mapping import MappingInfo
 from tests.support.channel import MemoryChannel
+from tests.support.rights import signed
 from tests.support.running import in_background
 from tests.support.static_brokers import GROUP, TOPIC, Brokers, item
 from tests.support.wire import pull_header, send_header
@@ -113,6 +116,30 @@ async def test_the_sends_that_wait_are_bounded(brokers: Brokers) -> None:
     assert command.code == ResponseCode.SYSTEM_BUSY
     assert sum(channel.charged_bytes for channel in waiting) <= WAITING_BYTES_MAX
     assert not full.charged_bytes
+
+
+async def test_a_forwarded_request_has_no_signature_of_its_client(brokers: Brokers) -> None:
+    close_a(brokers)
+    open_b(brokers)
+    pull = pull_header(0)
+    offset = GetMaxOffsetHeader(topic=TOPIC, queue_id=0)
+    for code, header, body in (
+        (RequestCode.SEND_MESSAGE_V2, send_header(), b"x"),
+        (RequestCode.PULL_MESSAGE, pull, b""),
+        (RequestCode.GET_MAX_OFFSET, offset, b""),
+    ):
+        brokers.asked.clear()
+        given = header_fields(header) or {}
+        plain = {name: value for name, value in given.items() if value is not None}
+        fields = signed("alice", plain, body) | {"SecurityToken": "t"}
+        frame = encode_frame(SerializeType.JSON, code, 1, fields=fields, body_bytes=len(body))
+        channel = MemoryChannel()
+        brokers["a"].take(frame + body, channel)
+        ((answer, _),) = (reply for reply in channel.replies() if reply[0].is_response)
+        assert answer.code == ResponseCode.SUCCESS, answer.remark
+        assert brokers.asked
+        for _, _, asked in brokers.asked:
+            assert not {"AccessKey", "Signature", "SecurityToken"} & asked.keys()
 
 
 async def test_a_forwarded_request_is_not_forwarded_again(brokers: Brokers) -> None:
