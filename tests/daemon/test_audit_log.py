@@ -39,6 +39,7 @@ from tests.support.rights import request_of
 from tests.support.running import running
 from tests.support.until import until
 
+RULES, USER = RequestCode.AUTH_UPDATE_ACL, RequestCode.AUTH_CREATE_USER
 DELETE, ROUTE = RequestCode.DELETE_TOPIC_IN_BROKER, RequestCode.GET_ROUTEINFO_BY_TOPIC
 
 NOON = "2026-11-27T12:00:00.125Z"
@@ -65,6 +66,8 @@ class Recorded:
         self.log.restrict(self.registry)
         self.registry.route(DELETE, self._serve)
         self.registry.route(ROUTE, self._serve)
+        for code in RULES, USER:
+            self.registry.route(code, lambda _request: Reply())
         self.denied: dict[str | None, str] = {}
         self.served: list[str | None] = []
 
@@ -140,6 +143,23 @@ async def test_administration_is_recorded_with_its_outcome(
         "outcome": outcome,
         "detail": {"topic": topic} | ({"remark": "no topic none"} if topic == "none" else {}),
     }
+
+
+async def test_rules_are_shown_and_passwords_are_not(audit: Recorded) -> None:
+    rules, user = b'{"policies":[{"decision":"Allow\n"}]}' + b" " * 9999, b'{"password":"s3cret"}'
+    async with audit.writing():
+        for code, fields, body in (
+            (RULES, {"subject": "User:bob", "Signature": "c2lnbmVk"}, rules),
+            (USER, {"username": "bob", "Signature": "c2lnbmVk"}, user),
+        ):
+            audit.registry.admit(request_of(code, fields, body, channel=Client("root")))
+    of_rules, of_user = audit.lines()
+    shown = rules[:1024].decode().replace("\n", "\\n") + "..."
+    assert of_rules["detail"] == {"subject": "User:bob", "body": shown}
+    assert of_user["detail"] == {"username": "bob"}
+    text = audit.path.read_bytes()
+    assert b"s3cret" not in text
+    assert b"c2lnbmVk" not in text
 
 
 async def test_other_requests_are_not_recorded(audit: Recorded) -> None:

@@ -68,6 +68,11 @@ _SHOWN: Final = (
     "policyType",
     "resource",
 )
+# Requests whose bodies are shown: they say what is changed, and have no secret.
+_SHOWN_BODIES: Final = frozenset(
+    (RequestCode.AUTH_CREATE_ACL, RequestCode.AUTH_UPDATE_ACL, RequestCode.SET_QUOTA)
+)
+_BODY_CHARS_MAX: Final = 1024
 # Resources of a denied request are read from its body only up to this size.
 _BODY_BYTES_MAX: Final = 64 * 1024
 
@@ -249,9 +254,9 @@ class AuditLog:
                 return 0
 
 
-def bounded(text: str) -> str:
+def bounded(text: str, chars_max: int = _TEXT_CHARS_MAX) -> str:
     """A text of a client, cut and without control characters."""
-    return clean(text[:_TEXT_CHARS_MAX]) + ("..." if len(text) > _TEXT_CHARS_MAX else "")
+    return clean(text[:chars_max]) + ("..." if len(text) > chars_max else "")
 
 
 def _described(request: Request, reply: Reply) -> dict[str, Any]:
@@ -279,9 +284,13 @@ def _denied(request: Request, reply: Reply) -> dict[str, Any]:
 
 
 def _named(request: Request) -> dict[str, str]:
-    """The fields of a header that say what is to be changed, none of which is a secret."""
+    """The parts of a request that say what is to be changed, none of which is a secret."""
     fields = _fields(request)
-    return {name: bounded(fields[name]) for name in _SHOWN if name in fields}
+    named: dict[str, str] = {name: bounded(fields[name]) for name in _SHOWN if name in fields}
+    if request.command.code in _SHOWN_BODIES:
+        body = str(request.body[: 4 * _BODY_CHARS_MAX], "utf-8", "replace")
+        named["body"] = bounded(body, _BODY_CHARS_MAX)
+    return named
 
 
 def _fields(request: Request) -> dict[str, str]:
