@@ -296,7 +296,6 @@ class Registry:
         self._ready_code = 0
         self._ready_start = b""
         self._ready_function: ReadyFunction | None = None
-        self._is_ready: Callable[[Channel], bool] = lambda _channel: True
 
     def route(self, code: RequestCode, function: RequestFunction) -> None:
         """Route ``code`` to ``function``; it must have a row in ``bounds.BODIES``."""
@@ -321,19 +320,19 @@ class Registry:
         self,
         guard: Guard,
         codes: Collection[RequestCode] = frozenset(RequestCode),
-        is_ready: Callable[[Channel], bool] | None = None,
+        *,
+        but_ready: bool = False,
     ) -> None:
         """Call ``guard`` before each routed request of ``codes``.
 
         If it returns something or raises, the request is served by that. It sees each request by
         itself, so ``route_ready`` no longer applies to these codes; and once, but for ``admit``.
-        is_ready: the clients to which ``route_ready`` applies all the same, because its function
-        admits only what the guard has admitted before.
+        but_ready: whether ``route_ready`` applies all the same, because its function admits only
+        what the guard has admitted before.
         """
         for code in codes:
             self._guards[code] = (*self._guards.get(code, ()), guard)
-        if is_ready is not None:
-            self._is_ready = is_ready
+        if but_ready:
             return
         self._closed.update(codes)
         if self._ready_code in self._closed:
@@ -347,7 +346,7 @@ class Registry:
         """
         function = self._ready_function
         end = perf_counter() + self.turn_s
-        if function is None or not channel.is_greeted or not self._is_ready(channel):
+        if function is None or not channel.is_greeted:
             for number, frame in enumerate(frames, 1):
                 if self.serve(channel, frame) > end:
                     return frames[number:]

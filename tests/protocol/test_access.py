@@ -11,7 +11,7 @@ import pytest
 from headrace_protocol.codes import RequestCode as C
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import RequestError
-from headrace_protocol.frame import FrameReader
+from headrace_protocol.frame import Frame, FrameReader
 from headrace_protocol.header_codecs import SerializeType, encode_frame
 from headrace_protocol.rights.access import REJECTED, Access, AccessSettings, AnonymousAccess
 from headrace_protocol.rights.rules import Action, Kind
@@ -190,10 +190,10 @@ def test_to_log_in_needs_no_name() -> None:
     Access(SECURED, Users(), "c").check(request_of(C.AUTH_SESSION, {}))
 
 
-def send_header(fields: dict[str, Any]) -> bytes:
+def send_frame(fields: dict[str, Any]) -> Frame:
     frame = encode_frame(SerializeType.JSON, C.SEND_MESSAGE_V2, 1, fields=fields, body_bytes=4)
-    ((_, header, _),) = FrameReader().feed(frame + b"body")
-    return bytes(header)
+    (read,) = FrameReader().feed(frame + b"body")
+    return read
 
 
 SEND = {"a": "p", "b": "T", "e": 0, "f": 0, "g": 1, "h": 0, "i": ""}
@@ -214,18 +214,36 @@ SEND = {"a": "p", "b": "T", "e": 0, "f": 0, "g": 1, "h": 0, "i": ""}
 def test_a_send_is_identified_by_its_header_alone(fields: dict[str, Any], user: str | None) -> None:
     access, channel = Access(SECURED, users_of(alice=[]), "c"), channel_of()
     request = request_of(C.SEND_MESSAGE_V2, fields, b"body", channel=channel)
-    header = send_header(fields)
-    subject = access.sender(channel, header, b"body")
+    frame = send_frame(fields)
+    runs = [(subject, list(run)) for subject, run in access.senders(channel, [frame, frame])]
+    subject = runs[0][0]
+    assert runs == [(subject, [frame, frame])]
     if user is None:
         assert subject is None
         with pytest.raises(RequestError):
             access.identify(request)
     else:
         assert subject == access.identify(request) == Subject(user, "127.0.0.1")
-    for unreadable in (b"", header[:-9], header.replace(b'"b"', b'"b\xff"')):
-        assert access.sender(channel, unreadable, b"body") is None
+
+
+def test_sends_are_told_apart_by_their_signers() -> None:
+    access, channel = Access(SECURED, users_of(alice=[], bob=[]), "c"), channel_of()
+    alice, bob = (send_frame(signed(user, SEND, b"body")) for user in ("alice", "bob"))
+    header = bytes(alice[1])
+    unreadable = [
+        (0, other, b"body") for other in (b"", header[:-9], header.replace(b'"b"', b'"b\xff"'))
+    ]
+    runs = access.senders(channel, [alice, alice, bob, *unreadable, alice])
+    assert [(subject and subject.user, len(list(run))) for subject, run in runs] == [
+        ("alice", 2),
+        ("bob", 1),
+        (None, 3),
+        ("alice", 1),
+    ]
     channel.log_in("alice")
-    assert access.sender(channel, header, b"body") == Subject("alice", "127.0.0.1")
+    assert access.senders(channel, [bob]) == [(Subject("alice", "127.0.0.1"), [bob])]
+    channel.log_in("nobody")
+    assert access.senders(channel, [bob]) == [(None, [bob])]
 
 
 # -- signed requests that somebody else could send again -------------------------------------------

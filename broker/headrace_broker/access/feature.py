@@ -6,15 +6,14 @@ functions: see ``rights.late``. Source: docs/security.md "What is checked".
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from headrace_broker.feature import Feature
-from headrace_protocol.errors import RequestError
+from headrace_protocol.serving import Registry
 
 if TYPE_CHECKING:
     from headrace_broker.core import Core
-    from headrace_protocol.rights.access import Access
-    from headrace_protocol.serving import Channel, Registry
 
 
 def build(core: Core) -> Feature:
@@ -26,16 +25,6 @@ def build(core: Core) -> Feature:
         sessions.on_outcome = core.audit.authenticated
     if access.is_open:
         return Feature(processors=processors)
-    return Feature(guards=(lambda registry: guard(registry, access),), processors=processors)
-
-
-def guard(registry: Registry, access: Access) -> None:
-    """Judge all requests; several sends at a time only where their channel says whose they are."""
-
-    def is_ready(channel: Channel) -> bool:
-        try:
-            return access.subject(channel) is not None
-        except RequestError:  # the user may no longer log in, as each request is answered
-            return False
-
-    registry.guard(access.check, is_ready=is_ready)
+    # Sends that arrive together are judged where they are stored.
+    guard = partial(Registry.guard, guard=access.check, but_ready=True)
+    return Feature(guards=(guard,), processors=processors)

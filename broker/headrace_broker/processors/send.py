@@ -44,7 +44,7 @@ from headrace_protocol.serving import Reply
 from headrace_protocol.system_topics import RETRY_PREFIX
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from headrace_broker.config import BrokerConfig
     from headrace_broker.message_demands import MessageDemands, TopicDemand
@@ -181,15 +181,22 @@ class SendProcessor:
 
     def send_ready(self, channel: Channel, frames: list[Frame]) -> None:
         """Store the sends of one ``recv`` together; those that are not plain are served singly."""
+        if self._access.is_open:
+            self._store_ready(channel, None, frames)
+            return
+        for subject, sent in self._access.senders(channel, frames):
+            if subject is not None:
+                self._store_ready(channel, subject, sent)
+                continue
+            for frame in sent:
+                self._serve_one(channel, frame)
+
+    def _store_ready(
+        self, channel: Channel, subject: Subject | None, frames: Iterable[Frame]
+    ) -> None:
         messages: list[PlainMessage] = []
         answers: list[SendAnswer] = []
         plain: list[Frame] = []
-        try:
-            subject = None if self._access.is_open else self._access.subject(channel)
-        except RequestError:  # a request before has changed that
-            for frame in frames:
-                self._serve_one(channel, frame)
-            return
         targets = self._current_targets(subject)
         demand_flags = self._demand_flags
         for frame in frames:

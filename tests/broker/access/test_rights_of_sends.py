@@ -78,15 +78,17 @@ def test_a_topic_that_one_user_may_send_to_is_closed_to_the_next(sends: Sends) -
     assert sends.count("T") == sends.count("U") == 2 * COUNT
 
 
-def test_sends_of_a_session_are_stored_together(sends: Sends) -> None:
-    alice = client_of("alice")
-    sends.send(alice, "T")
+@pytest.mark.parametrize("is_signed", [False, True])
+def test_sends_of_a_user_are_stored_together(sends: Sends, is_signed: bool) -> None:
+    alice, signer = client_of("alice"), ["alice"] if is_signed else []
+    alice.user = None if is_signed else "alice"
+    sends.send(alice, "T", *signer)
 
     def fail(_request: Request) -> None:
         raise AssertionError("served singly")
 
     sends.broker.registry.functions[RequestCode.SEND_MESSAGE_V2] = fail
-    assert sends.send(alice, "T") == [OK] * COUNT
+    assert sends.send(alice, "T", *signer) == [OK] * COUNT
 
 
 @pytest.mark.parametrize("change", ["no rules", "other rules", "disabled", "deleted"])
