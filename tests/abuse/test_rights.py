@@ -12,7 +12,7 @@ import pytest
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.frame import FrameReader
 from headrace_protocol.header_codecs import SerializeType, encode_frame
-from headrace_protocol.rights.access import REJECTED, Access, AccessSettings
+from headrace_protocol.rights.access import REJECTED
 from headrace_protocol.rights.rules import Action, Decision, Entry, Kind, Pattern, Resource, Rules
 from headrace_protocol.rights.users import Users
 from headrace_protocol.rights.wanted import OWN_CLUSTER, TABLE, Wanted, wanted
@@ -21,23 +21,19 @@ from tests.abuse.hostile import BODIES_OF_OTHERS, DEEP_BODIES, headers, plain_fi
 from tests.support.broker import BrokerUnderTest
 from tests.support.channel import MemoryChannel
 from tests.support.nameserver import NameServerUnderTest
-from tests.support.rights import plain_body, plain_request, rules_of, signed, users_of
-
-CLUSTER = "c"
-SETTINGS = AccessSettings(authentication=True, authorization=True, needs_tls=False)
+from tests.support.rights import plain_body, plain_request, rights_of, rules_of, signed, users_of
 
 
 class Daemon:
     """A daemon's registry with access control. served: codes whose functions were called."""
 
-    def __init__(self, registry: Registry) -> None:
-        self.users: Users = users_of(alice=[])
+    def __init__(self, users: Users, registry: Registry) -> None:
+        self.users = users
         self.registry = registry
         self.served: list[int] = []
         self.codes = sorted(registry.functions)
         for code in self.codes:
             registry.functions[code] = partial(self._serve, code)
-        registry.guard(Access(SETTINGS, self.users, CLUSTER).check)
 
     def _serve(self, code: int, _request: Request) -> Reply:
         self.served.append(code)
@@ -63,7 +59,7 @@ class Daemon:
 
 
 def entry_for(want: Wanted, *actions: Action) -> Entry:
-    name = CLUSTER if want.name == OWN_CLUSTER and want.kind is Kind.CLUSTER else want.name
+    name = "DefaultCluster" if want.name == OWN_CLUSTER and want.kind is Kind.CLUSTER else want.name
     resource = Resource(want.kind, Pattern.LITERAL, name)
     return Entry(resource, frozenset(actions), (), Decision.ALLOW)
 
@@ -79,9 +75,11 @@ def wrong_rules(want: Wanted) -> Iterator[Entry]:
 
 @pytest.fixture(params=["broker", "nameserver"])
 def daemon(request: pytest.FixtureRequest, tmp_path: Path) -> Daemon:
+    users = users_of(alice=[])
+    rights = rights_of(users)
     if request.param == "broker":
-        return Daemon(BrokerUnderTest(tmp_path).registry)
-    return Daemon(NameServerUnderTest().registry)
+        return Daemon(users, BrokerUnderTest(tmp_path, rights=rights).registry)
+    return Daemon(users, NameServerUnderTest(access=rights).registry)
 
 
 ways = pytest.mark.parametrize(
