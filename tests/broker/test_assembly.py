@@ -12,6 +12,7 @@ from headrace_broker.compaction.compaction import Compaction
 from headrace_broker.config import BrokerConfig
 from headrace_broker.core import Pace, Surroundings, build_core
 from headrace_broker.feature import Feature
+from headrace_broker.quotas.quotas import Quotas
 from headrace_broker.schedule.schedule import Schedule
 from headrace_broker.server import Broker
 from headrace_broker.timer.timers import Timers
@@ -169,6 +170,7 @@ async def test_a_broker_finishes_in_this_order(tmp_path: Path) -> None:
         topics.incarnations.saved.finish,
         topics.saved.finish,
         groups.saved.finish,
+        part(core, Quotas).table.saved.finish,
         part(core, Compaction).finish,
         part(core, Transactions).finish,
         part(core, Schedule).finish,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Quotas:
     """Connects the meters of a table's quotas while it has some.
 
-    new_metering: imports and makes them, once there is a quota.
+    table: the quotas. new_metering: imports and makes meters, once there is a quota.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Quotas:
         long_polling: LongPolling,
         new_metering: Callable[[], Metering],
     ) -> None:
-        self._table, self._frames, self._statistics = table, frames, statistics
+        self.table, self._frames, self._statistics = table, frames, statistics
         self._long_polling, self._new_metering = long_polling, new_metering
         self._metering: Metering | None = None
         self._is_used = trio.Event()
@@ -50,7 +50,7 @@ class Quotas:
         metering, statistics = self._metering, self._statistics
         long_polling = self._long_polling
         metering.forget()
-        if len(self._table):
+        if len(self.table):
             self._frames.meter = metering
             statistics.on_put, statistics.on_get = metering.put, metering.get
             long_polling.check = metering.check_hold
