@@ -16,14 +16,13 @@ from headrace_daemon.access.errors import AccessError
 from headrace_protocol.drivers.files import NotPrivate, read_private
 from headrace_protocol.errors import RequestError
 from headrace_protocol.rights.access import AccessSettings
-from headrace_protocol.rights.auth_requests import check_password, check_user_name
-from headrace_protocol.rights.credentials import Credentials
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from headrace_daemon.access.cipher import Cipher
     from headrace_protocol.rights.access import AnonymousAccess
+    from headrace_protocol.rights.credentials import Credentials
 
 AuthRequiresTls = Literal["admin", "none"]
 
@@ -201,6 +200,10 @@ def _read(place: str, file: str) -> bytes:
 
 def _credentials(place: str, text: str, row: _SecretSetting) -> Credentials:
     """The credentials of a JSON object; errors show nothing of it."""
+    # Imported only where there is a secret.
+    from headrace_protocol.rights.auth_requests import check_password, check_user_name
+    from headrace_protocol.rights.credentials import Credentials
+
     try:
         found = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
         name, password = (msgspec.json.decode(found[field], type=str) for field in row.fields)
