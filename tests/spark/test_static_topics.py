@@ -25,7 +25,7 @@ from headrace.spark.plan.splits import read_tasks, size_curves
 from headrace.spark.plan.tables import table_tasks
 from headrace.spark.plan.tasks import ReadPlan
 from headrace.spark.read.columns import arrow_schema
-from headrace.spark.read.progress import MicroBatch
+from headrace.spark.read.lag import MicroBatch
 from headrace.spark.read.schema import source_schema
 from headrace.spark.read.stream import StreamReader
 from headrace.spark.read.table import read_table
@@ -218,7 +218,7 @@ def test_jumps_are_no_messages(topic: Topic, cluster: Cluster) -> None:
     half = limited(cluster, queues, ranges, Limits(bytes=int(total * 0.75)))[topic.queue(0)]
     assert end - 10 < half.end < end
     latest = {queue: each.end for queue, each in ranges.items()}
-    report = MicroBatch(queues, latest, ranges, ranges).progress(cluster, 0)
+    report = MicroBatch(queues, latest, ranges, ranges).lag(cluster, 0)
     assert report["lagMessages"] == 40
     # Behind the last message of an item, and within a jump.
     for start in (10, 11, 9_999, end - 10):

@@ -1,4 +1,4 @@
-"""The driver's queries to nameservers and brokers: topics, queues, offsets, times, progress."""
+"""The driver's queries to nameservers and brokers: topics, queues, offsets, times, positions."""
 
 from __future__ import annotations
 
@@ -387,12 +387,12 @@ class Cluster(Connections):
         answers = self.ask_each(requests, {start: queues[start[0]] for start in requests})
         return {start: _units(answer, count) for start, answer in answers.items()}
 
-    # -- progress ----------------------------------------------------------------------------------
+    # -- positions ---------------------------------------------------------------------------------
 
-    def progress_addresses(self, queues: Queues) -> set[str]:
-        """Addresses of the brokers that may keep progress in ``queues``.
+    def position_addresses(self, queues: Queues) -> set[str]:
+        """Addresses of the brokers that may keep a group's positions in ``queues``.
 
-        That of a static topic is kept by the broker that has the message, which is any of them.
+        Those in a static topic are kept by the broker that has the message, which is any of them.
         """
         routes = [self.route(topic) for topic in {queue.topic for queue in queues}]
         masters = (
@@ -401,7 +401,7 @@ class Cluster(Connections):
         return {*queues.values(), *filter(None, masters)}
 
     def register_group(self, group: str, queues: Queues, addresses: Iterable[str]) -> None:
-        """Register ``group`` with brokers so that it can have progress there, without a member."""
+        """Register ``group`` with brokers so that it can have positions there, without a member."""
         topics = sorted({queue.topic for queue in queues})
         client_id = _client_id()
         consumer = ConsumerData(
@@ -423,7 +423,7 @@ class Cluster(Connections):
                 answer.expect()
 
     def commit(self, group: str, offsets: Mapping[MessageQueue, int], queues: Queues) -> None:
-        """Commit the progress of ``group``, from which lag is computed. Raises BrokerError."""
+        """Commit the positions of ``group``, from which lag is computed. Raises BrokerError."""
         requests: dict[MessageQueue, Request] = {
             queue: (RequestCode.UPDATE_CONSUMER_OFFSET, _commit_header(group, queue, offset), b"")
             for queue, offset in offsets.items()

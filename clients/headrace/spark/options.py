@@ -128,7 +128,7 @@ class Limits:
 class ReadOptions:
     """The options of a read; ``starting`` and ``ending`` are None if not given.
 
-    group: the consumer group to commit progress for; None commits none.
+    group: the consumer group that commits its positions; None commits none.
     tags, sql: see ``plan.tasks.ReadPlan``.
     schema, encoding: of message bodies, see ``body.format.body_format``.
     table: whether the topics are tables.

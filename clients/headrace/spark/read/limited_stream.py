@@ -19,7 +19,7 @@ from pyspark.sql.streaming.datasource import (
 from headrace.errors import HeadraceError
 from headrace.spark.brief import brief
 from headrace.spark.plan.ranges import Range
-from headrace.spark.read.progress import MicroBatch
+from headrace.spark.read.lag import MicroBatch
 from headrace.spark.read.stream import StreamReader, next_offset
 from headrace.spark.retry import OUTAGES
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from headrace.spark.plan.ranges import Offsets, Ranges
     from headrace.spark.read.stream import Available
 
-_PROGRESS = "the progress that Spark shows"
+_LAG = "the lag in Spark's progress"
 # Stands for limits without a Spark class; this reader applies its own limits anyway.
 _ANY_ROWS = 2**63 - 1
 
@@ -62,7 +62,7 @@ class LimitedStreamReader(StreamReader, SupportsTriggerAvailableNow):
         """The end of the micro-batch that begins at ``start``; ``start`` itself if it is empty."""
         known = self.known(start)
         # Spark plans the next micro-batch only after all previous ones are done.
-        self.commit_progress(known.offsets)
+        self.commit_positions(known.offsets)
         available = self.available()
         if self._wants_target and self._target is None:
             self._target = available.latest
@@ -73,16 +73,16 @@ class LimitedStreamReader(StreamReader, SupportsTriggerAvailableNow):
         return start if end is known else end.to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
-        """The source's ``latestOffset`` in Spark's progress: see ``progress``."""
+        """The source's ``latestOffset`` in Spark's progress: see ``MicroBatch.lag``."""
         if self._micro_batch is None:
             return None
         try:
-            progress = self._micro_batch.progress(self._cluster, time.time_ns() // 1_000_000)
+            lag = self._micro_batch.lag(self._cluster, time.time_ns() // 1_000_000)
         except HeadraceError as error:
-            OUTAGES.failed(_PROGRESS, error)
+            OUTAGES.failed(_LAG, error)
             return None
-        OUTAGES.worked(_PROGRESS)
-        return progress
+        OUTAGES.worked(_LAG)
+        return lag
 
     def _until_target(self, ranges: Ranges) -> Ranges:
         target = self._target

@@ -1,4 +1,4 @@
-"""The streaming reader: start and end of each micro-batch, and progress.
+"""The streaming reader: start and end of each micro-batch, and the group's positions.
 
 PySpark 4.0 and 4.1 ask for the end of a micro-batch without passing its start: see
 ``StreamReader``. PySpark 4.2 and later pass the start and the limits: see ``limited_stream``.
@@ -118,7 +118,7 @@ class StreamReader(DataSourceStreamReader):
             self._returned = StreamOffset(available.latest, available.incarnations)
         else:
             # Spark asks again only after the micro-batch that ended there is done.
-            self.commit_progress(known.offsets)
+            self.commit_positions(known.offsets)
             ranges = self.new_ranges(known, available)
             ranges = self.within(self._options.limits, ranges, available)
             self._returned = next_offset(known, ranges, available)
@@ -129,7 +129,7 @@ class StreamReader(DataSourceStreamReader):
         """The tasks of a micro-batch, with the same ranges whenever it is repeated."""
         first, last = self.known(start), self.known(end)
         self._returned = last
-        self.commit_progress(first.offsets)
+        self.commit_positions(first.offsets)
         return self._with_retries(lambda: self._tasks(first, last))
 
     @brief_rows
@@ -139,8 +139,8 @@ class StreamReader(DataSourceStreamReader):
         return read_task(self._plan, partition, self._schema)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Commit the group's progress. Spark calls this a micro-batch late, never for the last."""
-        self.commit_progress(self.known(end).offsets)
+        """Commit the group's positions. Spark calls this a micro-batch late, never for the last."""
+        self.commit_positions(self.known(end).offsets)
 
     def stop(self) -> None:
         """Close the connections."""
@@ -290,10 +290,10 @@ class StreamReader(DataSourceStreamReader):
                     starts[queue] = ends[queue]
         return starts
 
-    def commit_progress(self, offsets: Offsets) -> None:
+    def commit_positions(self, offsets: Offsets) -> None:
         """Commit the processed offsets for the consumer group, if the query has one.
 
-        The progress is informational, so errors are logged and the next micro-batch tries again.
+        They are informational, so errors are logged and the next micro-batch tries again.
         """
         changed = {queue: at for queue, at in offsets.items() if self._committed.get(queue) != at}
         if self._options.group is None or not changed:
@@ -301,16 +301,16 @@ class StreamReader(DataSourceStreamReader):
         try:
             queues = self._cluster.queues(self._options.topics)
             # Brokers may have joined the topics since the last time.
-            fresh = self._cluster.progress_addresses(queues) - self._registered_at
+            fresh = self._cluster.position_addresses(queues) - self._registered_at
             self._cluster.register_group(self._options.group, queues, fresh)
             self._registered_at |= fresh
             reachable = {queue: at for queue, at in changed.items() if queue in queues}
             self._cluster.commit(self._options.group, reachable, queues)
             self._committed |= reachable
         except HeadraceError as error:
-            OUTAGES.failed(f"the progress of group {self._options.group}", error)
+            OUTAGES.failed(f"the positions of group {self._options.group}", error)
         else:
-            OUTAGES.worked(f"the progress of group {self._options.group}")
+            OUTAGES.worked(f"the positions of group {self._options.group}")
 
     def _tasks(self, first: StreamOffset, last: StreamOffset) -> list[ReadTask]:
         moved = [queue for queue, end in last.offsets.items() if first.offsets.get(queue) != end]

@@ -1,4 +1,4 @@
-"""A stream's lag, in the form reported in Spark's progress.
+"""A stream's lag, in the form in which Spark's progress reports it.
 
 ``{"lagMessages": n, "lagSeconds": s, "topics": {topic: {broker: {queue: {...}}}}}``
 
@@ -34,8 +34,8 @@ class MicroBatch(NamedTuple):
     waiting: Ranges
     read: Ranges
 
-    def progress(self, cluster: Cluster, now_ms: int) -> dict[str, Any]:
-        """The progress report, see the module. Queries store times of the oldest messages."""
+    def lag(self, cluster: Cluster, now_ms: int) -> dict[str, Any]:
+        """The report, see the module. Queries store times of the oldest messages."""
         starts = {queue: each.start for queue, each in self.waiting.items()}
         behind = {
             queue: Range(at, self.latest[queue])
