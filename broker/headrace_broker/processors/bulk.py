@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 from zlib_ng.zlib_ng import crc32
 
 from headrace_broker.processors.send import rejection
 from headrace_broker.store.errors import StoreError
 from headrace_broker.store.log.encoded_records import EncodedRecords
 from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.columns import UNIT_DTYPE, split
 from headrace_protocol.errors import CorruptRecord, RequestError
 from headrace_protocol.headers import (
     BulkPullHeader,
@@ -146,7 +148,21 @@ def _check_body(request: Request, header: BulkSendHeader) -> None:
         )
 
 
-def _found(_request: Request, code: ResponseCode, result: GetResult) -> Reply:
+def _gathered(result: GetResult) -> GetResult:
+    """The records alone: a range of the log may have those of other topics between them."""
+    at = 2 if result.has_queue_offsets else 1
+    head, records = result.buffers[:at], result.buffers[at:]
+    if result.layout == "gathered" or sum(map(len, records)) == result.body_bytes:
+        return result
+    units = np.frombuffer(head[0], UNIT_DTYPE)
+    starts = units["physical_offset"].astype(np.int64) - result.first_physical_offset
+    pieces = split(b"".join(records), starts, units["size"].astype(np.int64))
+    return result._replace(layout="gathered", buffers=[*head, b"".join(pieces)])
+
+
+def _found(request: Request, code: ResponseCode, result: GetResult) -> Reply:
+    if request.subject is not None and result.count:
+        result = _gathered(result)
     return Reply(
         BulkPullResponseHeader(
             next_begin_offset=result.next_offset,

@@ -84,6 +84,6 @@ def check_create(request: Request, kind: Kind, name: str) -> None:
     if not request.may_create(kind, name):
         raise RequestError(
             ResponseCode.NO_PERMISSION,
-            f"{request.subject} has no permission to create {kind.value}:{name}, which does not "
-            "exist: that needs Create",
+            f"{request.subject} has no permission to access {kind.value}:{name}: it does not "
+            "exist, creating it needs Create",
         )

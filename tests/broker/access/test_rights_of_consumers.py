@@ -8,6 +8,8 @@ import pytest
 
 from headrace_protocol.bodies import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
 from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.columns import RecordColumns
+from headrace_protocol.headers import BulkPullResponseHeader
 from headrace_protocol.rights.users import UserKind, Users, UserStatus
 from tests.support.broker import Answer, BrokerUnderTest
 from tests.support.channel import MemoryChannel
@@ -30,7 +32,7 @@ def users() -> Users:
 
 @pytest.fixture
 def broker(tmp_path: Path, users: Users) -> BrokerUnderTest:
-    broker = BrokerUnderTest(tmp_path, rights=rights_of(users))
+    broker = BrokerUnderTest(tmp_path, rights=rights_of(users), commit_log_file_bytes=1 << 20)
     for topic in ("T", "U", "mine"):
         broker.create_topic(topic, 1)
     for group in ("g", "other"):
@@ -115,9 +117,11 @@ def test_a_new_group_needs_create(broker: BrokerUnderTest, users: Users, code: R
             RequestCode.BULK_PULL, bulk_pull_header(consumer_group="new"), channel=client_of("bob")
         ),
     ]
-    assert {answer.remark for answer in answers} == {
-        "User:bob has no permission to create Group:new, which does not exist: that needs Create"
-    }
+    (remark,) = {answer.remark for answer in answers}
+    assert remark == (
+        "User:bob has no permission to access Group:new: it does not exist, creating it needs "
+        "Create"
+    )
     assert {answer.code for answer in answers} == {REFUSED}
     assert broker.groups.get("new") is None
     users.put_rules("bob", rules_of("Topic:T Sub", "Group:new Sub,Create"))
@@ -148,6 +152,23 @@ def test_pulls(broker: BrokerUnderTest, topic: str, group: str, code: int, is_bu
         header = make(topic=topic, consumer_group=group)
         answer = broker.ask(asked, header, channel=client_of(user))
     assert answer.code == code
+
+
+def test_a_bulk_pull_has_no_records_of_topics_in_between(broker: BrokerUnderTest) -> None:
+    """One range of the log is sent where the records wanted fill most of it."""
+    for _ in range(3):
+        broker.store_message("T", 0, bytes(2000))
+        broker.store_message("U", 0, b"secret")
+    broker.store_message("T", 0, bytes(2000))
+    header = bulk_pull_header(max_msg_nums=99, max_msg_bytes=1 << 20)
+    for user in ("alice", "root"):
+        answer = broker.ask(RequestCode.BULK_PULL, header, channel=client_of(user))
+        found = answer.command.header(BulkPullResponseHeader)
+        records = RecordColumns.from_bulk(found, answer.body)
+        records.check_bodies()
+        assert len(records) == found.count == 4
+        assert records.has_topic("T")
+        assert b"secret" not in answer.body
 
 
 CHANGES = {

@@ -10,6 +10,7 @@ from msgspec import structs
 
 from headrace_broker.access import feature as access_feature
 from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.drivers.errors import is_denial
 from headrace_protocol.header_codecs import SerializeType, encode_frame
 from headrace_protocol.headers import StageSendHeader
 from headrace_protocol.rights.users import UserKind, UserStatus
@@ -129,8 +130,10 @@ def test_a_new_topic_needs_create(sends: Sends) -> None:
         RequestCode.SEND_MESSAGE_V2, send_header(topic="new"), b"x", client_of("alice")
     )
     assert answer.remark == (
-        "User:alice has no permission to create Topic:new, which does not exist: that needs Create"
+        "User:alice has no permission to access Topic:new: it does not exist, creating it needs "
+        "Create"
     )
+    assert is_denial(answer.code, answer.remark)  # so that clients do not try again
     assert broker.topics.get("new") is None
     assert sends.send(client_of("maker"), "new") == [OK] * COUNT
     assert sends.send(client_of("alice"), "new") == [OK] * COUNT
