@@ -117,7 +117,6 @@ class Request(msgspec.Struct):
 
     header_bytes: size of the header as received.
     waits: see ``Registry.note_wait``.
-    subject: who makes it, as the guard has found; None where nobody is checked.
     on_reply: called with the request and its answer, which leaves afterwards.
     subject: who makes it, as the guard has found; None where nobody is checked. rights: decides
     what the subject may do; None if that is everything.
@@ -213,9 +212,9 @@ InTurn = Callable[[Channel, Callable[[], object]], None]
 ReadyFunction = Callable[["Channel", "list[Frame]"], None]
 # Runs work in slices.
 RunLong = Callable[[Iterator[None]], None]
-# Handles a client's answer to a request of the daemon; False if the daemon sent no such request.
 # Where a request is refused: by a guard, for its body, or while it is served.
 Stage = Literal["guard", "body", "request"]
+# Handles a client's answer to a request of the daemon; False if the daemon sent no such request.
 Answered = Callable[["Channel", Command, "Buffer"], bool]
 OnLate = Callable[["Request", Mapping[str, float]], None]
 
