@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from headrace.producer.producer import Producer as Producer
     from headrace.received import MessageBatch as MessageBatch
     from headrace.received import ReceivedMessage as ReceivedMessage
+    from headrace.rights import Rule as Rule
     from headrace.table.client import Change as Change
     from headrace.table.client import Table as Table
     from headrace_protocol.bodies import MessageQueue as MessageQueue
@@ -38,6 +39,7 @@ _HOMES = {
     "Producer": "headrace.producer.producer",
     "PullConsumer": "headrace.consumer.pull",
     "ReceivedMessage": "headrace.received",
+    "Rule": "headrace.rights",
     "SendResult": "headrace.messages",
     "Table": "headrace.table.client",
 }

@@ -6,10 +6,11 @@ loop in a separate thread.
 
 from __future__ import annotations
 
+import json
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
@@ -18,13 +19,18 @@ if TYPE_CHECKING:
     from headrace.admin.client import Admin
     from headrace.consumer.push import Consumer
     from headrace.producer.producer import Producer
+    from headrace.rights import Rule
     from headrace.table.client import Table
+    from headrace_broker.config import BrokerConfig
     from headrace_broker.store.recovery import OnProgress
     from headrace_daemon.network import Network
+    from headrace_nameserver.config import NameServerConfig
     from headrace_protocol.drivers.aio import Connect
 
 LOOPBACK = "127.0.0.1"
 _BROKER_NAME = "broker-a"
+# As in ``secured``, which brokers without users do not import.
+_ROOT = "root"
 # Large enough for the largest message, small on disk and quick to create. They go soon anyway, so a
 # full disk is no reason to remove messages before.
 _SMALL_FILES: dict[str, Any] = {
@@ -42,18 +48,32 @@ class Embedded(NamedTuple):
     nameserver, broker: ``host:port`` of each. data: the store's directory.
     connect: function that connects to them from this process; only with ``memory=True`` do
         clients need it.
+    passwords: of the users, if requests need one; among them the Super user ``root``, as whom
+        clients connect that this object makes without ``user=``.
     """
 
     nameserver: str
     broker: str
     data: Path
     connect: Connect
+    passwords: Mapping[str, str] = MappingProxyType({})
+
+    def __repr__(self) -> str:
+        return f"Embedded(nameserver={self.nameserver!r}, broker={self.broker!r})"
+
+    def options(self, **options: Any) -> dict[str, Any]:
+        """Arguments with which a client connects, in addition to ``options``."""
+        found = {"nameserver": self.nameserver, "connect": self.connect, **options}
+        if self.passwords and "password" not in found:
+            user = found.setdefault("user", _ROOT)
+            found["password"] = self.passwords[user] if user else None
+        return found
 
     def producer(self, **options: Any) -> Producer:
         """A Producer for this broker; options are those of ``Producer``."""
         from headrace.producer.producer import Producer
 
-        return Producer(nameserver=self.nameserver, connect=self.connect, **options)
+        return Producer(**self.options(**options))
 
     def consumer(
         self, group: str, topics: str | Iterable[str] | Mapping[str, str], **options: Any
@@ -61,19 +81,19 @@ class Embedded(NamedTuple):
         """A Consumer for this broker; options are those of ``Consumer``."""
         from headrace.consumer.push import Consumer
 
-        return Consumer(group, topics, nameserver=self.nameserver, connect=self.connect, **options)
+        return Consumer(group, topics, **self.options(**options))
 
     def table(self, topic: str, **options: Any) -> Table[Any]:
         """A Table of this broker; options are those of ``Table``."""
         from headrace.table.client import Table
 
-        return Table(topic, nameserver=self.nameserver, connect=self.connect, **options)
+        return Table(topic, **self.options(**options))
 
     def admin(self, **options: Any) -> Admin:
         """An Admin for this broker."""
         from headrace.admin.client import Admin
 
-        return Admin(nameserver=self.nameserver, connect=self.connect, **options)
+        return Admin(**self.options(**options))
 
 
 class embedded:  # noqa: N801 - used like a function
@@ -84,6 +104,8 @@ class embedded:  # noqa: N801 - used like a function
         temporary directory with small files, removed at the end.
     memory: use no sockets at all: only clients made by the ``Embedded`` object, or with its
         ``connect``, reach the broker. Requires trio.
+    users: the rules of users by name, for tests of them; then each request needs a user. Without
+        it, everyone on this machine may do everything.
 
     The first send to a topic creates it. Logs go to the standard library's ``logging`` as
     ``headrace.*``, unless the program has configured structlog.
@@ -91,9 +113,16 @@ class embedded:  # noqa: N801 - used like a function
     a file.
     """
 
-    def __init__(self, data: str | Path | None = None, *, memory: bool = False) -> None:
+    def __init__(
+        self,
+        data: str | Path | None = None,
+        *,
+        memory: bool = False,
+        users: Mapping[str, Iterable[Rule]] | None = None,
+    ) -> None:
         self._data = None if data is None else Path(data)
         self._memory = memory
+        self._users = users
         self._tasks: AbstractAsyncContextManager[Embedded] | None = None
         self._thread: _Thread | None = None
 
@@ -145,7 +174,11 @@ class embedded:  # noqa: N801 - used like a function
         from headrace_daemon.network import MemoryNetwork, TcpNetwork
 
         _log_to_logging()
-        return run_daemons(self._data, network=MemoryNetwork() if self._memory else TcpNetwork())
+        return run_daemons(
+            self._data,
+            DaemonOptions(users=self._users),
+            network=MemoryNetwork() if self._memory else TcpNetwork(),
+        )
 
 
 class DaemonOptions(NamedTuple):
@@ -155,6 +188,7 @@ class DaemonOptions(NamedTuple):
     nameserver_port, broker_port: 0 selects any free port.
     log_file_bytes: size of the log's files in a new store; if None, RocketMQ's.
     settings: more of the broker's settings, by key of its file.
+    users: rules of users by name; then each request needs a user. is_encrypted: serve TLS only.
     """
 
     host: str = LOOPBACK
@@ -162,6 +196,12 @@ class DaemonOptions(NamedTuple):
     broker_port: int = 0
     log_file_bytes: int | None = None
     settings: Mapping[str, str] = MappingProxyType({})
+    users: Mapping[str, Iterable[Rule]] | None = None
+    is_encrypted: bool = False
+
+
+# Folder of passwords and certificates, in that of the store.
+SECURITY = "config/security"
 
 
 @asynccontextmanager
@@ -181,41 +221,100 @@ async def run_daemons(
     """
     from tempfile import TemporaryDirectory
 
-    from headrace_broker.config import BrokerConfig
     from headrace_broker.server import Broker
-    from headrace_nameserver.config import NameServerConfig
     from headrace_nameserver.server import NameServer
 
     options = options or DaemonOptions()
     async with AsyncExitStack() as stack:
         folder = data or Path(stack.enter_context(TemporaryDirectory(prefix="headrace-")))
         _make_directory(folder)
-        nameserver = NameServer(
-            NameServerConfig(
-                bind_address=options.host,
-                anonymous_access="allow",
-                listen_port=options.nameserver_port,
-            ),
-            network,
-        )
+        if options.is_encrypted:
+            network = _encrypted(folder / SECURITY, options.host)
+        nameserver = NameServer(_nameserver_config(folder, options), network)
         await _start(stack, nameserver.run)
-        config = BrokerConfig(
-            broker_name=_BROKER_NAME,
-            bind_address=options.host,
-            anonymous_access="allow",
-            listen_port=options.broker_port,
-            namesrv_addr=nameserver.address,
-            store_path_root_dir=folder,
-            **(_SMALL_FILES if data is None else _file_sizes(data, options.log_file_bytes)),
-        )
-        broker = Broker(
-            config.changed(options.settings, {}) if options.settings else config,
-            network,
-            owns_loop=owns_loop,
-            on_progress=on_progress,
-        )
+        sizes = _SMALL_FILES if data is None else _file_sizes(data, options.log_file_bytes)
+        config = _broker_config(folder, options, namesrv_addr=nameserver.address, **sizes)
+        broker = Broker(config, network, owns_loop=owns_loop, on_progress=on_progress)
         await _start(stack, broker.run)
-        yield Embedded(nameserver.address, broker.address, folder, network.connect)
+        running = Embedded(nameserver.address, broker.address, folder, network.connect)
+        if options.users is None:
+            yield running
+        else:
+            yield await _with_users(running, options.users)
+
+
+def _nameserver_config(folder: Path, options: DaemonOptions) -> NameServerConfig:
+    from headrace_daemon.access.settings import Secret
+    from headrace_nameserver.config import NameServerConfig
+
+    return NameServerConfig(
+        bind_address=options.host,
+        listen_port=options.nameserver_port,
+        auth_users_path=str(folder / SECURITY / "nameserver.json"),
+        **_access(folder / SECURITY, options, Secret),
+    )
+
+
+def _broker_config(folder: Path, options: DaemonOptions, **settings: Any) -> BrokerConfig:
+    from pydantic import SecretStr
+
+    from headrace_broker.config import BrokerConfig
+
+    config = BrokerConfig(
+        broker_name=_BROKER_NAME,
+        bind_address=options.host,
+        listen_port=options.broker_port,
+        store_path_root_dir=folder,
+        **settings,
+        **_access(folder / SECURITY, options, SecretStr),
+    )
+    return config.changed(options.settings, {}) if options.settings else config
+
+
+def _encrypted(folder: Path, host: str) -> Network:
+    from headrace.secured import server_tls
+    from headrace_daemon.network import TcpNetwork
+
+    return TcpNetwork(server_tls(folder, host))
+
+
+# Of both daemons: Super users as the files of settings name them.
+_SECRETS: Final = {
+    "init_authentication_user": ("username", "password"),
+    "inner_client_authentication_credentials": ("accessKey", "secretKey"),
+}
+
+
+def _access(folder: Path, options: DaemonOptions, secret: Callable[[str], Any]) -> dict[str, Any]:
+    """Settings of either daemon. secret: makes a value that is not shown."""
+    if options.users is None:
+        return {"anonymous_access": "allow"}
+    from headrace.secured import INNER, ROOT, credentials
+
+    texts = {
+        key: secret(json.dumps(dict(zip(fields, credentials(folder, name), strict=True))))
+        for (key, fields), name in zip(_SECRETS.items(), (ROOT, INNER), strict=True)
+    }
+    return {"authentication_enabled": True, "authorization_enabled": True, **texts}
+
+
+async def _with_users(running: Embedded, users: Mapping[str, Iterable[Rule]]) -> Embedded:
+    """Make users anew, each with its rules and a random password."""
+    from headrace.secured import ROOT, credentials, new_password
+
+    root = credentials(running.data / SECURITY, ROOT).password
+    passwords = {ROOT: root} | {name: new_password() for name in users}
+    running = running._replace(passwords=passwords)
+    if users:
+        async with running.admin() as admin:
+            known = {name for found in (await admin.users()).values() for name in found}
+            for name, rules in users.items():
+                if name in known:
+                    await admin.delete_user(name)
+                await admin.create_user(name, passwords[name])
+                if found := list(rules):
+                    await admin.set_rules(name, found)
+    return running
 
 
 def _file_sizes(data: Path, log_file_bytes: int | None) -> dict[str, int]:
