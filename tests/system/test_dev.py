@@ -246,3 +246,26 @@ def test_a_standard_stream_that_is_closed_matters_only_where_it_is_used(
     line = f"{HEADRACE} {command}"
     done = subprocess.run(line, check=False, shell=True, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (exit_code, "", said)
+
+
+def test_a_secure_one_keeps_its_authority_and_passwords(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    data = tmp_path / "data"
+    kept = []
+    for _ in range(2):
+        with dev("--secure", "--data", str(data)) as broker:
+            files = sorted((data / "config" / "security").glob("*.p[ea][ms]*"))
+            assert [file.name for file in files if "server" not in file.name] == [
+                "ca.pem",
+                "headrace-daemons.password",
+                "root.password",
+            ]
+            kept.append([file.read_text() for file in files if "server" not in file.name])
+            others = [file for file in data.rglob("*") if file.stat().st_mode & 0o077]
+            assert {file.suffix for file in others if file.is_file()} <= {".pem"}
+            broker.process.terminate()
+            assert broker.end() == (0, "", "")
+    assert kept[0] == kept[1]
+    assert not (tmp_path / "headrace.toml").read_text()

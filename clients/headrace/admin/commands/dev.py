@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,8 @@ from headrace.admin import options
 from headrace_daemon.command import warn
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from headrace.embedded import DaemonOptions, Embedded
     from headrace_broker.store.recovery import LoadStage
 
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     "dev",
     "headrace dev",
     "headrace dev --data ./messages --nameserver-port 0 --broker-port 0",
+    "headrace dev --secure --data ./messages",
     "headrace dev --set fileReservedTime=1 --set autoCreateTopicEnable=false",
 )
 @click.option(
@@ -57,7 +61,14 @@ if TYPE_CHECKING:
     default="127.0.0.1",
     show_default=True,
     metavar="ADDRESS",
-    help="Address to listen on; 0.0.0.0 gives everyone on the network full access.",
+    help="Address to listen on; without --secure, 0.0.0.0 gives everyone on the network full "
+    "access.",
+)
+@click.option(
+    "--secure",
+    is_flag=True,
+    help="Serve users with TLS only; makes an authority, a certificate and the Super user root, "
+    "and the context dev by which commands and clients of this user find them.",
 )
 @click.option(
     "--config",
@@ -84,6 +95,8 @@ def command(
     config: Path | None,
     changes: tuple[str, ...],
     log_level: str,
+    *,
+    secure: bool,
 ) -> None:
     """Run a nameserver and a broker in one process.
 
@@ -103,7 +116,19 @@ def command(
     settings = _settings(config, changes)
     prepare()
     configure_logs(log_level)
-    listening = DaemonOptions(host, nameserver_port, broker_port, log_file_mib << 20, settings)
+    listening = DaemonOptions(
+        host,
+        nameserver_port,
+        broker_port,
+        log_file_mib << 20,
+        settings,
+        users={} if secure else None,
+        is_encrypted=secure,
+    )
+    if secure:
+        from headrace.admin.dev_context import check_context
+
+        check_context()
     trio.run(_run, data, listening)
 
 
@@ -162,16 +187,26 @@ async def _run(data: Path | None, options: DaemonOptions) -> None:
         ):
             Services().start_soon(nursery, give_back_freed_memory)
             settle()
-            sys.stdout.write(
-                f"ready nameserver={running.nameserver} broker={running.broker} "
-                f"data={running.data}\n"
-            )
-            sys.stdout.flush()
-            if sys.stdout.isatty():
-                _suggest(running)
-            async for _ in signals:
-                break
+            with _context(running) if options.is_encrypted else nullcontext():
+                _say_ready(running)
+                async for _ in signals:
+                    break
             nursery.cancel_scope.cancel()
+
+
+def _context(running: Embedded) -> AbstractContextManager[None]:
+    from headrace.admin.dev_context import context_of
+
+    return context_of(running)
+
+
+def _say_ready(running: Embedded) -> None:
+    sys.stdout.write(
+        f"ready nameserver={running.nameserver} broker={running.broker} data={running.data}\n"
+    )
+    sys.stdout.flush()
+    if sys.stdout.isatty():
+        _suggest(running)
 
 
 def _suggest(running: Embedded) -> None:
@@ -179,7 +214,7 @@ def _suggest(running: Embedded) -> None:
     from headrace.config import resolve_nameservers
 
     is_default = resolve_nameservers() == (running.nameserver,)
-    option = "" if is_default else f" -n {running.nameserver}"
+    option = "" if is_default or running.passwords else f" -n {running.nameserver}"
     suggest(
         {
             f"consume orders -f{option}": "in a second terminal",
