@@ -1,4 +1,4 @@
-"""Generates the samples in conf/ and docs/configuration.md from the tables of settings.
+"""Generates what documents and samples take from the code's tables of settings and rights.
 
 Run it after a change of a table: ``python -m conf.generate``. A test compares the files.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from pathlib import Path
 
+from conf.rights_table import with_table
 from headrace_broker.settings.listing import settings
 from headrace_nameserver.config import NameServerConfig
 
@@ -88,6 +89,11 @@ def configuration_md() -> str:
     )
 
 
+def security_md() -> str:
+    """docs/security.md, of which one table is generated."""
+    return with_table((ROOT / "docs/security.md").read_text())
+
+
 def _nameserver_settings() -> list[tuple[str, str, str]]:
     """Key, default and meaning, from the struct and its docstring."""
     doc = inspect.getdoc(NameServerConfig) or ""
@@ -118,6 +124,7 @@ FILES = {
     "conf/broker.conf": broker_conf,
     "conf/nameserver.conf": nameserver_conf,
     "docs/configuration.md": configuration_md,
+    "docs/security.md": security_md,
 }
 
 
