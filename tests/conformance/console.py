@@ -6,7 +6,7 @@ import contextlib
 import json
 import re
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from threading import Timer
 
@@ -21,12 +21,13 @@ class Console:
     home: where the official client keeps offsets, and where the JVM's errors are kept.
     """
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, options: Sequence[str] = ()) -> None:
+        """options: more of the JVM's."""
         self.home = home
         self._errors = home / "console.stderr"
         with self._errors.open("wb") as errors:
             self._process = subprocess.Popen(
-                driver_command("conformance.Console", home=home, options=QUICK_JVM),
+                driver_command("conformance.Console", home=home, options=(*QUICK_JVM, *options)),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -48,7 +49,11 @@ class Console:
 
     def printed(self, peer: Peer, *command: str) -> str:
         """All that the command prints."""
-        return self._ask("mqadmin", peer.nameserver, *command)
+        return self.run(peer.nameserver, *command)
+
+    def run(self, nameserver: str, *command: str) -> str:
+        """As ``printed``."""
+        return self._ask("mqadmin", nameserver, *command)
 
     def join(self, nameserver: str, group: str, topic: str, *words: str) -> str:
         """Start a member of a group; returns its client id. words: see Members.java."""
@@ -87,9 +92,9 @@ class Console:
 
 
 @contextlib.contextmanager
-def console(home: Path) -> Iterator[Console]:
+def console(home: Path, options: Sequence[str] = ()) -> Iterator[Console]:
     """A console for the length of a block."""
-    running = Console(home)
+    running = Console(home, options)
     try:
         yield running
     finally:

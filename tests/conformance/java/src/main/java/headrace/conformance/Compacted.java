@@ -230,7 +230,7 @@ final class Compacted {
         Message keyed = new Message(topic, null, "kept-away", body("lost"));
         Message delayed = new Message(topic, body("lost"));
         delayed.setDelayTimeLevel(1);
-        TransactionMQProducer transactions = new TransactionMQProducer("PT_" + session.scope);
+        TransactionMQProducer transactions = new TransactionMQProducer("PT_" + session.scope, Session.SIGNER);
         transactions.setNamesrvAddr(session.nameserver);
         transactions.setTransactionListener(new NoDecision());
         transactions.start();

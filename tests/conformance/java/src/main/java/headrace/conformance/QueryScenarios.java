@@ -100,7 +100,7 @@ final class QueryScenarios {
     /** A committed transaction is delivered, a rolled back one is not; who says neither is asked. */
     private static String transaction(Session session) throws Exception {
         String topic = session.createTopic(1);
-        TransactionMQProducer producer = new TransactionMQProducer("PT_" + session.scope);
+        TransactionMQProducer producer = new TransactionMQProducer("PT_" + session.scope, Session.SIGNER);
         producer.setNamesrvAddr(session.nameserver);
         producer.setTransactionListener(new Decider());
         producer.start();

@@ -7,6 +7,8 @@ import java.util.ArrayList;
 import java.util.Comparator;
 import java.util.Deque;
 import java.util.List;
+import org.apache.rocketmq.acl.common.AclClientRPCHook;
+import org.apache.rocketmq.acl.common.SessionCredentials;
 import org.apache.rocketmq.client.ClientConfig;
 import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
 import org.apache.rocketmq.client.consumer.DefaultMQPullConsumer;
@@ -19,6 +21,7 @@ import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
+import org.apache.rocketmq.remoting.RPCHook;
 import org.apache.rocketmq.tools.admin.DefaultMQAdminExt;
 
 /** The clients of one scenario: own topic and group names, shut down together at its end. */
@@ -30,6 +33,9 @@ final class Session {
     private static final int TIMEOUT_MS = 60_000;
     static final Duration LIMIT = Duration.ofMillis(TIMEOUT_MS);
 
+    /** Signs all requests of a JVM that has credentials; null signs none. */
+    static final RPCHook SIGNER = signer();
+
     final String nameserver;
     final String scope;
     private final Deque<Runnable> shutdowns = new ArrayDeque<>();
@@ -39,6 +45,14 @@ final class Session {
     Session(String nameserver, String scope) {
         this.nameserver = nameserver;
         this.scope = scope;
+    }
+
+    private static RPCHook signer() {
+        String user = System.getProperty("headrace.accessKey");
+        return user == null
+            ? null
+            : new AclClientRPCHook(
+                new SessionCredentials(user, System.getProperty("headrace.secretKey")));
     }
 
     void close() {
@@ -81,7 +95,7 @@ final class Session {
     }
 
     DefaultMQProducer newProducer(String group) {
-        DefaultMQProducer made = connect(new DefaultMQProducer(group));
+        DefaultMQProducer made = connect(new DefaultMQProducer(group, SIGNER));
         made.setSendMsgTimeout(TIMEOUT_MS);
         shutdowns.push(made::shutdown);
         return made;
@@ -107,7 +121,7 @@ final class Session {
     }
 
     DefaultLitePullConsumer litePull(String group) {
-        DefaultLitePullConsumer made = connect(new DefaultLitePullConsumer(group));
+        DefaultLitePullConsumer made = connect(new DefaultLitePullConsumer(group, SIGNER));
         made.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         made.setAutoCommit(false);
         hurry(made);
@@ -116,7 +130,7 @@ final class Session {
     }
 
     DefaultMQPushConsumer push(String group) {
-        DefaultMQPushConsumer made = connect(new DefaultMQPushConsumer(group));
+        DefaultMQPushConsumer made = connect(new DefaultMQPushConsumer(group, SIGNER));
         // Without it, a shutdown right after the last message may commit one too few.
         made.setAwaitTerminationMillisWhenShutdown(5000);
         made.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
@@ -137,7 +151,7 @@ final class Session {
 
     DefaultMQAdminExt admin() throws Exception {
         if (admin == null) {
-            admin = connect(new DefaultMQAdminExt(TIMEOUT_MS));
+            admin = connect(new DefaultMQAdminExt(SIGNER, TIMEOUT_MS));
             admin.setInstanceName("admin_" + scope);
             shutdowns.push(admin::shutdown);
             admin.start();
@@ -149,7 +163,7 @@ final class Session {
     /** A started one, shut down with the session if not before. */
     @SuppressWarnings("deprecation")
     DefaultMQPullConsumer pull(String group) throws Exception {
-        DefaultMQPullConsumer made = connect(new DefaultMQPullConsumer(group));
+        DefaultMQPullConsumer made = connect(new DefaultMQPullConsumer(group, SIGNER));
         made.setConsumerPullTimeoutMillis(TIMEOUT_MS);
         shutdowns.push(made::shutdown);
         made.start();
