@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from headrace_broker.consumer.subscriptions import SubscriptionGroups
     from headrace_protocol.bodies import ConsumerData, SubscriptionData
     from headrace_protocol.serving import Channel, RunLong
+    from headrace_protocol.subject import Subject
 
 MEMBER_LIFE_MS = 120_000
 BROADCASTING = "BROADCASTING"
@@ -44,12 +45,16 @@ _NOTICE_PERIOD_S = 1.0
 
 
 class Member(msgspec.Struct):
-    """A client as its heartbeats describe it. language: name; version: as in its frames."""
+    """A client as its heartbeats describe it. language: name; version: as in its frames.
+
+    subject: the user of its heartbeats; None where nobody is checked.
+    """
 
     channel: Channel
     client_id: str
     language: str
     version: int
+    subject: Subject | None = None
 
     @property
     def held_bytes(self) -> int:

@@ -140,7 +140,7 @@ class ClientProcessor:
 
     async def _handle_heartbeat(self, data: HeartbeatData, request: Request) -> Reply | None:
         channel, command = request.channel, request.command
-        member = Member(channel, data.client_id, command.language, command.version)
+        member = Member(channel, data.client_id, command.language, command.version, request.subject)
         now_ms = self._steady_ms()
         for producer in data.producer_data_set:
             self._producers.heartbeat(member, producer.group_name, now_ms)

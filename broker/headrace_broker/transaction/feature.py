@@ -15,9 +15,11 @@ from headrace_broker.transaction.rebuild import Checkpoint
 from headrace_broker.transaction.transactions import Producers, Transactions
 from headrace_daemon.services import Service
 from headrace_protocol.message import TRANSACTION_MASK
+from headrace_protocol.rights.rules import Action, Kind
 from headrace_protocol.system_topics import HALF_TOPIC
 
 if TYPE_CHECKING:
+    from headrace_broker.consumer.groups import Member
     from headrace_broker.core import Core
     from headrace_protocol.serving import Channel
 
@@ -59,10 +61,16 @@ def build(core: Core) -> Feature:
 
 
 def _transactions(core: Core) -> Transactions:
-    producers, messages = core.clients.producers, core.messages
+    producers, messages, access = core.clients.producers, core.messages, core.rights.access
 
-    def channels(group: str) -> list[Channel]:
-        return [member.channel for member in producers.members(group)]
+    def may_send(member: Member, topic: str) -> bool:
+        subject = member.subject
+        return subject is None or access.may(subject, Kind.TOPIC, topic, Action.PUB)
+
+    def channels(group: str, topic: str) -> list[Channel]:
+        """Anybody may join a producer group, and a check has the message."""
+        members = producers.members(group)
+        return [member.channel for member in members if may_send(member, topic)]
 
     files = TransactionFiles(
         core.position("transaction", Checkpoint),

@@ -73,10 +73,11 @@ _HOUR_MS: Final = 3_600_000
 class Producers(NamedTuple):
     """Producers of transactions, as the broker knows them.
 
-    channels: the connected ones of a group. budget, host_log: of their hosts.
+    channels: the connected ones of a group that may send to a topic. budget, host_log: of their
+    hosts.
     """
 
-    channels: Callable[[str], Sequence[Channel]]
+    channels: Callable[[str, str], Sequence[Channel]]
     budget: HostBudget
     host_log: HostLog
 
@@ -373,7 +374,9 @@ class Transactions:
     def _channel(self, half: OpenHalf) -> Channel | None:
         """A connected producer of the half's group, another one for each check."""
         live = [
-            one for one in self._producers.channels(half.group) if one.is_open and not one.is_slow
+            one
+            for one in self._producers.channels(half.group, half.topic)
+            if one.is_open and not one.is_slow
         ]
         return live[(half.first + half.times) % len(live)] if live else None
 

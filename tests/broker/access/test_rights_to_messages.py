@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio.testing
 
 from headrace_protocol.admin_headers import ResumeCheckHalfMessageHeader
+from headrace_protocol.bodies import HeartbeatData, ProducerData
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import (
     ConsumerSendMsgBackHeader,
@@ -27,7 +29,7 @@ from headrace_protocol.system_topics import (
     UNDELIVERED_TOPIC,
 )
 from tests.support.broker import Answer, BrokerUnderTest
-from tests.support.ledger import GROUP, Half, Ledger
+from tests.support.ledger import GROUP, Half, Ledger, checks
 from tests.support.memory import HOST
 from tests.support.rights import client_of, rights_of, users_of
 
@@ -177,6 +179,23 @@ async def test_a_half_is_decided_by_those_who_may_send_to_its_real_topic(
         # Its honest producer answers a check, which names the topic of halves.
         assert end_by(ledger, "alice", half, decision, topic).code == OK
     assert ledger.bodies() == ([b"paid"] if decision == TRANSACTION_COMMIT else [])
+
+
+async def test_a_check_goes_to_those_who_may_send_to_the_real_topic(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Anybody may join a producer group, and a check has the message."""
+    ledger = Ledger(tmp_path, rights=rights_of(users_of(**USERS)))
+    ledger.broker.create_topic("T", 2)
+    body = HeartbeatData(client_id="p", producer_data_set=[ProducerData(group_name=GROUP)]).encode()
+    channels = {user: client_of(user) for user in ("bob", "alice", "tools")}
+    async with ledger.running():
+        begin_by(ledger, "alice")
+        for channel in channels.values():
+            ledger.broker.ask(RequestCode.HEART_BEAT, body=body, channel=channel)
+        for _ in range(3):
+            await ledger.check_later()
+    assert {user for user, channel in channels.items() if checks(channel)} == {"alice"}
 
 
 @pytest.mark.parametrize(("user", "code"), [("bob", REFUSED), ("tools", REFUSED)])
