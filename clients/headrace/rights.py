@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Self
 import msgspec
 
 from headrace.errors import ConfigurationError
+from headrace_protocol.rights.access import is_of_readers
 from headrace_protocol.rights.rules import Action, BadRule, Entry, Pattern, Resource, Rules
 from headrace_protocol.rights.wanted import OWN_CLUSTER, Wanted, wanted_of
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 CUSTOM: Final = "Custom"
 DEFAULT: Final = "Default"
+_UNKNOWN: Final = "there is no such user; without one, anonymousAccess counts"
 _ACTIONS: Final = {action.value.lower(): action for action in Action}
 _POLICIES: Final = {word.lower(): word for word in (CUSTOM, DEFAULT)}
 
@@ -131,9 +133,12 @@ class Answer(NamedTuple):
 def explain(user: ClusterUser | None, rules: Sequence[Rule], asked: Question) -> Answer:
     """The decision of a daemon that has these rules of a user."""
     if user is None:
-        return Answer(is_allowed=False, rule=None, reason="there is no such user")
+        return Answer(is_allowed=False, rule=None, reason=_UNKNOWN)
     if not user.is_enabled:
         return Answer(is_allowed=False, rule=None, reason="the user is disabled")
+    if is_of_readers(asked.want):
+        reason = "every user may read in this group, which stands for none"
+        return Answer(is_allowed=True, rule=None, reason=reason)
     if user.is_super:
         return Answer(is_allowed=True, rule=None, reason="a Super user may do everything")
     custom, default = _by_entry(rules, CUSTOM), _by_entry(rules, DEFAULT)

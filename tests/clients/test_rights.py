@@ -47,7 +47,13 @@ def test_a_default_rule_counts_where_no_other_speaks() -> None:
 @pytest.mark.parametrize(
     ("user", "answer"),
     [
-        (None, (False, "there is no such user")),
+        (
+            None,
+            (
+                False,
+                "there is no such user; without one, anonymousAccess counts",
+            ),
+        ),
         (ClusterUser("alice", is_super=True), (True, "a Super user may do everything")),
         (ClusterUser("alice", is_super=True, is_enabled=False), (False, "the user is disabled")),
         (ALICE, (False, "no rule speaks of it")),
@@ -57,6 +63,14 @@ def test_without_a_rule_the_reason_is_given(
     user: ClusterUser | None, answer: tuple[bool, str]
 ) -> None:
     assert allowed([PUB_ORDERS], "Sub Topic:orders 127.0.0.1", user) == answer
+
+
+def test_reading_without_a_group_needs_no_right_to_one() -> None:
+    assert allowed([], "Sub Group:headrace_reader ::1") == (
+        True,
+        "every user may read in this group, which stands for none",
+    )
+    assert not allowed([], "Delete Group:headrace_reader ::1")[0]
 
 
 @pytest.mark.parametrize("topic", ["%RETRY%billing", "%DLQ%billing"])

@@ -133,7 +133,7 @@ class Access:
     def _check(self, subject: Subject, rules: Rules, want: Wanted) -> None:
         name = want.name or self._cluster if want.kind is Kind.CLUSTER else want.name
         verdict = rules.decide(want.kind, name, want.actions, subject.address)
-        if not (verdict.is_allowed or _is_of_readers(want)):
+        if not (verdict.is_allowed or is_of_readers(want)):
             raise RequestError(
                 ResponseCode.NO_PERMISSION, _refusal(subject, want.kind, name, verdict)
             )
@@ -239,7 +239,7 @@ class Access:
 
     def has(self, subject: Subject, want: Wanted) -> bool:
         """True if a subject has a right."""
-        if subject.is_super or _is_of_readers(want):
+        if subject.is_super or is_of_readers(want):
             return True
         is_own = want.kind is Kind.CLUSTER and want.name == OWN_CLUSTER
         name = self._cluster if is_own else want.name
@@ -252,7 +252,7 @@ class Access:
         return self._users.rules(subject.user) if self._settings.authorization else _EVERYTHING
 
 
-def _is_of_readers(want: Wanted) -> bool:
+def is_of_readers(want: Wanted) -> bool:
     """True for the use of the group in whose name clients read without one."""
     is_use = not want.actions.isdisjoint(_USE)
     return want.kind is Kind.GROUP and want.name == READER_GROUP and is_use
