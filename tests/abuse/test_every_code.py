@@ -143,7 +143,8 @@ async def test_exactly_the_served_requests_have_bounds() -> None:
             async with under_test.wire(address) as wire:
                 routed |= set(await routed_codes(wire))
     assert len(routed) > 60
-    assert routed == BODIES.keys()
+    # Daemons without authentication serve no log-ins.
+    assert routed | {Code.AUTH_SESSION} == BODIES.keys()
 
 
 @pytest.mark.slow
