@@ -14,7 +14,7 @@ from headrace_protocol.errors import RequestError
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-    from headrace_protocol.serving import Channel
+    from headrace_protocol.channel import Channel
 
 # About 20,000 groups or 60,000 topics.
 HOST_BYTES_MAX = 64 * 1024 * 1024

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -40,6 +39,7 @@ from headrace.telemetry import tracing
 from headrace_protocol.bodies import ConsumerData, HeartbeatData, ProducerData
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.connection import RequestReceived
+from headrace_protocol.drivers.address import local_ip
 from headrace_protocol.drivers.aio import AsyncConnection, Connect, connect_tcp, open_stream
 from headrace_protocol.drivers.response import Response
 from headrace_protocol.headers import UnregisterClientHeader
@@ -83,16 +83,6 @@ _REST_TAKEN = "the rest of the heartbeat was taken"
 _MISSING_ROUTE_S = 0.2
 
 RequestHandler = Callable[[AsyncConnection, RequestReceived], None]
-
-
-def local_ip() -> str:
-    """This machine's address as other machines see it, found without sending a packet."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("10.255.255.255", 1))
-        except OSError:
-            return "127.0.0.1"
-        return str(probe.getsockname()[0])
 
 
 def _connector(options: ConnectOptions, nameserver: object) -> Connect:

@@ -73,6 +73,6 @@ def _names(host: str) -> set[str]:
     names = {"127.0.0.1", "::1", "localhost", host}
     if is_loopback(host):
         return names
-    from headrace.instance import local_ip
+    from headrace_protocol.drivers.address import local_ip
 
     return {*names, socket.gethostname(), local_ip()} - {"0.0.0.0", "::"}  # noqa: S104 - left out

@@ -16,8 +16,9 @@ from headrace_protocol.serving import SLICE_S
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator, Iterator
 
+    from headrace_protocol.channel import Channel
     from headrace_protocol.errors import Lane, NotReady
-    from headrace_protocol.serving import Channel, Then
+    from headrace_protocol.serving import Then
 
 log = structlog.get_logger("headrace.server")
 

@@ -15,7 +15,7 @@ from headrace_protocol.bounds import OutOfBounds
 if TYPE_CHECKING:
     from headrace_nameserver.registrations import BrokerTopics
     from headrace_protocol.bodies import BrokerData, DataVersion, QueueData
-    from headrace_protocol.serving import Channel
+    from headrace_protocol.channel import Channel
     from headrace_protocol.statictopic.mapping import MappingInfo
 
 

@@ -6,7 +6,7 @@ import time
 from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 from msgspec import structs
@@ -62,7 +62,8 @@ if TYPE_CHECKING:
     from headrace_nameserver.departed import Departed
     from headrace_nameserver.kv_config import KVConfig
     from headrace_nameserver.routes import RouteTable
-    from headrace_protocol.serving import Channel, LongFunction, Registry, RequestFunction
+    from headrace_protocol.channel import Channel
+    from headrace_protocol.serving import LongFunction, Registry, RequestFunction
 
 log = structlog.get_logger("headrace.nameserver")
 
@@ -78,11 +79,17 @@ _TOPICS_SEEN_MAX = 128
 _BROKERS_AT_ONCE = 50
 
 
+class Policy(NamedTuple):
+    """Settings of a nameserver that its answers depend on; see ``NameServerConfig``."""
+
+    order_message_enable: bool = False
+    register_from_own_address: bool = False
+
+
 class NameServerProcessor:
     """Serves requests from a route table and a key-value table.
 
     now_ms: a monotonic clock.
-    register_from_own_address: whether brokers may only register addresses of their own host.
     broker_names: the users of names; None where nobody is known.
     wall_ms: ms since 1970, for texts that people read.
     log: for events caused by clients; the owner calls its ``report``.
@@ -94,9 +101,8 @@ class NameServerProcessor:
         table: RouteTable,
         kv_config: KVConfig,
         now_ms: Callable[[], int],
+        policy: Policy,
         *,
-        order_message_enable: bool = False,
-        register_from_own_address: bool = False,
         broker_names: BrokerNames | None = None,
         wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
@@ -106,8 +112,7 @@ class NameServerProcessor:
         self._started_ms = 0
         self._wall_ms = wall_ms
         self._clock_ms = 0
-        self._order_message_enable = order_message_enable
-        self._register_from_own_address = register_from_own_address
+        self._policy = policy
         self._broker_names = broker_names
         self.log = HostLog(log)
         self.on_broker: Callable[[str, Channel, str, str], None] = lambda *_: None
@@ -173,7 +178,7 @@ class NameServerProcessor:
     async def _register(self, header: RegisterBrokerHeader, request: Request) -> Reply | None:
         channel = request.channel
         registrations.check_header(header)
-        if self._register_from_own_address:
+        if self._policy.register_from_own_address:
             check_own_address(header.broker_addr, channel.address)
         self._table.check_conflict(header, channel)
         topics = await registrations.read(header, request)
@@ -304,7 +309,7 @@ class NameServerProcessor:
     ) -> Reply:
         if route is None:
             return self._no_route_reply(header.topic)
-        if self._order_message_enable:
+        if self._policy.order_message_enable:
             route.order_topic_conf = self._kv_config.get(ORDER_TOPIC_CONFIG, header.topic)
         if header.departed:
             departed = self._table.departed.with_topic(header.topic)

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from headrace_nameserver.registrations import BrokerTopics
+    from headrace_protocol.channel import Channel
     from headrace_protocol.nameserver_headers import RegisterBrokerHeader
-    from headrace_protocol.serving import Channel
     from headrace_protocol.statictopic.mapping import MappingInfo
 
 BROKER_TIMEOUT_MS = 120_000

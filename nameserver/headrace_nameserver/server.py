@@ -22,7 +22,7 @@ from headrace_nameserver.broker_names import BrokerNames
 from headrace_nameserver.config import check_users_path
 from headrace_nameserver.departed_file import DepartedFile
 from headrace_nameserver.kv_config import KVConfig
-from headrace_nameserver.processors import NameServerProcessor
+from headrace_nameserver.processors import NameServerProcessor, Policy
 from headrace_nameserver.routes import RouteTable
 from headrace_protocol.outages import Outages
 from headrace_protocol.serving import TURN_S, Registry
@@ -78,8 +78,7 @@ class NameServer:
             self._table,
             KVConfig(Path(config.kv_config_path) if config.kv_config_path else None),
             _now_ms,
-            order_message_enable=config.order_message_enable,
-            register_from_own_address=config.checks_own_address,
+            Policy(config.order_message_enable, config.checks_own_address),
             broker_names=_broker_names(config),
         )
         self._log = processor.log

@@ -11,7 +11,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
@@ -34,6 +34,7 @@ from headrace_protocol.waiting import Effect, Run, State
 from headrace_protocol.waits import Waits
 
 if TYPE_CHECKING:
+    from headrace_protocol.channel import Channel
     from headrace_protocol.frame import Buffer, Frame
     from headrace_protocol.rights.rules import Action, Kind
     from headrace_protocol.subject import Rights, Subject
@@ -53,50 +54,6 @@ _LONG_POLLS = frozenset(
 )
 # Memory of a waiting request besides its bytes, as measured (docs/benchmarks/growth.md).
 _WAITING_BYTES = 2048
-
-
-class Channel(Protocol):
-    """A connected client, as services use it.
-
-    address: "host:port" of the client. ip: its IP address, as rules compare it.
-    user: name of the user that has logged in, who then makes all requests of the channel.
-    verifier: that of the password with which the user has logged in; None without a password.
-    login: a log-in that waits for its second message; None without any.
-    certificate: the one that this daemon has shown, DER; None without TLS.
-    is_encrypted: whether nobody between can read the channel.
-    host_bytes: the address as in records: 4 or 16 bytes of address, 4 of port, big-endian.
-    is_slow: the client has many unread replies; long answers wait until it has read half of them.
-    on_drained: called once when the client is no longer slow, or closed.
-    is_greeted: whether ``greet`` was called.
-    """
-
-    address: str
-    ip: str
-    host_bytes: bytes
-    user: str | None
-    verifier: object
-    login: Any
-    certificate: bytes | None
-    is_encrypted: bool
-    is_greeted: bool
-    is_slow: bool
-    on_drained: Callable[[], None] | None
-
-    @property
-    def is_open(self) -> bool:
-        """True while written bytes can reach the client."""
-
-    def greet(self) -> None:
-        """Note the client's first request."""
-
-    def log_in(self, user: str, verifier: object = None) -> None:
-        """Note that the client has proved to be a user."""
-
-    def charge(self, added_bytes: int) -> None:
-        """Account for memory kept for the client, e.g. a held request; negative to release it."""
-
-    def write(self, *buffers: Buffer) -> None:
-        """Queue bytes; they are sent at the end of the turn."""
 
 
 class Reply(msgspec.Struct, gc=False):
@@ -205,9 +162,9 @@ Guard = RequestFunction
 # Called after a fetch, with its error or None.
 Then = Callable[[Exception | None], None]
 # Runs the fetch of a client's request, then calls back.
-RunFetch = Callable[[Channel, NotReady, Then], None]
+RunFetch = Callable[["Channel", NotReady, Then], None]
 # Runs a step of a client's request outside of ``Registry.handle``.
-InTurn = Callable[[Channel, Callable[[], object]], None]
+InTurn = Callable[["Channel", Callable[[], object]], None]
 # Serves several frames of one client; passes those that need more to ``Registry.serve``.
 ReadyFunction = Callable[["Channel", "list[Frame]"], None]
 # Runs work in slices.

@@ -15,8 +15,9 @@ from headrace import Consumer, Message, blocking
 from headrace.consumer.local_offsets import LocalOffsetStore
 from headrace.embedded import Embedded
 from headrace.errors import BrokerError, ConfigurationError, OffsetsNotSaved
-from headrace.instance import ClientInstance, local_ip
+from headrace.instance import ClientInstance
 from headrace_protocol.bodies import MessageQueue, SubscriptionGroupConfig
+from headrace_protocol.drivers.address import local_ip
 from tests.support.fixtures import in_memory
 from tests.support.verbs import produce, take
 

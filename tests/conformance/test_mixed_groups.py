@@ -15,7 +15,7 @@ import trio
 import headrace
 from headrace import Admin, Consumer, Message, Producer
 from headrace.admin.group_view import GroupView
-from headrace.instance import local_ip
+from headrace_protocol.drivers.address import local_ip
 from tests.conformance.console import Console
 from tests.conformance.peer import TIMEOUT_MS
 

@@ -11,21 +11,14 @@ from typing import Any
 
 import pytest
 
+from headrace_protocol.channel import Channel
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.connection import Connection, RequestReceived, ResponseReceived
 from headrace_protocol.errors import Lane, NotReady, RemoteProtocolError, RequestError
 from headrace_protocol.frame import FrameReader
 from headrace_protocol.header_codecs import SerializeType, encode_frame, notice
 from headrace_protocol.headers import GetMinOffsetHeader, OffsetResponseHeader
-from headrace_protocol.serving import (
-    Channel,
-    Registry,
-    Reply,
-    Request,
-    ServedElsewhere,
-    Then,
-    Work,
-)
+from headrace_protocol.serving import Registry, Reply, Request, ServedElsewhere, Then, Work
 from headrace_protocol.waiting import Run, Until, now_or_later, ready, take_break
 from tests.support.channel import MemoryChannel
 

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import trio
 
+from headrace_protocol.channel import Channel
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import Lane, NotReady, RequestError
 from headrace_protocol.frame import FrameReader
 from headrace_protocol.header_codecs import SerializeType, encode_frame
-from headrace_protocol.serving import Channel, Registry, Reply, Request, Then
+from headrace_protocol.serving import Registry, Reply, Request, Then
 from headrace_protocol.waiting import (
     NotHere,
     Run,

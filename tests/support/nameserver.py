@@ -12,7 +12,7 @@ from headrace_daemon.access.opening import NoUsers, OpenedAccess
 from headrace_nameserver import registrations
 from headrace_nameserver.broker_names import BrokerNames
 from headrace_nameserver.kv_config import KVConfig
-from headrace_nameserver.processors import NameServerProcessor
+from headrace_nameserver.processors import NameServerProcessor, Policy
 from headrace_nameserver.registrations import BrokerTopics
 from headrace_nameserver.routes import RouteTable
 from headrace_protocol.bodies import DataVersion, TopicConfig, TopicConfigSerializeWrapper
@@ -52,8 +52,7 @@ class NameServerUnderTest:
             self.table,
             KVConfig(self.kv_config_path, **self.kv_limits),
             lambda: self.now_ms,
-            order_message_enable=self.order_message_enable,
-            register_from_own_address=self.register_from_own_address,
+            Policy(self.order_message_enable, self.register_from_own_address),
             broker_names=self._broker_names(),
             wall_ms=lambda: self.wall_ms,
         )

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from headrace.instance import local_ip
+from headrace_protocol.drivers.address import local_ip
 from tests.conformance.peer import free_ports
 from tests.support.documents import ROOT
 from tests.support.until import wait_until

@@ -14,7 +14,7 @@ from headrace_protocol.errors import RequestError
 if TYPE_CHECKING:
     from headrace_daemon.host_log import HostLog
     from headrace_protocol.bodies import ConsumerData
-    from headrace_protocol.serving import Channel
+    from headrace_protocol.channel import Channel
 
 REFUSE = "refuse"
 # Of a subscription in texts.

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from headrace_broker.consumer.locks import QueueLocks
     from headrace_broker.consumer.subscriptions import SubscriptionGroups
     from headrace_protocol.bodies import ConsumerData, SubscriptionData
-    from headrace_protocol.serving import Channel, RunLong
+    from headrace_protocol.channel import Channel
+    from headrace_protocol.serving import RunLong
     from headrace_protocol.subject import Subject
 
 MEMBER_LIFE_MS = 120_000

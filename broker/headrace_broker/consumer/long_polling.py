@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 
     from headrace_broker.store.store_queue import StoreQueue
-    from headrace_protocol.serving import Channel, Request, RunLong
+    from headrace_protocol.channel import Channel
+    from headrace_protocol.serving import Request, RunLong
 
 Key = TypeVar("Key")
 

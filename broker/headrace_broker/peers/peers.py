@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     import msgspec
 
     from headrace_broker.peers.callers import Caller
+    from headrace_protocol.channel import Channel
     from headrace_protocol.columns import Buffer
     from headrace_protocol.command import Command
     from headrace_protocol.drivers.aio import AsyncConnection, Connect
     from headrace_protocol.rights.credentials import Credentials
-    from headrace_protocol.serving import Channel
 
 log = structlog.get_logger("headrace.broker")
 

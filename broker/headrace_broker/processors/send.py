@@ -54,12 +54,13 @@ if TYPE_CHECKING:
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.store.store_queue import StoreQueue
     from headrace_broker.topics.table import TopicTable
+    from headrace_protocol.channel import Channel
     from headrace_protocol.columns import Array
     from headrace_protocol.frame import Buffer, Frame
     from headrace_protocol.headers import BulkSendHeader
     from headrace_protocol.message_ids import UniqKeyGenerator
     from headrace_protocol.rights.access import Access
-    from headrace_protocol.serving import Channel, Registry, Request
+    from headrace_protocol.serving import Registry, Request
     from headrace_protocol.subject import Subject
 
 _SendHeader = SendMessageHeader | SendMessageHeaderV2

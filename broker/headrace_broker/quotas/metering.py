@@ -37,9 +37,10 @@ if TYPE_CHECKING:
     from headrace_broker.quotas.table import QuotaTable
     from headrace_broker.serving.frame_loop import HoldBack
     from headrace_daemon.serving.server_channel import ServerChannel
+    from headrace_protocol.channel import Channel
     from headrace_protocol.frame import Frame
     from headrace_protocol.quotas import Of, Quota
-    from headrace_protocol.serving import Channel, Registry
+    from headrace_protocol.serving import Registry
 
     Serve = Callable[[ServerChannel, list[Frame]], list[Frame]]
 

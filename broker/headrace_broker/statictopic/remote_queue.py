@@ -37,9 +37,10 @@ if TYPE_CHECKING:
     from headrace_broker.peers.peers import Ask, Outcome, Peers
     from headrace_broker.statictopic.part import Part
     from headrace_broker.statictopic.rows import Subscription
+    from headrace_protocol.channel import Channel
     from headrace_protocol.columns import Array
     from headrace_protocol.drivers.response import Response
-    from headrace_protocol.serving import Channel, Reply
+    from headrace_protocol.serving import Reply
     from headrace_protocol.waiting import Run
 
 _COMMIT_OFFSET: Final = 0x1

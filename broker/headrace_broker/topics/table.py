@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from headrace_broker.config import BrokerConfig
     from headrace_broker.persistence import NowMs
     from headrace_broker.store.files.config_file import ConfigFile
-    from headrace_protocol.serving import Channel
+    from headrace_protocol.channel import Channel
 
 # Memory of a topic, in tables and in files.
 _TOPIC_BYTES = 3 * 1024

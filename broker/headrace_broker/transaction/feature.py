@@ -21,7 +21,7 @@ from headrace_protocol.system_topics import HALF_TOPIC
 if TYPE_CHECKING:
     from headrace_broker.consumer.groups import Member
     from headrace_broker.core import Core
-    from headrace_protocol.serving import Channel
+    from headrace_protocol.channel import Channel
 
 
 def build(core: Core) -> Feature:

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from headrace_broker.topics.table import TopicTable
     from headrace_broker.transaction.files import TransactionFiles
     from headrace_daemon.host_log import HostLog
-    from headrace_protocol.serving import Channel
+    from headrace_protocol.channel import Channel
 
 log = structlog.get_logger("headrace.broker")
 

@@ -19,7 +19,6 @@ from headrace.errors import (
     NoQueue,
     RouteNotFound,
 )
-from headrace.instance import ClientInstance, local_ip
 from headrace.messages import PROPERTIES_BYTES_MAX, EncodedMessage, SendResult
 from headrace.names import check_queue, check_topic
 from headrace.producer.block import Block
@@ -31,11 +30,13 @@ from headrace.route import TopicRoute
 from headrace.telemetry import ended
 from headrace.values import now_ms
 from headrace_protocol.codes import ResponseCode
+from headrace_protocol.drivers.address import local_ip
 from headrace_protocol.message import TRANSACTION_PREPARED
 from headrace_protocol.message_ids import UniqKeyGenerator, encode_host
 from headrace_protocol.system_topics import DEFAULT_TOPIC
 
 if TYPE_CHECKING:
+    from headrace.instance import ClientInstance
     from headrace.spans import SendSpan
     from headrace_protocol.bodies import MessageQueue
     from headrace_protocol.drivers.aio import AsyncConnection

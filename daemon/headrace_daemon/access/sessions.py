@@ -29,8 +29,9 @@ from headrace_protocol.serving import Reply
 
 if TYPE_CHECKING:
     from headrace_daemon.host_log import HostLog
+    from headrace_protocol.channel import Channel
     from headrace_protocol.rights.users import Users, Verifier
-    from headrace_protocol.serving import Channel, Registry, Request
+    from headrace_protocol.serving import Registry, Request
 
 # Failures a second: of a user at a host, and of a host.
 USER_RATE: Final = 10.0

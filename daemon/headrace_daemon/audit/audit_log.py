@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
     from headrace_daemon.audit.settings import AuditSettings
     from headrace_daemon.serving.server import RemotingServer
-    from headrace_protocol.serving import Channel, Registry, Reply, Request
+    from headrace_protocol.channel import Channel
+    from headrace_protocol.serving import Registry, Reply, Request
 
 log = structlog.get_logger("headrace.audit")
 

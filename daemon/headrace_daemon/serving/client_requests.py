@@ -13,9 +13,9 @@ from headrace_protocol.header_codecs import SerializeType, encode_frame
 if TYPE_CHECKING:
     import msgspec
 
+    from headrace_protocol.channel import Channel
     from headrace_protocol.codes import RequestCode
     from headrace_protocol.frame import Buffer
-    from headrace_protocol.serving import Channel
 
 # How long the peer's broker waits for a client.
 TIMEOUT_S: Final = 10.0

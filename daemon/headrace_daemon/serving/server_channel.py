@@ -92,7 +92,7 @@ class ServerChannel:
     is_dirty: it has replies that were not flushed in this turn.
     is_heavy: it sends much at a time; see ``socket_loop``.
     is_shaking_hands: its handshake of TLS has begun and is not done.
-    ip, user, verifier, login, certificate, is_encrypted: see ``headrace_protocol.serving.Channel``.
+    ip, user, verifier, login, certificate, is_encrypted: see ``headrace_protocol.channel.Channel``.
     """
 
     __slots__ = (
@@ -172,7 +172,7 @@ class ServerChannel:
         self.apply(Event.REQUEST)
 
     def log_in(self, user: str, verifier: object = None) -> None:
-        """See ``headrace_protocol.serving.Channel``."""
+        """See ``headrace_protocol.channel.Channel``."""
         self.user, self.verifier = user, verifier
 
     @property

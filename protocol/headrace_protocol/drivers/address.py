@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import struct
 from ipaddress import ip_address
 
@@ -30,3 +31,13 @@ def check_address(address: str) -> None:
 def pack_host(host: str, port: int) -> bytes:
     """Address and port in the format of message records: 8 bytes for IPv4, 20 for IPv6."""
     return ip_address(host).packed + struct.pack(">i", port)
+
+
+def local_ip() -> str:
+    """This machine's address as other machines see it, found without sending a packet."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("10.255.255.255", 1))
+        except OSError:
+            return "127.0.0.1"
+        return str(probe.getsockname()[0])

@@ -31,10 +31,11 @@ from headrace_protocol.system_topics import READER_GROUP
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from headrace_protocol.channel import Channel
     from headrace_protocol.frame import Buffer, Frame
     from headrace_protocol.rights.rules import Verdict
     from headrace_protocol.rights.users import User, Users
-    from headrace_protocol.serving import Channel, Request
+    from headrace_protocol.serving import Request
 
 # deny: nobody without a name is served. read: they may do everything except administration.
 # allow: they may do everything.

@@ -18,6 +18,7 @@ from headrace_protocol.admin_headers import (
     QueryConsumeTimeSpanHeader,
     ResetOffsetHeader,
 )
+from headrace_protocol.channel import Channel
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import NotReady
 from headrace_protocol.headers import (
@@ -28,7 +29,7 @@ from headrace_protocol.headers import (
     SearchOffsetHeader,
     ViewMessageHeader,
 )
-from headrace_protocol.serving import Channel, Then
+from headrace_protocol.serving import Then
 from tests.support.broker import BrokerUnderTest
 from tests.support.channel import MemoryChannel
 from tests.support.stores import FaultyFiles

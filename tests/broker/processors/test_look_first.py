@@ -15,11 +15,12 @@ import pytest
 
 from headrace_broker.store.files import page_cache
 from headrace_broker.store.files.residency import OLD_DATA
+from headrace_protocol.channel import Channel
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.errors import NotReady
 from headrace_protocol.header_codecs import SerializeType, encode_frame
 from headrace_protocol.headers import BulkPullHeader, PullMessageHeader
-from headrace_protocol.serving import Channel, Then
+from headrace_protocol.serving import Then
 from tests.abuse.hostile import plain_fields
 from tests.broker.processors.test_cold_lookups import LOOKUPS
 from tests.support.broker import BrokerUnderTest

@@ -9,11 +9,12 @@ import pytest
 from headrace_broker.queue_directory import Lookup, Place, QueueDirectory, Use
 from headrace_broker.store.write.confirmation import Gate
 from headrace_daemon.serving.server_channel import ServerChannel
+from headrace_protocol.channel import Channel
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import Lane, NotReady
 from headrace_protocol.frame import FrameReader
 from headrace_protocol.header_codecs import SerializeType, decode_header, encode_frame
-from headrace_protocol.serving import Channel, Registry, Request, ServedElsewhere, Then
+from headrace_protocol.serving import Registry, Request, ServedElsewhere, Then
 from tests.support.broker import BrokerUnderTest
 from tests.support.features import add_parts
 from tests.support.stores import FaultyFiles, put

@@ -33,7 +33,6 @@ from pyspark.sql.datasource import (
 )
 
 from headrace.errors import HeadraceError, InvalidMessage, NoQueue
-from headrace.instance import local_ip
 from headrace.producer.chunks import check_batch_topic
 from headrace.spark.brief import brief
 from headrace.spark.cluster import Cluster
@@ -50,6 +49,7 @@ from headrace.spark.write.broker_link import (
 )
 from headrace.spark.write.commits import Committer, new_attempt
 from headrace.spark.write.row_encoding import RowBuffer, arrow_schema, check_schema
+from headrace_protocol.drivers.address import local_ip
 from headrace_protocol.message_ids import UniqKeyGenerator, encode_host
 
 if TYPE_CHECKING:
