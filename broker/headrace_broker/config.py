@@ -50,6 +50,10 @@ class ConfigError(PortableError):
         self.problems = problems
 
 
+def _addresses(text: str) -> list[str]:
+    return [address.strip() for address in text.split(";") if address.strip()]
+
+
 def _host_name() -> str:
     return socket.gethostname() or "DEFAULT_BROKER"
 
@@ -385,6 +389,11 @@ class BrokerConfig(AccessFields, AuditFields, TierConfig):
         ge=0,
         le=_LONG_MAX,
     )
+    rebuild_sources: str = _setting(
+        "",
+        "Brokers, as HOST:PORT;HOST:PORT, from which compacted queues may be rebuilt besides those "
+        "that the nameservers know.",
+    )
     max_offset_map_size: int = _setting(
         104_857_600,
         "Memory of all running compactions for keys; a queue with more keys takes more rounds.",
@@ -482,7 +491,7 @@ class BrokerConfig(AccessFields, AuditFields, TierConfig):
             raise ValueError("expected delays with blanks in between, such as 1s 5s 10m 2h")
         return levels
 
-    @field_validator("namesrv_addr")
+    @field_validator("namesrv_addr", "rebuild_sources")
     @classmethod
     def _are_addresses(cls, addresses: str) -> str:
         for address in filter(None, addresses.split(";")):
@@ -528,7 +537,12 @@ class BrokerConfig(AccessFields, AuditFields, TierConfig):
     @property
     def nameservers(self) -> list[str]:
         """Addresses to register with, ``HOST:PORT``."""
-        return [address.strip() for address in self.namesrv_addr.split(";") if address.strip()]
+        return _addresses(self.namesrv_addr)
+
+    @property
+    def rebuild_addresses(self) -> list[str]:
+        """The addresses in ``rebuild_sources``."""
+        return _addresses(self.rebuild_sources)
 
     @property
     def is_sync_flush(self) -> bool:

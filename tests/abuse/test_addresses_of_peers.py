@@ -15,6 +15,7 @@ import pytest
 import trio
 import trio.testing
 
+from headrace import Admin, Message, Producer
 from headrace_broker.config import BrokerConfig
 from headrace_broker.server import Broker
 from headrace_daemon.network import MemoryNetwork
@@ -119,6 +120,33 @@ async def send_all(network: MemoryNetwork, daemon: str, code: int) -> None:
         pass
     finally:
         await stream.aclose()
+
+
+@pytest.mark.parametrize("is_listed", [False, True])
+async def test_a_rebuild_connects_to_no_stranger(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock, is_listed: bool
+) -> None:
+    network = Watched()
+    async with trio.open_nursery() as nursery:
+        nameserver = await nursery.start(NameServer(NameServerConfig(), network).run)
+        config = BrokerConfig(
+            store_path_root_dir=tmp_path / "store",
+            namesrv_addr=nameserver,
+            rebuild_sources=ADDRESS if is_listed else "",
+        )
+        await nursery.start(Broker(config, network).run)
+        async with Admin(nameserver=nameserver, connect=network.connect) as admin:
+            attributes = {"cleanup.policy": "COMPACTION"}
+            await admin.create_topic("C", queues=1, attributes=attributes)
+            async with Producer(nameserver=nameserver, connect=network.connect) as producer:
+                await producer.send(Message("C", b"v", key="k"))
+            await trio.sleep(60)  # until its compaction log has the queue
+            await admin.rebuild_topic("C", ADDRESS)
+            await trio.sleep(60)
+            (state,) = (await admin.rebuild_topic("C", ADDRESS, start=False)).values()
+        assert ADDRESS not in network.connected  # nothing is missing
+        assert ("no nameserver knows a broker" in state.rebuild_problem) is not is_listed
+        nursery.cancel_scope.cancel()
 
 
 def test_only_administrators_of_the_cluster_name_a_broker_to_rebuild_from(tmp_path: Path) -> None:

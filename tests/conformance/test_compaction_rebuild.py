@@ -91,7 +91,10 @@ def test_queues_are_rebuilt_from_apaches_broker(console: Console, tmp_path: Path
 
     with (
         quick_peer("apache", store=apache, settings=SETTINGS) as master,
-        quick_peer("headrace", store=ours, settings=SETTINGS) as peer,
+        # The other broker is of another cluster.
+        quick_peer(
+            "headrace", store=ours, settings={**SETTINGS, "rebuildSources": master.broker}
+        ) as peer,
     ):
         assert newest(table.read(peer, "pull")).items() < values.items()
         wait_until(

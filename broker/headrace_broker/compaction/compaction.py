@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from headrace_broker.compaction.keys import LogicQueues
     from headrace_broker.config import BrokerConfig
-    from headrace_broker.peers.peers import Peers
+    from headrace_broker.peers.nameservers import Nameservers
     from headrace_broker.queue_directory import Lookup, QueueDirectory
     from headrace_broker.store.followers.following import Following
     from headrace_broker.store.message_store import MessageStore
@@ -50,7 +50,7 @@ class Compaction:
         config: BrokerConfig,
         store: MessageStore,
         topics: TopicTable,
-        peers: Peers,
+        nameservers: Nameservers,
         own_queues: LogicQueues,
         directory: QueueDirectory,
     ) -> None:
@@ -81,8 +81,17 @@ class Compaction:
         indexer = index_in_process if store.use_threads else None
         self.index_builds = IndexBuilds(self.queues, indexer, throttle)
         self.lookups = KeyLookups(store, topics, directory, self.queues, self.index_builds)
+
+        async def is_source(address: str) -> bool:
+            return address in config.rebuild_addresses or await nameservers.knows(address)
+
         self.rebuilds = Rebuilds(
-            self.compactor, self._policy, peers, now_ms, config.max_offset_map_size
+            self.compactor,
+            self._policy,
+            nameservers.peers,
+            is_source,
+            now_ms,
+            config.max_offset_map_size,
         )
         self.requests = CompactionRequests(
             topics, self.schedule, self.rebuilds, own_queues.is_static

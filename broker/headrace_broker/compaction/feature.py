@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 def build(core: Core) -> Feature:
     """See ``Feature``."""
     topics, own_queues = core.tables.topics, core.own_queues
-    compaction = Compaction(core.config, core.store, topics, core.peers, own_queues, core.directory)
+    compaction = Compaction(
+        core.config, core.store, topics, core.nameservers, own_queues, core.directory
+    )
     demand = Demand(
         "delete markers with a body",
         matches_topic=compaction.demand.matches,

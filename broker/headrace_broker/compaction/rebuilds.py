@@ -15,7 +15,7 @@ Source: docs/compaction.md "Rebuild".
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -30,7 +30,7 @@ from headrace_broker.store.errors import StoreError
 from headrace_protocol.drivers.errors import HeadraceError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from headrace_broker.compaction.compactor import Compactor
     from headrace_broker.compaction.master import Pulled
@@ -48,6 +48,23 @@ _RUN_ENDS_S: Final = 1.0
 
 class OtherQueue(Exception):
     """The other broker's queue is not the one that this broker has."""
+
+
+class UnknownSource(Exception):
+    """A request names an address to which nobody has this broker connect."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "no nameserver knows a broker at this address: let it register, or list it in "
+            "rebuildSources of this broker"
+        )
+
+
+class Source(NamedTuple):
+    """The broker to rebuild from. is_admitted: a rebuild from it has begun before."""
+
+    address: str
+    is_admitted: bool = False
 
 
 class Rebuild:
@@ -169,17 +186,21 @@ class Rebuilds:
         compactor: Compactor,
         policy_of: Callable[[str], CompactionPolicy | None],
         peers: Peers,
+        is_source: Callable[[str], Awaitable[bool]],
         now_ms: Callable[[], int],
         map_bytes_max: int,
     ) -> None:
-        """policy_of: the policy of a topic, None if it is not compacted."""
+        """policy_of: the policy of a topic, None if it is not compacted.
+
+        is_source: whether queues may be rebuilt from an address; raises HeadraceError.
+        """
         self._queues = compactor.queues
         self._compactor = compactor
         self._policy_of = policy_of
-        self._peers = peers
+        self._peers, self._is_source = peers, is_source
         self._now_ms = now_ms
         self._map_bytes_max = map_bytes_max
-        self._pending: dict[Name, str] = {}
+        self._pending: dict[Name, Source] = {}
         self._problems: dict[Name, str] = {}
         self._wakeup = trio.Event()
         # Called after each rebuild: the follower resumes a queue whose log was lost.
@@ -192,13 +213,13 @@ class Rebuilds:
             if checkpoint is None:
                 queue.replica.discard()
             else:
-                self._pending[name] = checkpoint.address
+                self._pending[name] = Source(checkpoint.address, is_admitted=True)
 
     def request(self, topic: str, address: str) -> None:
         """Rebuild the queues of a topic from a broker."""
         for name in self._queues.all():
             if name[0] == topic:
-                self._pending[name] = address
+                self._pending[name] = Source(address)
                 self._problems.pop(name, None)
         self._wakeup.set()
 
@@ -215,24 +236,31 @@ class Rebuilds:
         """Rebuild until cancelled."""
         while True:
             while self._pending:
-                name, address = next(iter(self._pending.items()))
+                name, source = next(iter(self._pending.items()))
                 try:
-                    await self._serve(name, address)
+                    await self._serve(name, source)
                 finally:
-                    if self._pending.get(name) == address:
+                    if self._pending.get(name) == source:
                         del self._pending[name]
             self._wakeup = trio.Event()
             await self._wakeup.wait()
 
-    async def _serve(self, name: Name, address: str) -> None:
+    async def _serve(self, name: Name, source: Source) -> None:
+        address = source.address
         try:
+            await self._check(source)
             await self.rebuild(name, address)
         except RunStopped:
             return
-        except (HeadraceError, OSError, StoreError, OtherQueue) as error:
+        except (HeadraceError, OSError, StoreError, OtherQueue, UnknownSource) as error:
             topic, queue_id = name
             self._problems[name] = f"{topic}/{queue_id} not rebuilt from {address}: {error}"
             log.error("queue not rebuilt", queue=name, master=address, reason=str(error))
+
+    async def _check(self, source: Source) -> None:
+        """Raise UnknownSource, HeadraceError."""
+        if not (source.is_admitted or await self._is_source(source.address)):
+            raise UnknownSource
 
     async def rebuild(self, name: Name, address: str) -> None:
         """Rebuild a queue from the broker at an address, or resume that.

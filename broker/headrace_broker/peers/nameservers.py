@@ -73,6 +73,17 @@ class Nameservers:
             raise ConnectFailed(broker_name, "no nameserver knows a master of this name")
         return address
 
+    async def knows(self, address: str) -> bool:
+        """True if a nameserver knows a broker at an address. Raises HeadraceError."""
+
+        async def look(nameserver: str) -> bool | None:
+            ask = Ask(nameserver, RequestCode.GET_BROKER_CLUSTER_INFO)
+            info = (await self.peers.ask(LOOKUPS, ask)).expect().decode(ClusterInfo)
+            brokers = info.broker_addr_table.values()
+            return any(address in broker.broker_addrs.values() for broker in brokers) or None
+
+        return await self._first(look) is not None
+
     async def find_infos(self, topic: str) -> list[MappingInfo]:
         """The brokers' mappings of a static topic, if any nameserver has some.
 

@@ -62,8 +62,17 @@ def pulled(body: bytes, next_offset: int = 1) -> Reply:
 async def rebuild(broker: BrokerUnderTest, network: MemoryNetwork, address: str) -> str:
     """Rebuild by the service; returns the problem."""
     peers = Peers(network.connect, lambda: 3000)
+
+    async def is_source(_address: str) -> bool:
+        return True
+
     rebuilds = Rebuilds(
-        broker.compaction.compactor, lambda _topic: POLICY, peers, broker.clock.now_ms, 2000
+        broker.compaction.compactor,
+        lambda _topic: POLICY,
+        peers,
+        is_source,
+        broker.clock.now_ms,
+        2000,
     )
     rebuilds.request(C, address)
     async with in_background(peers.run, rebuilds.run):
