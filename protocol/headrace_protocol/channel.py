@@ -15,6 +15,7 @@ class Channel(Protocol):
 
     address: "host:port" of the client. ip: its IP address, as rules compare it.
     user: name of the user that has logged in, who then makes all requests of the channel.
+    signer: name of the user that has signed its last request, if any; for quotas, not for rights.
     verifier: that of the password with which the user has logged in; None without a password.
     login: a log-in that waits for its second message; None without any.
     certificate: the one that this daemon has shown, DER; None without TLS.
@@ -29,6 +30,7 @@ class Channel(Protocol):
     ip: str
     host_bytes: bytes
     user: str | None
+    signer: str | None
     verifier: object
     login: Any
     certificate: bytes | None

@@ -56,6 +56,7 @@ class Channel:
     ip = "127.0.0.1"
     host_bytes = bytes(8)
     user: str | None = None
+    signer: str | None = None
     verifier: object = None
     login: Any = None
     certificate: bytes | None = None

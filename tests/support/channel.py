@@ -20,6 +20,7 @@ class MemoryChannel:
     def __init__(self) -> None:
         self.is_greeted = False
         self.user: str | None = None
+        self.signer: str | None = None
         self.verifier: object = None
         self.login: Any = None
         self.certificate: bytes | None = None

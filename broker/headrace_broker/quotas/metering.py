@@ -134,6 +134,11 @@ class Refusal(NamedTuple):
         )
 
 
+def _name(channel: Channel) -> str:
+    """The user of a client, else its address."""
+    return channel.user or channel.signer or channel.ip
+
+
 class Held(NamedTuple):
     """A client that is held back until a time."""
 
@@ -232,7 +237,7 @@ class Metering:
 
     def check_hold(self, channel: Channel) -> None:
         """Raise RequestError if the user of a channel has too many held pulls."""
-        user = self._meters.get(("user", channel.user or channel.ip))
+        user = self._meters.get(("user", _name(channel)))
         most = None if user is None else user.quota.held_pulls
         if user is not None and most is not None:
             count = sum(map(self._long_polling.held_by, user.channels))
@@ -250,7 +255,7 @@ class Metering:
 
     def _user(self, channel: ServerChannel, now_s: float) -> Meter | None:
         """The meter of a client's user, or of its address."""
-        name = channel.user or channel.ip
+        name = _name(channel)
         meter = self._meter("user", name)
         if meter is None and (common := self._table.get("user", ANY)) is not None:
             if len(self._meters) >= _METERS_MAX:

@@ -92,7 +92,8 @@ class ServerChannel:
     is_dirty: it has replies that were not flushed in this turn.
     is_heavy: it sends much at a time; see ``socket_loop``.
     is_shaking_hands: its handshake of TLS has begun and is not done.
-    ip, user, verifier, login, certificate, is_encrypted: see ``headrace_protocol.channel.Channel``.
+    ip, user, signer, verifier, login, certificate, is_encrypted: see
+    ``headrace_protocol.channel.Channel``.
     """
 
     __slots__ = (
@@ -123,6 +124,7 @@ class ServerChannel:
         "reader",
         "receive_bytes",
         "sent_bytes",
+        "signer",
         "transport",
         "user",
         "verifier",
@@ -138,6 +140,7 @@ class ServerChannel:
         self.ip = host.removeprefix("::ffff:") if "." in host else host
         self.host_bytes = pack_host(host, port)
         self.user: str | None = None
+        self.signer: str | None = None
         self.verifier: object = None
         self.login: Any = None
         self.certificate: bytes | None = None

@@ -153,6 +153,7 @@ class Access:
         if user is not None:
             if self._can_be_replayed(channel, user, code):
                 raise _replayable(user, code)
+            channel.signer = user.name
             return Subject(user.name, channel.ip, user.is_super)
         is_admitted = code in self._settings.authentication_whitelist
         if is_admitted or (ACCESS_KEY not in fields and self._settings.anonymous != "deny"):
@@ -214,6 +215,7 @@ class Access:
         user = self._signer(send.fields, body, send.version)
         if user is None or self._can_be_replayed(channel, user, RequestCode.SEND_MESSAGE_V2):
             return None
+        channel.signer = user.name
         return Subject(user.name, channel.ip, user.is_super)
 
     # -- rights ------------------------------------------------------------------------------------

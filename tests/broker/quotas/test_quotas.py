@@ -20,8 +20,10 @@ from headrace_broker.store.files.config_file import ConfigFile
 from headrace_daemon.network import MemoryNetwork
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.drivers.aio import AsyncConnection
+from headrace_protocol.drivers.login import log_in
 from headrace_protocol.drivers.response import Response
 from headrace_protocol.quotas import Of, Quota, QuotaList
+from headrace_protocol.rights.credentials import Credentials
 from tests.support.broker import BrokerUnderTest, broker_config
 from tests.support.wire import pull_header, send_header
 
@@ -47,6 +49,13 @@ class Client:
         connection.submit(code, header, body, take)
         await self.rest()
         return answers
+
+    async def become(self, credentials: Credentials, *, by_session: bool) -> None:
+        """Log in, or sign from now on."""
+        if by_session:
+            await log_in(self._connection, credentials)
+        else:
+            self._connection.sign_as(credentials)
 
     async def ask(self, code: int, header: Any = None, body: bytes = b"") -> Response:
         (answer,) = await self.begin(code, header, body)
@@ -78,10 +87,10 @@ def codes(answers: list[Response]) -> list[int]:
 
 @asynccontextmanager
 async def clients(
-    folder: Path, clock: MockClock, count: int = 1
+    folder: Path, clock: MockClock, count: int = 1, **settings: Any
 ) -> AsyncIterator[tuple[Broker, list[Client]]]:
     network = MemoryNetwork()
-    broker = Broker(broker_config(folder, bind_address="127.0.0.1"), network)
+    broker = Broker(broker_config(folder, bind_address="127.0.0.1", **settings), network)
     async with trio.open_nursery() as nursery:
         address = await nursery.start(broker.run)
         connections = [
@@ -204,6 +213,31 @@ async def test_a_quota_that_is_too_small_can_be_removed(
         assert answer.command.code == ResponseCode.SYSTEM_BUSY
         await admin.set("user", "*")
         assert codes(await client.begin(RequestCode.GET_BROKER_RUNTIME_INFO)) == [0]
+
+
+USERS = {
+    "authentication_enabled": True,
+    "auth_requires_tls": "none",
+    "init_authentication_user": '{"username":"root","password":"a password of root"}',
+    "inner_client_authentication_credentials": '{"accessKey":"inner","secretKey":"of brokers"}',
+}
+
+
+@pytest.mark.parametrize("by_session", [True, False])
+async def test_a_user_at_its_limit_does_not_slow_another(
+    tmp_path: Path, mock_clock: MockClock, by_session: bool
+) -> None:
+    async with clients(tmp_path, mock_clock, 2, **USERS) as (_, [root, inner]):
+        await root.become(Credentials("root", "a password of root"), by_session=by_session)
+        await inner.become(Credentials("inner", "of brokers"), by_session=by_session)
+        await root.send()
+        await inner.set("user", "root", bytes_in=5000)
+        assert codes(await root.send()) == [0]
+        for _ in range(10):
+            assert not await root.send()
+            assert codes(await inner.send()) == [0]
+        await root.passes(2)
+        assert codes(await inner.send()) == [0]
 
 
 async def test_connections_of_a_user_are_limited(tmp_path: Path, mock_clock: MockClock) -> None:
