@@ -81,7 +81,7 @@ def test_without_admin_rights_nobody_changes_a_mapping(tmp_path: Path) -> None:
     for fields in ({}, {"force": True}, {"read_epoch": 0}):
         code, remark = change(broker, mapping(), **fields)
         assert code == ResponseCode.NO_PERMISSION
-        assert "UPDATE_AND_CREATE_STATIC_TOPIC is rejected" in remark
+        assert "User:anonymous has no permission to access Topic:T" in remark
     assert not broker.mappings.is_static(TOPIC)
     assert broker.topics.get(TOPIC) is None
 

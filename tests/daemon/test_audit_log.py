@@ -425,7 +425,8 @@ async def test_a_stop_does_not_wait_for_what_is_away(in_folder: Path) -> None:
             await until(lambda: names_of(in_folder) == ["daemon.started"])
             shutil.rmtree(in_folder.parent)
             audit.ask(Client())
-    assert audit.log.dropped_count == 2
+    # The request and the stop; the start if the folder went before its write had ended.
+    assert audit.log.dropped_count in {2, 3}
 
 
 async def test_two_daemons_do_not_start_with_one_file(audit: Recorded) -> None:

@@ -29,7 +29,7 @@ from headrace_protocol.rights.wanted import (
 )
 from headrace_protocol.system_topics import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from tests.abuse.hostile import plain_fields
-from tests.support.broker import BrokerUnderTest
+from tests.support.broker import BrokerUnderTest, brokers_of_a_test
 from tests.support.nameserver import NameServerUnderTest
 from tests.support.rights import plain_request, request_of
 from tests.support.wire_types import REQUEST_HEADERS
@@ -120,10 +120,11 @@ def test_rows_ask_what_apache_asks_but_for_the_named_differences(codec: Serializ
 
 
 def test_every_routed_code_has_a_row(tmp_path: Path) -> None:
-    routed = {
-        *BrokerUnderTest(tmp_path).registry.functions,
-        *NameServerUnderTest().registry.functions,
-    }
+    with brokers_of_a_test():
+        routed = {
+            *BrokerUnderTest(tmp_path).registry.functions,
+            *NameServerUnderTest().registry.functions,
+        }
     assert not routed - TABLE.keys(), "these codes are for Super users only"
 
 

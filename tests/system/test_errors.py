@@ -24,7 +24,7 @@ from headrace.missing import MissingPart
 from headrace_broker.config import BrokerConfig
 from headrace_broker.peers.callers import LOOKUPS
 from headrace_protocol.bodies import MessageQueue, TopicConfig
-from headrace_protocol.drivers.errors import ConnectFailed
+from headrace_protocol.drivers.errors import AccessDenied, ConnectFailed
 from headrace_protocol.errors import NotReady
 from headrace_protocol.serving import ServedElsewhere
 from headrace_protocol.statictopic.mapping import MappingItem
@@ -58,13 +58,16 @@ ARGUMENTS: dict[str, object] = {
     "list[str]": ["one", "two"],
     "BrokerConfig": BrokerConfig(),
     "Caller": LOOKUPS,
+    "AccessDenied": AccessDenied(16, "no permission", "localhost:9876", 10),
     "HeadraceError": REFUSED,
+    "Mapping[str, HeadraceError]": {"localhost:9876": REFUSED},
     "Mapping[str, Exception]": {"localhost:9876": REFUSED},
     "Mapping[str, TopicConfig]": {"a": TopicConfig(topic_name="t")},
     "Mapping[str, str]": {"place": "reason"},
     "Failure": Failure(FailureKind.SHORT, "a/path", "it ends too early"),
     "MappingItem": MappingItem(),
     "MessageQueue": QUEUE,
+    "Sequence[str]": ["the group's topic"],
     "Sequence[MissingPart]": [MissingPart("b", range(2), "was shut down", 1)],
     "Sequence[tuple[Any, HeadraceError]]": [(Message("t", b"x"), REFUSED)],
     "list[Unread]": [Unread(QUEUE, "g", 3)],

@@ -84,6 +84,7 @@ def daemons(folder: Path) -> Iterator[tuple[Daemon, Daemon]]:
             messageStorePlugIn="tieredstore",
             tieredBackendServiceProvider="posix",
             tieredStoreFilePath=folder / "tier",
+            auditLogPath=folder / "audit.log",
         )
         yield nameserver, broker
     finally:

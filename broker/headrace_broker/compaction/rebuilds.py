@@ -53,12 +53,6 @@ class OtherQueue(Exception):
 class UnknownSource(Exception):
     """A request names an address to which nobody has this broker connect."""
 
-    def __init__(self) -> None:
-        super().__init__(
-            "no nameserver knows a broker at this address: let it register, or list it in "
-            "rebuildSources of this broker"
-        )
-
 
 class Source(NamedTuple):
     """The broker to rebuild from. is_admitted: a rebuild from it has begun before."""
@@ -260,7 +254,10 @@ class Rebuilds:
     async def _check(self, source: Source) -> None:
         """Raise UnknownSource, HeadraceError."""
         if not (source.is_admitted or await self._is_source(source.address)):
-            raise UnknownSource
+            raise UnknownSource(
+                "no nameserver knows a broker at this address: let it register, or list it in "
+                "rebuildSources of this broker"
+            )
 
     async def rebuild(self, name: Name, address: str) -> None:
         """Rebuild a queue from the broker at an address, or resume that.

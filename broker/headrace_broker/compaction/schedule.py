@@ -117,10 +117,12 @@ class CompactionSchedule:
     def _take_due(self) -> Generator[None, None, list[Name]]:
         """The queues whose turn it is, from now on running; in slices."""
         names, now_s = self.queues.all(), trio.current_time()
-        for name in self._due_s.keys() - names.keys():
-            del self._due_s[name]
-        self._forced &= names.keys()
-        yield
+        for number, name in enumerate([*self._due_s, *self._forced], 1):
+            if not number % _QUEUES_AT_ONCE:
+                yield
+            if name not in names:
+                self._due_s.pop(name, None)
+                self._forced.discard(name)
         due = []
         for number, name in enumerate(names, 1):
             if not number % _QUEUES_AT_ONCE:
