@@ -31,7 +31,6 @@ from headrace_protocol.rights.access import AnonymousAccess, is_loopback
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-
 _UNIT_BYTES = 20
 _HOUR_MS = 3_600_000
 _LONG_MAX = 2**63 - 1
@@ -48,10 +47,6 @@ class ConfigError(PortableError):
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))
         self.problems = problems
-
-
-def _addresses(text: str) -> list[str]:
-    return [address.strip() for address in text.split(";") if address.strip()]
 
 
 def _host_name() -> str:
@@ -390,9 +385,7 @@ class BrokerConfig(AccessFields, AuditFields, TierConfig):
         le=_LONG_MAX,
     )
     rebuild_sources: str = _setting(
-        "",
-        "Brokers, as HOST:PORT;HOST:PORT, from which compacted queues may be rebuilt besides those "
-        "that the nameservers know.",
+        "", "More brokers, HOST:PORT;HOST:PORT, from which compacted queues may be rebuilt."
     )
     max_offset_map_size: int = _setting(
         104_857_600,
@@ -480,7 +473,7 @@ class BrokerConfig(AccessFields, AuditFields, TierConfig):
     @field_validator("delete_when")
     @classmethod
     def _are_hours(cls, hours: str) -> str:
-        if not all(hour.isdecimal() and int(hour) < 24 for hour in split_hours(hours)):
+        if not all(hour.isdecimal() and int(hour) < 24 for hour in split_list(hours)):
             raise ValueError("expected hours from 00 to 23 with ; in between, such as 04 or 02;14")
         return hours
 
@@ -494,8 +487,8 @@ class BrokerConfig(AccessFields, AuditFields, TierConfig):
     @field_validator("namesrv_addr", "rebuild_sources")
     @classmethod
     def _are_addresses(cls, addresses: str) -> str:
-        for address in filter(None, addresses.split(";")):
-            check_address(address.strip())
+        for address in split_list(addresses):
+            check_address(address)
         return addresses
 
     @model_validator(mode="after")
@@ -537,12 +530,7 @@ class BrokerConfig(AccessFields, AuditFields, TierConfig):
     @property
     def nameservers(self) -> list[str]:
         """Addresses to register with, ``HOST:PORT``."""
-        return _addresses(self.namesrv_addr)
-
-    @property
-    def rebuild_addresses(self) -> list[str]:
-        """The addresses in ``rebuild_sources``."""
-        return _addresses(self.rebuild_sources)
+        return split_list(self.namesrv_addr)
 
     @property
     def is_sync_flush(self) -> bool:
@@ -595,9 +583,9 @@ class BrokerConfig(AccessFields, AuditFields, TierConfig):
         return effects - {None}
 
 
-def split_hours(hours: str) -> list[str]:
-    """The hours of ``deleteWhen``."""
-    return [hour.strip() for hour in hours.split(";") if hour.strip()]
+def split_list(text: str) -> list[str]:
+    """The parts of a setting such as ``HOST:PORT;HOST:PORT``."""
+    return [part.strip() for part in text.split(";") if part.strip()]
 
 
 def validated(values: Mapping[str, str | SecretStr], places: Mapping[str, str]) -> BrokerConfig:

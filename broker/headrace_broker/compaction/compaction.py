@@ -23,6 +23,7 @@ from headrace_broker.compaction.source import CompactedSource
 from headrace_broker.compaction.throttle import Throttle
 from headrace_broker.compaction.units import FileSizes
 from headrace_broker.compaction.worker import index_in_process, run_here, run_in_process
+from headrace_broker.config import split_list
 from headrace_broker.topics.attributes import CompactionPolicy, is_compacted
 
 if TYPE_CHECKING:
@@ -83,7 +84,8 @@ class Compaction:
         self.lookups = KeyLookups(store, topics, directory, self.queues, self.index_builds)
 
         async def is_source(address: str) -> bool:
-            return address in config.rebuild_addresses or await nameservers.knows(address)
+            listed = split_list(config.rebuild_sources)
+            return address in listed or await nameservers.knows(address)
 
         self.rebuilds = Rebuilds(
             self.compactor,

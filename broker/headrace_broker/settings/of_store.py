@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace_broker.config import split_hours
+from headrace_broker.config import split_list
 from headrace_broker.store.settings import Retention, StoreSettings
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def retention(config: BrokerConfig) -> Retention:
     """Retention settings of the store."""
     return Retention(
         reserved_ms=config.file_reserved_time * _HOUR_MS,
-        delete_hours=frozenset(map(int, split_hours(config.delete_when))),
+        delete_hours=frozenset(map(int, split_list(config.delete_when))),
         files_max=config.delete_file_batch_max,
         clean_ratio=_ratio(config.disk_max_used_space_ratio, 10, 95),
         force_ratio=_ratio(config.disk_space_clean_forcibly_ratio, 30, 85),
