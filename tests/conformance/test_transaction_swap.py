@@ -37,7 +37,7 @@ SETTINGS = {
     "transactionTimeOut": "1000",
     "transactionCheckMax": "1000",
 }
-LIMIT_S = 60
+LIMIT_S = 120
 # Some intervals of checks, each of which asks about all undecided halves.
 ROUND_S = 6
 # Queue offset and physical offset of a half.
