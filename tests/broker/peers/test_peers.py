@@ -16,9 +16,15 @@ from headrace_broker.peers.nameservers import Nameservers
 from headrace_broker.peers.peers import Ask, Outcome, Peers
 from headrace_broker.statictopic.answer import Answer, MalformedField
 from headrace_daemon.network import MemoryNetwork
-from headrace_protocol.bodies import BrokerMemberGroup, GetBrokerMemberGroupResponseBody
+from headrace_protocol.bodies import (
+    BrokerData,
+    BrokerMemberGroup,
+    ClusterInfo,
+    GetBrokerMemberGroupResponseBody,
+)
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.drivers.errors import (
+    BrokerError,
     ConnectFailed,
     ConnectionLost,
     HeadraceError,
@@ -410,6 +416,19 @@ async def test_a_broker_is_unknown_if_all_nameservers_say_so(autojump_clock: obj
         one.answer(RequestCode.GET_BROKER_MEMBER_GROUP, None)
         with pytest.raises(RequestTimeout):
             await nameservers.find_address("b")
+
+
+async def test_a_broker_is_known_by_its_address(autojump_clock: object) -> None:
+    brokers = {"b": BrokerData(cluster="c", broker_name="b", broker_addrs={0: "master:1"})}
+    async with two_nameservers() as (nameservers, one, two):
+        code = RequestCode.GET_BROKER_CLUSTER_INFO
+        one.answer(code, Reply(body=(ClusterInfo().encode(),)))
+        two.answer(code, Reply(body=(ClusterInfo(broker_addr_table=brokers).encode(),)))
+        assert await nameservers.knows("master:1")
+        assert not await nameservers.knows("master:2")
+        two.answer(code, Reply(code=1, remark="no"))
+        with pytest.raises(BrokerError, match="no"):
+            await nameservers.knows("master:1")
 
 
 async def test_mappings_come_from_the_nameserver_that_has_the_topic(autojump_clock: object) -> None:
