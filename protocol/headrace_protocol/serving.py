@@ -356,6 +356,8 @@ class Registry:
             if problem is None:
                 self.serve(channel, frame)
                 continue
+            if not channel.is_greeted:
+                _greet(channel, command)
             request = Request(channel, serialize_type, command, body, len(header))
             self._send(request, self._refuse("guard", request, problem))
             refused += 1
