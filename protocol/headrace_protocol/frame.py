@@ -6,7 +6,7 @@ Source: docs/protocol.md "Frame".
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from headrace_protocol.errors import ForeignProtocol, LocalProtocolError, RemoteProtocolError
@@ -56,6 +56,11 @@ Admit = Callable[[int, Buffer, int], None]
 _VIEW_BYTES = 16 * 1024
 # From this size on receiving a frame in place pays off.
 _IN_PLACE_BYTES = 64 * 1024
+
+
+def frame_bytes(frames: Iterable[Frame]) -> int:
+    """The size of headers and bodies."""
+    return sum(len(header) + len(body) for _, header, body in frames)
 
 
 def foreign_protocol(start: bytes) -> str | None:

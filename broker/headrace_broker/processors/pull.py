@@ -275,11 +275,11 @@ class PullProcessor:
             if self._config.long_polling_enable
             else _SHORT_POLL_MS
         )
-        self._watch.held(target.last_pull, timeout_ms / 1000)
         # A pull needs no body; a client's would only hold memory.
         request.body = b""
         held = _HeldPull(self, request, header, target, get, answer)
         self._long_polling.hold(held, (target.queue,), timeout_ms / 1000)
+        self._watch.held(target.last_pull, timeout_ms / 1000)
 
     def answer(
         self,

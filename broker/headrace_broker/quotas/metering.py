@@ -20,6 +20,7 @@ from headrace_broker.queue_directory import Use
 from headrace_daemon.buckets import Bucket
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
+from headrace_protocol.frame import frame_bytes
 from headrace_protocol.quotas import (
     ANY,
     QUOTA_STAGE,
@@ -172,6 +173,8 @@ class Metering:
         self.held: Counter[tuple[Of, str]] = Counter()
         self.refused: Counter[tuple[Of, str]] = Counter()
         self._meters: dict[tuple[Of, str], Meter] = {}
+        # Connections of users whose connections are limited.
+        self._counted: dict[ServerChannel, Meter] = {}
         # The meters that requests of the read being served have used.
         self._used: set[Meter] = set()
         self._held: list[Held] = []
@@ -181,8 +184,14 @@ class Metering:
     def forget(self) -> None:
         """Begin anew after a change of quotas; what is owed is forgiven."""
         self._meters.clear()
+        self._counted.clear()
         self._used.clear()
         self._lookups_changed()
+
+    def closed(self, channel: ServerChannel) -> None:
+        """Count a connection no more."""
+        if (meter := self._counted.pop(channel, None)) is not None:
+            meter.channels.discard(channel)
 
     # -- what is taken -----------------------------------------------------------------------------
 
@@ -199,7 +208,7 @@ class Metering:
             served = frames[: len(frames) - len(rest)]
             user.spend("cpu", thread_time() - began, now_s)
             user.spend("requests", len(served), now_s)
-            user.spend("bytes_in", sum(len(f[1]) + len(f[2]) for f in served), now_s)
+            user.spend("bytes_in", frame_bytes(served), now_s)
             user.spend("bytes_out", channel.take_sent_bytes(), now_s)
             self._used.add(user)
         if self._used:
@@ -264,17 +273,21 @@ class Metering:
         return meter
 
     def _forget_idle(self, now_s: float) -> None:
-        """Forget those at rest, which are made again."""
+        """Forget those at rest, which are made again; all if most are busy, so that it is rare."""
         kept = {key: meter for key, meter in self._meters.items() if not meter.is_idle(now_s)}
+        if len(kept) > _METERS_MAX // 2:
+            kept = {}
+            self._counted.clear()
         self._meters = kept
 
     def _refusal(self, user: Meter, channel: ServerChannel, now_s: float) -> Refusal | None:
         quota = user.quota
         if quota.counts_channels and channel not in user.channels:
-            user.channels = {each for each in user.channels if each.is_open}
             if quota.connections is not None and len(user.channels) >= quota.connections:
                 return Refusal(user, "connections", _RETRY_MS)
+            self.closed(channel)  # it was another user's before its log-in
             user.channels.add(channel)
+            self._counted[channel] = user
         return user.refusal(now_s) if user.refuses(now_s) else None
 
     # -- clients that are held back ----------------------------------------------------------------

@@ -41,6 +41,9 @@ class Meter(Protocol):
     def handle(self, channel: ServerChannel, frames: list[Frame], serve: Serve, /) -> list[Frame]:
         """Serve the frames with ``serve``, or refuse them; see ``FrameHandler``."""
 
+    def closed(self, channel: ServerChannel, /) -> None:
+        """See ``FrameHandler``."""
+
 
 class FrameLoop:
     """The broker's FrameHandler: passes frames to the registry, and commits what they stored.
@@ -140,6 +143,8 @@ class FrameLoop:
 
     def closed(self, channel: ServerChannel) -> None:
         """Remove a client that has disconnected."""
+        if self.meter is not None:
+            self.meter.closed(channel)
         for remove in self._on_closed:
             remove(channel)
 

@@ -20,7 +20,7 @@ from headrace_daemon.process import connections_max
 from headrace_daemon.serving.server_channel import Event, ServerChannel
 from headrace_protocol.codes import code_name
 from headrace_protocol.errors import RemoteProtocolError
-from headrace_protocol.frame import FRAME_BYTES_MAX
+from headrace_protocol.frame import FRAME_BYTES_MAX, frame_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -183,7 +183,7 @@ class RemotingServer:
         self._serve(channel, channel.deferred)
 
     def _set_deferred(self, channel: ServerChannel, frames: list[Frame]) -> None:
-        added_bytes = _frame_bytes(frames) - _frame_bytes(channel.deferred)
+        added_bytes = frame_bytes(frames) - frame_bytes(channel.deferred)
         channel.deferred = frames
         channel.charge(added_bytes)
         self._update_reading(channel)
@@ -439,10 +439,6 @@ class RemotingServer:
         turned_away, self._turned_away = self._turned_away, Counter()
         for (host, reason), count in turned_away.most_common(_REPORTED_AT_ONCE):
             log.warning("clients turned away", host=host, count=count, reason=reason)
-
-
-def _frame_bytes(frames: list[Frame]) -> int:
-    return sum(len(header) + len(body) for _, header, body in frames)
 
 
 def _notify_drained(channel: ServerChannel) -> None:

@@ -67,6 +67,14 @@ class Client:
     async def send(self, **fields: Any) -> list[Response]:
         return await self.begin(SEND, send_header(**fields), BODY)
 
+    async def close(self) -> None:
+        await self._connection.close()
+        await self.rest()
+
+    @property
+    def peer_is_headrace(self) -> bool:
+        return self._connection.peer_is_headrace
+
     async def passes(self, seconds: float) -> None:
         """Move the clock; the broker ticks before and after."""
         self._clock.jump(seconds)
@@ -246,6 +254,32 @@ async def test_connections_of_a_user_are_limited(tmp_path: Path, mock_clock: Moc
         answers = [await client.ask(RequestCode.GET_BROKER_RUNTIME_INFO) for client in several]
         assert codes(answers) == [0, 0, ResponseCode.SYSTEM_BUSY]
         assert "2 connections" in (answers[-1].command.remark or "")
+
+
+async def test_a_connection_that_ends_makes_room(tmp_path: Path, mock_clock: MockClock) -> None:
+    async with clients(tmp_path, mock_clock, 3) as (_, [admin, one, other]):
+        await admin.set("user", "*", connections=2)
+        info = RequestCode.GET_BROKER_RUNTIME_INFO
+        assert codes([await each.ask(info) for each in (admin, one, other)])[2]
+        await one.close()
+        assert codes([await other.ask(info)]) == [0]
+
+
+async def test_a_log_in_counts_for_its_user_alone(tmp_path: Path, mock_clock: MockClock) -> None:
+    async with clients(tmp_path, mock_clock, 3, **USERS) as (_, [admin, one, other]):
+        for client in (admin, one, other):
+            await client.become(Credentials("inner", "of brokers"), by_session=True)
+            await client.set("user", "127.0.0.1", connections=1)
+        assert codes([await other.ask(RequestCode.GET_BROKER_RUNTIME_INFO)]) == [0]
+
+
+async def test_a_refused_client_learns_who_refuses(tmp_path: Path, mock_clock: MockClock) -> None:
+    async with clients(tmp_path, mock_clock, 2) as (_, [admin, client]):
+        await admin.set("user", "*", connections=1)
+        await admin.ask(RequestCode.LIST_QUOTAS)
+        answer = await client.ask(RequestCode.GET_BROKER_RUNTIME_INFO)
+        assert answer.command.code == ResponseCode.SYSTEM_BUSY
+        assert client.peer_is_headrace
 
 
 async def test_held_pulls_of_a_user_are_limited(tmp_path: Path, mock_clock: MockClock) -> None:
