@@ -129,12 +129,7 @@ class NameServerConfig(msgspec.Struct, rename="camel", kw_only=True, frozen=True
     @property
     def audit(self) -> AuditSettings | None:
         """The audit log; None without one."""
-        return audit_settings(
-            self.audit_log_path,
-            self.audit_on_failure,
-            self.audit_log_bytes_max,
-            self.audit_log_files_max,
-        )
+        return audit_settings(self)
 
     @property
     def departed_path(self) -> Path | None:

@@ -46,9 +46,4 @@ class AuditFields(BaseModel):
     @property
     def audit(self) -> AuditSettings | None:
         """The audit log; None without one."""
-        return audit_settings(
-            self.audit_log_path,
-            self.audit_on_failure,
-            self.audit_log_bytes_max,
-            self.audit_log_files_max,
-        )
+        return audit_settings(self)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, Protocol
 
 from headrace_daemon.folders import folder_problem
 
@@ -29,13 +29,29 @@ class AuditSettings(NamedTuple):
     refuses: bool = False
 
 
-def audit_settings(
-    path: str, on_failure: OnFailure, bytes_max: int, files_max: int
-) -> AuditSettings | None:
-    """The settings of a daemon's table; None without an audit log."""
-    if not path:
+class AuditOptions(Protocol):
+    """The settings as both daemons hold them; see docs/configuration.md."""
+
+    @property
+    def audit_log_path(self) -> str: ...  # noqa: D102
+    @property
+    def audit_on_failure(self) -> OnFailure: ...  # noqa: D102
+    @property
+    def audit_log_bytes_max(self) -> int: ...  # noqa: D102
+    @property
+    def audit_log_files_max(self) -> int: ...  # noqa: D102
+
+
+def audit_settings(options: AuditOptions) -> AuditSettings | None:
+    """The audit log of a daemon; None without one."""
+    if not options.audit_log_path:
         return None
-    return AuditSettings(Path(path), bytes_max, files_max, refuses=on_failure == "refuse")
+    return AuditSettings(
+        Path(options.audit_log_path),
+        options.audit_log_bytes_max,
+        options.audit_log_files_max,
+        refuses=options.audit_on_failure == "refuse",
+    )
 
 
 def audit_problem(path: str) -> str | None:

@@ -84,9 +84,14 @@ class AccessSettings(NamedTuple):
 
 
 class Access:
-    """Decides on the requests of one daemon. cluster: its cluster, as rules name it."""
+    """Decides on the requests of one daemon. cluster: its cluster, as rules name it.
+
+    is_open: whether nobody is checked, so that a daemon needs no guard. Without authentication, a
+    daemon that denies anonymous access serves its own machine only.
+    """
 
     def __init__(self, settings: AccessSettings, users: Users, cluster: str) -> None:
+        self.is_open = not settings.authentication and settings.anonymous != "read"
         self._settings = settings
         self._users = users
         self._cluster = cluster
@@ -102,14 +107,6 @@ class Access:
     def version(self) -> int:
         """Grows when users or rules change; what was decided before is to be decided again."""
         return self._users.version
-
-    @property
-    def is_open(self) -> bool:
-        """True if nobody is checked, so that a daemon needs no guard.
-
-        Without authentication, a daemon that denies anonymous access serves its own machine only.
-        """
-        return not self._settings.authentication and self._settings.anonymous != "read"
 
     # -- requests ----------------------------------------------------------------------------------
 

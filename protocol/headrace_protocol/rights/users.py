@@ -104,13 +104,5 @@ class Users:
             del self._rules[name]
         self.version += 1
 
-    def is_last_super(self, name: str) -> bool:
-        """True if ``name`` is the only enabled Super user."""
-        user = self._users.get(name)
-        return (user is not None and user.is_super and user.is_enabled) and not any(
-            other.is_super and other.is_enabled and other.name != name
-            for other in self._users.values()
-        )
-
 
 NO_RULES: Final = Rules()
