@@ -25,9 +25,11 @@ from headrace_protocol.drivers.response import Response
 from headrace_protocol.quotas import Of, Quota, QuotaList
 from headrace_protocol.rights.credentials import Credentials
 from tests.support.broker import BrokerUnderTest, broker_config
+from tests.support.metrics import parse, values
 from tests.support.wire import pull_header, send_header
 
 SEND = RequestCode.SEND_MESSAGE_V2
+HELD, REFUSED = "headrace_quota_held_total", "headrace_quota_refused_total"
 BODY = b"x" * 10_000
 
 
@@ -124,6 +126,18 @@ async def test_a_client_at_its_rate_is_not_read(tmp_path: Path, mock_clock: Mock
             assert codes(answers) == [0]
         # A second's worth of tokens at first, and what comes back; the last send may be owed.
         assert 18 <= sent <= 21
+
+
+async def test_metrics_tell_who_is_at_a_limit(tmp_path: Path, mock_clock: MockClock) -> None:
+    async with clients(tmp_path, mock_clock, 8, monitor_port=0) as (broker, several):
+        await several[0].set("topic", "T", bytes_in=10_000)
+        answers = [answer for client in several for answer in await client.send()]
+        page = parse(await trio.to_thread.run_sync(broker.readiness.page))
+        held, refused = (values(page, each, "name")["T"] for each in (HELD, REFUSED))
+        # Each client has sent once; of those that were stored, all but the first owe something.
+        assert refused == sum(map(bool, codes(answers)))
+        assert 0 < refused < 7
+        assert held == 7 - refused
 
 
 async def test_a_topic_and_its_readers_have_rates(tmp_path: Path, mock_clock: MockClock) -> None:
