@@ -23,6 +23,7 @@ from headrace_protocol.bodies import (
     GetBrokerMemberGroupResponseBody,
 )
 from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.departed import DepartedBroker
 from headrace_protocol.drivers.errors import (
     BrokerError,
     ConnectFailed,
@@ -429,6 +430,19 @@ async def test_a_broker_is_known_by_its_address(autojump_clock: object) -> None:
         two.answer(code, Reply(code=1, remark="no"))
         with pytest.raises(BrokerError, match="no"):
             await nameservers.knows("master:1")
+
+
+async def test_a_nameserver_names_the_brokers_that_left(autojump_clock: object) -> None:
+    left = DepartedBroker(broker_name="b", broker_addr="master:1")
+    async with two_nameservers() as (nameservers, one, two):
+        code = RequestCode.GET_BROKER_CLUSTER_INFO
+        one.answer(code, Reply(body=(ClusterInfo(departed_brokers=[left]).encode(),)))
+        two.answer(code, Reply(body=(ClusterInfo().encode(),)))  # as Apache RocketMQ's answers
+        assert await nameservers.departed(one.address) == [left]
+        assert await nameservers.departed(two.address) == []
+        two.answer(code, Reply(code=1, remark="no"))
+        with pytest.raises(BrokerError, match="no"):
+            await nameservers.departed(two.address)
 
 
 async def test_mappings_come_from_the_nameserver_that_has_the_topic(autojump_clock: object) -> None:
