@@ -86,6 +86,7 @@ MAY_IMPORT = {
         "zlib_ng",
     },
     "headrace_protocol.drivers": {"headrace_protocol", "anyio", "msgspec"},
+    "headrace_protocol.pop": {"headrace_protocol", "msgspec"},
     "headrace_protocol.rights": {"headrace_protocol", "msgspec", "scramp"},
     "headrace_protocol.statictopic": {"headrace_protocol", "msgspec"},
     "headrace_protocol.tls": {"headrace_protocol.drivers", "headrace_protocol", "anyio"},

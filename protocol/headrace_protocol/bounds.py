@@ -83,6 +83,8 @@ _RECORDS = Body(FRAME_BYTES_MAX, is_json=False)
 _ATTEMPTS = Body(2 * _MIB, is_json=True)
 # ITEMS_MAX topics of about 200 bytes.
 _TOPICS = Body(4 * _MIB, is_json=True)
+# ITEMS_MAX acks of about 150 bytes.
+_ACKS = Body(2 * _MIB, is_json=True)
 # One topic's queues with about 14,000 items of 150 bytes.
 _MAPPING = Body(2 * _MIB, is_json=True)
 # ITEMS_MAX keys of about 400 bytes.
@@ -100,6 +102,7 @@ BODIES: dict[RequestCode, Body] = {
     RequestCode.GET_BY_KEY: _KEYS,
     RequestCode.STAGE_DECIDE: _ATTEMPTS,
     RequestCode.STAGE_ABORT: _ATTEMPTS,
+    RequestCode.BATCH_ACK_MESSAGE: _ACKS,
     RequestCode.UPDATE_AND_CREATE_TOPIC_LIST: _TOPICS,
     RequestCode.UPDATE_AND_CREATE_STATIC_TOPIC: _MAPPING,
     RequestCode.REGISTER_BROKER: _REGISTRATION,
@@ -109,6 +112,8 @@ BODIES: dict[RequestCode, Body] = {
             RequestCode.HEART_BEAT,
             RequestCode.CHECK_CLIENT_CONFIG,
             RequestCode.LOCK_BATCH_MQ,
+            RequestCode.QUERY_ASSIGNMENT,
+            RequestCode.SET_MESSAGE_REQUEST_MODE,
             RequestCode.UNLOCK_BATCH_MQ,
             RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
             RequestCode.QUERY_DATA_VERSION,
@@ -126,6 +131,13 @@ BODIES: dict[RequestCode, Body] = {
             RequestCode.PULL_MESSAGE,
             RequestCode.LITE_PULL_MESSAGE,
             RequestCode.BULK_PULL,
+            RequestCode.POP_MESSAGE,
+            RequestCode.ACK_MESSAGE,
+            RequestCode.PEEK_MESSAGE,
+            RequestCode.CHANGE_MESSAGE_INVISIBLETIME,
+            RequestCode.NOTIFICATION,
+            RequestCode.POLLING_INFO,
+            RequestCode.GET_ALL_MESSAGE_REQUEST_MODE,
             RequestCode.QUERY_MESSAGE,
             RequestCode.VIEW_MESSAGE_BY_ID,
             RequestCode.QUERY_CONSUMER_OFFSET,

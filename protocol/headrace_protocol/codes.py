@@ -114,8 +114,10 @@ class RequestCode(IntEnum):
     SWITCH_TIMER_ENGINE = 5001
     POP_MESSAGE = 200050
     ACK_MESSAGE = 200051
+    PEEK_MESSAGE = 200052
     CHANGE_MESSAGE_INVISIBLETIME = 200053
     NOTIFICATION = 200054
+    POLLING_INFO = 200055
     BATCH_ACK_MESSAGE = 200151
 
     # headrace's own codes; sent only to peers that have announced themselves as headrace, except

@@ -61,6 +61,9 @@ DIFFERENCES = {
         "GET_BROKER_CONFIG GET_BROKER_RUNTIME_INFO GET_ALL_CONSUMER_OFFSET GET_ALL_DELAY_OFFSET"
         " GET_TIMER_CHECK_POINT GET_TIMER_METRICS": "Cluster Get",
         "CHECK_CLIENT_CONFIG LITE_PULL_MESSAGE": "Topic+Group Sub",
+        "QUERY_ASSIGNMENT BATCH_ACK_MESSAGE": "Topic+Group Sub",
+        "SET_MESSAGE_REQUEST_MODE": "Topic+Group Update",
+        "GET_ALL_MESSAGE_REQUEST_MODE": "Cluster Get",
     },
 }
 # Codes whose parts, or whose messages, their functions judge one by one.
@@ -112,7 +115,8 @@ def test_rows_ask_what_apache_asks_but_for_the_named_differences(codec: Serializ
     shared = TABLE.keys() & theirs.keys() & set(C)
     assert len(shared) > 60
     assert OURS.keys() <= shared
-    for code in shared:
+    fitting = [c for c in shared if codec is not SerializeType.ROCKETMQ or c < 2**15]
+    for code in fitting:
         asked = text_of(wanted(plain_request(code, codec)))
         listed = code in codes(" ".join(JUDGED_INSIDE))
         assert asked == OURS.get(code, "-" if listed else theirs[code]), C(code).name

@@ -25,6 +25,9 @@ _BODIES: dict[int, Any] = {
         "mqSet": [{"topic": "Foreign", "brokerName": "b", "queueId": 0}],
     },
     RequestCode.CHECK_CLIENT_CONFIG: {"group": "Foreign", "subscriptionData": {"topic": "Foreign"}},
+    RequestCode.QUERY_ASSIGNMENT: {"consumerGroup": "Foreign", "topic": "Foreign"},
+    RequestCode.SET_MESSAGE_REQUEST_MODE: {"consumerGroup": "Foreign", "topic": "Foreign"},
+    RequestCode.BATCH_ACK_MESSAGE: {"acks": [{"c": "Foreign", "t": "Foreign"}]},
     RequestCode.UPDATE_AND_CREATE_TOPIC_LIST: {"topicConfigList": [{"topicName": "Foreign"}]},
     RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: {"groupName": "Foreign"},
 }

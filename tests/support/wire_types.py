@@ -8,6 +8,8 @@ from headrace_protocol import admin_headers, bodies, headers, nameserver_headers
 from headrace_protocol.bodies import Body
 from headrace_protocol.codes import RequestCode as Code
 from headrace_protocol.departed import ClusterInfoHeader, ForgetBrokerHeader
+from headrace_protocol.pop import headers as pop
+from headrace_protocol.pop.batch_ack import BatchAckBody
 from headrace_protocol.quotas import Quota, QuotaList
 from headrace_protocol.registration import RegisterBrokerBody
 from headrace_protocol.rights import auth_requests
@@ -88,6 +90,12 @@ REQUEST_HEADERS: dict[int, type[msgspec.Struct]] = {
     Code.LITE_PULL_MESSAGE: headers.PullMessageHeader,
     Code.GET_BROKER_MEMBER_GROUP: nameserver_headers.GetBrokerMemberGroupHeader,
     Code.BROKER_HEARTBEAT: nameserver_headers.BrokerHeartbeatHeader,
+    Code.POP_MESSAGE: pop.PopMessageHeader,
+    Code.ACK_MESSAGE: pop.AckMessageHeader,
+    Code.PEEK_MESSAGE: pop.PeekMessageHeader,
+    Code.CHANGE_MESSAGE_INVISIBLETIME: pop.ChangeInvisibleTimeHeader,
+    Code.NOTIFICATION: pop.NotificationHeader,
+    Code.POLLING_INFO: pop.PollingInfoHeader,
     Code.BULK_SEND: headers.BulkSendHeader,
     Code.BULK_PULL: headers.BulkPullHeader,
     Code.GET_BY_KEY: headers.GetByKeyHeader,
@@ -123,6 +131,11 @@ RESPONSE_HEADERS: dict[int, type[msgspec.Struct]] = {
     Code.QUERY_DATA_VERSION: nameserver_headers.QueryDataVersionResponseHeader,
     Code.ADD_WRITE_PERM_OF_BROKER: nameserver_headers.AddWritePermOfBrokerResponseHeader,
     Code.LITE_PULL_MESSAGE: headers.PullMessageResponseHeader,
+    Code.POP_MESSAGE: pop.PopMessageResponseHeader,
+    Code.PEEK_MESSAGE: pop.PeekMessageResponseHeader,
+    Code.CHANGE_MESSAGE_INVISIBLETIME: pop.ChangeInvisibleTimeResponseHeader,
+    Code.NOTIFICATION: pop.NotificationResponseHeader,
+    Code.POLLING_INFO: pop.PollingInfoResponseHeader,
     Code.BULK_SEND: headers.SendMessageResponseHeader,
     Code.BULK_PULL: headers.BulkPullResponseHeader,
     Code.GET_BY_KEY: headers.GetByKeyResponseHeader,
@@ -141,6 +154,7 @@ REQUEST_BODIES: dict[int, type[Body]] = {
     Code.QUERY_DATA_VERSION: bodies.DataVersion,
     Code.QUERY_ASSIGNMENT: bodies.QueryAssignmentRequestBody,
     Code.SET_MESSAGE_REQUEST_MODE: bodies.SetMessageRequestModeRequestBody,
+    Code.BATCH_ACK_MESSAGE: BatchAckBody,
     Code.AUTH_CREATE_USER: auth_requests.UserInfo,
     Code.AUTH_UPDATE_USER: auth_requests.UserInfo,
     Code.AUTH_CREATE_ACL: auth_requests.AclInfo,
@@ -194,5 +208,6 @@ RECORD_RESPONSES = frozenset(
         Code.QUERY_MESSAGE,
         Code.VIEW_MESSAGE_BY_ID,
         Code.POP_MESSAGE,
+        Code.PEEK_MESSAGE,
     }
 )

@@ -17,12 +17,16 @@ from headrace_protocol.bodies import (
     CheckClientRequestBody,
     CreateTopicListRequestBody,
     LockBatchRequestBody,
+    QueryAssignmentRequestBody,
+    SetMessageRequestModeRequestBody,
     SubscriptionGroupConfig,
 )
 from headrace_protocol.bounds import check_marks
 from headrace_protocol.codes import RequestCode as C
 from headrace_protocol.codes import ResponseCode, code_name
 from headrace_protocol.errors import RequestError
+from headrace_protocol.pop import headers as pop
+from headrace_protocol.pop.batch_ack import BatchAckBody
 from headrace_protocol.rights.rules import Action, Kind
 from headrace_protocol.serving import check_body
 from headrace_protocol.system_topics import DEFAULT_TOPIC, GROUP_PREFIXES, is_own_topic
@@ -141,6 +145,30 @@ def _created_group(request: Request, actions: Actions) -> Iterator[Wanted]:
     yield Wanted(Kind.GROUP, SubscriptionGroupConfig.decode(request.body).group_name, actions)
 
 
+def _acked(request: Request, actions: Actions) -> Iterator[Wanted]:
+    check_body(request)
+    body = BatchAckBody.decode(request.body)
+    body.check()
+    for topic in {ack.topic for ack in body.acks}:
+        yield wanted_of_topic(topic, actions)
+    for group in {ack.consumer_group for ack in body.acks}:
+        yield Wanted(Kind.GROUP, group, actions)
+
+
+def _assigned(request: Request, actions: Actions) -> Iterator[Wanted]:
+    check_body(request)
+    body = QueryAssignmentRequestBody.decode(request.body)
+    yield wanted_of_topic(body.topic, actions)
+    yield Wanted(Kind.GROUP, body.consumer_group, actions)
+
+
+def _request_mode(request: Request, actions: Actions) -> Iterator[Wanted]:
+    check_body(request)
+    body = SetMessageRequestModeRequestBody.decode(request.body)
+    yield wanted_of_topic(body.topic, actions)
+    yield Wanted(Kind.GROUP, body.consumer_group, actions)
+
+
 # -- the table -------------------------------------------------------------------------------------
 
 # For everybody, known or not: it is how a client becomes known.
@@ -161,6 +189,15 @@ TABLE: Final[Mapping[int, Row]] = {
     C.PULL_MESSAGE: _header(h.PullMessageHeader, topic=SUB, consumer_group=SUB),
     C.LITE_PULL_MESSAGE: _header(h.PullMessageHeader, topic=SUB, consumer_group=SUB),
     C.BULK_PULL: _header(h.BulkPullHeader, topic=SUB, consumer_group=SUB),
+    C.POP_MESSAGE: _header(pop.PopMessageHeader, topic=SUB, consumer_group=SUB),
+    C.PEEK_MESSAGE: _header(pop.PeekMessageHeader, topic=SUB, consumer_group=SUB),
+    C.ACK_MESSAGE: _header(pop.AckMessageHeader, topic=SUB, consumer_group=SUB),
+    C.BATCH_ACK_MESSAGE: _read(_acked, SUB),
+    C.CHANGE_MESSAGE_INVISIBLETIME: _header(
+        pop.ChangeInvisibleTimeHeader, topic=SUB, consumer_group=SUB
+    ),
+    C.NOTIFICATION: _header(pop.NotificationHeader, topic=SUB, consumer_group=SUB),
+    C.POLLING_INFO: _header(pop.PollingInfoHeader, topic=GET, consumer_group=GET),
     # The message tells its topic.
     C.CONSUMER_SEND_MSG_BACK: _header(h.ConsumerSendMsgBackHeader, group=SUB),
     C.VIEW_MESSAGE_BY_ID: _header(h.ViewMessageHeader, topic=SUB | GET),
@@ -182,6 +219,9 @@ TABLE: Final[Mapping[int, Row]] = {
     C.GET_CONSUMER_LIST_BY_GROUP: _header(h.ConsumerGroupHeader, consumer_group=SUB | GET),
     C.LOCK_BATCH_MQ: _read(_locked, SUB),
     C.UNLOCK_BATCH_MQ: _read(_locked, SUB),
+    C.QUERY_ASSIGNMENT: _read(_assigned, SUB),
+    C.SET_MESSAGE_REQUEST_MODE: _read(_request_mode, UPDATE),
+    C.GET_ALL_MESSAGE_REQUEST_MODE: _cluster(GET),
     # -- offsets
     C.QUERY_CONSUMER_OFFSET: _header(
         h.QueryConsumerOffsetHeader, topic=SUB | GET, consumer_group=SUB | GET

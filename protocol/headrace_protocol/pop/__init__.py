@@ -1,0 +1,1 @@
+"""POP: requests, handles and the offsets in answers."""
