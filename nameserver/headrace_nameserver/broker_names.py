@@ -8,25 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from headrace_protocol.codes import ResponseCode
-from headrace_protocol.errors import Lane, RequestError
-from headrace_protocol.waiting import fetch
+from headrace_protocol.errors import RequestError
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
     from headrace_nameserver.kv_config import KVConfig
     from headrace_protocol.serving import Request
 
-# One thread is enough: a save writes all pending changes.
-SAVES: Final = Lane("key-value table", threads=1, outlives_client=True)
 _NAMES: Final = "BROKER_USERS"
-
-
-async def saved(table: KVConfig, change: Future[None]) -> None:
-    """Wait until a change is on disk. Raises the error of a failed save."""
-    if not change.done():
-        await fetch(table.save, SAVES)
-    change.result()
 
 
 class BrokerNames:
@@ -45,7 +33,7 @@ class BrokerNames:
             self.check(name, request)
         user = subject and subject.user
         if user is not None and self._table.get(_NAMES, name) != user:
-            await saved(self._table, self._table.put(_NAMES, name, user))
+            await self._table.put(_NAMES, name, user)
             self.check(name, request)
 
     def check(self, name: str, request: Request) -> None:
@@ -63,5 +51,5 @@ class BrokerNames:
         """Let the next user have a name; False if nobody has it."""
         if self._table.get(_NAMES, name) is None:
             return False
-        await saved(self._table, self._table.delete(_NAMES, name))
+        await self._table.delete(_NAMES, name)
         return True

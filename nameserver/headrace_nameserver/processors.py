@@ -13,7 +13,6 @@ from msgspec import structs
 
 from headrace_daemon.host_log import HostLog
 from headrace_nameserver import registrations
-from headrace_nameserver.broker_names import saved
 from headrace_nameserver.kv_config import ORDER_TOPIC_CONFIG
 from headrace_nameserver.own_address import check_own_address
 from headrace_protocol import fastjson
@@ -413,9 +412,7 @@ class NameServerProcessor:
     async def put_kv_config(self, request: Request) -> Reply | None:
         """PUT_KV_CONFIG (100): answered once the change is on disk."""
         header = request.header(PutKVConfigHeader)
-        await saved(
-            self._kv_config, self._kv_config.put(header.namespace, header.key, header.value)
-        )
+        await self._kv_config.put(header.namespace, header.key, header.value)
         client = request.channel.address
         self.log.info(client, "key-value set", namespace=header.namespace, key=header.key)
         return Reply()
@@ -434,7 +431,7 @@ class NameServerProcessor:
     async def delete_kv_config(self, request: Request) -> Reply | None:
         """DELETE_KV_CONFIG (102): answered once the change is on disk."""
         header = request.header(KVKeyHeader)
-        await saved(self._kv_config, self._kv_config.delete(header.namespace, header.key))
+        await self._kv_config.delete(header.namespace, header.key)
         client = request.channel.address
         self.log.info(client, "key-value deleted", namespace=header.namespace, key=header.key)
         return Reply()

@@ -111,7 +111,7 @@ def test_a_failed_write_fails_all_that_it_was_for(tmp_path: Path) -> None:
     server = NameServerUnderTest(kv_config_path=tmp_path / "file" / "kv.json")
     threads = Threads(server)
     answers = ask_together(server, threads, *"ab")
-    assert [reply[0].code for ((reply),) in answers] == [ResponseCode.SYSTEM_ERROR] * 2
+    assert [reply[0].code for ((reply),) in answers] == [ResponseCode.SERVICE_NOT_AVAILABLE] * 2
     assert get(server, "a") is None
     (tmp_path / "file").unlink()
     ((answer,),) = ask_together(server, threads, "c")
