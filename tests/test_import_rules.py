@@ -178,6 +178,7 @@ MAY_IMPORT = {
         "headrace_broker.inner",
         "headrace_broker.message_demands",
     },
+    "headrace_broker.reply": SERVICE | {"headrace_broker.config", "headrace_broker.consumer"},
     "headrace_broker.schedule": INNER
     | {"headrace_broker.inner", "headrace_broker.message_demands"},
     "headrace_broker.timer": INNER
@@ -351,6 +352,10 @@ MAY_IMPORT_TOO = {
     "headrace_broker.processors.feature": {"headrace_broker.cluster.expected_store"},
     # They store a message and answer as a send does.
     "headrace_broker.retry.processor": {"headrace_broker.processors"},
+    "headrace_broker.reply.processor": {
+        "headrace_broker.metrics.table",
+        "headrace_broker.processors",
+    },
     "headrace_broker.staging.processor": {"headrace_broker.processors"},
     "headrace_broker.timer.processor": {"headrace_broker.processors"},
     "headrace_broker.transaction.processor": {"headrace_broker.processors"},

@@ -16,6 +16,7 @@ from headrace_broker.feature import merge
 from headrace_broker.metrics import feature as metrics
 from headrace_broker.processors import feature as processors
 from headrace_broker.quotas import feature as quotas
+from headrace_broker.reply import feature as reply
 from headrace_broker.retry import feature as retry
 from headrace_broker.schedule import feature as schedule
 from headrace_broker.serving.upkeep import ClientExpiry, expire_locks
@@ -51,6 +52,7 @@ FEATURES: Final[tuple[Callable[[Core], Feature], ...]] = (
     quotas.build,
     compaction.build,
     retry.build,
+    reply.build,
     transaction.build,
     schedule.build,
     timer.build,

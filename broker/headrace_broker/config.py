@@ -315,6 +315,11 @@ class BrokerConfig(AccessFields, AuditFields, TierConfig):
     )
     recall_message_enable: bool = _setting(True, "Producers may recall timers.", reloadable=True)
 
+    # -- requests between clients
+    store_reply_message_enable: bool = _setting(
+        True, "Replies are stored as well as passed on.", reloadable=True
+    )
+
     # -- transactions
     reject_transaction_message: bool = _setting(
         False, "Reject transactional messages.", reloadable=True

@@ -117,6 +117,13 @@ class Producer(Blocking[AsyncProducer]):
     send = awaited(AsyncProducer.send)
     send_many = awaited(AsyncProducer.send_many)
     send_oneway = awaited(AsyncProducer.send_oneway)
+    request = awaited(AsyncProducer.request)
+
+    @property
+    def late_replies(self) -> int:
+        """See ``headrace.Producer.late_replies``."""
+        return self._client.late_replies
+
     recall = awaited(AsyncProducer.recall)
     queues = awaited(AsyncProducer.queues)
     _pipeline = on_loop(AsyncProducer.pipeline)
@@ -192,6 +199,10 @@ class _BlockingReturns:
 
     def reject(self, message: ReceivedMessage) -> _Done:
         self._client._call(self._returns.reject, message)
+        return _Done()
+
+    def reply(self, message: ReceivedMessage, body: bytes) -> _Done:
+        self._client._call(self._returns.reply, message, body)
         return _Done()
 
 

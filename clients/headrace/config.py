@@ -57,7 +57,7 @@ class ConnectOptions(TypedDict, total=False):
     password: str | None
 
 
-def check_limits(minimum: int = 1, **limits: float | None) -> None:
+def check_limits(minimum: float = 1, **limits: float | None) -> None:
     """Raise ConfigurationError naming the first limit that is no number, or below ``minimum``."""
     for name, limit in limits.items():
         if limit is not None and not plain_number(limit, name, ConfigurationError) >= minimum:

@@ -44,6 +44,7 @@ __all__ = [
     "NameserverUnavailable",
     "NoBroker",
     "NoQueue",
+    "NoReply",
     "OffsetNotFound",
     "OpenedBeforeFork",
     "OutcomeUnknown",
@@ -95,6 +96,20 @@ class RecallRejected(BrokerError):
 
     retryable = False
     refresh_route = False
+
+
+class NoReply(HeadraceError):
+    """A request got no reply in time; whether it was handled is unknown."""
+
+    def __init__(self, topic: str, timeout_s: float, *, is_sent: bool) -> None:
+        what = (
+            "no consumer replied: see whether one runs, and allow more time"
+            if is_sent
+            else "no broker has confirmed that it has the request"
+        )
+        super().__init__(f"request to {topic}: no reply within {timeout_s:g} s; {what}")
+        self.topic = topic
+        self.is_sent = is_sent
 
 
 class OffsetsNotSaved(HeadraceError):

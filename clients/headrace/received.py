@@ -39,6 +39,10 @@ class Returns(Protocol):
         """See ``ReceivedMessage.reject``."""
         ...
 
+    def reply(self, message: ReceivedMessage, body: bytes) -> Awaitable[None]:
+        """See ``ReceivedMessage.reply``."""
+        ...
+
 
 class ReceivedMessage(msgspec.Struct, eq=False, gc=False):
     """A message read from a queue.
@@ -142,6 +146,14 @@ class ReceivedMessage(msgspec.Struct, eq=False, gc=False):
         Raises ConfigurationError if no Consumer read the message.
         """
         return self._returns().reject(self)
+
+    def reply(self, body: bytes) -> Awaitable[None]:
+        """Reply to the producer that waits in ``Producer.request``; await it, unless blocking.
+
+        Raises ConfigurationError if the sender asked for no reply or no Consumer read the message,
+        and BrokerError if the sender has left.
+        """
+        return self._returns().reply(self, body)
 
     def _returns(self) -> Returns:
         returns = self._batch and self._batch.returns

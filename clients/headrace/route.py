@@ -83,6 +83,11 @@ class TopicRoute:
             else:
                 yield MissingPart(name, tuple(queue_ids), "is not registered")
 
+    def masters(self) -> list[str]:
+        """The addresses of its brokers' masters."""
+        found = (self.master(name) for name in self.brokers)
+        return [address for address in found if address]
+
     def silent_part(self, broker: str, error: Exception) -> MissingPart:
         """The part on a broker that is registered but does not answer."""
         queues = (each for each in self.read_queues if self.broker_of(each) == broker)

@@ -97,6 +97,8 @@ BODIES: dict[RequestCode, Body] = {
     RequestCode.SEND_MESSAGE: _RECORDS,
     RequestCode.SEND_MESSAGE_V2: _RECORDS,
     RequestCode.SEND_BATCH_MESSAGE: _RECORDS,
+    RequestCode.SEND_REPLY_MESSAGE: _RECORDS,
+    RequestCode.SEND_REPLY_MESSAGE_V2: _RECORDS,
     RequestCode.BULK_SEND: _RECORDS,
     RequestCode.STAGE_SEND: _RECORDS,
     RequestCode.GET_BY_KEY: _KEYS,

@@ -106,6 +106,29 @@ class SendMessageResponseHeader(RequestHeader, kw_only=True, gc=False):
     trace_on: bool = msgspec.field(name="TRACE_ON", default=True)
 
 
+class PushReplyHeader(RequestHeader, kw_only=True, gc=False):
+    """PUSH_REPLY_MESSAGE_TO_CLIENT (326): a reply, for the client that waits for it.
+
+    born_host, store_host: of the replier and of the broker, "host:port". properties: the reply's,
+    with the time of this request added. The other fields are those of SEND_MESSAGE.
+    """
+
+    producer_group: str
+    topic: str
+    default_topic: str
+    default_topic_queue_nums: Int32
+    queue_id: Int32
+    sys_flag: Int32
+    born_timestamp: Int64
+    flag: Int32
+    properties: str | None = None
+    reconsume_times: Int32 | None = None
+    unit_mode: bool | None = None
+    born_host: str
+    store_host: str
+    store_timestamp: Int64
+
+
 class BulkSendHeader(RequestHeader, kw_only=True, gc=False):
     """BULK_SEND (7680002); the body holds ``count`` sizes, then the records.
 

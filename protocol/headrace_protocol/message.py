@@ -64,6 +64,13 @@ TIMER_ROLL_TIMES: Final = "TIMER_ROLL_TIMES"
 POP_CK: Final = "POP_CK"
 MSG_REGION: Final = "MSG_REGION"
 TRACE_ON: Final = "TRACE_ON"
+# Of a request between clients, and of its reply.
+CORRELATION_ID: Final = "CORRELATION_ID"
+REPLY_TO_CLIENT: Final = "REPLY_TO_CLIENT"
+TTL: Final = "TTL"
+MSG_TYPE: Final = "MSG_TYPE"
+PUSH_REPLY_TIME: Final = "PUSH_REPLY_TIME"
+ARRIVE_TIME: Final = "ARRIVE_TIME"
 
 # All names that RocketMQ's clients and brokers use themselves; the others are the users'.
 # Source: RocketMQ's MessageConst.
@@ -84,14 +91,14 @@ SYSTEM_PROPERTIES: Final = frozenset(
         MSG_REGION,
         TRACE_ON,
         "1ST_POP_TIME",
-        "ARRIVE_TIME",
+        ARRIVE_TIME,
         "BORN_HOST",
         "BORN_TIMESTAMP",
         "BUYER_ID",
         "CHECK_IMMUNITY_TIME_IN_SECONDS",
         "CONSUME_START_TIME",
         "CORRECTION_FLAG",
-        "CORRELATION_ID",
+        CORRELATION_ID,
         "DLQ_ORIGIN_MESSAGE_ID",
         "DLQ_ORIGIN_TOPIC",
         "DUP_INFO",
@@ -105,13 +112,13 @@ SYSTEM_PROPERTIES: Final = frozenset(
         "MAX_RECONSUME_TIMES",
         "MIN_OFFSET",
         "MQ2_FLAG",
-        "MSG_TYPE",
+        MSG_TYPE,
         "PGROUP",
-        "PUSH_REPLY_TIME",
+        PUSH_REPLY_TIME,
         "REAL_MESSAGE_ID",
         "RECONSUME_TIME",
         "REDIRECT",
-        "REPLY_TO_CLIENT",
+        REPLY_TO_CLIENT,
         "TIMER_DELAY_LEVEL",
         TIMER_DELAY_MS,
         TIMER_DELAY_SEC,
@@ -125,7 +132,7 @@ SYSTEM_PROPERTIES: Final = frozenset(
         "TRANSFER_FLAG",
         "TRAN_MSG",
         "TRAN_PREPARED_QUEUE_OFFSET",
-        "TTL",
+        TTL,
         "__SHARDINGKEY",
         "__STARTDELIVERTIME",
         "__transactionId__",

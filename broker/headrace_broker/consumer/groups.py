@@ -407,7 +407,12 @@ class ConsumerManager(_Groups):
 
 
 class ProducerManager(_Groups):
-    """Producer groups that have members."""
+    """Producer groups that have members, and the channels of each client id."""
+
+    def __init__(self, run_long: RunLong = run_at_once) -> None:
+        super().__init__(run_long)
+        # client id -> its memberships, by group and channel, the oldest first.
+        self._clients: dict[str, dict[tuple[str, Channel], Member]] = {}
 
     @property
     def member_count(self) -> int:
@@ -416,10 +421,33 @@ class ProducerManager(_Groups):
 
     def heartbeat(self, member: Member, group: str, now_ms: int) -> None:
         """Register or renew a member."""
+        known = self._members.groups.get(group, {}).get(member.channel)
+        if known is not None and known.client_id != member.client_id:
+            self._forget(group, known)
+        self._note(group, member)
         self._members.heartbeat(group, member, now_ms)
+
+    def channel_of(self, client_id: str) -> Channel | None:
+        """The newest connection of a client; None if no producer has that id."""
+        members = reversed(self._clients.get(client_id, {}).values())
+        return next((each.channel for each in members if each.channel.is_open), None)
+
+    def _note(self, group: str, member: Member) -> None:
+        memberships = self._clients.setdefault(member.client_id, {})
+        # Nobody takes over what is meant for another user's client.
+        if not memberships or next(iter(memberships.values())).subject == member.subject:
+            memberships[group, member.channel] = member
+
+    def _forget(self, group: str, member: Member) -> None:
+        memberships = self._clients.get(member.client_id, {})
+        memberships.pop((group, member.channel), None)
+        if not memberships:
+            self._clients.pop(member.client_id, None)
 
     def unregister(self, group: str, channel: Channel) -> None:
         """Remove a member."""
-        self._members.remove(group, channel)
+        member = self._members.remove(group, channel)
+        if member is not None:
+            self._forget(group, member)
 
     _left = unregister

@@ -202,6 +202,9 @@ QUOTA_HELD = Metric(
 QUOTA_REFUSED = Metric(
     "headrace_quota_refused_total", "counter", "Requests refused for a quota", ("of", "name")
 )
+REPLIES = Metric(
+    "headrace_replies_total", "counter", "Replies to requests between clients", ("outcome",)
+)
 STATIC_LED = Metric(
     "headrace_static_queues_led", "gauge", "Queues of static topics that this broker leads"
 )
@@ -260,6 +263,7 @@ BROKER_METRICS = (
     COMPACTION_WRITTEN,
     QUOTA_HELD,
     QUOTA_REFUSED,
+    REPLIES,
     STATIC_LED,
     STATIC_READS,
     STATIC_BYTES,

@@ -179,7 +179,7 @@ _WITHOUT_EFFECT = """
     startAcceptSendRequestTimeStamp statRocksDBCQIntervalSec
     statefulAuthenticationCacheExpiredSecond statefulAuthenticationCacheMaxNum
     statefulAuthorizationCacheExpiredSecond statefulAuthorizationCacheMaxNum
-    storePathBrokerIdentity storePathDLedgerCommitLog storePathEpochFile storeReplyMessageEnable
+    storePathBrokerIdentity storePathDLedgerCommitLog storePathEpochFile
     subscriptionExpiredTimeout syncBrokerMemberGroupPeriod syncBrokerMetadataPeriod
     syncControllerMetadataPeriod syncFlushTimeout syncFromLastFile
     syncMasterFlushOffsetWhenStartup tieredStoreMaxGroupCommitCount tieredStoreMaxPendingLimit

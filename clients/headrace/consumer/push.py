@@ -165,9 +165,13 @@ class Consumer(Startable):
         self._assignment = Assignment(
             self._instance, self._member, self._subscriptions, self._inbox, self._offsets
         )
-        self._inbox.returns = NoReturns() if broadcast else self._retries(max_attempts, retry_delay)
+        self._inbox.returns = self._new_returns(max_attempts, retry_delay)
 
-    def _retries(self, max_attempts: int | None, retry_delay: float | None) -> Returns:
+    def _new_returns(
+        self, max_attempts: int | None, retry_delay: float | None
+    ) -> Returns | NoReturns:
+        if self._member.broadcast:
+            return NoReturns(self._instance, self.group)
         return Returns(
             self._instance,
             self._member,

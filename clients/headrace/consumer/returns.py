@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from headrace.delays import LONGEST_S, level_of
 from headrace.errors import ConfigurationError
+from headrace.replies import reply
 from headrace.values import plain_number
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.headers import ConsumerSendMsgBackHeader
@@ -29,6 +30,10 @@ _ORDERED_S = 1.0
 class NoReturns:
     """Refuses to return messages: those of a broadcasting consumer are handled where they are."""
 
+    def __init__(self, instance: ClientInstance, group: str) -> None:
+        self._instance = instance
+        self._group = group
+
     async def retry(self, message: ReceivedMessage, after: float | None) -> None:  # noqa: ARG002
         """Raise ConfigurationError."""
         raise _no_return(message)
@@ -36,6 +41,11 @@ class NoReturns:
     async def reject(self, message: ReceivedMessage) -> None:
         """Raise ConfigurationError."""
         raise _no_return(message)
+
+    async def reply(self, message: ReceivedMessage, body: bytes) -> None:
+        """See ``ReceivedMessage.reply``."""
+        self._instance.check_open("Consumer")
+        await reply(self._instance, self._group, message, body)
 
 
 def _no_return(message: ReceivedMessage) -> ConfigurationError:
@@ -89,6 +99,11 @@ class Returns:
         """See ``ReceivedMessage.reject``."""
         self._instance.check_open("Consumer")
         await self._send_back(message, _DEAD_LETTERS)
+
+    async def reply(self, message: ReceivedMessage, body: bytes) -> None:
+        """See ``ReceivedMessage.reply``."""
+        self._instance.check_open("Consumer")
+        await reply(self._instance, self._group, message, body)
 
     def _check_delay(self, name: str, delay_s: float) -> None:
         plain_number(delay_s, name, ConfigurationError)

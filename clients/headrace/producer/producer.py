@@ -12,6 +12,7 @@ from headrace.lifecycle import Startable
 from headrace.messages import Message, SendResult, encoded
 from headrace.names import check_group, check_topic
 from headrace.producer.pipeline import Pipeline
+from headrace.producer.requests import Requests
 from headrace.producer.sender import Sender
 from headrace.producer.sources import Source, Texts, chunks
 from headrace.producer.transaction import Checks, OnCheck, Transaction
@@ -24,6 +25,7 @@ from headrace_protocol.recall_handle import decode_recall_handle
 
 if TYPE_CHECKING:
     from headrace.config import ConnectOptions
+    from headrace.received import ReceivedMessage
     from headrace_protocol.bodies import MessageQueue
     from headrace_protocol.drivers.aio import Connect
 
@@ -80,6 +82,7 @@ class Producer(Startable):
             compress_from_bytes=compress_from_bytes,
         )
 
+        self._requests = Requests(self._instance, self._sender)
         self._checks = Checks(group, on_check) if on_check else None
         if self._checks:
             handlers = self._instance.handlers
@@ -159,6 +162,22 @@ class Producer(Startable):
             span.end(None)
         if not publication.route.is_current:
             await self._instance.wait_for_route(whole.topic)
+
+    async def request(self, message: Message, *, timeout: float = 3.0) -> ReceivedMessage:
+        """Send a message, and wait for the reply of the consumer that handles it.
+
+        timeout: seconds until the reply must be here, from the call on. ``message.reply`` of a
+            consumer, or a replier written with RocketMQ's client, answers; the first reply counts.
+        Raises NoReply, after which the message may still be handled, and the errors of ``send``.
+        """
+        self._instance.check_open("Producer")
+        check_limits(0.001, timeout=timeout)
+        return await self._requests.request(message, timeout)
+
+    @property
+    def late_replies(self) -> int:
+        """Number of replies that were dropped because no ``request`` waited for them any more."""
+        return self._requests.late_count
 
     async def recall(self, sent: SendResult) -> None:
         """Recall a message with ``delay`` or ``deliver_at`` before it is delivered.

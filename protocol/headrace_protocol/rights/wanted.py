@@ -182,6 +182,8 @@ TABLE: Final[Mapping[int, Row]] = {
     C.SEND_MESSAGE: _header(h.SendMessageHeader, topic=PUB),
     C.SEND_MESSAGE_V2: _header(h.SendMessageHeaderV2, topic=PUB),
     C.SEND_BATCH_MESSAGE: _header(h.SendMessageHeaderV2, topic=PUB),
+    C.SEND_REPLY_MESSAGE: _header(h.SendMessageHeader, topic=PUB),
+    C.SEND_REPLY_MESSAGE_V2: _header(h.SendMessageHeaderV2, topic=PUB),
     C.BULK_SEND: _header(h.BulkSendHeader, topic=PUB),
     C.RECALL_MESSAGE: _header(h.RecallMessageHeader, topic=PUB),
     # The half message tells its topic.

@@ -344,6 +344,7 @@ async def test_a_running_broker_serves_its_metrics(tmp_path: Path) -> None:
             "headrace_certificate_expiry_seconds",
             "headrace_quota_held_total",
             "headrace_quota_refused_total",
+            "headrace_replies_total",
             "headrace_audit_dropped_total",
             "headrace_audit_failing_seconds",
             LAG,
