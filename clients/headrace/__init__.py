@@ -17,9 +17,11 @@ if TYPE_CHECKING:
     from headrace.admin.client import Admin as Admin
     from headrace.consumer.pull import PullConsumer as PullConsumer
     from headrace.consumer.push import Consumer as Consumer
+    from headrace.consumer.simple import SimpleConsumer as SimpleConsumer
     from headrace.errors import HeadraceError as HeadraceError
     from headrace.messages import Message as Message
     from headrace.messages import SendResult as SendResult
+    from headrace.popped import PoppedMessage as PoppedMessage
     from headrace.producer.producer import Producer as Producer
     from headrace.received import MessageBatch as MessageBatch
     from headrace.received import ReceivedMessage as ReceivedMessage
@@ -40,7 +42,9 @@ _HOMES = {
     "PullConsumer": "headrace.consumer.pull",
     "ReceivedMessage": "headrace.received",
     "Rule": "headrace.rights",
+    "PoppedMessage": "headrace.popped",
     "SendResult": "headrace.messages",
+    "SimpleConsumer": "headrace.consumer.simple",
     "Table": "headrace.table.client",
 }
 _MODULES = ("blocking", "errors")

@@ -33,6 +33,7 @@ from headrace.blocking_base import Blocking, awaited, calling_thread, like, on_l
 from headrace.config import check_limits, check_plain_callback
 from headrace.consumer.pull import PullConsumer as AsyncPullConsumer
 from headrace.consumer.push import Consumer as AsyncConsumer
+from headrace.consumer.simple import SimpleConsumer as AsyncSimpleConsumer
 from headrace.errors import ClientClosed
 from headrace.producer.pipeline import Pipeline as AsyncPipeline
 from headrace.producer.producer import Producer as AsyncProducer
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
     from headrace.config import ConnectOptions
     from headrace.messages import Message, SendResult
+    from headrace.popped import Leases, PoppedMessage
     from headrace.producer.producer import OnResult
     from headrace.received import Returns
     from headrace.table.client import Change, Changes
@@ -305,6 +307,50 @@ class Consumer(Blocking[AsyncConsumer]):
     def batches(self, *, max_messages: int | None = None) -> Iterator[MessageBatch]:
         """See ``headrace.Consumer.batches``."""
         return self._steps(self._batches(max_messages).__anext__)
+
+
+class _BlockingLeases:
+    """Settles messages by calls that block; what they return needs no await."""
+
+    def __init__(self, leases: Leases, client: SimpleConsumer) -> None:
+        self._leases = leases
+        self._client = client
+
+    def ack(self, message: PoppedMessage) -> Any:
+        return self._done(self._leases.ack, message)
+
+    def extend(self, message: PoppedMessage, seconds: float) -> Any:
+        return self._done(self._leases.extend, message, seconds)
+
+    def retry(self, message: PoppedMessage, after: float | None) -> Any:
+        return self._done(self._leases.retry, message, after)
+
+    def reject(self, message: PoppedMessage) -> Any:
+        return self._done(self._leases.reject, message)
+
+    def _done(
+        self, function: Callable[P, Awaitable[None]], *args: P.args, **kwargs: P.kwargs
+    ) -> _Done:
+        self._client._call(function, *args, **kwargs)
+        return _Done()
+
+
+class SimpleConsumer(Blocking[AsyncSimpleConsumer]):
+    """See ``headrace.SimpleConsumer``."""
+
+    @like(AsyncSimpleConsumer)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        client = AsyncSimpleConsumer(*args, **kwargs)
+        super().__init__(client)
+        client._polls.given = _BlockingLeases(client._polls.given, self)
+
+    @property
+    def group(self) -> str:
+        """The group that this consumer is a member of."""
+        return self._client.group
+
+    receive = awaited(AsyncSimpleConsumer.receive)
+    ack = awaited(AsyncSimpleConsumer.ack)
 
 
 class Table(Blocking[AsyncTable[Value]], Generic[Value]):

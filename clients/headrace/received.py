@@ -101,11 +101,16 @@ class ReceivedMessage(msgspec.Struct, eq=False, gc=False):
         """The body, decompressed. Raises CodecMissing, BodyTooLarge."""
         body = self._body
         if body is None:
-            stored, batch = self.stored, self._batch
-            limits = BODY_LIMITS if batch is None else batch.limits
-            body = decompress(stored.stored_body, stored.sys_flag, limits.body_bytes_max)
+            stored = self.stored
+            most = self.body_limits.body_bytes_max
+            body = decompress(stored.stored_body, stored.sys_flag, most)
             self._body = body
         return body
+
+    @property
+    def body_limits(self) -> BodyLimits:
+        """A body that is larger is not decompressed."""
+        return BODY_LIMITS if self._batch is None else self._batch.limits
 
     @property
     def topic(self) -> str:

@@ -5,8 +5,16 @@ from __future__ import annotations
 
 from typing import assert_type
 
-from headrace import Message, MessageBatch, MessageQueue, ReceivedMessage, SendResult
-from headrace.blocking import Admin, Consumer, Pipeline, Producer, PullConsumer, Table
+from headrace import Message, MessageBatch, MessageQueue, PoppedMessage, ReceivedMessage, SendResult
+from headrace.blocking import (
+    Admin,
+    Consumer,
+    Pipeline,
+    Producer,
+    PullConsumer,
+    SimpleConsumer,
+    Table,
+)
 
 
 def send(message: Message) -> None:
@@ -41,6 +49,16 @@ def consume() -> None:
             assert_type(batch.values(), list[bytes])
         assert_type(consumer.assignment, list[MessageQueue])
         consumer.commit("now")  # type: ignore[call-arg]
+
+
+def take_out() -> None:
+    SimpleConsumer("group", "topic", start=5)  # type: ignore[arg-type]
+    with SimpleConsumer("group", ["topic"]) as consumer:
+        messages = consumer.receive(max=5, wait=1, invisible=10)
+        assert_type(messages, list[PoppedMessage])
+        consumer.receive(5)  # type: ignore[call-arg]
+        consumer.ack(messages)
+        messages[0].retry(5)  # type: ignore[call-arg]
 
 
 def table() -> None:

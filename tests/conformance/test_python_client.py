@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
 import pytest
 
 import headrace
-from headrace import Admin, Consumer, Message, Producer, PullConsumer, ReceivedMessage
+from headrace import (
+    Admin,
+    Consumer,
+    Message,
+    PoppedMessage,
+    Producer,
+    PullConsumer,
+    ReceivedMessage,
+    SimpleConsumer,
+)
 from headrace.admin.topics import TopicExists
 from headrace.errors import BrokerError, RouteNotFound
 from tests.conformance.peer import TIMEOUT_MS
@@ -59,7 +68,7 @@ def messages(topic: str, count: int, tag: str = "") -> list[Message]:
     ]
 
 
-def bodies(found: list[ReceivedMessage] | list[Message]) -> list[bytes]:
+def bodies(found: Sequence[ReceivedMessage] | Sequence[Message]) -> list[bytes]:
     return sorted(message.body for message in found)
 
 
@@ -295,6 +304,34 @@ async def reset_a_group(nameserver: str, topic: str) -> None:
         assert len(await take(consumer, 10)) == 10
 
 
+async def take_out_and_settle(nameserver: str, topic: str) -> None:
+    await make_topic(nameserver, topic)
+    async with (
+        Producer(nameserver=nameserver, timeout_ms=TIMEOUT_MS) as producer,
+        SimpleConsumer(f"G_{topic}", topic, nameserver=nameserver) as consumer,
+    ):
+        sent = messages(topic, 20)
+        await producer.send_many(sent)
+        found: list[PoppedMessage] = []
+        while len(found) < len(sent):
+            found += await consumer.receive(wait=20, invisible=20)
+        assert bodies(found) == bodies(sent)
+        await consumer.ack(found[:15])
+        async with anyio.create_task_group() as tasks:
+            for message in found[15:17]:
+                tasks.start_soon(message.ack)
+        await found[17].extend(60)
+        await found[17].ack()
+        await found[18].reject()
+        await found[19].retry(after=1)
+        (again,) = await consumer.receive(wait=30)
+        assert (again.body, again.topic, again.reconsume_times) == (found[19].body, topic, 1)
+        await again.ack()
+        # Behind the end of all invisible times.
+        assert await consumer.receive(wait=25) == []
+    assert bodies(await read(nameserver, f"%DLQ%G_{topic}", 1)) == [found[18].body]
+
+
 CHECKS = (
     administer,
     be_refused,
@@ -313,6 +350,7 @@ CHECKS = (
     send_one_by_one,
     send_one_way,
     share_the_queues,
+    take_out_and_settle,
 )
 
 

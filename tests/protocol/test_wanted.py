@@ -214,6 +214,30 @@ def test_a_retry_topic_is_that_of_its_own_group(code: C) -> None:
     ]
 
 
+@pytest.mark.parametrize("code", [C.ACK_MESSAGE, C.CHANGE_MESSAGE_INVISIBLETIME])
+@pytest.mark.parametrize(
+    ("topic", "asked"),
+    [
+        ("T", Wanted(Kind.TOPIC, "T", SUB)),
+        ("%RETRY%mine_T", Wanted(Kind.TOPIC, "T", SUB)),
+        ("%RETRY%mine+T", Wanted(Kind.TOPIC, "T", SUB)),
+        ("%RETRY%mine", Wanted(Kind.GROUP, "mine", SUB)),
+        ("%RETRY%theirs_T", Wanted(Kind.GROUP, "theirs_T", SUB)),
+    ],
+)
+def test_a_popped_message_needs_its_own_topic(code: C, topic: str, asked: Wanted) -> None:
+    fields = {**plain_fields(code), "topic": topic, "consumerGroup": "mine"}
+    wants = list(wanted(request_of(code, fields)))
+    assert wants == [asked, Wanted(Kind.GROUP, "mine", SUB)]
+
+
+def test_each_ack_of_a_batch_counts() -> None:
+    acks = [{"t": topic, "c": group} for topic, group in (("T", "g"), ("T", "h"), ("U", "g"))]
+    body = json.dumps({"acks": acks}).encode()
+    wants = list(wanted(request_of(C.BATCH_ACK_MESSAGE, {}, body)))
+    assert sorted(want.name for want in wants) == ["T", "U", "g", "h"]
+
+
 def test_each_topic_of_a_body_counts() -> None:
     queues = [{"topic": topic, "brokerName": "b", "queueId": 0} for topic in ("T", "T", "U")]
     body = json.dumps({"consumerGroup": "g", "mqSet": queues}).encode()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 import anyio
@@ -29,7 +28,7 @@ from headrace.consumer.start import (
     consume_from_where,
 )
 from headrace.consumer.strategies import Strategy, averagely, name_of, named
-from headrace.consumer.subscription import ALL, Subscription
+from headrace.consumer.subscription import Subscription, subscriptions_of
 from headrace.consumer.topic_offsets import offset_store
 from headrace.errors import ConfigurationError
 from headrace.instance import ClientInstance
@@ -43,7 +42,7 @@ from headrace_protocol.compression import BATCH_BYTES_MAX, BODY_BYTES_MAX
 from headrace_protocol.system_topics import RETRY_PREFIX
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Sequence
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from headrace.config import ConnectOptions
@@ -402,21 +401,5 @@ def _subscriptions(
 
     Raises ConfigurationError.
     """
-    expressions = _expressions(topics)
-    if not expressions:
-        raise ConfigurationError(f"group {group} subscribes to no topic")
-    subscriptions = [Subscription(topic, text) for topic, text in expressions.items()]
+    subscriptions = subscriptions_of(group, topics)
     return [*subscriptions, Subscription(f"{RETRY_PREFIX}{group}")] if retries else subscriptions
-
-
-def _expressions(topics: str | Iterable[str] | Mapping[str, str]) -> Mapping[str, str]:
-    """The tag expression of each topic."""
-    if isinstance(topics, Mapping):
-        return topics
-    if isinstance(topics, str):
-        return {topics: ALL}
-    if isinstance(topics, Iterable):
-        return dict.fromkeys(topics, ALL)
-    raise ConfigurationError(
-        f"topics={topics!r}: must be a topic, several topics, or a mapping {{topic: tags}}"
-    )

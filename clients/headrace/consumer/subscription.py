@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from headrace.errors import ConfigurationError
@@ -73,3 +74,20 @@ class Subscription:
             if property_value(properties, _TAGS) in self._raw_tags
         ]
         return columns if len(kept) == len(columns) else columns.select(kept)
+
+
+def subscriptions_of(
+    group: str, topics: str | Iterable[str] | Mapping[str, str]
+) -> list[Subscription]:
+    """A subscription for each topic that a group reads. Raises ConfigurationError."""
+    if isinstance(topics, str):
+        topics = {topics: ALL}
+    elif not isinstance(topics, Mapping):
+        if not isinstance(topics, Iterable):
+            raise ConfigurationError(
+                f"topics={topics!r}: must be a topic, several topics, or a mapping {{topic: tags}}"
+            )
+        topics = dict.fromkeys(topics, ALL)
+    if not topics:
+        raise ConfigurationError(f"group {group} subscribes to no topic")
+    return [Subscription(topic, expression) for topic, expression in topics.items()]

@@ -70,7 +70,11 @@ class PeekMessageResponseHeader(RequestHeader, kw_only=True, gc=False):
 
 
 class AckMessageHeader(QueueHeader, kw_only=True, gc=False):
-    """ACK_MESSAGE (200051). extra_info: the message's handle. offset: its queue offset."""
+    """ACK_MESSAGE (200051).
+
+    topic: the one that holds the message, which may be a retry topic. extra_info: its handle.
+    offset: its queue offset.
+    """
 
     consumer_group: str
     extra_info: str

@@ -27,6 +27,7 @@ from headrace_protocol.codes import ResponseCode, code_name
 from headrace_protocol.errors import RequestError
 from headrace_protocol.pop import headers as pop
 from headrace_protocol.pop.batch_ack import BatchAckBody
+from headrace_protocol.pop.handle import TopicKind
 from headrace_protocol.rights.rules import Action, Kind
 from headrace_protocol.serving import check_body
 from headrace_protocol.system_topics import DEFAULT_TOPIC, GROUP_PREFIXES, is_own_topic
@@ -145,6 +146,16 @@ def _created_group(request: Request, actions: Actions) -> Iterator[Wanted]:
     yield Wanted(Kind.GROUP, SubscriptionGroupConfig.decode(request.body).group_name, actions)
 
 
+def _settled(request: Request, actions: Actions) -> Iterator[Wanted]:
+    # The topic that holds the message: the retry topics of a POP name their topic, too.
+    header = request.header(pop.AckMessageHeader)
+    topic, group = header.topic, header.consumer_group
+    for kind in (TopicKind.RETRY_V1, TopicKind.RETRY_V2):
+        topic = topic.removeprefix(kind.topic("", group))
+    yield wanted_of_topic(topic, actions)
+    yield Wanted(Kind.GROUP, group, actions)
+
+
 def _acked(request: Request, actions: Actions) -> Iterator[Wanted]:
     check_body(request)
     body = BatchAckBody.decode(request.body)
@@ -193,11 +204,9 @@ TABLE: Final[Mapping[int, Row]] = {
     C.BULK_PULL: _header(h.BulkPullHeader, topic=SUB, consumer_group=SUB),
     C.POP_MESSAGE: _header(pop.PopMessageHeader, topic=SUB, consumer_group=SUB),
     C.PEEK_MESSAGE: _header(pop.PeekMessageHeader, topic=SUB, consumer_group=SUB),
-    C.ACK_MESSAGE: _header(pop.AckMessageHeader, topic=SUB, consumer_group=SUB),
+    C.ACK_MESSAGE: _read(_settled, SUB),
     C.BATCH_ACK_MESSAGE: _read(_acked, SUB),
-    C.CHANGE_MESSAGE_INVISIBLETIME: _header(
-        pop.ChangeInvisibleTimeHeader, topic=SUB, consumer_group=SUB
-    ),
+    C.CHANGE_MESSAGE_INVISIBLETIME: _read(_settled, SUB),
     C.NOTIFICATION: _header(pop.NotificationHeader, topic=SUB, consumer_group=SUB),
     C.POLLING_INFO: _header(pop.PollingInfoHeader, topic=GET, consumer_group=GET),
     # The message tells its topic.

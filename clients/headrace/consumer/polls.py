@@ -1,0 +1,259 @@
+"""Held POPs at all brokers of a group's topics, and the messages that they bring."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import anyio
+
+from headrace.consumer.pops import Pop
+from headrace.errors import ConfigurationError, HeadraceError
+from headrace.pacing import Pacer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+
+    from anyio.abc import TaskGroup
+
+    from headrace.consumer.leases import MemberLeases
+    from headrace.consumer.pops import Popped
+    from headrace.consumer.subscription import Subscription
+    from headrace.instance import ClientInstance
+    from headrace.popped import Leases, PoppedMessage
+    from headrace.received import BodyLimits
+
+# Of the answers to the last POPs, once the wait of a call is over.
+_GRACE_S = 1.0
+_PAUSE_S = 1.0
+# The share of their time after which messages that nobody has asked for are given back.
+_KEPT_SHARE = 0.5
+
+
+class _Place(NamedTuple):
+    """A topic at a broker, where one POP at a time is under way; no broker: the topic's route."""
+
+    subscription: Subscription
+    broker_name: str
+
+
+class _Kept(NamedTuple):
+    """A message that waits for its receiver. until: when to give it back."""
+
+    message: PoppedMessage
+    until: float
+
+
+class Receive:
+    """One call for messages.
+
+    until: when its wait is over. places: where it looks. pending: those of them that have not
+    answered since it began. failures: the last error of each place that can't be asked.
+    """
+
+    def __init__(self, count: int, until: float, invisible_ms: int) -> None:
+        self.count = count
+        self.until = until
+        self.invisible_ms = invisible_ms
+        self.places: set[_Place] = set()
+        self.pending: set[_Place] = set()
+        self.failures: dict[_Place, HeadraceError] = {}
+
+    def time_left(self, now: float) -> float:
+        """Seconds for which it waits at most, also for the last answers; 0 when it is over."""
+        return max(0.0, self.until - now + (_GRACE_S if self.pending else 0))
+
+    def note(self, place: _Place, error: HeadraceError | None) -> None:
+        """A place has answered, or failed."""
+        self.pending.discard(place)
+        if error is None:
+            self.failures.pop(place, None)
+        elif place in self.places:
+            self.failures[place] = error
+
+    def hopeless(self) -> HeadraceError | None:
+        """An error that waiting doesn't mend."""
+        return next((error for error in self.failures.values() if not error.retryable), None)
+
+    def all_failed(self) -> HeadraceError | None:
+        """An error if there is no place that could be asked."""
+        if self.places == self.failures.keys():
+            return next(iter(self.failures.values()), None)
+        return None
+
+
+class Polls:
+    """Takes messages out for the calls that wait, as long as any do.
+
+    leases: gives back messages, and acknowledges those that only look like wanted ones.
+    given: what messages settle themselves with.
+    """
+
+    def __init__(
+        self,
+        instance: ClientInstance,
+        group: str,
+        subscriptions: Sequence[Subscription],
+        leases: MemberLeases,
+        *,
+        is_latest: bool,
+        body_limits: BodyLimits,
+    ) -> None:
+        self.given: Leases = leases
+        self._instance = instance
+        self._group = group
+        self._subscriptions = subscriptions
+        self._leases = leases
+        self._is_latest = is_latest
+        self._body_limits = body_limits
+        self._tasks: TaskGroup | None = None
+        self._polled: set[_Place] = set()
+        self._kept: list[_Kept] = []
+        self._calls: list[Receive] = []
+        self._changed = anyio.Event()
+
+    def open(self, tasks: TaskGroup) -> None:
+        """Begin to poll, in tasks of the client."""
+        self._tasks = tasks
+        self._polled.clear()
+
+    async def close(self) -> None:
+        """Give back what nobody has received."""
+        kept, self._kept = self._kept, []
+        await self._leases.give_back([each.message for each in kept])
+
+    async def receive(self, call: Receive) -> list[PoppedMessage]:
+        """Messages for a call; none if none came in time. Raises as SimpleConsumer.receive."""
+        self._calls.append(call)
+        try:
+            return await self._found(call)
+        finally:
+            self._calls.remove(call)
+
+    async def _found(self, call: Receive) -> list[PoppedMessage]:
+        is_first = True
+        while not (messages := self._take(call.count)):
+            if is_first or call.until > anyio.current_time():
+                await self._ask_all(call)
+            if error := call.hopeless():
+                raise error
+            left_s = call.time_left(anyio.current_time())
+            if not left_s:
+                if error := call.all_failed():
+                    raise error
+                return []
+            is_first = False
+            # A topic without a route has no task that would try again.
+            with anyio.move_on_after(min(left_s, _PAUSE_S) if call.failures else left_s):
+                await self._changed.wait()
+            self._instance.check_open("SimpleConsumer")
+        return messages
+
+    def _take(self, count: int) -> list[PoppedMessage]:
+        now = anyio.current_time()
+        late = [each.message for each in self._kept if each.until <= now]
+        kept = [each.message for each in self._kept if each.until > now]
+        self._kept = [each for each in self._kept if each.until > now][count:]
+        if late:
+            self._begin(self._leases.give_back, late)
+        return kept[:count]
+
+    def _begin(self, work: Callable[..., Coroutine[Any, Any, None]], *args: object) -> None:
+        assert self._tasks is not None
+        self._tasks.start_soon(work, *args)
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    # -- places ------------------------------------------------------------------------------------
+
+    async def _ask_all(self, call: Receive) -> None:
+        """Have a POP under way at each broker of each topic."""
+        for subscription in self._subscriptions:
+            nowhere = _Place(subscription, "")
+            try:
+                names = await self._brokers(subscription.topic)
+            except HeadraceError as error:
+                self._instance.outages.report(error, subscription.topic)
+                call.places.add(nowhere)
+                call.note(nowhere, error)
+                continue
+            call.places.discard(nowhere)
+            call.note(nowhere, None)
+            for name in names:
+                self._ask(call, _Place(subscription, name))
+
+    async def _brokers(self, topic: str) -> list[str]:
+        route = await self._instance.route(topic)
+        if route.is_static:
+            raise ConfigurationError(
+                f"{topic} is a static topic, whose messages can't be taken out: read it with a "
+                "Consumer"
+            )
+        return sorted({queue.broker_name for queue in route.read_queues})
+
+    def _ask(self, call: Receive, place: _Place) -> None:
+        call.places.add(place)
+        if place not in self._polled:
+            call.pending.add(place)
+            self._polled.add(place)
+            self._begin(self._poll, place)
+
+    def _is_wanted(self, place: _Place) -> bool:
+        now = anyio.current_time()
+        return not self._kept and any(
+            place in call.pending or call.until > now for call in self._calls
+        )
+
+    async def _poll(self, place: _Place) -> None:
+        pacer = Pacer()
+        try:
+            while self._is_wanted(place):
+                pacer.begin()
+                has_progress = await self._poll_once(place)
+                if delay_s := pacer.delay_s(progress=has_progress):
+                    await anyio.sleep(delay_s)
+        finally:
+            self._polled.discard(place)
+            self._notify()
+
+    async def _poll_once(self, place: _Place) -> bool:
+        """POP once; returns whether there were messages."""
+        subscription, broker_name = place
+        topic, instance = subscription.topic, self._instance
+        calls, now = self._calls, anyio.current_time()
+        pop = Pop(
+            self._group,
+            subscription,
+            broker_name,
+            sum(call.count for call in calls),
+            max(0, round(1000 * (max(call.until for call in calls) - now))),
+            calls[0].invisible_ms,
+            self._is_latest,
+            self._body_limits,
+        )
+        try:
+            address = await instance.broker_address(topic, broker_name)
+            popped = await pop.ask(await instance.connection(address), self.given)
+        except HeadraceError as error:
+            instance.outages.report(error, topic, broker_name)
+            if error.refresh_route:
+                instance.invalidate_route(topic)
+            self._note(place, error)
+            await anyio.sleep(max(_PAUSE_S, error.retry_after_ms / 1000))
+            return False
+        instance.outages.answered(topic, address)
+        return self._accept(place, popped, pop.invisible_ms / 1000)
+
+    def _accept(self, place: _Place, popped: Popped, invisible_s: float) -> bool:
+        until = anyio.current_time() + _KEPT_SHARE * invisible_s
+        self._kept += [_Kept(message, until) for message in popped.messages]
+        if popped.others:
+            self._begin(self._leases.try_ack, popped.others)
+        self._note(place, None)
+        return bool(popped.messages or popped.others)
+
+    def _note(self, place: _Place, error: HeadraceError | None) -> None:
+        for call in self._calls:
+            call.note(place, error)
+        self._notify()

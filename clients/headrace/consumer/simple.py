@@ -1,0 +1,140 @@
+"""SimpleConsumer: takes messages out one by one; members share messages instead of queues."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Self, Unpack
+
+import anyio
+
+from headrace.config import check_count, check_limits
+from headrace.consumer.leases import MemberLeases, milliseconds
+from headrace.consumer.polls import Polls, Receive
+from headrace.consumer.start import consume_from_where
+from headrace.consumer.subscription import subscriptions_of
+from headrace.errors import ConfigurationError
+from headrace.instance import ClientInstance
+from headrace.lifecycle import Startable
+from headrace.names import check_group
+from headrace.received import BodyLimits
+from headrace.values import shown
+from headrace_protocol.bodies import ConsumerData
+from headrace_protocol.codes import RequestCode
+from headrace_protocol.compression import BODY_BYTES_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from typing import Literal
+
+    from headrace.config import ConnectOptions
+    from headrace.popped import PoppedMessage
+    from headrace_protocol.connection import RequestReceived
+    from headrace_protocol.drivers.aio import AsyncConnection, Connect
+
+_LEAVE_S = 5.0
+_LONGEST_WAIT_S = 3600.0
+
+
+class SimpleConsumer(Startable):
+    """Takes messages of its topics out, one by one; members of a group share messages, not queues.
+
+    Use it in ``async with``, or ``start`` and ``stop`` it.
+
+    group: a message is out for one member of the group at a time.
+    topics: a topic, several topics, or topics with tag expressions; see Consumer.
+    start: where a group begins that is new to a broker: "earliest" or "latest".
+    body_bytes_max: reading a compressed body that is larger when decompressed raises an error.
+
+    A message that is not acknowledged while it is out comes again, in any order. So any number of
+    members can work on one queue, and a slow message delays no other. Needs brokers of headrace, or
+    of Apache RocketMQ from 5.1 on. Static topics can't be read in this way.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        topics: str | Iterable[str] | Mapping[str, str],
+        *,
+        nameserver: str | Sequence[str] | None = None,
+        start: Literal["earliest", "latest"] = "earliest",
+        body_bytes_max: int = BODY_BYTES_MAX,
+        connect: Connect | None = None,
+        **how: Unpack[ConnectOptions],
+    ) -> None:
+        self.group = check_group(group)
+        if start not in ("earliest", "latest"):
+            raise ConfigurationError(f"start={shown(start)}: must be 'earliest' or 'latest'")
+        check_limits(body_bytes_max=body_bytes_max)
+        self._start: Literal["earliest", "latest"] = start
+        self._subscriptions = subscriptions_of(group, topics)
+        self._instance = ClientInstance(nameserver, connect=connect, how=how)
+        self._leases = MemberLeases(self._instance, self.group)
+        self._polls = Polls(
+            self._instance,
+            self.group,
+            self._subscriptions,
+            self._leases,
+            is_latest=start == "latest",
+            body_limits=BodyLimits(body_bytes_max),
+        )
+
+    async def __aenter__(self) -> Self:
+        self._instance.consumers = [
+            ConsumerData(
+                group_name=self.group,
+                consume_type="CONSUME_POP",
+                consume_from_where=consume_from_where(self._start),
+                subscription_data_set=[each.data() for each in self._subscriptions],
+            )
+        ]
+        self._instance.handlers = {RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: _ignore}
+        tasks = await self._instance.start()
+        self._leases.open(tasks)
+        self._polls.open(tasks)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        try:
+            with anyio.move_on_after(_LEAVE_S, shield=True):
+                await self._leases.close()
+                await self._polls.close()
+        finally:
+            await self._instance.stop()
+
+    async def receive(
+        self,
+        *,
+        max: int = 32,  # noqa: A002 - the word for it
+        wait: float = 20,
+        invisible: float = 30,
+    ) -> list[PoppedMessage]:
+        """Take up to ``max`` messages out; an empty list if none came in time.
+
+        wait: seconds to wait for the first message, 0 to 3600; 0 takes what is there.
+        invisible: seconds for which the messages are out, up to 43,200.
+
+        All brokers are asked at once, and the first that has messages answers; one broker gives 32
+        at most. What others bring meanwhile is kept for the next call, for half of its time.
+
+        Raises AccessDenied and other errors that waiting does not mend at once; an error of a
+        broker that is away only if no broker could be asked.
+        """
+        self._instance.check_open("SimpleConsumer")
+        count = check_count("max", max) or 1
+        check_limits(0, wait=wait)
+        if wait > _LONGEST_WAIT_S:
+            raise ConfigurationError(f"wait={wait:g}: must be at most {_LONGEST_WAIT_S:g} seconds")
+        until = anyio.current_time() + wait
+        return await self._polls.receive(
+            Receive(count, until, milliseconds("invisible", invisible))
+        )
+
+    async def ack(self, messages: Iterable[PoppedMessage]) -> None:
+        """Acknowledge several messages, in one request to each broker.
+
+        Raises as ``PoppedMessage.ack``, once all are answered.
+        """
+        await self._leases.ack_all([*messages])
+
+
+def _ignore(_connection: AsyncConnection, _request: RequestReceived) -> None:
+    """Members don't share queues, so nothing follows from a change of the members."""
