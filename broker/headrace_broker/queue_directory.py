@@ -47,7 +47,7 @@ class Use(enum.Enum):
     since the message was accepted with one. All others name a queue
     of this broker's store: READ is a PULL by another broker, BEGIN finds where reading can begin:
     at the oldest message, or at a time. INSPECT is everything else about one queue: its end, its
-    units, the progress of a group. LIST is INSPECT for each queue of a topic, as in statistics.
+    units, the positions of a group. LIST is INSPECT for each queue of a topic, as in statistics.
     """
 
     SEND = enum.auto()
@@ -123,8 +123,8 @@ class Source(Reader, Protocol):
         """Physical offset, size and tags code of a message between min_offset and max_offset."""
 
 
-class Progress(Protocol):
-    """The progress of groups in a queue, with the queue ids and offsets that clients see."""
+class GroupPositions(Protocol):
+    """The positions of groups in a queue, with the queue ids and offsets that clients see."""
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int, /) -> bool:
         """Record what a group has consumed; see ``ConsumerOffsets.commit``."""
@@ -144,9 +144,9 @@ class Here(NamedTuple):
     reader: what pulls read instead; None if it is ``source``.
     queue_id: as clients know the queue. offset_delta: the offset that clients see minus that of the
     queue; None while that is undecided.
-    progress: where the progress of groups is kept; None for the table of this broker's queues.
-    no_progress: reported in statistics for a group that has committed nothing; -1 where its
-    progress may be in another queue.
+    positions: where the positions of groups is kept; None for the table of this broker's queues.
+    no_position: reported in statistics for a group that has committed nothing; -1 where its
+    position may be in another queue.
     """
 
     queue: StoreQueue | None
@@ -154,8 +154,8 @@ class Here(NamedTuple):
     queue_id: int
     offset_delta: int | None = 0
     reader: Reader | None = None
-    progress: Progress | None = None
-    no_progress: int = 0
+    positions: GroupPositions | None = None
+    no_position: int = 0
 
 
 class Elsewhere(NamedTuple):

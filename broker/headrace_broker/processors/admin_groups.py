@@ -1,4 +1,4 @@
-"""Requests about consumer and producer groups: settings, members, progress and resets.
+"""Requests about consumer and producer groups: settings, members, positions and resets.
 
 Source: docs/protocol.md "Groups"; tests/broker/processors/test_admin_groups.py.
 """
@@ -143,7 +143,7 @@ class AdminGroupsProcessor:
         return Reply(total, fastjson.dumps_parts(body))
 
     async def delete(self, request: Request) -> Reply:
-        """DELETE_SUBSCRIPTIONGROUP: the settings and, on request, the progress."""
+        """DELETE_SUBSCRIPTIONGROUP: the settings and, on request, the positions."""
         header = request.header(DeleteSubscriptionGroupHeader)
         self._groups.delete(header.group_name)
         self._statistics.group_deleted(header.group_name)
@@ -185,10 +185,10 @@ class AdminGroupsProcessor:
         connections = await fastjson.dumps_list_sliced(map(_connection, members))
         return Reply(body=fastjson.dumps_parts({"connectionSet": connections}))
 
-    # -- progress ----------------------------------------------------------------------------------
+    # -- positions ---------------------------------------------------------------------------------
 
     async def consume_stats(self, request: Request) -> Reply:
-        """GET_CONSUME_STATS: progress of a group, by queue."""
+        """GET_CONSUME_STATS: positions of a group, by queue."""
         header = request.header(GetConsumeStatsHeader)
         group = header.consumer_group
         names = {header.topic} if header.topic else self._offsets.topics_of(group)
@@ -198,7 +198,7 @@ class AdminGroupsProcessor:
             if (topic := self._topics.get(name)) and self._is_subscribed(group, name)
         ]
         rows = [
-            await ready(partial(self._progress, group, topic, queue_id))
+            await ready(partial(self._positions, group, topic, queue_id))
             for topic in topics
             for queue_id in range(topic.read_queue_nums)
         ]
@@ -213,7 +213,7 @@ class AdminGroupsProcessor:
         online = self._consumers.group(group)
         return online is None or not online.subscriptions or topic in online.subscriptions
 
-    def _progress(
+    def _positions(
         self, group: str, topic: TopicConfig, queue_id: int
     ) -> tuple[MessageQueue, OffsetWrapper] | None:
         name = topic.topic_name
@@ -224,7 +224,7 @@ class AdminGroupsProcessor:
         missing_count = place.source.missing_from(max(consumed or 0, 0))
         return self._queue_key(name, queue_id), OffsetWrapper(
             broker_offset=place.source.max_offset(),
-            consumer_offset=place.no_progress if consumed is None else consumed,
+            consumer_offset=place.no_position if consumed is None else consumed,
             pull_offset=self._offsets.query_pull(group, name, queue_id) or 0,
             last_timestamp=place.source.store_time_at((consumed or 0) - 1) or 0,
             missing_count=missing_count or None,
@@ -241,7 +241,7 @@ class AdminGroupsProcessor:
         return Reply(body=fastjson.dumps_parts({"groupList": written}))
 
     async def time_spans(self, request: Request) -> Reply:
-        """QUERY_CONSUME_TIME_SPAN: progress of a group in store times, by queue."""
+        """QUERY_CONSUME_TIME_SPAN: positions of a group in store times, by queue."""
         header = request.header(QueryConsumeTimeSpanHeader)
         topic = self._topics.expect(header.topic)
         spans = [
@@ -368,7 +368,7 @@ class AdminGroupsProcessor:
         return self._directory.serve(topic, queue_id, Use.BEGIN).source.offset_by_time(timestamp_ms)
 
     async def clone_offset(self, request: Request) -> Reply:
-        """CLONE_GROUP_OFFSET: copy the progress of one group to another.
+        """CLONE_GROUP_OFFSET: copy the positions of one group to another.
 
         If that has members, it is reset to it.
         """

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from headrace_broker.consumer.offsets import ConsumerOffsets
     from headrace_broker.consumer.pull_watch import LastPull, PullWatch
     from headrace_broker.consumer.subscriptions import SubscriptionGroups
-    from headrace_broker.queue_directory import Progress, QueueDirectory, Reader
+    from headrace_broker.queue_directory import GroupPositions, QueueDirectory, Reader
     from headrace_broker.statistics import BrokerStatistics
     from headrace_broker.store.store_queue import StoreQueue
     from headrace_broker.topics.table import TopicTable
@@ -86,13 +86,13 @@ AnswerResult = Callable[["Request", ResponseCode, GetResult], Reply | None]
 class PullTarget(NamedTuple):
     """A queue that a group may read, and the tags that it wants.
 
-    queue: where pulls wait. reader: where they read. progress: where the group's is kept.
+    queue: where pulls wait. reader: where they read. positions: where those of its group are kept.
     last_pull: noted for ``PullWatch``.
     """
 
     queue: StoreQueue
     reader: Reader
-    progress: Progress
+    positions: GroupPositions
     tags: frozenset[int] | None
     last_pull: LastPull
 
@@ -234,7 +234,7 @@ class PullProcessor:
         answer: builds the reply from what was read.
         """
         if header.sys_flag & _COMMIT_OFFSET and header.commit_offset >= 0:
-            target.progress.commit(
+            target.positions.commit(
                 header.consumer_group,
                 header.topic,
                 header.queue_id,
@@ -290,11 +290,11 @@ class PullProcessor:
         result: GetResult,
         answer: AnswerResult,
     ) -> Reply | None:
-        """Answer with what was read from ``position`` on, and record the progress."""
+        """Answer with what was read from ``position`` on, and record the position."""
         if result.status is GetStatus.FOUND:
             group, topic, queue_id = header.consumer_group, header.topic, header.queue_id
             self._statistics.get(group, topic, result.count, result.body_bytes)
-            target.progress.commit_pull(group, topic, queue_id, result.next_offset)
+            target.positions.commit_pull(group, topic, queue_id, result.next_offset)
         return answer(request, _code(result.status, position), result)
 
     # -- targets -----------------------------------------------------------------------------------
@@ -342,7 +342,7 @@ class PullProcessor:
         return PullTarget(
             place.queue,
             place.reader or place.source,
-            place.progress or self._offsets,
+            place.positions or self._offsets,
             self._wanted_tags(header, wanted),
             self._watch.last_pull(header.consumer_group, header.topic, header.queue_id),
         )
@@ -375,7 +375,7 @@ class PullProcessor:
 
 def take_reset(header: PullHeader, target: PullTarget) -> GetResult | None:
     """The result that sends a group to the offset of a reset; None without a reset."""
-    offset = target.progress.take_reset(header.consumer_group, header.topic, header.queue_id)
+    offset = target.positions.take_reset(header.consumer_group, header.topic, header.queue_id)
     if offset is None:
         return None
     min_offset, max_offset = target.reader.known_range()

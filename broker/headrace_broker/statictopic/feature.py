@@ -19,7 +19,7 @@ from headrace_broker.statictopic.leaders import Leaders
 from headrace_broker.statictopic.left_groups import LeftGroups
 from headrace_broker.statictopic.locks import StaticLocks
 from headrace_broker.statictopic.places import StaticPlaces
-from headrace_broker.statictopic.progress import StaticProgress
+from headrace_broker.statictopic.positions import StaticPositions
 from headrace_broker.statictopic.reader import StaticReader
 from headrace_broker.statictopic.remote_queue import RemoteReader
 from headrace_broker.statictopic.requests import StaticRequests
@@ -43,7 +43,7 @@ class _Shared(NamedTuple):
     forwarding: Forwarding
     remote: RemoteReader
     leaders: Leaders
-    progress: StaticProgress
+    positions: StaticPositions
     workers: Workers
 
 
@@ -51,13 +51,13 @@ def build(core: Core) -> Feature:
     """See ``Feature``."""
     topics, mappings, _, _ = core.tables
     shared = _shared(core)
-    forwarding, remote, leaders, progress, workers = shared
+    forwarding, remote, leaders, positions, workers = shared
     founders = Founders(core.config.broker_name, core.nameservers.find_infos, core.peers)
     changes = _changes(core, founders, workers)
     changes.restore_topics()
     fence = Fence(mappings, topics, core.store, core.clients.long_polling, core.nameservers)
     undecided = UndecidedQueues(mappings, topics, core.store.clock.now_ms)
-    places = StaticPlaces(leaders, partial(StaticReader, leaders, remote), progress)
+    places = StaticPlaces(leaders, partial(StaticReader, leaders, remote), positions)
     traffic = StaticTraffic(mappings, remote, forwarding)
     return Feature(
         places=(mappings.reject_unusable, places.place),
@@ -94,9 +94,9 @@ def _shared(core: Core) -> _Shared:
     forwarding.registry = workers.registry = core.serving.registry
     leaders = Leaders(core.tables.mappings, peers.known_address, forwarding.pass_on)
     forwarding.leaders = leaders
-    progress = StaticProgress(core.tables.offsets, leaders, peers)
+    positions = StaticPositions(core.tables.offsets, leaders, peers)
     core.tables.mappings.subscribe(core.tables.topics.lookups_changed)
-    return _Shared(forwarding, remote, leaders, progress, workers)
+    return _Shared(forwarding, remote, leaders, positions, workers)
 
 
 def _changes(core: Core, founders: Founders, workers: Workers) -> StaticTopicChanges:
@@ -131,12 +131,12 @@ def _cleanup(core: Core, changes: StaticTopicChanges) -> MappingCleanup:
 
 def _guards(core: Core, shared: _Shared) -> tuple[Callable[[Registry], None], ...]:
     """Guards that take over requests for queues of static topics."""
-    leaders, workers, progress = shared.leaders, shared.workers, shared.progress
+    leaders, workers, positions = shared.leaders, shared.workers, shared.positions
     store, clients, config = core.store, core.clients, core.config
     groups = StaticGroups(
         leaders,
         workers,
-        progress,
+        positions,
         core.tables.groups,
         clients.consumers,
         core.tables.offsets,
@@ -144,7 +144,7 @@ def _guards(core: Core, shared: _Shared) -> tuple[Callable[[Registry], None], ..
         partial(wake_held, store, clients.long_polling),
     )
     return (
-        StaticRequests(leaders, workers, progress).add_to,
+        StaticRequests(leaders, workers, positions).add_to,
         StaticLocks(leaders, workers, store.clock.steady_ms).add_to,
         groups.add_to,
         StaticKeyLookups(leaders, workers).add_to,

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from headrace_broker.consumer.subscriptions import SubscriptionGroups
     from headrace_broker.statictopic.answer import Answer
     from headrace_broker.statictopic.leaders import Leaders
-    from headrace_broker.statictopic.progress import StaticProgress
+    from headrace_broker.statictopic.positions import StaticPositions
     from headrace_broker.statictopic.work import Workers
     from headrace_protocol.serving import Registry, Request, Work
 
@@ -55,7 +55,7 @@ class StaticGroups:
         self,
         leaders: Leaders,
         workers: Workers,
-        progress: StaticProgress,
+        positions: StaticPositions,
         groups: SubscriptionGroups,
         consumers: ConsumerManager,
         kept: ConsumerOffsets,
@@ -68,7 +68,7 @@ class StaticGroups:
         """
         self._leaders = leaders
         self._workers = workers
-        self._progress = progress
+        self._positions = positions
         self._groups = groups
         self._consumers = consumers
         self._kept = kept
@@ -132,12 +132,12 @@ class StaticGroups:
         topic = header.topic
         for number, (queue_id, offset) in enumerate(table.items(), 1):
             if self._resets_here():
-                self._progress.reset(header.group, topic, queue_id, offset)
+                self._positions.reset(header.group, topic, queue_id, offset)
                 physical = self._leaders.mappings.leads(topic, queue_id)
                 if physical is not None:
                     self._wake(topic, physical)
             else:
-                self._progress.commit(header.group, topic, queue_id, offset)
+                self._positions.commit(header.group, topic, queue_id, offset)
             if not number % _QUEUES_AT_ONCE:
                 await take_break()
         if not self._resets_here():
@@ -147,7 +147,7 @@ class StaticGroups:
     # -- CLONE_GROUP_OFFSET ------------------------------------------------------------------------
 
     def _guard_clone(self, request: Request) -> Work | None:
-        """Take over a copy of progress that includes static topics; see ``Guard``."""
+        """Take over a copy of positions that includes static topics; see ``Guard``."""
         if self._leaders.mappings.is_empty:
             return None
         header = request.header(CloneGroupOffsetHeader)
@@ -192,7 +192,7 @@ class StaticGroups:
             await self._move(reset, table)
             return
         for number, (queue_id, offset) in enumerate(table.items(), 1):
-            self._progress.commit(header.dest_group, topic, queue_id, offset)
+            self._positions.commit(header.dest_group, topic, queue_id, offset)
             if not number % _QUEUES_AT_ONCE:
                 await take_break()
 

@@ -15,7 +15,7 @@ from headrace_broker.queue_directory import Lookup, Use
 from headrace_protocol.statictopic.offsets import offset_delta
 
 if TYPE_CHECKING:
-    from headrace_broker.queue_directory import Place, Progress, QueueDirectory, Source
+    from headrace_broker.queue_directory import GroupPositions, Place, QueueDirectory, Source
     from headrace_broker.statictopic.leaders import Leaders
     from headrace_broker.statictopic.reader import MakeReader
     from headrace_protocol.bodies import TopicConfig
@@ -25,10 +25,12 @@ if TYPE_CHECKING:
 class StaticPlaces:
     """Finds the places of static topics' queues."""
 
-    def __init__(self, leaders: Leaders, make_reader: MakeReader, progress: Progress) -> None:
+    def __init__(
+        self, leaders: Leaders, make_reader: MakeReader, positions: GroupPositions
+    ) -> None:
         self._leaders = leaders
         self._make_reader = make_reader
-        self._progress = progress
+        self._positions = positions
 
     def place(self, directory: QueueDirectory, lookup: Lookup) -> Place | None:
         """The place of a queue of a static topic; see ``FindPlace``."""
@@ -40,8 +42,8 @@ class StaticPlaces:
         if lookup.use is Use.PULL:
             return self._readable(directory, lookup, mapping)
         if lookup.use is Use.LIST:
-            # As Apache's broker reports it: older items may have the progress of a group.
-            return directory.local(lookup)._replace(no_progress=-1)
+            # As Apache's broker reports it: older items may have the positions of a group.
+            return directory.local(lookup)._replace(no_position=-1)
         return None
 
     def _writable(self, directory: QueueDirectory, lookup: Lookup, mapping: TopicMapping) -> Place:
@@ -58,7 +60,7 @@ class StaticPlaces:
         here = directory.local(lookup._replace(queue_id=leader.queue_id))
         find_source = partial(_source, directory, lookup.topic)
         reader = self._make_reader(mapping.topic, lookup.queue_id, find_source)
-        return here._replace(queue_id=lookup.queue_id, reader=reader, progress=self._progress)
+        return here._replace(queue_id=lookup.queue_id, reader=reader, positions=self._positions)
 
 
 def _source(directory: QueueDirectory, topic: TopicConfig, physical: int) -> Source:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from headrace_broker.statictopic.answer import Answer
     from headrace_broker.statictopic.leaders import Leaders
     from headrace_broker.statictopic.offsets import AskBroker
-    from headrace_broker.statictopic.progress import Key, StaticProgress
+    from headrace_broker.statictopic.positions import Key, StaticPositions
     from headrace_broker.statictopic.work import Workers
     from headrace_protocol.serving import Registry, Request
     from headrace_protocol.statictopic.mapping import Chain
@@ -46,10 +46,10 @@ _FIND: Final[
 class StaticRequests:
     """Serves the requests of static topics that name a queue."""
 
-    def __init__(self, leaders: Leaders, workers: Workers, progress: StaticProgress) -> None:
+    def __init__(self, leaders: Leaders, workers: Workers, positions: StaticPositions) -> None:
         self._leaders = leaders
         self._workers = workers
-        self._progress = progress
+        self._positions = positions
 
     def add_to(self, registry: Registry) -> None:
         """Stand in front of the processors."""
@@ -75,11 +75,11 @@ class StaticRequests:
         """The offset of a group. What this leader has known before needs no other broker."""
         answer = await offsets.committed_offset(self._workers.ask, chain, fields)
         if answer.code == ResponseCode.SUCCESS:
-            self._progress.learn(key, chain, answer.number("offset"))
+            self._positions.learn(key, chain, answer.number("offset"))
             return answer
         if answer.code == ResponseCode.QUERY_NOT_FOUND:
             return await offsets.first_offset(self._workers.ask, chain, fields)
-        known = self._progress.known(key, chain)
+        known = self._positions.known(key, chain)
         return answer if known is None else offsets.offset_answer(known)
 
     # -- UPDATE_CONSUMER_OFFSET --------------------------------------------------------------------
@@ -95,18 +95,18 @@ class StaticRequests:
                 f"commit of group {key[0]}, topic {key[1]}, queue {key[2]}: offset "
                 f"{header.commit_offset} must not be negative",
             )
-        found = self._progress.locate(header.topic, header.queue_id, header.commit_offset)
+        found = self._positions.locate(header.topic, header.queue_id, header.commit_offset)
         if found is None:
             remark = "the static offsets of this queue are undecided: commit again later"
             return Reply(code=ResponseCode.SYSTEM_BUSY, remark=remark)
-        if self._progress.is_reset(key):
+        if self._positions.is_reset(key):
             return Reply(remark="Offset has been previously reset")
         chain, index, physical = found
         item, code = chain[index], request.command.code
         if index < len(chain) - 1:
-            self._progress.make_room(key, chain, Host.of(request.channel))
+            self._positions.make_room(key, chain, Host.of(request.channel))
         answer = await self._workers.ask(item_ask(code, fields, item, physical))
         if answer.code == ResponseCode.SUCCESS:
-            self._progress.note(key, chain, header.commit_offset)
-            self._progress.moved(key, chain, index)
+            self._positions.note(key, chain, header.commit_offset)
+            self._positions.moved(key, chain, index)
         return answer.reply

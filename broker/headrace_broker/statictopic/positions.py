@@ -1,4 +1,4 @@
-"""The progress of groups in logic queues, kept as physical offsets at the brokers of the items.
+"""The positions of groups in logic queues, kept as physical offsets at the brokers of the items.
 
 An offset is stored at the item that holds it. A query reads the newest item first, so when a group
 goes back to an older item, the newer ones lose what they have, and expect the group, so that they
@@ -51,8 +51,8 @@ _UNBOUNDED: Final = 2**63 - 1
 _NOWHERE: Final = _Pulled(0, 0, 0, None)
 
 
-class StaticProgress:
-    """The progress of groups in the logic queues that this broker leads; see ``Progress``."""
+class StaticPositions:
+    """Positions of groups in the logic queues that this broker leads; see ``GroupPositions``."""
 
     def __init__(self, offsets: ConsumerOffsets, leaders: Leaders, peers: Peers) -> None:
         self._offsets = offsets
@@ -84,7 +84,7 @@ class StaticProgress:
             self._put(key, item, max(offset - offset_delta(item), item.start_offset))
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
-        """See ``Progress``."""
+        """See ``GroupPositions``."""
         key = group, topic, queue_id
         found = self.locate(topic, queue_id, offset)
         if found is None or self.is_reset(key):
@@ -96,7 +96,7 @@ class StaticProgress:
         return True
 
     def commit_pull(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """See ``Progress``; an item's own broker counts what others pull there."""
+        """See ``GroupPositions``; an item's own broker counts what others pull there."""
         key = group, topic, queue_id
         if len(self._pulled) > _NOTED_MAX:
             self._pulled.clear()
@@ -119,7 +119,7 @@ class StaticProgress:
         self._resets.setdefault((topic, group), {})[queue_id] = offset
 
     def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
-        """See ``Progress``."""
+        """See ``GroupPositions``."""
         return take_reset(self._resets, (topic, group), queue_id)
 
     def is_reset(self, key: Key) -> bool:
