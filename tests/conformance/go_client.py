@@ -6,7 +6,7 @@ import contextlib
 import json
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from threading import Timer
 from typing import Any
@@ -26,16 +26,19 @@ def missing_go() -> str:
     return "go not found on PATH: client-go needs Go 1.18 or newer (Debian: apt-get install golang)"
 
 
-def go_build() -> Path:
+def go_build(*, newest: bool = False) -> Path:
     """The program, built when stale, which Go itself decides.
+
+    newest: with the newest commit of client-go, which has TLS; else with the last release.
 
     The first build takes the modules from Go's proxy (some 15 MB) and compiles for half a minute;
     later ones need no network.
     """
     if problem := missing_go():
         raise PeerError(problem)
-    program = BUILDS / PROJECT.name / "driver"
-    command = ["go", "build", "-o", str(program), "."]
+    program = BUILDS / PROJECT.name / ("newest" if newest else "driver")
+    options = ["-modfile=newest.mod", "-tags=newest"] if newest else []
+    command = ["go", "build", *options, "-o", str(program), "."]
     done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise PeerError(f"`{' '.join(command)}` in {PROJECT} failed:\n{done.stdout}{done.stderr}")
@@ -103,18 +106,11 @@ def go_client(scenario: str, nameserver: str, home: Path, **options: object) -> 
     home: folder for the program's log and the offsets of broadcasting consumers.
     """
     errors = home / f"{scenario}.stderr"
-    command = [
-        str(go_build()),
-        *("-scenario", scenario),
-        *("-nameserver", nameserver),
-        *("-options", json.dumps(options)),
-    ]
-    environment = {"HOME": str(home), "ROCKETMQ_GO_LOG_LEVEL": "warn"}
     with (
         errors.open("ab") as stderr,
         subprocess.Popen(
-            command,
-            env=environment,
+            _command(scenario, nameserver, options),
+            env=_environment(home),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,
@@ -127,3 +123,31 @@ def go_client(scenario: str, nameserver: str, home: Path, **options: object) -> 
             client.finish()
         finally:
             process.kill()
+
+
+def go_failure(scenario: str, nameserver: str, home: Path, **options: object) -> str:
+    """The errors of a scenario that fails."""
+    done = subprocess.run(
+        _command(scenario, nameserver, options),
+        env=_environment(home),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=TIMEOUT_S,
+    )
+    assert done.returncode != 0, done.stdout
+    return done.stderr
+
+
+def _command(scenario: str, nameserver: str, options: Mapping[str, object]) -> list[str]:
+    return [
+        str(go_build(newest=bool(options.get("tls")))),
+        *("-scenario", scenario),
+        *("-nameserver", nameserver),
+        *("-options", json.dumps(options)),
+    ]
+
+
+def _environment(home: Path) -> dict[str, str]:
+    return {"HOME": str(home), "ROCKETMQ_GO_LOG_LEVEL": "warn"}

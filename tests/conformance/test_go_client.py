@@ -14,13 +14,14 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import chain, islice, pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from headrace.blocking import Admin, Consumer
 from tests.conformance.go_client import TIMEOUT_S, Event, GoClient, go_client
 from tests.conformance.peer import START_TIMEOUT_S, quick_peer
-from tests.conformance.probe import wait_for_route
+from tests.support.until import wait_until
 
 PEER = os.environ.get("CONFORMANCE_PEER", "headrace")
 SETTINGS = {
@@ -44,15 +45,32 @@ def nameserver() -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Case:
-    """A topic and a group of a test's own."""
+    """A topic and a group of a test's own.
+
+    at: arguments of our clients. options: of each scenario.
+    """
 
     nameserver: str
     home: Path
     topic: str
     group: str
+    at: dict[str, Any]
+    options: dict[str, object]
+
+    @classmethod
+    def made(
+        cls, nameserver: str, home: Path, at: dict[str, Any] | None = None, **options: object
+    ) -> Case:
+        """One with a new topic. at: see above, with a user who may do everything."""
+        number = random.randrange(1 << 32)
+        topic, group = f"T_{number}", f"G_{number}"
+        at = at or {"nameserver": nameserver}
+        with Admin(**at) as admin:
+            admin.create_topic(topic, queues=QUEUES)
+        return cls(nameserver, home, topic, group, at, options)
 
     def run(self, scenario: str, **options: object) -> AbstractContextManager[GoClient]:
-        options = {"group": self.group, "topic": self.topic, **options}
+        options = {"group": self.group, "topic": self.topic, **self.options, **options}
         return go_client(scenario, self.nameserver, self.home, **options)
 
     def consume(self, *members: str, **options: object) -> AbstractContextManager[GoClient]:
@@ -68,24 +86,24 @@ class Case:
 
     def make_retry_topic(self) -> None:
         """Client-go looks for it before its first heartbeat creates it, then every 30 s."""
-        with Consumer(self.group, self.topic, nameserver=self.nameserver):
-            wait_for_route(self.nameserver, START_TIMEOUT_S, topic=f"%RETRY%{self.group}")
+        with Consumer(self.group, self.topic, **self.at):
+            self.wait_for_topic(f"%RETRY%{self.group}")
 
     def dead_letters(self, count: int) -> list[str]:
         topic = f"%DLQ%{self.group}"
         reader = f"{self.group}_of_dead_letters"
-        wait_for_route(self.nameserver, START_TIMEOUT_S, topic=topic)
-        with Consumer(reader, topic, nameserver=self.nameserver, start="earliest") as consumer:
+        self.wait_for_topic(topic)
+        with Consumer(reader, topic, **self.at, start="earliest") as consumer:
             return read_ours(consumer, count)
+
+    def wait_for_topic(self, topic: str) -> None:
+        with Admin(**self.at) as admin:
+            wait_until(lambda: topic in admin.topics(system=True), limit_s=START_TIMEOUT_S)
 
 
 @pytest.fixture
 def case(nameserver: str, tmp_path: Path) -> Case:
-    number = random.randrange(1 << 32)
-    case = Case(nameserver, tmp_path, f"T_{number}", f"G_{number}")
-    with Admin(nameserver=nameserver) as admin:
-        admin.create_topic(case.topic, queues=QUEUES)
-    return case
+    return Case.made(nameserver, tmp_path)
 
 
 def read_ours(consumer: Consumer, count: int) -> list[str]:
@@ -203,7 +221,7 @@ def test_retry_in_order(case: Case) -> None:
 
 def shares(case: Case) -> dict[str, list[int]]:
     """The queue ids of each member, by client id."""
-    with Admin(nameserver=case.nameserver) as admin:
+    with Admin(**case.at) as admin:
         found = {}
         connections = admin.members(case.group).get("broker-a")
         for connection in connections.connection_set if connections else ():
@@ -295,7 +313,7 @@ def test_consistent_hash(case: Case) -> None:
 def test_a_group_with_a_member_of_ours(strategy: str, case: Case) -> None:
     with (
         case.consume("a", "b", strategy=strategy) as client,
-        Consumer(case.group, case.topic, nameserver=case.nameserver, strategy=strategy) as consumer,
+        Consumer(case.group, case.topic, **case.at, strategy=strategy) as consumer,
     ):
         until_shared(case, 3)
         sent = [event for event in case.send(*numbered(QUEUES * 5)) if event["event"] == "sent"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,8 +16,13 @@ from tests.support.until import wait_until
 class Secured:
     """A nameserver and a broker with TLS, and the files of their clients; a context manager."""
 
-    def __init__(self, folder: Path, *, users: bool = False, **settings: object) -> None:
-        """users: whether it has users. settings: more of the broker's, by key of the file."""
+    def __init__(
+        self, folder: Path, *, users: bool = False, tls: Sequence[str] = (), **settings: object
+    ) -> None:
+        """users: whether it has users. tls: more lines of the file of TLS's settings.
+
+        settings: more of the broker's, by key of the file.
+        """
         self.folder = folder
         self.ca_file = str(folder / "certificates/ca.pem")
         port = free_ports(4)
@@ -29,6 +35,7 @@ class Secured:
             f"tls.server.certPath={certificates}/server.pem",
             f"tls.server.keyPath={certificates}/server.key",
             f"tls.client.trustCertPath={self.ca_file}",
+            *tls,
         )
         shared = ["bindAddress=127.0.0.1", "tlsConfigFile=tls.properties"]
         if users:

@@ -36,7 +36,7 @@ func member(o options, name string) rocketmq.PushConsumer {
 	if o.Broadcast {
 		model = consumer.BroadCasting
 	}
-	c, err := rocketmq.NewPushConsumer(
+	c, err := rocketmq.NewPushConsumer(append(consumerTLS(o),
 		consumer.WithGroupName(o.Group),
 		consumer.WithInstance(name),
 		consumer.WithNsResolver(o.resolver),
@@ -45,7 +45,8 @@ func member(o options, name string) rocketmq.PushConsumer {
 		consumer.WithConsumeFromWhere(consumer.ConsumeFromFirstOffset),
 		consumer.WithMaxReconsumeTimes(o.MaxReconsumes),
 		consumer.WithStrategy(strategy),
-	)
+		consumer.WithCredentials(o.credentials()),
+	)...)
 	check(err)
 	check(c.Subscribe(o.Topic, consumer.MessageSelector{}, o.handler(name)))
 	check(c.Start())

@@ -25,6 +25,11 @@ type options struct {
 	Group string `json:"group"`
 	Topic string `json:"topic"`
 
+	// Credentials, when there are some; TLS is for the newest client-go, see newest.go.
+	User     string `json:"user"`
+	Password string `json:"password"`
+	TLS      bool   `json:"tls"`
+
 	// Of "send".
 	Bodies     []string          `json:"bodies"`
 	DelayLevel int               `json:"delay_level"` // 0: not delayed
@@ -61,6 +66,10 @@ func main() {
 	check(decoder.Decode(&config))
 	config.resolver = primitive.NewPassthroughResolver([]string{*nameserver})
 	run(config)
+}
+
+func (o options) credentials() primitive.Credentials {
+	return primitive.Credentials{AccessKey: o.User, SecretKey: o.Password}
 }
 
 type fields map[string]interface{}

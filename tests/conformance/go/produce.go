@@ -12,11 +12,12 @@ import (
 )
 
 func (o options) ofProducer() []producer.Option {
-	return []producer.Option{
+	return append(producerTLS(o),
 		producer.WithGroupName(o.Group),
 		producer.WithNsResolver(o.resolver),
 		producer.WithRetry(2),
-	}
+		producer.WithCredentials(o.credentials()),
+	)
 }
 
 // send reports each message before and after it is sent.
@@ -54,7 +55,7 @@ func send(o options) {
 var states = map[string]primitive.LocalTransactionState{
 	"commit":   primitive.CommitMessageState,
 	"rollback": primitive.RollbackMessageState,
-	"unknown":  primitive.UnknowState,
+	"unknown":  unknownState,
 }
 
 // outcomes answers about each message what its body lists, in this order.
