@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import json
 import os
 import random
 import re
@@ -23,13 +24,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from tests.conformance.probe import register, wait_for_route
+from tests.conformance.probe import Signer, register, wait_for_route
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = Path(__file__).resolve().with_name("java")
 BUILDS = ROOT / ".cache"
 HOST = "127.0.0.1"
 START_TIMEOUT_S = 60
+INIT_USER = "initAuthenticationUser"
 # Of sends that shall happen once: after the client's own 3 s it tries again, and a machine's host
 # may keep it from running for longer.
 TIMEOUT_MS = 60_000
@@ -222,7 +224,7 @@ def running(
                 home, store or home / "store", daemons, settings, nameserver_settings or {}
             )
         )
-        wait_for_route(peer.nameserver, START_TIMEOUT_S)
+        wait_for_route(peer.nameserver, START_TIMEOUT_S, signer=_signer(nameserver_settings))
         yield peer
     finally:
         for daemon in reversed(daemons.values()):
@@ -236,9 +238,17 @@ def quick_peer(
     *,
     store: Path | None = None,
     settings: Mapping[str, str] | None = None,
+    nameserver_settings: Mapping[str, str] | None = None,
 ) -> contextlib.AbstractContextManager[Peer]:
     """``running`` for tests: JVMs that start in half the CPU time and run slower later."""
-    return running(name, directory, store=store, settings=settings, jvm=QUICK_JVM)
+    return running(
+        name,
+        directory,
+        store=store,
+        settings=settings,
+        nameserver_settings=nameserver_settings,
+        jvm=QUICK_JVM,
+    )
 
 
 def _start_apache(
@@ -265,7 +275,7 @@ def _start_apache(
     settings += _lines(more or {})
     daemons["broker"] = _start_apache_broker(home, settings, jvm)
     address = f"{HOST}:{broker_port}"
-    register(nameserver, address, START_TIMEOUT_S)
+    register(nameserver, address, START_TIMEOUT_S, _signer(more))
     return Peer("apache", nameserver, address, daemons, started)
 
 
@@ -291,10 +301,33 @@ def second_apache(
     lines += _lines({"brokerName": name, **(settings or {})})
     peer.daemons[name] = _start_apache_broker(home, lines, jvm)
     try:
-        register(peer.nameserver, f"{HOST}:{port}", START_TIMEOUT_S)
+        register(peer.nameserver, f"{HOST}:{port}", START_TIMEOUT_S, _signer(settings))
         yield f"{HOST}:{port}"
     finally:
         peer.daemons.pop(name).kill()
+
+
+@contextlib.contextmanager
+def second_headrace(
+    peer: Peer, home: Path, name: str, *, settings: Mapping[str, str] | None = None
+) -> Iterator[str]:
+    """One more broker of headrace at the nameserver of a peer; yields its address."""
+    port = free_ports(1)
+    more = {"storePathRootDir": str(home / "store"), **(settings or {})}
+    peer.daemons[name] = _start_headrace_broker(home, name, port, peer.nameserver, more)
+    try:
+        peer.daemons[name].wait_for('"event": "registered"')
+        yield f"{HOST}:{port}"
+    finally:
+        peer.daemons.pop(name).kill()
+
+
+def _signer(settings: Mapping[str, str] | None) -> Signer | None:
+    """Whoever the settings make a Super user."""
+    if not settings or INIT_USER not in settings:
+        return None
+    user = json.loads(settings[INIT_USER])
+    return user["username"], user["password"]
 
 
 def _lines(settings: Mapping[str, str]) -> str:
@@ -406,7 +439,8 @@ def _start_headrace_nameserver(
     home: Path, port: int, daemons: dict[str, Daemon], settings: Mapping[str, str]
 ) -> str:
     path = home / "nameserver.conf"
-    path.write_text(_lines({"listenPort": str(port), **settings}))
+    kept = str(home / "nameserver" / "kvConfig.json")
+    path.write_text(_lines({"listenPort": str(port), "kvConfigPath": kept, **settings}))
     command = [_headrace(), "nameserver", "-c", str(path)]
     daemons["nameserver"] = Daemon.start(command, home / "nameserver.log")
     return f"{HOST}:{port}"

@@ -23,19 +23,24 @@ REGISTRATION_PAUSE_S = 0.2
 Signer = tuple[str, str]
 
 
-def wait_for_route(nameserver: str, timeout_s: float, topic: str = TEMPLATE_TOPIC) -> None:
+def wait_for_route(
+    nameserver: str,
+    timeout_s: float,
+    topic: str = TEMPLATE_TOPIC,
+    signer: Signer | None = None,
+) -> None:
     """Returns once the nameserver knows a broker with it; TimeoutError after ``timeout_s``."""
-    _retry(nameserver, _frame(GET_ROUTEINFO_BY_TOPIC, {"topic": topic}), timeout_s)
+    _retry(nameserver, _frame(GET_ROUTEINFO_BY_TOPIC, {"topic": topic}, b"", signer), timeout_s)
 
 
-def register(nameserver: str, broker: str, timeout_s: float) -> None:
+def register(nameserver: str, broker: str, timeout_s: float, signer: Signer | None = None) -> None:
     """Make an Apache broker register now; TimeoutError after ``timeout_s``.
 
     At its start it registers only with nameservers that it has connected to by then, and otherwise
     10 s later. A change of its permission makes it register at once.
     """
-    route = _frame(GET_ROUTEINFO_BY_TOPIC, {"topic": TEMPLATE_TOPIC})
-    permission = _frame(UPDATE_BROKER_CONFIG, {}, b"brokerPermission=6")
+    route = _frame(GET_ROUTEINFO_BY_TOPIC, {"topic": TEMPLATE_TOPIC}, b"", signer)
+    permission = _frame(UPDATE_BROKER_CONFIG, {}, b"brokerPermission=6", signer)
     deadline = time.monotonic() + timeout_s
     while not _is_accepted(nameserver, route):
         if time.monotonic() > deadline:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -45,7 +45,7 @@ class Lab(NamedTuple):
         """One that is accepted."""
         return "TLS" if self.mode == "enforcing" else "plain"
 
-    def root(self) -> dict[str, str]:
+    def root(self) -> dict[str, Any]:
         """Arguments of our clients of the Super user."""
         at = dict(self.cluster.at)
         if self.mode == "disabled":

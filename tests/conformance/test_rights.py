@@ -10,13 +10,16 @@ import json
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from headrace import Rule, blocking
+from headrace import Message, Rule, blocking
+from headrace.errors import AccessDenied
 from tests.conformance.console import Console, console
-from tests.conformance.peer import QUICK_JVM, driver_command
+from tests.conformance.peer import QUICK_JVM, driver_command, quick_peer
 from tests.conformance.test_java_client import SETTINGS, Result, allowed, outcome
+from tests.conformance.test_users import SETTINGS as APACHE_USERS
 from tests.support.secured import Secured
 
 pytestmark = [pytest.mark.conformance, pytest.mark.long]
@@ -34,7 +37,7 @@ RULES = [
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     home = tmp_path_factory.mktemp("rights")
-    with Secured(home, users=True, **SETTINGS) as cluster:
+    with Secured(home, users=True, authExportEnable=True, **SETTINGS) as cluster:
         cluster.write(
             "client.properties",
             "tls.client.authServer=true",
@@ -155,6 +158,70 @@ def test_mqadmin_manages_rules(secured: Secured, mqadmin: Console) -> None:
     assert table(ask(mqadmin, secured, "getAcl", "-s", "User:alice")) == [topic]
     assert "success" in ask(mqadmin, secured, "deleteUser", "-u", "alice")
     assert table(ask(mqadmin, secured, "getAcl", "-s", "User:alice")) == []
+
+
+def copy(mqadmin: Console, secured: Secured, source: str, target: str, user: str) -> str:
+    """What the copies of a user and of its rules print."""
+    between = ("-f", source, "-t", target)
+    users = mqadmin.run(secured.nameserver, "copyUser", *between, "-u", user)
+    return users + mqadmin.run(secured.nameserver, "copyAcl", *between, "-s", f"User:{user}")
+
+
+def may_send(secured: Secured, user: str, password: str, topic: str) -> bool:
+    """True if it may at both daemons: the nameserver gives it the route."""
+    with blocking.Admin(**secured.at, user="root", password=ROOT_PASSWORD) as admin:
+        admin.create_topic(topic, queues=1, if_not_exists=True)
+    with blocking.Producer(**secured.at, user=user, password=password) as producer:
+        try:
+            producer.send(Message(topic, b"allowed"))
+        except AccessDenied:
+            return False
+    return True
+
+
+def test_mqadmin_copies_users_and_rules(secured: Secured, mqadmin: Console) -> None:
+    # mqadmin makes users at brokers only: this one at the nameserver is a copy.
+    ask(mqadmin, secured, "createUser", "-u", "bob", "-p", "bob's password", "-t", "Normal")
+    words = ("-s", "User:bob", "-r", "Topic:Copied", "-a", "Pub", "-d", "Allow")
+    ask(mqadmin, secured, "createAcl", *words)
+    assert not may_send(secured, "bob", "bob's password", "Copied")
+    printed = copy(mqadmin, secured, secured.broker, secured.nameserver, "bob")
+    assert printed.count("success") == 2, printed
+    assert may_send(secured, "bob", "bob's password", "Copied")
+    assert not may_send(secured, "bob", "bob's password", "Salaries")
+
+
+def test_a_daemon_that_keeps_its_passwords_is_no_source_of_copies(
+    secured: Secured, mqadmin: Console
+) -> None:
+    made = mqadmin.run(
+        secured.nameserver,
+        *("createUser", "-b", secured.nameserver),
+        *("-u", "carol", "-p", "carol's password", "-t", "Normal"),
+    )
+    assert "success" in made, made
+    printed = copy(mqadmin, secured, secured.nameserver, secured.broker, "carol")
+    assert "password can not be blank" in printed, printed
+    assert "carol" not in ask(mqadmin, secured, "listUser")
+
+
+def test_mqadmin_copies_users_and_rules_of_an_apache_broker(
+    secured: Secured, mqadmin: Console, tmp_path: Path
+) -> None:
+    root = json.dumps({"username": "root", "password": ROOT_PASSWORD})
+    settings = {**APACHE_USERS, "initAuthenticationUser": root}
+    with quick_peer("apache", settings=settings) as apache:
+        at: Any = {"nameserver": apache.nameserver, "user": "root", "password": ROOT_PASSWORD}
+        with blocking.Admin(**at) as admin:
+            admin.create_user("dave", "dave's password")
+            admin.set_rules("dave", [Rule("Topic:Moved", ("Pub",))])
+        # Its own certificate is one that nobody can verify.
+        options = ("-Dtls.enable=true", *tools_yml(tmp_path, "root", ROOT_PASSWORD))
+        with console(tmp_path, options) as unverified:
+            for target in (secured.broker, secured.nameserver):
+                printed = copy(unverified, secured, apache.broker, target, "dave")
+                assert printed.count("success") == 2, printed
+    assert may_send(secured, "dave", "dave's password", "Moved")
 
 
 def test_what_mqadmin_prints_can_be_imported(

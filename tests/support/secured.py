@@ -26,7 +26,7 @@ class Secured:
         self.folder = folder
         self.ca_file = str(folder / "certificates/ca.pem")
         port = free_ports(4)
-        self.nameserver = f"127.0.0.1:{port}"
+        self.nameserver, self.broker = f"127.0.0.1:{port}", f"127.0.0.1:{port + 1}"
         self.command("cert", "make-ca")
         self.command("cert", "issue", "server", "127.0.0.1")
         certificates = folder / "certificates"
