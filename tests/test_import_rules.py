@@ -87,6 +87,7 @@ MAY_IMPORT = {
     },
     "headrace_protocol.drivers": {"headrace_protocol", "anyio", "msgspec"},
     "headrace_protocol.pop": {"headrace_protocol", "msgspec"},
+    "headrace_protocol.filters": {"headrace_protocol.errors", *RECORDS},
     "headrace_protocol.rights": {"headrace_protocol", "msgspec", "scramp"},
     "headrace_protocol.statictopic": {"headrace_protocol", "msgspec"},
     "headrace_protocol.tls": {"headrace_protocol.drivers", "headrace_protocol", "anyio"},

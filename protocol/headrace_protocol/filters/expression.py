@@ -1,0 +1,65 @@
+"""A filter that is ready to be used."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from headrace_protocol.filters.blocks import matching
+from headrace_protocol.filters.codes import TRUE
+from headrace_protocol.filters.nodes import evaluate, names_of
+from headrace_protocol.filters.parser import parse
+from headrace_protocol.filters.tokens import FilterError
+from headrace_protocol.message import decode_properties
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from headrace_protocol.columns import Array, RecordColumns
+    from headrace_protocol.filters.nodes import Node
+
+SQL92: Final = "SQL92"
+TEXT_BYTES_MAX: Final = 64 * 1024
+_KEPT: Final = 1000
+# A longer one is compiled each time, so that those that are kept take 100 MB at most.
+_KEPT_CHARS_MAX: Final = 1024
+# From here on a block costs less than its records one by one.
+_BLOCK_RECORDS_MIN: Final = 48
+
+
+class Expression:
+    """A condition on properties. text: as it was given. names: the properties it looks at."""
+
+    __slots__ = ("_node", "names", "text")
+
+    def __init__(self, text: str, node: Node) -> None:
+        self.text = text
+        self.names = names_of(node)
+        self._node = node
+
+    def matches(self, properties: Mapping[str, str]) -> bool:
+        """True if a message with these properties passes."""
+        return evaluate(self._node, properties) == TRUE
+
+    def mask(self, records: RecordColumns) -> Array:
+        """Which of the records pass, as an array of bool."""
+        if len(records) >= _BLOCK_RECORDS_MIN:
+            return matching(self._node, records)
+        return np.array(
+            [self.matches(decode_properties(raw)) for raw in records.properties()], bool
+        )
+
+
+def compiled(text: str) -> Expression:
+    """The filter that a text states; the last thousand are kept. Raises FilterError."""
+    if len(text) > TEXT_BYTES_MAX or len(text.encode(errors="replace")) > TEXT_BYTES_MAX:
+        reason = f"it has over {TEXT_BYTES_MAX} bytes: shorten it"
+        raise FilterError(reason, "", 0)
+    return _kept(text) if len(text) <= _KEPT_CHARS_MAX else Expression(text, parse(text))
+
+
+@lru_cache(_KEPT)
+def _kept(text: str) -> Expression:
+    return Expression(text, parse(text))
