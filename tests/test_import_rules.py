@@ -100,7 +100,13 @@ MAY_IMPORT = {
         *LOOP,
     },
     "headrace_daemon.audit": {"headrace_daemon", "headrace_protocol", *LOOP},
-    "headrace_daemon.access": {"headrace_daemon", "headrace_protocol", *LOOP},
+    "headrace_daemon.access": {
+        "headrace_daemon",
+        "headrace_protocol",
+        "cryptography",
+        "jwt",
+        *LOOP,
+    },
     "headrace_daemon.metrics": {
         "headrace_daemon.audit",
         "headrace_daemon.logs",

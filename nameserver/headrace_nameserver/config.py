@@ -65,12 +65,17 @@ class NameServerConfig(msgspec.Struct, rename="camel", kw_only=True, frozen=True
         Also by HEADRACE_INNER_CLIENT_AUTHENTICATION_CREDENTIALS.
     inner_client_authentication_credentials_file: File with the text of
         innerClientAuthenticationCredentials, which only this user may read.
-    auth_requires_tls: With admin, signed requests of Super users, signed administration and signed
-        registrations need TLS, since whoever reads one can send it again; none permits them
-        without.
+    auth_requires_tls: With admin, log-ins by a token, signed requests of Super users, signed
+        administration and signed registrations need TLS, since whoever reads one can use it again;
+        none permits them without.
     auth_key_file: File with a key of 32 or more random characters, which encrypts the passwords on
         disk; if unset, users.json has those of users with signatures in clear.
     auth_export_enable: Let Super users read passwords over TLS, to copy users to another daemon.
+    auth_jwks_file: File with the public keys of an OpenID provider, a JWK set: clients may then log
+        in by its tokens; if unset, none. See docs/security.md "Tokens".
+    auth_jwt_audience: Audience (aud) that tokens must have; needed with authJwksFile.
+    auth_jwt_issuer: Issuer (iss) that tokens must have; if unset, any.
+    auth_jwt_user_claim: Claim of a token that names the user.
     auth_users_path: File that keeps users and rules; if unset, users.json beside kvConfigPath.
     tls_config_file: File with the settings of TLS, Apache RocketMQ's tls.properties; if unset, no
         TLS. See docs/security.md "TLS".
@@ -109,6 +114,10 @@ class NameServerConfig(msgspec.Struct, rename="camel", kw_only=True, frozen=True
     auth_requires_tls: AuthRequiresTls = "admin"
     auth_key_file: str = ""
     auth_export_enable: bool = False
+    auth_jwks_file: str = ""
+    auth_jwt_audience: str = ""
+    auth_jwt_issuer: str = ""
+    auth_jwt_user_claim: str = "sub"
     auth_users_path: str | None = None
     tls_config_file: str = ""
     audit_log_path: str = ""

@@ -16,7 +16,7 @@ class Channel(Protocol):
     address: "host:port" of the client. ip: its IP address, as rules compare it.
     user: name of the user that has logged in, who then makes all requests of the channel.
     signer: name of the user that has signed its last request, if any; for quotas, not for rights.
-    verifier: that of the password with which the user has logged in; None without a password.
+    proof: of the user that has logged in, a ``rights.proofs.Proof``; None for a certificate's.
     login: a log-in that waits for its second message; None without any.
     certificate: the one that this daemon has shown, DER; None without TLS.
     is_encrypted: whether nobody between can read the channel.
@@ -31,7 +31,7 @@ class Channel(Protocol):
     host_bytes: bytes
     user: str | None
     signer: str | None
-    verifier: object
+    proof: Any
     login: Any
     certificate: bytes | None
     is_encrypted: bool
@@ -46,7 +46,7 @@ class Channel(Protocol):
     def greet(self) -> None:
         """Note the client's first request."""
 
-    def log_in(self, user: str, verifier: object = None) -> None:
+    def log_in(self, user: str, proof: Any = None) -> None:
         """Note that the client has proved to be a user."""
 
     def charge(self, added_bytes: int) -> None:

@@ -12,7 +12,7 @@ import pytest
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.frame import FrameReader
 from headrace_protocol.header_codecs import SerializeType, encode_frame
-from headrace_protocol.rights.access import REJECTED
+from headrace_protocol.rights.proofs import REJECTED
 from headrace_protocol.rights.rules import Action, Decision, Entry, Kind, Pattern, Resource, Rules
 from headrace_protocol.rights.users import Users
 from headrace_protocol.rights.wanted import OWN_CLUSTER, TABLE, Wanted, wanted

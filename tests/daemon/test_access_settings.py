@@ -11,7 +11,7 @@ from headrace_broker.config import BrokerConfig
 from headrace_broker.config import ConfigError as BrokerError
 from headrace_broker.settings.files import load_config as load_broker
 from headrace_daemon.access.errors import AccessError
-from headrace_daemon.access.settings import AccessOptions, Secret, read_access
+from headrace_daemon.access.settings import AccessOptions, Secret, TokenSettings, read_access
 from headrace_nameserver.config import ConfigError as NameServerError
 from headrace_nameserver.config import NameServerConfig
 from headrace_nameserver.config import load_config as load_nameserver
@@ -61,7 +61,36 @@ def error_of(load: Load, folder: Path, *lines: str) -> PortableError:
 def test_nothing_is_checked_by_default(tmp_path: Path, load: Load) -> None:
     access = load(tmp_path).access_config()
     assert access.settings == AccessSettings()
-    assert access[1:] == (None, None, None, False)
+    assert access[1:] == (None, None, None, False, None)
+
+
+def test_tokens_need_keys_and_an_audience(tmp_path: Path, load: Load) -> None:
+    lines = ("authJwksFile=jwks.json", "authJwtAudience=headrace")
+    assert load(tmp_path, ON, *lines).access_config().tokens == TokenSettings(
+        "jwks.json", "headrace", "", "sub"
+    )
+    more = ("authJwtIssuer=https://provider.example", "authJwtUserClaim=azp")
+    assert load(tmp_path, ON, *lines, *more).access_config().tokens == TokenSettings(
+        "jwks.json", "headrace", "https://provider.example", "azp"
+    )
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        (["authJwksFile=jwks.json"], "authJwksFile=jwks.json: needs authJwtAudience"),
+        (["authJwtAudience=a"], "authJwtAudience=a: takes effect only with authJwksFile"),
+        (["authJwtIssuer=i"], "authJwtIssuer=i: takes effect only with authJwksFile"),
+        (
+            ["authJwksFile=jwks.json", "authJwtAudience=a", "authJwtUserClaim="],
+            "authJwtUserClaim: is empty",
+        ),
+    ],
+)
+def test_wrong_settings_of_tokens_are_named(
+    tmp_path: Path, load: Load, lines: list[str], reason: str
+) -> None:
+    assert reason in str(error_of(load, tmp_path, ON, *lines))
 
 
 def test_all_settings_are_apaches(tmp_path: Path, load: Load) -> None:
@@ -188,7 +217,7 @@ def test_a_running_broker_changes_none_of_them(tmp_path: Path) -> None:
     from headrace_broker.settings.listing import KEYS, RELOADABLE
 
     keys = {field.alias for field in AccessFields.model_fields.values()}
-    assert len(keys) == 11
+    assert len(keys) == 15
     assert keys <= set(KEYS)
     assert not keys & RELOADABLE
 

@@ -11,34 +11,38 @@ import anyio
 import pytest
 import trio
 
+from headrace.accounts import Account
+from headrace.spark.connections import Connections, Dial
 from headrace_daemon.network import TcpNetwork
 from headrace_daemon.serving.server import RemotingServer
 from headrace_protocol.drivers.aio import AsyncConnection, connect_tcp, open_stream
 from headrace_protocol.drivers.blocking import BlockingConnection
 from headrace_protocol.drivers.errors import LogInFailed
 from headrace_protocol.drivers.login import log_in
-from headrace_protocol.rights.credentials import Credentials
+from headrace_protocol.rights.credentials import Credentials, Token
 from headrace_protocol.tls.connect import tls_connector
 from headrace_protocol.tls.contexts import server_context
 from headrace_protocol.tls.settings import ClientTls, ServerTls, TlsFile
 from tests.support.certificates import Authority
 from tests.support.running import in_background, running
 from tests.support.sessions import ALICE, PASSWORD, WHO, Door, users
+from tests.support.tokens import NOW_S, ec_key, public, settings, token, write_keys
 
 TIMEOUT_MS = 5000
 
 # Logs in at an address, and returns whose connection the server takes it for.
-Who = Callable[[str, ClientTls | None, Credentials], Awaitable[str | None]]
+Proof = Credentials | Token
+Who = Callable[[str, ClientTls | None, Proof], Awaitable[str | None]]
 
 
-async def by_async(address: str, tls: ClientTls | None, credentials: Credentials) -> str | None:
+async def by_async(address: str, tls: ClientTls | None, proof: Proof) -> str | None:
     stream = await open_stream(connect_tcp if tls is None else tls_connector(tls), address)
     connection = AsyncConnection(stream, address)
     answer: str | LogInFailed | None = None
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(connection.run)
         try:
-            await log_in(connection, credentials)
+            await log_in(connection, proof)
             answer = (await connection.request(WHO, timeout_ms=TIMEOUT_MS)).command.remark
         except LogInFailed as error:
             answer = error
@@ -48,15 +52,15 @@ async def by_async(address: str, tls: ClientTls | None, credentials: Credentials
     return answer
 
 
-async def by_asyncio(address: str, tls: ClientTls | None, credentials: Credentials) -> str | None:
+async def by_asyncio(address: str, tls: ClientTls | None, proof: Proof) -> str | None:
     return await trio.to_thread.run_sync(
-        partial(anyio.run, by_async, address, tls, credentials, backend="asyncio")
+        partial(anyio.run, by_async, address, tls, proof, backend="asyncio")
     )
 
 
-async def by_blocking(address: str, tls: ClientTls | None, credentials: Credentials) -> str | None:
+async def by_blocking(address: str, tls: ClientTls | None, proof: Proof) -> str | None:
     def ask() -> str | None:
-        with BlockingConnection.connect(address, tls, credentials) as connection:
+        with BlockingConnection.connect(address, tls, proof) as connection:
             return connection.request(WHO, timeout_ms=TIMEOUT_MS).command.remark
 
     return await trio.to_thread.run_sync(ask)
@@ -90,6 +94,44 @@ async def test_each_driver_logs_in(who: Who, secured: bool, authority: Authority
                 await who(address, tls, wrong)
             assert wrong.user in str(caught.value)
             assert wrong.password not in str(caught.value)
+
+
+@EACH_DRIVER
+async def test_each_driver_logs_in_by_a_token(
+    who: Who, authority: Authority, tmp_path: Path
+) -> None:
+    write_keys(tmp_path / "jwks.json", public(ec_key(), "k"))
+    door = Door(users("alice"), settings(tmp_path / "jwks.json"))
+    good, wrong = Token(token()), Token(token(ec_key(1)))
+    async with serving(door, authority.server()) as address:
+        assert await who(address, authority.client(), good) == "alice"
+        with pytest.raises(LogInFailed, match=r"by a token: .* its signature is wrong") as caught:
+            await who(address, authority.client(), wrong)
+        assert wrong.text not in str(caught.value)
+        with pytest.raises(LogInFailed, match="no bearer token has"):
+            await who(address, authority.client(), Token("two words"))
+    async with serving(door, None) as address:
+        with pytest.raises(LogInFailed, match="a token needs TLS"):
+            await who(address, None, good)
+
+
+async def test_tasks_open_another_connection_before_the_token_ends(
+    authority: Authority, tmp_path: Path
+) -> None:
+    write_keys(tmp_path / "jwks.json", public(ec_key(), "k"))
+    door = Door(users("alice"), settings(tmp_path / "jwks.json"))
+    tokens = [token(), token(exp=NOW_S + 0.001)]
+
+    def is_kept(address: str) -> bool:
+        dial = Dial(authority.client(), Account(token=tokens.pop))
+        with Connections(dial) as connections:
+            return connections.open(address) is connections.open(address)
+
+    async with serving(door, authority.server()) as address:
+        assert not await trio.to_thread.run_sync(is_kept, address)
+        assert not tokens
+        tokens.append(token())
+        assert await trio.to_thread.run_sync(is_kept, address)
 
 
 async def test_each_connection_is_bound_to_the_certificate_that_it_was_shown(

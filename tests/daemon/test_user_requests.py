@@ -76,6 +76,21 @@ def test_only_what_is_given_changes(daemon: UsersUnderTest) -> None:
     assert not last.is_enabled
 
 
+def test_a_password_is_taken_away_and_given(daemon: UsersUnderTest) -> None:
+    assert daemon.change_user(Code.AUTH_UPDATE_USER, "alice", no_password=True)[0] == 0
+    alice = daemon.users.users["alice"]
+    assert (alice.verifier, alice.secret) == (None, None)
+    assert b'"noPassword":true' in shown(daemon, "alice")
+    assert b'"signatures":false' in shown(daemon, "alice")
+    assert daemon.change_user(Code.AUTH_UPDATE_USER, "alice", password="new")[0] == 0
+    assert daemon.users.users["alice"].verifier is not None
+    assert b"noPassword" not in shown(daemon, "alice")
+    for wrong in ({"password": "x"}, {"signatures": True}):
+        for code in (Code.AUTH_CREATE_USER, Code.AUTH_UPDATE_USER):
+            _, remark, _ = daemon.change_user(code, "carol", no_password=True, **wrong)
+            assert "which need one" in remark
+
+
 def test_users_are_listed_by_name(daemon: UsersUnderTest) -> None:
     _, _, body = daemon.ask(Code.AUTH_LIST_USER, ListUserHeader(filter="o"))
     assert body == (

@@ -39,10 +39,12 @@ def test_a_restart_keeps_users_rules_and_status(tmp_path: Path) -> None:
     daemon.make("bob", password='bob\'s "пароль" \\ ')
     rules = entry("Topic:a*", "Pub", "Sub", addresses=["10.0.0.0/8", "::1"]), entry("*", "Get")
     assert daemon.rule("bob", *rules)[0] == 0
+    daemon.make("carol", password=None, no_password=True)
     assert daemon.rule("bob", entry("Group:g", "Sub", decision="Deny"), kind="Default")[0] == 0
     users = daemon.users
     again = opened(tmp_path).users
     assert again.users == users.users
+    assert again.users["carol"].verifier is None
     assert again.rules("bob").custom == users.rules("bob").custom
     assert again.rules("bob").default == users.rules("bob").default
 

@@ -26,6 +26,7 @@ from headrace_protocol.header_codecs import decode_header
 from headrace_protocol.message import decode_records
 from headrace_protocol.nameserver_headers import RegisterBrokerHeader
 from headrace_protocol.registration import RegisterBrokerBody
+from headrace_protocol.rights.proofs import Proof
 from headrace_protocol.serving import Registry, Reply, Request
 from headrace_protocol.statictopic.mapping import decode_detail
 from tests.fuzz.corpus import Seed
@@ -57,7 +58,7 @@ class Channel:
     host_bytes = bytes(8)
     user: str | None = None
     signer: str | None = None
-    verifier: object = None
+    proof: Proof | None = None
     login: Any = None
     certificate: bytes | None = None
     is_encrypted = False
@@ -73,8 +74,8 @@ class Channel:
     def greet(self) -> None:
         self.is_greeted = True
 
-    def log_in(self, user: str, verifier: object = None) -> None:
-        self.user, self.verifier = user, verifier
+    def log_in(self, user: str, proof: Proof | None = None) -> None:
+        self.user, self.proof = user, proof
 
     def charge(self, added_bytes: int) -> None:
         """Nothing is bounded here."""

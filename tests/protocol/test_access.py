@@ -13,7 +13,8 @@ from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import RequestError
 from headrace_protocol.frame import Frame, FrameReader
 from headrace_protocol.header_codecs import SerializeType, encode_frame
-from headrace_protocol.rights.access import REJECTED, Access, AccessSettings, AnonymousAccess
+from headrace_protocol.rights.access import Access, AccessSettings, AnonymousAccess
+from headrace_protocol.rights.proofs import REJECTED
 from headrace_protocol.rights.rules import Action, Kind
 from headrace_protocol.rights.users import UserKind, Users, UserStatus
 from headrace_protocol.serving import Request

@@ -13,15 +13,16 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
 from headrace_protocol.rights.credentials import BadCredentials, Credentials
+from headrace_protocol.rights.proofs import PasswordProof
 from headrace_protocol.rights.session import (
     ITERATIONS,
     ITERATIONS_MAX,
     Login,
     ServerLogin,
-    SessionFailed,
     UnknownUsers,
     verifier_of,
 )
+from headrace_protocol.rights.session_headers import SessionFailed
 from headrace_protocol.rights.users import Verifier
 from tests.support.certificates import der_of
 
@@ -54,7 +55,7 @@ def test_right_password_logs_in(user: str, certificate: bytes | None) -> None:
     server = server_of(certificate)
     log_in(Login(Credentials(user, PASSWORD), certificate), server)
     assert server.user == user
-    assert server.verifier == VERIFIER
+    assert server.proof == PasswordProof(VERIFIER)
 
 
 @pytest.mark.parametrize("certificate", [None, CERTIFICATE], ids=["tcp", "tls"])

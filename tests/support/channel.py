@@ -8,6 +8,7 @@ from typing import Any
 from headrace_protocol.command import Command
 from headrace_protocol.frame import FrameReader
 from headrace_protocol.header_codecs import decode_header
+from headrace_protocol.rights.proofs import Proof
 
 
 class MemoryChannel:
@@ -21,7 +22,7 @@ class MemoryChannel:
         self.is_greeted = False
         self.user: str | None = None
         self.signer: str | None = None
-        self.verifier: object = None
+        self.proof: Proof | None = None
         self.login: Any = None
         self.certificate: bytes | None = None
         self.is_encrypted = False
@@ -34,8 +35,8 @@ class MemoryChannel:
     def greet(self) -> None:
         self.is_greeted = True
 
-    def log_in(self, user: str, verifier: object = None) -> None:
-        self.user, self.verifier = user, verifier
+    def log_in(self, user: str, proof: Proof | None = None) -> None:
+        self.user, self.proof = user, proof
 
     def charge(self, added_bytes: int) -> None:
         self.charged_bytes += added_bytes

@@ -7,18 +7,22 @@ from typing import Any
 import structlog
 
 from headrace_daemon.access.sessions import Sessions
+from headrace_daemon.access.settings import TokenSettings
+from headrace_daemon.access.tokens import Tokens
 from headrace_daemon.host_log import HostLog
 from headrace_daemon.serving.server_channel import ServerChannel
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.errors import RequestError
 from headrace_protocol.frame import Frame
 from headrace_protocol.rights.access import Access, AccessSettings
-from headrace_protocol.rights.credentials import Credentials
+from headrace_protocol.rights.bearer import TokenLogin
+from headrace_protocol.rights.credentials import Credentials, Token
 from headrace_protocol.rights.session import Login, mechanism_of, verifier_of
 from headrace_protocol.rights.users import User, UserKind, Users, UserStatus
 from headrace_protocol.serving import Registry, Reply, Request
 from tests.support.channel import MemoryChannel
 from tests.support.rights import request_of
+from tests.support.tokens import NOW_S
 
 PASSWORD = "a password"
 ALICE = Credentials("alice", PASSWORD)
@@ -42,14 +46,24 @@ def users(*names: str) -> Users:
 
 
 class Door:
-    """A daemon with authentication, whose clock stands still."""
+    """A daemon with authentication, whose clocks stand still.
 
-    def __init__(self, known: Users) -> None:
-        self.now_s = 100.0
+    tokens: settings of the tokens that it takes.
+    """
+
+    def __init__(
+        self, known: Users, tokens: TokenSettings | None = None, *, needs_tls: bool = True
+    ) -> None:
+        self.now_s, self.wall_s = 100.0, NOW_S
         self.outcomes: list[tuple[str, bool]] = []
+        self.lifetime_ms: int | None = None
         self.users = known
         self.log = HostLog(structlog.get_logger("headrace.server"))
-        self.sessions = Sessions(known, self.log, lambda: self.now_s)
+        clocks = (lambda: self.wall_s, lambda: self.now_s)
+        self.tokens = None if tokens is None else Tokens(tokens, *clocks)
+        self.sessions = Sessions(
+            known, self.log, lambda: self.now_s, self.tokens, needs_tls=needs_tls
+        )
         self.sessions.on_outcome = lambda _channel, name, is_good: self.outcomes.append(
             (name, is_good)
         )
@@ -75,16 +89,17 @@ class Door:
 
     # -- clients without a connection
 
-    def answer(self, channel: MemoryChannel, scram: str, mechanism: str | None = None) -> Any:
+    def answer(self, channel: MemoryChannel, message: str, mechanism: str | None = None) -> Any:
         """The message of an answer, or its code and remark."""
-        fields = {"scram": scram, "mechanism": mechanism}
+        fields = {"message": message, "mechanism": mechanism}
         try:
             reply = self.sessions.serve(
                 request_of(RequestCode.AUTH_SESSION, fields, channel=channel)
             )
         except RequestError as error:
             return error.code, error.remark
-        return reply.header.scram  # type: ignore[union-attr]
+        self.lifetime_ms = reply.header.lifetime_ms  # type: ignore[union-attr]
+        return reply.header.message  # type: ignore[union-attr]
 
     def log_in(
         self,
@@ -102,6 +117,15 @@ class Door:
             return last
         login.finish(last)
         return None
+
+    def log_in_by(self, channel: MemoryChannel, token: str) -> Any:
+        """As ``log_in``, by a token."""
+        login = TokenLogin(Token(token))
+        first = self.answer(channel, login.first(), login.mechanism)
+        if first != "":
+            return first
+        last = self.answer(channel, login.second(first))
+        return None if last == "" else last
 
 
 def _unexpected(_request: Request, error: Exception) -> None:

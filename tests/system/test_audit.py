@@ -152,8 +152,8 @@ def test_users_and_strangers_are_recorded_without_their_secrets(tmp_path: Path) 
         for _ in range(3):
             nobody.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, route, timeout_ms=10_000)
         with pytest.raises(HeadraceError):
-            BlockingConnection.connect(daemon.address, credentials=Credentials("root", wrong))
-        root = BlockingConnection.connect(daemon.address, credentials=Credentials("root", secret))
+            BlockingConnection.connect(daemon.address, proof=Credentials("root", wrong))
+        root = BlockingConnection.connect(daemon.address, proof=Credentials("root", secret))
         with root:
             assert put(root, "b").command.code == ResponseCode.SUCCESS
         wait_until(lambda: {"login", "login.failed", "denied"} <= set(names_of(path)))

@@ -70,7 +70,7 @@ class Guarded:
         return done.stderr
 
     def connect(self, credentials: Credentials | None = ROOT) -> BlockingConnection:
-        return BlockingConnection.connect(f"127.0.0.1:{self.port}", credentials=credentials)
+        return BlockingConnection.connect(f"127.0.0.1:{self.port}", proof=credentials)
 
     def make(self, connection: BlockingConnection, name: str) -> tuple[int, str | None]:
         """Make a user; returns code and remark of the answer."""

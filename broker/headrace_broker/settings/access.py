@@ -62,8 +62,8 @@ class AccessFields(BaseModel):
     )
     auth_requires_tls: AuthRequiresTls = setting(
         "admin",
-        "With admin, signed requests of Super users, and signed administration, need TLS, since"
-        " whoever reads one can send it again; none permits them without.",
+        "With admin, log-ins by a token, signed requests of Super users, and signed administration"
+        " need TLS, since whoever reads one can use it again; none permits them without.",
     )
     auth_key_file: str = setting(
         "",
@@ -73,6 +73,16 @@ class AccessFields(BaseModel):
     auth_export_enable: bool = setting(
         False, "Let Super users read passwords over TLS, to copy users to another broker."
     )
+    auth_jwks_file: str = setting(
+        "",
+        "File with the public keys of an OpenID provider, a JWK set: clients may then log in by its"
+        ' tokens. If empty, none. See docs/security.md "Tokens".',
+    )
+    auth_jwt_audience: str = setting(
+        "", "Audience (aud) that tokens must have; needed with authJwksFile."
+    )
+    auth_jwt_issuer: str = setting("", "Issuer (iss) that tokens must have; if empty, any.")
+    auth_jwt_user_claim: str = setting("sub", "Claim of a token that names the user.")
 
     def access_config(self) -> AccessConfig:
         """The access control, with secrets from their files. Raises AccessError."""

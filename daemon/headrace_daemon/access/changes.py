@@ -64,8 +64,7 @@ def created(name: str, info: UserInfo, subject: Subject) -> Change:
         raise OutOfBounds(f"username {ANONYMOUS}: stands for requests without a user")
     kind = _word(UserKind, "userType", info.user_type) or UserKind.NORMAL
     status = _word(UserStatus, "userStatus", info.user_status) or UserStatus.ENABLE
-    password = info.password or ""
-    check_password(password)
+    password = _new_password(info)
     if kind is UserKind.SUPER and not subject.is_super:
         raise RequestError(
             ResponseCode.SYSTEM_ERROR, "The super user can only be create by super user"
@@ -77,7 +76,8 @@ def created(name: str, info: UserInfo, subject: Subject) -> Change:
             raise refused("The user is existed")
         if len(accounts) >= USERS_MAX:
             raise OutOfBounds(f"there are {len(accounts)} users, the maximum: delete some first")
-        return Edit(name, Account(User(name, kind, status, _verifier_of(password), secret)))
+        verifier = None if password is None else _verifier_of(password)
+        return Edit(name, Account(User(name, kind, status, verifier, secret)))
 
     return change
 
@@ -87,8 +87,8 @@ def updated(name: str, info: UserInfo, subject: Subject) -> Change:
     check_user_name(name)
     kind = _word(UserKind, "userType", info.user_type)
     status = _word(UserStatus, "userStatus", info.user_status)
-    if info.password is not None:
-        check_password(info.password)
+    if info.password is not None or info.no_password:
+        _new_password(info)
     elif info.signatures:
         raise OutOfBounds("signatures=true needs the password, which this daemon does not keep")
 
@@ -109,8 +109,21 @@ def updated(name: str, info: UserInfo, subject: Subject) -> Change:
     return change
 
 
+def _new_password(info: UserInfo) -> str | None:
+    """The password of a request; None for a user without one. Raises RequestError."""
+    if not info.no_password:
+        password = info.password or ""
+        check_password(password)
+        return password
+    if info.password is not None or info.signatures:
+        raise OutOfBounds("noPassword=true: with a password, or with signatures, which need one")
+    return None
+
+
 def _with_password(user: User, info: UserInfo) -> User:
     """The user with the new password, if there is one; it is kept only for signatures."""
+    if info.no_password:
+        return user._replace(verifier=None, secret=None)
     if info.password is not None:
         user = user._replace(verifier=_verifier_of(info.password))
         if user.secret is not None or info.signatures:

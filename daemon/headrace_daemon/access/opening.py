@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from headrace_daemon.access.sessions import Sessions
     from headrace_daemon.access.settings import AccessConfig
+    from headrace_daemon.access.tokens import Tokens
     from headrace_daemon.host_log import HostLog
     from headrace_protocol.serving import Registry, Reply, Request
 
@@ -61,8 +62,22 @@ def open_access(
         accounts.users,
         Access(config.settings, accounts.users, cluster),
         UserRequests(accounts, log, exports=config.exports),
-        Sessions(accounts.users, log),
+        Sessions(
+            accounts.users,
+            log,
+            tokens=_tokens(config),
+            needs_tls=config.settings.needs_tls,
+        ),
     )
+
+
+def _tokens(config: AccessConfig) -> Tokens | None:
+    """What verifies tokens, if a daemon takes any. Raises AccessError."""
+    if config.tokens is None:
+        return None
+    from headrace_daemon.access.tokens import Tokens
+
+    return Tokens(config.tokens)
 
 
 def check_users(config: AccessConfig, path: Path, owner: str) -> None:
@@ -71,6 +86,7 @@ def check_users(config: AccessConfig, path: Path, owner: str) -> None:
         from headrace_daemon.access.users_opening import check_accounts
 
         check_accounts(config, path, owner)
+        _tokens(config)
 
 
 class NoUsers:

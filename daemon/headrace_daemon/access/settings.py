@@ -73,6 +73,10 @@ class AccessOptions(NamedTuple):
     auth_requires_tls: AuthRequiresTls
     auth_key_file: str
     auth_export_enable: bool
+    auth_jwks_file: str
+    auth_jwt_audience: str
+    auth_jwt_issuer: str
+    auth_jwt_user_claim: str
 
     @classmethod
     def of(cls, config: object) -> AccessOptions:
@@ -80,12 +84,25 @@ class AccessOptions(NamedTuple):
         return cls(*(getattr(config, name) for name in cls._fields))
 
 
+class TokenSettings(NamedTuple):
+    """Which tokens prove a user.
+
+    file: the provider's public keys, a JWK set. audience, issuer: as tokens must have them; an
+    empty issuer is any. user_claim: name of the claim with the user.
+    """
+
+    file: str
+    audience: str
+    issuer: str
+    user_claim: str
+
+
 class AccessConfig(NamedTuple):
     """The access control that the settings of a daemon ask for.
 
     initial: the Super user of the first start. inner: the user of daemons among themselves.
     cipher: of the passwords on disk; None to keep them in clear. exports: whether a Super user
-    may read passwords over TLS.
+    may read passwords over TLS. tokens: of clients; None to take none.
     """
 
     settings: AccessSettings
@@ -93,6 +110,7 @@ class AccessConfig(NamedTuple):
     inner: Credentials | None = None
     cipher: Cipher | None = None
     exports: bool = False
+    tokens: TokenSettings | None = None
 
 
 class _SecretSetting(NamedTuple):
@@ -126,6 +144,7 @@ def check_options(options: AccessOptions) -> None:
             "that nobody has checked are rights of everybody"
         )
     _settings(options)
+    _tokens(options)
     for row in (_INITIAL, _INNER):
         text, file = _inline(options, row), getattr(options, f"{row.attribute}_file")
         if text and file:
@@ -148,6 +167,7 @@ def read_access(
         _secret(options, _INNER, environment),
         _cipher(options.auth_key_file),
         options.auth_export_enable,
+        _tokens(options),
     )
 
 
@@ -160,6 +180,26 @@ def _settings(options: AccessOptions) -> AccessSettings:
         options.auth_requires_tls == "admin",
         options.anonymous_access,
     )
+
+
+def _tokens(options: AccessOptions) -> TokenSettings | None:
+    file, audience = options.auth_jwks_file, options.auth_jwt_audience
+    if file and not audience:
+        raise AccessError(
+            f"authJwksFile={file}: needs authJwtAudience, since without it a token for any other "
+            "service of the provider opens this one"
+        )
+    if not file:
+        for key, value in (
+            ("authJwtAudience", audience),
+            ("authJwtIssuer", options.auth_jwt_issuer),
+        ):
+            if value:
+                raise AccessError(f"{key}={value}: takes effect only with authJwksFile")
+        return None
+    if not options.auth_jwt_user_claim:
+        raise AccessError("authJwtUserClaim: is empty; name a claim, such as sub")
+    return TokenSettings(file, audience, options.auth_jwt_issuer, options.auth_jwt_user_claim)
 
 
 def _codes(key: str, text: str) -> frozenset[int]:

@@ -122,6 +122,7 @@ class UserRequests:
     def _info(self, user: User, request: Request) -> UserInfo:
         is_export = self._exports and _subject(request).is_super and request.channel.is_encrypted
         return UserInfo(
+            no_password=True if user.verifier is None else None,
             password=user.secret if is_export else None,
             signatures=False if user.secret is None else None,
             user_status=user.status.value,

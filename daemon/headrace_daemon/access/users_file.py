@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _FORMAT: Final = 1
 _SEAL: Final = b'\n],"seal":"'
 _BYTES_MAX: Final = 512 * 1024 * 1024
+# As a line has that of a user without a password.
+_NO_VERIFIER: Final = Verifier(b"", 0, b"", b"")
 _Stamp = tuple[int, int, int] | None
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
@@ -42,17 +44,17 @@ class Account(NamedTuple):
 class _Line(msgspec.Struct, omit_defaults=True, rename="camel"):
     """A user in the file. secret: the password in clear; encrypted: under the key of the daemon.
 
-    salt, iterations, stored_key, server_key: the verifier. custom, default: the rules, as in
-    ``Allow Pub,Sub Topic:orders* 192.0.2.0/24 ::1``.
+    salt, iterations, stored_key, server_key: the verifier, if there is one. custom, default: the
+    rules, as in ``Allow Pub,Sub Topic:orders* 192.0.2.0/24 ::1``.
     """
 
     name: str
     kind: UserKind
     status: UserStatus
-    salt: bytes
-    iterations: int
-    stored_key: bytes
-    server_key: bytes
+    salt: bytes = b""
+    iterations: int = 0
+    stored_key: bytes = b""
+    server_key: bytes = b""
     secret: str | None = None
     encrypted: bytes | None = None
     custom: list[str] = msgspec.field(default_factory=list)
@@ -140,12 +142,13 @@ class UsersFile:
     def _account(self, data: bytes) -> tuple[str, Account]:
         line = self._decoded(data, _Line)
         verifier = Verifier(line.salt, line.iterations, line.stored_key, line.server_key)
+        known = verifier if verifier != _NO_VERIFIER else None
         secret = line.secret if line.encrypted is None else self._decrypted(line)
         try:
             rules = Rules(map(_entry, line.custom), map(_entry, line.default))
         except (BadRule, ValueError) as error:
             raise self._damaged(str(error)) from None
-        account = Account(User(line.name, line.kind, line.status, verifier, secret), rules)
+        account = Account(User(line.name, line.kind, line.status, known, secret), rules)
         if self._cipher is not None and line.secret is not None:
             self.has_clear_secrets = True
         else:
@@ -203,7 +206,7 @@ class UsersFile:
             user.name,
             user.kind,
             user.status,
-            *user.verifier,
+            *(user.verifier or _NO_VERIFIER),
             secret=user.secret if encrypted is None else None,
             encrypted=encrypted,
             custom=list(map(_rule, rules.custom)),

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from headrace_protocol.frame import Buffer, Frame
+    from headrace_protocol.rights.proofs import Proof
 
 # Most bytes of one read from a new client.
 _FIRST_RECEIVE_BYTES = 4 * 1024
@@ -92,7 +93,7 @@ class ServerChannel:
     is_dirty: it has replies that were not flushed in this turn.
     is_heavy: it sends much at a time; see ``socket_loop``.
     is_shaking_hands: its handshake of TLS has begun and is not done.
-    ip, user, signer, verifier, login, certificate, is_encrypted: see
+    ip, user, signer, proof, login, certificate, is_encrypted: see
     ``headrace_protocol.channel.Channel``.
     """
 
@@ -121,13 +122,13 @@ class ServerChannel:
         "partial_bytes",
         "partial_since",
         "phase",
+        "proof",
         "reader",
         "receive_bytes",
         "sent_bytes",
         "signer",
         "transport",
         "user",
-        "verifier",
     )
 
     def __init__(
@@ -141,7 +142,7 @@ class ServerChannel:
         self.host_bytes = pack_host(host, port)
         self.user: str | None = None
         self.signer: str | None = None
-        self.verifier: object = None
+        self.proof: Proof | None = None
         self.login: Any = None
         self.certificate: bytes | None = None
         self.is_encrypted = False
@@ -174,9 +175,9 @@ class ServerChannel:
         """Note the client's first request."""
         self.apply(Event.REQUEST)
 
-    def log_in(self, user: str, verifier: object = None) -> None:
+    def log_in(self, user: str, proof: Proof | None = None) -> None:
         """See ``headrace_protocol.channel.Channel``."""
-        self.user, self.verifier = user, verifier
+        self.user, self.proof = user, proof
 
     @property
     def held_bytes(self) -> int:

@@ -5,6 +5,7 @@ Not thread-safe. Uses neither an event loop nor threads: bytes move only during 
 
 from __future__ import annotations
 
+import math
 import select
 import socket
 import ssl
@@ -24,13 +25,14 @@ from headrace_protocol.drivers.errors import (
 )
 from headrace_protocol.drivers.response import Response
 from headrace_protocol.errors import RemoteProtocolError
+from headrace_protocol.rights.bearer import RENEWAL
 from headrace_protocol.tls.sockets import secure
 
 if TYPE_CHECKING:
     import msgspec
 
     from headrace_protocol.frame import Buffer
-    from headrace_protocol.rights.credentials import Credentials
+    from headrace_protocol.rights.credentials import Credentials, Token
     from headrace_protocol.tls.settings import ClientTls
 
 ResponseCallback = Callable[[Response], None]
@@ -57,19 +59,21 @@ class BlockingConnection:
         self._poll = select.poll()
         self._is_open = True
         self._last_code = 0
+        # When a log-in by a token is to be repeated, on the monotonic clock.
+        self._due_s = math.inf
 
     @classmethod
     def connect(
         cls,
         address: str,
         tls: ClientTls | None = None,
-        credentials: Credentials | None = None,
+        proof: Credentials | Token | None = None,
         *,
         timeout_ms: float = 5000,
     ) -> BlockingConnection:
-        """Open a connection to ``host:port`` and log in, if there are credentials.
+        """Open a connection to ``host:port`` and log in, if there is a proof of a user.
 
-        Raises ConnectFailed, TlsFailed; with credentials also what ``log_in`` raises.
+        Raises ConnectFailed, TlsFailed; with a proof also what ``log_in`` raises.
         """
         try:
             sock = socket.create_connection(split_address(address), timeout_ms / 1000)
@@ -77,19 +81,26 @@ class BlockingConnection:
             raise ConnectFailed(address, error) from error
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection = cls(sock if tls is None else secure(sock, tls, address), address)
-        if credentials is not None:
-            connection._log_in(credentials)
+        if proof is not None:
+            connection._log_in(proof)
         return connection
 
-    def _log_in(self, credentials: Credentials) -> None:
+    def _log_in(self, proof: Credentials | Token) -> None:
         from headrace_protocol.drivers.login import TIMEOUT_MS, log_in_blocking
 
         ask = partial(self.request, RequestCode.AUTH_SESSION, timeout_ms=TIMEOUT_MS)
         try:
-            log_in_blocking(self, ask, credentials)
+            lifetime_s = log_in_blocking(self, ask, proof)
         except BaseException:
             self.close()
             raise
+        if lifetime_s is not None:
+            self._due_s = time.monotonic() + RENEWAL * lifetime_s
+
+    @property
+    def is_log_in_due(self) -> bool:
+        """True if the token of the log-in ends soon, so that a new connection should be opened."""
+        return time.monotonic() >= self._due_s
 
     @property
     def certificate(self) -> bytes | None:

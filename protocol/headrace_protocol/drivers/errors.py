@@ -167,10 +167,11 @@ class AccessDenied(BrokerError):
 
 
 class LogInFailed(AccessDenied):
-    """A server does not accept a user's name and password, or does not prove that it knows them."""
+    """A server does not accept name and password or token, or does not prove that it knows them."""
 
-    def __init__(self, address: str, user: str, reason: str, remedy: str) -> None:
-        HeadraceError.__init__(self, f"cannot log in to {address} as {user!r}: {reason} ({remedy})")
+    def __init__(self, address: str, who: str, reason: str, remedy: str) -> None:
+        """who: the user, as in "as 'alice'" or "by a token"."""
+        HeadraceError.__init__(self, f"cannot log in to {address} {who}: {reason} ({remedy})")
         self.code: int = ResponseCode.NO_PERMISSION
         self.remark = reason
         self.address = address

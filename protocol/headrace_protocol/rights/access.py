@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 from headrace_protocol.codes import RequestCode, ResponseCode, code_name
 from headrace_protocol.errors import RequestError
 from headrace_protocol.quick_frames import UNREADABLE, decode_signed
+from headrace_protocol.rights.proofs import REJECTED
 from headrace_protocol.rights.rules import Action, Entry, Kind, Rules
 from headrace_protocol.rights.signature import ACCESS_KEY, is_signed
 from headrace_protocol.rights.wanted import (
@@ -40,10 +41,6 @@ if TYPE_CHECKING:
 # deny: nobody without a name is served. read: they may do everything except administration.
 # allow: they may do everything.
 AnonymousAccess = Literal["deny", "read", "allow"]
-
-# One remark for an unknown or disabled user, a wrong signature and a missing name: whoever tries
-# names out learns nothing.
-REJECTED: Final = "check signature failed."
 
 _EVERYTHING: Final = Rules([Entry.parse("*", ["All"], [], "Allow")])
 _POLICIES: Final[Mapping[AnonymousAccess, Rules]] = {
@@ -159,9 +156,10 @@ class Access:
 
     def _of_user(self, name: str, channel: Channel) -> Subject:
         user = self._users.users.get(name)
-        # Another password ends the sessions of the old one.
-        if user is None or not user.is_enabled or channel.verifier not in (None, user.verifier):
+        if user is None or not user.is_enabled:
             raise _rejected()
+        if channel.proof is not None and (refusal := channel.proof.refusal(user)):
+            raise RequestError(ResponseCode.NO_PERMISSION, refusal)
         return Subject(name, channel.ip, user.is_super)
 
     def _signer(self, fields: Mapping[str, str], body: Buffer, version: int) -> User | None:

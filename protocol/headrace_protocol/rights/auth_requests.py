@@ -63,10 +63,12 @@ class UserInfo(Body, omit_defaults=True):
     """A user: the body of 3001 and 3002, of which only what is there counts, and of answers.
 
     password: in answers only for the copy of a user; see docs/security.md "Users".
+    no_password: headrace's; True for a user whom only a token or a certificate proves.
     signatures: headrace's; False keeps no password, so that the user can't sign, only log in.
     user_status: enable or disable. user_type: Super or Normal.
     """
 
+    no_password: bool | None = None
     password: str | None = None
     signatures: bool | None = None
     user_status: str | None = None

@@ -1,4 +1,4 @@
-"""Name and password of a user, with which clients log in or sign."""
+"""Proofs with which clients log in, or sign: a user's name and password, or a token."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class BadCredentials(PortableError):
-    """A name or password that no log-in can carry; the text never has the password."""
+    """A name, password or token that no log-in can carry; the text has neither of the last two."""
 
 
 class Credentials(NamedTuple):
@@ -26,6 +26,11 @@ class Credentials(NamedTuple):
     def __repr__(self) -> str:
         return f"Credentials({self.user!r}, '***')"
 
+    @property
+    def who(self) -> str:
+        """The user in errors."""
+        return f"as {self.user!r}"
+
     def signed(self, fields: Mapping[str, str], body: Buffer) -> dict[str, str]:
         """The fields of a request with name and signature, as Apache RocketMQ's servers expect.
 
@@ -35,3 +40,17 @@ class Credentials(NamedTuple):
         named = {name: value for name, value in fields.items() if value}
         named[ACCESS_KEY] = self.user
         return {**named, SIGNATURE: sign(self.password, named, body)}
+
+
+class Token(NamedTuple):
+    """A bearer token, such as a JWT of an OpenID provider, which names the user itself."""
+
+    text: str
+
+    def __repr__(self) -> str:
+        return "Token('***')"
+
+    @property
+    def who(self) -> str:
+        """The user in errors."""
+        return "by a token"

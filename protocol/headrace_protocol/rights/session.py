@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Final
 from scramp import ScramClient, ScramException, ScramMechanism
 from scramp.core import CBindData, Username
 
-from headrace_protocol.errors import PortableError
 from headrace_protocol.rights.credentials import BadCredentials
-from headrace_protocol.rights.session_headers import BOUND, PLAIN
+from headrace_protocol.rights.proofs import PasswordProof
+from headrace_protocol.rights.session_headers import BOUND, PLAIN, SCRAM_CHARS_MAX, SessionFailed
 from headrace_protocol.rights.users import Verifier
 
 if TYPE_CHECKING:
@@ -33,10 +33,6 @@ ITERATIONS: Final = 4096
 ITERATIONS_MAX: Final = 50_000
 _SALT_BYTES: Final = 16
 _BINDING: Final = "tls-server-end-point"
-
-
-class SessionFailed(PortableError):
-    """A message that is malformed, out of order, or proves no knowledge of the password."""
 
 
 def verifier_of(password: str) -> Verifier:
@@ -113,20 +109,22 @@ class Login:
 class ServerLogin:
     """The server's side of one log-in: ``first``, ``finish``. Takes some 100 µs in all.
 
-    user: the name, which is proved once ``finish`` returns. verifier: the user's.
+    user: the name, which is proved once ``finish`` returns. proof: the same, for later requests.
     """
 
-    __slots__ = ("_server", "user", "verifier")
+    __slots__ = ("_server", "proof", "user")
 
+    chars_max: Final = SCRAM_CHARS_MAX
     user: str
-    verifier: Verifier
+    proof: PasswordProof
 
     def __init__(self, find: Callable[[str], Verifier], certificate: bytes | None) -> None:
         """find: a verifier for each name. certificate: of this connection, DER; None for TCP."""
 
         def found(name: str) -> tuple[bytes, bytes, bytes, int]:
-            self.user, self.verifier = name, find(name)
-            salt, iterations, stored_key, server_key = self.verifier
+            verifier = find(name)
+            self.user, self.proof = name, PasswordProof(verifier)
+            salt, iterations, stored_key, server_key = verifier
             return salt, stored_key, server_key, iterations
 
         mechanism = ScramMechanism(mechanism_of(certificate))

@@ -44,12 +44,15 @@ class Verifier(NamedTuple):
 
 
 class User(NamedTuple):
-    """A user. secret: None for a user without signatures, who logs in with sessions only."""
+    """A user. secret: None for a user without signatures, who logs in with sessions only.
+
+    verifier: None for a user without a password, whom a token or a certificate proves.
+    """
 
     name: str
     kind: UserKind
     status: UserStatus
-    verifier: Verifier
+    verifier: Verifier | None
     secret: str | None = None
 
     @property
